@@ -24,12 +24,12 @@ from torch import nn
 
 from kinfed import SGD, Federation, Method, Training
 from kinfed.errors import RunError, UsageError
-from kinfed.experiments import config
-from kinfed.experiments.fit import fit
-from kinfed.experiments.reproduction import Reproduction
 from kinfed.files import replacing
-from kinfed.papers import published_table
+from kinfed.runs.config import experiment as config
+from kinfed.runs.fit import fit
 from kinfed.simulation.execution import Execution
+from kinfed_papers import published_table
+from kinfed_papers.reproduction import Reproduction
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "methods"))
 

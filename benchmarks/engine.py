@@ -29,9 +29,9 @@ from kinfed.core import engine
 from kinfed.core.history import History
 from kinfed.core.model import Model
 from kinfed.core.tasks import Classification
-from kinfed.fused import Fused
 from kinfed.methods import FedAvg
 from kinfed.models import MODELS
+from kinfed.ops.fused import Fused
 from kinfed.ops.gemm import fast_gemm
 from kinfed.simulation.auto import NAMES
 from kinfed.simulation.execution import Execution

@@ -2,7 +2,7 @@
 # What a GPU is wanted for, in a slice of some minutes; the same command goes on: bash benchmarks/gpu.sh [MINUTES]
 #
 # First that CPU and GPU agree, for every method and executor; then seconds a round, into docs/performance.md; then the
-# tables of benchmarks/gpu.toml, several runs sharing the GPU. `python benchmarks/campaign.py status --queue
+# tables of benchmarks/gpu.toml, several runs sharing the GPU. `python evidence/campaign.py status --queue
 # benchmarks/gpu.toml --keep runs/gpu/tables` says how far they are, and `publish` with the same options writes the pages.
 # KINFED_DATA is the folder of data sets. PYTHON is the interpreter, JOBS how many runs share the GPU, KEEP where
 # everything is kept. DEVICE=cpu tries it all where there is no GPU.
@@ -48,5 +48,5 @@ code=0
 if [ "$code" -ne 0 ] && [ "$code" -ne 3 ]; then exit "$code"; fi
 
 seconds=$(left)
-"$python" benchmarks/campaign.py run --queue "${QUEUE:-benchmarks/gpu.toml}" --keep "$keep/tables" --device "$device" \
+"$python" evidence/campaign.py run --queue "${QUEUE:-benchmarks/gpu.toml}" --keep "$keep/tables" --device "$device" \
   --jobs "${JOBS:-6}" --minutes "$(awk "BEGIN { print $seconds / 60 }")"

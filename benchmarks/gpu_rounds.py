@@ -13,7 +13,8 @@ import time
 from pathlib import Path
 
 import torch
-from page import put
+
+from kinfed_papers.result_pages import put
 
 sys.path.insert(0, str(Path(__file__).parent / "peers"))
 from networks import build

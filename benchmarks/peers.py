@@ -23,7 +23,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from page import put
+
+from kinfed_papers.result_pages import put
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE / "peers"))

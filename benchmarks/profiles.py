@@ -13,7 +13,6 @@ from collections import defaultdict
 from pathlib import Path
 
 import torch
-from page import put
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -25,6 +24,7 @@ from kinfed.models import MODELS
 from kinfed.simulation.execution import Execution
 from kinfed.simulation.simulation import Simulation
 from kinfed.simulation.workers import threads
+from kinfed_papers.result_pages import put
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE / "peers"))

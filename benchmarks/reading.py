@@ -21,7 +21,7 @@ import numpy as np
 import polars
 
 import kinfed
-from kinfed.data.tables import TableReader
+from kinfed.data.tables.table_reader import TableReader
 
 WAYS = {
     "read": lambda path: TableReader(client="who", target="y").read(path),

@@ -20,8 +20,8 @@ from playwright.sync_api import sync_playwright
 from kinfed.core.history import History
 from kinfed.core.summary import Summary
 from kinfed.core.tasks import Classification
-from kinfed.experiments.run_folder import RunFolder
-from kinfed.report.page import write
+from kinfed.report.page.html_page import write
+from kinfed.runs.run_folder import RunFolder
 
 ROUNDS, GROUPS, CLASSES = 20, 5, 10
 DOCS = Path(__file__).parents[1] / "docs"

@@ -19,19 +19,19 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from page import put, version
 
 from kinfed import SGD, Federation, Training, fit
 from kinfed.core.engine import Rounds, sample
 from kinfed.core.graph import Graph
 from kinfed.core.model import Model
 from kinfed.core.tasks import Classification
-from kinfed.experiments import results
 from kinfed.methods import METHODS
 from kinfed.methods.sfl import Similarity
 from kinfed.models import MODELS
-from kinfed.papers.panacea.chunks import ChunkedHeads
+from kinfed.runs import results
 from kinfed.simulation.simulation import Simulation
+from kinfed_papers.panacea.chunks import ChunkedHeads
+from kinfed_papers.result_pages import put, version
 
 PAGE = Path(__file__).parents[1] / "docs" / "results" / "scale.md"
 CLIENTS = (1_000, 10_000, 100_000)

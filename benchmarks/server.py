@@ -17,15 +17,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from page import version
 from torch import nn
 
 from kinfed import Training
 from kinfed.core.graph import Graph
 from kinfed.core.method import Params, Roster
 from kinfed.core.model import Model
+from kinfed.core.rows import blank
 from kinfed.core.seeding import key, tags
-from kinfed.core.tables import blank
 from kinfed.methods import SFL, FedAGHN, FedAMP, FedAvg, FedCedar, Kin, PFedGAT, fedaghn, pfedgat
 from kinfed.models import MODELS
 from kinfed.ops.clustering import distances, kmeans
@@ -33,6 +32,7 @@ from kinfed.ops.gemm import has_amx, objection
 from kinfed.ops.mixing import mix, weighted_mean
 from kinfed.ops.similarity import fast_product, gram, inner_by_layer
 from kinfed.ops.sketch import nearest, sketch_models
+from kinfed_papers.result_pages import version
 
 PAGE = Path(__file__).parents[1] / "docs" / "results" / "server.md"
 QUIET = 1.2  # times the best time of the fixed product

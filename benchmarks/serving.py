@@ -27,10 +27,10 @@ import polars
 import requests
 import torch
 
-from kinfed.experiments.predictor import Answers, Predictor
 from kinfed.models import MODELS
+from kinfed.runs.predictor import Answers, Predictor
 from kinfed.serving import onnx_file
-from kinfed.serving.whole import Whole, example
+from kinfed.serving.pipeline import Whole, example
 
 IMAGE, WINDOW, ROW = (3, 32, 32), (12, 2), (5,)
 SHAPES = {name: IMAGE for name in MODELS} | {"linear": ROW, "mlp": ROW, "rnn": WINDOW, "gru": WINDOW, "text": (80,)}

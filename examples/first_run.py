@@ -7,7 +7,7 @@ Twenty clients hold handwritten digits, turned by 0, 90, 180 or 270 degrees; nob
 """
 
 import kinfed
-from kinfed.experiments import config
+from kinfed.runs.config import experiment as config
 
 
 def main(rounds: int = 20) -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import kinfed
-from kinfed.graphs import identity, shuffled
+from kinfed.data.graphs import identity, shuffled
 
 
 def main(rounds: int = 20) -> None:

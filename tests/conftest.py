@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, settings
 from matplotlib.figure import Figure
 
 from kinfed.core.summary import Summary
-from kinfed.experiments.run_folder import RunFolder
+from kinfed.runs.run_folder import RunFolder
 
 # Property tests draw the same examples in every run of continuous integration, and new ones elsewhere. How long drawing
 # them takes says how busy the machine is, and fails nothing.
@@ -55,7 +55,7 @@ def pytest_runtest_setup(item):
 def alone(request, monkeypatch):
     """Local and FedAvg are not trained beside the runs of tests, which are all cheap, unless a test is marked so."""
     if "beside" not in request.keywords:
-        monkeypatch.setattr("kinfed.experiments.beside.CHEAP", 0)
+        monkeypatch.setattr("kinfed.runs.reference_runs.CHEAP", 0)
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,7 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
-from kinfed.experiments import checkpointer
+from kinfed.runs import checkpoints
 from kinfed.simulation import devices, simulation
 
 _setup_privateuseone_for_python_backend("pretend")
@@ -25,7 +25,7 @@ def pick_device(name, *more):
     return DEVICE if name.startswith("pretend") else devices.pick_device(name, *more)
 
 
-checkpointer.pick_device = simulation.pick_device = pick_device
+checkpoints.pick_device = simulation.pick_device = pick_device
 LAUNCHES: Counter[str] = Counter()  # by operation
 WAITS: Counter[str] = Counter()  # by operation, or the way of a copy
 

@@ -13,18 +13,18 @@ from pathlib import Path
 import pytest
 
 import kinfed
-from kinfed.analyses import ANALYSES
-from kinfed.cli import main, own_file
+from kinfed.cli import main, table_options
 from kinfed.cli.program import COMMANDS, parser_of
-from kinfed.data.reading import kind_of
-from kinfed.datasets import DATASETS
-from kinfed.datasets.sources import ORIGINALS
-from kinfed.experiments import config, parts
-from kinfed.experiments.study import Study
-from kinfed.experiments.sweep import sweep
+from kinfed.data.datasets import DATASETS
+from kinfed.data.datasets.sources import ORIGINALS
+from kinfed.data.tables.open_table import kind_of
 from kinfed.methods import METHODS
-from kinfed.papers.published_table import load, tables
+from kinfed.runs.config import experiment, parts
+from kinfed.search.study import Study
+from kinfed.search.sweep import sweep
 from kinfed.simulation.execution import Execution
+from kinfed_papers.analyses import ANALYSES
+from kinfed_papers.published_table import load, tables
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -63,16 +63,16 @@ def test_tests_that_pages_name_are_there():
 
 
 def test_the_table_of_methods_is_what_the_program_counts(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    monkeypatch.syspath_prepend(str(ROOT / "evidence"))
     table = importlib.import_module("method_table")
-    assert "\n".join(table.lines()) in table.PAGE.read_text(), "python benchmarks/method_table.py writes it again"
+    assert "\n".join(table.lines()) in table.PAGE.read_text(), "python evidence/method_table.py writes it again"
     assert all(family in table.PAGE.read_text().partition("## Lines")[0] for family in table.FAMILIES)
     for page, sentences in table.differences().items():
-        assert "\n".join(sentences) in page.read_text(), "python benchmarks/method_table.py writes it again"
+        assert "\n".join(sentences) in page.read_text(), "python evidence/method_table.py writes it again"
 
 
 def test_the_page_of_every_method_has_its_equations_what_travels_when_to_use_it_and_its_settings(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    monkeypatch.syspath_prepend(str(ROOT / "evidence"))
     table = importlib.import_module("method_table")
     for name, method in METHODS.items():
         page = table.PAGE.parent / table.described(name, Path(inspect.getfile(method)))
@@ -85,18 +85,18 @@ def test_the_page_of_every_method_has_its_equations_what_travels_when_to_use_it_
 
 
 def test_parts_of_deciding_experiments_are_what_their_files_of_scores_give(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    monkeypatch.syspath_prepend(str(ROOT / "evidence"))
     deciding = importlib.import_module("deciding")
     for name, asked in deciding.ASKED.items():
         page = (deciding.RESULTS / f"{asked.page}.md").read_text()
         written = f"<!-- deciding: {name} -->\n{deciding.part(name)}\n<!-- end of deciding: {name} -->\n"
-        assert written in page, f"python benchmarks/deciding.py {name} --write"
+        assert written in page, f"python evidence/deciding.py {name} --write"
         for more in (*asked.settings.values(), *(f"method={method}" for method in asked.tuned or ())):
-            config.resolve(config.read(asked.source, [*asked.common.split(), *more.split()]))
+            experiment.resolve(experiment.read(asked.source, [*asked.common.split(), *more.split()]))
 
 
 def test_the_numbers_in_sentences_on_pages_of_results_are_printed_by_commands(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    monkeypatch.syspath_prepend(str(ROOT / "evidence"))
     pages = importlib.import_module("campaign_pages")
     found = [line for page in sorted(pages.RESULTS.glob("*.md")) for line in pages.unprinted(page)]
     assert not found, "\n".join(found)
@@ -142,7 +142,9 @@ def commands(text):
 
 
 def test_programs_that_pages_name_are_there():
-    named = {name for page in PAGES for name in re.findall(r"python (benchmarks/\w+\.py)", page.read_text())}
+    named = {
+        name for page in PAGES for name in re.findall(r"python ((?:benchmarks|evidence)/\w+\.py)", page.read_text())
+    }
     assert len(named) > 20
     assert [name for name in named if not (ROOT / name).exists()] == []
 
@@ -165,8 +167,8 @@ def test_every_command_on_a_page_is_one_that_kinfed_takes(page, tmp_path, monkey
     Path("stay_home.py").write_text(python_block("CONTRIBUTING.md"))
     Path("mine.py").write_text(python_block("docs/own-parts.md"))
     Path("loss.py").write_text(python_blocks("docs/own-parts.md")[1])
-    Path("config.toml").write_text('method = "local"\n' + config.DEFAULT.read_text())
-    Path("benchmarks").symlink_to(ROOT / "benchmarks")
+    Path("config.toml").write_text('method = "local"\n' + experiment.DEFAULT.read_text())
+    Path("evidence").symlink_to(ROOT / "evidence")
     Path("my-run").mkdir()
     shutil.copy("config.toml", "my-run")  # as the command above it leaves
     Path("choice").mkdir()
@@ -179,7 +181,7 @@ def test_every_command_on_a_page_is_one_that_kinfed_takes(page, tmp_path, monkey
             continue  # spoken of, not shown
         asked = parser_of(words[0]).parse_args(words)
         if words[0] == "sweep":
-            study = Study(config.read(asked.source, []), Execution(), tmp_path)
+            study = Study(experiment.read(asked.source, []), Execution(), tmp_path)
             sweep(study, asked.method.split(",") if asked.method else [], asked.overrides).check()
         elif (
             words[0] in ("reproduce", "estimate") and (name := getattr(asked, "table", "") or asked.subject) in tables()
@@ -191,7 +193,7 @@ def test_every_command_on_a_page_is_one_that_kinfed_takes(page, tmp_path, monkey
             raise AssertionError(f"there is no table {asked.table}: {command}")
         elif words[:2] == ["data", "fetch"]:
             assert set(asked.names) <= set(ORIGINALS), command
-        elif own_file.is_table(given := getattr(asked, "source", "") or getattr(asked, "subject", "")):
+        elif table_options.is_table(given := getattr(asked, "source", "") or getattr(asked, "subject", "")):
             rows = [(who, i, i % 2) for who in "AB" for i in range(9)]
             columns = f"{asked.client}, price, {asked.target}"
             if kind_of(given) == "sql":
@@ -204,16 +206,16 @@ def test_every_command_on_a_page_is_one_that_kinfed_takes(page, tmp_path, monkey
             else:
                 Path(given).parent.mkdir(exist_ok=True)
                 Path(given).write_text("\n".join([columns, *(f"{who},{i},{y}" for who, i, y in rows)]))
-            config.resolve({"method": "local"} | own_file.read(given, asked, getattr(asked, "method", "")))
+            experiment.resolve({"method": "local"} | table_options.read(given, asked, getattr(asked, "method", "")))
         elif words[:2] == ["data", "inspect"] and "/" not in asked.subject and not asked.subject.endswith(".toml"):
-            parts.make(DATASETS, config.override({"name": asked.subject}, asked.overrides), "dataset", given=1)
+            parts.make(DATASETS, experiment.override({"name": asked.subject}, asked.overrides), "dataset", given=1)
         elif getattr(asked, "former", None):  # the run's own config, with settings changed
             assert all("=" in one for one in (asked.source, *asked.overrides) if one), command
         elif hasattr(asked, "source") or hasattr(asked, "subject"):
             asked.source = getattr(asked, "source", None) or asked.subject
-            table = config.read(asked.source, asked.overrides)
+            table = experiment.read(asked.source, asked.overrides)
             settings = table.pop("analysis", {})
-            config.resolve(table)
+            experiment.resolve(table)
             if hasattr(asked, "analysis"):
                 parts.call(ANALYSES[asked.analysis], settings, "analysis", given=1)
 

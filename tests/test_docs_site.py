@@ -20,8 +20,8 @@ from numpy.typing import ArrayLike
 
 import kinfed
 from kinfed.cli import main
+from kinfed.core.registry import Shelf
 from kinfed.core.settings import sentences
-from kinfed.core.shelf import Shelf
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -32,7 +32,7 @@ ALL = [*FAST, pytest.param(DOCS / "notebooks" / "federation.md", id="federation"
 
 @pytest.fixture(autouse=True)
 def of_the_site(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    monkeypatch.syspath_prepend(str(ROOT / "evidence"))
     monkeypatch.syspath_prepend(str(DOCS / "site"))  # first: both have a program `tables`
 
 
@@ -239,7 +239,7 @@ def test_the_leaderboard_is_what_the_committed_tables_give():
     page = board.PAGE.read_text()
     for part, lines in (("defaults", board.board()), ("published", board.published())):
         text = "\n".join(lines)
-        assert f"<!-- {part} -->\n{text}\n<!-- end of {part} -->" in page, "python benchmarks/leaderboard.py"
+        assert f"<!-- {part} -->\n{text}\n<!-- end of {part} -->" in page, "python evidence/leaderboard.py"
 
 
 def test_ranks_are_counted_from_the_best_and_equals_share_theirs():

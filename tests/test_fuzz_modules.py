@@ -18,7 +18,7 @@ REFUSED = ("tied_in_memory", "time_taken_for_the_batch", "other_outputs", "not_c
 
 @pytest.fixture
 def modules(monkeypatch, tmp_path):
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "benchmarks"))
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "evidence"))
     monkeypatch.chdir(tmp_path)
     for name in ("accuracy_by_round", "accuracy_by_client", "classes_by_client"):  # pictures take a second
         monkeypatch.setattr(charts, name, lambda *_, **__: None)

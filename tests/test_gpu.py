@@ -14,10 +14,10 @@ from processes import kinfed
 from torch import nn
 
 from kinfed import METHODS, SGD, Adam, Federation, Participation, RunError, Training, fit
-from kinfed.attacks import ATTACKS
 from kinfed.core.model import Model
 from kinfed.core.tasks import Classification
 from kinfed.models import MODELS
+from kinfed.simulation.attacks import ATTACKS
 from kinfed.simulation.execution import Execution
 from kinfed.simulation.simulation import Simulation
 

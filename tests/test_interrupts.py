@@ -147,7 +147,7 @@ def test_an_interruption_does_not_write_the_same_checkpoint_twice(tmp_path, monk
             signal.raise_signal(signal.SIGTERM)
 
     monkeypatch.setattr(checkpoint, "save", save)
-    monkeypatch.setattr("kinfed.experiments.checkpointer.PAUSE", 0)
+    monkeypatch.setattr("kinfed.runs.checkpoints.PAUSE", 0)
     with pytest.raises(Terminated), heard():
         run(tmp_path, checkpoint_seconds=0)
     assert saved == [1, 2]

@@ -16,8 +16,8 @@ from sphinx.application import Sphinx
 import kinfed
 from kinfed.cli import main
 from kinfed.core.settings import described, kinds_of, sentences
-from kinfed.experiments import parts
-from kinfed.report.explained import TOP
+from kinfed.report.page.page_settings import TOP
+from kinfed.runs.config import parts
 
 MARK = re.compile(r"^<!-- (settings|api): ([^>]+?) -->$", re.MULTILINE)
 LIST = re.compile(r"^(?![ -])(.+)\n(- )", re.MULTILINE)  # that follows a line of text

@@ -21,7 +21,7 @@ import numpy as np
 from sklearn.datasets import load_digits
 
 from kinfed import METHODS, SGD, Federation, Split, Training, fit
-from kinfed.flower import plan
+from kinfed.flower.server import plan
 
 KINFED = str(Path(sys.executable).with_name("kinfed"))
 EXAMPLES = 90  # of a site

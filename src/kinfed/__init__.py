@@ -4,12 +4,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .attacks import ATTACKS as ATTACKS
-    from .attacks.attack import Attack as Attack
-    from .attacks.backdoor import Backdoor as Backdoor
-    from .attacks.label_flip import LabelFlip as LabelFlip
-    from .attacks.noise import Noise as Noise
-    from .attacks.poison import Poison as Poison
     from .core.client import Client as Client
     from .core.client import Quadratic as Quadratic
     from .core.client import Training as Training
@@ -27,6 +21,8 @@ if TYPE_CHECKING:
     from .core.optimiser import Adam as Adam
     from .core.optimiser import Optimiser as Optimiser
     from .core.optimiser import OptState as OptState
+    from .core.rows import put as put
+    from .core.rows import take as take
     from .core.settings import Count as Count
     from .core.settings import CountOrZero as CountOrZero
     from .core.settings import In as In
@@ -35,8 +31,6 @@ if TYPE_CHECKING:
     from .core.settings import Settings as Settings
     from .core.settings import Share as Share
     from .core.summary import Summary as Summary
-    from .core.tables import put as put
-    from .core.tables import take as take
     from .core.tasks import TASKS as TASKS
     from .core.tasks import Classification as Classification
     from .core.tasks import Counts as Counts
@@ -52,25 +46,28 @@ if TYPE_CHECKING:
     from .data.dataset import Dataset as Dataset
     from .data.dataset import Partition as Partition
     from .data.dataset import Parts as Parts
+    from .data.datasets import DATASETS as DATASETS
     from .data.federation import Federation as Federation
+    from .data.graphs import GRAPHS as GRAPHS
+    from .data.partitions import PARTITIONS as PARTITIONS
+    from .data.partitions.dirichlet import Dirichlet as Dirichlet
+    from .data.partitions.iid import IID as IID
+    from .data.partitions.label_groups import LabelGroups as LabelGroups
+    from .data.partitions.label_permutations import LabelPermutations as LabelPermutations
+    from .data.partitions.natural import Natural as Natural
+    from .data.partitions.pathological import Pathological as Pathological
+    from .data.partitions.rotations import Rotations as Rotations
+    from .data.partitions.shards import Shards as Shards
+    from .data.partitions.topologies import Topologies as Topologies
     from .data.split import Split as Split
-    from .data.tables import from_csv as from_csv
-    from .data.tables import from_frame as from_frame
-    from .data.tables import from_parquet as from_parquet
-    from .data.tables import from_sql as from_sql
-    from .datasets import DATASETS as DATASETS
+    from .data.tables.table_reader import from_csv as from_csv
+    from .data.tables.table_reader import from_frame as from_frame
+    from .data.tables.table_reader import from_parquet as from_parquet
+    from .data.tables.table_reader import from_sql as from_sql
     from .errors import DataError as DataError
     from .errors import RunError as RunError
     from .errors import UsageError as UsageError
-    from .experiments.choose import Choice as Choice
-    from .experiments.choose import choose as choose
-    from .experiments.fit import fit as fit
-    from .experiments.results import save as save
-    from .experiments.run import Run as Run
-    from .experiments.saved import Saved as Saved
-    from .experiments.saved import load_run as load_run
-    from .flower.site_predictor import load_model as load_model
-    from .graphs import GRAPHS as GRAPHS
+    from .flower.site.site_predictor import load_model as load_model
     from .methods import METHODS as METHODS
     from .methods.bases import Averaging as Averaging
     from .methods.bases import GraphMethod as GraphMethod
@@ -111,35 +108,38 @@ if TYPE_CHECKING:
     from .methods.pfedme import PFedMe as PFedMe
     from .methods.scaffold import Scaffold as Scaffold
     from .methods.sfl import SFL as SFL
-    from .metrics.verdict import Verdict as Verdict
     from .models import MODELS as MODELS
     from .ops.mixing import mix as mix
     from .ops.mixing import weighted_mean as weighted_mean
-    from .partitions import PARTITIONS as PARTITIONS
-    from .partitions.dirichlet import Dirichlet as Dirichlet
-    from .partitions.iid import IID as IID
-    from .partitions.label_groups import LabelGroups as LabelGroups
-    from .partitions.label_permutations import LabelPermutations as LabelPermutations
-    from .partitions.natural import Natural as Natural
-    from .partitions.pathological import Pathological as Pathological
-    from .partitions.rotations import Rotations as Rotations
-    from .partitions.shards import Shards as Shards
-    from .partitions.topologies import Topologies as Topologies
-    from .report.difference import Difference as Difference
-    from .report.difference import diff as diff
-    from .report.reasons import Reasons as Reasons
-    from .report.reasons import explain as explain
+    from .report.explain.reasons import Reasons as Reasons
+    from .report.explain.reasons import explain as explain
+    from .report.explain.relation_difference import Difference as Difference
+    from .report.explain.relation_difference import diff as diff
+    from .runs.fit import fit as fit
+    from .runs.open_run import Saved as Saved
+    from .runs.open_run import load_run as load_run
+    from .runs.results import save as save
+    from .runs.run import Run as Run
+    from .search.choose import Choice as Choice
+    from .search.choose import choose as choose
+    from .simulation.attacks import ATTACKS as ATTACKS
+    from .simulation.attacks.attack import Attack as Attack
+    from .simulation.attacks.backdoor import Backdoor as Backdoor
+    from .simulation.attacks.label_flip import LabelFlip as LabelFlip
+    from .simulation.attacks.noise import Noise as Noise
+    from .simulation.attacks.poison import Poison as Poison
     from .simulation.execution import Execution as Execution
+    from .verdict.verdict import Verdict as Verdict
 
 __version__ = "0.1.0"
 
 _PLACES = {  # each public name, by its module
-    "attacks": ("ATTACKS",),
-    "attacks.attack": ("Attack",),
-    "attacks.backdoor": ("Backdoor",),
-    "attacks.label_flip": ("LabelFlip",),
-    "attacks.noise": ("Noise",),
-    "attacks.poison": ("Poison",),
+    "simulation.attacks": ("ATTACKS",),
+    "simulation.attacks.attack": ("Attack",),
+    "simulation.attacks.backdoor": ("Backdoor",),
+    "simulation.attacks.label_flip": ("LabelFlip",),
+    "simulation.attacks.noise": ("Noise",),
+    "simulation.attacks.poison": ("Poison",),
     "core.client": ("Client", "Quadratic", "Training", "towards"),
     "core.engine": ("Participation", "Rounds"),
     "core.graph": ("Graph",),
@@ -149,22 +149,22 @@ _PLACES = {  # each public name, by its module
     "core.optimiser": ("Adam", "Optimiser", "OptState", "SGD"),
     "core.settings": ("Count", "CountOrZero", "In", "NonNegative", "Positive", "Settings", "Share"),
     "core.summary": ("Summary",),
-    "core.tables": ("put", "take"),
+    "core.rows": ("put", "take"),
     "core.tasks": ("Classification", "Counts", "Forecasting", "Quantiles", "Regression", "Task", "TASKS"),
     "core.trees": ("Like", "ModelOf", "Pairwise", "PerClient", "Shared"),
     "data.dataset": ("Dataset", "Partition", "Parts"),
     "data.federation": ("Federation",),
     "data.split": ("Split",),
-    "data.tables": ("from_csv", "from_frame", "from_parquet", "from_sql"),
-    "datasets": ("DATASETS",),
+    "data.tables.table_reader": ("from_csv", "from_frame", "from_parquet", "from_sql"),
+    "data.datasets": ("DATASETS",),
     "errors": ("DataError", "RunError", "UsageError"),
-    "experiments.choose": ("Choice", "choose"),
-    "experiments.fit": ("fit",),
-    "experiments.results": ("save",),
-    "experiments.run": ("Run",),
-    "experiments.saved": ("Saved", "load_run"),
-    "flower.site_predictor": ("load_model",),
-    "graphs": ("GRAPHS",),
+    "search.choose": ("Choice", "choose"),
+    "runs.fit": ("fit",),
+    "runs.results": ("save",),
+    "runs.run": ("Run",),
+    "runs.open_run": ("Saved", "load_run"),
+    "flower.site.site_predictor": ("load_model",),
+    "data.graphs": ("GRAPHS",),
     "methods": ("METHODS",),
     "methods.bases": ("Averaging", "GraphMethod"),
     "methods.cfl": ("CFL",),
@@ -204,21 +204,21 @@ _PLACES = {  # each public name, by its module
     "methods.pfedme": ("PFedMe",),
     "methods.scaffold": ("Scaffold",),
     "methods.sfl": ("SFL",),
-    "metrics.verdict": ("Verdict",),
+    "verdict.verdict": ("Verdict",),
     "models": ("MODELS",),
     "ops.mixing": ("mix", "weighted_mean"),
-    "partitions": ("PARTITIONS",),
-    "partitions.dirichlet": ("Dirichlet",),
-    "partitions.iid": ("IID",),
-    "partitions.label_groups": ("LabelGroups",),
-    "partitions.label_permutations": ("LabelPermutations",),
-    "partitions.natural": ("Natural",),
-    "partitions.pathological": ("Pathological",),
-    "partitions.rotations": ("Rotations",),
-    "partitions.shards": ("Shards",),
-    "partitions.topologies": ("Topologies",),
-    "report.difference": ("Difference", "diff"),
-    "report.reasons": ("Reasons", "explain"),
+    "data.partitions": ("PARTITIONS",),
+    "data.partitions.dirichlet": ("Dirichlet",),
+    "data.partitions.iid": ("IID",),
+    "data.partitions.label_groups": ("LabelGroups",),
+    "data.partitions.label_permutations": ("LabelPermutations",),
+    "data.partitions.natural": ("Natural",),
+    "data.partitions.pathological": ("Pathological",),
+    "data.partitions.rotations": ("Rotations",),
+    "data.partitions.shards": ("Shards",),
+    "data.partitions.topologies": ("Topologies",),
+    "report.explain.relation_difference": ("Difference", "diff"),
+    "report.explain.reasons": ("Reasons", "explain"),
     "simulation.execution": ("Execution",),
 }
 _MODULES = {name: module for module, names in _PLACES.items() for name in names}

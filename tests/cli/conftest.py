@@ -2,13 +2,13 @@
 
 import pytest
 
-from kinfed.experiments import process_pool
+from kinfed.runs import pool
 
 
 @pytest.fixture
 def second_run_interrupted(monkeypatch):
     """Ctrl-C comes when a command begins its second run, the first time that it does; the folders that were begun."""
-    once, begun = process_pool.once, []
+    once, begun = pool.once, []
 
     def interrupted(experiment, folder, execution, data_dir):
         begun.append(folder)
@@ -16,5 +16,5 @@ def second_run_interrupted(monkeypatch):
             raise KeyboardInterrupt
         return once(experiment, folder, execution, data_dir)
 
-    monkeypatch.setattr(process_pool, "once", interrupted)
+    monkeypatch.setattr(pool, "once", interrupted)
     return begun

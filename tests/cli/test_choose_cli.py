@@ -7,8 +7,8 @@ import torch
 
 from kinfed import load_model
 from kinfed.cli import main
-from kinfed.experiments import choose
-from kinfed.experiments.run_folder import RunFolder
+from kinfed.runs.run_folder import RunFolder
+from kinfed.search import choose
 
 
 @pytest.fixture(scope="module")

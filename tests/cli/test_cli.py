@@ -22,8 +22,8 @@ from safetensors.torch import load_file
 import kinfed
 from kinfed.cli import main
 from kinfed.cli.console import Literal
-from kinfed.experiments.config import DEFAULT
 from kinfed.methods import FAMILIES, METHODS
+from kinfed.runs.config.experiment import DEFAULT
 
 SMALL = ["rounds=3", "federation.clients=6", "federation.partition.groups=2"]
 
@@ -104,8 +104,8 @@ def test_the_saved_config_repeats_the_run_bit_for_bit_and_models_load(tmp_path, 
     assert main(["run", str(tmp_path / "a" / "config.toml"), "--out", str(tmp_path / "b"), "--quiet"]) == 0
     for name in ("models.safetensors", "history.csv", "config.toml"):
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
-    experiment = kinfed.experiments.config.resolve(
-        kinfed.experiments.config.read(str(tmp_path / "a" / "config.toml"), [])
+    experiment = kinfed.runs.config.experiment.resolve(
+        kinfed.runs.config.experiment.read(str(tmp_path / "a" / "config.toml"), [])
     )
     federation = experiment.federation(None, 0)
     summary = json.loads((tmp_path / "a" / "summary.json").read_text())
@@ -461,7 +461,7 @@ def test_a_log_is_told_how_far_a_run_is(tmp_path, monkeypatch, capsys):
     command = ["run", "local", "rounds=3", "--out"]
     assert main([*command, str(tmp_path / "soon")]) == 0
     assert "round 1 of 3" not in capsys.readouterr().err  # it took no minute
-    monkeypatch.setattr("kinfed.cli.running.SILENCE", 0.0)
+    monkeypatch.setattr("kinfed.cli.options.SILENCE", 0.0)
     assert main([*command, str(tmp_path / "late")]) == 0
     assert "round 1 of 3, validation accuracy 0." in capsys.readouterr().err
     assert main([*command, str(tmp_path / "quiet"), "--quiet"]) == 0

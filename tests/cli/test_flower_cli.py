@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kinfed.cli import main
-from kinfed.flower.flower_names import VERSIONS
+from kinfed.flower.wire.flower_names import VERSIONS
 
 pytest.importorskip("flwr", reason="flwr is not installed: pip install 'kinfed[flower]'")
 
@@ -107,13 +107,13 @@ def test_keys_says_what_to_hand_to_whom(capsys, tmp_path):
 
 
 def test_the_written_plan_is_the_same_plan(tmp_path):
-    from kinfed.experiments import config
-    from kinfed.flower import plan
+    from kinfed.flower.server import plan
+    from kinfed.runs.config import experiment
 
     (tmp_path / "f.toml").write_text(PLAN + "[flower]\nclients = 4\nquorum = 0.75\n")
-    first = plan.resolve(config.read(str(tmp_path / "f.toml"), []))
-    config.write(first.table, tmp_path / "config.toml")
-    again = plan.resolve(config.read(str(tmp_path / "config.toml"), []))
+    first = plan.resolve(experiment.read(str(tmp_path / "f.toml"), []))
+    experiment.write(first.table, tmp_path / "config.toml")
+    again = plan.resolve(experiment.read(str(tmp_path / "config.toml"), []))
     assert again.table == first.table == json.loads(json.dumps(first.table))
     assert (again.deployment.clients, again.deployment.quorum) == (4, 0.75)
 

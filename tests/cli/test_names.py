@@ -15,7 +15,7 @@ from torch import nn
 import kinfed
 from kinfed import UsageError
 from kinfed.cli import main
-from kinfed.experiments.own_table import LEAST
+from kinfed.runs.config.from_table import LEAST
 from kinfed.serving.export import file_name
 
 ROOT = Path(__file__).parents[2]
@@ -24,8 +24,8 @@ SITES = ("all", "a/b", "*", "007")
 
 @pytest.mark.parametrize("number", [3, 26])
 def test_names_of_all_sorts_go_through_every_command(number, tmp_path, monkeypatch):
-    """Two cases of benchmarks/fuzz_names.py, which is run as a whole for docs/results/fuzz.md."""
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    """Two cases of evidence/fuzz_names.py, which is run as a whole for docs/results/fuzz.md."""
+    monkeypatch.syspath_prepend(str(ROOT / "evidence"))
     monkeypatch.chdir(tmp_path)
     import fuzz_names
 

@@ -7,9 +7,9 @@ import polars
 import pytest
 
 from kinfed.cli import main
-from kinfed.data import reading
-from kinfed.data.tables import TableReader
-from kinfed.experiments import config
+from kinfed.data.tables import open_table
+from kinfed.data.tables.table_reader import TableReader
+from kinfed.runs.config import experiment
 
 COLUMNS = ["--client", "shop", "--target", "buys"]
 
@@ -68,9 +68,9 @@ def work(monkeypatch):
 
         monkeypatch.setattr(place, attribute, call)
 
-    counted("read", reading, "_csv")
+    counted("read", open_table, "_csv")
     counted("rows", TableReader, "_rows")
-    counted("divide", config, "divide")
+    counted("divide", experiment, "divide")
     return counts
 
 

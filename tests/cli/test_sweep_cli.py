@@ -9,9 +9,9 @@ import pytest
 
 from kinfed.cli import main
 from kinfed.cli.console import literal
-from kinfed.cli.tables import tell
-from kinfed.experiments.run_folder import RunFolder
-from kinfed.experiments.study import Finding
+from kinfed.cli.findings import tell
+from kinfed.runs.run_folder import RunFolder
+from kinfed.search.study import Finding
 
 SMALL = ["rounds=2", "federation.clients=4", "federation.partition.groups=2", "model=linear"]
 

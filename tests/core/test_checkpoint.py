@@ -17,8 +17,8 @@ from kinfed.core.history import History
 from kinfed.core.method import Params, SharedParams
 from kinfed.core.model import Model
 from kinfed.core.tasks import Classification
-from kinfed.experiments import checkpointer
 from kinfed.methods import FedAvg, Local
+from kinfed.runs import checkpoints
 from kinfed.simulation import evaluation
 from kinfed.simulation.execution import Execution
 from kinfed.simulation.simulation import Simulation
@@ -140,7 +140,7 @@ def test_a_shared_model_that_is_not_kept_is_found_again_as_one(monkeypatch):
 
 def test_checkpoints_leave_most_of_the_time_to_training(tmp_path, monkeypatch):
     now, times = [0.0], []
-    monkeypatch.setattr(checkpointer.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(checkpoints.time, "perf_counter", lambda: now[0])
 
     def slow(path, progress, history):
         times.append((progress.done, now[0]))
@@ -181,7 +181,7 @@ def test_a_resumed_run_does_not_take_up_rounding_to_bfloat16(tmp_path, monkeypat
         run()
     found = checkpoint.how(tmp_path / "checkpoint.safetensors")
     monkeypatch.setattr(checkpoint, "how", lambda path: found | {"onednn": True})
-    monkeypatch.setattr(checkpointer, "has_amx", lambda: True)
+    monkeypatch.setattr(checkpoints, "has_amx", lambda: True)
     monkeypatch.setattr(Simulation, "train", lambda self, *asked: used.append(self.how["onednn"]) or real(self, *asked))
     run()
     assert used == [False]

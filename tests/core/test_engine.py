@@ -12,8 +12,8 @@ from kinfed.core.method import Roster
 from kinfed.core.model import Model
 from kinfed.core.seeding import tags
 from kinfed.data.federation import Federation
-from kinfed.experiments import config
 from kinfed.methods import FedAvg
+from kinfed.runs.config import experiment as config
 from kinfed.simulation.execution import Execution
 from kinfed.simulation.simulation import Simulation
 

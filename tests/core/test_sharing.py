@@ -10,7 +10,6 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from kinfed import load_model
-from kinfed.attacks.poison import Poison
 from kinfed.cli import main
 from kinfed.core import checkpoint, trees
 from kinfed.core.checkpoint import Progress
@@ -27,11 +26,12 @@ from kinfed.core.tasks import Classification
 from kinfed.core.trees import ModelOf, PerClient
 from kinfed.data.federation import Federation
 from kinfed.errors import UsageError
-from kinfed.experiments.fit import fit
-from kinfed.experiments.results import save
 from kinfed.methods import METHODS, FedAvg, FedAvgFT, FedProx, FedRep, PFedBayes
 from kinfed.methods.bases import Averaging
-from kinfed.simulation.attacked_fleet import AttackedFleet
+from kinfed.runs.fit import fit
+from kinfed.runs.results import save
+from kinfed.simulation.attacks.attacked_fleet import AttackedFleet
+from kinfed.simulation.attacks.poison import Poison
 from kinfed.simulation.execution import Execution
 from kinfed.simulation.simulation import Simulation
 

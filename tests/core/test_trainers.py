@@ -11,9 +11,9 @@ from kinfed import METHODS, SGD, Federation, Params, Training, UsageError, fit, 
 from kinfed.core.method import Method, model_for
 from kinfed.core.model import Model
 from kinfed.core.tasks import Classification
-from kinfed.experiments.results import save
 from kinfed.methods import Local
 from kinfed.models import MODELS
+from kinfed.runs.results import save
 from kinfed.simulation.execution import Execution
 from kinfed.simulation.simulation import Simulation
 

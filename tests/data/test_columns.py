@@ -13,12 +13,12 @@ import torch
 
 import kinfed
 from kinfed import Split, UsageError
-from kinfed.data import preparation, statistics
-from kinfed.data.columns import Calendar, Category, Number, Unused
-from kinfed.data.description import Description, Raw, of_clients, raw_of
-from kinfed.data.preparation import moments, of_column
-from kinfed.data.reading import frame_of, open_table
-from kinfed.data.statistics import NumberStatistics, WordStatistics, cut, merged
+from kinfed.data.tables import column_statistics, encoder
+from kinfed.data.tables.column_statistics import NumberStatistics, WordStatistics, cut, merged
+from kinfed.data.tables.columns import Calendar, Category, Number, Unused
+from kinfed.data.tables.encoder import moments, of_column
+from kinfed.data.tables.open_table import frame_of, open_table
+from kinfed.data.tables.schema import Description, Raw, of_clients, raw_of
 
 HOW = {"client": "who", "target": "y"}
 
@@ -104,7 +104,7 @@ def test_merged_statistics_are_those_of_all_rows():
     assert words == WordStatistics({"a": 3, "b": 1}, 1)
     flags = [NumberStatistics.of(np.array(part, float)) for part in ([0, 1], [1, 1])]
     assert len(merged(flags).distinct) == 2
-    assert len(statistics.some_distinct(np.array([0.0, 0.5, 1.0]))) == 3
+    assert len(column_statistics.some_distinct(np.array([0.0, 0.5, 1.0]))) == 3
 
 
 def test_merging_clients_costs_as_much_as_their_counts():
@@ -127,7 +127,7 @@ def test_a_constant_of_many_rows_stays_constant():
     x = torch.full((rows + 3, 1), 0.1, dtype=torch.float64)
     x[-3:, 0] = torch.tensor([1.0, math.nan, 3.0])
     owner = torch.tensor([0] * rows + [2] * 3)
-    counts, means, deviations = preparation._by_owner(x, owner, 3)
+    counts, means, deviations = encoder._by_owner(x, owner, 3)
     assert counts.flatten().tolist() == [rows, 0, 2]
     assert means.flatten().tolist() == [0.1, 0, 2]
     assert deviations.flatten().tolist() == [0, 0, 1]

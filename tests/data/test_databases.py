@@ -17,9 +17,9 @@ import pytest
 import kinfed
 from kinfed import UsageError
 from kinfed.cli import main
-from kinfed.data import databases
-from kinfed.data.databases import text_of
-from kinfed.data.reading import frame_of, open_table
+from kinfed.data.tables import databases
+from kinfed.data.tables.databases import text_of
+from kinfed.data.tables.open_table import frame_of, open_table
 from kinfed.errors import DataError
 
 PASSWORD = "geheim-Xq7"

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from kinfed import UsageError
-from kinfed.data.disclosed import FEWEST, coarse, expanded, from_json, stretches, to_json
-from kinfed.data.statistics import DateStatistics, NumberStatistics, WordStatistics, merged
+from kinfed.data.tables.column_statistics import DateStatistics, NumberStatistics, WordStatistics, merged
+from kinfed.data.tables.disclosure import FEWEST, coarse, expanded, from_json, stretches, to_json
 
 
 def numbers(*values):

@@ -13,10 +13,10 @@ import torch
 
 import kinfed
 from kinfed import UsageError
-from kinfed.data.description import Description
-from kinfed.data.owners import Owners
-from kinfed.data.reading import frame_of
-from kinfed.data.series import Series
+from kinfed.data.tables.new_readings import Series
+from kinfed.data.tables.open_table import frame_of
+from kinfed.data.tables.owners import Owners
+from kinfed.data.tables.schema import Description
 
 NONE = float("nan")
 

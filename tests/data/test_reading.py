@@ -13,8 +13,9 @@ import pytest
 
 import kinfed
 from kinfed import UsageError
-from kinfed.data import csv_files, reading
-from kinfed.data.reading import frame_of, kind_of, open_table
+from kinfed.data.tables import csv_text
+from kinfed.data.tables import open_table as reading
+from kinfed.data.tables.open_table import frame_of, kind_of, open_table
 from kinfed.errors import Fault
 
 
@@ -89,10 +90,10 @@ NAMELESS = "there are no column names; write them there, separated by commas, or
         ("a;b\nx;1\nJohn;1;2\n", f"line 3: 3 entries, but the header has 2; {HOLDS.replace('comma', 'semicolon')}"),
         (
             'a,b\n1,"2"3\n',
-            f"line 2: an entry goes on behind the quotation mark that ends it; {csv_files.QUOTED}",
+            f"line 2: an entry goes on behind the quotation mark that ends it; {csv_text.QUOTED}",
         ),
         ('a,b\n1,"say \\"2\\""\n', f"line 2: an entry goes on behind the quotation mark that ends it; {ESCAPED}"),
-        ('a,b\n1,"2\n', f"t.csv, line 2: a quotation mark is never closed; {csv_files.QUOTED}"),
+        ('a,b\n1,"2\n', f"t.csv, line 2: a quotation mark is never closed; {csv_text.QUOTED}"),
         ('a,b\n"\\"",2\n', f"t.csv, line 2: a quotation mark is never closed; {ESCAPED}"),
         ("a,b\r1,2\r3\r", f"t.csv, line 3: 1 entry, but the header has 2; {EMPTY}"),
         (" ,\n1,2\n", f"t.csv, line 1: {NAMELESS}"),
@@ -330,6 +331,6 @@ def test_long_columns_of_dates_are_read_as_short_ones_are(tmp_path, monkeypatch)
     texts = [f"2024-0{1 + i % 9}-{1 + i % 28:02d}T{i % 24:02d}:30" for i in range(50)]
     frame = open_table(write(tmp_path, "t,x\n" + "".join(f"{text},1\n" for text in texts)))
     before = frame.seconds("t")
-    monkeypatch.setattr("kinfed.data.cells.SAMPLE", 10)
+    monkeypatch.setattr("kinfed.data.tables.frame.SAMPLE", 10)
     assert frame.seconds("t").tolist() == before.tolist()
     assert reading.FILE not in frame.columns

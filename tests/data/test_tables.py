@@ -16,9 +16,9 @@ from kinfed import SGD, Split, Training, UsageError, fit, from_csv, from_parquet
 from kinfed.cli import main
 from kinfed.core.tasks import Classification, Forecasting, Regression
 from kinfed.data.federation import divide
-from kinfed.data.tables import TableReader
+from kinfed.data.partitions import IID, Dirichlet, LabelPermutations
+from kinfed.data.tables.table_reader import TableReader
 from kinfed.methods import SFL, FedAvg, Local
-from kinfed.partitions import IID, Dirichlet, LabelPermutations
 
 HOUSES = "town,rooms,age,price\n" + "".join(
     f"{town},{r},{a},{1000 * r - 10 * a + shift}\n"

@@ -14,9 +14,9 @@ from torch import nn
 import kinfed.data.split
 from kinfed import SGD, Split, Training, UsageError, fit
 from kinfed.data.federation import _to, divide
+from kinfed.data.partitions import PARTITIONS, Natural
 from kinfed.data.windows import Windows, clock
 from kinfed.methods import FedAvg, Local
-from kinfed.partitions import PARTITIONS, Natural
 from kinfed.simulation.execution import Execution
 
 NAN = math.nan

@@ -28,10 +28,11 @@ from kinfed.core.history import History
 from kinfed.core.layout import Layout
 from kinfed.core.tasks import Classification
 from kinfed.data.federation import Federation
-from kinfed.flower import client, plan
-from kinfed.flower.grid import GridTransport, unpack
-from kinfed.flower.server import serve
-from kinfed.flower.site_reading import Reading
+from kinfed.flower.server import plan
+from kinfed.flower.server.server import serve
+from kinfed.flower.site.site_reading import Reading
+from kinfed.flower.wire import site_app
+from kinfed.flower.wire.transport import GridTransport, unpack
 from kinfed.plots import charts, heatmaps
 from kinfed.simulation.execution import Execution
 from kinfed.simulation.simulation import Simulation
@@ -156,7 +157,7 @@ class FakeGrid(Grid):
             context = Context(1, node, config, RecordDict(), {})
             self.log.append((name, kind, message.metadata.group_id))
             self.sent.append((name, kind, unpack(message.content)))
-            answer = client.app(message, context)
+            answer = site_app.app(message, context)
             fault = self.faults.get((name, int(message.metadata.group_id)))
             if fault and kind == "round":
                 answer = fault(answer)
@@ -290,10 +291,10 @@ def trial(grid, tmp_path, examples, monkeypatch):
         for name in names:
             monkeypatch.setattr(module, name, lambda *_, **__: None)
     monkeypatch.setattr(files.os, "fsync", lambda descriptor: None)
-    monkeypatch.setattr("kinfed.flower.broker.LOOK", 0.0)
-    monkeypatch.setattr("kinfed.flower.broker.RETRY", 0.0)
-    monkeypatch.setattr("kinfed.flower.nodes.RETRY", 0.0)
-    monkeypatch.setattr("kinfed.flower.nodes.LATER", 0.0)
+    monkeypatch.setattr("kinfed.flower.server.broker.LOOK", 0.0)
+    monkeypatch.setattr("kinfed.flower.server.broker.RETRY", 0.0)
+    monkeypatch.setattr("kinfed.flower.server.nodes.RETRY", 0.0)
+    monkeypatch.setattr("kinfed.flower.server.nodes.LATER", 0.0)
 
     def make(name, *, rounds=3, share=1.0, linked=True, method=None, model="mlp", split=None, **flower):
         known = "abcdef"[: flower.get("clients", 6)]

@@ -12,7 +12,7 @@ from flwr.app import Context, RecordDict
 
 from kinfed import UsageError
 from kinfed.cli import main
-from kinfed.flower import app, client
+from kinfed.flower.wire import server_app, site_app
 
 PLAN = """
 rounds = 2
@@ -33,7 +33,7 @@ def written(tmp_path):
     assert main(command) == 0
     table = tomllib.loads((tmp_path / "app" / "pyproject.toml").read_text())
     assert sorted(path.name for path in (tmp_path / "app").iterdir()) == ["pyproject.toml"]
-    assert table["tool"]["flwr"]["app"]["components"]["clientapp"] == "kinfed.flower.client:app"
+    assert table["tool"]["flwr"]["app"]["components"]["clientapp"] == "kinfed.flower.wire.site_app:app"
     return table["tool"]["flwr"]["app"]["config"]
 
 
@@ -56,16 +56,16 @@ def test_nodes_of_a_simulation_are_the_files_of_a_folder(written, trial, tmp_pat
     trial.grid.sites = dict(
         enumerate(({"client-id": name, **one} for name, one in zip(examples, own, strict=True)), 101)
     )
-    real = client.app
+    real = site_app.app
 
     def asked(message, context):
         bare = {key: value for key, value in context.node_config.items() if key != "client-id"}
         return real(message, Context(1, context.node_id, bare, RecordDict(), run))
 
-    monkeypatch.setattr(client, "app", asked)
+    monkeypatch.setattr(site_app, "app", asked)
     plan = {**trial.planned.table, "flower": {**trial.planned.table["flower"]}}
     context = Context(7, 0, {}, RecordDict(), {"plan": json.dumps(plan), "out": str(tmp_path / "out")})
-    app.main(trial.grid, context)
+    server_app.main(trial.grid, context)
     trial.compare(trial.simulate())
     assert json.loads(context.state["summary"]["json"])["rounds"] == 2
     assert (tmp_path / "out" / "summary.json").exists()
@@ -82,4 +82,4 @@ def test_nodes_of_a_simulation_are_the_files_of_a_folder(written, trial, tmp_pat
 def test_a_node_that_does_not_say_enough_is_refused_in_a_line(node, run, why, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError, match=why):
-        client._site(node, run)
+        site_app._site(node, run)

@@ -5,10 +5,10 @@ import re
 import pytest
 
 from kinfed import RunError, __version__
-from kinfed.flower import broker as module
-from kinfed.flower.broker import Broker
-from kinfed.flower.messages import Message
-from kinfed.flower.nodes import Failure, Node
+from kinfed.flower.server import broker as module
+from kinfed.flower.server.broker import Broker
+from kinfed.flower.server.nodes import Failure, Node
+from kinfed.flower.wire.messages import Message
 
 EXAMPLES = {"shape": [6], "outputs": 3, "task": {"name": "Classification", "classes": 3}, "columns": []}
 

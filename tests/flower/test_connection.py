@@ -19,10 +19,11 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, 
 from flwr.supercore.task_identity import TaskIdentity
 
 from kinfed import RunError
-from kinfed.flower import connection, flower_names, gate, grid
-from kinfed.flower.connection import Connection
-from kinfed.flower.link import Link
-from kinfed.flower.messages import Message
+from kinfed.flower.programs import hardening
+from kinfed.flower.wire import connection, flower_names, transport
+from kinfed.flower.wire.connection import Connection
+from kinfed.flower.wire.link import Link
+from kinfed.flower.wire.messages import Message
 
 
 def refused(status, text, **headers):
@@ -40,7 +41,7 @@ class Fleet:
     def ask(self, words, arrays):
         """Have a message wait."""
         TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1
-        sent = Envelope(grid.pack(Message(words, arrays)), 7, "query.hello")
+        sent = Envelope(transport.pack(Message(words, arrays)), 7, "query.hello")
         sent.metadata.__dict__["_message_id"] = sent.object_id
         self.objects = {id: one.deflate() for id, one in get_all_nested_objects(sent).items()}
         self.head, self.tree = (
@@ -111,10 +112,10 @@ def test_a_message_is_taken_and_answered_and_no_program_is_ever_asked_for(fleet)
     with fleet.connect() as line:
         arrived = line.receive()
         assert arrived.kind == "query.hello"
-        message = grid.unpack(arrived.content)
+        message = transport.unpack(arrived.content)
         assert message.words == {"seed": 3}
         torch.testing.assert_close(message.arrays["theta"], torch.arange(6.0))
-        line.answer(arrived, grid.pack(Message({"client": "a"}, {"upload": torch.ones(2, 2)})))
+        line.answer(arrived, transport.pack(Message({"client": "a"}, {"upload": torch.ones(2, 2)})))
     reply = flower_names_inflate(fleet)
     assert reply.words == {"client": "a"}
     torch.testing.assert_close(reply.arrays["upload"], torch.ones(2, 2))
@@ -127,7 +128,7 @@ def flower_names_inflate(fleet):
     """The reply that the stand-in was sent."""
     from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 
-    return grid.unpack(
+    return transport.unpack(
         inflate_object_from_contents(fleet.reply.message_object_trees[0].object_id, fleet.pushed).content
     )
 
@@ -148,25 +149,25 @@ def test_a_reply_is_sent_again_until_it_has_arrived(fleet):
         arrived = line.receive()
         fleet.problems["PushMessages"] = [httpx.ConnectError("refused")] * 3
         fleet.problems["PushObject"] = [refused(502, "")]
-        line.answer(arrived, grid.pack(Message({"client": "a"}, {})))
+        line.answer(arrived, transport.pack(Message({"client": "a"}, {})))
     assert flower_names_inflate(fleet).words == {"client": "a"}
 
 
 def test_a_node_whose_key_is_no_longer_a_members_ends(fleet):
     with fleet.connect() as line:
-        fleet.problems["PullMessages"] = [refused(401, gate.UNKNOWN)]
+        fleet.problems["PullMessages"] = [refused(401, hardening.UNKNOWN)]
         with pytest.raises(RunError, match="the server no longer knows its key"):
             line.receive()
 
 
 def test_a_clock_that_differs_is_named_with_its_distance(fleet):
-    fleet.problems["ActivateNode"] = [refused(401, gate.STALE, date="Thu, 01 Jan 1970 00:00:00 GMT")]
+    fleet.problems["ActivateNode"] = [refused(401, hardening.STALE, date="Thu, 01 Jan 1970 00:00:00 GMT")]
     with pytest.raises(RunError, match=r"this machine's clock is [\d,]+ s ahead of the server's"):
         fleet.connect().__enter__()
 
 
 def test_a_site_whose_key_the_server_lacks_is_told_what_to_do(fleet):
-    fleet.problems["ActivateNode"] = [refused(401, gate.UNKNOWN)]
+    fleet.problems["ActivateNode"] = [refused(401, hardening.UNKNOWN)]
     with pytest.raises(RunError, match="does not know the key of this site: put its key"):
         fleet.connect().__enter__()
 

@@ -8,12 +8,13 @@ import torch
 from safetensors.torch import load_file
 
 from kinfed import __version__
-from kinfed.flower import messages, plan
-from kinfed.flower.messages import Message
-from kinfed.flower.rehearsal import Here
-from kinfed.flower.server import serve
-from kinfed.flower.site import Site
-from kinfed.flower.site_reading import Reading
+from kinfed.flower.server import plan
+from kinfed.flower.server.server import serve
+from kinfed.flower.site.site import Site
+from kinfed.flower.site.site_check import Here
+from kinfed.flower.site.site_reading import Reading
+from kinfed.flower.wire import messages
+from kinfed.flower.wire.messages import Message
 from kinfed.methods import METHODS
 
 AGREED = {

@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("cryptography", reason="flwr is not installed: pip install 'kinfed[flower]'")
 
 from kinfed import RunError
-from kinfed.flower import ending, follow
+from kinfed.flower.programs import ending, follow
 from kinfed.interrupts import Terminated, heard
 
 PROCESS = """

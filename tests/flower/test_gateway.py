@@ -8,13 +8,15 @@ from safetensors.torch import load_file
 pytest.importorskip("flwr", reason="flwr is not installed: pip install 'kinfed[flower]'")
 
 from kinfed import UsageError
-from kinfed.flower import broker, cohort, messages, nodes, plan
-from kinfed.flower.gateway import Gateway, parted
-from kinfed.flower.messages import Message
-from kinfed.flower.rehearsal import Here
-from kinfed.flower.server import serve
-from kinfed.flower.site import Site
-from kinfed.flower.site_reading import Reading
+from kinfed.flower.server import broker, nodes, plan
+from kinfed.flower.server.server import serve
+from kinfed.flower.site import site_cohort
+from kinfed.flower.site.gateway import Gateway, parted
+from kinfed.flower.site.site import Site
+from kinfed.flower.site.site_check import Here
+from kinfed.flower.site.site_reading import Reading
+from kinfed.flower.wire import messages
+from kinfed.flower.wire.messages import Message
 
 READING = Reading(target="y", few_rows=True)
 GATEWAY = Reading(target="y", few_rows=True, client="ward")
@@ -70,9 +72,9 @@ def test_clients_of_gateways_end_with_the_models_that_each_gets_at_a_node_of_its
     federation, method, tmp_path, monkeypatch
 ):
     grouped, single, told = federation
-    sizes, real = [], cohort.compute
+    sizes, real = [], site_cohort.compute
     monkeypatch.setattr(
-        "kinfed.flower.gateway.cohort.compute", lambda parts, *one: sizes.append(len(parts)) or real(parts, *one)
+        "kinfed.flower.site.gateway.cohort.compute", lambda parts, *one: sizes.append(len(parts)) or real(parts, *one)
     )
     ours, theirs = (train(sites, tmp_path / f"out-{i}", method) for i, sites in enumerate((grouped, single)))
     assert set(sizes) == {4, 2}
@@ -91,14 +93,14 @@ def test_clients_of_gateways_end_with_the_models_that_each_gets_at_a_node_of_its
 
 def test_a_client_that_fails_harms_no_other_of_its_gateway(federation, tmp_path, monkeypatch):
     grouped, _, told = federation
-    real = cohort.compute
+    real = site_cohort.compute
 
     def compute(parts, *one):
         if any(part.simulation.names == ("h.b",) for part in parts):
             raise RuntimeError("of its own")
         return real(parts, *one)
 
-    monkeypatch.setattr("kinfed.flower.gateway.cohort.compute", compute)
+    monkeypatch.setattr("kinfed.flower.site.gateway.cohort.compute", compute)
     summary = train(grouped, tmp_path / "out", "fedavg")
     assert "h.a" in summary.names
     assert any("client h.b: RuntimeError: of its own" in line for line in told)

@@ -10,8 +10,8 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from kinfed import UsageError
-from kinfed.flower import grid
-from kinfed.flower.messages import Message
+from kinfed.flower.wire import transport
+from kinfed.flower.wire.messages import Message
 
 
 def test_a_message_comes_back():
@@ -23,7 +23,7 @@ def test_a_message_comes_back():
         "turned": torch.randn(4, 3).T,
     }
     words = {"round": 3, "name": "Bern \u00e9", "selected": {"own": 2}, "evaluate": ["tuple", None]}
-    back = grid.unpack(grid.pack(Message(words, arrays)))
+    back = transport.unpack(transport.pack(Message(words, arrays)))
     assert back.words == words
     assert back.arrays.keys() == arrays.keys()
     for name, array in arrays.items():
@@ -61,12 +61,12 @@ def npy(array, **how):
 )
 def test_what_is_no_message_is_refused(broken, why):
     with pytest.raises(UsageError, match=rf"the message cannot be read: .*({why})"):
-        grid.unpack(broken)
+        transport.unpack(broken)
 
 
 def test_a_message_loads_no_more_than_it_needs():
     """At a site a fresh program answers every message, so what it imports is most of a short round."""
-    code = "import sys, kinfed.flower.client; print(*sorted({m.partition('.')[0] for m in sys.modules}))"
+    code = "import sys, kinfed.flower.wire.site_app; print(*sorted({m.partition('.')[0] for m in sys.modules}))"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert "torch" in loaded
     assert not {"matplotlib", "scipy", "sklearn", "networkx", "polars", "pooch", "pandas"} & set(loaded)

@@ -13,7 +13,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
 
 from kinfed import UsageError
-from kinfed.flower import keys
+from kinfed.flower.programs import keys
 
 
 def shake_hands(server_cert, server_key, ca, host):

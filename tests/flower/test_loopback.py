@@ -14,9 +14,10 @@ import pytest
 import tomli_w
 from safetensors.torch import load_file
 
-from kinfed.experiments import config, own_parts
-from kinfed.flower import app, subprocesses
+from kinfed.flower.programs import subprocesses
+from kinfed.flower.wire import server_app
 from kinfed.methods import METHODS
+from kinfed.runs.config import experiment, plugins
 
 pytestmark = pytest.mark.slow
 
@@ -79,7 +80,7 @@ def test_a_run_that_fails_says_why_at_once_and_goes_on_when_that_is_mended(feder
     links = Path(trial.planned.deployment.graph)
     good = links.read_text()
     links.write_text("here,there\na,b\n")
-    config.write(trial.planned.table, folder / "broken.toml")
+    experiment.write(trial.planned.table, folder / "broken.toml")
     begin = time.monotonic()
     said = do("run", "broken.toml", "--out", "broken", code=1)
     assert time.monotonic() - begin < 90
@@ -96,7 +97,7 @@ def test_strangers_reach_nothing_and_what_is_made_is_its_owners_alone(federation
     reach = {"default": "kinfed", "kinfed": {"address": address, "root-certificates": str(folder / "keys" / "ca.crt")}}
     (home / "flwr" / "config.toml").write_text(tomli_w.dumps({"superlink": reach}))
     (folder / "foreign").mkdir()
-    (folder / "foreign" / "pyproject.toml").write_text(tomli_w.dumps(app.bundle({"out": str(folder)})))
+    (folder / "foreign" / "pyproject.toml").write_text(tomli_w.dumps(server_app.bundle({"out": str(folder)})))
     stranger = str(Path(sys.executable).with_name("flwr"))
     for arguments in (["list", "kinfed"], ["supernode", "list", "kinfed"], ["run", str(folder / "foreign"), "kinfed"]):
         environment = subprocesses.environment(home / "flwr")
@@ -114,8 +115,8 @@ def test_sites_over_tls_end_with_the_models_of_a_simulation(name, federation, tr
     monkeypatch.chdir(folder)
     Path("mine.py").write_text(own_code)  # the server's copy
     trial = trial(name, rounds=ROUNDS, clients=len(NAMES))
-    name = own_parts.called(name)
-    config.write(trial.planned.table, folder / f"{name}.toml")
+    name = plugins.called(name)
+    experiment.write(trial.planned.table, folder / f"{name}.toml")
     summary = json.loads(do("run", f"{name}.toml", "--out", name, "--json"))
     expected = trial.simulate(names=list(NAMES))
     assert summary["names"] == list(NAMES)

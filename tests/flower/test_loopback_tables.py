@@ -17,12 +17,12 @@ import tomli_w
 from safetensors.torch import load_file
 
 import kinfed
-from kinfed.data.description import Description
-from kinfed.flower import plan
-from kinfed.flower.rehearsal import Here
-from kinfed.flower.server import serve
-from kinfed.flower.site import Site
-from kinfed.flower.site_reading import Reading
+from kinfed.data.tables.schema import Description
+from kinfed.flower.server import plan
+from kinfed.flower.server.server import serve
+from kinfed.flower.site.site import Site
+from kinfed.flower.site.site_check import Here
+from kinfed.flower.site.site_reading import Reading
 
 pytestmark = pytest.mark.slow
 

@@ -10,12 +10,12 @@ import pytest
 pytest.importorskip("flwr", reason="flwr is not installed: pip install 'kinfed[flower]'")
 
 from kinfed import RunError, UsageError
-from kinfed.flower import grid
-from kinfed.flower import node as module
-from kinfed.flower.connection import Arrived
-from kinfed.flower.link import Link
-from kinfed.flower.messages import Message
-from kinfed.flower.site_reading import Reading
+from kinfed.flower.programs import node as module
+from kinfed.flower.site.site_reading import Reading
+from kinfed.flower.wire import transport
+from kinfed.flower.wire.connection import Arrived
+from kinfed.flower.wire.link import Link
+from kinfed.flower.wire.messages import Message
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def node(tmp_path, monkeypatch, server, examples):
 
     def go(*asked, end=KeyboardInterrupt):
         waiting = [
-            Arrived(None, kind, grid.pack(Message(words, {})) if words is not None else None, 1)
+            Arrived(None, kind, transport.pack(Message(words, {})) if words is not None else None, 1)
             for kind, words in asked
         ]
 
@@ -46,7 +46,7 @@ def node(tmp_path, monkeypatch, server, examples):
                 return waiting.pop(0)
 
             def answer(self, arrived, content):
-                answers.append(grid.unpack(content).words)
+                answers.append(transport.unpack(content).words)
 
         monkeypatch.setattr(module, "Connection", Connection)
         where = (Link(address), None, "cpu", [])

@@ -10,9 +10,9 @@ import torch
 from safetensors.torch import load_file
 
 from kinfed.errors import RunError
-from kinfed.flower import plan
-from kinfed.flower.site import Site
-from kinfed.flower.site_predictor import load_model
+from kinfed.flower.server import plan
+from kinfed.flower.site.site import Site
+from kinfed.flower.site.site_predictor import load_model
 
 
 @pytest.fixture
@@ -145,7 +145,7 @@ def test_a_site_whose_file_differs_refuses_and_names_both_hashes(trial, mine, ow
         ("method", "kinfed.cli:main", "a server cannot choose the module 'kinfed.cli' of a site"),
         ("method", "os:system", "a server cannot choose the module 'os' of a site"),
         ("model", "mine.py:Path", "at a site 'Path' must be a class that mine.py itself defines"),
-        ("model", "kinfed.papers.published_table:Path", "at a site 'Path' must be a class that"),
+        ("model", "kinfed_papers.published_table:Path", "at a site 'Path' must be a class that"),
         ("model", "mine.py:torch", "at a site 'torch' must be a class that mine.py itself defines"),
     ],
 )

@@ -8,13 +8,14 @@ pytest.importorskip("flwr", reason="flwr is not installed: pip install 'kinfed[f
 
 from kinfed import RunError, UsageError
 from kinfed.cli import main
-from kinfed.experiments import config
-from kinfed.flower import plan, policy
-from kinfed.flower.policy import Policy
-from kinfed.flower.rehearsal import Here
-from kinfed.flower.server import serve
-from kinfed.flower.site import Site
-from kinfed.flower.site_reading import Reading
+from kinfed.flower.server import plan
+from kinfed.flower.server.server import serve
+from kinfed.flower.site import policy
+from kinfed.flower.site.policy import Policy
+from kinfed.flower.site.site import Site
+from kinfed.flower.site.site_check import Here
+from kinfed.flower.site.site_reading import Reading
+from kinfed.runs.config import experiment
 
 PLAN = """
 rounds = 3
@@ -38,7 +39,7 @@ def asked(tmp_path):
     def go(rules, *overrides):
         told = []
         site = Site("a", tmp_path / "a.csv", tmp_path / "site", "cpu", Reading(), (), told.append, rules)
-        planned = plan.resolve(config.read(str(tmp_path / "plan.toml"), list(overrides)))
+        planned = plan.resolve(experiment.read(str(tmp_path / "plan.toml"), list(overrides)))
         runs.append(overrides)
         try:
             return serve(planned, Here([site]), tmp_path / f"out-{len(runs)}", log=lambda line: None, poll=0.0)

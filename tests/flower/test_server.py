@@ -11,12 +11,13 @@ from flwr.app import Array, Error, Message
 from safetensors.torch import load_file
 
 from kinfed.errors import RunError, UsageError
-from kinfed.experiments.run_folder import RunFolder
-from kinfed.flower import grid as carrier
-from kinfed.flower import plan, site, site_files
-from kinfed.flower import server as serving
-from kinfed.flower.claims import bounded, too_many_classes
+from kinfed.flower.server import plan
+from kinfed.flower.server import server as serving
+from kinfed.flower.server.validation import bounded, too_many_classes
+from kinfed.flower.site import site, site_files
+from kinfed.flower.wire import transport as carrier
 from kinfed.methods import METHODS
+from kinfed.runs.run_folder import RunFolder
 from kinfed.simulation.simulation import Simulation
 
 

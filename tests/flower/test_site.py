@@ -13,12 +13,14 @@ from kinfed import RunError, Split, UsageError, __version__
 from kinfed.core.method import Params
 from kinfed.core.tasks import Classification, Regression
 from kinfed.data.federation import Federation
-from kinfed.flower import messages, plan, site_data
-from kinfed.flower import site as module
-from kinfed.flower.messages import Message
-from kinfed.flower.model_store import ModelStore
-from kinfed.flower.site import Site
-from kinfed.flower.site_reading import Reading
+from kinfed.flower.server import plan
+from kinfed.flower.site import site as module
+from kinfed.flower.site import site_examples
+from kinfed.flower.site.model_store import ModelStore
+from kinfed.flower.site.site import Site
+from kinfed.flower.site.site_reading import Reading
+from kinfed.flower.wire import messages
+from kinfed.flower.wire.messages import Message
 
 TABLE = {
     "rounds": 9,
@@ -272,7 +274,7 @@ def test_one_file_is_divided_as_in_a_simulation(tmp_path):
     for i, name in enumerate(("ann", "bob")):
         mine = owner == name
         np.savez(tmp_path / f"{name}.npz", x=x[mine].numpy(), y=y[mine].numpy())
-        alone = site_data.SiteArrays(tmp_path / f"{name}.npz", name).federate(
+        alone = site_examples.SiteArrays(tmp_path / f"{name}.npz", name).federate(
             {}, Classification(3), planned.split, planned.learning.seed
         )
         for split in ("train", "validation", "test"):
@@ -284,7 +286,7 @@ def test_given_parts_stay_and_validation_comes_off_the_training_examples(tmp_pat
     x, y = np.arange(40, dtype=np.float32).reshape(20, 2), np.arange(20) % 3
     np.savez(tmp_path / "a.npz", x_train=x[:15], y_train=y[:15], x_test=x[15:], y_test=y[15:])
     planned = plan.resolve({**TABLE, "federation": {"split": {"validation": 0.2}}})
-    made = site_data.SiteArrays(tmp_path / "a.npz", "a").federate(
+    made = site_examples.SiteArrays(tmp_path / "a.npz", "a").federate(
         {}, Classification(3), planned.split, planned.learning.seed
     )
     assert torch.equal(made.x[made.rows["test"][0]], torch.from_numpy(x[15:]))
@@ -297,18 +299,18 @@ def test_images_and_targets(tmp_path):
     planned = plan.resolve(TABLE)
     images = np.array([0, 255] * 8, np.uint8).reshape(8, 1, 1, 2)
     np.savez(tmp_path / "i.npz", x=images, y=np.arange(8) % 2)
-    made = site_data.SiteArrays(tmp_path / "i.npz", "i").federate(
+    made = site_examples.SiteArrays(tmp_path / "i.npz", "i").federate(
         {}, Classification(2), planned.split, planned.learning.seed
     )
     assert made.x.dtype == torch.float32
     assert made.x.unique().tolist() == [-1.0, 1.0]
     np.savez(tmp_path / "t.npz", x=np.ones((8, 2)), y=np.linspace(0, 1, 16).reshape(8, 2))
-    made = site_data.SiteArrays(tmp_path / "t.npz", "t").federate(
+    made = site_examples.SiteArrays(tmp_path / "t.npz", "t").federate(
         {}, Regression(), planned.split, planned.learning.seed
     )
     assert (made.x.dtype, made.y.dtype, made.outputs) == (torch.float32, torch.float32, 2)
     with pytest.raises(UsageError, match="y must be labels, as at the other sites"):
-        site_data.SiteArrays(tmp_path / "t.npz", "t").federate(
+        site_examples.SiteArrays(tmp_path / "t.npz", "t").federate(
             {}, Classification(2), planned.split, planned.learning.seed
         )
 
@@ -328,14 +330,14 @@ def test_images_and_targets(tmp_path):
 def test_a_file_that_cannot_be_used_is_named(tmp_path, arrays, why):
     np.savez(tmp_path / "bad.npz", **arrays)
     with pytest.raises(UsageError, match=why) as caught:
-        site_data.read(tmp_path / "bad.npz")
+        site_examples.read(tmp_path / "bad.npz")
     assert "bad.npz" in str(caught.value)
 
 
 def test_other_kinds_of_files_are_refused_by_name(tmp_path):
     (tmp_path / "data.xyz").touch()
     with pytest.raises(UsageError, match=r"data.xyz: a site's examples must be in a file .npz, .csv or .parquet"):
-        site_data.find(tmp_path / "data.xyz", "d", Reading())
+        site_examples.find(tmp_path / "data.xyz", "d", Reading())
     (tmp_path / "cut.npz").write_bytes(b"PK")
     with pytest.raises(RunError, match=r"cut.npz cannot be read"):
-        site_data.read(tmp_path / "cut.npz")
+        site_examples.read(tmp_path / "cut.npz")

@@ -24,25 +24,28 @@ from kinfed.cli.predict import opened
 from kinfed.core.method import model_for
 from kinfed.core.seeding import generator
 from kinfed.core.tasks import Classification, Regression
-from kinfed.data import disclosed, reading
-from kinfed.data.description import Description
-from kinfed.data.reading import open_table
 from kinfed.data.split import Split
-from kinfed.data.statistics import NumberStatistics
+from kinfed.data.tables import disclosure
+from kinfed.data.tables import open_table as reading
+from kinfed.data.tables.column_statistics import NumberStatistics
+from kinfed.data.tables.open_table import open_table
+from kinfed.data.tables.schema import Description
 from kinfed.errors import Fault
-from kinfed.experiments.config import resolve
-from kinfed.experiments.launch import launch
-from kinfed.experiments.saved import Saved
-from kinfed.flower import messages, plan, site_data
-from kinfed.flower.claims import read_scores
-from kinfed.flower.describing import Describing
-from kinfed.flower.grid import unpack
-from kinfed.flower.rehearsal import rehearse
-from kinfed.flower.site import Site
-from kinfed.flower.site_files import ExperimentFolder
-from kinfed.flower.site_predictor import predictor_at
-from kinfed.flower.site_reading import Reading, names_of
-from kinfed.serving import newcomers
+from kinfed.flower.server import plan
+from kinfed.flower.server.schema_negotiation import Describing
+from kinfed.flower.server.validation import read_scores
+from kinfed.flower.site import site_examples
+from kinfed.flower.site.site import Site
+from kinfed.flower.site.site_check import rehearse
+from kinfed.flower.site.site_files import ExperimentFolder
+from kinfed.flower.site.site_predictor import predictor_at
+from kinfed.flower.site.site_reading import Reading, names_of
+from kinfed.flower.wire import messages
+from kinfed.flower.wire.transport import unpack
+from kinfed.runs.config.experiment import resolve
+from kinfed.runs.launch import launch
+from kinfed.runs.open_run import Saved
+from kinfed.serving import joining_clients
 from kinfed.serving.requests import answer
 
 KINDS = {"fruit": ("apple", "pear", "plum", "quince"), "level": ("low", "high")}
@@ -125,7 +128,7 @@ def alike(found, wanted):
 @pytest.fixture
 def exact(monkeypatch):
     """Sums leave sites as they are: with them, a federation is its simulation to the last digits."""
-    monkeypatch.setattr(disclosed, "rounded", lambda known: known)
+    monkeypatch.setattr(disclosure, "rounded", lambda known: known)
 
 
 @pytest.mark.parametrize("target", ["sold", "fruit"])
@@ -194,7 +197,7 @@ def test_a_site_predicts_its_rows_as_its_model_was_scored(tables, tmp_path, caps
     rows = predicted(folder, tmp_path / "sites" / "b" / "data.csv", capsys)
     assert rows == predicted(folder.parent, tmp_path / "sites" / "b" / "data.csv", capsys)
     assert {(row["client"], row["method"]) for row in rows} == {("b", method)}
-    data = site_data.find(tmp_path / "sites" / "b" / "data.csv", "b", Reading(target, {"Gewicht": "weight"}))
+    data = site_examples.find(tmp_path / "sites" / "b" / "data.csv", "b", Reading(target, {"Gewicht": "weight"}))
     invitation = ExperimentFolder(folder.parent, folder.name).invitation()
     task = plan.read_task(invitation.words["task"])
     federation = data.federate(invitation.words, task, made.planned.split, made.planned.learning.seed)
@@ -332,7 +335,7 @@ def test_a_folder_that_would_hold_sites_models_joins_nobody_and_says_so(tables, 
 def test_no_file_joins_sites_with_arrays(trial, tmp_path):
     trial("fedavg", rounds=1).serve()
     with pytest.raises(UsageError, match="was not trained on tables whose rows are examples"):
-        newcomers.of_table(Saved.for_newcomers(tmp_path / "out"), tmp_path / "new.csv", None)
+        joining_clients.of_table(Saved.for_newcomers(tmp_path / "out"), tmp_path / "new.csv", None)
 
 
 def test_what_a_site_cannot_predict_is_told_in_one_line(tables, tmp_path, capsys):
@@ -416,7 +419,7 @@ def test_each_site_reads_dates_and_numbers_as_its_own_file_is_written(tmp_path):
             cells = [(when, ",".join(price.rsplit(".", 1))) for when, price in cells]
         lines = [f"{when},{price},{sold}" for (when, price), (_, _, sold) in zip(cells, rows, strict=True)]
         path.write_text("\n".join(["when,price,sold", *lines]) + "\n")
-        data = site_data.find(path, name, Reading("sold"))
+        data = site_examples.find(path, name, Reading("sold"))
         found[name] = data.federate(words, Regression(), Split(), 0).x
         new.write_text(f"when,price\n{','.join(cells[2])}\n")  # 3 March, and a thousand and 15
         kept = Description.from_dict(data.kept(words)["columns"])
@@ -426,7 +429,7 @@ def test_each_site_reads_dates_and_numbers_as_its_own_file_is_written(tmp_path):
     path = tmp_path / "day.csv"
     path.write_text(path.read_text() + '12/31/2024,"1.000,5 €",1\n')
     with pytest.raises(UsageError, match=r"line 62, column 'when': .* have day and month in different orders"):
-        site_data.find(path, "day", Reading("sold")).hello()
+        site_examples.find(path, "day", Reading("sold")).hello()
 
 
 def compare(made, summary, federation):
@@ -653,7 +656,7 @@ def test_a_file_that_changes_while_a_site_reads_it_is_told_on_both_sides(tables,
 
     made = tables(rounds=1, clients=3)
     monkeypatch.setattr(reading, "_csv", slow)
-    monkeypatch.setattr("kinfed.flower.client._print", said.append)
+    monkeypatch.setattr("kinfed.flower.wire.site_app._print", said.append)
     assert "d" not in made.serve().names
     told = next(line for line in said if "changed while" in line)
     assert "d/data.csv changed while it was read (from " in told
@@ -820,7 +823,7 @@ def test_a_column_that_is_constant_at_a_site_that_joins_has_the_scale_of_all():
     """The deviation of twelve times 0.1 is not 0 but 1e-17, by which nothing may be divided."""
     known = NumberStatistics.of(np.full(12, 0.1))
     assert known.deviation > 0
-    words = {"statistics": {"price": disclosed.to_json(known)}, "answers": disclosed.to_json(known), "rows": 12}
+    words = {"statistics": {"price": disclosure.to_json(known)}, "answers": disclosure.to_json(known), "rows": 12}
     broker = SimpleNamespace(request=lambda kind, asked, needed, problem: {"new": messages.Message(words, {})})
     planned = SimpleNamespace(table={"federation": {"split": {}}}, learning=SimpleNamespace(seed=0))
     scale = {"mean": 3.0, "deviation": 2.0, "median": 3.0}
@@ -870,7 +873,7 @@ def test_a_series_whose_times_name_two_clocks_is_refused(tmp_path):
 def test_settings_of_a_reading_that_do_not_fit_the_file(tmp_path, settings, why):
     (tmp_path / "d.csv").write_text("a,c,y\n1,2,3\n")
     with pytest.raises(UsageError, match=why):
-        site_data.find(tmp_path / "d.csv", "d", Reading(**settings)).hello()
+        site_examples.find(tmp_path / "d.csv", "d", Reading(**settings)).hello()
 
 
 def of_time(name, rows):
@@ -1050,7 +1053,7 @@ def test_a_check_of_a_database_says_what_the_file_would(check, tmp_path, monkeyp
     expected, lines = check(Reading("sold")), []
     as_sqlite(tmp_path / "d.csv", tmp_path / "d.db")
     kept = sorted(path.name for path in tmp_path.iterdir())
-    examples = site_data.opened("sqlite:///d.db", "SELECT * FROM sales", Reading("sold"))
+    examples = site_examples.opened("sqlite:///d.db", "SELECT * FROM sales", Reading("sold"))
     rehearse("d", examples, Reading("sold"), [tmp_path / "net.py"], "cpu", tmp_path / "plan.toml", lines.append)
     assert lines[0].startswith("file      sqlite:///d.db, the query fits: ")
     of_rows = ("file", "note", "columns")  # which come in another order, so that others are for training
@@ -1067,15 +1070,15 @@ def test_what_a_database_answered_stays_as_it_was(tmp_path, monkeypatch):
     reading = Reading("sold", {"price": "weight"}, ignore=["notes"])
     query = "SELECT weight AS price, fruit, sold, x'00' AS notes FROM sales"
     with pytest.raises(UsageError, match=r"column 'notes' holds .*, not numbers, text or dates; convert it, or leave"):
-        site_data.opened("sqlite:///d.db", query, replace(reading, ignore=()))
-    path = site_data.kept(site_data.opened("sqlite:///d.db", query, reading), tmp_path)
+        site_examples.opened("sqlite:///d.db", query, replace(reading, ignore=()))
+    path = site_examples.kept(site_examples.opened("sqlite:///d.db", query, reading), tmp_path)
     (tmp_path / "d.db").unlink()
-    said = site_data.find(path, "d", reading).hello()
+    said = site_examples.find(path, "d", reading).hello()
     assert said["table"]["kinds"] == {"weight": "number", "fruit": "category"}
     with pytest.raises(UsageError, match=r"d\.csv is not a database"):
-        site_data.opened("d.csv", "SELECT 1", Reading())
+        site_examples.opened("d.csv", "SELECT 1", Reading())
     with pytest.raises(UsageError, match=r"there is no file e\.csv"):
-        site_data.opened("e.csv", "", Reading())
+        site_examples.opened("e.csv", "", Reading())
 
 
 def test_a_check_of_a_name_that_no_site_can_have_says_so(check, tmp_path):

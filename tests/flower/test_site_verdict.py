@@ -10,10 +10,10 @@ import kinfed
 from kinfed import UsageError
 from kinfed.core.tasks import Classification
 from kinfed.data.federation import Federation
-from kinfed.experiments.run_folder import RunFolder
-from kinfed.flower import plan
-from kinfed.metrics.one_client import judge_one
+from kinfed.flower.server import plan
+from kinfed.runs.run_folder import RunFolder
 from kinfed.simulation.execution import Execution
+from kinfed.verdict.one_client import judge_one
 
 
 def told(folder, name):
@@ -94,7 +94,7 @@ def test_a_run_without_fedavg_to_compare_with_goes_on(trial, tmp_path, monkeypat
         raise kinfed.RunError("only 0 of 6 clients gave a usable reply")
 
     made = trial("fedamp", rounds=1, beside=["local", "fedavg"])
-    monkeypatch.setattr("kinfed.flower.beside.make_folder", fails)
+    monkeypatch.setattr("kinfed.flower.server.site_references.make_folder", fails)
     assert made.serve().verdict["over"].keys() == {"local"}
     assert any("fedavg beside it failed" in line for line in made.lines)
 

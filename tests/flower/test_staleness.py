@@ -12,10 +12,10 @@ from kinfed.core.graph import Graph
 from kinfed.core.history import History
 from kinfed.core.method import Params, Roster
 from kinfed.core.model import Model
+from kinfed.core.rows import put
 from kinfed.core.seeding import tags
-from kinfed.core.tables import put
 from kinfed.core.tasks import Regression
-from kinfed.flower.staleness import StalenessState, StalenessWrapper
+from kinfed.flower.server.staleness import StalenessState, StalenessWrapper
 from kinfed.methods import METHODS, FedAGHN, FedAMP, FedAvg
 
 

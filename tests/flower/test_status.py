@@ -17,8 +17,9 @@ from prometheus_client.parser import text_string_to_metric_families as parsed
 
 from kinfed.cli import main
 from kinfed.errors import RunError, UsageError
-from kinfed.flower import gate, keys, metrics, server, status, superlink
-from kinfed.flower.link import Link
+from kinfed.flower.programs import hardening, keys, superlink
+from kinfed.flower.server import metrics, server, status
+from kinfed.flower.wire.link import Link
 
 
 @pytest.fixture
@@ -41,7 +42,7 @@ def runs(monkeypatch, home):
     where = {"address": "127.0.0.1:8000", "ca": str(home / "keys" / "ca.crt"), "pid": 7}
     (home / "link.json").write_text(json.dumps(where))
     monkeypatch.setattr(status, "is_alive", lambda pid, program: (pid, program) == (7, superlink.PROGRAM))
-    heard = {name: gate.fingerprint(key) for key, name in keys.members(home / "keys").items()}
+    heard = {name: hardening.fingerprint(key) for key, name in keys.members(home / "keys").items()}
     heard = {heard["ann"]: time.time() - 5, heard["bob"]: time.time() - 45, "other": time.time()}
     monkeypatch.setattr(Link, "ask", lambda self, path, secret: heard)
 

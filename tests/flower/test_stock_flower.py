@@ -16,8 +16,8 @@ import tomli_w
 from safetensors.torch import load_file
 
 from kinfed.cli import main
-from kinfed.experiments import config
-from kinfed.flower.subprocesses import quiet
+from kinfed.flower.programs.subprocesses import quiet
+from kinfed.runs.config import experiment
 
 pytestmark = pytest.mark.slow
 
@@ -91,7 +91,7 @@ def written(tmp_path, trial, examples):
         for name in names:
             np.savez(files / f"{name}.npz", **examples[name])
         made = trial("fedaghn", rounds=ROUNDS, clients=len(names), linked=False)
-        config.write(made.planned.table, tmp_path / "plan.toml")
+        experiment.write(made.planned.table, tmp_path / "plan.toml")
         assert main(["flower", "app", str(tmp_path / "app"), str(tmp_path / "plan.toml")]) == 0
         return made
 

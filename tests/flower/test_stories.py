@@ -15,11 +15,11 @@ import pytest
 from kinfed import files
 from kinfed.cli import flower, main
 from kinfed.cli.program import parser_of
-from kinfed.experiments import config
-from kinfed.flower import plan
-from kinfed.flower.rehearsal import Here
-from kinfed.flower.server import serve
-from kinfed.flower.site import Site
+from kinfed.flower.server import plan
+from kinfed.flower.server.server import serve
+from kinfed.flower.site.site import Site
+from kinfed.flower.site.site_check import Here
+from kinfed.runs.config import experiment
 
 STORIES = Path(__file__).parents[2] / "examples" / "own_data"
 EACH = ("shops", "sensors", "patients")
@@ -75,7 +75,7 @@ def test_sites_that_start_as_the_page_says_are_told_whether_kin_helped(story, tm
         Site(name, Path(args.data), args.state, "cpu", flower._reading(args), (), told.append)
         for name, args in nodes(shown).items()
     ]
-    raw = config.read("plan.toml", ["rounds=2"])
+    raw = experiment.read("plan.toml", ["rounds=2"])
     raw["flower"] |= {"beside": ["local", "fedavg"]}
     summary = serve(plan.resolve(raw), Here(sites), Path("sites"), log=lambda line: None, poll=0.0)
     assert summary.names == [site.name for site in sites]

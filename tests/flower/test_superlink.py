@@ -12,8 +12,8 @@ import pytest
 pytest.importorskip("cryptography", reason="flwr is not installed: pip install 'kinfed[flower]'")
 
 from kinfed import RunError, UsageError
-from kinfed.flower import ending, keys, subprocesses, superlink
-from kinfed.flower.link import Link
+from kinfed.flower.programs import ending, keys, subprocesses, superlink
+from kinfed.flower.wire.link import Link
 from kinfed.interrupts import Terminated, heard
 
 

@@ -10,11 +10,11 @@ import pytest
 
 from kinfed.cli import main
 from kinfed.errors import RunError, UsageError
-from kinfed.experiments import following
-from kinfed.experiments.run_folder import RunFolder
-from kinfed.flower import trackers
-from kinfed.flower.grid import GridTransport
-from kinfed.flower.server import serve
+from kinfed.flower.server import federation_trackers
+from kinfed.flower.server.server import serve
+from kinfed.flower.wire.transport import GridTransport
+from kinfed.runs import tracker_feed
+from kinfed.runs.run_folder import RunFolder
 
 OWN = '''
 import json
@@ -50,12 +50,12 @@ class Mine:
 def out(tmp_path, monkeypatch):
     """The folder of a run that a tracker of one's own is to follow."""
     (tmp_path / "mine.py").write_text(OWN)
-    monkeypatch.setattr(following, "PAUSES", (0.001, 0.002))
-    monkeypatch.setattr(following, "PICTURES", 0)
+    monkeypatch.setattr(tracker_feed, "PAUSES", (0.001, 0.002))
+    monkeypatch.setattr(tracker_feed, "PICTURES", 0)
     folder = tmp_path / "followed"
     folder.mkdir()
     monkeypatch.chdir(tmp_path)
-    trackers.ask(folder, ["mine.py:Mine"])
+    federation_trackers.ask(folder, ["mine.py:Mine"])
     monkeypatch.chdir("/")  # the run's process works in another folder
     return folder
 
@@ -114,13 +114,13 @@ def test_a_real_mlflow_server_has_every_round_of_a_federation(trial, tmp_path, m
     from mlflow import MlflowClient
 
     address, start, stop = mlflow_server
-    monkeypatch.setattr(following, "PAUSES", (0.1, 0.2))
-    monkeypatch.setattr(following, "PICTURES", 0)
+    monkeypatch.setattr(tracker_feed, "PAUSES", (0.1, 0.2))
+    monkeypatch.setattr(tracker_feed, "PICTURES", 0)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", address)
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "sites")
     out = tmp_path / "followed"
     out.mkdir()
-    trackers.ask(out, ["mlflow"])
+    federation_trackers.ask(out, ["mlflow"])
     monkeypatch.delenv("MLFLOW_TRACKING_URI")  # the run's process has another environment
     monkeypatch.delenv("MLFLOW_EXPERIMENT_NAME")
     start()
@@ -147,17 +147,17 @@ def test_a_real_mlflow_server_has_every_round_of_a_federation(trial, tmp_path, m
 def test_what_trackers_need_of_the_environment_goes_along_and_is_private(tmp_path, monkeypatch):
     pytest.importorskip("mlflow")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://ada:secret@127.0.0.1:1")
-    trackers.ask(tmp_path, ["mlflow"])
-    assert stat.S_IMODE((tmp_path / trackers.FILE).stat().st_mode) == 0o600
+    federation_trackers.ask(tmp_path, ["mlflow"])
+    assert stat.S_IMODE((tmp_path / federation_trackers.FILE).stat().st_mode) == 0o600
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "")
-    assert trackers.asked(tmp_path) == ["mlflow"]
+    assert federation_trackers.asked(tmp_path) == ["mlflow"]
     assert os.environ["MLFLOW_TRACKING_URI"] == "http://ada:secret@127.0.0.1:1"
 
 
 def test_trackers_that_cannot_be_used_are_refused_before_anything_is_begun(tmp_path):
     with pytest.raises(UsageError, match="did you mean 'tensorboard'"):
-        trackers.ask(tmp_path, ["tensorbord"])
-    assert trackers.asked(tmp_path) == []
-    (tmp_path / trackers.FILE).write_text("{")
+        federation_trackers.ask(tmp_path, ["tensorbord"])
+    assert federation_trackers.asked(tmp_path) == []
+    (tmp_path / federation_trackers.FILE).write_text("{")
     with pytest.raises(RunError, match="delete it to go on without trackers"):
-        trackers.asked(tmp_path)
+        federation_trackers.asked(tmp_path)

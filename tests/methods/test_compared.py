@@ -25,13 +25,13 @@ from kinfed import (
     fit,
 )
 from kinfed.core.graph import Graph
-from kinfed.experiments.compared import compared
-from kinfed.experiments.run_folder import RunFolder
 from kinfed.methods import METHODS
 from kinfed.methods.parts.hypernetwork import Hypernetwork
 from kinfed.methods.sfl import Similarity
 from kinfed.ops.sparsify import project_simplex
-from kinfed.papers.pfedgat.graphs import Logits, Projected
+from kinfed.report.explain.similarity import compared
+from kinfed.runs.run_folder import RunFolder
+from kinfed_papers.pfedgat.graphs import Logits, Projected
 
 
 @pytest.fixture(scope="module")

@@ -21,11 +21,11 @@ from kinfed.core.tasks import Classification
 from kinfed.core.trees import Axis
 from kinfed.data.federation import Federation
 from kinfed.errors import UsageError
-from kinfed.experiments.fit import fit
-from kinfed.experiments.results import save
 from kinfed.methods import METHODS
 from kinfed.methods.parts.graph_hypernetwork import GCN
 from kinfed.methods.parts.heads import FullHeads
+from kinfed.runs.fit import fit
+from kinfed.runs.results import save
 from kinfed.simulation.execution import Execution
 from kinfed.simulation.simulation import Simulation
 

@@ -12,8 +12,8 @@ from kinfed import Training
 from kinfed.core.graph import Graph
 from kinfed.core.optimiser import SGD
 from kinfed.methods import SFL, FedAvg, FedCedar, Local, Panacea, PFedGAT
-from kinfed.papers.fedaghn.ablations import Printed
-from kinfed.papers.pfedgat.graphs import Projected
+from kinfed_papers.fedaghn.ablations import Printed
+from kinfed_papers.pfedgat.graphs import Projected
 
 float64 = torch.float64
 B = [[3.0, 4.0], [0.0, 2.0], [-6.0, 8.0]]

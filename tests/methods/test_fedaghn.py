@@ -21,9 +21,9 @@ from kinfed.methods import FedAGHN, FedAvg, Local, fedaghn
 from kinfed.methods.fedaghn import Server, Upload
 from kinfed.ops.similarity import cosine
 from kinfed.ops.sketch import SIZE
-from kinfed.papers.fedaghn.ablations import Printed
 from kinfed.simulation.execution import Execution
 from kinfed.simulation.simulation import Simulation
+from kinfed_papers.fedaghn.ablations import Printed
 
 float64 = torch.float64
 paper = partial(FedAGHN, feedback="held-out")  # whose gradient the tests choose

@@ -14,7 +14,7 @@ from kinfed.core.seeding import tags
 from kinfed.errors import UsageError
 from kinfed.methods import FedAvg, FedCedar
 from kinfed.methods.fedcedar import Server
-from kinfed.papers.fedcedar.ablations import Mean, Nodes
+from kinfed_papers.fedcedar.ablations import Mean, Nodes
 
 pytestmark = pytest.mark.filterwarnings("ignore:fedcedar. round")
 

@@ -7,8 +7,8 @@ from kinfed.core.client import Training
 from kinfed.core.optimiser import SGD
 from kinfed.data.federation import Federation
 from kinfed.errors import UsageError
-from kinfed.experiments.fit import fit
 from kinfed.methods import FedRep
+from kinfed.runs.fit import fit
 from kinfed.simulation.execution import Execution
 
 float64 = torch.float64

@@ -10,8 +10,8 @@ from kinfed.core.seeding import key, tags
 from kinfed.methods import PFedGAT
 from kinfed.methods.pfedgat import Upload
 from kinfed.ops.sketch import count_sketch
-from kinfed.papers.pfedgat import channels
-from kinfed.papers.pfedgat.channels import Delta, Sketch, Spsa, draw_signs, unbias
+from kinfed_papers.pfedgat import channels
+from kinfed_papers.pfedgat.channels import Delta, Sketch, Spsa, draw_signs, unbias
 
 float64 = torch.float64
 NAMES = tags([str(i) for i in range(64)])

@@ -25,11 +25,11 @@ from kinfed.methods import SFL, FedAGHN, FedCedar, Panacea, PFedGAT
 from kinfed.methods.parts.graph_hypernetwork import GCN, MLP
 from kinfed.methods.parts.heads import FullHeads
 from kinfed.methods.sfl import Similarity
-from kinfed.papers.fedaghn import ablations
-from kinfed.papers.fedcedar.ablations import Mean, Nodes
-from kinfed.papers.panacea.printed import Printed
 from kinfed.simulation.execution import Execution
 from kinfed.simulation.simulation import Simulation
+from kinfed_papers.fedaghn import ablations
+from kinfed_papers.fedcedar.ablations import Mean, Nodes
+from kinfed_papers.panacea.printed import Printed
 
 N, RATE, EPOCHS = 3, 0.05, 2
 LAYERS = (range(0, 6), range(6, 9))  # of theta: W1 [2, 2], b1 [2], W2 [1, 2], b2 [1]

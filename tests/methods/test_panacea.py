@@ -16,7 +16,6 @@ from kinfed.core.optimiser import SGD, Adam
 from kinfed.core.sharing import Divided, Sharing
 from kinfed.data.federation import Federation
 from kinfed.errors import UsageError
-from kinfed.experiments.fit import fit
 from kinfed.methods import Panacea, PFedHN
 from kinfed.methods.panacea import Moved, Network, Server
 from kinfed.methods.parts import graph_hypernetwork
@@ -25,9 +24,10 @@ from kinfed.methods.parts.heads import FullHeads, Heads
 from kinfed.methods.parts.hypernetwork import Dense, perceptron
 from kinfed.methods.parts.hypernetwork import Server as Plain
 from kinfed.methods.pfedhn import Network as Perceptron
-from kinfed.papers.panacea.chunks import ChunkedHeads
-from kinfed.papers.panacea.printed import Printed
+from kinfed.runs.fit import fit
 from kinfed.simulation.execution import Execution
+from kinfed_papers.panacea.chunks import ChunkedHeads
+from kinfed_papers.panacea.printed import Printed
 
 float64 = torch.float64
 PATH = torch.tensor([[0.0, 1, 0], [1, 0, 1], [0, 1, 0]])

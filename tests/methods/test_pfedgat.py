@@ -16,8 +16,8 @@ from kinfed.errors import UsageError
 from kinfed.methods import FedAvg, PFedGAT
 from kinfed.methods.pfedgat import PATIENCE, Heads, Upload
 from kinfed.ops.sketch import count_sketch
-from kinfed.papers.pfedgat.channels import Delta, Sketch, Spsa
-from kinfed.papers.pfedgat.graphs import Dynamic, DynamicHeads, Logits, Pairs, Projected
+from kinfed_papers.pfedgat.channels import Delta, Sketch, Spsa
+from kinfed_papers.pfedgat.graphs import Dynamic, DynamicHeads, Logits, Pairs, Projected
 
 float64 = torch.float64
 SMALL = {"heads": 2, "width": 3}
@@ -350,7 +350,7 @@ def test_channels_that_lead_where_the_exact_one_leads(bowls, monkeypatch, channe
     # spsa: all sign vectors, on quadratic losses; the constant a row that it cannot see changes no graph.
     signs = torch.tensor(list(itertools.permutations((1, 0, -1))))
     tried = lambda draw, a, b: signs[:, None, : len(b)].expand(-1, len(a), -1)  # noqa: E731
-    monkeypatch.setattr("kinfed.papers.pfedgat.channels.draw_signs", tried)
+    monkeypatch.setattr("kinfed_papers.pfedgat.channels.draw_signs", tried)
     clients = {"b": [[1.0, 2.0], [0.0, -1.0], [3.0, 0.5]], "held": [[1.5, 2.0], [0.0, 0.0], [2.0, 1.0]]}
     found, feedback = [], "train" if channel is Delta else "test"
     for kind, more in ((PFedGAT, {}), (channel, settings)):

@@ -10,7 +10,7 @@ from kinfed.core.client import Training
 from kinfed.core.engine import sample
 from kinfed.core.optimiser import SGD, Adam
 from kinfed.methods import PFedLA
-from kinfed.papers.fedaghn.ablations import Ascent
+from kinfed_papers.fedaghn.ablations import Ascent
 
 float64 = torch.float64
 SMALL = {"embedding": 2, "hidden": 3}

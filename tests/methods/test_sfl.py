@@ -19,7 +19,7 @@ from kinfed.errors import UsageError
 from kinfed.methods import SFL, FedAvg, FedProx, Local
 from kinfed.methods.sfl import QP, Known, Sent, Similarity
 from kinfed.ops.mixing import SPARSE
-from kinfed.papers.sfl.released import Released
+from kinfed_papers.sfl.released import Released
 
 float64 = torch.float64
 BEGINS = ("own", "mixed", "shared")

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from kinfed.core import checkpoint, trees
-from kinfed.core import tables as core_tables
+from kinfed.core import rows as core_tables
 from kinfed.core.checkpoint import Progress
 from kinfed.core.client import Training
 from kinfed.core.engine import run, sample
@@ -28,11 +28,11 @@ from kinfed.methods.parts.graph_hypernetwork import GCN, MLP
 from kinfed.methods.parts.heads import FullHeads
 from kinfed.methods.sfl import QP, Similarity
 from kinfed.ops import similarity, sketch
-from kinfed.papers.panacea.chunks import ChunkedHeads
-from kinfed.papers.sfl.released import Released
 from kinfed.simulation import evaluation, state_store
 from kinfed.simulation.execution import Execution
 from kinfed.simulation.simulation import Simulation
+from kinfed_papers.panacea.chunks import ChunkedHeads
+from kinfed_papers.sfl.released import Released
 
 SIZES = (3, 7, 5, 9, 4)  # of training examples; batches of 4
 LINKS = [[0, 1, 0, 0, 0], [1, 0, 1, 0, 0], [0, 1, 0, 1, 0], [0, 0, 1, 0, 0], [0, 0, 0, 0, 0]]  # the last is alone

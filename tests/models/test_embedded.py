@@ -10,10 +10,10 @@ import torch
 import kinfed
 from kinfed import UsageError
 from kinfed.cli import main
-from kinfed.data.columns import Calendar, Category, Number, Unused
-from kinfed.data.description import Description, Raw
-from kinfed.experiments import parts
+from kinfed.data.tables.columns import Calendar, Category, Number, Unused
+from kinfed.data.tables.schema import Description, Raw
 from kinfed.models import MODELS
+from kinfed.runs.config import parts
 
 TOWN = Category("town", ("Bonn", "Ulm"), 4, 3, 2)  # 4 inputs, of which one is of other towns, one of none
 PRICE = Number("price", 5.0, 2.0, 5.0, 1)  # 2 inputs
@@ -25,7 +25,7 @@ WIDTH = 4 + 2 + 10 + 2
 OWN = """
 from torch import nn
 
-from kinfed.data.description import Description
+from kinfed.data.tables.schema import Description
 
 
 class Net(nn.Sequential):
@@ -139,7 +139,7 @@ def test_a_run_is_rebuilt_from_its_folder(trained, capsys):
     assert main(["predict", str(trained / "run"), str(trained / "shops.csv"), "--client", summary.names[1]]) == 0
     capsys.readouterr()
     answers = run.predictor(summary.names[1])(frame)["sold"].to_numpy()
-    x = run.description.encode(kinfed.data.reading.frame_of(frame), summary.names[1])
+    x = run.description.encode(kinfed.data.tables.open_table.frame_of(frame), summary.names[1])
     target = summary.scale["targets"]["sold"]
     with torch.no_grad():
         outputs = kinfed.load_model(trained / "run", position=1)(x)[:, 0] * target["deviation"] + target["mean"]

@@ -8,9 +8,9 @@ from kinfed.core.method import Params
 from kinfed.core.model import Model
 from kinfed.core.optimiser import SGD
 from kinfed.core.tasks import Classification
-from kinfed.data.columns import Category, Number
-from kinfed.data.description import Description
 from kinfed.data.federation import Federation
+from kinfed.data.tables.columns import Category, Number
+from kinfed.data.tables.schema import Description
 from kinfed.errors import UsageError
 from kinfed.methods import FedAvg
 from kinfed.models import MODELS

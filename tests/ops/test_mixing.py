@@ -8,7 +8,7 @@ from torch import nn
 from torch.func import vjp
 
 from kinfed.core.layout import Layout
-from kinfed.core.tables import blank, put, take
+from kinfed.core.rows import blank, put, take
 from kinfed.ops import similarity
 from kinfed.ops.mixing import mix, weighted_mean
 from kinfed.ops.similarity import cosine, gram, inner, inner_by_layer

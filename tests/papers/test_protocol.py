@@ -11,13 +11,13 @@ from kinfed.cli import main
 from kinfed.core.engine import sample
 from kinfed.core.method import Roster
 from kinfed.core.seeding import tags
-from kinfed.experiments import config
-from kinfed.experiments.reproduction import MEASURES
 from kinfed.methods.parts.graph_hypernetwork import GCN
 from kinfed.methods.parts.heads import FullHeads
 from kinfed.methods.sfl import Known
-from kinfed.papers import published_table
-from kinfed.papers.published_table import CONTROL, OURS_ONLY, Row
+from kinfed.runs.config import experiment
+from kinfed_papers import published_table
+from kinfed_papers.published_table import CONTROL, OURS_ONLY, Row
+from kinfed_papers.reproduction import MEASURES
 
 PAPERS = ("fedaghn", "fedcedar", "panacea", "pfedgat", "sfl")
 # As printed: rounds, clients in a round, batch, epochs or steps, client rate (None: not printed), the method's.
@@ -53,7 +53,7 @@ OUTPUTS = {"metr_la": 12, "synthetic": 2, "tpt48": 6, "compcars": 4, "tiny_image
 
 @pytest.mark.parametrize("name", PRINTED)
 def test_settings_are_those_that_are_printed(name):
-    found = config.resolve(config.read(f"papers/{name}", []))
+    found = experiment.resolve(experiment.read(f"papers/{name}", []))
     rounds, cohort, batch, work, rate, settings = PRINTED[name]
     data = found.table["federation"]["dataset"]["name"]
     count = found.table["federation"]["clients"] or OWNERS[data]
@@ -103,10 +103,10 @@ def test_every_cell_resolves_whole_and_scaled(name):
             if row.missing or column.mean_of:
                 continue
             raw = table.raw(row, column)
-            found = config.resolve(raw)
+            found = experiment.resolve(raw)
             assert found.table["rounds"] % found.table["evaluate_every"] == 0
             assert column.novel == (found.participation.joins == found.table["rounds"])
-            part = config.resolve(published_table.scaled(raw, 0.1))
+            part = experiment.resolve(published_table.scaled(raw, 0.1))
             assert part.table["rounds"] == max(5, found.table["rounds"] // 10)
             assert column.novel == (part.participation.joins == part.table["rounds"])
             if name.startswith("panacea"):
@@ -124,7 +124,7 @@ def test_fine_tuning_in_tables_takes_one_rounds_training(paper):
             if name.startswith(paper) and row.name in ("fedavg-ft", "fedprox-ft"):
                 for column in table.columns.values():
                     if not column.mean_of:
-                        assert config.resolve(table.raw(row, column)).method.length == 1
+                        assert experiment.resolve(table.raw(row, column)).method.length == 1
 
 
 def _cohort(share, count):
@@ -135,22 +135,22 @@ def _cohort(share, count):
 def test_scaling_shortens_what_counts_rounds_and_nothing_else():
     table = published_table.load("fedaghn.table1")
     raw = table.raw(table.rows["cfl"], table.columns["cifar10/dirichlet"])
-    whole, part = (config.resolve(r).table for r in (raw, published_table.scaled(raw, 0.25)))
+    whole, part = (experiment.resolve(r).table for r in (raw, published_table.scaled(raw, 0.25)))
     assert (whole["rounds"], part["rounds"]) == (200, 50)
     assert (whole["method"]["begin"], part["method"]["begin"]) == (20, 5)
     assert (whole["evaluate_every"], part["evaluate_every"]) == (5, 5)
     assert part["federation"]["split"] == {**whole["federation"]["split"], "share": 0.25}
     for key in ("training", "model", "participation", "seed"):
         assert whole[key] == part[key]
-    few = config.resolve(published_table.scaled(raw, 0.001)).table
+    few = experiment.resolve(published_table.scaled(raw, 0.001)).table
     assert (few["rounds"], few["evaluate_every"], few["method"]["begin"]) == (5, 1, 1)
     last = published_table.load("fedcedar.table1")
     raw = last.raw(last.rows["fedcedar"], last.columns["mnist/iid"])
-    found = config.resolve(published_table.scaled(raw, 0.5)).table
+    found = experiment.resolve(published_table.scaled(raw, 0.5)).table
     assert (found["rounds"], found["evaluate_every"]) == (50, 50)  # scored after the last round, as before
     nodes = published_table.load("fedcedar.figure3")
     raw = nodes.raw(nodes.rows["fedcedar"], nodes.columns["mnist/path3"])
-    found = config.resolve(published_table.scaled(raw, 0.1)).table
+    found = experiment.resolve(published_table.scaled(raw, 0.1)).table
     assert (found["rounds"], found["evaluate_every"], found["participation"]["by_group"]) == (20, 5, 5)  # in step
 
 
@@ -179,7 +179,9 @@ def test_a_subset_stands_beside_the_data_it_stands_for():
 def test_a_row_with_settings_of_its_own_is_another_method():
     table = published_table.load("pfedgat.table1")
     column = table.columns["cifar10/iid"]
-    methods = {name: config.resolve(table.raw(table.rows[name], column)).method for name in ("pfedgat", "pfedgat-fair")}
+    methods = {
+        name: experiment.resolve(table.raw(table.rows[name], column)).method for name in ("pfedgat", "pfedgat-fair")
+    }
     assert (methods["pfedgat"].feedback, methods["pfedgat-fair"].feedback) == ("test", "held-out")
     assert methods["pfedgat-fair"].heads == methods["pfedgat"].heads == 8
 
@@ -188,11 +190,11 @@ def test_a_file_of_your_own_goes_first(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "papers" / "sfl" / "table1").mkdir(parents=True)
     (tmp_path / "papers" / "sfl" / "table1" / "metr_la").write_text("rounds = 3")
-    assert config.read("papers/sfl/table1/metr_la", []) == {"rounds": 3}
+    assert experiment.read("papers/sfl/table1/metr_la", []) == {"rounds": 3}
 
 
 def test_other_methods_have_the_papers_settings_for_them():
-    found = config.resolve(config.read("papers/fedaghn/table1/cifar10/dirichlet", ["method.name=cfl"]))
+    found = experiment.resolve(experiment.read("papers/fedaghn/table1/cifar10/dirichlet", ["method.name=cfl"]))
     assert (found.method.eps1, found.method.eps2) == (0.5, 0.5)
 
 
@@ -205,9 +207,9 @@ def test_names_are_listed_and_a_wrong_one_is_put_right(capsys):
     assert set(entries) == set(published_table.tables())
     assert entries["pfedgat.table3"]["what"].startswith("Accuracy of 10, 25 and 50 clients")
     with pytest.raises(UsageError, match="there is no 'papers/sfl/table1/metr'; did you mean"):
-        config.read("papers/sfl/table1/metr", [])
+        experiment.read("papers/sfl/table1/metr", [])
     with pytest.raises(UsageError, match=r"'papers/nope'; did you mean '[^']+'\? \(kinfed list papers names all\)$"):
-        config.read("papers/nope", [])
+        experiment.read("papers/nope", [])
     with pytest.raises(UsageError, match="there is no table"):
         published_table.load("sfl.tabel1")
 
@@ -223,7 +225,7 @@ def test_every_table_of_scores_has_controls_where_they_can_be(name):
     column = next(column for column in table.columns.values() if not column.mean_of)
     for row in controls:
         if row.name not in column.lacks:
-            graph = config.resolve(table.raw(row, column)).table["federation"]["graph"]
+            graph = experiment.resolve(table.raw(row, column)).table["federation"]["graph"]
             assert (graph["name"] == "shuffled") == (row.name == "shuffled")
 
 
@@ -243,7 +245,7 @@ def test_the_shuffled_graph_is_that_of_the_column():
         ("pfedgat.table1", "cifar10/pathological", ("sfl", {"name": "shuffled", "of": "label_overlap"})),
     ):
         table = published_table.load(name)
-        found = config.resolve(table.raw(table.rows["shuffled"], table.columns[column])).table
+        found = experiment.resolve(table.raw(table.rows["shuffled"], table.columns[column])).table
         assert (found["method"]["name"], found["federation"]["graph"]) == expected
     assert "no such graph" in published_table.load("fedaghn.table1").columns["cifar10/dirichlet"].lacks.values()
     assert "oracle" not in published_table.load("pfedgat.table3").rows  # no column has a graph
@@ -253,7 +255,7 @@ def test_panaceas_baselines_have_their_own_papers_settings():
     for name, score in (("panacea.table2", "own"), ("panacea.table3", "shared")):
         table = published_table.load(name)
         fl60 = table.columns["fl60"]
-        found = {row: config.resolve(table.raw(table.rows[row], fl60)).method for row in ("pfedme", "ditto")}
+        found = {row: experiment.resolve(table.raw(table.rows[row], fl60)).method for row in ("pfedme", "ditto")}
         assert (found["pfedme"].pull, found["pfedme"].steps) == (15.0, 5)
         assert found["pfedme"].share == pytest.approx(15 * 0.03)  # lambda times the rate
         assert found["ditto"].pull == 1.0
@@ -265,5 +267,5 @@ def test_a_method_of_the_paper_that_a_table_does_not_print_has_the_papers_settin
     table = published_table.load("fedaghn.table3")
     row = table.extra("ditto")
     assert (row.kind, row.score, row.printed) == (OURS_ONLY, "own", "Ditto")
-    assert config.resolve(table.raw(row, table.columns["cifar10/groups"])).method.pull == 1.0
+    assert experiment.resolve(table.raw(row, table.columns["cifar10/groups"])).method.pull == 1.0
     assert table.extra("fedfomo") == Row("fedfomo", "fedfomo", kind=OURS_ONLY)

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kinfed.errors import UsageError
-from kinfed.papers.panacea.theory import (
+from kinfed_papers.panacea.theory import (
     best_rank,
     components,
     mean_aggregation,

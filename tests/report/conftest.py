@@ -8,7 +8,7 @@ import torch
 
 from kinfed.core.history import History
 from kinfed.core.tasks import Classification
-from kinfed.experiments.run_folder import RunFolder
+from kinfed.runs.run_folder import RunFolder
 
 CONFIG = """
 rounds = 3

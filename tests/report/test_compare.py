@@ -5,8 +5,8 @@ import pytest
 from rich.console import Console
 
 from kinfed.errors import UsageError
-from kinfed.report.compare import compare
-from kinfed.report.runs_table import terminal
+from kinfed.report.tables.compare import compare
+from kinfed.report.tables.runs_table import terminal
 
 FEDERATION = {"dataset": {"name": "mnist"}, "partition": {"name": "iid"}}
 

@@ -14,8 +14,8 @@ from kinfed import UsageError
 from kinfed.cli import main
 from kinfed.core.tasks import Classification
 from kinfed.data.federation import Federation
-from kinfed.experiments.run_folder import RunFolder
-from kinfed.metrics.classification import confusion
+from kinfed.runs.run_folder import RunFolder
+from kinfed.verdict.classification import confusion
 
 
 def test_each_clients_table_is_that_of_scikit_learn():

@@ -8,8 +8,8 @@ import pytest
 
 from kinfed.cli import main
 from kinfed.errors import UsageError
-from kinfed.metrics.graphs import row_correlation, row_overlap
-from kinfed.report.difference import diff
+from kinfed.report.explain.relation_difference import diff
+from kinfed.verdict.graph_quality import row_correlation, row_overlap
 
 FIRST = [[0.5, 0.5, 0.0], [0.25, 0.5, 0.25], [0.0, 0.0, 1.0]]
 THEN = [[0.5, 0.0, 0.5], [0.0, 0.5, 0.5], [0.0, 0.0, 1.0]]

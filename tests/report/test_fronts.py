@@ -10,11 +10,11 @@ from safetensors.numpy import save_file
 
 from kinfed.cli import main
 from kinfed.errors import UsageError
-from kinfed.experiments.run_folder import RunFolder
-from kinfed.report.fronts import front_of, tables_beside
-from kinfed.report.gather import gather
-from kinfed.report.grid import Grid, markdown, of_markdown
-from kinfed.report.page import page
+from kinfed.report.page.gather import gather
+from kinfed.report.page.html_page import page
+from kinfed.report.page.overview import front_of, tables_beside
+from kinfed.report.tables.text_table import Grid, markdown, of_markdown
+from kinfed.runs.run_folder import RunFolder
 
 HEAD = ["column", "dataset", "setting", "method", "printed", "metric", "paper", "paper_std", "ours", "over_seeds"]
 HEAD += ["over_clients", "difference", "seeds", "flags", "status", "by_seed", "seconds"]

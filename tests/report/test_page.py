@@ -10,14 +10,14 @@ from markupsafe import escape
 
 from kinfed.cli import main
 from kinfed.errors import UsageError
-from kinfed.experiments.compared import compared
-from kinfed.experiments.run_folder import RunFolder
 from kinfed.methods import METHODS
-from kinfed.report import contents as contents_module
-from kinfed.report.contents import contents
-from kinfed.report.explained import settings
-from kinfed.report.gather import gather
-from kinfed.report.page import page
+from kinfed.report.explain.similarity import compared
+from kinfed.report.page import page_data as contents_module
+from kinfed.report.page.gather import gather
+from kinfed.report.page.html_page import page
+from kinfed.report.page.page_data import contents
+from kinfed.report.page.page_settings import settings
+from kinfed.runs.run_folder import RunFolder
 
 WEIGHTS = np.array([[0.5, 0.3, 0.2, 0.0], [0.1, 0.8, 0.05, 0.05], [0.0, 0.25, 0.75, 0.0], [0.4, 0.3, 0.2, 0.1]])
 FACTS = {"train": [8, 7, 6, 5], "validation": [1] * 4, "test": [10] * 4, "groups": [0, 1, 0, 1]}
@@ -92,7 +92,7 @@ def test_of_many_clients_the_strongest_links_are_kept(tmp_path, run_of):
 
 
 def test_very_many_clients_are_shown_in_parts(tmp_path, run_of, monkeypatch):
-    monkeypatch.setattr("kinfed.report.contents.MANY", 3)
+    monkeypatch.setattr("kinfed.report.page.page_data.MANY", 3)
     mine = run_of(tmp_path / "mine", [[0.5, 0.6, 0.7, 0.9]], [WEIGHTS], facts=FACTS)
     found = contents(gather([mine]))
     one = found.data["methods"][0]

@@ -5,7 +5,7 @@ import shutil
 import numpy as np
 import pytest
 
-from kinfed.report.page import write
+from kinfed.report.page.html_page import write
 
 playwright = pytest.importorskip("playwright.sync_api")
 pytestmark = [pytest.mark.needs("chromium", "chromium"), pytest.mark.xdist_group("browser")]

@@ -9,12 +9,12 @@ import torch
 
 from kinfed.cli import main
 from kinfed.errors import UsageError
-from kinfed.experiments import config
-from kinfed.experiments.launch import launch
-from kinfed.experiments.remixed import Remixed, alone, without
-from kinfed.experiments.reopened import Reopened
-from kinfed.experiments.saved import Saved
-from kinfed.report.reasons import explain
+from kinfed.report.explain.counterfactual import Remixed, alone, without
+from kinfed.report.explain.reasons import explain
+from kinfed.runs.config import experiment
+from kinfed.runs.final_server import Reopened
+from kinfed.runs.launch import launch
+from kinfed.runs.open_run import Saved
 from kinfed.simulation.execution import Execution
 
 NET = ["model=mlp", "model.hidden=[4]", "training.epochs=1", "federation.clients=4", "rounds=2"]
@@ -31,7 +31,7 @@ QUICK = {
 
 
 def trained(path, method="fedaghn", *overrides):
-    launch(config.resolve(config.read(method, [*NET, *overrides])), path, Execution("loop", 1))
+    launch(experiment.resolve(experiment.read(method, [*NET, *overrides])), path, Execution("loop", 1))
     saved = Saved.open(path)
     return saved, Reopened(saved, saved.task)
 

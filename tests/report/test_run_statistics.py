@@ -13,13 +13,13 @@ from rich.console import Console
 from kinfed.cli import main
 from kinfed.core.history import Spent
 from kinfed.errors import UsageError
-from kinfed.metrics import statistics as by
-from kinfed.report import grid
-from kinfed.report.compare import compare
-from kinfed.report.grid import quantity
-from kinfed.report.statistics import names_of, ranking, statistics
-from kinfed.report.statistics_tables import grids
-from kinfed.report.target import reached
+from kinfed.report.tables import text_table
+from kinfed.report.tables.compare import compare
+from kinfed.report.tables.run_statistics import names_of, ranking, statistics
+from kinfed.report.tables.statistics_tables import grids
+from kinfed.report.tables.target import reached
+from kinfed.report.tables.text_table import quantity
+from kinfed.verdict import statistics as by
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def drawn(tables, width=100):
     console = Console(width=width, no_color=True)
     with console.capture() as captured:
         for table in tables:
-            for part in grid.terminal(table):
+            for part in text_table.terminal(table):
                 console.print(part, soft_wrap=True)
     return [line.rstrip() for line in captured.get().splitlines()]
 
@@ -124,7 +124,7 @@ def test_runs_of_other_data_splits_or_clients_are_named_and_never_paired(tmp_pat
 
 
 def test_other_test_examples_are_refused_as_pairs(tmp_path, write):
-    from kinfed.experiments.run_folder import RunFolder
+    from kinfed.runs.run_folder import RunFolder
 
     runs = {name: write(tmp_path / name, name, [0.5, 0.5]) for name in ("local", "cfl")}
     for name, sizes in (("local", (2, 2)), ("cfl", (4, 2))):

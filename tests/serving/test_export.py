@@ -15,14 +15,14 @@ from safetensors.torch import load_file
 
 import kinfed
 from kinfed.cli import main
-from kinfed.data.columns import Calendar
-from kinfed.data.description import Description
-from kinfed.data.statistics import DateStatistics, NumberStatistics, years
-from kinfed.experiments.predictor import Answers, Predictor
+from kinfed.data.tables.column_statistics import DateStatistics, NumberStatistics, years
+from kinfed.data.tables.columns import Calendar
+from kinfed.data.tables.schema import Description
 from kinfed.models import MODELS
+from kinfed.runs.predictor import Answers, Predictor
 from kinfed.serving import export as export_module
 from kinfed.serving import onnx_file
-from kinfed.serving.whole import Encode, Whole
+from kinfed.serving.pipeline import Encode, Whole
 
 WITHOUT_KINFED = """
 import json, sys

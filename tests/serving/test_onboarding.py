@@ -14,11 +14,11 @@ from kinfed.cli.program import execute
 from kinfed.core import trees
 from kinfed.core.trees import Axis
 from kinfed.errors import UsageError
-from kinfed.experiments import config
-from kinfed.experiments.launch import launch
-from kinfed.experiments.saved import Saved
 from kinfed.methods import METHODS
-from kinfed.serving import newcomers
+from kinfed.runs.config import experiment
+from kinfed.runs.launch import launch
+from kinfed.runs.open_run import Saved
+from kinfed.serving import joining_clients
 from kinfed.serving.onboarding import ALONE, BEST, SHARED, Frozen, onboard
 from kinfed.simulation.execution import Execution
 
@@ -54,8 +54,8 @@ def table(path, clients, seed=0, rows=40):
 def trained(tmp_path, name="fedavg", *overrides, beside=()):
     data = {"name": "csv", "path": table(tmp_path / "known.csv", "abcABC"), "client": "who", "target": "buys"}
     settings = [f"federation.dataset.{key}={value}" for key, value in data.items()]
-    raw = config.read(name, [*settings, *NET, *SETTINGS.get(name, []), *overrides])
-    launch(config.resolve(raw), tmp_path / "run", Execution("loop", 1), beside=beside)
+    raw = experiment.read(name, [*settings, *NET, *SETTINGS.get(name, []), *overrides])
+    launch(experiment.resolve(raw), tmp_path / "run", Execution("loop", 1), beside=beside)
     return Saved.open(tmp_path / "run")
 
 
@@ -63,7 +63,7 @@ def trained(tmp_path, name="fedavg", *overrides, beside=()):
 def test_a_newcomer_joins_every_method_that_has_something_to_give(name, tmp_path):
     saved = trained(tmp_path, name, "federation.newcomers=1", "method.neighbours=3" if name == "knn-per" else "seed=0")
     before = hashes(tmp_path / "run")
-    (one,) = newcomers.of_run(saved, None)
+    (one,) = joining_clients.of_run(saved, None)
     frozen = Frozen(saved, one.task, Execution("loop", 1))
     state = {key: t.clone() for key, t in trees.pack(frozen.server).items()}
     few, some = (onboard(frozen, one, count, 2) for count in (0, 20))
@@ -96,7 +96,7 @@ def only_its_row_changes(frozen, one):
 @pytest.mark.parametrize("name", ["ifca", "fedcedar"])
 def test_clusters_put_a_newcomer_where_its_kin_are(name, tmp_path):
     saved = trained(tmp_path, name, "method.clusters=2", "federation.newcomers=['C']", "rounds=8", "training.epochs=3")
-    (one,) = newcomers.of_run(saved, None)
+    (one,) = joining_clients.of_run(saved, None)
     found = onboard(Frozen(saved, one.task, Execution("loop", 1)), one, 12)
     assert saved.experiment.newcomers == ["C"]
     assert found.existing in "AB"
@@ -116,9 +116,9 @@ def test_newcomers_leave_no_trace_in_what_members_are_trained_on(tmp_path):
     (tmp_path / "two").mkdir()
     path = tmp_path / "two" / "known.csv"
     path.write_text("\n".join(line for line in rows if line[0] not in "bC" or line.startswith("who")) + "\n")
-    raw = config.override(dict(saved.experiment.table), [f"federation.dataset.path={path}"])
+    raw = experiment.override(dict(saved.experiment.table), [f"federation.dataset.path={path}"])
     raw["federation"].pop("newcomers")
-    launch(config.resolve(raw), tmp_path / "two" / "run", Execution("loop", 1))
+    launch(experiment.resolve(raw), tmp_path / "two" / "run", Execution("loop", 1))
     summary = Saved.open(tmp_path / "two" / "run").summary
     assert summary.columns == saved.summary.columns
     assert summary.of_clients == saved.summary.of_clients
@@ -172,12 +172,12 @@ def test_a_newcomer_has_its_own_scale_where_members_have_theirs(tmp_path):
         (tmp_path / f"{name}.csv").write_text("\n".join([head, *rows]) + "\n")
     data = {"name": "csv", "path": tmp_path / "all.csv", "client": "site", "target": "sold"}
     settings = [f"federation.dataset.{key}={value}" for key, value in data.items()]
-    raw = config.read("fedavg", [*settings, "federation.newcomers=['N']", *NET])
-    launch(config.resolve(raw), tmp_path / "run", Execution("loop", 1))
+    raw = experiment.read("fedavg", [*settings, "federation.newcomers=['N']", *NET])
+    launch(experiment.resolve(raw), tmp_path / "run", Execution("loop", 1))
     saved = Saved.open(tmp_path / "run")
     assert saved.description.clients.keys() >= set("abcd")
     heat = np.array([float(row.split(",")[1]) for row in lines["N"]])
-    for (one,) in (newcomers.of_run(saved, None), newcomers.of_table(saved, tmp_path / "new.csv", None)):
+    for (one,) in (joining_clients.of_run(saved, None), joining_clients.of_table(saved, tmp_path / "new.csv", None)):
         place = one.x[:, 0][-40:]  # it is the last in the run's own data
         rows = (one.rows - (len(one.x) - 40)).numpy()
         expected = (heat - heat[rows].mean()) / heat[rows].std()
@@ -198,8 +198,8 @@ def test_rows_without_a_target_or_a_client_are_left_out_as_in_training(tmp_path)
     more = tmp_path / "more.csv"
     more.write_text(whole.read_text() + "x,1,red,\n,2,red,yes\n")
     with pytest.warns(UserWarning, match="2 of 82 rows have no buys or no who, left out"):
-        found = newcomers.of_table(saved, more, None)
-    for one, other in zip(found, newcomers.of_table(saved, whole, None), strict=True):
+        found = joining_clients.of_table(saved, more, None)
+    for one, other in zip(found, joining_clients.of_table(saved, whole, None), strict=True):
         assert one.name == other.name
         assert torch.equal(one.x, other.x)
         assert torch.equal(one.rows, other.rows)
@@ -211,7 +211,7 @@ def test_links_say_who_a_newcomers_neighbours_are(tmp_path):
     saved = trained(tmp_path, "sfl", f"federation.dataset.edges={tmp_path / 'known-links.csv'}")
     new, edges = table(tmp_path / "new.csv", "x", seed=4), tmp_path / "links.csv"
     edges.write_text(links + "x,A\nx,B\n")
-    (one,) = newcomers.of_table(saved, new, edges)
+    (one,) = joining_clients.of_table(saved, new, edges)
     frozen = Frozen(saved, one.task, Execution("loop", 1))
     names = frozen.former.names
     weights = frozen.with_room(one, 9).graph.weights
@@ -219,7 +219,7 @@ def test_links_say_who_a_newcomers_neighbours_are(tmp_path):
     assert torch.equal(weights[:-1, :-1], frozen.roster.graph.weights)
     edges.write_text(links + "x,D\n")
     with pytest.raises(UsageError, match=r"links\.csv has no link between 'x' and a client of "):
-        newcomers.of_table(saved, new, edges)
+        joining_clients.of_table(saved, new, edges)
 
 
 def test_links_to_a_run_without_a_graph_and_no_examples_for_a_method_of_clusters(tmp_path, capsys):
@@ -250,7 +250,7 @@ def test_rows_that_do_not_fit_are_refused_in_one_line(rows, message, tmp_path):
     saved = trained(tmp_path)
     (tmp_path / "new.csv").write_text(rows)
     with pytest.raises(UsageError, match=message):
-        newcomers.of_table(saved, tmp_path / "new.csv", None)
+        joining_clients.of_table(saved, tmp_path / "new.csv", None)
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ import kinfed
 from kinfed import UsageError
 from kinfed.cli import main
 from kinfed.cli.predict import opened
-from kinfed.data.reading import frame_of
+from kinfed.data.tables.open_table import frame_of
 from kinfed.serving import connections
 from kinfed.serving import service as services
 from kinfed.serving.requests import _table

@@ -10,8 +10,8 @@ from kinfed import SGD, Federation, Training, UsageError, fit
 from kinfed.core.method import Params, SharedParams
 from kinfed.core.model import Model
 from kinfed.core.tasks import Classification, Regression
-from kinfed.experiments import config
 from kinfed.methods import FedAMP, FedAvg, FedAvgFT, Local
+from kinfed.runs.config import experiment
 from kinfed.simulation import evaluation
 from kinfed.simulation.execution import Execution
 from kinfed.simulation.simulation import Simulation
@@ -182,15 +182,15 @@ def test_models_too_large_to_keep_are_made_again_when_they_are_chosen(method, ho
 
 @pytest.mark.parametrize("score", ["by_class", "reweighted"])
 def test_a_config_asks_for_scores_of_classes(score):
-    asked = config.resolve(config.read("fedavg", [f"federation.{score}=true"]))
-    assert config.resolve(config.read("fedavg", [])).table["federation"] == {
+    asked = experiment.resolve(experiment.read("fedavg", [f"federation.{score}=true"]))
+    assert experiment.resolve(experiment.read("fedavg", [])).table["federation"] == {
         key: value for key, value in asked.table["federation"].items() if key != score
     }
-    for table in (asked.table, config.resolve(asked.table).table):
-        task = config.resolve(table).federation(None, 0).task
+    for table in (asked.table, experiment.resolve(asked.table).table):
+        task = experiment.resolve(table).federation(None, 0).task
         assert {name for name in ("by_class", "reweighted") if getattr(task, name)} == {score}
     data = dataclasses.replace(asked.dataset(None), task=Regression())
     with pytest.raises(UsageError, match=f"federation.{score}=true is a score of classes, but this data has none"):
         dataclasses.replace(asked, dataset=lambda _: data).federation(None, 0)
     with pytest.raises(UsageError, match=rf"federation\.{score} must be true or false; got 1"):
-        config.resolve(config.read("fedavg", [f"federation.{score}=1"]))
+        experiment.resolve(experiment.read("fedavg", [f"federation.{score}=1"]))

@@ -16,14 +16,14 @@ from rich.text import Text
 from ..core.summary import Summary
 from ..data.federation import Federation
 from ..errors import UsageError
-from ..experiments import own_parts
-from ..experiments.choice_folder import Chosen, Request, choose_in
-from ..experiments.choose import TRIED, WITH_GRAPH
-from ..experiments.race import Entry
-from ..experiments.sweep import parse
-from ..metrics.statistics import is_share
-from . import own_file
-from .running import Bar, data_dir, describe, detail, options, score_text, unwatched
+from ..runs.config import plugins
+from ..search.choice_folder import Chosen, Request, choose_in
+from ..search.choose import TRIED, WITH_GRAPH
+from ..search.successive_halving import Entry
+from ..search.sweep import parse
+from ..verdict.statistics import is_share
+from . import table_options
+from .options import Bar, data_dir, describe, detail, options, score_text, unwatched
 
 SHOWN = 10  # candidates in the table
 
@@ -32,7 +32,7 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     """Add the command to the parser."""
     choosing = commands.add_parser(
         "choose",
-        parents=[options(), detail(), own_file.columns(), common],
+        parents=[options(), detail(), table_options.columns(), common],
         description="Find the method and the learning rate that suit your clients: candidates race on validation "
         "examples, the worst leaving at a quarter and half of the rounds. The winner replaces Local and FedAvg only if "
         "it is clearly better. Test examples are used once, at the end. The same command with the same --out continues "
@@ -77,11 +77,11 @@ def _choose(args: argparse.Namespace, console: Console) -> None:
     grid = parse([one for one in args.overrides if one.startswith("methods.")])
     grid = {key: values for key, values in grid.items() if len(values) > 1}
     for key in grid:
-        if key.split(".")[1] not in map(own_parts.called, methods or TRIED + WITH_GRAPH):
+        if key.split(".")[1] not in map(plugins.called, methods or TRIED + WITH_GRAPH):
             raise UsageError(f"{key} is a setting of a method that is no candidate; name it with --methods")
     args.overrides = [one for one in args.overrides if one.partition("=")[0] not in grid]
     request = Request(
-        own_file.read(args.source, args),
+        table_options.read(args.source, args),
         args.out or Path("choices") / time.strftime("%Y-%m-%d-%H%M%S"),
         data_dir(args),
         args.budget,
@@ -89,7 +89,7 @@ def _choose(args: argparse.Namespace, console: Console) -> None:
         args.seeds,
         args.jobs,
         grid,
-        **own_file.door(args),
+        **table_options.door(args),
     )
     show_choice(choose_for(request, args, console), args, console)
 

@@ -11,15 +11,15 @@ from rich.console import Console
 
 from ..errors import UsageError
 from ..files import make_folder, replacing
-from ..metrics.statistics import not_apart
 from ..plots.ranks import critical_difference
-from ..report import grid, runs_table
-from ..report.compare import Comparison, compare
-from ..report.confusion import confusions
-from ..report.grid import Grid
-from ..report.statistics import ranking
-from ..report.statistics_tables import grids
-from ..report.target import reached
+from ..report.tables import runs_table, text_table
+from ..report.tables.compare import Comparison, compare
+from ..report.tables.confusion import confusions
+from ..report.tables.run_statistics import ranking
+from ..report.tables.statistics_tables import grids
+from ..report.tables.target import reached
+from ..report.tables.text_table import Grid
+from ..verdict.statistics import not_apart
 from .console import literal, show
 
 # Files that are written for some comparisons only.
@@ -90,9 +90,9 @@ def write_tables(comparison: Comparison, tables: list[Grid], out: Path) -> None:
     Those of an earlier comparison in the folder are removed, as they would be taken for these.
     """
     make_folder(out)
-    files = {f"{one.name}.csv": grid.as_csv(one) for one in tables}
-    files["statistics.md"] = "\n".join(map(grid.markdown, tables))
-    files["statistics.tex"] = "\n".join(map(grid.latex, tables))
+    files = {f"{one.name}.csv": text_table.as_csv(one) for one in tables}
+    files["statistics.md"] = "\n".join(map(text_table.markdown, tables))
+    files["statistics.tex"] = "\n".join(map(text_table.latex, tables))
     for path in list(out.iterdir()) if (out / "statistics.md").exists() else []:
         if EARLIER.fullmatch(path.name) and path.name not in files:
             path.unlink()

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from ..report.grid import Grid
+    from ..report.tables.text_table import Grid
 
 WIDEST = 1000  # characters of a table
 
@@ -65,7 +65,7 @@ def literal(stderr: bool = False) -> Console:
 
 def show(tables: "Iterable[Grid]", console: Console, soft_wrap: bool = False) -> None:
     """Print tables."""
-    from ..report.grid import terminal  # with its package it imports PyTorch
+    from ..report.tables.text_table import terminal  # with its package it imports PyTorch
 
     for table in tables:
         for part in terminal(table):

@@ -16,16 +16,17 @@ from rich.text import Text
 from ..core.graph import Graph
 from ..core.tasks import Classification, Forecasting
 from ..data.dataset import Dataset
+from ..data.datasets import DATASETS, TABLES, YOURS, called
+from ..data.datasets.sources import ORIGINALS, obtain, sha256
 from ..data.federation import Federation
 from ..data.split import SPLITS
-from ..datasets import DATASETS, TABLES, YOURS, called
-from ..datasets.sources import ORIGINALS, obtain, sha256
 from ..errors import UsageError, nearest, several
-from ..experiments import config, own_table, parts
 from ..plots.examples import examples
-from . import own_file
+from ..runs.config import experiment as config
+from ..runs.config import from_table, parts
+from . import table_options
 from .console import literal
-from .running import plain
+from .options import plain
 
 WITHOUT_FILE = {
     "digits": "built in",
@@ -68,7 +69,7 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     fetched.set_defaults(command=_fetch)
     looked = kinds.add_parser(
         "inspect",
-        parents=[own_file.columns(), where, common],
+        parents=[table_options.columns(), where, common],
         help="show what is in a data set, in the federation of an experiment, or in a table of yours",
         description="Show what is in a data set, in the federation of an experiment, or in a table of yours, and what "
         "would be trained, validated and tested on. Nothing is trained.",
@@ -148,21 +149,21 @@ def _fetch(args: argparse.Namespace, console: Console) -> None:
 def _inspect(args: argparse.Namespace, console: Console) -> None:
     folder = Path(args.data_dir) if args.data_dir else None
     choices = columns = None
-    if own_file.is_table(args.subject) or args.subject.endswith(".toml") or args.subject.startswith("papers/"):
+    if table_options.is_table(args.subject) or args.subject.endswith(".toml") or args.subject.startswith("papers/"):
         # The method and the model do not matter here, so a config of the data alone is enough.
         learning = {"method": "local", "model": "linear"}
-        experiment = config.resolve(learning | own_file.read(args.subject, args))
-        yours = own_file.is_table(args.subject)
-        dataset = own_file.dataset(experiment, args) if yours else experiment.dataset(folder)
+        experiment = config.resolve(learning | table_options.read(args.subject, args))
+        yours = table_options.is_table(args.subject)
+        dataset = table_options.dataset(experiment, args) if yours else experiment.dataset(folder)
         federation = experiment.federation(folder, experiment.seed, dataset)
         settings = experiment.table["federation"]["dataset"]
         facts = _dataset(dataset) | _federation(federation)
         if yours:
-            columns, choices = federation.columns, own_table.choices(experiment, federation)
+            columns, choices = federation.columns, from_table.choices(experiment, federation)
             facts["input"] = _shape(federation.x)
     else:
         if args.subject not in DATASETS:
-            own_file.check_no_file(args.subject)
+            table_options.check_no_file(args.subject)
             raise UsageError(f"there is no data set '{args.subject}'; {nearest(args.subject, DATASETS)}")
         settings = config.override({"name": args.subject}, args.overrides)
         dataset = parts.make(DATASETS, settings, "dataset", given=1)[0](folder)
@@ -192,10 +193,10 @@ def _inspect(args: argparse.Namespace, console: Console) -> None:
     out.print(shown)
     if columns is not None:
         out.print()
-        out.print(own_file.columns_of(columns))
+        out.print(table_options.columns_of(columns))
     if choices is not None:
-        out.print(f"\n{own_file.command(args)}: this would choose a method and train as follows:", soft_wrap=True)
-        own_file.tell(choices, out)
+        out.print(f"\n{table_options.command(args)}: this would choose a method and train as follows:", soft_wrap=True)
+        table_options.tell(choices, out)
 
 
 def _dataset(dataset: Dataset) -> dict[str, Any]:

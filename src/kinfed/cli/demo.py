@@ -31,14 +31,14 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
 
 
 def _demo(args: argparse.Namespace, console: Console) -> None:
-    from ..experiments import config
-    from ..experiments.launch import once
-    from ..report import runs_table
-    from ..report.compare import compare
+    from ..report.tables import runs_table
+    from ..report.tables.compare import compare
+    from ..runs.config import experiment as config
+    from ..runs.launch import once
     from ..simulation.execution import Execution
     from .console import literal
+    from .options import Bar, describe
     from .report import write_page
-    from .running import Bar, describe
 
     folders = [args.out / name for name in METHODS]
     with Bar(console, args.quiet) as bar:

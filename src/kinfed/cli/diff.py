@@ -48,7 +48,7 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
 
 
 def _diff(args: argparse.Namespace, console: Console) -> None:
-    from ..report.difference import TOP, diff, grids  # it imports PyTorch
+    from ..report.explain.relation_difference import TOP, diff, grids  # it imports PyTorch
 
     found = diff(args.before, args.after, rounds_of(args.rounds), args.edge)
     if args.json:

@@ -8,18 +8,20 @@ from rich.console import Console
 from rich.progress import Progress, TextColumn
 from rich.table import Table
 
+from kinfed_papers import published_table
+from kinfed_papers.cli.reproduce import jobs, read, request
+from kinfed_papers.environment import duration
+
 from ..errors import RunError, UsageError, explain
-from ..experiments import beside, config
-from ..experiments.arena import PRICE
-from ..experiments.budget import RUNS
-from ..experiments.config import Experiment
-from ..experiments.estimate import Cost, estimate
-from ..papers import published_table
-from ..report.made_with import duration
-from . import own_file
+from ..runs import reference_runs
+from ..runs.config import experiment as config
+from ..runs.config.experiment import Experiment
+from ..search.arena import PRICE
+from ..search.budget import RUNS
+from ..search.estimate import Cost, estimate
+from . import table_options
 from .console import literal
-from .reproduce import jobs, read, request
-from .running import data_dir, options, unwatched
+from .options import data_dir, options, unwatched
 
 CHOOSING = "choosing: a candidate"
 
@@ -28,7 +30,7 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     """Add the command to the parser."""
     ahead = commands.add_parser(
         "estimate",
-        parents=[request(), own_file.columns(), options(), common],
+        parents=[request(), table_options.columns(), options(), common],
         description="Time a few rounds with some of the examples, a few seconds for each method and column, and "
         "extrapolate.",
         epilog="example: kinfed estimate pfedgat.table1 --column cifar10/iid --seeds 1 --scale 0.1",
@@ -74,7 +76,7 @@ def _estimate(args: argparse.Namespace, console: Console) -> None:
                     cost = cost._replace(seconds=PRICE * cost.seconds, measured=f"FedAvg's on {cost.measured}")
                 costs[name] = cost, count
                 if name != CHOOSING and args.subject not in published_table.tables() and not note:
-                    extra, note = beside.plan(experiment, federation)
+                    extra, note = reference_runs.plan(experiment, federation)
                     runs += [(f"{other}, beside it", one, one.seeds) for other, one in extra.items()]
             except (UsageError, RunError) as problem:
                 broken[name] = explain(problem)[1]
@@ -88,7 +90,7 @@ def _estimate(args: argparse.Namespace, console: Console) -> None:
 def _runs(args: argparse.Namespace) -> tuple[list[tuple[str, Experiment, int]], int]:
     """The name of each experiment, the experiment, and how many runs it has; and how many runs go in parallel."""
     if args.subject not in published_table.tables():
-        yours = own_file.is_table(args.subject)
+        yours = table_options.is_table(args.subject)
         if (
             (args.method and not yours)
             or args.column
@@ -101,7 +103,7 @@ def _runs(args: argparse.Namespace) -> tuple[list[tuple[str, Experiment, int]], 
             )
         choosing = yours and not args.method
         method = "fedavg" if choosing else args.method
-        experiment = config.resolve(own_file.read(args.subject, args, method if yours else ""))
+        experiment = config.resolve(table_options.read(args.subject, args, method if yours else ""))
         if choosing:
             return [(CHOOSING, experiment, RUNS)], 1
         return [(experiment.method_name, experiment, experiment.seeds)], 1  # a run's seeds come one after the other

@@ -29,7 +29,7 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
 
 
 def _explain(args: argparse.Namespace, console: Console) -> None:
-    from ..report.reasons import TOP, explain, grids  # it imports PyTorch
+    from ..report.explain.reasons import TOP, explain, grids  # it imports PyTorch
 
     found = explain(args.run, args.client, args.of, args.data_dir, args.top or TOP)
     if args.json:

@@ -39,8 +39,8 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
 
 
 def _export(args: argparse.Namespace, console: Console) -> None:
-    from ..experiments.saved import load_run  # it imports PyTorch
-    from ..flower.site_predictor import experiment_at
+    from ..flower.site.site_predictor import experiment_at
+    from ..runs.open_run import load_run  # it imports PyTorch
     from ..serving.export import export
 
     if not (args.run / "summary.json").exists() and experiment_at(args.run) is not None:

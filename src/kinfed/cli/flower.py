@@ -13,13 +13,14 @@ from rich.console import Console
 from rich.table import Table
 
 from ..errors import UsageError
-from ..experiments import beside, config, own_parts, tracking
-from ..experiments.following import catch_up
-from ..experiments.run_folder import RunFolder
 from ..files import make_folder
-from ..report.grid import quantity
+from ..report.tables.text_table import quantity
+from ..runs import reference_runs, trackers
+from ..runs.config import experiment, plugins
+from ..runs.run_folder import RunFolder
+from ..runs.tracker_feed import catch_up
 from .console import literal
-from .running import show
+from .options import show
 
 HOME = "KINFED_FLOWER_HOME"
 
@@ -220,7 +221,7 @@ def _add_run(actions: Any, server: argparse.ArgumentParser, common: argparse.Arg
         default=[],
         metavar="WHERE",
         help="track the run in tensorboard, mlflow (at $MLFLOW_TRACKING_URI) or a class of yours, FILE.py:NAME; may be "
-        "repeated; --resume keeps the trackers (docs/tracking.md)",
+        "repeated; --resume keeps the trackers (docs/trackers.md)",
     )
     run.add_argument(
         "--beside",
@@ -235,7 +236,7 @@ def _add_run(actions: Any, server: argparse.ArgumentParser, common: argparse.Arg
 
 def _keys(args: argparse.Namespace, console: Console) -> None:
     _prepare()
-    from ..flower import keys
+    from ..flower.programs import keys
 
     renewed = not (args.folder / "ca.crt").exists() and any(args.folder.glob("sites/*/key.pub"))
     made = keys.make(args.folder, args.host, args.sites)
@@ -255,7 +256,7 @@ def _keys(args: argparse.Namespace, console: Console) -> None:
 
 def _up(args: argparse.Namespace, console: Console) -> None:
     _prepare()
-    from ..flower import superlink
+    from ..flower.programs import superlink
 
     keys = _keys_or_insecure(args, "kinfed flower keys DIR SITE ...")
     superlink.up(Path(args.home), args.host, args.port, keys, _printer(console))
@@ -265,16 +266,17 @@ def _up(args: argparse.Namespace, console: Console) -> None:
 
 def _node(args: argparse.Namespace, console: Console) -> None:
     _prepare()
-    from ..flower import node, site_data
-    from ..flower.link import Link
-    from ..flower.policy import Policy
+    from ..flower.programs import node
+    from ..flower.site import site_examples
+    from ..flower.site.policy import Policy
+    from ..flower.wire.link import Link
 
     reading = _reading(args)
     if args.check is not None:
-        from ..flower.rehearsal import rehearse
+        from ..flower.site.site_check import rehearse
 
         config_file = Path(args.check) if args.check else None
-        examples = site_data.opened(args.data, args.query, reading)
+        examples = site_examples.opened(args.data, args.query, reading)
         if args.client:  # what one client is checked for, with the rows of all
             reading = dataclasses.replace(reading, ignore=(*reading.ignore, args.client), client="")
         rehearse(args.site, examples, reading, args.code, args.device, config_file, _printer(console))
@@ -289,13 +291,13 @@ def _node(args: argparse.Namespace, console: Console) -> None:
     link = Link(args.server, str(keys / "ca.crt") if keys else "")
     key = keys / "key" if keys else None
     rules = Policy.read(args.policy) if args.policy else None
-    examples = site_data.opened(args.data, args.query, reading)
+    examples = site_examples.opened(args.data, args.query, reading)
     told = _printer(console)
     node.run(args.site, examples, reading, args.state, link, key, args.device, args.code, told, rules)
 
 
 def _reading(args: argparse.Namespace) -> Any:
-    from ..flower.site_reading import Reading, names_of
+    from ..flower.site.site_reading import Reading, names_of
 
     if args.categories != "none" and not args.categories.isdecimal():
         raise UsageError(f"--categories is a number of names, or none; got '{args.categories}'")
@@ -314,9 +316,10 @@ def _reading(args: argparse.Namespace) -> Any:
 
 def _run(args: argparse.Namespace, console: Console) -> None:
     _prepare()
-    from ..flower import follow, plan, superlink, trackers
+    from ..flower.programs import follow, superlink
+    from ..flower.server import federation_trackers, plan
 
-    tracking.check(args.track)
+    trackers.check(args.track)
     if args.resume is not None and args.beside is not None:
         raise UsageError("--beside is for a new run; a resumed one compares as its config says")
     if (args.plan is None) == (args.resume is None):
@@ -330,27 +333,27 @@ def _run(args: argparse.Namespace, console: Console) -> None:
             catch_up(folder, args.track)
             show(folder.read_summary(), args, console)
             return
-        raw = config.read(str(out / "config.toml"), [])
+        raw = experiment.read(str(out / "config.toml"), [])
     else:
-        raw = config.read(args.plan, args.overrides)
+        raw = experiment.read(args.plan, args.overrides)
         if args.beside is not None:
             raw["flower"] = raw.get("flower", {}) | {"beside": _beside(args.beside)}
     planned = plan.resolve(raw)
     if args.resume is None:
-        config.warn_of_idle(args.plan, args.overrides, {planned.learning.method_name: planned.learning.method})
+        experiment.warn_of_idle(args.plan, args.overrides, {planned.learning.method_name: planned.learning.method})
     superlink.require(Path(args.home))
     if args.resume is None:
         stamp = time.strftime("%Y-%m-%d-%H%M%S")
-        method = own_parts.called(planned.learning.method_name)
+        method = plugins.called(planned.learning.method_name)
         out = (args.out or Path("runs") / method / "sites" / stamp).resolve()
         if (out / "config.toml").exists():
             raise UsageError(f"{out} already holds a run; resume it: kinfed flower run --resume {out}")
-        table = own_parts.absolute(planned.table)  # the run's process works in another folder
+        table = plugins.absolute(planned.table)  # the run's process works in another folder
         if planned.deployment.graph:
             table["flower"]["graph"] = str(Path(planned.deployment.graph).resolve())
         make_folder(out)
-        config.write(table, out / "config.toml")
-    trackers.ask(out, args.track)
+        experiment.write(table, out / "config.toml")
+    federation_trackers.ask(out, args.track)
     report = (lambda text: None) if args.quiet else _printer(console)
     summary = follow.run(Path(args.home), out, report)
     show(summary, args, console)
@@ -361,11 +364,13 @@ def _run(args: argparse.Namespace, console: Console) -> None:
 
 def _agree(args: argparse.Namespace, console: Console) -> None:
     _prepare()
-    from ..flower import beside, keys, plan, policy
+    from ..flower.programs import keys
+    from ..flower.server import plan, site_references
+    from ..flower.site import policy
 
     keys.check_name(args.site)
-    planned = plan.resolve(config.read(args.plan, []))
-    also = [beside.fedavg_of(planned, 1)] if "fedavg" in beside.wanted(planned) else []
+    planned = plan.resolve(experiment.read(args.plan, []))
+    also = [site_references.fedavg_of(planned, 1)] if "fedavg" in site_references.wanted(planned) else []
     hashed = policy.agree([planned, *also], args.state / args.site)
     console.print(
         f"{args.site} takes part in runs of this plan, {hashed[:16]}; what would leave: kinfed flower node {args.site} "
@@ -376,15 +381,15 @@ def _agree(args: argparse.Namespace, console: Console) -> None:
 
 def _app(args: argparse.Namespace, console: Console) -> None:
     _prepare()
-    from ..flower import app
+    from ..flower.wire import server_app as app
 
-    app.write(args.folder, config.read(args.plan, args.overrides), _reading(args))
+    app.write(args.folder, experiment.read(args.plan, args.overrides), _reading(args))
     console.print(f"start it: flwr run {args.folder} SUPERLINK --stream; see docs/deploy.md", soft_wrap=True)
 
 
 def _beside(text: str) -> list[str]:
     """What --beside asks for; raises UsageError for anything else, "auto" included."""
-    wanted = beside.parse(text)
+    wanted = reference_runs.parse(text)
     if isinstance(wanted, str):
         raise UsageError(f"--beside is local, local,fedavg or none; got '{text}'")
     return list(wanted)
@@ -392,7 +397,7 @@ def _beside(text: str) -> list[str]:
 
 def _revoke(args: argparse.Namespace, console: Console) -> None:
     _prepare()
-    from ..flower import superlink
+    from ..flower.programs import superlink
 
     keys = args.keys.resolve() if args.keys else None
     superlink.revoke(Path(args.home), args.site, keys, _printer(console))
@@ -400,7 +405,7 @@ def _revoke(args: argparse.Namespace, console: Console) -> None:
 
 def _status(args: argparse.Namespace, console: Console) -> None:
     _prepare()
-    from ..flower import status
+    from ..flower.server import status
 
     now = status.read(Path(args.home))
     if args.json:
@@ -450,7 +455,7 @@ def _sites(sites: dict[str, Any]) -> Table:
 
 def _down(args: argparse.Namespace, console: Console) -> None:
     _prepare()
-    from ..flower import superlink
+    from ..flower.programs import superlink
 
     superlink.down(Path(args.home), _printer(console))
 
@@ -458,7 +463,7 @@ def _down(args: argparse.Namespace, console: Console) -> None:
 def _prepare() -> None:
     if importlib.util.find_spec("flwr") is None:
         raise UsageError("kinfed flower needs Flower; install it: pip install 'kinfed[flower]'")
-    from ..flower import flower_names
+    from ..flower.wire import flower_names
 
     if problem := flower_names.unusable():
         raise UsageError(problem)

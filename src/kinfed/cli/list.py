@@ -9,16 +9,17 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..analyses import ANALYSES
-from ..attacks import ATTACKS
-from ..baselines import REFERENCES
-from ..core.shelf import Shelf
-from ..datasets import DATASETS
+from kinfed_papers.analyses import ANALYSES
+from kinfed_papers.references import REFERENCES
+
+from ..core.registry import Shelf
+from ..data.datasets import DATASETS
+from ..data.graphs import GRAPHS
+from ..data.partitions import PARTITIONS
 from ..errors import UsageError
-from ..graphs import GRAPHS
 from ..methods import FAMILIES, METHODS
 from ..models import MODELS
-from ..partitions import PARTITIONS
+from ..simulation.attacks import ATTACKS
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -102,7 +103,7 @@ def _list(args: argparse.Namespace, console: "Console") -> None:
 def _described(shelf: Shelf, name: str, given: int) -> dict[str, Any]:
     """A part: what it is, and its settings."""
     from ..core.settings import described, kinds_of, sentences
-    from ..experiments import own_parts, parts
+    from ..runs.config import parts, plugins
 
     part = parts.take(shelf, name, "kinfed list", given)
     kinds, uses = kinds_of(part), sentences(part)
@@ -115,7 +116,7 @@ def _described(shelf: Shelf, name: str, given: int) -> dict[str, Any]:
         }
         for key, p in parts.settings(part, given).items()
     ]
-    what = (inspect.getdoc(part) or "").partition("\n")[0] if own_parts.is_path(name) else shelf.summary(name)
+    what = (inspect.getdoc(part) or "").partition("\n")[0] if plugins.is_path(name) else shelf.summary(name)
     grid = {key: list(map(parts.plain, values)) for key, values in getattr(part, "grid", {}).items()}
     return {"what": what, **({"grid": grid} if grid else {}), "settings": settings}
 
@@ -131,7 +132,7 @@ def _origin(name: str) -> dict[str, Any]:
 
 
 def _tables() -> dict[str, dict[str, Any]]:
-    from ..papers import published_table
+    from kinfed_papers import published_table
 
     loaded = {name: published_table.load(name) for name in published_table.tables()}
     return {
@@ -141,7 +142,7 @@ def _tables() -> dict[str, dict[str, Any]]:
 
 
 def _papers() -> dict[str, dict[str, Any]]:
-    from ..papers import published_table
+    from kinfed_papers import published_table
 
     entries = {}
     for name, (table, column) in published_table.experiments().items():
@@ -151,8 +152,8 @@ def _papers() -> dict[str, dict[str, Any]]:
 
 
 def _claims() -> dict[str, dict[str, Any]]:
-    from ..papers.claims import answered
-    from ..report.coverage import claims
+    from kinfed_papers.claims import answered
+    from kinfed_papers.coverage import claims
 
     tested = {
         f"{table}: {one.claim.says} ({one.claim.where})": {"what": one.text, "answer": one.told}
@@ -178,8 +179,8 @@ def _show_claims(entries: dict[str, dict[str, Any]], width: int) -> None:
 
 
 def _coverage(as_json: bool, width: int) -> None:
-    from ..experiments.reproduction import WITHOUT_FILE
-    from ..report.coverage import coverage, text
+    from kinfed_papers.coverage import coverage, text
+    from kinfed_papers.reproduction import WITHOUT_FILE
 
     folder = os.environ.get("KINFED_DATA")
     at_hand = {path.stem for path in Path(folder).glob("*.npz")} if folder else set()

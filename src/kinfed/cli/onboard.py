@@ -11,14 +11,14 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from ..data.words import name_of
+from ..data.tables.words import name_of
 from ..errors import RunError, UsageError, log_failure, several
-from ..experiments.run_folder import RunFolder
-from ..experiments.saved import Saved
-from ..serving import newcomers
+from ..runs.open_run import Saved
+from ..runs.run_folder import RunFolder
+from ..serving import joining_clients
 from ..serving.onboarding import ALONE, BEST, Frozen, Outcome, onboard, write
 from .counts import count
-from .running import Bar, data_dir, execution, options, score_text
+from .options import Bar, data_dir, execution, options, score_text
 
 ALL = "all"
 
@@ -78,9 +78,9 @@ def _onboard(args: argparse.Namespace, console: Console) -> None:
     if args.data is None:
         if args.edges is not None:
             raise UsageError("--edges goes with --data; the run's own data have its graph")
-        found = newcomers.of_run(saved, data_dir(args), wanted)
+        found = joining_clients.of_run(saved, data_dir(args), wanted)
     else:
-        found = newcomers.of_table(saved, args.data, args.edges)
+        found = joining_clients.of_table(saved, args.data, args.edges)
         found = [one for one in found if not wanted or one.name in map(name_of, wanted)]
     if not found:
         raise UsageError(f"none of these is in {args.data}: {args.newcomers}")

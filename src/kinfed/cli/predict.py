@@ -39,7 +39,7 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
 
 
 def _predict(args: argparse.Namespace, console: Console) -> None:
-    from ..experiments.run import client_index  # it imports PyTorch
+    from ..runs.run import client_index  # it imports PyTorch
 
     if args.out is not None and args.out.suffix.lower() not in (".csv", ".parquet"):
         raise UsageError(f"--out: answers are written as .csv or .parquet; got '{args.out.name}'")
@@ -69,8 +69,8 @@ def of_all(client: str | None, names: Sequence[str]) -> bool:
 
 def opened(path: Path) -> tuple[Any, str]:
     """The predictor of a finished run in a folder, of a site's experiment or of ONNX exports, and its method."""
-    from ..experiments.saved import load_run  # it imports PyTorch
-    from ..flower.site_predictor import experiment_at, predictor_at
+    from ..flower.site.site_predictor import experiment_at, predictor_at
+    from ..runs.open_run import load_run  # it imports PyTorch
     from ..serving.exported import is_exported, open_exported
 
     is_run = (path / "summary.json").exists()
@@ -86,8 +86,8 @@ def opened(path: Path) -> tuple[Any, str]:
 
 def answers(predictor: Any, path: Path) -> Any:
     """A frame of answers to the rows in a file."""
-    from ..data.reading import open_table
-    from ..datasets import directory
+    from ..data.datasets import directory
+    from ..data.tables.open_table import open_table
 
     if path.suffix.lower() != ".npz":
         return predictor(open_table(path))

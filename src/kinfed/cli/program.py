@@ -18,19 +18,27 @@ from ..interrupts import heard
 class Command(NamedTuple):
     """A command's file, which is imported only if the command runs, and its help."""
 
-    file: str
+    file: str  # in this folder; with dots, a module elsewhere
     help: str
+
+    @property
+    def module(self) -> str:
+        return self.file if "." in self.file else f"{__package__}.{self.file}"
 
 
 COMMANDS = {
     "demo": Command("demo", "see it work: train ten methods on digits and compare them, in about a minute"),
     "run": Command("run", "train one personalised model per client"),
     "resume": Command("run", "continue an interrupted run"),
-    "reproduce": Command("reproduce", "rerun a published table and show our numbers beside the paper's"),
+    "reproduce": Command(
+        "kinfed_papers.cli.reproduce", "rerun a published table and show our numbers beside the paper's"
+    ),
     "estimate": Command("estimate", "how much time and memory a run or a published table will take"),
     "choose": Command("choose", "find the method and the learning rate that suit your clients"),
     "sweep": Command("sweep", "try every combination of settings, and choose on validation data"),
-    "analyse": Command("analyse", "look deeper: what a graph is worth, whose models are mixed, late clients and more"),
+    "analyse": Command(
+        "kinfed_papers.cli.analyse", "look deeper: what a graph is worth, whose models are mixed, late clients and more"
+    ),
     "predict": Command("predict", "predict new rows with the models of a finished run"),
     "export": Command("export", "write clients' models as ONNX, pt2 or safetensors, with a model card each"),
     "serve": Command("serve", "serve predictions over HTTP, from the models of a finished run"),
@@ -41,7 +49,7 @@ COMMANDS = {
     ),
     "report": Command("report", "write one HTML page about finished runs: verdict, graph, clients, curves, settings"),
     "onboard": Command("onboard", "give new clients models from a finished run, and score them"),
-    "reference": Command("reference", "train one published network on all clients' series together"),
+    "reference": Command("kinfed_papers.cli.reference", "train one published network on all clients' series together"),
     "flower": Command("flower", "run a real federation: every client on its own machine"),
     "data": Command("data", "list data sets, fetch one, inspect one"),
     "completion": Command("completion", "let your shell complete kinfed's commands and options"),
@@ -111,5 +119,7 @@ def parser_of(chosen: str) -> argparse.ArgumentParser:
         if chosen not in COMMANDS or command.file != COMMANDS[chosen].file:
             commands.add_parser(name, help=command.help)
         elif name == chosen:  # a file adds all of its commands
-            import_module(f".{command.file}", __package__).add(commands, common)
+            import_module(command.file if "." in command.file else f".{command.file}", __package__).add(
+                commands, common
+            )
     return parser

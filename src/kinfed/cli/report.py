@@ -47,8 +47,8 @@ def _report(args: argparse.Namespace, console: Console) -> None:
 
 def write_page(folders: list[Path], out: Path | None = None) -> Path:
     """Write the page on these runs, by default into the first one's folder, and return its path."""
-    from ..flower.site_predictor import experiment_at  # it imports PyTorch
-    from ..report.page import write
+    from ..flower.site.site_predictor import experiment_at  # it imports PyTorch
+    from ..report.page.html_page import write
 
     place = folders[0] / "report.html" if out is None else out
     write([one if (one / "summary.json").exists() else experiment_at(one) or one for one in folders], place)

@@ -9,20 +9,21 @@ from typing import Any
 
 from rich.console import Console
 
+from ..data.datasets import called
 from ..data.federation import Federation
-from ..datasets import called
 from ..errors import UsageError
-from ..experiments import beside, config, tracking
-from ..experiments.choice_folder import Request
-from ..experiments.config import Experiment, Table
-from ..experiments.further import further
-from ..experiments.launch import launch, resume
+from ..runs import reference_runs, trackers
+from ..runs.config import experiment as config
+from ..runs.config.experiment import Experiment, Table
+from ..runs.continuation import further
+from ..runs.launch import launch, resume
+from ..search.choice_folder import Request
 from ..simulation import distributed
 from ..simulation.execution import Execution
-from . import own_file
+from . import table_options
 from .choose import choose_for, show_choice
+from .options import Bar, data_dir, detail, execution, options, show
 from .report import show_page, write_page
-from .running import Bar, data_dir, detail, execution, options, show
 
 
 def add(commands: Any, common: argparse.ArgumentParser) -> None:
@@ -30,7 +31,7 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     running = _followed()
     run = commands.add_parser(
         "run",
-        parents=[own_file.columns(), running, common],
+        parents=[table_options.columns(), running, common],
         description="Run an experiment. METHOD alone runs the built-in one, rotated digits; FILE.toml runs the one "
         "that it describes; FILE.csv or FILE.parquet trains on your own table.",
         epilog="examples: kinfed run fedaghn rounds=40 method.sharpness=5 --out my-run; on a table of yours: "
@@ -122,11 +123,11 @@ def _followed() -> argparse.ArgumentParser:
 
 
 def _run(args: argparse.Namespace, console: Console) -> None:
-    wanted = beside.parse(args.beside)
-    tracking.check(args.track)
+    wanted = reference_runs.parse(args.beside)
+    trackers.check(args.track)
     if args.former is not None:
         return _further(args, console, wanted)
-    raw, yours = own_file.read(args.source, args, args.method), own_file.is_table(args.source)
+    raw, yours = table_options.read(args.source, args, args.method), table_options.is_table(args.source)
     if yours and "name" not in raw.get("method", {}):
         return _choose(raw, args, console)
     if args.budget:
@@ -173,16 +174,16 @@ def _open(folder: Path, args: argparse.Namespace, console: Console) -> None:
 
 def _tell(experiment: Experiment, args: argparse.Namespace, console: Console) -> Federation:
     """Say what was chosen for a table; data that cannot be trained on end here, before a folder is made."""
-    choices, federation = own_file.looked_at(experiment, args)
+    choices, federation = table_options.looked_at(experiment, args)
     if not args.quiet and distributed.leads():
-        own_file.tell(choices, console)
+        table_options.tell(choices, console)
     return federation
 
 
 def _choose(raw: Table, args: argparse.Namespace, console: Console) -> None:
     """Train on a table with the method that suits it."""
     stem = Path("runs") / called(raw["federation"]["dataset"]) / time.strftime("%Y-%m-%d-%H%M%S")
-    request = Request(raw, args.out or stem, data_dir(args), args.budget, **own_file.door(args))
+    request = Request(raw, args.out or stem, data_dir(args), args.budget, **table_options.door(args))
     if args.track:
         raise UsageError("--track goes with --method: finding a method trains many runs; track the one that it finds")
     if args.beside != "auto":
@@ -195,8 +196,8 @@ def _choose(raw: Table, args: argparse.Namespace, console: Console) -> None:
 
 
 def _resume(args: argparse.Namespace, console: Console) -> None:
-    wanted = beside.parse(args.beside or "none")
-    tracking.check(args.track)
+    wanted = reference_runs.parse(args.beside or "none")
+    trackers.check(args.track)
     with distributed.group(), Bar(console, args.quiet or not distributed.leads(), args.verbose) as bar:
         summary = resume(args.folder, _tracked(args, bar), data_dir(args), wanted, bar.begin)
     if summary:

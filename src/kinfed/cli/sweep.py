@@ -11,16 +11,16 @@ from typing import Any
 from rich.console import Console
 
 from ..errors import RunError, log_failure
-from ..experiments import config
-from ..experiments.study import Study
-from ..experiments.sweep import Sweep, parse, sweep
 from ..files import replacing
-from ..report import grid
-from ..report.compare import compare
-from ..report.statistics_tables import pair_grids
+from ..report.tables import text_table
+from ..report.tables.compare import compare
+from ..report.tables.statistics_tables import pair_grids
+from ..runs.config import experiment
+from ..search.study import Study
+from ..search.sweep import Sweep, parse, sweep
 from .console import show
-from .running import Bar, data_dir, execution, options
-from .tables import tell, write
+from .findings import tell, write
+from .options import Bar, data_dir, execution, options
 
 
 def add(commands: Any, common: argparse.ArgumentParser) -> None:
@@ -55,13 +55,13 @@ def _sweep(args: argparse.Namespace, console: Console) -> None:
     with Bar(console, args.quiet) as bar:
         # Fixed settings of the data apply from the start, so that your own table replaces the embedded digits entirely.
         fixed = [f"{key}={values[0]}" for key, values in parse(args.overrides).items() if len(values) == 1]
-        table = config.read(args.source, [one for one in fixed if one.startswith("federation.")])
+        table = experiment.read(args.source, [one for one in fixed if one.startswith("federation.")])
         study = Study(table, execution(args, bar), out, data_dir=data_dir(args))
         wanted = sweep(study, methods, args.overrides, args.grid == "paper")
         for line in wanted.check():
             if not args.quiet:
                 console.print(line)
-        config.warn_of_idle(args.source, args.overrides, wanted.configured)
+        experiment.warn_of_idle(args.source, args.overrides, wanted.configured)
         try:
             failed = _carry_out(wanted, args, bar, console)
         except KeyboardInterrupt as stop:
@@ -85,7 +85,7 @@ def _winners(wanted: Sweep, failed: set[str], args: argparse.Namespace, console:
         return
     tables = pair_grids(compare([folder.path for folder in winners]))
     with replacing(wanted.study.out / "winners.md") as part:
-        part.write_text("\n".join(map(grid.markdown, tables)), encoding="utf-8")
+        part.write_text("\n".join(map(text_table.markdown, tables)), encoding="utf-8")
     if not args.quiet:
         show(tables, console)
 

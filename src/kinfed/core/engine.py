@@ -15,10 +15,10 @@ from ..interrupts import held
 from .fleet import Fleet, is_finite
 from .history import History
 from .method import Method, Roster
+from .rows import index, put
 from .seeding import fold, key
 from .settings import CountOrZero, In, Settings
 from .sharing import undivided
-from .tables import index, put
 from .trees import Axis, Tree, axes, bytes_down, pick, size
 
 RELATED = 1 << 13  # with more clients no relation is kept: it is an N x N table in every evaluated round

@@ -18,9 +18,9 @@ from .graph import Graph, Origin
 from .layout import Layout, head_of
 from .memo import Memo
 from .model import Model
+from .rows import put
 from .seeding import fold, generator, key, normal
 from .settings import Settings
-from .tables import put
 from .tasks import Task
 from .trees import Axis, ModelOf, PerClient, Shared, Tree, axes, model_of, rows_replaced
 

@@ -70,7 +70,7 @@ class Summary:
     outputs: int | None = None  # of a model
     classes: list[Any] | int | None = None  # their names; at sites how many there are
     scale: dict[str, Any] | None = None  # of inputs and targets, if they were scaled
-    columns: dict[str, Any] | None = None  # of a table: kinfed.data.description.Description.from_dict reads them
+    columns: dict[str, Any] | None = None  # of a table: kinfed.data.tables.schema.Description.from_dict reads them
     bounded: dict[str, dict[str, int]] | None = None  # sites that claim more examples than were counted
     experiment: str | None = None  # by which sites know the run
     identity: str | None = None  # by which the run's files are known to belong together; None in older folders

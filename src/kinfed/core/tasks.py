@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..errors import UsageError, nearest
+from .registry import Shelf
 from .settings import Count, In, Positive, Settings
-from .shelf import Shelf
 
 UNEVEN = 1.5  # labels count as imbalanced if the largest class has more than this many times its even share
 BY_CLASS = ("balanced_accuracy", "auc")

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..core.graph import Graph
 from ..core.tasks import Task
-from .description import Description
+from .tables.schema import Description
 
 
 @dataclass(frozen=True)

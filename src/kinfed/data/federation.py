@@ -18,8 +18,8 @@ from ..core.tasks import Classification, Forecasting, Regression, Task, outputs_
 from ..core.trees import raw
 from ..errors import UsageError, some
 from .dataset import Dataset, rows_by_owner
-from .description import Description
 from .split import SPLITS, Rows, Split, folded
+from .tables.schema import Description
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..core.graph import Graph, check_graph
 from ..errors import UsageError, nearest
-from .words import known_name
+from .tables.words import known_name
 
 
 def adjacency(weights: ArrayLike | Tensor) -> Graph:

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from ..core.shelf import Shelf
+from ..core.registry import Shelf
 
 
 class Listed(NamedTuple):

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from ..core.layout import Layout
 from ..core.method import Compared, Method, Params
+from ..core.rows import blank, put, take
 from ..core.settings import Count, CountOrZero, NonNegative
-from ..core.tables import blank, put, take
 from ..core.trees import PerClient, Shared
 from ..ops.clustering import cluster_means, cluster_weights
 from ..ops.mixing import weighted_mean

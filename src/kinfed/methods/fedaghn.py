@@ -15,9 +15,9 @@ from torch.func import vmap
 
 from ..core.layout import Layout
 from ..core.method import Compared, Normalisation, Params, Roster
+from ..core.rows import active, put, take
 from ..core.seeding import fold, key, normal
 from ..core.settings import CountOrZero, NonNegative
-from ..core.tables import active, put, take
 from ..core.trees import ModelOf, PerClient
 from ..ops.neighbours import Weights
 from ..ops.similarity import cosine, inner_by_layer, inner_listed

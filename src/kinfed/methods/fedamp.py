@@ -12,9 +12,9 @@ import torch
 
 from ..core.client import towards
 from ..core.method import Compared, Params
+from ..core.rows import put, take
 from ..core.seeding import key
 from ..core.settings import CountOrZero, NonNegative, Positive
-from ..core.tables import put, take
 from ..ops.neighbours import Weights
 from ..ops.similarity import gram
 from ..ops.sketch import nearest, sketch_models

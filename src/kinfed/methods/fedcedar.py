@@ -12,9 +12,9 @@ from torch import Tensor
 
 from ..core.layout import Layout
 from ..core.method import Compared, Method, Params, Roster
+from ..core.rows import put, take
 from ..core.seeding import key
 from ..core.settings import Count, CountOrZero
-from ..core.tables import put, take
 from ..core.trees import PerClient, Shared
 from ..ops.clustering import Clusters, cluster, nearest
 from ..ops.mixing import mix

@@ -10,9 +10,9 @@ from typing import Literal, NamedTuple
 import torch
 
 from ..core.method import Compared, Method, Params
+from ..core.rows import put, take
 from ..core.seeding import fold, key
 from ..core.settings import Count, Share
-from ..core.tables import put, take
 from ..core.trees import ModelOf, Pairwise, PerClient
 
 

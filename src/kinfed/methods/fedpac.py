@@ -9,8 +9,8 @@ from typing import NamedTuple
 import torch
 
 from ..core.method import Method, Params
+from ..core.rows import put
 from ..core.settings import CountOrZero, NonNegative, Positive, Share
-from ..core.tables import put
 from ..core.trees import ModelOf, Pairwise, PerClient, Shared
 from ..errors import UsageError
 from ..ops.mixing import weighted_mean

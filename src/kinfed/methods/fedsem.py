@@ -11,9 +11,9 @@ from typing import NamedTuple
 import torch
 
 from ..core.method import Method, Params
+from ..core.rows import put, take
 from ..core.seeding import key
 from ..core.settings import Count
-from ..core.tables import put, take
 from ..core.trees import PerClient, Shared
 from ..ops.clustering import cluster, cluster_means, cluster_weights, nearest
 from ..ops.similarity import gram

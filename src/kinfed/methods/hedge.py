@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from ..core.method import Compared, Params
+from ..core.rows import put, take
 from ..core.settings import NonNegative, Positive
-from ..core.tables import put, take
 from ..core.trees import ModelOf, Pairwise, PerClient, Shared
 from ..ops.similarity import inner
 from .parts.cohort_mixing import CohortMixing, begin

@@ -11,9 +11,9 @@ from typing import NamedTuple
 import torch
 
 from ..core.method import Method, Params
+from ..core.rows import put
 from ..core.seeding import fold, key, uniform
 from ..core.settings import Count
-from ..core.tables import put
 from ..core.trees import ModelOf, PerClient, Shared
 from ..ops.clustering import cluster_means, cluster_weights
 

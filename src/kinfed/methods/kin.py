@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 
 from ..core.method import Compared, Params
+from ..core.rows import active, blank, put, take
 from ..core.seeding import key
 from ..core.settings import CountOrZero, Positive, Share
-from ..core.tables import active, blank, put, take
 from ..core.trees import PerClient
 from ..ops.mixing import weighted_mean
 from ..ops.neighbours import Weights

@@ -14,8 +14,8 @@ from torch.utils._pytree import tree_leaves
 
 from ..core.method import Params
 from ..core.optimiser import SGD, Adam, Optimiser, OptState
+from ..core.rows import put
 from ..core.settings import Count, NonNegative, Positive, Settings
-from ..core.tables import put
 from ..core.trees import Like, PerClient, Tree
 from ..errors import UsageError
 from ..ops.similarity import cosine, inner

@@ -14,9 +14,9 @@ from torch.func import vjp
 
 from ..core.method import Compared, Params
 from ..core.optimiser import SGD, OptState
+from ..core.rows import take
 from ..core.seeding import key
 from ..core.settings import Count, CountOrZero, Positive
-from ..core.tables import take
 from ..core.trees import Like, ModelOf, PerClient, Shared, Tree
 from ..errors import UsageError
 from ..ops.similarity import inner

@@ -10,8 +10,8 @@ from typing import NamedTuple
 import torch
 
 from ..core.method import Compared, Params
+from ..core.rows import active, put
 from ..core.settings import NonNegative, Positive
-from ..core.tables import active, put
 from ..core.trees import ModelOf, PerClient
 from ..ops.mixing import mix
 from ..ops.similarity import cosine, gram

@@ -14,8 +14,8 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflat
 
 from ..core.method import Params
 from ..core.optimiser import SGD, Adam, Optimiser, OptState
+from ..core.rows import active, put
 from ..core.settings import Count, Positive
-from ..core.tables import active, put
 from ..core.trees import Axis, Like, Pairwise, PerClient, Tree, axes
 from ..errors import UsageError
 from ..ops.similarity import inner_by_layer

@@ -15,8 +15,8 @@ from torch import Tensor
 from ..core.client import towards
 from ..core.graph import Origin
 from ..core.method import Compared, Method, Params, Roster, SharedParams
+from ..core.rows import active, put
 from ..core.settings import Count, CountOrZero, NonNegative, Positive, Settings, Share
-from ..core.tables import active, put
 from ..core.trees import ModelOf, Pairwise, PerClient, Shared
 from ..ops.mixing import mix, power
 from ..ops.similarity import gram, in_medians

@@ -2,7 +2,7 @@
 
 One with an argument annotated `Description | None` is also given what training rows say of a table's columns."""
 
-from ..core.shelf import Shelf
+from ..core.registry import Shelf
 
 MODELS = Shelf(
     __name__,

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from ..data.columns import Category
-from ..data.description import Description
-from ..data.words import is_quotable
+from ..data.tables.columns import Category
+from ..data.tables.schema import Description
+from ..data.tables.words import is_quotable
 from ..errors import UsageError
 from .mlp import mlp
 

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import UsageError
-from ..fused import FORMS, forecaster
+from ..ops.fused import FORMS, forecaster
 
 
 def gru(

@@ -5,7 +5,7 @@ from typing import Literal
 from torch import Tensor, nn
 
 from ..errors import UsageError
-from ..fused import FORMS, last_state, parts
+from ..ops.fused import FORMS, last_state, parts
 from .gru import check_series
 
 CELLS = {"rnn": nn.RNN, "gru": nn.GRU}

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..core.layout import Layout
-from ..core.tables import blank
+from ..core.rows import blank
 from .similarity import columns_of, fast_product
 from .sparsify import project_simplex
 

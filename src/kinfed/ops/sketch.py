@@ -5,8 +5,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..core.layout import Layout
+from ..core.rows import take
 from ..core.seeding import fold
-from ..core.tables import take
 from .similarity import distances_listed
 
 SIZE = 512  # numbers in a sketch: estimated cosines are off by 1 / sqrt(512) = 0.04

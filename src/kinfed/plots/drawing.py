@@ -15,7 +15,7 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import ArrayLike, NDArray
 
 from ..files import replacing
-from ..metrics.statistics import is_share
+from ..verdict.statistics import is_share
 from .lettering import lettered, literal
 
 Array = NDArray[Any]

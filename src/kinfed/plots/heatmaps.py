@@ -13,7 +13,7 @@ from matplotlib.patches import Rectangle
 from numpy.typing import ArrayLike, NDArray
 
 from ..errors import UsageError
-from ..metrics.statistics import is_share
+from ..verdict.statistics import is_share
 from .drawing import (
     COLOURS,
     FAINT,

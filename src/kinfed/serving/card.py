@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 
 from .. import __version__
-from ..data.columns import Calendar, Category, Number
+from ..data.tables.columns import Calendar, Category, Number
 from ..errors import UsageError, several
-from ..experiments.run_folder import RunFolder
-from ..experiments.saved import Saved
-from .whole import keyed, onnx_outputs, words
+from ..runs.open_run import Saved
+from ..runs.run_folder import RunFolder
+from .pipeline import keyed, onnx_outputs, words
 
 MOST = 5  # clients that a card lists
 CLOCK = "`x[..., 1]` is the time of day, from 0 to 1"

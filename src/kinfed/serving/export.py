@@ -12,13 +12,13 @@ import torch
 
 from ..core import checkpoint, trees
 from ..errors import RunError, UsageError, log_failure, several
-from ..experiments.predictor import Predictor
-from ..experiments.saved import Saved
 from ..files import replacing, together
+from ..runs.open_run import Saved
+from ..runs.predictor import Predictor
 from . import onnx_file
 from .card import card
 from .exported import facts
-from .whole import Encode, Whole, example, keyed
+from .pipeline import Encode, Whole, example, keyed
 
 Format = Literal["onnx", "pt2", "safetensors"]
 LONGEST = 120  # characters of a file's name

@@ -13,14 +13,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..data.cells import Frame
-from ..data.columns import Category, Unused
-from ..data.description import Description
-from ..data.series import Series
-from ..data.words import name_of
+from ..data.tables.columns import Category, Unused
+from ..data.tables.frame import Frame
+from ..data.tables.new_readings import Series
+from ..data.tables.schema import Description
+from ..data.tables.words import name_of
 from ..errors import UsageError
-from ..experiments.predictor import KEPT, Answers, Predictor, Source, only
-from ..experiments.saved import Saved
+from ..runs.open_run import Saved
+from ..runs.predictor import KEPT, Answers, Predictor, Source, only
 
 SHA256 = re.compile(r"^\| sha256 \| ([0-9a-f]{64}) \|$", re.MULTILINE)  # as a card has it
 AGAIN = "copy the whole folder again, or export again"

@@ -18,19 +18,19 @@ from ..core.seeding import generator, tags
 from ..core.sharing import Divided, undivided
 from ..core.tasks import Task
 from ..core.trees import Tree
-from ..data.description import Own
 from ..data.federation import Federation
+from ..data.tables.schema import Own
 from ..errors import UsageError
-from ..experiments.own_parts import called
-from ..experiments.reopened import Reopened
-from ..experiments.run_folder import ALL, RunFolder
-from ..experiments.saved import Saved
 from ..files import replacing
 from ..methods.fedavg_ft import FedAvgFT
 from ..methods.local import Local
+from ..runs.config.plugins import called
+from ..runs.final_server import Reopened
+from ..runs.open_run import Saved
+from ..runs.run_folder import ALL, RunFolder
 from ..simulation.execution import Execution
 from ..simulation.simulation import Simulation
-from .newcomers import Newcomer, share_for_validation
+from .joining_clients import Newcomer, share_for_validation
 
 ALONE, SHARED, BEST = "local", "fedavg", "best existing"  # what a newcomer could have without the method
 TUNED = ", tuned"

@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..data.columns import Category
+from ..data.tables.columns import Category
 from ..errors import UsageError
-from ..experiments.predictor import Predictor
-from .whole import Columns, Whole, example, onnx_outputs, words
+from ..runs.predictor import Predictor
+from .pipeline import Columns, Whole, example, onnx_outputs, words
 
 AGREE = 1e-5  # between onnxruntime and PyTorch, relative to the largest answer if that is above 1
 ML = "ai.onnx.ml"

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..data.cells import Frame, series_of
-from ..data.reading import frame_of, open_table
+from ..data.tables.frame import Frame, series_of
+from ..data.tables.open_table import frame_of, open_table
 from ..errors import UsageError
-from ..experiments.predictor import Predictor
+from ..runs.predictor import Predictor
 
 CSV, JSON = "text/csv", "application/json"
 Cell = str | int | float | bool | None

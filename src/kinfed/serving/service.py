@@ -16,9 +16,9 @@ from urllib.parse import quote
 
 import torch
 
-from ..data.words import known_name
+from ..data.tables.words import known_name
 from ..errors import UsageError, nearest
-from ..experiments.predictor import Predictor
+from ..runs.predictor import Predictor
 from .connections import OPEN, server
 from .requests import CSV, JSON, Refused, answer, told_to_requests
 

@@ -14,8 +14,8 @@ from ..core.model import Model
 from ..core.optimiser import SGD
 from ..core.trial import Trial, tried
 from ..errors import UsageError
-from ..fused import Fused, Unfused
 from ..ops import gemm
+from ..ops.fused import Fused, Unfused
 from .clients import Clients
 from .executors import Batched, Executor, Loop
 

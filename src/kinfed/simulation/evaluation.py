@@ -17,11 +17,11 @@ from ..core.client import Client
 from ..core.fleet import Evaluation
 from ..core.method import Method
 from ..core.model import Model
-from ..core.tables import index
+from ..core.rows import index
 from ..core.trees import Axis, Tree
 from ..errors import UsageError, lacks_gpu_memory
+from .client_tables import Gathered
 from .clients import Clients
-from .gather import Gathered
 from .state_store import mapped
 from .workers import alike
 

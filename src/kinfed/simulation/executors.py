@@ -17,14 +17,14 @@ from ..core import trees
 from ..core.batches import Member, Rows
 from ..core.client import Trainers, Training
 from ..core.model import Model
-from ..core.tables import index
+from ..core.rows import index
 from ..core.trainers import EagerTrainer, FunctionalTrainer
 from ..core.trees import Axis, Tree
 from ..errors import RunError, UsageError, is_out_of_memory, lacks_gpu_memory
-from ..fused import Fused
-from ..fused.trainer import FusedTrainer
+from ..ops.fused import Fused
+from ..ops.fused.trainer import FusedTrainer
+from .client_tables import Gathered
 from .clients import Clients
-from .gather import Gathered
 from .workers import alike, spread
 
 GRAIN = 1 << 24  # operations of a training step that are worth a worker: in less, workers mostly wait for Python
@@ -106,8 +106,8 @@ class Batched:
     """`chunk` clients at a time as one program, with `torch.func.vmap`. On an accelerator that runs out of memory the
     chunk is halved until it fits.
 
-    Given a model's fused form, local training uses it where possible (`kinfed.fused`), and `threads` are divided among
-    as many workers as there is work for, with two threads or more each.
+    Given a model's fused form, local training uses it where possible (`kinfed.ops.fused`), and `threads` are divided
+    among as many workers as there is work for, with two threads or more each.
     """
 
     def __init__(self, chunk: int, name: str = "vmap", threads: int = 1, fused: Fused | None = None) -> None:

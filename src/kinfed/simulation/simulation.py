@@ -41,9 +41,10 @@ class Simulation:
     `loop` runs client by client on `workers` threads (default: as many as PyTorch would use, so all cores): plain stack
     traces, any module, fastest for convolutions on a CPU. `vmap` runs `chunk` clients at a time as one batched program:
     for small dense models, and for a GPU. `fused` does so with plain SGD without autograd, if the model has such a form
-    (`kinfed.fused`): fastest for dense and recurrent models. Both use `workers` threads within operations. `auto` picks
-    one by a rule (`kinfed.simulation.auto`), for rounds with this `share` of the clients, and says why in `reason`.
-    Without a `chunk` it is 20 clients on a CPU, 64 in fused form, and on a GPU as many as half of its memory holds.
+    (`kinfed.ops.fused`): fastest for dense and recurrent models. Both use `workers` threads within operations. `auto`
+    picks one by a rule (`kinfed.simulation.auto`), for rounds with this `share` of the clients, and says why in
+    `reason`. Without a `chunk` it is 20 clients on a CPU, 64 in fused form, and on a GPU as many as half of its memory
+    holds.
     A GPU has a single worker, whatever their number here.
 
     `onednn` says whether that library computes products on a CPU (default: by the rule in `kinfed.ops.gemm`).

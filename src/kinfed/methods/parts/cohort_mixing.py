@@ -9,7 +9,7 @@ from torch import Tensor
 from ...core.client import Client
 from ...core.graph import Origin
 from ...core.method import Method, Params, Roster
-from ...core.tables import put, take
+from ...core.rows import put, take
 from ...core.trees import Tree, rows_replaced
 from ...ops.mixing import mix_freely, weighted_mean
 

@@ -54,7 +54,7 @@ class FullHeads(Settings):
 
     def _layers(self, size: int, out: int, optimiser: Optimiser, draw: torch.Generator, like: Tensor) -> Dense:
         widths = [size] + [self.hidden] * (self.layers - 1) + [out]
-        advice = "decoder=kinfed.papers.panacea.chunks:ChunkedHeads, or raise method.decoder.memory"
+        advice = "decoder=kinfed_papers.panacea.chunks:ChunkedHeads, or raise method.decoder.memory"
         check_size("panacea", widths, optimiser, self.memory, like, advice)
         return draw_layers(widths, draw, like)
 

@@ -13,7 +13,7 @@ from ...core.client import Client
 from ...core.layout import Layout
 from ...core.method import Method, Normalisation, Params, Roster
 from ...core.optimiser import Optimiser, OptState, clip_norm
-from ...core.tables import put
+from ...core.rows import put
 from ...core.trees import Like, Shared, Tree
 from ...errors import UsageError
 

@@ -1,0 +1,324 @@
+"""What the campaign writes: a table's part of its page, and its scores as small files."""
+
+import csv
+import io
+import re
+import statistics
+from collections import defaultdict
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from kinfed import UsageError
+from kinfed.files import replacing
+from kinfed_papers import published_table
+from kinfed_papers.claim_verdicts import seeds_of
+from kinfed_papers.cli import reproduce
+from kinfed_papers.environment import remembered, sentences
+from kinfed_papers.reproduction import MEASURES
+from kinfed_papers.result_pages import PART, put
+from kinfed_papers.sheet import markdown, table_csv
+
+FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+WHOLE = re.compile(r"(?:Written|Measured) by `python benchmarks/.*", re.DOTALL)  # a program writes all that follows
+ASIDE = re.compile(
+    r"`[^`]*`|\]\([^)]*\)|\d+ (?:January|February|March|April|May|June|July|August|September|October|November|"
+    r"December) \d{4}|commit \w+|(?:et al\.,|Section|Table|Figure) [\d.]+"
+)  # quoted, addresses, dates, references
+NUMBER = re.compile(r"(?<![\w.])\d+(?:,\d{3})*(?:\.\d+)?(?:e-?\d+)?")
+STATED = re.compile(r"(?<![\w.\-/=\[])(\d+(?:,\d{3})*(?:\.\d+)?)(?!\w|\.\d)(?:<!-- (?:= ([^>]+)|\$ ([^>]+)) -->)?")
+ABOVE = re.compile(r"^- (.+)$", re.MULTILINE)  # what a table tells of its settings
+MADE_WITH = re.compile(r"^Made with (.+)\.\\?$", re.MULTILINE)
+HISTORY = ("column", "method", "model", "score", "seeds")
+COUNTED = re.compile(r"^Of (\d+) runs: ", re.MULTILINE)
+RESULTS = Path(__file__).parents[1] / "docs" / "results"
+
+
+def publish(part, works, asked):
+    """Write what is finished of a part, with the committed numbers whose runs are not here; returns what was done."""
+    page, kept = asked.results / f"{part.partition('.')[0]}-tables.md", asked.results / "tables" / part
+    ended, known = [one for one in works if one.state in ("done", "failed")], committed(kept / "table.csv")
+    if not known and not any(one.folder.is_finished for one in ended):
+        return "nothing is finished yet"
+    parts = {match.group(1): match.group() for match in PART.finditer(page.read_text())} if page.exists() else {}
+    if part not in parts:
+        marks = f"<!-- {part} -->, and on the next line <!-- end of {part} -->"
+        raise UsageError(f"{page} has no place for it; write where it belongs {marks}")
+    made = requested(works, ended, known, asked)
+    found = made.lines({str(one.folder): one.failed for one in ended if one.failed})
+    lines, gone = joined(made, found, {key: row for key, row in known.items() if scale(row["flags"]) == made.scale})
+    now = {number(line): (scale("; ".join(line.flags)), len(line.by_seed)) for line in lines if line.by_seed}
+    before = {key: (scale(row["flags"]), int(row["seeds"])) for key, row in known.items()}
+    if less := [key for key, worth in before.items() if worth > now.get(key, (0, 0))]:
+        return f"left as it is: {len(less)} of its {len(known)} numbers have fewer rounds or seeds in {made.out}"
+    machines = dict.fromkeys([*MADE_WITH.findall(parts[part]), *remembered(made.out)])
+    shown = reproduce.contents(made, lines, sentences(machines, spent(made, lines)))
+    if not any(one.folder.is_finished for one in ended):  # nothing is new but the form
+        shown = shown._replace(protocol=ABOVE.findall(parts[part].partition("\n**")[0]))
+    text = markdown(shown, reproduce.command(made, lines)).replace("# ", "## ", 1)
+    if gone and (other := said(parts[part]) - said(text)):
+        return f"left as it is: {gone} of its numbers have no run here, and were made by other settings: {min(other)}"
+    kept.mkdir(parents=True, exist_ok=True)
+    text += statistics_of(made, lines, known, kept / "statistics.md")
+    written = {"table.csv": numbers(lines, known), "history.csv": history(made, kept / "history.csv")}
+    for name, contents in written.items():
+        if contents:
+            with replacing(kept / name) as file:
+                file.write_text(contents)
+    put(page, part, text, page.stem)
+    return f"{len(now)} numbers in {page.name}" + f", {gone} of them without a run here" * bool(gone)
+
+
+def requested(works, ended, known, asked):
+    """The reproduction of methods and columns that have ended runs or committed numbers, and of means over these."""
+    entries = dict.fromkeys(one.entry for one in works)
+    entry = replace(works[0].entry, seeds=max(one.seeds for one in entries))
+    protocol = entry.made(asked.keep, asked.data_dir).protocol
+    there = {column for column, *_ in known} | {one.column for one in ended}
+    queued = {name for one in entries for name in one.column.split()}
+    wanted = [name for name in protocol.columns if name in queued | there]
+    first = {}  # of the columns that read the same runs
+    for name, column in protocol.columns.items():
+        first[name] = next(key for key, other in protocol.columns.items() if other.changes == column.changes)
+    there = {first[name] for name in there}
+    held = [name for name in wanted if not protocol.columns[name].mean_of and first[name] in there]
+    held += [name for name in wanted if (of := protocol.columns[name].mean_of) and set(of) <= set(held)]
+    methods = list(dict.fromkeys([*(one.method for one in ended), *(method for _, method, _ in known)]))
+    return entry.made(asked.keep, asked.data_dir, methods, held)
+
+
+def committed(path):
+    """The rows of a committed table.csv that have a number of ours, by column, method and metric."""
+    if not path.exists():
+        return {}
+    with path.open(newline="") as file:
+        return {(row["column"], row["method"], row["metric"]): row for row in csv.DictReader(file) if row["ours"]}
+
+
+def published_seeds(folder, share):
+    """By column and method, the seeds of which all numbers are committed, at this share of the rounds."""
+    found = {}
+    for (column, method, _), row in committed(folder / "table.csv").items():
+        seeds = set(seeds_of(row)) if scale(row["flags"]) == share else set()
+        found[column, method] = found.get((column, method), seeds) & seeds
+    return found
+
+
+def number(line):
+    return line.column.name, line.row.name, line.metric
+
+
+def scale(flags):
+    """Which share of the rounds a number has, by its flags."""
+    scaled = re.search(r"scaled ([\d.]+)", flags)
+    return float(scaled.group(1)) if scaled else 1.0
+
+
+def joined(made, lines, known):
+    """A table's lines, with the seeds of committed numbers that they lack; and how many numbers have such seeds."""
+    found, gone = {}, 0
+    for line in sorted(lines, key=lambda line: bool(line.column.mean_of)):  # means last, of what they are means of
+        by_seed, flags, over_clients, seconds, status = line.by_seed, [], line.over_clients, line.seconds, line.status
+        if parts := [found[name, line.row.name, line.metric] for name in line.column.mean_of]:
+            seeds = [seed for seed in parts[0].by_seed if all(seed in part.by_seed for part in parts)]
+            by_seed = {seed: statistics.fmean(part.by_seed[seed] for part in parts) for seed in seeds}
+            flags = [flag for part in parts for flag in part.flags]
+            status = next((part.status for part in parts if part.status), "")
+        elif row := known.get(number(line)):
+            lost = {seed: value for seed, value in seeds_of(row).items() if seed not in by_seed}
+            if lost:
+                gone, counts, flags = gone + 1, (len(by_seed), len(lost)), row["flags"].split("; ")
+                over_clients = weighted((over_clients, row["over_clients"]), counts)
+                seconds = weighted((seconds, row.get("seconds")), counts)
+                by_seed = dict(sorted({**by_seed, **lost}.items()))
+                if not status.startswith("failed"):
+                    status = f"{len(by_seed)} of {made.count} seeds" * (len(by_seed) < made.count)
+        flags = tuple(flag for flag in dict.fromkeys([*flags, *line.flags]) if flag)
+        found[number(line)] = line._replace(
+            by_seed=by_seed, over_clients=over_clients, flags=flags, status=status, seconds=seconds
+        )
+    return [found[number(line)] for line in lines], gone
+
+
+def numbers(lines, known):
+    """The table as CSV; committed rows with the same scores stay, as they were computed from all digits of these."""
+    rows = csv.DictReader(io.StringIO(table_csv(lines)))
+    out = io.StringIO()
+    writer = csv.DictWriter(out, rows.fieldnames, lineterminator="\n")
+    writer.writeheader()
+    for row in rows:
+        before = known.get((row["column"], row["method"], row["metric"]), {})
+        same = before.get("by_seed") == row["by_seed"] and before["flags"] == row["flags"]
+        writer.writerow(before | {"status": row["status"]} if same else row)
+    return out.getvalue()
+
+
+def weighted(values, counts):
+    """The mean over all seeds, of means over some of them; None if one is not known."""
+    terms = [(value, count) for value, count in zip(values, counts, strict=True) if count]
+    if any(value in (None, "") for value, _ in terms):
+        return None
+    return sum(float(value) * count for value, count in terms) / sum(counts)
+
+
+def spent(made, lines):
+    """Seconds that the runs of a table have trained; 0 if they are not known of all."""
+    cells = {made.folder(line.row, line.column): line for line in lines if line.by_seed and not line.column.mean_of}
+    if any(line.seconds is None for line in cells.values()):
+        return 0
+    return sum(line.seconds * len(line.by_seed) for line in cells.values())
+
+
+def said(text):
+    """What a table says of its settings, above its numbers without the names of columns, and of its rows, in notes."""
+    above = [re.sub(r"^[\w/., -]+: ", "", line) for line in ABOVE.findall(text.partition("\n**")[0])]
+    return {line.casefold() for line in [*above, *re.findall(r"^\[\d+\] (.+?)\\?$", text, re.MULTILINE)]}
+
+
+def statistics_of(made, lines, known, path):
+    """Write the statistics of the runs that are here, unless the file has those of more; a sentence that links it."""
+    whole = runs_of(made, {number(line)[:2]: line.by_seed for line in lines})
+    here = runs_of(made, {(cell.column.name, cell.row.name): made.finished(cell) for cell in made.cells()})
+    text = path.read_text() if path.exists() else ""
+    if text and not COUNTED.search(text):  # it is of all that was committed
+        of = runs_of(made, {key[:2]: seeds_of(row) for key, row in known.items()})
+        text = text.replace("\n", f"\n\n{counted(of)}\n", 1)
+    if reproduce.write_statistics(made) and (not text or len(here) >= int(COUNTED.search(text).group(1))):
+        found = (made.out / reproduce.STATISTICS).read_text()
+        text = f"# {path.parent.name}: statistics\n\n{counted(here)}\n\n{found}"
+    if not text:
+        return ""
+    with replacing(path) as file:
+        file.write_text(text)
+    some = int(COUNTED.search(text).group(1))
+    link = reproduce.LINK.replace(f"({reproduce.STATISTICS})", f"(tables/{path.parent.name}/statistics.md)")
+    return link.replace(").\n", f"), of {some} of the {len(whole)} runs.\n") if some < len(whole) else link
+
+
+def runs_of(made, seeds):
+    """The runs of a table's cells: column, method and seed, of columns that read the same ones the first."""
+    rows, columns = made.protocol.rows, made.protocol.columns
+    homes = {at: made.folder(rows[at[1]], columns[at[0]]) for at in seeds if not columns[at[0]].mean_of}
+    runs = {(home.parent.relative_to(made.out / "runs").as_posix(), at[1]): seeds[at] for at, home in homes.items()}
+    return [(*cell, seed) for cell, some in runs.items() for seed in some]
+
+
+def counted(runs):
+    """Which runs these are, in words."""
+    seeds, methods = defaultdict(list), defaultdict(list)
+    for column, method, seed in runs:
+        seeds[column, method].append(str(seed))
+    for (column, method), some in seeds.items():
+        methods[column, ", ".join(some)].append(method)
+    told = [
+        f"{', '.join(names)} on {column}, seed{'s' * (',' in some)} {some}" for (column, some), names in methods.items()
+    ]
+    return f"Of {len(runs)} runs: {'; '.join(told)}."
+
+
+def history(made, path):
+    """Test scores by round as CSV: means over clients and seeds, a line for each cell, scored model and score.
+
+    Where the file at this path has more seeds of a line, that stays. Nothing if no score of the table is a client's.
+    """
+    found = {}  # by cell, model and score: by round, a score for each seed
+    for column in made.protocol.columns.values():
+        scores = {MEASURES[metric].score for metric in made.protocol.metrics(column)}
+        for row in made.protocol.rows.values():
+            home = made.folder(row, column)
+            for seed, folder in made.finished(made.cell(row, column)).items():
+                for (model, score, at), mean in means(folder.history, scores).items():
+                    key = (home.parent.relative_to(made.out / "runs").as_posix(), row.name, model, score)
+                    found.setdefault(key, defaultdict(dict))[at][seed] = mean
+    lines = {}  # of the same: how many seeds, and by round the mean
+    for key, one in found.items():
+        texts = {at: f"{statistics.fmean(values.values()):.4g}" for at, values in one.items()}
+        lines[key] = max(len(values) for values in one.values()), texts
+    for key, line in earlier(path).items():
+        if line[0] > lines.get(key, (0,))[0]:
+            lines[key] = line
+    if not lines:
+        return ""
+    rounds = sorted({at for _, texts in lines.values() for at in texts})
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow([*HISTORY, *rounds])
+    columns, rows = list(made.protocol.columns), list(made.protocol.rows)
+    for key in sorted(lines, key=lambda key: (columns.index(key[0]), rows.index(key[1]))):
+        seeds, texts = lines[key]
+        writer.writerow([*key, seeds, *(texts.get(at, "") for at in rounds)])
+    return out.getvalue()
+
+
+def earlier(path):
+    """The lines of a committed history.csv: how many seeds, and by round the mean, by column, method, model, score."""
+    if not path.exists():
+        return {}
+    with path.open(newline="") as file:
+        return {
+            tuple(row[name] for name in HISTORY[:4]): (
+                int(row["seeds"]),
+                {int(at): text for at, text in row.items() if at not in HISTORY and text},
+            )
+            for row in csv.DictReader(file)
+        }
+
+
+def means(path, scores):
+    """The mean test scores over clients in a run's history, by model, score and round."""
+    found = defaultdict(list)
+    with path.open(newline="") as file:
+        for line in csv.DictReader(file):
+            if line["split"] == "test" and line["metric"] in scores:
+                found[line["model"], line["metric"], int(line["round"])].append(float(line["value"]))
+    return {key: statistics.fmean(values) for key, values in found.items()}
+
+
+def unprinted(page):
+    """The numbers in a page's sentences that no command has printed, in words.
+
+    Printed is what stands between marks, below a command or, outside of marks, after the name of the program that
+    writes the page; of a paper's page also the scores in tables/ and deciding/, and the paper's own numbers and
+    settings. A sentence may round it. Counts up to twelve need nothing. A number that follows from others
+    says how, 5.9<!-- = 65.1 - 59.2 -->, and one that is printed elsewhere by what, 7.4<!-- $ kinfed data inspect x -->.
+    """
+    text, known = page.read_text(), []
+    if paper := page.stem.removesuffix("-tables") if page.stem.endswith("-tables") else "":
+        for path in (*page.parent.glob(f"tables/{paper}.*/*.csv"), *page.parent.glob("deciding/*.csv")):
+            known += [times * value for value in numbers_in(path.read_text()) for times in (1, 100)]
+        for path in (published_table.PAPERS / paper).glob("*.*"):
+            known += numbers_in(path.read_text())
+    for aside in (PART, FENCED, WHOLE, ASIDE):
+        if aside is not ASIDE:
+            known += [number for match in aside.finditer(text) for number in numbers_in(match.group())]
+        text = aside.sub(lambda match: re.sub(r"[^\n]", " ", match.group()), text)
+    known, found = np.unique(known), []
+    for place, line in enumerate(text.splitlines(), 1):
+        for stated, total, command in STATED.findall(line):
+            if not (command or is_printed(stated, total, known)):
+                found.append(
+                    f"{page.name}, line {place}: {stated}{f', said to be {total},' * bool(total)} in: {line:.100}"
+                )
+    return found
+
+
+def numbers_in(text):
+    return [float(number.replace(",", "")) for number in NUMBER.findall(text)]
+
+
+def is_printed(stated, total, known):
+    """Whether known numbers have this one, or those of a sum, which makes it; all as they are rounded there."""
+    if not total:
+        return near(stated, known)
+    if not re.fullmatch(r"[\d., +*/()-]+", total):
+        return False
+    return all(near(one, known) for one in NUMBER.findall(total)) and near(stated, [eval(total.replace(",", ""))])
+
+
+def near(stated, known):
+    """Whether one of the known numbers is rounded to this text; small counts always are."""
+    plain = stated.replace(",", "")
+    digits = len(plain.partition(".")[2])
+    value = float(plain)
+    return (not digits and value <= 12) or bool(np.any(np.abs(np.asarray(known) - value) <= 0.5 * 10**-digits + 1e-9))

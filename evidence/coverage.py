@@ -1,0 +1,42 @@
+"""The page on what is measured of the papers' tables: KINFED_DATA=DIR python evidence/coverage.py [DATASET ...]
+
+It is written from docs/results/tables/*/table.csv: the coverage by table, and the verdict on each claim. Which data
+sets are at hand is read from KINFED_DATA, or taken from the arguments, and noted on the page.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+from kinfed_papers.claims import answered
+from kinfed_papers.coverage import COMMITTED, claims, coverage, lines
+from kinfed_papers.reproduction import WITHOUT_FILE
+from kinfed_papers.result_pages import put
+
+PAGE = COMMITTED.parent / "coverage.md"
+AT_HAND = "Data sets at hand: "
+
+
+def parts(at_hand, folder=COMMITTED):
+    """The parts of the page that the committed tables decide, by name."""
+    shown = [*lines(coverage({*at_hand, *WITHOUT_FILE}, folder)), "", f"{AT_HAND}{', '.join(sorted(at_hand))}."]
+    verdicts = ["| table | claim | answer | numbers |", "| --- | --- | --- | --- |"]
+    for table, one in claims(folder):
+        verdicts.append(f"| {table} | {one.claim.says} ({one.claim.where}) | {one.told} | {one.text} |")
+    pages = ["| paper | claim | answer | by |", "| --- | --- | --- | --- |"]
+    for one in answered():
+        link = f" [{one.page}]({one.page.removeprefix('results/') if 'results/' in one.page else '../' + one.page})"
+        pages.append(f"| {one.paper} | {one.says} ({one.where}) | {one.answer} | {one.shows}{link * bool(one.page)} |")
+    return {"coverage": "\n".join(shown), "claims": "\n".join(verdicts), "answered": "\n".join(pages)}
+
+
+def noted(page=PAGE):
+    """The data sets that a page notes as at hand."""
+    line = next(line for line in page.read_text().splitlines() if line.startswith(AT_HAND))
+    return line.removeprefix(AT_HAND).removesuffix(".").split(", ")
+
+
+if __name__ == "__main__":
+    named = sys.argv[1:] or [path.stem for path in Path(os.environ["KINFED_DATA"]).glob("*.npz")]
+    for name, text in parts(named).items():
+        put(PAGE, name, text, "What is measured of the papers' tables")

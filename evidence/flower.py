@@ -1,0 +1,132 @@
+"""What a federation on Flower costs: bytes of every method, and seconds of a round beside those of an empty app.
+
+    python evidence/flower.py bytes      every method at six sites in one process: what travels, by name
+    python evidence/flower.py seconds    SuperLink and SuperNodes on this machine, over TLS
+
+Both write their part of docs/results/flower.md.
+"""
+
+import argparse
+import itertools
+import json
+import re
+import statistics
+import tempfile
+from pathlib import Path
+
+import numpy as np
+from flower_federation import Federation, deal, environment
+
+from kinfed.core import trees
+from kinfed.flower.server import broker, plan, server
+from kinfed.flower.server.nodes import Node
+from kinfed.flower.site.site import Site
+from kinfed.methods import METHODS
+from kinfed_papers.result_pages import put, version
+
+PAGE = Path(__file__).parents[1] / "docs" / "results" / "flower.md"
+ROUNDS = 6
+SITES = 6
+
+
+class InProcess:
+    """A carrier whose sites answer at once, and which counts the arrays that travel by name."""
+
+    def __init__(self, sites):
+        self.sites, self.counted, self._answers, self._ids = sites, {}, {}, itertools.count()
+
+    def nodes(self):
+        return dict.fromkeys(range(len(self.sites)), Node("", ""))
+
+    def push(self, node, kind, message, seconds):
+        id = str(next(self._ids))
+        self._answers[id] = answer = self.sites[node].reply(kind, message)
+        assert "refused" not in answer.words, answer.words
+        for way, said in (("down", message), ("up", answer)):
+            for name, array in said.arrays.items():
+                key = (way, f"{kind}/{name}" if kind != "round" else name)
+                self.counted[key] = self.counted.get(key, 0) + trees.size(array)
+        return id
+
+    def pull(self, ids):
+        return {id: self._answers.pop(id) for id in ids if id in self._answers}
+
+
+def count_bytes():
+    """A line a method: bytes of a client and round, beside one model down and one up."""
+    broker.LOOK = 0.0
+    lines = []
+    for name in METHODS:
+        with tempfile.TemporaryDirectory() as folder:
+            folder = Path(folder)
+            names = [f"site-{i}" for i in range(SITES)]
+            deal(folder, names)
+            sites = [Site(n, folder / n / "data.npz", folder / "state", "cpu") for n in names]
+            method = {"name": name, **({"clusters": 3} if name == "fedcedar" else {})}
+            raw = {"rounds": ROUNDS, "method": method, "model": "mlp", "flower": {"clients": SITES, "classes": 10}}
+            if name in ("panacea", "sfl"):
+                np.savez(folder / "links.npz", adjacency=np.ones((SITES, SITES), np.float32))
+                raw["flower"]["graph"] = str(folder / "links.npz")
+            carrier = InProcess(sites)
+            summary = server.serve(plan.resolve(raw), carrier, folder / "out", log=lambda text: None, poll=0)
+        model, each = 4 * summary["parameters"], SITES * ROUNDS
+        shares = {way: {} for way in ("down", "up")}
+        for (way, key), count in carrier.counted.items():
+            if not key.startswith("join/"):
+                shares[way][key.partition("/")[2]] = shares[way].get(key.partition("/")[2], 0) + count
+        joined = sum(count for (_, key), count in carrier.counted.items() if key.startswith("join/")) / SITES
+        down, up = (sum(shares[way].values()) / each for way in ("down", "up"))
+        said = {w: ", ".join(f"{k} {c / each / model:.2f}" for k, c in shares[w].items() if c) for w in shares}
+        lines.append(
+            f"| {name} | {down:,.0f} | {up:,.0f} | {(down + up) / (2 * model):.2f} | "
+            f"{said['down'] or 'nothing'} | {said['up'] or 'nothing'} | {joined / model:.2f} |"
+        )
+        print(lines[-1], flush=True)
+    head = (
+        f"Six sites, {ROUNDS} rounds, a perceptron of {summary['parameters']:,} parameters, all take part. "
+        "Counted over the whole run, including the models sent to evaluate the last round, one round's share more: "
+        f"{1 + 1 / ROUNDS:.2f} instead of 1. Models are given as multiples of one model, 4 bytes a parameter.\n\n"
+        "| method | bytes down | bytes up | of 2 models | down, in models | up, in models | once, when joining |\n"
+        "| --- | --- | --- | --- | --- | --- | --- |\n"
+    )
+    write("bytes", "Bytes per client and round", "evidence/flower.py bytes", head + "\n".join(lines))
+
+
+def time_rounds(nodes, rounds):
+    """Seconds of a round, of an app that does nothing and of FedAvg and FedAGHN."""
+    with tempfile.TemporaryDirectory() as folder, Federation(Path(folder), nodes) as federation:
+        empty = federation.time_empty(rounds)
+        found = {"an empty app": empty}
+        for name, hidden in (("fedavg", 64), ("fedaghn", 64), ("fedavg", 4096)):
+            said = federation.train(name, rounds, model={"name": "mlp", "hidden": [hidden]})
+            seconds = [float(line.split(", ")[1].split(" s")[0]) for line in said if re.match(r"round \d+ of", line)]
+            size = 4 * json.loads((federation.out / "summary.json").read_text())["parameters"]
+            found[f"{name}, a model of {size / 1e6:.2g} MB"] = seconds[1:]  # the first waits for sites to join
+    floor = statistics.median(found["an empty app"])
+    lines = [
+        f"| {name} | {statistics.median(s):.1f} | {min(s):.1f} to {max(s):.1f} | {statistics.median(s) / floor:.2f} |"
+        for name, s in found.items()
+    ]
+    print("\n".join(lines))
+    head = (
+        f"{environment()} SuperLink and {nodes} SuperNodes on this one machine, over TLS with keys; {rounds} rounds "
+        "each, without the first. An empty app's round is one message without content to every node and back. The "
+        "time of Flower itself is the floor: nodes ask for messages every 3 seconds, and every message starts a new "
+        "Python process, which for kinfed loads PyTorch.\n\n"
+        "| | seconds, median | least to most | of the empty app's |\n| --- | --- | --- | --- |\n"
+    )
+    write("seconds", "Seconds per round", f"evidence/flower.py seconds --nodes {nodes}", head + "\n".join(lines))
+
+
+def write(part, title, command, text):
+    """One part of the page."""
+    put(PAGE, part, f"## {title}\n\nWritten by `python {command}`, {version()}.\n\n{text}", "What a federation costs")
+
+
+if __name__ == "__main__":
+    asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    asked.add_argument("what", choices=["bytes", "seconds"])
+    asked.add_argument("--nodes", type=int, default=2)
+    asked.add_argument("--rounds", type=int, default=6)
+    asked = asked.parse_args()
+    count_bytes() if asked.what == "bytes" else time_rounds(asked.nodes, asked.rounds)

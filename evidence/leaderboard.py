@@ -1,0 +1,135 @@
+"""docs/results/leaderboard.md, from the tables that other programs have committed: python evidence/leaderboard.py"""
+
+import csv
+import json
+from pathlib import Path
+from statistics import mean
+
+import federations
+
+from kinfed_papers.result_pages import put
+
+RESULTS = Path(__file__).parents[1] / "docs" / "results"
+PAGE = RESULTS / "leaderboard.md"
+FEDERATIONS = {  # short names
+    "shops with opposite customers": "opposite customers",
+    "small shops, customers alike": "customers alike",
+    "digits, everyone alike": "digits, alike",
+    "digits, four rotations": "digits, rotated",
+    "digits, everyone names them differently": "digits, renamed",
+    "digits, a third has random labels": "digits, noisy labels",
+    "digits, four rotations, 25 to 150 each": "digits, rotated, uneven",
+    "digits, groups see half of them": "digits, half the classes",
+    "316 persons, 24 answers each": "316 persons",
+    "clothes, everyone alike": "clothes, alike",
+    "clothes, three groups name them differently": "clothes, renamed",
+    "clothes, half in negative, 20 to 240 each": "clothes, negatives",
+}
+SCORES = {"accuracy_pct": "accuracy, %", "mean_accuracy_pct": "accuracy, %", "MAE": "MAE", "mse_1e-3": "1,000 MSE"}
+LEAKS = {"oracle"}  # what no method could know
+
+
+def main():
+    """Write the two tables of the page."""
+    put(PAGE, "defaults", "\n".join(board()), "Leaderboard")
+    put(PAGE, "published", "\n".join(published()), "Leaderboard")
+
+
+def gains_of(rows):
+    """Points over the better of Local and FedAvg, mean over seeds, under the library's own training, by data and row.
+
+    rows: by name the settings of each, as `federations.blocks` has them.
+    """
+    kept = json.loads(federations.KEPT.read_text())["own"]
+    data = {}
+    for case, title in FEDERATIONS.items():
+        found = kept[case]
+        alone, shared = (federations.row(found, [settings]) for settings in federations.BASES[:2])
+        data[title] = {}
+        for name, settings in rows.items():
+            runs = federations.row(found, settings)
+            if runs and all("mean" in run for run in runs):
+                better = max(federations.average(base[: len(runs)], case) for base in (alone, shared))
+                data[title][name] = federations.average(runs, case) - better
+    return data
+
+
+def board():
+    """A table of the methods over the data sets for each block: kinfed's own, as printed, and tuned."""
+    yield "Computed by `python evidence/leaderboard.py` from the tables of the pages named above."
+    for title, rows in federations.blocks():
+        data = gains_of(rows)
+        nine = [gains for case, gains in data.items() if not case.startswith("clothes")]
+        ran = [name for name in rows if any(name in gains for gains in data.values())]
+        if not ran:
+            continue
+        yield f"\n### {title}\n"
+        yield "| method | mean of nine | worst of nine | mean rank | " + " | ".join(data) + " |"
+        yield "| --- |" + " ---: |" * (3 + len(data))
+        of = {name: [gains[name] for gains in nine if name in gains] for name in ran}
+        place = places(nine, [name for name in ran if len(of[name]) == len(nine)])
+        for name in sorted(ran, key=lambda one: -mean(of[one] or [-100])):
+            cells = [f"{gains[name]:+.1f}" if name in gains else "" for gains in data.values()]
+            rank = f"{place[name]:.1f}" if name in place else ""
+            whole = [f"**{mean(of[name]):+.1f}**", f"{min(of[name]):+.1f}", rank] if of[name] else ["", "", ""]
+            yield f"| `{name}` | {' | '.join([*whole, *cells])} |"
+
+
+def places(data, methods):
+    """The mean rank of each method over data sets: 1 is the best, and equals share theirs."""
+    ranks = {method: [] for method in methods}
+    for gains in data:
+        for method in methods:
+            ahead = sum(gains[other] > gains[method] for other in methods)
+            equal = sum(gains[other] == gains[method] for other in methods)
+            ranks[method].append(ahead + (equal + 1) / 2)
+    return {method: mean(each) for method, each in ranks.items()}
+
+
+def published():
+    """Of each column of the published tables: who is best here, and who in print."""
+    yield "Computed by `python evidence/leaderboard.py` from `docs/results/tables`.\n"
+    yield "| data set | setting | score | Local | FedAvg | best here | its score | best in print | seeds | remarks |"
+    yield "| --- | --- | --- | ---: | ---: | --- | ---: | --- | ---: | --- |"
+    for file in sorted((RESULTS / "tables").glob("*/table.csv")):
+        page = f"{file.parent.name.partition('.')[0]}-tables.md"
+        columns = {}
+        for row in csv.DictReader(file.open()):
+            columns.setdefault((row["column"], row["metric"]), []).append(row)
+        for (column, metric), rows in columns.items():
+            yield from best(column, metric, [row for row in rows if row["ours"]], page)
+
+
+def best(column, metric, rows, page):
+    """The line of one column, if enough of it was run to compare."""
+    if len(rows) < 3 or metric not in SCORES:
+        return
+    top = max if "accuracy" in metric else min
+    firsts = foremost(rows, "ours", top)
+    first = firsts[0]
+    printed = [row for row in rows if row["paper"]]
+    known = {row["method"]: f"{float(row['ours']):.2f}" for row in rows}
+    every = set.intersection(*(flags(row) for row in rows)) | flags(first)
+    cells = [first["dataset"], f"[{first['setting'] or 'as printed'}]({page}) `{column}`", SCORES[metric]]
+    cells += [known.get("local", ""), known.get("fedavg", ""), named(firsts), f"{float(first['ours']):.2f}"]
+    cells += [named(foremost(printed, "paper", top)) if printed else ""]
+    yield "| " + " | ".join([*cells, min(row["seeds"] for row in firsts), ", ".join(sorted(every))]) + " |"
+
+
+def foremost(rows, number, top):
+    """The rows with the best of their numbers, which several may share."""
+    best = top(float(row[number]) for row in rows)
+    return [row for row in rows if float(row[number]) == best]
+
+
+def named(rows):
+    return ", ".join(dict.fromkeys(row["printed"] for row in rows))
+
+
+def flags(row):
+    """What a table says of one number, such as that it is of a subset."""
+    return {flag.strip() for flag in row["flags"].split(";")} - {""}
+
+
+if __name__ == "__main__":
+    main()

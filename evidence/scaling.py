@@ -1,0 +1,135 @@
+"""Whose training rows should scale a table's inputs: python evidence/scaling.py [--seeds 3]
+
+Seven made federations in the manner of shops, sensors and patients, written as CSV files and read with each `scale`;
+every method at its defaults, with the default training, 20 rounds. Writes docs/results/scaling.md.
+"""
+
+import argparse
+import tempfile
+import warnings
+from pathlib import Path
+
+import numpy as np
+import torch
+
+import kinfed
+from kinfed_papers import result_pages as page
+
+PAGE = Path(__file__).parents[1] / "docs" / "results" / "scaling.md"
+METHODS = ("local", "fedavg", "fedavg-ft", "fedaghn", "fedcedar")
+SCALES = ("federation", "client", "auto")
+ROUNDS = 20
+
+
+def shops(draw, own_level):
+    """15 shops of 80 rows in three groups of customers; what is dear is so by one price for all, or by each shop's."""
+    customers = np.array([[1, -1, 1], [-1, 1, 1], [1, 1, -1]])
+    for shop in range(15):
+        level = draw.uniform(-2, 2, 3)
+        x = level + draw.normal(size=(80, 3))
+        score = (x - level * own_level) @ customers[shop % 3] + 0.3 * draw.normal(size=80)
+        yield shop, x * [5, 200, 0.02] + [20, 5000, 0.1], np.where(score > 0, "yes", "no")
+
+
+def sensors(draw, own_unit):
+    """12 sensors of 100 rows, two kinds; each reads in one unit, or with a gain and an offset of its own."""
+    for sensor in range(12):
+        x = draw.normal(size=(100, 3)) + draw.normal(size=3)
+        y = (1 if sensor % 2 else -1) * x[:, 0] + np.sin(2 * x[:, 1]) + 0.5 * x[:, 2] + 0.2 * draw.normal(size=100)
+        gain, offset = (np.exp(draw.normal(size=3)), 3 * draw.normal(size=3)) if own_unit else (1, 0)
+        yield sensor, (x * gain + offset) * [1, 30, 1000], y * 7 + 40
+
+
+def patients(draw, own_unit):
+    """30 hospitals of 10 to 40 patients, a fifth of whom are ill; a marker means the opposite in every other one.
+
+    A laboratory value is in one unit, or in one of two.
+    """
+    for hospital in range(30):
+        n = int(draw.integers(10, 40))
+        x = draw.normal(size=(n, 4)) + 0.3 * draw.normal(size=4)
+        risk = x[:, 0] - 0.5 * x[:, 1] + 0.5 * x[:, 2] + (1.5 if hospital % 2 else -1.5) * x[:, 3]
+        ill = risk + 0.5 * draw.normal(size=n) > 1.6
+        x = x * [15, 20, 2e5, 0.001] + [55, 120, 1e6, 0.004]
+        if own_unit and hospital % 3 == 0:
+            x[:, 2] *= 0.0113
+        yield hospital, x, np.where(ill, "ill", "well")
+
+
+def alike(draw):
+    """20 clients of 30 rows that differ in nothing."""
+    for client in range(20):
+        x = draw.normal(size=(30, 4))
+        yield client, x * [1, 10, 100, 1000], np.where(x @ [1, -1, 0.5, 0.5] + 0.5 * draw.normal(size=30) > 0, "a", "b")
+
+
+CASES = {
+    "shops, one price level": lambda draw: shops(draw, False),
+    "shops, each with its own level": lambda draw: shops(draw, True),
+    "sensors, one unit (MAE)": lambda draw: sensors(draw, False),
+    "sensors, each with its own unit (MAE)": lambda draw: sensors(draw, True),
+    "patients, few rows": lambda draw: patients(draw, False),
+    "patients, few rows, two units of one column": lambda draw: patients(draw, True),
+    "clients that differ in nothing": alike,
+}
+
+
+def write(path, parts):
+    """The rows of all clients as a CSV file."""
+    rows = [
+        f"{client},{','.join(f'{v:.6g}' for v in x)},{y}"
+        for client, xs, ys in parts
+        for x, y in zip(xs, ys, strict=True)
+    ]
+    width = rows[0].count(",") - 1
+    path.write_text("\n".join([f"who,{','.join(f'x{i}' for i in range(width))},y", *rows]))
+
+
+def measure(path, scale, method, seed):
+    """The mean test score over clients of the models that validation chose; NaN if training diverges."""
+    federation = kinfed.from_csv(path, client="who", target="y", scale=scale, seed=seed)
+    torch.manual_seed(seed)
+    net = torch.nn.Sequential(
+        torch.nn.Linear(federation.x.shape[1], 64), torch.nn.ReLU(), torch.nn.Linear(64, federation.outputs)
+    )
+    try:
+        summary = kinfed.fit(kinfed.METHODS[method](), federation, net, rounds=ROUNDS, seed=seed).summary()
+    except kinfed.RunError:
+        return np.nan
+    score = summary.scores[summary.chosen]["mean"]
+    return score if summary.metric == "mae" else 100 * score
+
+
+def table(seeds):
+    """Lines of the table."""
+    yield f"| case | scale | {' | '.join(METHODS)} |"
+    yield f"| --- | --- |{' ---: |' * len(METHODS)}"
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "made.csv"
+        for case, parts in CASES.items():
+            found = {}
+            for seed in range(seeds):
+                write(path, parts(np.random.default_rng(seed)))
+                for scale in SCALES:
+                    for method in METHODS:
+                        found.setdefault((scale, method), []).append(measure(path, scale, method, seed))
+            for scale in SCALES:
+                means = [float(np.mean(found[scale, method])) for method in METHODS]
+                cells = ["diverges" if np.isnan(m) else f"{m:.{2 if 'MAE' in case else 1}f}" for m in means]
+                line = f"| {case} | {scale} | {' | '.join(cells)} |"
+                print(line, flush=True)
+                yield line
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=3, metavar="N")
+    seeds = parser.parse_args().seeds
+    warnings.simplefilter("ignore")
+    lines = list(table(seeds))
+    head = f"`python evidence/scaling.py --seeds {seeds}`: test accuracy in %, or MAE where the case says so."
+    page.put(PAGE, "figures", "\n".join([head, "", *lines]), "Whose rows scale a table's inputs")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,263 @@
+"""Tables with natural groups, by one command and by standard models: python evidence/tables.py [NAME ...] --keep DIR
+
+Of each client's rows a quarter is held out; `kinfed run FILE --client --target` gets the others, and so do a ridge for
+each client, a ridge of all rows that knows the client, and gradient boosting that knows the client's mean. `--tables
+DIR` has exam.csv, chem97.csv, males.csv and empluk.csv (of the R packages mlmRev and plm); the others are made here.
+What is measured is kept in --keep, and the same command goes on; --as before keeps it as what an earlier commit does
+(with that commit's src first in PYTHONPATH); --write only writes docs/results/tables-in-the-wild.md. Needs pandas.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from sklearn.compose import make_column_transformer
+from sklearn.ensemble import HistGradientBoostingRegressor
+from sklearn.impute import SimpleImputer
+from sklearn.linear_model import RidgeCV
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import OneHotEncoder, StandardScaler
+
+from kinfed_papers.result_pages import keep, put, version
+
+PAGE = Path(__file__).parents[1] / "docs" / "results" / "tables-in-the-wild.md"
+GIVEN = {  # file: client, target, columns left out
+    "exam": ("school", "normexam", ["student"]),
+    "chem97": ("lea", "score", ["student", "school"]),
+    "males": ("nr", "wage", []),
+    "empluk": ("firm", "emp", []),
+}
+EACH, CLIENT, BOOSTING = "ridge for each client", "ridge of all rows", "boosting of all rows"
+
+
+def table(clients, rows, client, target, columns):
+    """A frame of clients with so many rows each; columns are [clients, rows], or [clients] for what stays the same."""
+    whole = {
+        name: np.broadcast_to(np.reshape(values, (clients, -1)), (clients, rows)) for name, values in columns.items()
+    }
+    frame = pd.DataFrame({client: np.repeat([f"{client} {i + 1}" for i in range(clients)], rows)})
+    return frame.assign(**{name: values.ravel() for name, values in whole.items()}), client, target
+
+
+def production(draw, n=48, t=16):
+    """Regions by year: output of capital and labour, multiplied, so that sizes have heavy tails."""
+    size = draw.normal(0, 1.1, (n, 1))
+    capital = size + 0.06 * draw.normal(size=(n, t)).cumsum(1) + draw.normal(0, 0.4, (n, 1))
+    labour = size + 0.05 * draw.normal(size=(n, t)).cumsum(1) + draw.normal(0, 0.3, (n, 1))
+    output = 0.35 * capital + 0.6 * labour + draw.normal(0, 0.15, (n, 1)) + 0.02 * np.arange(t)
+    output = np.exp(10 + output + 0.04 * draw.normal(size=(n, t)))
+    columns = {
+        "year": 1970 + np.tile(np.arange(t), (n, 1)),
+        "capital": np.exp(9 + capital),
+        "labour": np.exp(6 + labour),
+    }
+    return table(n, t, "region", "output", columns | {"jobless": draw.normal(6, 2, (n, t)), "output": output})
+
+
+def farms(draw, n=171, t=6):
+    """Farms by season: gross output, which is nearly net output and costs together."""
+    size = draw.normal(0, 0.9, (n, 1)) + 0.3 * draw.normal(size=(n, t))
+    labour = np.exp(0.8 * size + 0.4 * draw.normal(size=(n, t))) * 200
+    fertiliser = np.exp(size + 0.5 * draw.normal(size=(n, t))) * 100
+    gross = 7 + 0.6 * size + 0.2 * np.log(labour) + draw.normal(0, 0.25, (n, 1)) + 0.25 * draw.normal(size=(n, t))
+    gross = np.exp(gross)
+    net = gross - 0.8 * fertiliser * draw.uniform(0.5, 1.5, (n, t)) - 0.5 * labour
+    columns = {"size": np.exp(size), "labour": labour, "fertiliser": fertiliser, "net": net, "gross": gross}
+    return table(n, t, "farm", "gross", columns | {"variety": draw.choice(["old", "new", "mixed"], (n, t))})
+
+
+def wages(draw, n=300, t=7):
+    """Persons by year: a level of one's own, and what all have in common."""
+    school, begun = draw.integers(8, 18, n), draw.integers(1, 30, (n, 1))
+    years = begun + np.arange(t)
+    union = draw.random((n, t)) < 0.4
+    wage = 4.6 + draw.normal(0, 0.35, (n, 1)) + 0.06 * school[:, None] + 0.03 * years - 0.0004 * years**2
+    wage = wage + 0.09 * np.arange(t) + 0.05 * union + 0.13 * draw.normal(size=(n, t))
+    columns = {"years": years, "weeks": draw.integers(30, 52, (n, t)), "school": school}
+    return table(n, t, "person", "wage", columns | {"union": np.where(union, "yes", "no"), "wage": wage})
+
+
+def schools(draw, n=80, t=40):
+    """Pupils by school: levels and slopes that differ a little."""
+    ses, mean = draw.normal(size=(n, t)) + draw.normal(0, 0.4, (n, 1)), draw.normal(0, 0.3, (n, 1))
+    other = draw.random((n, t)) < 0.25
+    score = 12.6 + draw.normal(0, 1.6, (n, 1)) + 3 * mean + (2.2 + draw.normal(0, 0.7, (n, 1))) * ses - 3 * other
+    columns = {"ses": ses, "mean": mean, "other": np.where(other, "yes", "no"), "sex": draw.choice(["f", "m"], (n, t))}
+    return table(n, t, "school", "score", columns | {"score": score + 6 * draw.normal(size=(n, t))})
+
+
+def demand(draw, n=46, t=30):
+    """States by year: sales by price and income, with slopes of each state's own."""
+    year = np.arange(t)
+    price = 30 + 4 * year + 2.4 * draw.normal(size=(n, t)).cumsum(1)
+    income = 4000 + 400 * year + draw.normal(0, 600, (n, 1)) + 60 * draw.normal(size=(n, t)).cumsum(1)
+    sales = draw.normal(125, 25, (n, 1)) + draw.normal(-0.25, 0.15, (n, 1)) * price
+    sales = sales + draw.normal(0.002, 0.002, (n, 1)) * income + 3 * draw.normal(size=(n, t)).cumsum(1)
+    columns = {"year": 63 + np.tile(year, (n, 1)), "price": price, "income": income, "sales": sales}
+    return table(n, t, "state", "sales", columns)
+
+
+def kinds(draw, n=60, t=30):
+    """Shops of three hidden kinds, whose customers want different things."""
+    x = draw.normal(size=(n, t, 6))
+    wants = draw.normal(size=(3, 6))[draw.integers(0, 3, n)] + 0.2 * draw.normal(size=(n, 6))
+    sold = np.einsum("ntj,nj->nt", x, wants) + draw.normal(size=(n, t))
+    return table(n, t, "shop", "sold", {f"x{j}": x[..., j] for j in range(6)} | {"sold": sold})
+
+
+MADE = {one.__name__: one for one in (schools, wages, production, farms, demand, kinds)}
+
+
+def read(name, folder):
+    """A table, and its columns of clients and targets; only clients with six rows or more."""
+    if name in MADE:
+        return MADE[name](np.random.default_rng(7))
+    client, target, left_out = GIVEN[name]
+    frame = pd.read_csv(folder / f"{name}.csv").drop(columns=left_out)
+    frame[client] = "c" + frame[client].astype(str)
+    frame = frame[frame[target].notna()]
+    return frame[frame.groupby(client)[target].transform("size") >= 6], client, target
+
+
+def halves(frame, client, target):
+    """The rows that all may use, and a quarter of each client's for the test."""
+    draw = np.random.default_rng(0)
+    rank = pd.Series(draw.random(len(frame)), frame.index).groupby(frame[client]).rank()
+    test = rank <= np.ceil(frame.groupby(client)[target].transform("size") / 4)
+    return frame[~test].copy(), frame[test].copy()
+
+
+def linear(frame, columns):
+    numbers = [name for name in columns if pd.api.types.is_numeric_dtype(frame[name])]
+    others = [name for name in columns if name not in numbers]
+    plain = make_pipeline(SimpleImputer(), StandardScaler())
+    return make_pipeline(
+        make_column_transformer((plain, numbers), (OneHotEncoder(handle_unknown="ignore"), others)),
+        RidgeCV(np.logspace(-3, 4, 15)),
+    )
+
+
+def standard(train, test, client, target):
+    """The answers of the standard models."""
+    columns = [name for name in train.columns if name not in (client, target)]
+    for name in columns:
+        if not pd.api.types.is_numeric_dtype(train[name]):
+            train[name], test[name] = train[name].fillna("?").astype(str), test[name].fillna("?").astype(str)
+    both = linear(train, [*columns, client]).fit(train[[*columns, client]], train[target])
+    each = pd.Series(index=test.index, dtype=float)
+    for name, own in train.groupby(client):
+        asked = test[test[client] == name]
+        if len(asked):
+            each[asked.index] = linear(train, columns).fit(own[columns], own[target]).predict(asked[columns])
+    known = train.groupby(client)[target].agg(["mean", "size"])
+    level = (known["mean"] * known["size"] + 5 * train[target].mean()) / (known["size"] + 5)
+    rows = pd.concat([train, test])
+    inputs = rows[columns].assign(level=rows[client].map(level))
+    inputs = inputs.assign(
+        **{name: rows[name].astype("category") for name in columns if rows[name].dtype.kind not in "if"}
+    )
+    boosted = HistGradientBoostingRegressor(categorical_features="from_dtype", random_state=0, early_stopping=True)
+    boosted.fit(inputs.loc[train.index], train[target])
+    return {
+        EACH: each.to_numpy(float),
+        CLIENT: both.predict(test[[*columns, client]]),
+        BOOSTING: boosted.predict(inputs.loc[test.index]),
+    }
+
+
+def measure(name, folder, ours_only=False):
+    """The root mean squared errors over the test's deviation, and what kinfed says."""
+    frame, client, target = read(name, folder)
+    train, test = halves(frame, client, target)
+    truth, found = test[target].to_numpy(float), {}
+
+    def error(answers):
+        return float(np.sqrt(np.mean((truth - np.asarray(answers, float)) ** 2)) / test[target].std())
+
+    with tempfile.TemporaryDirectory() as place:
+        place = Path(place)
+        train.to_csv(place / "train.csv", index=False)
+        test.drop(columns=[target]).to_csv(place / "new.csv", index=False)
+        command = [sys.executable, "-m", "kinfed"]
+        asked = [*command, "run", str(place / "train.csv"), "--client", client, "--target", target, "--json"]
+        told = subprocess.run([*asked, "--out", str(place / "run")], capture_output=True, text=True, check=True)
+        choice = json.loads(told.stdout.strip().splitlines()[-1])
+        asked = [*command, "predict", str(place / "run"), str(place / "new.csv")]
+        answers = subprocess.run(asked, capture_output=True, text=True, check=True)
+        (place / "answers.csv").write_text(answers.stdout)
+        found["kinfed"] = error(pd.read_csv(place / "answers.csv")[target])
+    said = {"chosen": choice["candidate"], "sentence": (choice.get("verdict") or {}).get("sentence", "")}
+    said["diverged"] = sum("diverged" in row.get("problem", "") for row in choice["ranking"])
+    if not ours_only:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            found |= {model: error(answers) for model, answers in standard(train, test, client, target).items()}
+    size = f"{train[client].nunique()} x {round(len(train) / train[client].nunique())}"
+    return {"size": size, "errors": found, "version": version(), **said}
+
+
+def page(known):
+    """The table, and below it what the command said."""
+    heads = [
+        "table",
+        "clients x rows",
+        "before",
+        "now",
+        EACH,
+        CLIENT,
+        BOOSTING,
+        "over the best alone",
+        "over the best pooled",
+    ]
+    lines = [f"| {' | '.join(heads)} |", f"| --- | --- |{' ---: |' * (len(heads) - 2)}"]
+    over = []
+    for name, one in known.items():
+        if "now" not in one:
+            continue
+        errors = one["now"]["errors"]
+        before = one.get("before", {}).get("errors", {}).get("kinfed")
+        ratios = errors["kinfed"] / errors[EACH], errors["kinfed"] / min(errors[CLIENT], errors[BOOSTING])
+        over.append(ratios)
+        cells = [name, one["now"]["size"], "" if before is None else f"{before:.3f}", f"**{errors['kinfed']:.3f}**"]
+        cells += [f"{errors[model]:.3f}" for model in (EACH, CLIENT, BOOSTING)] + [f"{one:.2f}" for one in ratios]
+        lines.append(f"| {' | '.join(cells)} |")
+    mean = [f"{np.mean(column):.2f}" for column in zip(*over, strict=True)]
+    worst = [f"{max(column):.2f}" for column in zip(*over, strict=True)]
+    lines += [f"| mean | | | | | | | {' | '.join(mean)} |", f"| worst | | | | | | | {' | '.join(worst)} |", ""]
+    for name, one in known.items():
+        if "now" in one:
+            lines += [f"- {name}, `{one['now']['chosen']}`: {one['now']['sentence']}"]
+    told = sorted({one["now"]["version"] for one in known.values() if "now" in one})
+    return "\n".join([f"`python evidence/tables.py --tables DIR --keep DIR`, {'; '.join(told)}.", "", *lines])
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("names", nargs="*", default=[*GIVEN, *MADE], metavar="NAME")
+    parser.add_argument("--tables", type=Path, default=Path("."))
+    parser.add_argument("--keep", type=Path, required=True)
+    parser.add_argument("--as", dest="which", choices=("now", "before"), default="now")
+    parser.add_argument("--write", action="store_true")
+    args = parser.parse_args()
+    args.keep.mkdir(parents=True, exist_ok=True)
+    for name in () if args.write else args.names:
+        path = args.keep / f"{name}.json"
+        known = json.loads(path.read_text()) if path.exists() else {}
+        if args.which not in known:
+            known[args.which] = measure(name, args.tables, args.which == "before")
+            keep(path, known)
+        print(name, args.which, known[args.which]["errors"], known[args.which]["chosen"], flush=True)
+    kept = {name: args.keep / f"{name}.json" for name in (*GIVEN, *MADE)}
+    found = {name: json.loads(path.read_text()) for name, path in kept.items() if path.exists()}
+    if any("now" in one for one in found.values()):
+        put(PAGE, "tables", page(found), "Tables in the wild")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,138 @@
+"""A table of the user's own on the command line: a file, a folder or a database, --client and --target."""
+
+import argparse
+import shlex
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table as Grid
+from rich.text import Text
+
+from ..data.dataset import Dataset
+from ..data.datasets import DATASETS
+from ..data.federation import Federation
+from ..data.tables.open_table import kind_of, open_table
+from ..data.tables.schema import Description
+from ..errors import UsageError
+from ..methods import METHODS
+from ..runs.config import experiment as config
+from ..runs.config import from_table
+from ..runs.config.experiment import Experiment, Table
+from .options import data_dir
+
+OPTIONS = ("client", "target", "ignore", "query")
+
+
+def columns() -> argparse.ArgumentParser:
+    """Options that say what the columns of a table are."""
+    parser = argparse.ArgumentParser(add_help=False)
+    group = parser.add_argument_group(
+        "a table of yours (FILE.csv, FILE.parquet, a folder of such files, postgresql://USER@HOST/NAME or sqlite:///FILE)"
+    )
+    group.add_argument(
+        "--client", metavar="COLUMN", default="", help="the column that names the client a row belongs to"
+    )
+    group.add_argument("--target", metavar="COLUMN", default="", help="the column to predict, or several, such as a,b")
+    group.add_argument("--ignore", metavar="COLUMN,...", default="", help="columns that are not inputs (default: none)")
+    group.add_argument(
+        "--query", metavar="FILE.sql", default="", help="for a database: the SELECT to read, as a file or as text"
+    )
+    return parser
+
+
+def is_table(source: str) -> bool:
+    """Whether a command is given a table, or a folder of tables."""
+    return bool(kind_of(source))
+
+
+def door(args: argparse.Namespace) -> dict[str, Any]:
+    """What a choice for a table does and one for a config does not: models race too, and the winner gets all rows."""
+    yours = is_table(args.source)
+    named = any(one.partition("=")[0].partition(".")[0] == "model" for one in args.overrides)
+    return {"models": yours and not named, "beside": yours, "refit": yours and args.refit}
+
+
+def read(source: str, args: argparse.Namespace, method: str = "") -> Table:
+    """The raw config of a table, or of what else a command takes; a table's has a method only if one is named."""
+    if is_table(source):
+        ignored = [name.strip() for name in args.ignore.split(",") if name.strip()]
+        named = [f'method.name="{method}"'] if method else []
+        left_out = [f"federation.dataset.ignore={ignored}"] if ignored else []
+        args.refit, args.overrides = _refit(args.overrides)
+        args.frame = open_table(source, args.query)  # kept for `dataset`, as reading may take long
+        overrides = [*left_out, *named, *args.overrides]
+        return from_table.config(source, args.client, args.target, overrides, args.query, args.frame)
+    check_no_file(source)
+    given = [f"--{name}" for name in OPTIONS if getattr(args, name)] + ["--method"] * bool(method)
+    if given:
+        chosen = f" --method {source}" if source in METHODS else ""
+        raise UsageError(
+            f"{given[0]} is for a table of yours, and '{source}' is not one: kinfed run FILE.csv --client COLUMN "
+            f"--target COLUMN{chosen}"
+        )
+    return config.read(source, args.overrides)
+
+
+def _refit(overrides: list[str]) -> tuple[bool, list[str]]:
+    """Whether the winner is trained once more on all rows, and the other settings."""
+    said = [one.partition("=")[2] for one in overrides if one.partition("=")[0] == "refit"]
+    if wrong := [one for one in said if one not in ("true", "false")]:
+        raise UsageError(f"refit is true or false; got {wrong[0]!r:.80}")
+    return "false" not in said[-1:], [one for one in overrides if one.partition("=")[0] != "refit"]
+
+
+def check_no_file(source: str) -> None:
+    """Raise UsageError if a command that takes a name is given a file or a folder that is no table."""
+    path = Path(source)
+    if path.suffix and path.is_file() and path.suffix not in (".toml", ".py"):
+        open_table(source)  # says which files are tables
+    if path.is_dir() and source not in METHODS and source not in DATASETS and not (path / "config.toml").exists():
+        raise UsageError(
+            f"{source} is a folder without a .csv or .parquet in it; pictures and other sets are read by the data sets "
+            f"image_folder, huggingface, leaf and leaf_text, such as federation.dataset.name=leaf "
+            f"federation.dataset.path={source}"
+        )
+
+
+def dataset(experiment: Experiment, args: argparse.Namespace) -> Dataset:
+    """The data set of an experiment on the table that `read` has read."""
+    reader: Any = experiment.dataset
+    frame, args.frame = args.frame, None
+    made: Dataset = reader.of(frame)
+    return made
+
+
+def looked_at(experiment: Experiment, args: argparse.Namespace) -> tuple[from_table.Choices, Federation]:
+    """What an experiment on a table chose, and its federation; raises UsageError for data that cannot be trained on."""
+    federation = experiment.federation(data_dir(args), experiment.seed, dataset(experiment, args))
+    return from_table.choices(experiment, federation), federation
+
+
+def command(args: argparse.Namespace, method: str = "") -> str:
+    """The command that trains on the table."""
+    given = {"query": args.query, "client": args.client, "target": args.target, "ignore": args.ignore, "method": method}
+    options = [f"--{name} {shlex.quote(value)}" for name, value in given.items() if value]
+    return " ".join(["kinfed run", shlex.quote(args.subject), *options, *map(shlex.quote, args.overrides)])
+
+
+def columns_of(description: Description) -> Grid:
+    """The columns of a table: what each is, and what it becomes."""
+    shown = Grid(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for heading in ("column", "kind", "by training rows"):
+        shown.add_column(heading, overflow="fold", no_wrap=heading == "kind")
+    for column in description.inputs:
+        shown.add_row(*(Text(text) for text in (column.name, column.kind, str(column))))
+    return shown
+
+
+def tell(choices: from_table.Choices, console: Console) -> None:
+    """Print the choices, and what to doubt about them."""
+    shown = Grid(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
+    shown.add_column(no_wrap=True)
+    shown.add_column(overflow="fold")
+    for what, sentence in choices.said.items():
+        shown.add_row(what, sentence)
+    console.print(shown)
+    for doubt in choices.doubts:
+        console.print(f"! {doubt}", soft_wrap=True)

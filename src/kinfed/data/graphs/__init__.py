@@ -1,0 +1,19 @@
+"""Relations that are known, and controls, by the name that a config uses."""
+
+from ...core.registry import Shelf
+
+GRAPHS = Shelf(
+    __name__,
+    {
+        "given": "known:given",
+        "oracle": "known:oracle",
+        "label_overlap": "known:label_overlap",
+        "shuffled": "controls:shuffled",
+        "random": "controls:random",
+        "identity": "controls:identity",
+        "complete": "controls:complete",
+    },
+    base="kinfed.core.graph:Graph",
+)
+
+__getattr__ = GRAPHS.attribute

@@ -1,0 +1,1 @@
+"""Your own tables: from files and databases to columns of numbers."""

@@ -1,0 +1,198 @@
+"""Columns of a table as inputs of a model: what each kind of column becomes, by what training rows say of it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...errors import several
+from .column_statistics import DateStatistics, NumberStatistics, WordStatistics, years
+from .frame import DAY, natural
+from .words import Codes, Numbers, name_of
+
+RARE = 5  # training rows that a category needs to be told from others
+ROUNDING = 1e-12  # a column whose deviation is below this share of its mean is constant
+WEEK = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
+NEVER = 1e300  # the deviation of a column that is constant in training: no value moves its input from 0
+Features = NDArray[np.float64]  # [n, parts]
+
+
+@dataclass(frozen=True)
+class Number:
+    """A column of numbers: scaled, the median where there is none, and one more input for what was missing."""
+
+    name: str
+    mean: float
+    deviation: float
+    median: float
+    missing: int  # training rows without a value
+
+    kind: ClassVar[str] = "number"
+
+    @classmethod
+    def found(cls, name: str, known: NumberStatistics) -> "Number":
+        """As statistics of all training rows say."""
+        return cls(name, known.mean, _spread(known), known.median, known.missing)
+
+    @property
+    def parts(self) -> list[str]:
+        """The names of its inputs."""
+        return [self.name, f"{self.name} is missing"] if self.missing else [self.name]
+
+    def scales(self) -> list[tuple[float, float]]:
+        """Mean and deviation by which each input was scaled."""
+        return [(self.mean, self.deviation), (0.0, 1.0)][: len(self.parts)]
+
+    def features(self, values: Numbers) -> Features:
+        """[n, parts] inputs of values: [n]."""
+        return self.scaled(values, self.mean, self.deviation, self.median)
+
+    def scaled(
+        self, values: Numbers, mean: Numbers | float, deviation: Numbers | float, median: Numbers | float
+    ) -> Features:
+        """[n, parts] inputs of values: [n], on a scale of each row's own."""
+        holes = np.isnan(values)
+        filled = np.where(holes, median, values) if holes.any() else values
+        scaled = (filled - mean) / deviation
+        return np.stack([scaled, holes.astype(np.float64)][: len(self.parts)], 1)
+
+    def __str__(self) -> str:
+        text = f"mean {self.mean:.4g}, deviation {self.deviation:.4g}"
+        if self.deviation == NEVER:
+            text = f"{self.mean:.6g} in all training rows, so other values change nothing"
+        return text + f"; {self.median:.4g} where missing ({several(self.missing, 'row')})" * bool(self.missing)
+
+
+@dataclass(frozen=True)
+class Category:
+    """A column of text: an input for each category that is frequent, and one for all others if there are any."""
+
+    name: str
+    categories: tuple[str, ...]
+    different: int  # categories of training rows
+    other: int  # training rows of other categories
+    missing: int  # training rows without a value
+
+    kind: ClassVar[str] = "category"
+
+    @classmethod
+    def found(cls, name: str, known: WordStatistics, most: int) -> "Category":
+        """As statistics of all training rows say: the `most` frequent of those in `RARE` rows or more."""
+        order = sorted(known.counts, key=lambda word: (-known.counts[word], natural(word)))
+        kept = [word for word in order[:most] if known.counts[word] >= RARE]
+        other = sum(known.counts.values()) - sum(known.counts[word] for word in kept) + known.others
+        different = len(known.counts) + known.unnamed
+        return cls(name, tuple(sorted(kept, key=natural)), different, other, known.missing)
+
+    @property
+    def parts(self) -> list[str]:
+        """The names of its inputs."""
+        parts = [f"{self.name}={category}" for category in self.categories]
+        return parts + [f"{self.name} is other"] * bool(self.other) + [f"{self.name} is missing"] * bool(self.missing)
+
+    def scales(self) -> list[tuple[float, float]]:
+        """Mean and deviation by which each input was scaled: none is."""
+        return [(0.0, 1.0)] * len(self.parts)
+
+    def ones(self, values: Numbers, words: Sequence[str] = ()) -> Codes:
+        """[n] which input is 1, the others being 0, or -1 for none; a new category is an other one, or none.
+
+        values: [n] are places of text in `words`.
+        """
+        index = {name_of(category): i for i, category in enumerate(self.categories)}
+        other = len(index) if self.other else -1  # of no input
+        missing = len(index) + bool(self.other) if self.missing else -1
+        places = np.array([*(index.get(word, other) for word in words), missing])
+        return np.asarray(places[np.where(np.isnan(values), -1, values).astype(np.int64)], np.int64)
+
+    def __str__(self) -> str:
+        listed = ", ".join(self.categories[:8]) + ", ..." * (len(self.categories) > 8)
+        text = f"{len(self.categories):,} categories ({listed})"
+        if self.other:
+            others = self.different - len(self.categories)
+            text = f"{len(self.categories):,} of {self.different:,} categories ({listed}); {others:,} others as one"
+        return text + f"; missing in {several(self.missing, 'row')}" * bool(self.missing)
+
+
+@dataclass(frozen=True)
+class Calendar:
+    """A column of dates: the year, the season as an angle, the day of the week, and the time of day as an angle."""
+
+    name: str
+    mean: float  # of years
+    deviation: float
+    clock: bool  # whether dates have a time of day
+    missing: int  # training rows without a value
+
+    kind: ClassVar[str] = "date"
+
+    @classmethod
+    def found(cls, name: str, known: DateStatistics) -> "Calendar":
+        """As statistics of all training rows say."""
+        return cls(name, known.years.mean, _spread(known.years), known.clock, known.years.missing)
+
+    @property
+    def parts(self) -> list[str]:
+        """The names of its inputs."""
+        parts = ["year", "season (sine)", "season (cosine)", *WEEK]
+        parts += ["hour (sine)", "hour (cosine)"] * self.clock + ["is missing"] * bool(self.missing)
+        return [f"{self.name} {part}" for part in parts]
+
+    def scales(self) -> list[tuple[float, float]]:
+        """Mean and deviation by which each input was scaled: only the year is."""
+        return [(self.mean, self.deviation), *[(0.0, 1.0)] * (len(self.parts) - 1)]
+
+    def features(self, values: Numbers) -> Features:
+        """[n, parts] inputs of dates: [n] in seconds; all 0 but the last where there is none."""
+        known = ~np.isnan(values)
+        seconds = np.where(known, values, 0.0)
+        days = np.floor_divide(seconds, DAY)
+        begin = days.astype("datetime64[D]").astype("datetime64[Y]").astype("datetime64[D]").astype(np.int64)
+        season = 2 * np.pi * (days - begin) / 365.25
+        hour = 2 * np.pi * (seconds - DAY * days) / DAY
+        week = (days[:, None] + 3) % 7 == np.arange(7)  # 1 January 1970 was a Thursday
+        columns = [(years(seconds) - self.mean) / self.deviation, np.sin(season), np.cos(season), *week.T]
+        columns += [np.sin(hour), np.cos(hour)] if self.clock else []
+        parts = [np.where(known, column, 0.0) for column in columns] + [~known] * bool(self.missing)
+        return np.stack(parts, 1).astype(np.float64)
+
+    def __str__(self) -> str:
+        text = f"year (mean {self.mean:.1f}), season, day of the week{' and time of day' if self.clock else ''}"
+        return text + f"; missing in {several(self.missing, 'row')}" * bool(self.missing)
+
+
+def _spread(known: NumberStatistics) -> float:
+    """The deviation by which a column is scaled."""
+    return NEVER if known.deviation <= ROUNDING * abs(known.mean) else known.deviation
+
+
+@dataclass(frozen=True)
+class Unused:
+    """A column of which nothing is an input, and why."""
+
+    name: str
+    why: str
+
+    kind: ClassVar[str] = "unused"
+
+    @property
+    def parts(self) -> list[str]:
+        """None."""
+        return []
+
+    def scales(self) -> list[tuple[float, float]]:
+        """None."""
+        return []
+
+    def features(self, values: Numbers) -> Features:
+        """[n, 0]."""
+        return np.empty((len(values), 0))
+
+    def __str__(self) -> str:
+        return f"left out: {self.why}"
+
+
+Column = Number | Category | Calendar | Unused
+KINDS: dict[str, type[Column]] = {kind.kind: kind for kind in (Number, Category, Calendar, Unused)}

@@ -1,0 +1,174 @@
+"""Statistics as they leave a site: made so coarse that no number is that of a single row, and as JSON."""
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from ...errors import UsageError
+from .column_statistics import DISTINCT, DateStatistics, NumberStatistics, Statistics, WordStatistics, cut
+from .frame import natural
+
+FEWEST = 5  # rows that a number which leaves a site must be made of
+GROUPS = 256  # of a column's numbers, at most
+LONGEST = 10_000_000  # steps of all sites together
+LARGEST = float(np.finfo(np.float32).max)  # number that is believed, as inputs are float32
+NEAR = 1e-5  # seconds, or units of numbers, within which two times are the same
+FORMS = {"number": NumberStatistics, "category": WordStatistics, "date": DateStatistics}
+
+
+def coarse(known: Statistics, names: int | None = None, least: int = 1) -> Any:
+    """Statistics without what single rows say; `names` is of how many categories the names may be told, None: of all.
+
+    Names of categories in fewer than `least` rows are not told either.
+    Numbers of fewer than `FEWEST` rows are left out altogether; of others, nothing but counts, the mean and the
+    deviation, both `rounded`, and `near`, whose values stand for `FEWEST` rows or more each.
+    """
+    if isinstance(known, DateStatistics):
+        return DateStatistics(coarse(known.years), known.clock)
+    if isinstance(known, WordStatistics):
+        order = sorted(known.counts, key=lambda word: (-known.counts[word], natural(word)))
+        told = [word for word in order[:names] if known.counts[word] >= least]
+        rest = sum(known.counts[word] for word in order[len(told) :])
+        counts = {word: known.counts[word] for word in told}
+        return WordStatistics(counts, known.missing, known.others + rest, known.unnamed + len(order) - len(told))
+    if known.known < FEWEST:
+        return NumberStatistics(0, known.missing, 0.0, 0.0, (), {})
+    rough = rounded(known)
+    return rough._replace(distinct=_distinct(rough), near=_grouped(rough.near, rough.known))
+
+
+def rounded(known: NumberStatistics) -> NumberStatistics:
+    """Statistics whose mean and deviation are on a grid as wide as what one row a deviation away changes, or wider."""
+    one = known.deviation / max(known.known, 1)
+    if not one > 0:
+        return known
+    step = math.ldexp(1.0, math.frexp(one)[1])  # the power of two above it
+    mean, deviation = (float(np.rint(value / step)) * step for value in (known.mean, known.deviation))
+    return known._replace(mean=mean, deviation=deviation) if math.isfinite(mean) else known
+
+
+def _distinct(known: NumberStatistics) -> tuple[float, ...]:
+    """As many different values, which are real ones only if they are all and each is in enough rows, or 0 and 1."""
+    few = len(known.distinct) < DISTINCT
+    enough = all(known.near.get(float(cut(np.array([one]))[0]), 0) >= FEWEST for one in known.distinct)
+    if few and (enough or set(known.distinct) <= {0.0, 1.0} or len(known.distinct) == 1):
+        return known.distinct
+    spread = math.sqrt(2) * (known.deviation or 1.0)  # irrational, so that none is a value of a row
+    return tuple(known.mean + spread * place for place in ((-1, 1) if few else (-1, 1, 2)))
+
+
+def _grouped(near: Mapping[float, int], rows: int) -> dict[float, int]:
+    """How often values are there, neighbours together: a value of many rows by itself, or the mean of several."""
+    least = max(FEWEST, math.ceil(rows / GROUPS))
+    groups: list[list[tuple[float, int]]] = [[]]
+    for value in sorted(near):
+        if sum(count for _, count in groups[-1]) >= least:
+            groups.append([])
+        groups[-1].append((value, near[value]))
+    if len(groups) > 1 and sum(count for _, count in groups[-1]) < least:
+        groups[-2:] = [groups[-2] + groups[-1]]
+    result: dict[float, int] = {}
+    for group in groups:
+        value, count = max(group, key=lambda one: one[1], default=(0.0, 0))
+        total = sum(count for _, count in group)
+        if count < FEWEST and total:
+            value = float(cut(np.array([sum(one * times for one, times in group) / total]))[0])
+        result[value] = result.get(value, 0) + total
+    return result if near else {}
+
+
+def to_json(known: Statistics) -> dict[str, Any]:
+    """Statistics as JSON has them."""
+    kind = next(name for name, form in FORMS.items() if isinstance(known, form))
+    if isinstance(known, DateStatistics):
+        return {"kind": kind, "years": to_json(known.years), "clock": known.clock}
+    if isinstance(known, NumberStatistics):
+        near = [[value, count] for value, count in known.near.items()]
+        return {"kind": kind, **known._asdict(), "distinct": list(known.distinct), "near": near}
+    return {"kind": kind, **known._asdict()}
+
+
+def from_json(values: Any, kind: str, median: bool = True) -> Any:
+    """The statistics that `to_json` made, of a column of this kind; raises UsageError for anything that it never makes.
+
+    `median`: whether numbers were counted by value. What a site sends may be made up.
+    """
+    try:
+        if kind == "date":
+            years = from_json({"kind": "number", **values["years"]}, "number", median=False)
+            return DateStatistics(years, _is(values["clock"], bool))
+        if kind == "category":
+            counts = {_is(word, str): _count(count) for word, count in _is(values["counts"], dict).items()}
+            return WordStatistics(counts, *(_count(values[key]) for key in ("missing", "others", "unnamed")))
+        near = {_number(value): _count(count) for value, count in values["near"]}
+        distinct = tuple(_number(one) for one in values["distinct"])
+        found = NumberStatistics(
+            _count(values["known"]),
+            _count(values["missing"]),
+            _number(values["mean"]),
+            abs(_number(values["deviation"])),
+            distinct[:DISTINCT],
+            near,
+        )
+        if sum(near.values()) != (found.known if median else 0) or len(near) > 2 * GROUPS:
+            raise ValueError
+        return found
+    except (LookupError, TypeError, ValueError, OverflowError, AttributeError):
+        raise UsageError(f"it sent no statistics of a column of the kind {kind}") from None
+
+
+def _is(value: Any, kind: type) -> Any:
+    if type(value) is not kind:
+        raise TypeError
+    return value
+
+
+def _count(value: Any) -> int:
+    if not 0 <= _is(value, int) < 1 << 40:
+        raise ValueError
+    return int(value)
+
+
+def _number(value: Any) -> float:
+    number = float(value)
+    if not abs(number) <= LARGEST:
+        raise ValueError
+    return number
+
+
+def stretches(values: Sequence[float], most: int) -> list[list[float]]:
+    """[begin, step, count] of values, ascending, so that begin + step * range(count) of all are these.
+
+    Raises UsageError if that takes more than `most`.
+    """
+    result: list[list[float]] = []
+    for value in values:
+        last = result[-1] if result else None
+        if last and last[2] == 1:
+            last[1:] = [value - last[0], 2]
+        elif last and abs(value - last[0] - last[1] * last[2]) < NEAR:
+            last[2] += 1
+        else:
+            result.append([value, 0.0, 1])
+        if len(result) > most:
+            raise UsageError(f"times are so irregular that they are more than {most:,} stretches of equal steps")
+    return result
+
+
+def expanded(parts: Any) -> list[float]:
+    """The values of `stretches`; raises UsageError unless they are ascending numbers, `LONGEST` of them at most."""
+    result: list[float] = []
+    try:
+        for begin, step, count in parts:
+            if len(result) + _count(count) > LONGEST or (count > 1 and not step > 0):
+                raise ValueError
+            first, width = _number(begin), _number(step)
+            result += [first + width * i for i in range(count)]
+        if not result or any(later <= before for before, later in pairwise(result)):
+            raise ValueError
+    except (TypeError, ValueError, OverflowError):
+        raise UsageError("it sent no times") from None
+    return result

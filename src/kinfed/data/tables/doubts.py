@@ -1,0 +1,94 @@
+"""Doubts about cells of a table: codes read as numbers, one cell that decides a scale, a target among the inputs."""
+
+import re
+import warnings
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .frame import Frame
+from .schema import Raw
+from .words import Numbers
+
+ABSURD = 10.0  # times that a cell widens the deviation of all others from which it is doubted
+RARE = 0.01  # the largest share of rows that may hold such a cell
+CODE = r"^\s*0\d+\s*$"  # text that is a number, and as a number would lose its zeros
+ZIP = re.compile(r"(?i)(^|[^a-z])(zip|zip ?code|postal|postal ?code|post ?code|plz)([^a-z]|$)")  # of a column's name
+EQUAL = 1e-9  # of a target's deviation, what may be left of it where it is an input again
+FEWEST = 10  # rows from which equal columns are no chance
+
+
+def warn(frame: Frame, raw: Mapping[str, Raw], targets: Mapping[str, Numbers], labelled: bool) -> None:
+    """Warn of what is doubtful, one line each: of columns of inputs, and of targets, each [n], NaN where missing.
+
+    `labelled`: targets are the places of classes.
+    """
+    numbers = {name: one.values for name, one in raw.items() if not one.words}
+    scaled = numbers | ({} if labelled else dict(targets))
+    for name, values in scaled.items():
+        for told in (*_codes(frame, name, values), *_absurd(frame, name, values)):
+            warnings.warn(told, stacklevel=5)
+    for name, one in raw.items():
+        for target, y in targets.items():
+            at = _same_class(one.values, y) if labelled else _same_number(one, y)
+            if at is not None:
+                warnings.warn(
+                    f"{frame.place(at, name)}: '{frame.cell(at, name)}' tells that '{target}' is "
+                    f"'{frame.cell(at, target)}', as in all rows; if it is not known before, leave it out with ignore",
+                    stacklevel=4,
+                )
+
+
+def _codes(frame: Frame, name: str, values: Numbers) -> Iterator[str]:
+    """Numbers that are codes: written with leading zeros, or of a column that is named as zip codes are."""
+    fix = "; numbers say that codes nearby are alike: leave it out with ignore, or put a letter before each"
+    if frame.is_text(name):
+        zeros = frame.column(name).str.contains(CODE).fill_null(False).to_numpy()
+        if zeros.any():
+            at = int(zeros.argmax())
+            yield f"{frame.place(at, name)}: '{frame.cell(at, name)}' is read as the number {values[at]:g}{fix}"
+            return
+    if ZIP.search(name.replace("_", " ")) and (known := ~np.isnan(values)).any():
+        at = int(known.argmax())
+        yield f"{frame.place(at, name)}: '{frame.cell(at, name)}' is read as a number, though codes are names{fix}"
+
+
+def _absurd(frame: Frame, name: str, values: Numbers) -> Iterator[str]:
+    """A value, in one row or few, without which the deviation of all would be a tenth, or less."""
+    known = values[~np.isnan(values)]
+    if len(known) < FEWEST:
+        return
+    worst = known[np.abs(known - np.median(known)).argmax()]
+    rest = known[known != worst]
+    if not len(rest) or len(known) - len(rest) > max(1.0, RARE * len(known)) or known.std() <= ABSURD * rest.std():
+        return
+    if rest.std() > 0:  # else it is a rare flag
+        at, more = int((values == worst).argmax()), len(known) - len(rest) - 1
+        also = f" (and in {more:,} more rows)" * bool(more)
+        yield (
+            f"{frame.place(at, name)}: '{frame.cell(at, name)}'{also} makes the deviation of all {known.std():.4g}, "
+            f"without it {rest.std():.4g}; correct it, or leave it empty if it is missing"
+        )
+
+
+def _same_class(values: Numbers, y: Numbers) -> int | None:
+    """The first row with a value if each value has one class, and each class one value."""
+    known = ~np.isnan(values) & ~np.isnan(y)
+    pairs = np.unique(np.stack([values[known], y[known]]), axis=1)
+    different = [len(np.unique(row)) for row in pairs]
+    same = known.sum() >= FEWEST and different[0] == different[1] == pairs.shape[1] > 1
+    return int(known.argmax()) if same else None
+
+
+def _same_number(one: Raw, y: Numbers) -> int | None:
+    """The first row with a value if the target is that number, in another unit perhaps."""
+    known: NDArray[np.bool_] = ~np.isnan(one.values) & ~np.isnan(y)
+    if one.words or known.sum() < FEWEST:
+        return None
+    x, y = one.values[known], y[known]
+    x, y = x - x.mean(), y - y.mean()
+    if not x.any() or not y.any():
+        return None
+    rest = y - x * ((x @ y) / (x @ x))
+    return int(known.argmax()) if np.abs(rest).max() <= EQUAL * y.std() * len(y) ** 0.5 else None

@@ -1,0 +1,211 @@
+"""Training rows of a table on this machine: what they say of its columns, and all rows as a model's inputs by it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...core.tasks import Classification, Counts, Regression
+from ...errors import UsageError
+from ..dataset import Dataset
+from .column_statistics import DateStatistics, NumberStatistics, Statistics, WordStatistics, cut, some_distinct, years
+from .columns import Unused
+from .forms import Written
+from .frame import DAY
+from .schema import ByClient, Description, Raw, Scale, Target, constant_to_zero, describe
+from .words import Numbers
+
+PARTS = ("mean", "deviation")  # of a target that is a number
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """Makes inputs, and numbers as targets, of a table's columns when its training rows are known."""
+
+    table: str  # its name, for errors
+    client: str  # the column that names the client a row belongs to
+    targets: Sequence[str]
+    kinds: Mapping[str, str]  # of the columns of inputs
+    words: Mapping[str, Sequence[str]]  # their text
+    scale: Scale
+    categories: int  # of a column, the most that are told apart
+    written: Mapping[str, Written]  # how columns of text write numbers and dates
+    dropped: tuple[str, ...]  # columns of the table that are not used
+
+    def __call__(self, dataset: Dataset, rows: Tensor) -> Dataset:
+        """The data set with inputs [n, d] and, if they are numbers, scaled targets; rows: [n] are all training rows.
+
+        A data set that has a description already, as where a run goes on, keeps it.
+        """
+        y, task, plain = dataset.y, dataset.task, torch.get_default_dtype()
+        try:
+            if (known := dataset.columns) is not None:
+                dataset = self._as_known(dataset, known)
+                y, task, found = dataset.y, dataset.task, self._with_newcomers(dataset, known, rows)
+            else:
+                found = self.describe(dataset, rows)
+                found.warn_of_constants(self.table)
+            found = replace(found, written=self.written, dropped=self.dropped)
+        except UsageError as problem:
+            raise UsageError(f"{self.table}: {problem}") from None
+        columns = zip(self.kinds, dataset.x.T.numpy(), strict=True)
+        raw = {name: Raw(values, self.words[name]) for name, values in columns}
+        raw |= {one.name: Raw(np.empty(len(y))) for one in found.inputs if isinstance(one, Unused)}
+        owner = dataset.client
+        who = np.zeros(len(y), np.int64) if owner is None else owner.numpy()
+        x = found.features(raw, dataset.owners if owner is not None else [""], who, plain)
+        if not x.shape[1]:
+            raise UsageError(f"{self.table}: no column is left for the inputs, as training rows say nothing of any")
+        fair = replace(dataset, x=x, scale=found.scale())
+        if not y.is_floating_point():  # labels
+            target = Target(self.targets[0], tuple(dataset.classes))
+            return replace(fair, columns=replace(found, targets=(target,)))
+        middle, spread = moments(y[rows])
+        if found.targets:  # as they were
+            # In float64, as they are kept: rounded, the same rows would be taken for other data.
+            former = [[getattr(one, part) for one in found.targets] for part in PARTS]
+            middle, spread = torch.tensor(former, dtype=torch.float64)
+        if not (spread > 0).all():
+            same = self.targets[int((spread > 0).int().argmin())]
+            raise UsageError(f"{self.table}: '{same}' is the same in all training rows, so there is nothing to learn")
+        each = zip(self.targets, middle.tolist(), spread.tolist(), strict=True)
+        found = replace(found, targets=tuple(Target(name, (), m, d) for name, m, d in each))
+        fair = replace(fair, columns=found, scale={**fair.scale, "targets": scales(self.targets, middle, spread)})
+        if isinstance(task, Regression):
+            task = replace(task, mean=tuple(middle.tolist()), deviation=tuple(spread.tolist()))
+        elif isinstance(task, Counts):
+            task = replace(task, mean=float(middle))
+        return replace(fair, y=y.to(plain), task=task)
+
+    def _as_known(self, dataset: Dataset, known: Description) -> Dataset:
+        """The data set with the classes of a description; raises UsageError where its columns are not those."""
+        kinds = {column.name: column.kind for column in known.inputs if not isinstance(column, Unused)}
+        for name, kind in kinds.items():
+            if name not in self.kinds:
+                raise UsageError(f"column '{name}', an input of the existing models, is missing or empty")
+            if self.kinds[name] != kind:
+                raise UsageError(f"column '{name}' is a {kind} in the existing models, and here a {self.kinds[name]}")
+        if [one.name for one in known.targets] != list(self.targets):
+            raise UsageError(
+                f"models predict {', '.join(one.name for one in known.targets)}, not {', '.join(self.targets)}"
+            )
+        classes, task = known.targets[0].classes, dataset.task
+        if bool(classes) == dataset.y.is_floating_point():
+            was, now = ("classes", "numbers") if classes else ("numbers", "classes")
+            raise UsageError(f"'{self.targets[0]}' has {was} in the existing models, and here {now}")
+        if not classes:
+            return dataset
+        if new := [name for name in dataset.classes if name not in classes]:
+            raise UsageError(
+                f"'{new[0]}' in column '{self.targets[0]}' is none of the {len(classes)} classes trained on"
+            )
+        places = torch.tensor([classes.index(name) for name in dataset.classes])
+        if isinstance(task, Classification):  # another one is the user's own
+            task = replace(task, classes=len(classes))
+        return replace(dataset, y=places[dataset.y], classes=classes, task=task)
+
+    def _with_newcomers(self, dataset: Dataset, known: Description, rows: Tensor) -> Description:
+        """The description with scales of their own for clients that it does not know, in columns that have such."""
+        if not known.clients or dataset.client is None:
+            return known
+        own = next(iter(known.clients.values())).keys()
+        found = replace(self, scale="client").describe(dataset, rows).clients
+        new = {who: {name: scales[name] for name in own} for who, scales in found.items() if who not in known.clients}
+        return replace(known, clients={**known.clients, **new})
+
+    def describe(self, dataset: Dataset, rows: Tensor) -> Description:
+        """What the training rows say."""
+        known = dataset.x[rows]
+        at = [i for i, kind in enumerate(self.kinds.values()) if kind == "number"]
+        numbers = known if len(at) == len(self.kinds) else known[:, at]
+        mean, deviation = moments(numbers)
+        statistics: dict[str, Statistics] = {}
+        for i, (name, kind) in enumerate(self.kinds.items()):
+            values = known[:, i].numpy()
+            if kind == "number":
+                j = at.index(i)
+                statistics[name] = _of_numbers(values, float(mean[j]), float(deviation[j]))
+            else:
+                statistics[name] = of_column(Raw(values, self.words[name]), kind)
+        if dataset.client is None:
+            none = torch.zeros(0, len(at))
+            return describe(
+                self.client, statistics, (), ByClient(none, none, none, _none), "federation", self.categories
+            )
+        owner = dataset.client[rows]
+        counts, means, deviations = _by_owner(numbers, owner, len(dataset.owners))
+        each = ByClient(counts, means, deviations, lambda i: _medians(numbers[:, i], owner, len(dataset.owners)))
+        return describe(self.client, statistics, dataset.owners, each, self.scale, self.categories)
+
+
+def of_column(raw: Raw, kind: str) -> Statistics:
+    """The statistics of a client's rows of one column."""
+    values = raw.values
+    if kind == "number":
+        return NumberStatistics.of(values)
+    known = values[~np.isnan(values)]
+    if kind == "date":
+        return DateStatistics(NumberStatistics.of(years(values), median=False), bool((known % DAY != 0).any()))
+    counts = np.bincount(known.astype(np.int64), minlength=len(raw.words)).tolist()
+    words = {word: count for word, count in zip(raw.words, counts, strict=True) if count}
+    return WordStatistics(words, len(values) - len(known))
+
+
+def _of_numbers(values: Numbers, mean: float, deviation: float) -> NumberStatistics:
+    """The statistics of all rows of a column, whose moments are known."""
+    known = values[~np.isnan(values)]
+    near = {float(np.median(cut(known))): len(known)} if len(known) else {}  # the median of all is the same
+    return NumberStatistics(len(known), len(values) - len(known), mean, deviation, some_distinct(known), near)
+
+
+def moments(values: Tensor) -> tuple[Tensor, Tensor]:
+    """[F] mean and standard deviation of each column of values: [n, F], over those that are no NaN; 0 of none."""
+    values = values.double()
+    if not values.shape[1]:  # of which PyTorch warns
+        return values.new_empty(0), values.new_empty(0)
+    mean, deviation = values.mean(0), values.std(0, correction=0)
+    for i in mean.isnan().nonzero().flatten().tolist():
+        known = values[:, i][~values[:, i].isnan()]
+        mean[i], deviation[i] = (known.mean(), known.std(correction=0)) if len(known) else (0.0, 0.0)
+    return mean, deviation
+
+
+def scales(names: Sequence[str], mean: Tensor, deviation: Tensor) -> dict[str, dict[str, float]]:
+    """Mean and standard deviation of each column, by name."""
+    numbers = zip(names, mean.flatten().tolist(), deviation.flatten().tolist(), strict=True)
+    return {name: {"mean": m, "deviation": d} for name, m, d in numbers}
+
+
+def _by_owner(x: Tensor, owner: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
+    """[N, F] values of each owner, and their means and standard deviations, of x: [n, F]; 0 for a constant."""
+    known, whose = ~x.isnan(), owner[:, None].expand_as(x)
+    total = torch.zeros(count, x.shape[1], dtype=x.dtype)
+    low = total.scatter_reduce(0, whose, torch.where(known, x, torch.inf), "amin", include_self=False)
+    high = total.scatter_reduce(0, whose, torch.where(known, x, -torch.inf), "amax", include_self=False)
+    x = torch.where(known, x, 0.0)
+    counts = total.index_add(0, owner, known.to(x.dtype))
+    means = total.index_add(0, owner, x) / counts.clamp(min=1)
+    means = torch.where(low == high, low, means)  # the rounding of sums over 100,000 rows would make a constant vary
+    squares = total.index_add(0, owner, torch.where(known, x - means[owner], 0.0).square()) / counts.clamp(min=1)
+    return counts.long(), means, constant_to_zero(means, squares.sqrt())
+
+
+def _medians(values: Tensor, owner: Tensor, count: int) -> Numbers:
+    """[N] the median of each owner's values: [n], as statistics say it; 0 without a value."""
+    known = ~values.isnan()
+    near, who = cut(values[known].numpy()), owner[known].numpy()
+    near = near[np.lexsort((near, who))]
+    counts = np.bincount(who, minlength=count)
+    begin = counts.cumsum() - counts
+    if not len(near):
+        return np.zeros(count)
+    last = len(near) - 1
+    low, high = (near[np.minimum(begin + np.maximum(place, 0), last)] for place in ((counts - 1) // 2, counts // 2))
+    return np.where(counts > 0, (low + high) / 2, 0.0)
+
+
+def _none(column: int) -> Numbers:
+    """Nobody's medians."""
+    return np.zeros(0)

@@ -1,0 +1,359 @@
+"""What training rows say of a table's columns, and new rows as inputs and targets by it."""
+
+import math
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ...errors import UsageError
+from .column_statistics import DateStatistics, NumberStatistics, Statistics, WordStatistics, merged
+from .columns import KINDS, NEVER, ROUNDING, Calendar, Category, Column, Number, Unused
+from .forms import Written
+from .frame import Frame
+from .words import Codes, Numbers, name_of
+
+ENOUGH, TIMES, APART = 10, 10.0, 2.0  # see `in_own_units`
+Scale = Literal["auto", "federation", "client"]
+
+
+class Raw(NamedTuple):
+    """A column as it is in a table."""
+
+    values: Numbers  # [n] numbers, dates in seconds, or places of text in `words`; NaN where there is no value
+    words: Sequence[str] = ()
+
+
+class Own(NamedTuple):
+    """The scale of a client's column that is in units of its own."""
+
+    mean: float
+    deviation: float
+    median: float
+
+    @classmethod
+    def of(cls, known: int, mean: float, deviation: float, median: float, shared: "Own | Number") -> "Own":
+        """As a client's `known` values say; what they do not say, as of no value or a constant, is as in `shared`."""
+        if not known:
+            return cls(shared.mean, shared.deviation, shared.median)
+        return cls(mean, shared.deviation if deviation <= ROUNDING * abs(mean) else deviation, median)
+
+
+class ByClient(NamedTuple):
+    """Statistics of each client's numbers."""
+
+    counts: Tensor  # [N, F] training rows with a value
+    means: Tensor  # [N, F]
+    deviations: Tensor  # [N, F]; 0 for a constant
+    medians: Callable[[int], Numbers]  # [N] of one column
+
+
+@dataclass(frozen=True)
+class Target:
+    """A column to predict: names of classes, or a number's mean and deviation."""
+
+    name: str
+    classes: tuple[str, ...] = ()
+    mean: float = 0.0
+    deviation: float = 1.0
+
+
+@dataclass(frozen=True)
+class Description:
+    """The columns of a table as inputs and targets, by what training rows say of them. Plain numbers and text."""
+
+    client: str  # the column that names the client a row belongs to
+    inputs: tuple[Column, ...]
+    targets: tuple[Target, ...] = ()
+    clients: Mapping[str, Mapping[str, Own]] = field(default_factory=dict)  # scales of their own, by column
+    written: Mapping[str, Written] = field(default_factory=dict)  # how columns of text write numbers and dates
+    dropped: tuple[str, ...] = ()  # columns of the table that are none of these
+
+    @property
+    def names(self) -> list[str]:
+        """[d] the names of a model's inputs."""
+        return [part for column in self.inputs for part in column.parts]
+
+    def warn_of_constants(self, table: str) -> None:
+        """Warn of numbers and dates that are the same in all training rows, of which nothing can be learnt."""
+        scaled = [one for one in self.inputs if isinstance(one, Number | Calendar) and one.deviation == NEVER]
+        same = [f"{'the year of ' * isinstance(one, Calendar)}'{one.name}' ({one.mean:.6g})" for one in scaled]
+        if same:
+            what = f"{', '.join(same)} {'is' if len(same) == 1 else 'are'} the same in all training rows, so left out"
+            warnings.warn(f"{table}: {what} of the inputs: other values change no answer", stacklevel=4)
+
+    def renamed(self, names: Mapping[str, str], client: str) -> "Description":
+        """The same of a table of one client, whose columns have other names."""
+        own = {names.get(name, name): scale for name, scale in self.clients.get(client, {}).items()}
+        return Description(
+            self.client,
+            tuple(replace(column, name=names.get(column.name, column.name)) for column in self.inputs),
+            tuple(replace(one, name=names.get(one.name, one.name)) for one in self.targets),
+            {client: own} if own else {},
+            {names.get(name, name): one for name, one in self.written.items()},
+            tuple(names.get(name, name) for name in self.dropped),
+        )
+
+    def scale(self) -> dict[str, Any]:
+        """Mean and deviation of each of a model's inputs; `clients` has those of clients' own."""
+        each = [scale for column in self.inputs for scale in column.scales()]
+        scale: dict[str, Any] = {
+            "inputs": {name: {"mean": m, "deviation": d} for name, (m, d) in zip(self.names, each, strict=True)}
+        }
+        if self.clients:
+            scale["clients"] = {
+                client: {name: {"mean": one.mean, "deviation": one.deviation} for name, one in own.items()}
+                for client, own in self.clients.items()
+            }
+        return scale
+
+    def features(self, raw: Mapping[str, Raw], owners: Sequence[str], who: Codes, kind: torch.dtype) -> Tensor:
+        """[n, d] inputs of rows that belong to owners[who]; those of other names have the scale of all."""
+        result, at = torch.zeros(len(who), len(self.names), dtype=kind), 0
+        own = {name for scales in self.clients.values() for name in scales}
+        for column in self.inputs:
+            values, words = raw[column.name]
+            part = result[:, at : at + len(column.parts)]
+            at += len(column.parts)
+            if isinstance(column, Category):
+                ones = torch.from_numpy(column.ones(values, words))
+                rows = (ones >= 0).nonzero().flatten()
+                part[rows, ones[rows]] = 1
+            elif isinstance(column, Number) and column.name in own:
+                shared = Own(column.mean, column.deviation, column.median)
+                scales = np.array([self.clients.get(owner, {}).get(column.name, shared) for owner in owners])  # [N, 3]
+                part[:] = torch.from_numpy(column.scaled(values, *(scales[who, i] for i in range(3))))
+            else:
+                part[:] = torch.from_numpy(column.features(values))
+        return result
+
+    def apply(self, frame: Frame, client: str | None = None) -> tuple[Tensor, Tensor | None]:
+        """x: [n, d] float32 of a table's rows, as a model is trained on them, and y; None if a target is no column.
+
+        `client` is whose rows these are; left out, the column of clients says so, if there is one. y: [n] int64 are the
+        places of classes; [n, k] numbers in their own units. Raises UsageError that names the line and column of what
+        cannot be used.
+        """
+        x = self.encode(frame, client)
+        return x, self._answers(frame) if all(one.name in frame.columns for one in self.targets) else None
+
+    def encode(self, frame: Frame, client: str | None = None) -> Tensor:
+        """x alone, see `apply`."""
+        raw = self.cells(frame)
+        raw |= {column.name: Raw(np.empty(len(frame))) for column in self.inputs if isinstance(column, Unused)}
+        owners, who = [client or ""], np.zeros(len(frame), np.int64)
+        if client is None and self.client in frame.columns:
+            owners, who = frame.words(self.client)
+        return self.features(raw, owners, who, torch.float32)
+
+    def cells(self, frame: Frame) -> dict[str, Raw]:
+        """The cells of the columns that are used, read as in training; raises UsageError likewise."""
+        used = [column for column in self.inputs if not isinstance(column, Unused)]
+        frame.need([column.name for column in used])
+        frame = frame.as_written(self.written)
+        raw = {column.name: raw_of(frame, column.name, column.kind) for column in used}
+        self._warn_of_new(frame, raw)
+        return raw
+
+    def _warn_of_new(self, frame: Frame, raw: Mapping[str, Raw]) -> None:
+        """Warn of categories that no training row had, where these are no input."""
+        for column in self.inputs:
+            if isinstance(column, Category) and not column.other:
+                values, words = raw[column.name]
+                new = np.array([*(word not in column.categories for word in words), False], bool)
+                rows = np.flatnonzero(new[np.where(np.isnan(values), -1, values).astype(np.int64)])
+                if len(rows):
+                    word, count = words[int(values[rows[0]])], f"{len(rows):,} of {len(values):,} rows"
+                    warnings.warn(
+                        f"{frame.place(rows[0], column.name)}: '{word}' is in no training row, as in {count}; the "
+                        "model treats it as none of the known categories",
+                        stacklevel=4,
+                    )
+
+    def _answers(self, frame: Frame) -> Tensor:
+        """y of a table's rows; raises UsageError where one is missing or of no known class."""
+        if self.targets[0].classes:
+            name, index = self.targets[0].name, {name_of(one): i for i, one in enumerate(self.targets[0].classes)}
+            words = frame.text(name)
+            places = np.array([index.get(word, -1) for word in words.names])[words.codes]
+            if (places < 0).any():
+                at = int((places < 0).argmax())
+                raise UsageError(
+                    f"{frame.place(at, name)}: '{words.names[words.codes[at]]}' is none of the "
+                    f"{len(index)} classes that were trained on"
+                )
+            return torch.from_numpy(places)
+        frame = frame.as_written(self.written)
+        columns = [frame.filled(target.name) for target in self.targets]
+        return torch.from_numpy(np.stack(columns, 1)).float()
+
+    def to_dict(self) -> dict[str, Any]:
+        """The description as JSON has it."""
+        inputs = [{"kind": column.kind, **asdict(column)} for column in self.inputs]
+        clients = {client: {name: one._asdict() for name, one in own.items()} for client, own in self.clients.items()}
+        return {
+            "client": self.client,
+            "inputs": inputs,
+            "targets": [asdict(one) for one in self.targets],
+            "clients": clients,
+            "written": {name: asdict(one) for name, one in self.written.items()},
+            "dropped": list(self.dropped),
+        }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "Description":
+        """The description that `to_dict` made."""
+        return cls(
+            values["client"],
+            tuple(_made(KINDS[one["kind"]], one) for one in values["inputs"]),
+            tuple(_made(Target, one) for one in values["targets"]),
+            {who: {name: Own(**one) for name, one in own.items()} for who, own in values["clients"].items()},
+            {name: Written(**one) for name, one in values.get("written", {}).items()},  # none in older folders
+            tuple(values.get("dropped", ())),
+        )
+
+    @classmethod
+    def kept(cls, values: Mapping[str, Any] | None, run: str) -> "Description | None":
+        """That of a finished run, whose summary has these values; None without, UsageError if they are not whole."""
+        try:
+            return None if values is None else cls.from_dict(values)
+        except (LookupError, TypeError, AttributeError):
+            raise incomplete(run) from None
+
+
+def incomplete(run: str) -> UsageError:
+    """The error for a run whose summary says only in part how its columns are read."""
+    return UsageError(
+        f"{run or 'the run'}: its summary.json does not say in full what its columns are; copy the whole folder again, "
+        "or run again"
+    )
+
+
+def _made(kind: Any, values: Mapping[str, Any]) -> Any:
+    """A dataclass from the values that JSON has, whose lists are tuples."""
+    given = {name: tuple(one) if isinstance(one, list) else one for name, one in values.items() if name != "kind"}
+    return kind(**given)
+
+
+def raw_of(frame: Frame, name: str, kind: str) -> Raw:
+    """A column of a table as one of a kind; raises UsageError that names the cell that is none."""
+    if kind == "number":
+        return Raw(frame.numbers(name))
+    if kind == "date":
+        return Raw(frame.seconds(name))
+    words = frame.words(name)
+    known = [name for name in words.names if name]
+    index = {name: i for i, name in enumerate(known)}
+    places = np.array([index.get(name, math.nan) for name in words.names], np.float64)
+    return Raw(places[words.codes], known)
+
+
+def describe(
+    client: str,
+    statistics: Mapping[str, Statistics],
+    owners: Sequence[str],
+    each: ByClient,
+    scale: Scale,
+    most: int,
+) -> Description:
+    """The description by statistics of all training rows, by column, and of each client's numbers.
+
+    `most` is how many categories of a column are told apart. See `TableReader` for `scale`. Raises UsageError for two
+    columns that make inputs of one name.
+    """
+    inputs: list[Column] = []
+    for name, known in statistics.items():
+        if isinstance(known, WordStatistics):
+            category = Category.found(name, known, most)
+            column: Column = category if category.categories else Unused(name, _why(known))
+        elif isinstance(known, DateStatistics):
+            column = Calendar.found(name, known) if known.years.known else Unused(name, "no training row has a value")
+        else:
+            column = Number.found(name, known) if known.known else Unused(name, "no training row has a value")
+        inputs.append(column)
+    _check_names(inputs)
+    numbers = [name for name, known in statistics.items() if isinstance(known, NumberStatistics)]
+    own = _own(numbers, statistics, each, scale)
+    clients: dict[str, dict[str, Own]] = {}
+    kept = {column.name: column for column in inputs if isinstance(column, Number)}
+    for i in (i for i, name in enumerate(numbers) if own[i] and name in kept):
+        shared, medians = kept[numbers[i]], each.medians(i).tolist()
+        rows = each.counts[:, i].tolist(), each.means[:, i].tolist(), each.deviations[:, i].tolist(), medians
+        for owner, count, mean, deviation, median in zip(owners, *rows, strict=True):
+            clients.setdefault(owner, {})[numbers[i]] = Own.of(count, mean, deviation, median, shared)
+    return Description(client, tuple(inputs), (), clients)
+
+
+def _check_names(inputs: Sequence[Column]) -> None:
+    """Raise UsageError if two columns make inputs of one name."""
+    of: dict[str, str] = {}
+    for column in inputs:
+        for part in column.parts:
+            if part in of:
+                raise UsageError(
+                    f"columns '{of[part]}' and '{column.name}' both make an input named '{part}'; rename one of them, "
+                    "or leave it out with ignore"
+                )
+            of[part] = column.name
+
+
+def of_clients(
+    client: str, parts: Mapping[str, Mapping[str, Statistics]], scale: Scale = "auto", most: int = 50
+) -> Description:
+    """The description by what clients say of their training rows, by their names and then by column."""
+    owners, first = list(parts), next(iter(parts.values()))
+    whole = {name: merged([part[name] for part in parts.values()]) for name in first}
+    numbers = [name for name, known in whole.items() if isinstance(known, NumberStatistics)]
+    known: list[list[Any]] = [[part[name] for name in numbers] for part in parts.values()]
+    shape = (len(owners), len(numbers))
+    means = torch.tensor([[one.mean for one in row] for row in known], dtype=torch.float64).view(shape)
+    deviations = torch.tensor([[one.deviation for one in row] for row in known], dtype=torch.float64).view(shape)
+    each = ByClient(
+        torch.tensor([[one.known for one in row] for row in known]).view(shape),
+        means,
+        constant_to_zero(means, deviations),
+        lambda i: np.array([row[i].median for row in known]),
+    )
+    return describe(client, whole, owners, each, scale, most)
+
+
+def constant_to_zero(means: Tensor, deviations: Tensor) -> Tensor:
+    """Deviations without those that are only rounding."""
+    return torch.where(deviations > ROUNDING * means.abs(), deviations, 0.0)
+
+
+def _why(known: WordStatistics) -> str:
+    """Why nothing of a column of text is an input."""
+    if not known.counts:
+        return "no client names its categories" if known.others else "no training row has a value"
+    return f"none of its {len(known.counts):,} categories is in enough training rows"
+
+
+def _own(numbers: Sequence[str], statistics: Mapping[str, Any], each: ByClient, scale: Scale) -> NDArray[np.bool_]:
+    """[F] which columns are scaled client by client."""
+    if scale != "auto":
+        return np.full(len(numbers), scale == "client")
+    flags = np.array([len(statistics[name].distinct) <= 2 for name in numbers], bool)
+    own: NDArray[np.bool_] = in_own_units(each.counts, each.means, each.deviations).numpy()
+    return np.asarray(own & ~flags, bool)
+
+
+def in_own_units(counts: Tensor, means: Tensor, deviations: Tensor) -> Tensor:
+    """[F] which columns seem to be in units of each client's own, from counts, means and deviations: [N, F].
+
+    Among clients with ten rows or more at which the column is not constant, the largest deviation is more than ten
+    times the smallest, or the means are spread more than twice as far as the median deviation.
+    """
+    varies = (counts >= ENOUGH) & (deviations > 0)
+    logs = deviations.clamp(min=torch.finfo(deviations.dtype).tiny).log()
+    ratio = torch.where(varies, logs, -torch.inf).amax(0) - torch.where(varies, logs, torch.inf).amin(0)
+    many = varies.sum(0)
+    middle = torch.where(varies, means, 0).sum(0) / many
+    spread = (torch.where(varies, means - middle, 0).square().sum(0) / many).sqrt()
+    typical = torch.where(varies, deviations, torch.nan).nanmedian(0).values
+    return (many > 1) & ((ratio > math.log(TIMES)) | (spread > APART * typical))

@@ -1,0 +1,375 @@
+"""Tables: your own data from CSV or Parquet, one row per example or reading, with a column that names its owner."""
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ...core.settings import Count, CountOrZero, Settings
+from ...core.tasks import Classification, Counts, Regression, Task, check_quantiles
+from ...errors import Fault, UsageError
+from ..dataset import Dataset, Prepare, rows_by_owner
+from ..federation import Federation, divide
+from ..graph_files import read as read_graph
+from ..split import Split
+from ..windows import Windows
+from . import doubts
+from .encoder import Preparation
+from .forms import Written
+from .frame import DAY, FEW, Frame, natural
+from .new_readings import Series
+from .open_table import frame_of, open_table
+from .owners import Owners
+from .schema import Raw, raw_of
+from .words import Numbers, Words
+
+FEWEST = 10  # rows from which a column of text that is different in each names rows
+LEAST = 3  # rows of a client: one each for training, validation and test
+KINDS = {"numbers": "number", "text": "category", "dates": "date"}  # of cells, as the kinds of columns
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableReader(Settings):
+    """What the columns of a table are, and how it becomes a data set.
+
+    A row is an example: its inputs are the columns `features` (default: all others but those in `ignore`), described by
+    training rows alone; but a column's kind, whether it is different in every row, and the set of classes come from all
+    rows. Numbers are scaled to mean 0 and standard deviation 1 over the training rows of all clients
+    together (`scale="federation"`), over each client's own (`"client"`), or over these for columns that seem to be in
+    units of each client's own (`"auto"`, see `in_own_units`); where one is missing, the median stands for it, and one
+    more input says so. Text is one input for each of the `categories` most frequent categories, and one for all others.
+    Dates are their year, season, day of the week and time of day. Text that is different in every row is left out.
+
+    The target is a label if its column holds text or few whole numbers without gaps, unless `labels` says otherwise:
+    else a number, trained by squared error in standard deviations from the mean of all clients and scored in its own
+    unit, or with `counts` a whole number from 0, trained by Poisson's loss. Several target columns are numbers, each
+    scaled, and scored in its own unit, in the same way. Rows without a target or a client are left out. With a column
+    `time` the rows are split in time order.
+
+    With `past` (and `time`) a row is a reading instead: every client has a series of its target, and examples are its
+    windows: `past` readings are the input, the next `horizon` readings the target, also scored separately at the steps
+    ahead in `horizons`, from 1, or these `quantiles` of each of them. A reading without a row, or without a value, is
+    missing. If the times are dates and steps are shorter than a day, the time of day is an input too.
+
+    With `drop_missing` rows with any missing value are left out; clients with fewer than `least` rows, or known
+    readings, are left out, and a warning names them. See `kinfed.data.graph_files.read` for files of links.
+    """
+
+    client: str  # column that names the client a row belongs to
+    target: str | Sequence[str]  # column, or list of columns, that the model predicts
+    features: Sequence[str] = ()  # columns of inputs; none: all others
+    ignore: Sequence[str] = ()  # columns that are no inputs
+    labels: bool | None = None  # whether the target is a label; left out: if it is text or few whole numbers
+    counts: bool = False  # whether the target counts something: whole numbers from 0
+    scale: Literal["auto", "federation", "client"] = "auto"  # whose training rows give the scale of inputs
+    categories: Count = 50  # of a column of text, the most that are told apart
+    time: str = ""  # column of times
+    past: CountOrZero = 0  # readings in; 0: every row is an example
+    horizon: Count = 1  # readings out
+    horizons: Sequence[int] = ()  # steps ahead that are scored too, from 1
+    quantiles: Sequence[float] = ()  # to forecast in place of one number, such as [0.1, 0.5, 0.9]
+    edges: str | Path = ""  # file of links between clients
+    weights: str = "weight"  # its column of weights
+    distances: str = "distance"  # its column of distances, in place of weights
+    directed: bool = False  # whether a link holds in one direction alone
+    sigma: float | None = None  # of the kernel that turns distances into weights; left out: their deviation
+    threshold: float = 0.1  # weights below it are no link
+    drop_missing: bool = False  # whether rows that lack any value are left out
+    least: CountOrZero = 0  # rows, or known readings, that a client must have
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.targets:
+            raise UsageError("a table needs a target: a column, or a list of columns; got none")
+        if self.past and (not self.time or len(self.targets) != 1 or self.features):
+            raise UsageError("windows (past) need a time column and one target, and take no other features")
+        if both := sorted({*self.features} & {*self.ignore}):
+            raise UsageError(f"column '{both[0]}' is in features and in ignore; leave it out of one")
+        if self.labels and len(self.targets) > 1:
+            raise UsageError(f"several targets are numbers, so labels cannot be true; got {', '.join(self.targets)}")
+        if self.counts and (self.labels or self.past or len(self.targets) > 1):
+            other = "labels" if self.labels else "past" if self.past else "several targets"
+            raise UsageError(f"counts are one number for each row, so they cannot go with {other}")
+        if not self.past and (self.horizon != 1 or self.horizons or self.quantiles):
+            raise UsageError("horizon, horizons and quantiles are for windows of series; set past too")
+        if self.quantiles:
+            check_quantiles(self.quantiles)
+        if late := [ahead for ahead in self.horizons if not 1 <= ahead <= self.horizon]:
+            raise UsageError(f"horizons are steps ahead, from 1 to horizon, which is {self.horizon}; got {late[0]}")
+
+    @property
+    def targets(self) -> list[str]:
+        """The target columns."""
+        return [self.target] if isinstance(self.target, str) else list(self.target)
+
+    def read(self, path: str | Path, query: str = "") -> Dataset:
+        """The data set in a file `.csv` (with a heading) or `.parquet`, in a folder of them, or in a database.
+
+        Raises UsageError that names the file, line and column of what cannot be used. See
+        `kinfed.data.tables.databases.fetch`
+        for the query.
+        """
+        if not isinstance(path, str | Path):
+            raise UsageError(f"path must name a file; got {path!r:.80}")
+        return self.of(open_table(path, query))
+
+    def of(self, frame: Frame) -> Dataset:
+        """The data set in a table; raises UsageError as `read` does."""
+        needed = [self.client, *([self.time] if self.time else [])]
+        frame.need([*needed, *self.targets, *self.features])
+        frame.need([*self.ignore])
+        frame = frame.with_all(needed if self.drop_missing else [self.client])
+        owner = frame.words(self.client)
+        names = sorted(owner.names, key=natural)
+        place = {name: i for i, name in enumerate(names)}
+        held = Owners(names, np.array([place[name] for name in owner.names])[owner.codes], None)
+        if self.edges:
+            links = partial(read_graph, weights=self.weights, distances=self.distances, directed=self.directed)
+            held = held._replace(graph=links(self.edges, names, sigma=self.sigma, threshold=self.threshold))
+        if self.past:
+            cut = Windows(self.past, self.horizon, horizons=self.horizons, quantiles=self.quantiles)
+            return _series(frame, held, self, cut)
+        return self._rows(frame, held)
+
+    def inputs(self, frame: Frame) -> list[str]:
+        """The columns of inputs; raises UsageError if none is left."""
+        taken = {self.client, self.time, *self.targets, *self.ignore, *frame.added}
+        inputs = list(self.features) or [column for column in frame.columns if column not in taken]
+        if not inputs:
+            raise UsageError(f"{frame.name}: no column is left for the inputs; ignore fewer of them")
+        return inputs
+
+    def _raw(self, frame: Frame) -> tuple[dict[str, str], dict[str, Raw]]:
+        """The kind of each column of inputs, and what is in it; columns that cannot be any are left out, by name."""
+        kinds, raw, without = {}, {}, []
+        for name in self.inputs(frame):
+            kind = frame.kind(name)
+            if kind == "empty" or (kind not in KINDS and not self.features):
+                without.append(f"'{name}' has no value in any row" if kind == "empty" else f"'{name}' holds {kind}")
+                continue
+            frame.column(name)  # raises for a type that is none of these
+            kinds[name], raw[name] = KINDS[kind], raw_of(frame, name, KINDS[kind])
+            if kind == "text" and len(frame) > FEWEST and len(raw[name].words) == (~np.isnan(raw[name].values)).sum():
+                without.append(f"'{name}' is different in every row, as identifiers are")
+                del kinds[name], raw[name]
+        if without:
+            warnings.warn(f"{frame.name}: {'; '.join(without)}; left out of the inputs", stacklevel=4)
+        if not raw:
+            raise UsageError(f"{frame.name}: no column is left for the inputs; ignore fewer of them")
+        return kinds, raw
+
+    def _rows(self, frame: Frame, held: Owners) -> Dataset:
+        """The data set in which every row is an example."""
+        kinds, raw = self._raw(frame)
+        y, task, classes, missing = _target(frame, self)
+        columns = y.double().reshape(len(y), -1).T.numpy()  # [k, n]
+        known = {name: np.where(missing[name], np.nan, each) for name, each in zip(missing, columns, strict=True)}
+        doubts.warn(frame, raw, known, bool(classes))
+        usable = ~np.any(list(missing.values()), axis=0)
+        if self.drop_missing:
+            usable &= ~np.any([np.isnan(one.values) for one in raw.values()], axis=0)
+        if not usable.all():
+            what = "lack a value" if self.drop_missing else f"have no {' or no '.join(self.targets)}"
+            count, first = f"{int((~usable).sum()):,} of {len(usable):,}", frame.row(int(usable.argmin()))
+            if not usable.any():
+                raise UsageError(f"{frame.name}: all {len(usable):,} rows {what}")
+            warnings.warn(f"{frame.name}: {count} rows {what} and were left out (the first: {first})", stacklevel=3)
+        held = held.keep(usable, self.least, "rows", frame.name)
+        steps = frame.moments(self.time, held, series=False)[1] if self.time else None
+        # Rows that are left out are dropped here, as a partition may deal the others anew.
+        used = np.flatnonzero(usable & (held.who >= 0))
+        words = {name: one.words for name, one in raw.items()}
+        x = np.empty((len(used), len(raw)))
+        for i, one in enumerate(raw.values()):
+            x[:, i] = one.values[used]
+        return Dataset(
+            # In float64 until it is scaled: float32 cannot distinguish numbers far from zero that are close together.
+            torch.from_numpy(x),
+            y[torch.from_numpy(used)],
+            task,
+            classes,
+            client=torch.from_numpy(held.who[used]),
+            graph=held.graph,
+            owners=tuple(held.names),
+            time=None if steps is None else torch.from_numpy(steps[used]),
+            stratify=True,
+            prepare=Preparation(
+                frame.name,
+                self.client,
+                self.targets,
+                kinds,
+                words,
+                self.scale,
+                self.categories,
+                written_in(frame, kinds | ({} if classes else dict.fromkeys(self.targets, "number"))),
+                _others(frame, [self.client, *self.targets, *kinds]),
+            ),
+        )
+
+
+def from_csv(
+    path: str | Path,
+    *,
+    client: str,
+    target: str | Sequence[str],
+    split: Split | None = None,
+    seed: int = 0,
+    **settings: Any,
+) -> Federation:
+    """A federation from your own file, one row per example or reading: .csv with a heading, .parquet, or a folder.
+
+    `client` and `target` name columns; the other settings are those of `kinfed.data.tables.table_reader.TableReader`,
+    such as `time`, `past` for windows of series, and `edges`. Unless a split is given, clients with fewer than three
+    rows are left out, and a warning names them. Raises UsageError that names the file, line and column of what is
+    wrong.
+    """
+    dataset = _reader(client, target, split, settings).read(path)
+    return divide(dataset, rows_by_owner(dataset), Split() if split is None else split, seed)
+
+
+from_parquet = from_csv
+
+
+def from_sql(
+    address: str,
+    query: str,
+    *,
+    client: str,
+    target: str | Sequence[str],
+    split: Split | None = None,
+    seed: int = 0,
+    **settings: Any,
+) -> Federation:
+    """A federation from what a query finds in a database: `postgresql://USER@HOST/DATABASE` or `sqlite:///FILE`.
+
+    `query` is SQL that begins with SELECT or WITH, or a file of it, FILE.sql; it runs in a transaction that can only
+    read. A password is in ~/.pgpass or PGPASSWORD, never in the address. See `from_csv` for the other settings.
+    """
+    dataset = _reader(client, target, split, settings).read(address, query)
+    return divide(dataset, rows_by_owner(dataset), Split() if split is None else split, seed)
+
+
+def from_frame(
+    frame: Any,
+    *,
+    client: str,
+    target: str | Sequence[str],
+    split: Split | None = None,
+    seed: int = 0,
+    **settings: Any,
+) -> Federation:
+    """A federation from a frame of polars or pandas, one row per example or reading; see `from_csv`.
+
+    Raises UsageError that names the row, from 1, and the column of what is wrong.
+
+    >>> import polars
+    >>> rows = {"shop": ["A", "B"] * 30, "price": range(60), "sold": [i % 7 + 0.5 for i in range(60)]}
+    >>> kinfed.from_frame(polars.DataFrame(rows), client="shop", target="sold").names
+    ('A', 'B')
+    """
+    dataset = _reader(client, target, split, settings).of(frame_of(frame))
+    return divide(dataset, rows_by_owner(dataset), Split() if split is None else split, seed)
+
+
+def _reader(client: str, target: str | Sequence[str], split: Split | None, settings: dict[str, Any]) -> TableReader:
+    """What reads a table; unless a split is given, which may need fewer, clients need `LEAST` rows."""
+    return TableReader(client=client, target=target, **({"least": LEAST} if split is None else {}) | settings)
+
+
+def written_in(frame: Frame, kinds: Mapping[str, str]) -> dict[str, Written]:
+    """How columns of text write numbers and dates, by the columns' kinds."""
+    found = {name: frame.written(name, kind == "date") for name, kind in kinds.items() if kind != "category"}
+    return {name: one for name, one in found.items() if one is not None}
+
+
+def _others(frame: Frame, used: Sequence[str]) -> tuple[str, ...]:
+    return tuple(name for name in frame.columns if name not in used)
+
+
+def _target(frame: Frame, reader: TableReader) -> tuple[Tensor, Task, tuple[str, ...], dict[str, NDArray[np.bool_]]]:
+    """y: [n] labels or [n, k] numbers, the task, the names of classes, and where a target is missing."""
+    words: Words | None = None
+    targets, labelled = reader.targets, False if reader.counts else reader.labels
+    if labelled is not False and len(targets) == 1:
+        words = frame.words(targets[0]) if labelled else frame.labels(targets[0])
+    if words is not None:
+        classes = sorted({*words.names} - {""}, key=natural)
+        if len(classes) == 1 and (~words.empty).sum() > 1:
+            raise UsageError(
+                f"{frame.name}: '{targets[0]}' is '{classes[0]}' in all rows, so there is nothing to learn"
+            )
+        if len(classes) > max(FEW, len(frame) / 2):
+            raise UsageError(
+                f"{frame.name}: '{targets[0]}' has {len(classes):,} different labels in {len(frame):,} rows, so it "
+                "names rows rather than classes; predict another column"
+            )
+        index = {"": 0} | {name: i for i, name in enumerate(classes)}
+        y = torch.from_numpy(np.array([index[name] for name in words.names], np.int64)[words.codes])
+        return y, Classification(len(classes)), tuple(classes), {targets[0]: words.empty}
+    columns = {name: frame.numbers(name) for name in targets}
+    y = torch.from_numpy(np.nan_to_num(np.stack(list(columns.values()), 1)))
+    missing = {name: np.isnan(values) for name, values in columns.items()}
+    if not reader.counts:
+        return y, Regression(names=tuple(targets)), (), missing
+    [(name, values)] = columns.items()
+    check_counts(frame, name, values)
+    return y, Counts(), (), missing
+
+
+def check_counts(frame: Frame, name: str, values: Numbers) -> None:
+    """Raise UsageError that names the first of a column's values: [n] that is no count; NaN is none at all."""
+    wrong = ((values < 0) | (values != np.round(values))) & ~np.isnan(values)
+    if wrong.any():
+        at = int(wrong.argmax())
+        raise UsageError(
+            f"{frame.place(at, name)}: {values[at]:g} is not a count, a whole number from 0; correct it, or predict "
+            "the column as a number: leave counts out",
+            Fault.COUNT,
+        )
+
+
+def _series(frame: Frame, held: Owners, reader: TableReader, cut: Windows) -> Dataset:
+    """Windows of one series per client, from rows in any order."""
+    target, time = reader.targets[0], reader.time
+    readings = frame.numbers(target)
+    doubts.warn(frame, {}, {target: readings}, labelled=False)
+    held = held.keep(~np.isnan(readings), reader.least, f"known values of '{target}'", frame.name)
+    moments, steps, dated = frame.moments(time, held, series=True)
+    assigned = held.who >= 0
+    known_steps = np.unique(steps[assigned])  # steps at which anybody has a row
+    values = np.full((len(known_steps), len(held.names)), np.nan)
+    values[np.searchsorted(known_steps, steps[assigned]), held.who[assigned]] = readings[assigned]
+    length = (moments.max() - moments.min()) / max(int(steps.max()), 1)
+    pace = f"a step is {length:g}{' seconds' if dated else ''}, the smallest distance between two times in '{time}'"
+    clock = (moments.min() + known_steps * length) % DAY / DAY if dated and length < DAY else None
+    paced = bool(np.allclose(moments, moments.min() + steps * length, rtol=0, atol=0.01 * length))
+    series = Series(
+        reader.client,
+        time,
+        target,
+        cut.past,
+        length if paced else None,
+        dated,
+        clock is not None,
+        written=written_in(frame, {time: "date" if dated else "number", target: "number"}),
+        dropped=_others(frame, [reader.client, time, target]),
+    )
+    try:
+        dataset = cut(values, known_steps, held.names, clock=clock, graph=held.graph)
+    except UsageError as problem:
+        raise UsageError(f"{frame.name}: {problem} ({pace})") from None
+    assert dataset.prepare is not None
+    return replace(dataset, prepare=partial(_scaled, dataset.prepare, series))
+
+
+def _scaled(prepare: Prepare, series: Series, dataset: Dataset, rows: Tensor) -> Dataset:
+    """What `prepare` makes of the data set, which also says how to cut windows of new readings."""
+    dataset = prepare(dataset, rows)
+    return replace(dataset, scale={**dataset.scale, "series": series.to_dict()})

@@ -1,0 +1,1 @@
+"""The programs of a federation's server and sites."""

@@ -1,0 +1,31 @@
+"""What the process of a run leaves in its folder for those who follow it: its number, its lines, and how it ended."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from ...files import replacing
+from .subprocesses import is_alive
+
+FILE, JOURNAL = ".run", "journal.log"  # in a run's folder
+PROGRAM = "runner"
+
+
+def read(out: Path) -> dict[str, Any]:
+    """What is known of the last process: its `pid`, where its lines `begin`, how it `ended`, and `why` it failed."""
+    try:
+        return dict(json.loads((out / FILE).read_text()))
+    except (OSError, ValueError, TypeError):
+        return {}
+
+
+def note(out: Path, **words: Any) -> None:
+    """Remember more of it."""
+    with replacing(out / FILE) as part:
+        part.write_text(json.dumps({**read(out), **words}))
+
+
+def process(out: Path) -> int:
+    """The number of the process that carries out the run now, 0 if there is none."""
+    pid = read(out).get("pid", 0)
+    return pid if isinstance(pid, int) and pid and is_alive(pid, PROGRAM) else 0

@@ -1,0 +1,89 @@
+"""Starting a run and following it to its end."""
+
+import json
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from ...core.summary import Summary
+from ...errors import RunError
+from ...files import make_folder, replacing
+from ...interrupts import Terminated, held
+from ...runs.run_folder import RunFolder
+from . import ending, keys, superlink
+from .subprocesses import end, is_alive, start
+
+Report = Callable[[str], object]
+ATTEMPTS = 3  # times in a row that a run may end without a reason and without a finished round
+DIED = "the process of the run has ended"
+
+
+def run(home: Path, out: Path, report: Report) -> Summary:
+    """Start the run of out/config.toml, follow it to its end, and return its summary; raises RunError if it fails.
+
+    A run that ends without a reason, because its process was killed, is resumed where it stopped.
+    """
+    last = superlink.started(home)
+    for line in keys.endings(Path(last.ca).parent) if last and last.ca else []:
+        report(line)
+    resume, left = f"resume it: kinfed flower run --resume {out}", ATTEMPTS
+    folder = RunFolder(out)
+    signal.signal(signal.SIGHUP, _hang_up)  # a closed terminal stops the run as well
+    while True:
+        pid = ending.process(out)
+        try:
+            if pid:
+                report("the run is in progress; following it")
+            else:
+                pid = _start(home, out)
+            lines = follow(out, pid, report)
+        except KeyboardInterrupt as stop:
+            if pid := ending.process(out):
+                end(pid)
+            raise type(stop)(f"stopped; {resume}") from None
+        if folder.is_finished:
+            return folder.read_summary()
+        known = ending.read(out)
+        if known.get("ended") == "failed":
+            raise RunError(f"{known.get('why')}; {resume}")
+        left = ATTEMPTS if any(line.startswith("round ") for line in lines) else left - 1
+        if known.get("ended") == "stopped" or not left:
+            why = "it was stopped" if known.get("ended") == "stopped" else f"{DIED}; see {out / 'process.log'}"
+            raise RunError(f"the run has ended: {why}; {resume}")
+        report(f"{DIED}; another one continues after the last complete round")
+
+
+def _start(home: Path, out: Path) -> int:
+    """Start the process of a run; returns its number."""
+    make_folder(home / "flwr")
+    with held(), (out / "process.log").open("ab") as log:  # or a run that has started could not be stopped
+        path = out / ending.JOURNAL
+        path.touch()
+        process = start(ending.PROGRAM, str(home.resolve()), str(out.resolve()), home=home / "flwr", log=log)
+        with replacing(out / ending.FILE) as part:
+            part.write_text(json.dumps({"pid": process.pid, "begin": path.stat().st_size}))
+        with replacing(home / superlink.LAST) as part:
+            part.write_text(json.dumps({"out": str(out.resolve())}))
+    return process.pid
+
+
+def follow(out: Path, pid: int, report: Report) -> list[str]:
+    """Report the lines of a run's process until it is over; returns them all."""
+    lines: list[str] = []
+    with (out / ending.JOURNAL).open(encoding="utf-8") as file:
+        file.seek(ending.read(out).get("begin", 0))
+        rest = ""
+        while True:
+            alive = is_alive(pid, ending.PROGRAM)
+            *whole, rest = (rest + file.read()).split("\n")
+            for line in whole:
+                lines.append(line)
+                report(line)
+            if not alive:
+                return lines
+            time.sleep(0.2)
+
+
+def _hang_up(number: int, frame: object) -> None:
+    raise Terminated

@@ -1,0 +1,75 @@
+"""The server's process: Flower's SuperLink behind kinfed's gate.
+
+    python -m kinfed.flower.programs.hub HOME HOST PORT KEYS
+
+It executes no program: a run is a process of its own, see `runner`. KEYS is empty for a trial on one machine.
+"""
+
+import functools
+import logging
+import os
+import resource
+import socket
+import sys
+import time
+from pathlib import Path
+
+from ...errors import UsageError
+from ..wire import flower_names
+from . import hardening, keys
+from .subprocesses import secret
+
+DATABASE = "state.db"  # Flower's own
+FILES = 1 << 16  # that may be open, as each connection is one
+
+
+def main(home: Path, host: str, port: int, folder: Path | None) -> None:
+    """Serve until a signal ends this process."""
+    os.umask(0o077)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, FILES)), hard))
+    flower = flower_names.load("server")
+    _stamp_logs()
+    bound = _listen(host, port)
+    sys.argv = ["flower-superlink", *_options(home, host, port, folder)]  # where Flower reads its settings
+    app = flower.create_app(flower._parse_superlink_lifespan_config(), flower.SuperLinkLifespan)
+    members = None if folder is None else functools.partial(keys.members, folder)
+    doorman = hardening.Doorman(secret(home), members)
+    own = ("", "") if folder is None else (str(folder / "server.crt"), str(folder / "server.key"))
+    hardening.serve(app, doorman, bound, *own)
+
+
+def _options(home: Path, host: str, port: int, folder: Path | None) -> list[str]:
+    options = ["--host", host, "--port", str(port), "--database", str(home / DATABASE)]
+    options += ["--isolation", "process", "--superexec-auth-secret-file", str(home / "secret")]
+    if folder is None:
+        return [*options, "--insecure"]
+    options += ["--ssl-ca-certfile", str(folder / "ca.crt"), "--ssl-certfile", str(folder / "server.crt")]
+    return [*options, "--ssl-keyfile", str(folder / "server.key"), "--enable-supernode-auth"]
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    bound = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    bound.bind((host, port))
+    return bound
+
+
+def _stamp_logs() -> None:
+    """Begin each line of the log with the time in UTC."""
+    form = logging.Formatter("%(asctime)sZ %(levelname)s %(message)s", "%Y-%m-%dT%H:%M:%S")
+    form.converter = time.gmtime
+    handler = logging.StreamHandler()
+    handler.setFormatter(form)
+    logging.basicConfig(handlers=[handler], level=logging.INFO)
+    logging.getLogger("alembic").setLevel(logging.WARNING)
+    for one in [*logging.getLogger("flwr").handlers]:
+        logging.getLogger("flwr").removeHandler(one)  # it would write each line again
+
+
+if __name__ == "__main__":
+    home, host, port, folder = sys.argv[1:]
+    try:
+        main(Path(home), host, int(port), Path(folder) if folder else None)
+    except (UsageError, OSError) as problem:
+        sys.exit(f"the SuperLink cannot start: {problem}")

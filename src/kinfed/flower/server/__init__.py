@@ -1,0 +1,1 @@
+"""The server of a federation on many machines."""

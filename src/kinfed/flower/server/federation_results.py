@@ -1,0 +1,120 @@
+"""What a federation's run leaves in its folder on the server."""
+
+import csv
+import json
+from collections import defaultdict
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+from ...core.graph import Origin
+from ...core.history import History, Spent
+from ...core.model import Model
+from ...core.sharing import Sharing
+from ...core.summary import Summary
+from ...core.tasks import Classification
+from ...files import make_folder, replacing
+from ...runs import results
+from ...runs.config import plugins
+from ...runs.run_folder import RunFolder
+from ...runs.test_scores import intervals
+from ...verdict.verdict import Verdict
+from ..wire.messages import Words
+from .flower_fleet import FlowerFleet
+from .plan import Plan
+from .schema_negotiation import scale_of
+
+
+def summarise(
+    planned: Plan,
+    facts: Words,
+    model: Model,
+    origin: Origin,
+    history: History,
+    fleet: FlowerFleet,
+    seconds: float,
+    out: RunFolder,
+    verdict: Verdict | None = None,
+) -> Summary:
+    """Write the results of a finished run to its folder, and return its summary."""
+    at = history.rounds.index(history.select(history.chosen))
+    relation = history.relations[at] if history.relations else None
+    sharing, caution = Sharing.of(planned.learning.method, model.layout), planned.learning.method.caution
+    traffic = fleet.traffic
+    results.write_history(history, relation, origin, sharing.layers, out, caution=caution)
+    _write_bytes(traffic, fleet.used, out.path / "bytes.csv")
+    totals = _total_bytes(traffic, history.done)
+    task, agreed = history.task, facts.get("agreed", {})
+    classes = agreed.get("classes") or [str(c) for c in range(getattr(task, "classes", 0))]
+    summary = Summary.of(
+        history,
+        method=plugins.called(planned.learning.method_name),
+        dataset="sites",
+        federation=planned.table["federation"],
+        seed=planned.learning.seed,
+        parameters=model.layout.parameters,
+        intervals=intervals(history),
+        relation={"origin": origin} if relation is not None else None,
+        **(history.by_class(classes) if isinstance(task, Classification) else {}),
+        executor="flower",
+        seconds=round(seconds, 3),
+        **totals,
+        sharing=sharing.summary(totals["bytes_down"], totals["bytes_up"], history.done),
+        leaking=bool(caution),
+        caution=caution,
+        shape=facts["shape"],
+        outputs=facts["outputs"],
+        bounded={name: {"claimed": claimed, "counted": size} for name, (claimed, size) in fleet.bounded.items()},
+        classes=agreed.get("classes") or (task.classes if isinstance(task, Classification) else None),
+        scale=scale_of(facts),
+        columns=facts.get("description"),
+        experiment=facts["experiment"],
+        verdict=None if verdict is None else verdict.to_dict(),
+        out=str(out),
+    )
+    results.draw_recall(summary, out)
+    out.write_summary(summary)
+    return summary
+
+
+def write_json(values: dict[str, Any], path: Path) -> None:
+    """Write a table of values, replacing the file as a whole."""
+    make_folder(path.parent)
+    with replacing(path) as part:
+        part.write_text(json.dumps(values, indent=1) + "\n")
+
+
+def with_bytes(spent: list[Spent], traffic: dict[str, dict[int, list[int]]]) -> list[Spent]:
+    """The same with all bytes that sites were sent and have sent until then, in messages of any kind."""
+    down, up = defaultdict[int, int](int), defaultdict[int, int](int)
+    for rounds in traffic.values():
+        for round, (to_site, from_site) in rounds.items():
+            down[round] += to_site
+            up[round] += from_site
+    until = range(max((one.round for one in spent), default=0) + 2)  # a round's last messages come with the next
+    all_down, all_up = (list(accumulate(way[round] for round in until)) for way in (down, up))
+    return [one._replace(bytes_down=all_down[one.round + 1], bytes_up=all_up[one.round + 1]) for one in spent]
+
+
+def _total_bytes(traffic: dict[str, dict[int, list[int]]], rounds: int) -> dict[str, Any]:
+    totals = {name: [sum(way) for way in zip(*by_round.values(), strict=True)] for name, by_round in traffic.items()}
+    down, up = (sum(both[i] for both in totals.values()) for i in (0, 1))
+    return {
+        "bytes_up": up,
+        "bytes_down": down,
+        "bytes_by_client": {name: {"down": d, "up": u} for name, (d, u) in totals.items()},
+        "bytes_per_client_and_round": {
+            "down": round(down / len(totals) / rounds),
+            "up": round(up / len(totals) / rounds),
+        },
+    }
+
+
+def _write_bytes(traffic: dict[str, dict[int, list[int]]], used: dict[str, list[int]], path: Path) -> None:
+    """One tidy table: client, round, down, up, and 1 if its upload was used; what travels before round 1 is round 0."""
+    with replacing(path) as part, part.open("w", newline="", encoding="utf-8") as file:
+        table = csv.writer(file)
+        table.writerow(["client", "round", "down", "up", "used"])
+        for client, by_round in traffic.items():
+            for round, both in sorted(by_round.items()):
+                table.writerow([client, round, *both, int(round in used.get(client, []))])

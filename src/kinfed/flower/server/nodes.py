@@ -1,0 +1,185 @@
+"""Which clients there are, and at which node each is: learned by greeting every node that comes online."""
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+from ... import __version__
+from ..programs.keys import NAME
+from ..wire import messages
+from ..wire.messages import Message, Words
+from . import validation
+
+RETRY = 10.0  # seconds before a node is greeted again
+LATER = 60.0  # seconds before a node that cannot take part is greeted again
+LARGEST = 1 << 40  # number of examples that is believed
+
+
+class Node(NamedTuple):
+    """What is known of a node before it is greeted."""
+
+    stamp: str  # when it last came online
+    name: str  # under which its key was registered; empty without keys
+    key: bytes = b""  # its public key
+
+
+class Failure(NamedTuple):
+    """Why there is no reply."""
+
+    why: str
+    gone: bool  # whether the node was not reached or broke down, so that trying again may help
+
+
+class Transport(Protocol):
+    """What carries messages, see `kinfed.flower.wire.transport.GridTransport`."""
+
+    def nodes(self) -> dict[int, Node]: ...  # those online
+
+    def push(self, node: int, kind: str, message: Message, seconds: float) -> str: ...  # its id, empty if it failed
+
+    def pull(self, ids: Iterable[str]) -> dict[str, Message | Failure]: ...  # replies that have arrived, by those ids
+
+
+@dataclass
+class Nodes:
+    """Knows clients by their own names, wherever their nodes are now. Times are seconds of any one clock."""
+
+    log: Callable[[str], None]
+    members: Callable[[], Mapping[bytes, str]] | None  # public keys and their clients; None: anyone online is a member
+    clients: dict[str, Words] = field(default_factory=dict)  # every client that was met, with its reply to the greeting
+    online: dict[int, Node] = field(default_factory=dict)
+    at: dict[str, int] = field(default_factory=dict)  # the node where each client was last
+    gateways: set[int] = field(default_factory=set)  # nodes of several clients
+    _greeted: dict[int, str] = field(default_factory=dict)  # nodes that replied to a greeting, with their stamp then
+    _next: dict[int, float] = field(default_factory=dict)  # when a node may be greeted again
+    _dismissed: dict[str, str] = field(default_factory=dict)  # why a client was dismissed
+    _refused: dict[int, tuple[str, str]] = field(default_factory=dict)  # unusable nodes: stamp then, and why
+    _unaware: dict[int, str] = field(default_factory=dict)  # why, for the nodes that have not been told yet
+    _strangers: set[int] = field(default_factory=set)  # nodes whose keys are not a member's
+
+    def is_online(self, client: str) -> bool:
+        """Whether a client's node was online at the last update."""
+        return self.at.get(client, -1) in self.online
+
+    def is_removed(self, client: str) -> bool:
+        """Whether no member's key is that of a client, or of its gateway, any more."""
+        if self.members is None:
+            return False
+        return not any(client == name or client.startswith(f"{name}.") for name in self.members().values())
+
+    def silent(self) -> set[int]:
+        """Nodes online that have not replied to a greeting."""
+        return self.online.keys() - self._greeted.keys()
+
+    def update(self, online: dict[int, Node]) -> None:
+        """Take note of which nodes are online. Nodes with members' keys get the members' names; others are ignored."""
+        if self.members is not None:
+            names = self.members()
+            strangers = {id for id, node in online.items() if node.key not in names}
+            for id in sorted(strangers - self._strangers):
+                name = messages.plain(online[id].name) or id
+                self.log(f"ignoring the node {name}: its key is not in sites/ of the server's keys")
+            self._strangers = strangers
+            online = {id: node._replace(name=names[node.key]) for id, node in online.items() if id not in strangers}
+        self.online = online
+
+    def greetings(self, now: float, busy: set[int], again: bool) -> list[tuple[int, Message]]:
+        """Nodes to greet and the messages for them: idle nodes whose client is not known.
+
+        `again`: those too that went offline and came back, perhaps with other examples.
+        """
+        stamps = {node: known.stamp for node, known in self.online.items()}
+        met = {node for node in self.at.values() if not again or self._greeted.get(node) == stamps.get(node)}
+        due = [
+            node
+            for node in (self.online.keys() - met | self._unaware.keys()) & self.online.keys() - busy
+            if now >= self._next.get(node, 0.0)
+        ]
+        greetings = []
+        for node in due:
+            self._next[node] = now + RETRY
+            why = self._unaware.pop(node, "")  # or the site would never learn why it is left out
+            greetings.append((node, Message({"refused": why} if why else {}, {})))
+        return greetings
+
+    def meet(self, node: int, reply: Message | Failure, now: float) -> None:
+        """Learn from the reply to a greeting which client a node is; log why if it cannot take part."""
+        words: Words = {"refused": reply.why} if isinstance(reply, Failure) else reply.words
+        known = self.online.get(node, Node("", ""))
+        self._greeted[node] = known.stamp
+        if isinstance(words.get("clients"), dict):
+            why = self._meet_gateway(node, known, words)
+        else:
+            why = self._meet_client(node, known, words)
+        if not why:
+            self._refused.pop(node, None)
+        elif self._refused.get(node) == (known.stamp, why):
+            self._next[node] = now + LATER
+        else:
+            self._refused[node] = known.stamp, why
+            self._unaware[node] = why
+            self._next[node] = now + RETRY
+            self.log(f"cannot use the node {f'of {known.name}' if known.name else node}: {why}")
+
+    def _meet_client(self, node: int, known: Node, words: Words) -> str:
+        """Take note of a client at a node; returns why it cannot take part."""
+        why = messages.plain(self._refusal(node, known, words) or _misfit(words) or validation.columns_misfit(words))
+        if not why:
+            self.at[str(words["client"])] = node
+            self.clients[str(words["client"])] = words
+        return why
+
+    def _meet_gateway(self, node: int, known: Node, words: Words) -> str:
+        """Take note of the clients of a gateway, whose names begin with its own; returns why not all can take part."""
+        self.gateways.add(node)
+        site, problems = known.name or str(words.get("client")), {}
+        for client, own in words["clients"].items():
+            said = {**own, "client": client, "kinfed": words.get("kinfed")} if isinstance(own, dict) else {}
+            # Its key is that of all names that begin so.
+            name = client if client.startswith(f"{site}.") else site
+            if why := self._meet_client(node, known._replace(name=name), said):
+                problems[client] = why
+        first = next(iter(problems), "")
+        return f"{len(problems)} of its clients cannot take part; {first}: {problems[first]}" if problems else ""
+
+    def dismiss(self, client: str, why: str, now: float) -> None:
+        """Forget a client that cannot take part; its node is told why, and greeted again in a minute."""
+        if why and self._dismissed.get(client) != why:
+            self._dismissed[client] = why
+            self.log(f"left client {client} out: {messages.plain(why)}")
+            node = self.at[client]
+            self._unaware[node] = messages.plain(f"client {client}: {why}" if node in self.gateways else why)
+        del self.clients[client]
+        node = self.at.pop(client)
+        self._next[node] = now if node in self._unaware else now + LATER  # so that it is told at once
+
+    def _refusal(self, node: int, known: Node, words: Words) -> str:
+        """Why a node cannot be the client that it claims to be; empty if it can."""
+        client = words.get("client")
+        if why := messages.plain(words.get("refused", "")):
+            return why
+        if not isinstance(client, str) or not re.fullmatch(NAME, client):
+            return "it does not say which client it is"
+        if known.name and known.name != client:
+            return f"it claims to be client {client}, but its key is that of {known.name}"
+        if words.get("kinfed") != __version__:
+            return f"it runs kinfed {words.get('kinfed')!s:.40}, the server {__version__}"
+        if self.at.get(client, node) != node and self.is_online(client):
+            return f"client {client} is already at another node; give every site its own name"
+        return ""
+
+
+def _misfit(words: Words) -> str:
+    """What is wrong with the reply to a greeting, in which anything may be made up; empty if nothing is."""
+    shape, outputs, task, columns = (words.get(key) for key in ("shape", "outputs", "task", "columns"))
+    sizes = [*shape, outputs] if isinstance(shape, list) else [None]
+    if not all(type(n) is int and 0 < n < LARGEST for n in sizes):
+        return f"its examples have the shape {shape!r:.80} and {outputs!r:.20} outputs"
+    if not isinstance(columns, list) or not all(isinstance(name, str) for name in columns):
+        return f"its columns are {columns!r:.80}"
+    if not isinstance(task, dict) or not isinstance(task.get("name"), str):
+        return f"its task is {task!r:.80}"
+    if task["name"] == "Classification" and not (type(task.get("classes")) is int and 0 < task["classes"] < LARGEST):
+        return f"its labels show {task.get('classes')!r:.20} classes"
+    return ""

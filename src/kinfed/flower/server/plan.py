@@ -1,0 +1,155 @@
+"""What all sites and the server have agreed to learn, as the server's config says it."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, is_dataclass
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from ...core.graph import Graph
+from ...core.method import model_for
+from ...core.model import Model
+from ...core.seeding import generator
+from ...core.tasks import Classification, Counts, Forecasting, Quantiles, Regression, Task, check_quantiles
+from ...data.split import Split
+from ...data.tables.schema import Description
+from ...errors import UsageError
+from ...runs.config import experiment, parts, plugins
+from ...runs.config.experiment import Learning, Table
+
+NUMBERS: dict[str, type] = {one.__name__: one for one in (Regression, Counts, Forecasting, Quantiles)}
+STALE = ("keep", "decay", "drop")
+BESIDE: tuple[list[str], ...] = (["local", "fedavg"], ["local"], [])
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """How the server deals with sites that are late, offline, new or wrong."""
+
+    clients: int = 2  # sites that must be connected before round 1
+    deadline: float = 600.0  # seconds after which a round continues with the sites that have replied ...
+    quorum: float = 0.5  # ... if they are at least this share of the sites that were asked; otherwise it waits ...
+    patience: float = 3600.0  # ... up to this many seconds, after which the run ends, to be resumed later
+    norm_bound: float = 10.0  # an upload is left out if its norm exceeds the cohort's median this many times; 0: never
+    size_bound: float = 10.0  # a site's examples count up to this many times the others' median; 0: without bound
+    stale: str = "keep"  # whether others keep using a client that missed rounds ("keep"), less and less, or not
+    decay: float = 0.5  # "decay": a client that missed k rounds is used in a share decay**k of the rounds
+    classes: int = 0  # 0: taken from the sites' labels
+    by_class: bool | None = None  # scores by class; None: if there are two classes
+    graph: str = ""  # a file on the server with a known relation of the clients, see kinfed.data.graph_files.read
+    weights: str = "weight"  # its column of weights
+    distances: str = "distance"  # its column of distances, in place of weights
+    directed: bool = False  # whether a link holds in one direction alone
+    sigma: float | None = None  # of the kernel that turns distances into weights; left out: their deviation
+    threshold: float = 0.1  # weights below it are no link
+    scale: Literal["auto", "federation", "client"] = "auto"  # of tables: whose training rows give the scale of inputs
+    categories: int = 50  # of tables: of a column of text, the most that are told apart
+    labels: bool = True  # of tables: whether few whole numbers as a target are classes
+    counts: bool = False  # of tables: whether the target counts something: whole numbers from 0
+    horizons: Sequence[int] = ()  # of series: steps ahead that are scored too, from 1
+    quantiles: Sequence[float] = ()  # of series: to forecast in place of one number, such as [0.1, 0.5, 0.9]
+    beside: Sequence[str] = ("local",)  # what each site compares its model with in the end: local, and perhaps fedavg
+
+    def __post_init__(self) -> None:
+        if self.clients < 1:
+            raise UsageError(f"flower.clients is a number of sites and must be at least 1; got {self.clients}")
+        for name in ("deadline", "patience"):
+            if getattr(self, name) <= 0:
+                raise UsageError(f"flower.{name} is a time in seconds and must be positive; got {getattr(self, name)}")
+        if not 0 < self.quorum <= 1:
+            raise UsageError(f"flower.quorum is a share of the clients and must lie in (0, 1]; got {self.quorum}")
+        for name in ("norm_bound", "size_bound"):
+            if getattr(self, name) != 0 and not getattr(self, name) > 1:
+                raise UsageError(f"flower.{name} must be above 1, or 0 for no bound; got {getattr(self, name)}")
+        if self.stale not in STALE:
+            raise UsageError(f"flower.stale must be one of {', '.join(STALE)}; got '{self.stale}'")
+        if self.categories < 1:
+            raise UsageError(f"flower.categories is a number of categories, at least 1; got {self.categories}")
+        if self.quantiles:
+            check_quantiles(self.quantiles)
+        if sorted(self.beside, reverse=True) not in BESIDE:
+            known = " or ".join(map(str, BESIDE))
+            raise UsageError(f"flower.beside must be {known}; got {list(self.beside)!r:.80}")
+        if not 0 < self.decay < 1:
+            raise UsageError(f"flower.decay must lie in (0, 1); got {self.decay}")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A federation's experiment with all its parts made and checked; `table` is its complete config."""
+
+    table: Table
+    learning: Learning
+    split: Split
+    deployment: Deployment
+
+    def model(self, shape: tuple[int, ...], outputs: int, described: Table | None = None) -> Model:
+        """The architecture with the initial values that the seed gives, in float32.
+
+        `described` is what all sites' training rows say of a table's columns, in the names that the sites agreed on.
+        """
+        columns = None if described is None else Description.from_dict(described)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(generator(self.learning.seed, "model").initial_seed())
+            module: nn.Module = self.learning.model(shape, outputs, columns=columns)
+        return model_for(self.learning.method, module, dtype=torch.float32, seed=self.learning.seed)
+
+
+def resolve(raw: Table) -> Plan:
+    """Make every part of a federation's config: that of an experiment, with [flower] in place of a data set.
+
+    Of `federation` only `split` is used, as each site knows where its examples are.
+    """
+    learning = experiment.learning(raw, frozenset({"federation", "flower"}))
+    if learning.seeds != 1:
+        raise UsageError("a federation runs one seed at a time; leave out seeds")
+    if learning.participation.late or learning.participation.by_group:
+        raise UsageError(
+            "participation.late and by_group are for simulations only; in a federation sites join when started"
+        )
+    federation = raw.get("federation", {})
+    if not isinstance(federation, dict) or set(federation) - {"split"}:
+        raise UsageError(
+            "of federation only split may be set here, as the examples are at the sites; "
+            f"got federation = {federation!r:.80}"
+        )
+    split, split_table = parts.call(Split, federation.get("split", {}), "federation.split")
+    given = raw.get("flower", {})
+    if not isinstance(given, dict):
+        raise UsageError(f"flower must be a table; got {given!r}")
+    deployment, deployment_table = parts.call(Deployment, given, "flower")
+    table = {**learning.table, "federation": {"split": split_table}, "flower": deployment_table}
+    table |= plugins.code(table, raw.get("code", {}))
+    return Plan(table, learning, split, deployment)
+
+
+def describe_task(task: Task) -> dict[str, Any]:
+    """A task as JSON."""
+    if isinstance(task, Classification):
+        decided = {} if task.by_class is None else {"by_class": task.by_class}
+        return {"name": "Classification", "classes": task.classes, **decided}
+    settings: dict[str, Any] = asdict(task) if is_dataclass(task) else {}
+    return {"name": type(task).__name__, **settings}
+
+
+def read_task(words: dict[str, Any]) -> Task:
+    """The task that was described."""
+    name = words.get("name")
+    if name == "Classification" and isinstance(words.get("classes"), int) and words["classes"] > 0:
+        return Classification(words["classes"], by_class=words.get("by_class") is True)
+    if isinstance(name, str) and name in NUMBERS:
+        given = {key: tuple(one) if isinstance(one, list) else one for key, one in words.items() if key != "name"}
+        task: Task = parts.call(NUMBERS[name], given, "task")[0]
+        return task
+    known = ", ".join(["Classification", *NUMBERS])
+    raise UsageError(f"a federation has no task {json.dumps(words):.80}; known: {known}")
+
+
+def graph_of(weights: list[list[float]] | None, count: int) -> Graph | None:
+    """The known relation of so many clients; those that joined after it was read have no links."""
+    if weights is None:
+        return None
+    more = count - len(weights)
+    return Graph(torch.nn.functional.pad(torch.tensor(weights), (0, more, 0, more)), "given")

@@ -1,0 +1,384 @@
+"""What sites' tables and series are like, all together: their columns agreed on, their statistics merged.
+
+No row is asked for: sites say which columns they have, then counts, sums and vocabularies of their training rows.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+
+from ...core.tasks import Classification, Counts, Forecasting, Quantiles, Regression, Task
+from ...data.tables import disclosure
+from ...data.tables.column_statistics import NumberStatistics, Statistics, WordStatistics, merged, shared
+from ...data.tables.columns import RARE
+from ...data.tables.forms import NAMED
+from ...data.tables.frame import FEW, SHARED, natural
+from ...data.tables.schema import Description, Own, Target, of_clients
+from ...errors import RunError, UsageError
+from ..site.site_series import Clock
+from ..site.site_table import EMPTY, NAMES_ROWS
+from ..wire.messages import Message, Words
+from . import plan, validation
+from .broker import Broker, too_few
+from .nodes import LARGEST
+from .plan import Plan
+
+UNITS = 100.0  # times that a column may be spread as far as at the median of the other sites, before units are doubted
+
+
+@dataclass
+class Describing:
+    """Agrees with sites on their columns, and describes these by what sites say of their training rows."""
+
+    planned: Plan
+    broker: Broker
+    facts: Words  # with `agreed`, once there is agreement, and `description`, once that is found
+    told: dict[str, dict[str, Any]] = field(default_factory=dict)  # what sites said, by column
+
+    def agree(self, alike: Mapping[str, Words]) -> None:
+        """Agree on columns, kinds and classes, or on times, by the greetings of sites that are alike."""
+        first = next(iter(alike.values()))
+        agreed = _columns(alike, self.planned) if "table" in first else self._times(alike)
+        own = [] if self.planned.deployment.scale != "client" else [name for name, _ in agreed.get("inputs", [])]
+        counted = Counter(one for words in alike.values() for one in _units(words).items() if one[0] not in own)
+        agreed["units"] = dict(one for one, _ in reversed(counted.most_common()))
+        self.facts["agreed"] = agreed
+        ordered = {client for client, words in alike.items() if words.get("table", {}).get("in_order")}
+        for client in sorted(alike.keys() - ordered) if ordered and not self.planned.split.shuffle else []:
+            self.broker.log(
+                f"client {client}: its rows are not split in time order, as those of others are, so its scores mean "
+                "something else; if its rows have times, start its node with --time"
+            )
+        for client, words in alike.items():
+            empty = [name for name, kind in words.get("table", {}).get("kinds", {}).items() if kind == EMPTY]
+            for name in sorted(agreed["units"].keys() - _units(words).keys() - {*empty}):
+                self.broker.log(
+                    f"client {client}: its column '{name}' names no unit, and at other sites it is in "
+                    f"{agreed['units'][name]}; if it is in another unit there, correct that site's file"
+                )
+
+    def describe(self, clients: list[str], needed: int) -> list[str]:
+        """Ask sites for statistics, and describe the columns by them; returns the sites that told theirs.
+
+        Raises RunError if these are fewer than needed.
+        """
+        series = "times" in self.facts["agreed"]
+        if series and not self.planned.split.own_times:
+            self._cut(clients, needed)
+        replies = self._ask(clients, needed, self._problem)
+        answers: dict[str, list[NumberStatistics]] = {}
+        shares = self._shares({client: reply.words["rows"] for client, reply in sorted(replies.items())})
+        for client, share in shares.items():
+            words = replies[client].words
+            told = {} if series else _statistics(words, self.facts["agreed"])
+            self.told[client] = {name: shared(known, share) if share < 1 else known for name, known in told.items()}
+            if not self.facts["agreed"].get("classes"):
+                answers[client] = [shared(known, share) if share < 1 else known for known in _answers(words)]
+        if not series:
+            self._prefer_shared_categories()
+        self._found(answers)
+        return list(replies)
+
+    def add(self, clients: list[str]) -> list[str]:
+        """Ask sites that join later for statistics, for scales of their own; returns those that can join."""
+        if "agreed" not in self.facts or not clients:
+            return clients
+        description = self.facts.get("description", {"clients": {}, "inputs": []})
+        columns = {name for own in description["clients"].values() for name in own}
+        shared = {one["name"]: one for one in description["inputs"]}
+        replies = self._ask(clients, 0, self._problem)
+        for client, reply in replies.items():
+            told = _statistics(reply.words, self.facts["agreed"]) if columns else {}
+            own = {}
+            for name in columns:
+                known: Any = told[name]
+                others = Own(*(shared[name][key] for key in Own._fields))
+                own[name] = Own.of(known.known, known.mean, known.deviation, known.median, others)._asdict()
+            if own:
+                description["clients"][client] = own
+        return [client for client in clients if client in replies]
+
+    def _ask(self, clients: list[str], needed: int, problem: Any) -> dict[str, Message]:
+        words = {
+            "agreed": self.facts["agreed"],
+            "split": self.planned.table["federation"]["split"],
+            "seed": self.planned.learning.seed,
+        }
+        asked = {client: Message(words, {}) for client in clients}
+        replies = self.broker.request("describe", asked, needed, problem=problem)
+        if len(replies) < needed:
+            raise RunError(too_few(asked, replies, needed))
+        return replies
+
+    def _shares(self, rows: dict[str, int]) -> dict[str, float]:
+        """The share of its claimed training rows that each site counts for."""
+        bound = self.planned.deployment.size_bound
+        counted = dict(zip(rows, validation.bounded([*rows.values()], bound), strict=True))
+        for client, count in counted.items():
+            if count < rows[client]:
+                self.broker.log(
+                    f"client {client} claims to have {rows[client]:,} training rows, more than {bound:g} times the "
+                    f"median of the others (flower.size_bound); its columns count as if it had {count:,}"
+                )
+        return {client: counted[client] / rows[client] for client in rows}
+
+    def _prefer_shared_categories(self) -> None:
+        """Count categories that one site alone names as others, where those of several sites leave no room."""
+        most = self.planned.deployment.categories
+        for name, kind in self.facts["agreed"]["inputs"]:
+            if kind != "category":
+                continue
+            sites: Counter[str] = Counter(word for told in self.told.values() for word in told[name].counts)
+            rows = merged([told[name] for told in self.told.values()]).counts
+            alone = sorted((word for word in sites if sites[word] == 1), key=lambda word: (-rows[word], natural(word)))
+            room = max(0, most - sum(sites[word] > 1 and rows[word] >= RARE for word in sites))
+            surplus = {word for word in alone[room:] if rows[word] >= RARE}
+            for client, told in self.told.items():
+                if own := surplus & told[name].counts.keys():
+                    counts = {word: count for word, count in told[name].counts.items() if word not in own}
+                    others = told[name].others + sum(rows[word] for word in own)
+                    unnamed = told[name].unnamed + len(own)
+                    told[name] = WordStatistics(counts, told[name].missing, others, unnamed)
+                    self.broker.log(
+                        f"client {client}: {len(own):,} of its categories of '{name}' are at no other site and are "
+                        f"not told apart, as those of several sites come first (flower.categories = {most})"
+                    )
+
+    def _problem(self, client: str, reply: Message) -> str:
+        """What is wrong with a site's statistics; empty if nothing is."""
+        agreed, rows = self.facts["agreed"], reply.words.get("rows")
+        if type(rows) is not int or not 0 < rows < LARGEST:
+            return f"it claims to have {rows!r:.20} training rows"
+        try:
+            if "times" not in agreed and any(_count(one) > rows for one in _statistics(reply.words, agreed).values()):
+                return f"its statistics are of more than its {rows:,} training rows"
+            if not agreed.get("classes") and len(_answers(reply.words)) != len(agreed["targets"]):
+                return "it sent no statistics of its targets"
+        except UsageError as problem:
+            return str(problem)
+        except (LookupError, TypeError):
+            return "it sent no statistics"
+        return ""
+
+    def _found(self, answers: Mapping[str, list[NumberStatistics]]) -> None:
+        """Complete the facts: the description, the shape of an example, the task."""
+        agreed, deployment = self.facts["agreed"], self.planned.deployment
+        targets, classes = agreed["targets"], agreed.get("classes")
+        whole: list[NumberStatistics] = [merged(each) for each in zip(*answers.values(), strict=True)]
+        for name, one in zip(targets, whole, strict=False):
+            if not one.deviation > 0:
+                raise UsageError(
+                    f"'{name}' is the same in all training rows of all sites, so there is nothing to learn"
+                )
+        if not classes:
+            self._warn_of_units({client: dict(zip(targets, each, strict=True)) for client, each in answers.items()})
+        if "times" in agreed:
+            clock = Clock.of(np.array(disclosure.expanded(agreed["times"])), agreed["dated"])
+            self.facts["shape"] = [agreed["past"], 1 if clock.daily is None else 2]
+            known: dict[str, Any] = {"mean": whole[0].mean, "deviation": whole[0].deviation}
+            known |= {"horizons": tuple(agreed["horizons"])}
+            quantiles = tuple(map(float, deployment.quantiles))
+            task: Task = Quantiles(**known, quantiles=quantiles) if quantiles else Forecasting(**known)
+            outputs = agreed["horizon"] * max(1, len(quantiles))
+            self.facts |= {"outputs": outputs, "task": plan.describe_task(task)}
+            return
+        found = of_clients("", self.told, deployment.scale, deployment.categories)
+        self._warn_of_units(self.told)
+        found.warn_of_constants("the sites' tables")
+        if not found.names:
+            raise UsageError("no column is left for the inputs, as training rows say nothing of any")
+        if classes:
+            predicted: tuple[Target, ...] = (Target(targets[0], tuple(classes)),)
+            by_class = deployment.by_class
+            task = Classification(len(classes), by_class=len(classes) < 3 if by_class is None else by_class)
+        else:
+            each = zip(targets, whole, strict=True)
+            predicted = tuple(Target(name, (), one.mean, one.deviation) for name, one in each)
+            scale = tuple(one.mean for one in predicted), tuple(one.deviation for one in predicted)
+            task = Counts(predicted[0].mean) if agreed["counts"] else Regression(*scale, tuple(targets))
+        description = Description(found.client, found.inputs, predicted, found.clients)
+        self.facts |= {
+            "description": description.to_dict(),
+            "shape": [len(found.names)],
+            "outputs": len(classes or targets),
+            "task": plan.describe_task(task),
+        }
+
+    def _warn_of_units(self, told: Mapping[str, Mapping[str, Any]]) -> None:
+        """Log which sites' numbers are of quite another size than the others'."""
+        for name in next(iter(told.values()), {}):
+            sizes = {}
+            for client, columns in told.items():
+                known = columns[name]
+                if isinstance(known, NumberStatistics) and known.known and known.deviation > 0:
+                    sizes[client] = known.deviation
+            for client, size in sizes.items():
+                others = [one for other, one in sizes.items() if other != client]
+                times = size / median(others) if others else 1.0
+                if max(times, 1 / times) < UNITS or (len(others) == 1 and times < 1):
+                    continue
+                text = f"{times:,.0f} times" if times > 1 else f"one {1 / times:,.0f}th of"
+                self.broker.log(
+                    f"client {client}: '{name}' is spread {text} as far as at the other site{'s' * (len(others) > 1)}; "
+                    "if it is in another unit there, correct that site's file"
+                )
+
+    def _times(self, alike: Mapping[str, Words]) -> Words:
+        """The times of all sites' series together, and how windows are cut."""
+        series = {client: words["series"] for client, words in sorted(alike.items())}
+        own = {client: np.array(disclosure.expanded(one["times"])) for client, one in series.items()}
+        whole = np.unique(np.concatenate([*own.values()]))
+        whole = whole[np.append(True, np.diff(whole) > 2 * disclosure.NEAR)]
+        zoned = Counter(one["zoned"] for one in series.values())
+        for client, one in series.items():
+            if len(zoned) > 1 and not one["zoned"]:
+                self.broker.log(
+                    f"client {client}: its times name no time zone, as others' do, and are taken as UTC; if its clock "
+                    "is another, write the zone into its file"
+                )
+            if len(own[client]) < SHARED * len(whole):
+                self.broker.log(
+                    f"client {client}: it has rows at {100 * len(own[client]) / len(whole):.0f} % of the times of all "
+                    "sites; if clocks differ (time zones), correct its times"
+                )
+        first = next(iter(alike.values()))
+        return {
+            "targets": first["columns"],
+            "dated": first["series"]["dated"],
+            "times": disclosure.stretches(whole.tolist(), disclosure.LONGEST),
+            "past": first["shape"][0],
+            "horizon": first["outputs"],
+            "horizons": [int(ahead) for ahead in self.planned.deployment.horizons if ahead <= first["outputs"]],
+        }
+
+    def _cut(self, clients: list[str], needed: int) -> None:
+        """Find where validation and test begin, by the steps at which any site's windows begin."""
+
+        agreed = self.facts["agreed"]
+        last = Clock.of(np.array(disclosure.expanded(agreed["times"])), agreed["dated"]).steps[-1]
+
+        def problem(client: str, reply: Message) -> str:
+            try:
+                begins = disclosure.expanded(reply.words.get("begins"))
+            except UsageError as problem:
+                return str(problem)
+            return "" if 0 <= begins[0] <= begins[-1] <= last else "it has windows at steps that are not there"
+
+        replies = self._ask(clients, needed, problem)
+        begins = [disclosure.expanded(reply.words["begins"]) for reply in replies.values()]
+        steps = torch.tensor(sorted({round(step) for some in begins for step in some}))
+        agreed["cuts"] = list(self.planned.split.cuts(steps, agreed["past"] + agreed["horizon"]))
+
+
+def why_not(agreed: Words, words: Words) -> str:
+    """Why a site whose columns have the right names cannot take part; empty if it can."""
+    for name, unit in _units(words).items():
+        if unit != (known := agreed["units"].get(name, unit)):
+            return (
+                f"its column '{name}' is in {unit}, at other sites in {known}; convert it, or leave it out at all sites"
+            )
+    table = words.get("table")
+    if table is None:
+        return ""
+    for name, kind in agreed["inputs"]:
+        own = table["kinds"][name]
+        if own not in (kind, EMPTY) and kind != "category":
+            return f"its column '{name}' is {_called(own)}, at other sites {_called(kind)}; correct it, or name another"
+    if agreed["classes"] and (new := {*table["labels"]} - {*agreed["classes"]}):
+        return f"{len(new)} of its classes are not among the {len(agreed['classes'])} of the federation"
+    if bool(table["labels"]) < bool(agreed["classes"]):
+        return f"its target '{agreed['targets'][0]}' is a number, at other sites it has classes"
+    if agreed["classes"] is None and not all(map(is_number, table["labels"])):
+        return f"its target '{agreed['targets'][0]}' is text, at other sites it is a number"
+    return ""
+
+
+def _units(words: Words) -> dict[str, str]:
+    """The units that a site's columns are written in, by code; none of columns that name none."""
+    units = (words.get("table") or words.get("series") or {}).get("units", {})
+    return {name: NAMED.get(unit, unit) for name, unit in units.items()}
+
+
+def for_one(facts: Words, client: str) -> Words:
+    """What a site is told of the columns: their description without the scales of others."""
+    told: Words = {key: facts[key] for key in ("agreed", "description") if key in facts}
+    if "description" in told:
+        own = {name: scales for name, scales in told["description"]["clients"].items() if name == client}
+        told["description"] = told["description"] | {"clients": own}
+    return told
+
+
+def scale_of(facts: Words) -> dict[str, Any] | None:
+    """Mean and deviation of inputs and targets, as a run's summary has them; None of arrays, which are not scaled."""
+    if "agreed" not in facts:
+        return None
+    if "description" not in facts:
+        reading = {"reading": {key: facts["task"][key] for key in ("mean", "deviation")}}
+        return {"inputs": reading, "targets": reading}
+    found = Description.from_dict(facts["description"])
+    targets = {one.name: {"mean": one.mean, "deviation": one.deviation} for one in found.targets if not one.classes}
+    return found.scale() | ({"targets": targets} if targets else {})
+
+
+def _columns(alike: Mapping[str, Words], planned: Plan) -> Words:
+    """The columns in the order that most sites have, each of the kind that most say, and the classes."""
+    tables = {client: words["table"] for client, words in sorted(alike.items())}
+    order = Counter(tuple(words["columns"]) for _, words in sorted(alike.items())).most_common(1)[0][0]
+    inputs = []
+    for name in order:
+        kinds = Counter(table["kinds"][name] for table in tables.values())
+        del kinds[EMPTY]
+        names_rows = kinds.pop(NAMES_ROWS, 0)
+        if kinds:
+            kinds["category"] += names_rows
+            inputs.append((name, max(kinds, key=lambda kind: (kinds[kind], kind == "category"))))
+    labels = {label for table in tables.values() for label in table["labels"]}
+    numeric = all(map(is_number, labels))
+    votes = sum(1 if table["labels"] else -1 for table in tables.values())
+    some_numbers = any(not table["labels"] for table in tables.values())
+    targets, deployment = next(iter(tables.values()))["targets"], planned.deployment
+    if deployment.counts and len(targets) > 1:
+        raise UsageError(f"flower.counts: counts are one number for each row, and sites have {', '.join(targets)}")
+    numbers = votes < 0 or deployment.counts
+    numbers |= numeric and (some_numbers or len(labels) > FEW or not deployment.labels)
+    classes = None if numbers else sorted(labels, key=natural)
+    if classes is not None and len(classes) < 2:
+        raise UsageError("the target is the same in all rows of all sites, so there is nothing to learn")
+    if not inputs:
+        raise UsageError("no column is left for the inputs: all are empty, or different in every row")
+    return {"targets": targets, "inputs": inputs, "classes": classes, "counts": deployment.counts}
+
+
+def _answers(words: Words) -> list[NumberStatistics]:
+    """The statistics of targets that are numbers."""
+    return [disclosure.from_json(one, "number", median=False) for one in words["answers"]]
+
+
+def _statistics(words: Words, agreed: Words) -> dict[str, Statistics]:
+    said = words["statistics"]
+    return {name: disclosure.from_json(said[name], kind) for name, kind in agreed["inputs"]}
+
+
+def _count(known: Any) -> int:
+    """The rows that statistics are of."""
+    if isinstance(known, WordStatistics):
+        return sum(known.counts.values()) + known.missing + known.others
+    numbers = known if isinstance(known, NumberStatistics) else known.years
+    return int(numbers.known + numbers.missing)
+
+
+def is_number(label: str) -> bool:
+    """Whether a label is a number."""
+    try:
+        return bool(np.isfinite(float(label)))
+    except ValueError:
+        return False
+
+
+def _called(kind: str) -> str:
+    return {"number": "numbers", "category": "text", "date": "dates", NAMES_ROWS: "text"}.get(kind, kind)

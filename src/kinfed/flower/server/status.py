@@ -1,0 +1,85 @@
+"""How a federation is doing: what the run writes down while it goes on, and what the server's user reads of it.
+
+Imports neither Flower nor PyTorch, so that it can be asked often.
+"""
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from ...errors import RunError
+from ...files import replacing
+from ..programs import hardening, keys, superlink
+from ..programs.subprocesses import is_alive, secret
+
+FILE = "status.json"  # in a run's folder
+SILENT = 40.0  # seconds without a sign of life after which a site is not online; nodes give one every 21 to 27
+STALE = 120.0  # seconds after which a run that writes nothing is not at work, whatever its file says
+
+
+def write(out: Path, words: dict[str, Any]) -> None:
+    """Write down how a run is doing; that this fails must not end it."""
+    try:
+        with replacing(out / FILE) as part:
+            part.write_text(json.dumps({**words, "pid": os.getpid(), "at": time.time()}) + "\n", encoding="utf-8")
+    except RunError:
+        pass
+
+
+def read(home: Path) -> dict[str, Any]:
+    """The SuperLink of a folder, its sites, and its last run.
+
+    `superlink`: its `address` and whether it is `running`. `run`: None, or `out`, `state` ("running", "finished",
+    "failed" or "stopped"), and what it wrote last: `round` of `rounds`, `seconds`, `scores`, `why` it failed. `sites`:
+    of each whether it is `online`, and in the run its `rounds` that were used, `missed` ones in a row, bytes `down` and
+    `up`, `late` seconds that it has been waited for beyond the others, and why it was `left_out` last.
+    """
+    link = superlink.started(home)
+    running = link is not None and is_alive(link.pid, superlink.PROGRAM)
+    run, sites = _run(home), {}
+    nodes = _members(link)  # the fingerprint of the key by which each site calls
+    if run is not None:
+        sites = run.pop("sites", {})
+        own = {name: str(site.pop("node", "")) or nodes.get(name, "") for name, site in sites.items()}
+        others = {name: node for name, node in nodes.items() if node not in own.values()}  # no gateways of these
+        nodes = own | others
+    heard = link.link.ask(hardening.PRESENCE.decode(), secret(home)) if link and running else {}
+    online = {name: time.time() - heard.get(node, 0.0) < SILENT for name, node in nodes.items()}
+    return {
+        "superlink": {"address": link.address if link else "", "running": running},
+        "run": run,
+        "sites": {name: {"online": online[name], **sites.get(name, {})} for name in sorted(online)},
+    }
+
+
+def _members(link: superlink.Started | None) -> dict[str, str]:
+    """The fingerprint of each member's key."""
+    if link is None or not link.ca:
+        return {}
+    return {name: hardening.fingerprint(key) for key, name in keys.members(Path(link.ca).parent).items()}
+
+
+def _run(home: Path) -> dict[str, Any] | None:
+    """The run that was started last, if any."""
+    out = superlink.last_run(home)
+    if out is None:
+        return None
+    try:
+        words = dict(json.loads((out / FILE).read_text(encoding="utf-8")))
+        if words["state"] == "running" and (time.time() - words["at"] > STALE or not _exists(words["pid"])):
+            words["state"] = "stopped"
+        return {"out": str(out), **words}
+    except (OSError, ValueError, KeyError, TypeError):  # none yet, or one of another version
+        return None
+
+
+def _exists(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True

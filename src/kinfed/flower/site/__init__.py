@@ -1,0 +1,1 @@
+"""A site of a federation: its examples, its models, its rules."""

@@ -1,0 +1,90 @@
+"""What a site lets a server compute of its rows: of one draw of them for each content of its file, never of a few."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...core.method import Method
+from ...data.split import SPLITS, Split
+from ...errors import UsageError, several
+from ...files import make_folder, replacing
+from .site_files import expecting_own
+
+STEP, TRAINING = 8, 10  # rows that a gradient, and all training, must be made of
+REVEALS = "a gradient of few rows reveals them: that of one row, each of its cells and its target"
+
+
+class Withheld(UsageError):
+    """What a site does not let a server compute. The message says nothing of its rows, so it may leave the site."""
+
+
+@dataclass(frozen=True)
+class Disclosure:
+    """The limits of a site: `draws` is the file that remembers draws; with `few_rows` its operator allows few rows."""
+
+    draws: Path
+    few_rows: bool = False
+
+    def check_draw(self, data: Path, split: Split, seed: int, rows: Mapping[str, Any]) -> None:
+        """Raise Withheld unless these are the rows of each split: [n] that were drawn of this content of a file before.
+
+        What two draws are answered by differs in single rows, which a server could compute.
+        """
+        if len(rows["train"]) < TRAINING and not self.few_rows:
+            raise Withheld(
+                f"it has {several(len(rows['train']), 'training row')}, and its sums reveal single rows if there are "
+                f"fewer than {TRAINING}: it takes part only if its operator says so (--few-rows)"
+            )
+        drawn = hashlib.sha256()
+        for part in SPLITS:
+            drawn.update(np.ascontiguousarray(rows[part], np.float64).tobytes() + b"/")
+        asked = {"split": asdict(split), "seed": seed, "rows": drawn.hexdigest()}
+        path, content, known = self.draws, _digest(data), {}
+        with expecting_own(path):
+            if path.exists():
+                known = json.loads(path.read_text(encoding="utf-8"))
+            before = known.get(content)
+        if before == asked:
+            return
+        if before is not None:
+            named = [f"{key} {json.dumps(before[key])}" for key in ("split", "seed") if before[key] != asked[key]]
+            raise Withheld(
+                f"it answers for one split and seed of its file, as single rows follow from two, and has answered for "
+                f"{' and '.join(named) or 'other rows of the same (by other columns, classes or times)'}; use that in "
+                f"every run, or have its operator delete {path.name} beside the site's folder"
+            )
+        make_folder(path.parent)
+        with replacing(path) as new:
+            new.write_text(json.dumps({**known, content: asked}, indent=1) + "\n", encoding="utf-8")
+
+    def check_steps(self, method: Method, batch: int, rows: Mapping[str, int]) -> None:
+        """Raise Withheld if a gradient that is uploaded is of too few rows; `rows` are how many each split has."""
+        if self.few_rows:
+            return
+        own = getattr(method, "batch", None)  # of a method that has one of its own
+        step = min(rows["train"], own or batch)
+        if step < STEP:
+            raise Withheld(
+                f"a step of training takes {several(step, 'row')}, and {REVEALS}; set training.batch to {STEP} or "
+                "more, or have the site's operator allow it (--few-rows)"
+            )
+        count = rows.get("held_out", STEP)
+        if method.feedback != "none" and count < STEP:
+            raise Withheld(
+                f"the method takes feedback from {several(count, 'row')}, and {REVEALS}; set method.feedback to "
+                f"'train' or the split so that there are {STEP}, or have the site's operator allow it (--few-rows)"
+            )
+
+
+def _digest(data: Path) -> str:
+    """A hash of a file, or of all files in a folder."""
+    hashed = hashlib.sha256()
+    for path in sorted(one for one in data.rglob("*") if one.is_file()) if data.is_dir() else [data]:
+        with path.open("rb") as file:
+            hashed.update(hashlib.file_digest(file, "sha256").digest())
+    return hashed.hexdigest()

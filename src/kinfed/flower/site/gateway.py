@@ -1,0 +1,150 @@
+"""Many clients at one site: one key and one connection for the clients in a table, which train as one batch."""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ... import __version__
+from ...data.tables.frame import Frame
+from ...data.tables.open_table import kind_of, open_table
+from ...errors import UsageError
+from ...files import make_folder, replacing
+from ..programs.keys import NAME
+from ..wire import messages
+from ..wire.messages import Message
+from . import site_cohort
+from .policy import Policy
+from .site import Site, Work
+from .site_reading import Reading
+
+MOST = 2000  # clients of one gateway
+SAME = "tensors: "  # begins what is told of all clients alike
+
+
+def parted(examples: Path | Frame, column: str, site: str, folder: Path) -> dict[str, Path]:
+    """A file of its own for each client that a column names, by the client's name in the federation, SITE.CLIENT.
+
+    Raises UsageError for what holds no such column, and for names that no site can have.
+    """
+    if isinstance(examples, Path) and (examples.suffix.lower() == ".npz" or not kind_of(examples)):
+        raise UsageError(f"--client names a column of a table, but {examples} is none: give a .csv or .parquet")
+    frame = open_table(examples) if isinstance(examples, Path) else examples
+    frame.need([column])
+    words = frame.words(column)
+    if (empty := np.flatnonzero(words.empty)).size:
+        raise UsageError(f"{frame.name}: {frame.place(int(empty[0]), column)} is empty, so its row is no client's")
+    names = {f"{site}.{name}": i for i, name in enumerate(words.names) if name}
+    bad = [name for name in names if not re.fullmatch(NAME, name)]
+    if bad or len(names) > MOST:
+        told = f"{bad[0]!r} cannot be a client's name" if bad else f"it names {len(names):,} clients, over {MOST:,}"
+        raise UsageError(f"{frame.name}: column '{column}': {told}; letters, digits, '.', '_' and '-' may be used")
+    make_folder(folder)
+    files = {}
+    for name, code in names.items():
+        rows = words.codes == code
+        if not rows.any():
+            continue
+        files[name] = folder / f"{name}.parquet"
+        with replacing(files[name]) as part:
+            frame.keep(rows).write(part)
+    return files
+
+
+class Gateway:
+    """Replies for several clients at once, in one message for all of them."""
+
+    def __init__(
+        self,
+        name: str,
+        files: Mapping[str, Path],
+        folder: Path,
+        device: str,
+        reading: Reading,
+        code: Sequence[Path] = (),
+        report: Callable[[str], object] = lambda text: None,
+        policy: Policy | None = None,
+    ) -> None:
+        """`files` are the clients' own, by their names; the column that names the client in them is no input."""
+        ignore = [*reading.ignore, reading.columns.get(reading.client, reading.client)]
+        own = replace(reading, ignore=ignore, client="")
+        self.name, self._report, self._device = name, report, device
+        self.sites = {
+            client: Site(client, path, folder, device, own, code, self._teller(client), policy)
+            for client, path in files.items()
+        }
+        self._joined: tuple[Any, Any] = ((), None)  # the simulation of the last batch, and whose it was
+
+    def reply(self, kind: str, message: Message) -> Message:
+        """The reply to a message: who is here, or to a bundle of messages to clients a bundle of their replies."""
+        if kind == "hello":
+            found = {client: site.reply("hello", message).words for client, site in self.sites.items()}
+            return Message({"client": self.name, "kinfed": __version__, "clients": found}, {})
+        try:
+            parts = messages.unbundle(message)
+        except UsageError as problem:
+            self._report(str(problem))
+            return Message({"client": self.name, "refused": f"client {self.name}: {problem}"}, {})
+        strange = {client: self._unknown(client) for client in parts.keys() - self.sites.keys()}
+        known = {client: part for client, part in parts.items() if client in self.sites}
+        if kind == "round":
+            return messages.bundle(strange | self._round(known))
+        return messages.bundle(
+            strange | {client: self.sites[client].reply(kind, part) for client, part in known.items()}
+        )
+
+    def _teller(self, client: str) -> Callable[[str], None]:
+        """What a client's site tells its operator, with the client's name; what is the same for all is told once."""
+
+        def tell(text: str) -> None:
+            if not text.startswith(SAME):
+                self._report(text if text.startswith(f"client {client}: ") else f"client {client}: {text}")
+            elif client == next(iter(self.sites)):
+                self._report(text)
+
+        return tell
+
+    def _unknown(self, client: str) -> Message:
+        return Message({"client": client, "refused": f"client {client}: it is not at this site"}, {})
+
+    def _round(self, parts: Mapping[str, Message]) -> dict[str, Message]:
+        """A round of several clients: those that do the same are computed as one batch."""
+        replies: dict[str, Message] = {}
+        batches: dict[Any, dict[str, Work]] = {}
+        for client, message in parts.items():
+            site = self.sites[client]
+            begun = site.answering(lambda site=site, message=message: site.begin(message))  # type: ignore[misc]
+            if isinstance(begun, Message):
+                replies[client] = begun
+            else:
+                what = (begun.words["experiment"], *(one and one[0] for one in begun.part[-2:]))
+                batches.setdefault(what, {})[client] = begun
+        for batch in batches.values():
+            replies |= self._computed(batch)
+        return replies
+
+    def _computed(self, batch: Mapping[str, Work]) -> dict[str, Message]:
+        """The replies of a batch; if it fails, that of each client by itself, so that one harms no other."""
+        works = list(batch.values())
+        try:
+            key = [id(work.part.simulation) for work in works]
+            if self._joined[0] != key:
+                self._joined = key, site_cohort.joined([work.part for work in works], self._device)
+            outcomes = site_cohort.divided(
+                site_cohort.compute([work.part for work in works], self._joined[1]), len(works)
+            )
+        except Exception as problem:
+            self._report(f"the batch of {len(works)} clients fails ({problem}); each is tried by itself")
+            outcomes = []
+        replies = {}
+        for i, (client, work) in enumerate(batch.items()):
+            site = self.sites[client]
+
+            def end(site: Site = site, work: Work = work, i: int = i) -> Message:
+                return site.finish(work, outcomes[i] if outcomes else site_cohort.compute([work.part]))
+
+            replies[client] = site.answering(end)
+        return replies

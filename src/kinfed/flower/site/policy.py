@@ -1,0 +1,105 @@
+"""What a site takes part in, whatever a server sends: the file that its operator wrote, and the plans agreed to."""
+
+import hashlib
+import json
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ...core.settings import Count, Settings
+from ...errors import RunError, UsageError
+from ...files import make_folder, replacing
+from ...runs.config import parts, plugins
+from ...runs.config.experiment import Table
+from ..server.plan import Plan
+from .drawn_rows import Withheld
+
+AGREED = "agreed.json"  # in a site's folder: hashes of plans
+
+
+@dataclass(frozen=True)
+class Policy(Settings):
+    """A site's rules; its file is TOML of these names. By default only plans that the operator has agreed to run."""
+
+    runs: str = "agreed"  # "agreed": only these; "any": whatever is within the limits
+    methods: Sequence[str] = ()  # by name; none: all
+    models: Sequence[str] = ()
+    rounds: Count = 1000
+    epochs: Count = 100  # of local training in a round
+    parameters: Count = 10_000_000  # of a model
+    experiments: Count = 100  # whose folders are kept at the site
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.runs not in ("agreed", "any"):
+            raise UsageError(f"runs must be agreed or any; got '{self.runs}'")
+
+    @classmethod
+    def read(cls, path: Path) -> "Policy":
+        """The policy in a file; raises UsageError for an unknown name or a value that is none."""
+        try:
+            table = tomllib.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as problem:
+            raise UsageError(f"{path} cannot be read as a policy: {problem}") from None
+        found: Policy = parts.call(cls, table, "policy")[0]
+        return found
+
+    def check(self, planned: Plan, table: Table, parameters: int, folder: Path, experiment: str) -> None:
+        """Raise Withheld unless the site's rules allow an experiment; `table` is the plan as the server sent it."""
+        learning = planned.learning
+        method, model = plugins.called(learning.method_name), plugins.called(table["model"]["name"])
+        for kind, name, allowed in (("method", method, self.methods), ("model", model, self.models)):
+            if allowed and name not in allowed:
+                raise Withheld(f"its policy allows the {kind}s {', '.join(allowed)}, not {name}")
+        wanted = {
+            "rounds": (learning.rounds.count, self.rounds),
+            "epochs": (learning.training.epochs or 0, self.epochs),
+            "parameters": (parameters, self.parameters),
+        }
+        for name, (asked, most) in wanted.items():
+            if asked > most:
+                raise Withheld(f"its policy allows {most:,} {name}, and the plan has {asked:,}")
+        if not (folder / experiment).exists() and len([*folder.glob("*/join.safetensors")]) >= self.experiments:
+            raise Withheld(f"its policy keeps {self.experiments:,} experiments; its operator may delete old ones")
+        if self.runs == "agreed" and digest(table) not in {one["plan"] for one in agreed(folder)}:
+            raise Withheld(
+                f"its operator has not agreed to this plan (kinfed flower agree {folder.name} plan.toml); its hash is "
+                f"{digest(table)[:16]}"
+            )
+
+    def check_description(self, split: Table, seed: int, folder: Path) -> None:
+        """Raise Withheld unless the operator has agreed to a plan that divides the rows so."""
+        known = [[one["split"], one["seed"]] for one in agreed(folder)]
+        if self.runs == "agreed" and [split, seed] not in known:
+            raise Withheld(
+                f"its operator has agreed to no plan of this split and seed (kinfed flower agree {folder.name})"
+            )
+
+
+def digest(table: Table) -> str:
+    """The hash of a plan: of all that decides what a site computes, without the server's own settings."""
+    kept = {key: value for key, value in table.items() if key != "flower"}
+    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
+
+
+def agreed(folder: Path) -> list[Table]:
+    """The plans to which the operator of a site's folder has agreed: each its hash, its split and its seed."""
+    path = folder / AGREED
+    try:
+        return list(json.loads(path.read_text())) if path.exists() else []
+    except (OSError, ValueError) as problem:
+        raise RunError(f"{path} cannot be read: {problem}") from None
+
+
+def agree(plans: Sequence[Plan], folder: Path) -> str:
+    """Remember that plans are agreed to; returns the hash of the first."""
+    known = agreed(folder)
+    for planned in plans:
+        table = plugins.for_sites(planned.table)
+        one = {"plan": digest(table), "split": table["federation"]["split"], "seed": planned.learning.seed}
+        known += [one] if one not in known else []
+    make_folder(folder)
+    with replacing(folder / AGREED) as part:
+        part.write_text(json.dumps(known, indent=1) + "\n")
+    return digest(plugins.for_sites(plans[0].table))

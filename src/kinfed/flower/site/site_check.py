@@ -1,0 +1,223 @@
+"""A rehearsal at a site, with nobody else: whether its file and a run's model fit, and everything that would leave.
+
+The server's program runs here for one round, in a folder that is deleted, with this site and a twin of it, as most
+methods need two. What the site replies is listed; so the list is of the program that will run, not of its manual.
+"""
+
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ...core import trees
+from ...data.tables.frame import FEW, Frame
+from ...errors import RunError, UsageError, several
+from ...runs.config import experiment, plugins
+from ..programs import keys
+from ..server import plan
+from ..server.nodes import Failure, Node
+from ..server.schema_negotiation import is_number
+from ..server.server import serve
+from ..wire import messages
+from ..wire.messages import Message, Words
+from . import site_examples
+from .drawn_rows import REVEALS, STEP
+from .site import Site
+from .site_reading import Reading
+
+Report = Callable[[str], object]
+SHOWN = 12  # names that a line lists
+KEPT = (
+    "scale",
+    "categories",
+    "labels",
+    "counts",
+    "horizons",
+    "quantiles",
+    "classes",
+)  # settings of [flower] that say what examples are
+CALLED = {
+    "number": "numbers",
+    "category": "text",
+    "date": "dates",
+    "empty": "empty",
+    "identifier": "different in each row",
+}
+
+
+@dataclass
+class Here:
+    """A transport to sites in this process; keeps what the first one replies."""
+
+    sites: Sequence[Site]
+    left: dict[str, Message] = field(default_factory=dict)  # the last reply of each kind
+    _arrived: dict[str, Message | Failure] = field(default_factory=dict)
+
+    def nodes(self) -> dict[int, Node]:
+        return {i: Node("", site.name) for i, site in enumerate(self.sites)}
+
+    def push(self, node: int, kind: str, message: Message, seconds: float) -> str:
+        reply, id = self.sites[node].reply(kind, message), f"{len(self._arrived)} {kind} {node}"
+        self._arrived[id] = reply
+        if node == 0:
+            before = self.left.get(kind, Message({}, {}))
+            self.left[kind] = Message({**before.words, **reply.words}, {**before.arrays, **reply.arrays})
+        return id
+
+    def pull(self, ids: Iterable[str]) -> dict[str, Message | Failure]:
+        return {id: self._arrived[id] for id in ids}
+
+
+def rehearse(
+    client: str,
+    examples: Path | Frame,
+    reading: Reading,
+    code: Sequence[Path],
+    device: str,
+    run: Path | None,
+    report: Report,
+) -> None:
+    """Report whether a site's file and the model of a run's config fit, and what would leave the site.
+
+    Without a config only the file is checked, with a linear model. Raises UsageError or RunError for what does not fit.
+    """
+    keys.check_name(client)
+    with plugins.local(code):
+        raw = (
+            plugins.for_sites(experiment.read(str(run), []))
+            if run
+            else {"method": "fedavg", "model": {"name": "linear"}}
+        )
+        shared = raw.get("flower", {})
+        flower = shared if isinstance(shared, dict) else {}
+        with tempfile.TemporaryDirectory(prefix="kinfed-check-") as folder:
+            links = Path(folder) / "links.csv"
+            links.write_text(f"from,to\n{client},{client}-twin\n")
+            kept = {key: flower[key] for key in KEPT if key in flower}
+            flower = kept | {"clients": 2, "patience": 1.0, "graph": str(links), "beside": []}
+            planned = plan.resolve(raw | {"rounds": 1, "evaluate_every": 1, "flower": flower})
+            told: list[str] = []
+            called = str(examples) if isinstance(examples, Path) else examples.name
+            data = site_examples.kept(examples, Path(folder))
+            names = (client, f"{client}-twin")
+
+            def hear(text: str) -> None:
+                told.append(text if data == examples else text.replace(str(data), called).replace(data.name, called))
+
+            sites = [Site(name, data, Path(folder), device, reading, code, hear) for name in names]
+            here = Here(sites)
+            if "refused" in sites[0].reply("hello", Message({}, {})).words:
+                raise UsageError(told[0].removeprefix(f"client {client}: "))
+            try:
+                summary = serve(planned, here, Path(folder) / "run", log=lambda text: None, poll=0.0)
+            except (UsageError, RunError) as problem:
+                why = next((line for line in told if line.startswith(f"client {client}: ")), str(problem))
+                raise UsageError(why.removeprefix(f"client {client}: ")) from None
+    outputs = several(summary.outputs or 0, "output")
+    report(f"file      {called} fits: by its own rows an example is {summary.shape}, and a model has {outputs}")
+    for line in dict.fromkeys(line for line in told if not line.startswith(("client ", "tensors: "))):
+        report(f"note      {line}")
+    if line := _undecided(here.left["hello"].words, flower):
+        report(f"note      {line}")
+    if run:
+        named = plugins.called(planned.table["model"]["name"])
+        report(f"model     {named} fits: {summary.parameters:,} parameters; method {summary.method}")
+        report(next(line.replace(": ", "   ", 1) for line in told if line.startswith("tensors: ")))
+    else:
+        report("model     not checked: give the run's config, --check FILE.toml")
+    report("what leaves this site for the server, and why it refuses a message if it does:")
+    for line in _leaving(here.left, planned.learning.training.batch if run else 0):
+        report(line)
+
+
+def _leaving(left: dict[str, Message], batch: int) -> list[str]:
+    """What the replies of a site hold, a line each; `batch` are a step's rows, 0 without a model."""
+    lines = [f"greeting  {line}" for line in _greeting(left["hello"].words)]
+    if "describe" in left:
+        lines += [f"columns   {line}" for line in _description(left["describe"].words)]
+    lines.append("joining   how many training examples it has" + _arrays(left["join"]))
+    if batch:
+        lines.append(f"round     its scores (validation and test){_arrays(left['round'])}")
+        rows = f"a step takes {several(min(batch, left['join'].words['size']), 'row')} here"
+        lines.append(f"          {REVEALS}; {rows}, and fewer than {STEP} are refused without --few-rows")
+    else:
+        lines.append("round     its scores (validation and test), and what the method uploads")
+    lines.append("verdict   the test score of a model that it learns alone")
+    return lines
+
+
+def _arrays(message: Message) -> str:
+    forms = messages.forms(message.arrays).items()
+    listed = [f"{name} ({dtype.removeprefix('torch.')} {list(shape)})" for name, (dtype, shape) in forms]
+    size = f", {trees.size(message.arrays):,} bytes" if listed else ""
+    return f"; tensors: {_some(listed)}{size}" if listed else ""
+
+
+def _greeting(words: Words) -> list[str]:
+    lines = ["its name and version of kinfed"]
+    if table := words.get("table"):
+        units = {name: f" in {unit}" for name, unit in table["units"].items()}
+        named = [f"{name} ({CALLED[kind]}{units.get(name, '')})" for name, kind in table["kinds"].items()]
+        lines.append(f"names and kinds of {several(len(named), 'column')}: {_some(named)}")
+        labels = f"; its {'values' if _whole(table) else 'classes'}: {_some(table['labels'])}"
+        labels = labels if table["labels"] else ", numbers"
+        lines.append(f"the target: {', '.join(table['targets'])}{labels}")
+        lines.append(f"that its rows are{'' if table['in_order'] else ' not'} split in time order")
+    elif series := words.get("series"):
+        count = int(sum(part[2] for part in series["times"]))
+        lines.append(
+            f"the name of the target, {words['columns'][0]}, and the times of {several(count, 'reading')}, as "
+            f"{several(len(series['times']), 'run')} of equal steps"
+        )
+    else:
+        lines.append(f"the shape of an example, {words['shape']}, and {several(words['outputs'], 'class or output')}")
+    return lines
+
+
+def _whole(table: Words) -> bool:
+    """Whether the labels of a table are numbers."""
+    return bool(table["labels"]) and all(map(is_number, table["labels"]))
+
+
+def _undecided(words: Words, flower: Words) -> str:
+    """What a site by itself cannot say of its target; empty if nothing."""
+    table = words.get("table")
+    if table is None or not _whole(table) or flower.get("counts") or not flower.get("labels", True):
+        return ""
+    count = several(len(table["labels"]), "different whole number")
+    return (
+        f"'{table['targets'][0]}' has {count} here: whether these are classes is decided with all sites' counts; with "
+        f"more than {FEW} in all, or other numbers at any site, it is a number, and a model has one output"
+    )
+
+
+def _description(words: Words) -> list[str]:
+    """What is told of the training rows, column by column."""
+    lines = [f"of {several(words['rows'], 'training row')}:"]
+    for name, known in words.get("statistics", {}).items():
+        lines.append(f"  {name}: {_told(known)}")
+    if "begins" in words:
+        lines.append("  at which steps windows begin")
+    for i, one in enumerate(words.get("answers", [])):
+        number = f" {i + 1}" * (len(words["answers"]) > 1)
+        lines.append(f"  the target{number}: {_told(one)}")
+    return lines
+
+
+def _told(known: dict[str, Any]) -> str:
+    if known["kind"] == "category":
+        names = [f"{name} ({count})" for name, count in known["counts"].items()]
+        told = f"{len(names):,} categories by name and count: {_some(names)}" if names else "no name of a category"
+        told += f"; {known['others']:,} rows of others" * bool(known["others"])
+        return told + f"; {known['missing']:,} missing"
+    if known["kind"] == "date":
+        return f"years ({_told(known['years'])}), and whether dates have a time of day"
+    if not known["known"]:
+        return f"nothing but that {known['missing']:,} are missing"
+    near = f", counts around {len(known['near'])} values" if known["near"] else ""
+    return f"count {known['known']:,}, mean {known['mean']:.4g}, deviation {known['deviation']:.4g}{near}"
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:SHOWN]) + f" and {len(names) - SHOWN:,} more" * (len(names) > SHOWN)

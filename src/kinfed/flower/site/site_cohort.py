@@ -1,0 +1,110 @@
+"""Clients at one place that evaluate and train together: what a round computes, for one client or as one batch."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+from ...core import trees
+from ...core.fleet import Evaluation
+from ...core.trees import Axis, Tree
+from ...data.federation import Federation
+from ...simulation.execution import Execution
+from ...simulation.simulation import Simulation
+
+
+class Part(NamedTuple):
+    """What a client's round needs. What is received is as for a cohort of one."""
+
+    federation: Federation  # its examples
+    simulation: Simulation  # of this client alone
+    base: Tree  # its private state before
+    evaluate: tuple[int, Tree] | None  # a round, and what its models are made of
+    train: tuple[int, Tree] | None  # a round, and what training starts from
+
+
+class Outcome(NamedTuple):
+    """What came of it, [K, ...] for K clients."""
+
+    evaluation: Evaluation | None
+    upload: Tree
+    state: Tree
+
+
+def compute(parts: Sequence[Part], simulation: Simulation | None = None) -> Outcome:
+    """Evaluate and train K clients, of one round of one experiment; `simulation` is of all of them, in this order.
+
+    Without it there is one client, whose own is used.
+    """
+    one, fleet = parts[0], simulation or parts[0].simulation
+    ids = torch.arange(len(parts))
+    base = tree_map(lambda *t: torch.stack(t), *(part.base for part in parts))
+    evaluation: Evaluation | None = None
+    upload: Tree = ()
+    if one.evaluate is not None:
+        fleet.state = tree_map(torch.clone, base)
+        received = together([part.evaluate[1] for part in parts if part.evaluate is not None])
+        evaluation = fleet.evaluate(one.evaluate[0], ids, received)
+    if one.train is not None:
+        fleet.state = tree_map(torch.clone, base)
+        _, upload = fleet.train(
+            one.train[0], ids, together([part.train[1] for part in parts if part.train is not None])
+        )
+    return Outcome(evaluation, upload, fleet.state)
+
+
+def together(received: Sequence[Tree]) -> Tree:
+    """Messages to cohorts of one as a message to all; raises ValueError if what is shared is not the same."""
+
+    def join(axis: Axis, *each: Tensor) -> Tensor:
+        if axis is not Axis.SHARED:
+            return torch.cat(each)
+        if not all(torch.equal(each[0], other) for other in each[1:]):
+            raise ValueError("what all clients share differs")
+        return each[0]
+
+    return tree_map(join, trees.axes(received[0]), *received)
+
+
+def divided(outcome: Outcome, count: int) -> list[Outcome]:
+    """The outcome of each of so many clients, as of a cohort of one."""
+
+    def row(tree: Tree, i: int) -> Tree:
+        return tree_map(lambda t: t[i : i + 1], tree)
+
+    found = outcome.evaluation
+    return [
+        Outcome(
+            None
+            if found is None
+            else Evaluation(
+                {key: values[i : i + 1] for key, values in found.scores.items()},
+                {name: trees.pick(model, slice(i, i + 1)) for name, model in found.models.items()},
+            ),
+            row(outcome.upload, i),
+            row(outcome.state, i),
+        )
+        for i in range(count)
+    ]
+
+
+def joined(parts: Sequence[Part], device: str) -> Simulation:
+    """One simulation of several clients, each of which has one of its own, of the same experiment."""
+    one = parts[0].simulation
+    federations = [part.federation for part in parts]
+    starts = torch.tensor([0, *(len(each.y) for each in federations)]).cumsum(0).tolist()
+    rows = {
+        split: [each.rows[split][0] + start for each, start in zip(federations, starts, strict=False)]
+        for split in federations[0].rows
+    }
+    federation = Federation(
+        torch.cat([each.x for each in federations]),
+        torch.cat([each.y for each in federations]),
+        rows,
+        federations[0].task,
+        [name for each in federations for name in each.names],
+    )
+    execution = Execution("auto", onednn=False, device=device)
+    return Simulation(federation, one.model, one.method, one.training, seed=one.seed, execution=execution)

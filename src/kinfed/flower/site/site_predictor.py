@@ -1,0 +1,121 @@
+"""A site's model of a federation, applied to new rows at the site."""
+
+import json
+from pathlib import Path
+
+from torch import nn
+
+from ...core import trees
+from ...core.copies import duplicate
+from ...core.method import Method
+from ...core.tasks import Classification, Counts, Quantiles
+from ...data.tables.new_readings import Series
+from ...data.tables.schema import Description
+from ...errors import UsageError
+from ...runs.config import plugins
+from ...runs.open_run import Saved
+from ...runs.predictor import Answers, Predictor, Source
+from ...runs.run import client_index
+from ..server import plan
+from ..server.plan import Plan
+from ..wire.messages import Words
+from .site_files import ExperimentFolder, expecting_own, read_tensors
+
+JOINED, VERDICT = "join.safetensors", "verdict.json"
+
+
+def experiment_at(path: Path) -> Path | None:
+    """The folder of a site's experiment, by itself or by the site's folder that holds this one only; None: no site's.
+
+    Raises UsageError if there are several.
+    """
+    if (path / JOINED).exists():
+        return path
+    found = sorted(one.parent for depth in ("*", "*/*") for one in path.glob(f"{depth}/{JOINED}"))
+    beside = [json.loads(file.read_text()).get("beside") for one in found if (file := one / VERDICT).exists()]
+    found = [one for one in found if one.name not in beside]  # FedAvg, which another one was compared with
+    if len(found) > 1:
+        raise UsageError(f"{path} holds {len(found)} experiments of sites; name one of them, such as {found[-1]}")
+    return found[0] if found else None
+
+
+def load_model(
+    folder: str | Path,
+    client: int | str | None = None,
+    module: nn.Module | None = None,
+    method: Method | None = None,
+    head: str | None = None,
+    *,
+    position: int | None = None,
+) -> nn.Module:
+    """A client's personalised model from a run's folder, or a site's own from its folder at the site.
+
+    It is a plain module in evaluation mode: what was scored. A client is named, or `position` is its place, from 0; in
+    the folder of a choice it is the model that the client keeps, which may be Local's or FedAvg's. See
+    `kinfed.runs.open_run.Saved.open` for the others and for errors. A site's folder has one client, which need not
+    be named, and its architecture, so that it needs none of the others.
+    """
+    path = Path(folder)
+    experiment = None if (path / "summary.json").exists() else experiment_at(path)
+    if experiment is None:
+        return Saved.open(folder, module, method, head).module(client, position=position)
+    predictor = predictor_at(experiment)
+    names, alone = predictor.names, client is None and position is None
+    own: nn.Module = duplicate(predictor.module(names[0 if alone else client_index(names, client, position)]))
+    return own
+
+
+def predictor_at(folder: Path) -> Predictor:
+    """What applies the site's selected model; raises UsageError if its folder lacks what that needs."""
+    client, files = folder.resolve().parent.name, ExperimentFolder(folder.parent, folder.name)
+    invitation, known = files.invitation(), files.description()
+    if invitation is None or known is None:
+        raise UsageError(
+            f"{folder} was made before sites kept how their tables are read, so it cannot predict; train again, or "
+            "load model.safetensors by hand as docs/deploy.md shows"
+        )
+    if not (folder / "model.safetensors").exists():
+        raise UsageError(f"{folder} has no model yet: no round has been evaluated at this site")
+    words = invitation.words
+    with plugins.local([Path(one) for one in known["code"]]):
+        plugins.check_sent(words["table"])
+        planned = plan.resolve(words["table"])
+    with expecting_own(folder / "description.json"):
+        description = Description.from_dict(known["columns"]) if "columns" in known else None
+        series = Series.from_dict(known["series"], known["reading"]) if "series" in known else None
+    module, source = model_of(folder, planned, words)
+    answers = _answers(words, description, series)
+    shape = tuple(words["shape"])
+    return Predictor([client], client, shape, answers, lambda _: module, lambda _: source, description, series)
+
+
+def model_of(folder: Path, planned: Plan, words: Words) -> tuple[nn.Module, Source]:
+    """The selected model, and the method and the kind of model that it is of."""
+    path = folder / "model.safetensors"
+    model = planned.model(tuple(words["shape"]), words["outputs"], words.get("description"))
+    arrays, text = read_tensors(path)
+    with expecting_own(path):
+        origin = str(json.loads(text["origin"])["model"])
+        model = model.carry(arrays.keys())
+        tensors = {e.name: arrays.pop(e.name) for e in model.layout.entries}
+        for e in model.layout.entries:
+            if tensors[e.name].shape != e.shape:
+                raise ValueError(f"'{e.name}' is {list(tensors[e.name].shape)}, not {list(e.shape)}")
+        personal = trees.named({"theta": model.layout.flatten(tensors), **arrays})
+        module = planned.learning.method.export(model, personal)
+    return module, Source(plugins.called(planned.learning.method_name), origin)
+
+
+def _answers(words: Words, description: Description | None, series: Series | None) -> Answers:
+    """What the outputs mean."""
+    task = plan.read_task(words["task"])
+    if series is not None:
+        count, quantiles = words["outputs"], task.quantiles if isinstance(task, Quantiles) else ()
+        return Answers((series.target,), (), (series.mean,) * count, (series.deviation,) * count, False, quantiles)
+    if description is None:
+        return Answers((), tuple(map(str, range(task.classes)))) if isinstance(task, Classification) else Answers()
+    names = tuple(one.name for one in description.targets)
+    if classes := description.targets[0].classes:
+        return Answers(names, classes)
+    mean, deviation = (tuple(getattr(one, part) for one in description.targets) for part in ("mean", "deviation"))
+    return Answers(names, (), mean, deviation, isinstance(task, Counts))

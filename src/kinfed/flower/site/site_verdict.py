@@ -1,0 +1,87 @@
+"""What learning from others was worth to a site: its model against others, on its own test examples, at the site."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from ...core import checkpoint, engine, trees
+from ...core.history import History
+from ...core.model import Model
+from ...core.tasks import unit_of
+from ...data.federation import Federation
+from ...files import replacing
+from ...runs.config import plugins
+from ...runs.run import BLOCK
+from ...runs.test_scores import of_examples
+from ...simulation.execution import Execution
+from ...simulation.simulation import Simulation
+from ...verdict.one_client import OwnVerdict, judge_one
+from ..server import plan
+from ..server.plan import Plan
+from ..wire.messages import Words
+from .site_predictor import VERDICT
+
+ALONE = "alone.safetensors"  # in the folder of an experiment at a site
+
+
+def compare(
+    planned: Plan,
+    federation: Federation,
+    model: Model,
+    kept: Mapping[str, nn.Module],
+    folder: Path,
+    device: str,
+    beside: str = "",
+) -> tuple[OwnVerdict, float]:
+    """The verdict at a site of one client, and the test score of the model that it learns alone.
+
+    `kept` are the site's models: "own", of the run's method, and perhaps "fedavg". `model` has the initial values. The
+    site trains alone for as many rounds as it would have with others, and selects the round by its own validation
+    examples; that model and the verdict are written to `folder`, with `beside`, the experiment that FedAvg's is of.
+    """
+    learning, rounds, task = planned.learning, planned.learning.rounds, federation.task
+    method = _local(planned).learning.method
+    execution = Execution("loop", onednn=False, device=device)
+    fleet = Simulation(federation, model, method, learning.training, seed=learning.seed, execution=execution)
+    history = History(tuple(federation.names), task, rounds.evaluate_every, select_by=rounds.select_by)
+    engine.run(fleet.method, fleet.roster(), fleet, history, rounds=rounds.count)
+    personal = {name: values[0].cpu() for name, values in history.models.items()}
+    rows = federation.rows["test"][0]
+    modules = {**kept, "local": method.export(fleet.model, trees.named(personal))}
+    scores = {name: _scores(module, federation, rows) for name, module in modules.items()}
+    verdict = judge_one(
+        plugins.called(learning.method_name),
+        scores.pop("own"),
+        {name: scores[name] for name in ("local", "fedavg") if name in scores},
+        metric=task.metric,
+        higher_is_better=task.higher_is_better,
+        unit=unit_of(task),
+    )
+    checkpoint.write(fleet.model.named(personal["theta"]), folder / ALONE, {})
+    with replacing(folder / VERDICT) as part:
+        part.write_text(json.dumps(verdict.to_dict() | {"beside": beside}, indent=1) + "\n", encoding="utf-8")
+    return verdict, float(history.test(history.chosen)[0])
+
+
+def _local(planned: Plan) -> Plan:
+    """The same plan with the method Local."""
+    table: Words = {key: value for key, value in planned.table.items() if key not in ("code", "flower")}
+    return plan.resolve({**table, "method": {"name": "local", "frozen": planned.table["method"].get("frozen", [])}})
+
+
+def _scores(module: nn.Module, federation: Federation, rows: Tensor) -> NDArray[Any]:
+    """[n] the score of each test example by a model, or [1] that of all together if single ones have none."""
+    x, y = federation.x[rows].cpu(), federation.y[rows].cpu()
+    with torch.no_grad():
+        outputs = torch.cat([module(part) for part in x.split(BLOCK)])
+        each = of_examples(federation.task, outputs, y)
+        if each.isfinite().any():
+            return each.numpy()
+        whole = federation.task.score(outputs, y, outputs.new_ones(len(y)))[federation.task.metric]
+    return np.array([float(whole)])

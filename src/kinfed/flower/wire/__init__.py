@@ -1,0 +1,1 @@
+"""What travels between a federation's server and its sites."""

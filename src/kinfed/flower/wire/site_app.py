@@ -1,0 +1,103 @@
+"""The client's half of kinfed's app, which stock SuperNodes and Flower's simulation run, once a message."""
+
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Context
+from flwr.app import Message as Envelope
+from flwr.clientapp import ClientApp
+
+from ...errors import RunError, UsageError
+from ...files import make_folder
+from ..programs.keys import check_name
+from ..site.site import Site
+from ..site.site_reading import Reading
+from . import transport
+from .messages import Message, plain
+
+app = ClientApp()
+
+
+def reply(kind: str, envelope: Envelope, context: Context) -> Envelope:
+    """The site's reply to a message; an error is reported to the server in one line, and here in full."""
+    name = str(context.node_config.get("client-id", ""))
+    try:
+        site = _site(context.node_config, context.run_config)
+        name = site.name
+        message = transport.unpack(envelope.content)
+        if "refused" in message.words:
+            _print(f"the server cannot use this node: {plain(message.words['refused'])}")
+        answer = site.reply(kind, message)
+    except (UsageError, RunError) as problem:
+        answer = Message({"client": name, "refused": f"client {name}: {problem}"}, {})
+        _print(answer.words["refused"])
+    return Envelope(transport.pack(answer), reply_to=envelope)
+
+
+def _site(node: Mapping[str, Any], run: Mapping[str, Any]) -> Site:
+    """The site of a node, by its own settings; in a simulation, whose nodes have numbers, by those of the run.
+
+    A node's: `data`, and perhaps `client-id` (the name of that file), `state-dir`, `device`, `code`, and of a table
+    `target`, `time` or `ignore`. A run's: `data`, a folder of one file a client, and `reading`.
+    """
+    data = str(node.get("data", ""))
+    if not data and run.get("data") and "partition-id" in node:
+        files, number = sorted(one for one in Path(str(run["data"])).iterdir() if one.is_file()), node["partition-id"]
+        if not int(number) < len(files):
+            raise UsageError(f"node {number} of the simulation has no file: {run['data']} holds {len(files)}")
+        data = str(files[int(number)])
+    if not data:
+        raise UsageError(
+            "this node does not say where its examples are; start it with --node-config 'data=\"FILE\"', or for a "
+            "simulation set data, a folder of one file a client, in the run's config"
+        )
+    name = str(node.get("client-id", "") or Path(data).stem)
+    check_name(name)
+    reading = Reading(**json.loads(str(run.get("reading") or "{}")))
+    if settings := str(node.get("reading", "")):
+        reading = Reading.read(Path(settings))
+    own: dict[str, Any] = {key: str(node[key]) for key in ("target", "time") if key in node}
+    own |= {"ignore": str(node["ignore"]).split(",")} if "ignore" in node else {}
+    code = [Path(line) for line in str(node.get("code", "")).splitlines()]
+    folder = Path(str(node.get("state-dir", "") or Path.home() / ".kinfed" / "sites"))
+    make_folder(folder)
+    device = str(node.get("device", "auto"))
+    return Site(name, Path(data), folder, device, replace(reading, **own), code, _print)
+
+
+def _print(text: str) -> None:
+    print(f"kinfed: {plain(text)}", file=sys.stderr, flush=True)
+
+
+@app.query("hello")
+def hello(envelope: Envelope, context: Context) -> Envelope:
+    """Say who this is and what its examples look like."""
+    return reply("hello", envelope, context)
+
+
+@app.query("describe")
+def describe(envelope: Envelope, context: Context) -> Envelope:
+    """Say what the training rows are like, all together."""
+    return reply("describe", envelope, context)
+
+
+@app.query("join")
+def join(envelope: Envelope, context: Context) -> Envelope:
+    """Join an experiment."""
+    return reply("join", envelope, context)
+
+
+@app.train("round")
+def round(envelope: Envelope, context: Context) -> Envelope:
+    """Evaluate the models of the previous round, and train for this one."""
+    return reply("round", envelope, context)
+
+
+@app.query("verdict")
+def verdict(envelope: Envelope, context: Context) -> Envelope:
+    """Say what learning from others was worth."""
+    return reply("verdict", envelope, context)

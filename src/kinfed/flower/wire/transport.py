@@ -1,0 +1,102 @@
+"""Messages carried by Flower's grid between the server's app and the sites' nodes."""
+
+import io
+import json
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from flwr.app import Message as Envelope
+from flwr.serverapp import Grid
+from torch import Tensor
+
+from ...errors import UsageError
+from ..server.nodes import Failure, Node
+from .messages import Message
+
+# Names of Flower's message types.
+KINDS = {
+    "hello": "query.hello",
+    "describe": "query.describe",
+    "join": "query.join",
+    "round": "train.round",
+    "verdict": "query.verdict",
+}
+GONE = (3, 4, 5)  # Flower's error codes for messages that were lost or whose node is offline
+CRASHED = 8
+
+
+class GridTransport:
+    """Pushes messages to nodes and pulls their replies."""
+
+    def __init__(self, grid: Grid) -> None:
+        self._grid = grid
+
+    def nodes(self) -> dict[int, Node]:
+        """The nodes that are online."""
+        return {
+            node.node_id: Node(node.last_activated_at, node.name, node.public_key) for node in self._grid.get_nodes()
+        }
+
+    def push(self, node: int, kind: str, message: Message, seconds: float) -> str:
+        """Send a message that expires after so many seconds; returns its id, empty if it could not be sent."""
+        group = str(int(message.words.get("round", -1)) + 1)  # what Flower's logs call the round
+        envelope = Envelope(pack(message), node, KINDS[kind], ttl=seconds, group_id=group)
+        return next(iter(self._grid.push_messages([envelope])), None) or ""
+
+    def pull(self, ids: Iterable[str]) -> dict[str, Message | Failure]:
+        """The replies that have arrived, by the id of the message that they reply to."""
+        ids = list(ids)
+        if not ids:
+            return {}
+        replies: dict[str, Message | Failure] = {}
+        # An error about a lost node carries the server's own node id, so only the message identifies who replied.
+        for envelope in self._grid.pull_messages(ids):
+            id = envelope.metadata.reply_to_message_id
+            if envelope.has_error():
+                error = envelope.error
+                reason = str(error.reason or "no reason given").strip().splitlines()[0]
+                replies[id] = Failure(reason, error.code in (*GONE, CRASHED))
+                continue
+            try:
+                replies[id] = unpack(envelope.content)
+            except Exception as problem:  # a hostile site can cause any error here
+                known = isinstance(problem, UsageError)
+                replies[id] = Failure(str(problem) if known else f"the message cannot be read: {problem!r}", False)
+        return replies
+
+
+def pack(message: Message) -> RecordDict:
+    """A message as Flower's records."""
+    arrays = {name: Array(t.detach().cpu().contiguous().numpy()) for name, t in message.arrays.items()}
+    return RecordDict(
+        {"words": ConfigRecord({"json": json.dumps(message.words)}), "arrays": ArrayRecord(array_dict=arrays)}
+    )
+
+
+def unpack(content: Any) -> Message:
+    """The message that was packed; raises UsageError if there is none."""
+    try:
+        words = json.loads(content["words"]["json"])
+        if not isinstance(words, dict):
+            raise ValueError(f"its words are {type(words).__name__}, not a table")
+        return Message(words, {str(name): _read(array) for name, array in content["arrays"].items()})
+    except (KeyError, ValueError, TypeError, EOFError, AttributeError, RecursionError) as problem:
+        raise UsageError(f"the message cannot be read: {problem}") from None
+
+
+def _read(array: Array) -> Tensor:
+    """A tensor from the bytes of a .npy file, whose header is checked before anything is allocated."""
+    stream = io.BytesIO(array.data)
+    if np.lib.format.read_magic(stream) != (1, 0):
+        raise ValueError("an array is in an unknown version of NumPy's format")
+    shape, fortran, dtype = np.lib.format.read_array_header_1_0(stream)
+    if dtype.kind not in "fiub" or fortran:
+        raise ValueError(f"an array is of type {dtype}, or not in C order")
+    count, begin = int(np.prod(shape, dtype=object)), stream.tell()
+    if count * dtype.itemsize != len(array.data) - begin:
+        raise ValueError(f"an array of shape {list(shape)} comes with {len(array.data) - begin} bytes")
+    values = np.frombuffer(array.data, dtype, count, begin).reshape(shape)
+    return torch.from_numpy(values.copy())

@@ -1,0 +1,268 @@
+"""Partial pooling: linear models solved from sums over rows, each client's as near to all clients' as the rows say."""
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ...core.client import Client
+from ...core.graph import Origin
+from ...core.layout import Layout
+from ...core.method import Method, Params, Roster
+from ...core.rows import put
+from ...core.settings import Count, NonNegative
+from ...core.tasks import Classification, Counts, Forecasting, Quantiles, Regression
+from ...core.trees import Pairwise, PerClient, Shared, Tree
+from ...errors import UsageError
+
+LEAST, MOST = 1e-8, 1e8  # bounds of variances and of penalties, in squared standard deviations
+SETTLED = 1e-6  # a change of coefficients that is none
+STEEP = 20.0  # the largest logarithm of a count over the mean
+NUMBERS = 1 << 27  # of all clients' sums, the most that a server keeps: 1 GiB
+
+
+class Sums(NamedTuple):
+    """Sums over a client's training rows at the coefficients that it was sent: f inputs of the head, k outputs.
+
+    They are those of least squares: curvature c - slope is the gradient of the loss at coefficients c: [f, k].
+    """
+
+    curvature: PerClient  # [h, f, f] of each output, or with h = 1 the same of all
+    slope: PerClient  # [f, k]
+    square: PerClient  # [k] of targets; for counts, Pearson's statistic
+    rows: PerClient  # [k] known targets
+
+
+class Server(NamedTuple):
+    """The server's state: what is common to the clients, and what each is."""
+
+    body: Shared  # [d] the initial model, whose head is replaced
+    centre: Shared  # [f, k] the mean of the clients' coefficients
+    spread: Shared  # [f, k] the variance of the clients' coefficients about it
+    noise: Shared  # [k] the variance of targets about their predictions
+    penalty: Shared  # [k] of the centre: the inverse of its coefficients' variance
+    kin: PerClient  # [N, f, k] how far a client's kin are from the centre
+    weights: Pairwise  # [N, N] of the others among a client's kin; () without kin
+    coefficients: PerClient  # [N, f, k]
+    sums: Sums  # the last that each client has sent, 0 of one that has not
+
+
+@dataclass(frozen=True)
+class PartialPooling(Method):
+    r"""$c_i \sim N(\bar c + \gamma \sum_j w_{ij} (c_j - \bar c), D)$, $y = c_i^\top x + \epsilon$: a mixed model.
+
+    Clients send sums over their rows, of which the server makes every client's coefficients, their mean $\bar c$, and
+    by empirical Bayes the variances $D$ (a diagonal) and $\sigma^2$: those of a column by which clients do not differ
+    become 0, and of one by which each is different, infinite. So it lies between one model for all and learning alone,
+    column by column, as the rows say. Linear mixed models: Laird and Ware 1982 (doi:10.2307/2529876); the fixed point
+    of the variances: MacKay 1992 (doi:10.1162/neco.1992.4.3.415), Equations 20 to 22. For labels and counts each round
+    is a step of Newton's method on the same sums (Breslow and Clayton 1993, doi:10.2307/2290687).
+
+    With `kin` (gamma) above 0 clients are also drawn to those whose coefficients deviate from the mean as theirs do.
+    The model's last layer is solved; the layers before it stay as they begin, the same for all.
+    """
+
+    steps: Count = 8  # of the fixed point, in a round
+    kin: NonNegative = 0.0  # how far clients are drawn to their kin; 0: to the mean of all alone
+    sharpness: NonNegative = 8.0  # of the softmax over cosines that weighs a client's kin
+    origin: ClassVar[Origin] = "learned"
+    weighs: ClassVar[str] = "coefficients are drawn to the mean of all, as far as the rows say"
+
+    @property
+    def rates(self) -> tuple[str, ...]:
+        return ("steps",)
+
+    def start(self, roster: Roster) -> Tree:
+        layout, n = roster.layout, len(roster)
+        f, k = _shape(layout)
+        if n * f * f > NUMBERS:
+            raise UsageError(
+                f"partial pooling keeps {f} x {f} sums for each of {n:,} clients, which is too much; use a model with "
+                "fewer inputs to its last layer, or another method, such as 'fedavg'"
+            )
+        like: dict[str, Any] = {"dtype": torch.float64, "device": roster.theta.device}
+        none = torch.zeros(n, f, k, **like)
+        centre = torch.zeros(f, k, **like)
+        apart = k if isinstance(roster.task, Classification | Counts | Forecasting) else 1
+        sums = Sums(torch.zeros(n, apart, f, f, **like), none, none[:, 0], none[:, 0])
+        one = torch.ones(k, **like)
+        weights: Any = torch.zeros(n, n, **like) if self.kin else ()
+        return Server(roster.theta, centre, torch.full_like(centre, 0.1), one, one, none, weights, none, sums)
+
+    def send(self, roster: Roster, server: Tree, cohort: Tensor) -> Tree:
+        return Params(_model(roster.layout, server.body, server.coefficients[cohort]))
+
+    def train(self, client: Client, state: Tree, received: Tree) -> tuple[Tree, Tree]:
+        x, y, real = client.data
+        inputs = client.model.features(received.theta, x).flatten(1)
+        if client.model.layout.head and _bias(client.model.layout):
+            inputs = torch.cat([inputs, torch.ones_like(inputs[:, :1])], 1)
+        coefficients = _coefficients(client.model.layout, received.theta)
+        return (), sums(client.task, inputs.double(), y, real.double(), coefficients)
+
+    def aggregate(self, roster: Roster, server: Tree, cohort: Tensor, uploads: Tree) -> Tree:
+        known = Sums(*(put(table, cohort, new) for table, new in zip(server.sums, uploads, strict=True)))
+        server = server._replace(sums=known)
+        squared = not isinstance(roster.task, Classification | Counts)
+        for _ in range(self.steps):
+            before, server = server.coefficients, step(server, squared)
+            if float((server.coefficients - before).abs().max()) < SETTLED:
+                break
+        return self._draw_to_kin(server) if self.kin else server
+
+    def _draw_to_kin(self, server: Server) -> Server:
+        """The server with the mean of each client's kin, those whose deviations from the centre are like its own."""
+        apart = server.coefficients - server.centre  # [N, f, k]
+        length = apart.square().mean(0).sqrt().clamp(min=LEAST)
+        direction = torch.nn.functional.normalize((apart / length * _learned(server).sqrt()).flatten(1), dim=1)
+        likeness = (self.sharpness * direction @ direction.T).fill_diagonal_(-math.inf)
+        weights = torch.nan_to_num(likeness.softmax(1)) if len(apart) > 1 else torch.zeros_like(likeness)
+        return server._replace(kin=self.kin * torch.einsum("ij,jfk->ifk", weights, apart), weights=weights)
+
+    def relation(self, roster: Roster, server: Tree, cohort: Tensor) -> Tensor | None:
+        return server.weights.to(roster.theta.dtype) if self.kin else None
+
+    def personalise(self, client: Client, state: Tree, received: Tree) -> dict[str, Tree]:
+        return {"mixed": received}
+
+    def add_clients(self, roster: Roster, server: Tree, newcomers: Tensor) -> Tree:
+        """The server's state with newcomers, of whom the mean of all is known to be the best guess."""
+        wide = super().add_clients(roster, server, newcomers)
+        guess = server.centre.expand(len(newcomers), -1, -1)
+        return wide._replace(coefficients=put(wide.coefficients, newcomers, guess))
+
+    def diagnostics(self, roster: Roster, server: Tree, cohort: Tensor, sent: Tree, uploads: Tree) -> dict[str, Tensor]:
+        away = (server.coefficients - server.centre).square().sum((1, 2)).sqrt()
+        return {"from the mean": away.to(roster.theta.dtype), "noise": server.noise.mean().to(roster.theta.dtype)}
+
+
+def sums(task: Any, x: Tensor, y: Tensor, real: Tensor, coefficients: Tensor) -> Sums:
+    """The sums of one client's rows x: [n, f], of which those with real: [n] 1 count, at coefficients: [f, k]."""
+    outputs = x @ coefficients  # [n, k]
+    if isinstance(task, Classification):
+        share = outputs.softmax(1)
+        error = (share - torch.nn.functional.one_hot(y, outputs.shape[1])) * real[:, None]
+        # diag(p) - pp' is at most 2 diag(p (1 - p)), with equality for two classes, so that each class is by itself.
+        weight = (2 * share * (1 - share)).clamp(min=1e-6) * real[:, None]
+        return _weighted(x, weight, error, coefficients, torch.zeros_like(share[0]), real)
+    if isinstance(task, Counts):
+        mean = outputs.clamp(max=STEEP).exp() * task.mean
+        error = (mean - y.double().reshape(mean.shape)) * real[:, None]
+        pearson = (error.square() / mean.clamp(min=1e-6)).sum(0)
+        return _weighted(x, mean.clamp(min=1e-6) * real[:, None], error, coefficients, pearson, real)
+    if isinstance(task, Forecasting) and not isinstance(task, Quantiles):
+        known = (~y.isnan()).double() * real[:, None]  # [n, H]
+        target = (torch.where(y.isnan(), task.mean, y.double()) - task.mean) / task.deviation * known
+        curvature = torch.einsum("nk,nf,ng->kfg", known, x, x)
+        return Sums(curvature, x.T @ target, target.square().sum(0), known.sum(0))
+    if isinstance(task, Regression):
+        target = task.scaled(y.double()).reshape(outputs.shape) * real[:, None]
+        x = x * real[:, None]
+        rows = real.sum().expand(outputs.shape[1])
+        return Sums((x.T @ x)[None], x.T @ target, target.square().sum(0), rows)
+    raise UsageError(f"partial pooling solves regression, counts, labels and forecasts, not {type(task).__name__}")
+
+
+def _weighted(x: Tensor, weight: Tensor, error: Tensor, at: Tensor, square: Tensor, real: Tensor) -> Sums:
+    """Sums of a loss with these second derivatives and derivatives, [n, k], by outputs."""
+    curvature = torch.einsum("nk,nf,ng->kfg", weight, x, x)
+    slope = torch.einsum("kfg,gk->fk", curvature, at) - x.T @ error
+    return Sums(curvature, slope, square, real.sum().expand(weight.shape[1]))
+
+
+def step(server: Server, squared: bool) -> Server:
+    """Everybody's coefficients by the variances so far, and the variances by these coefficients.
+
+    Of `squared` errors the noise is estimated too.
+    """
+    found = [_one_output(server, k, squared) for k in range(server.centre.shape[1])]
+    centre, spread, noise, penalty, coefficients = (torch.stack(each, -1) for each in zip(*found, strict=True))
+    return server._replace(centre=centre, spread=spread, noise=noise, penalty=penalty, coefficients=coefficients)
+
+
+def _one_output(server: Server, k: int, squared: bool) -> tuple[Tensor, ...]:
+    """The step for one of the outputs."""
+    sums, spread, noise, penalty = server.sums, server.spread[:, k], server.noise[k], server.penalty[k]
+    curvature = sums.curvature[:, k if sums.curvature.shape[1] > 1 else 0]  # [N, f, f]
+    slope, kin = sums.slope[:, :, k], server.kin[:, :, k]  # [N, f]
+    n, f, precise = len(curvature), len(spread), 1 / spread
+    posterior = _inverse(curvature / noise + torch.diag(precise))  # [N, f, f]
+    rest = slope / noise - _times(curvature, kin) / noise  # what the centre and a client's own deviation explain
+    # X'V^-1 X with V = X D X' + s I is D^-1 - D^-1 P D^-1, and X'V^-1 y is D^-1 P X'y / s.
+    known = n * torch.diag(precise) - posterior.sum(0) * precise[:, None] * precise
+    scale = (torch.diagonal(curvature, dim1=1, dim2=2).sum(0) / sums.rows[:, k].sum().clamp(min=1)).clamp(min=LEAST)
+    uncertain = _inverse(known + torch.diag(penalty * scale))
+    centre = uncertain @ (_times(posterior, rest).sum(0) * precise)
+    away = _times(posterior, rest - _times(curvature, centre.expand(n, f)) / noise)
+    coefficients = centre + kin + away
+    learned = (1 - torch.diagonal(posterior, dim1=1, dim2=2) * precise).clamp(min=0)  # [N, f] of each deviation
+    spread = (away.square().sum(0) / learned.sum(0).clamp(min=LEAST)).clamp(LEAST, MOST)
+    free = (f - penalty * (torch.diagonal(uncertain) * scale).sum()).clamp(min=1e-3)
+    penalty = (free / (centre.square() * scale).sum().clamp(min=LEAST)).clamp(LEAST, MOST)
+    if squared:
+        fit = (_times(curvature, coefficients) - 2 * slope) * coefficients
+        left = (sums.square[:, k] + fit.sum(1)).clamp(min=0).sum()
+        noise = ((left + noise * learned.sum()) / sums.rows[:, k].sum().clamp(min=1)).clamp(min=LEAST)
+    elif bool(sums.square[:, k].any()):  # counts vary more than Poisson's, or as much
+        noise = (sums.square[:, k].sum() / sums.rows[:, k].sum().clamp(min=1)).clamp(1.0, MOST)
+    return centre, spread, noise, penalty, coefficients
+
+
+def _learned(server: Server) -> Tensor:
+    """[f, k] how much of a coefficient's deviation from the centre the rows say, between 0 and 1."""
+    variance = (server.coefficients - server.centre).square().mean(0)
+    return (variance / server.spread).clamp(0, 1)
+
+
+def _inverse(matrix: Tensor) -> Tensor:
+    """Of positive definite [..., f, f]; a little is added to the diagonal where rounding has made it none."""
+    factor, wrong = torch.linalg.cholesky_ex(matrix)
+    if bool(wrong.any()):
+        size = torch.diagonal(matrix, dim1=-2, dim2=-1).mean(-1)[..., None, None]
+        identity = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
+        factor = torch.linalg.cholesky(matrix + 1e-9 * size * identity)
+    return torch.cholesky_inverse(factor)
+
+
+def _times(matrices: Tensor, vectors: Tensor) -> Tensor:
+    """[N, f] the product of each of [N, f, f] with its vector: [N, f]."""
+    return torch.einsum("nfg,ng->nf", matrices, vectors)
+
+
+def _head(layout: Layout) -> tuple[Any, Any]:
+    """The entries of the head's weight [k, f] and of its bias, None without one."""
+    entries = {e.name: e for e in layout.entries if e.name in layout.head}
+    weight = next((e for e in entries.values() if len(e.shape) == 2), None)
+    if weight is None or len(entries) > 2:
+        raise UsageError("partial pooling solves a linear last layer that travels; this model has none")
+    return weight, next((e for e in entries.values() if e is not weight), None)
+
+
+def _bias(layout: Layout) -> bool:
+    return _head(layout)[1] is not None
+
+
+def _shape(layout: Layout) -> tuple[int, int]:
+    """How many coefficients an output has, with its intercept, and how many outputs there are."""
+    weight, bias = _head(layout)
+    return weight.shape[1] + (bias is not None), weight.shape[0]
+
+
+def _coefficients(layout: Layout, theta: Tensor) -> Tensor:
+    """[f, k] float64 of a model: [d]."""
+    weight, bias = _head(layout)
+    found = theta[weight.at].reshape(weight.shape).T
+    return (found if bias is None else torch.cat([found, theta[bias.at][None]])).double()
+
+
+def _model(layout: Layout, body: Tensor, coefficients: Tensor) -> Tensor:
+    """[K, d] the initial model: [d] with these coefficients: [K, f, k] in place of its head."""
+    weight, bias = _head(layout)
+    theta = body.expand(len(coefficients), -1).clone()
+    inputs = weight.shape[1]
+    theta[:, weight.at] = coefficients[:, :inputs].transpose(1, 2).flatten(1).to(theta.dtype)
+    if bias is not None:
+        theta[:, bias.at] = coefficients[:, inputs].to(theta.dtype)
+    return theta

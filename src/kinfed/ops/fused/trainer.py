@@ -1,0 +1,38 @@
+"""The trainer that takes fused steps: plain SGD with quadratic penalties, for many clients at once."""
+
+import math
+
+from torch import Tensor
+
+from ...core.client import Client, Quadratic, Request
+from ...core.optimiser import SGD
+from . import Batches, Fused
+from .step import Descent
+
+
+class FusedTrainer:
+    """Trains a model in its fused form."""
+
+    def __init__(self, form: Fused) -> None:
+        self._form = form
+
+    def refuses(self, request: Request) -> str:
+        """Why a request has no fused form; empty if it has one."""
+        if request.objective is not None:
+            return "an objective of the method's own"
+        if not isinstance(request.penalty, Quadratic | None):
+            return "a penalty that is not quadratic"
+        if not isinstance(request.optimiser, SGD) or request.optimiser.momentum:
+            return "an optimiser other than plain SGD"
+        return "a bound on the gradient" if request.clip < math.inf else ""
+
+    def train(self, client: Client, request: Request) -> Tensor:
+        """The trained theta: [d]; under `torch.func.vmap` all clients are trained at once."""
+        shuffler, penalty, optimiser = client.shuffler, request.penalty, request.optimiser
+        assert isinstance(optimiser, SGD)
+        assert isinstance(penalty, Quadratic | None)
+        batches = Batches(shuffler.rows.at, *shuffler.plan(request.draw), client.class_weights)
+        pull, slope = (penalty.pull, penalty.slope) if penalty else (0.0, None)
+        descent = Descent(optimiser.lr, optimiser.weight_decay + pull, slope)
+        moving = frozenset(request.moving)
+        return self._form.descend_alone(request.theta, *shuffler.pool, batches, descent, moving)

@@ -1,0 +1,1 @@
+"""Why a client learns from another."""

@@ -1,0 +1,309 @@
+"""Reasons: why one client of a finished run learns from another: weights, what was compared, scores without it."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ...core.sharing import undivided
+from ...core.summary import Summary
+from ...errors import UsageError, note_failure
+from ...runs.final_server import Reopened
+from ...runs.open_run import Saved
+from ...runs.run import client_index
+from ...runs.run_folder import Relations, RunFolder
+from ...verdict.graph_quality import label_overlap
+from ..tables.text_table import Grid, defined, number
+from .counterfactual import MIXED, Remixed, alone, without
+from .relation_difference import relations_of
+
+Array = NDArray[Any]
+
+TOP = 5  # sources that are listed
+ROUNDS = 4  # rounds that are listed, beside the selected one
+ITSELF, AS_IT_IS = "itself", "as it is"
+MOVED, APART = "cosine of how far the saved models moved from the initial one", "distance of the saved models"
+NOT_MEASURED = "the score without an edge is not measured"
+
+
+class Source(NamedTuple):
+    """One that a client learns from. NaN where a number is not known."""
+
+    client: str
+    weight: float  # at the selected round; a mean over layers
+    layers: tuple[float, ...]  # the same by layer; none for a graph of whole models
+    rounds: tuple[float, ...]  # means over layers, by round
+    compared: float  # what `Reasons.compared` names
+    labels: float  # the share of their labels that both have in common
+    last: float  # its weight after the last round, of which the score is
+    without: float  # the client's test score with this weight taken out
+
+
+@dataclass(frozen=True)
+class Reasons:
+    """Why a client learns from others; `explain` makes one."""
+
+    run: str
+    method: str
+    client: str
+    others: int  # clients beside it
+    round: int  # selected by validation, from 1
+    last: int  # the last round
+    layers: tuple[str, ...]  # [L]; none for a graph of whole models
+    rounds: tuple[int, ...]  # of `Source.rounds`
+    itself: Source  # its weight for itself
+    sources: tuple[Source, ...]  # those of most weight first
+    compared: str  # what `Source.compared` is; empty if nothing is known
+    metric: str
+    is_share: bool  # whether that is a share, in 0..1
+    higher_is_better: bool
+    score: float  # of the client's mixture after the last round, on its test examples; NaN if not measured
+    alone: float  # the same of its own model alone
+    notes: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON; None where a number is not known."""
+        facts = {key: defined(value) for key, value in vars(self).items() if key not in ("itself", "sources")}
+        return facts | {"itself": _plain(self.itself), "sources": [_plain(one) for one in self.sources]}
+
+
+class _Likeness(NamedTuple):
+    """What is known of a client and each other: [N]."""
+
+    what: str
+    values: Array
+
+
+class _Scores(NamedTuple):
+    """Test scores of one client's mixture, and its weights after the last round; NaN where they are not measured."""
+
+    weights: Mapping[int, float] = {}  # of each other client
+    whole: float = math.nan
+    alone: float = math.nan
+    without: Mapping[int, float] = {}
+
+
+class _Heard(NamedTuple):
+    """A client's weights."""
+
+    weights: Array  # [T, L, N]
+    mean: Array  # [T, N] over layers
+    rounds: list[int]  # [T] from 1
+    selected: int  # index of a round
+    layers: tuple[str, ...]  # [L]; none for a graph of whole models
+
+    @classmethod
+    def of(cls, found: Relations, i: int) -> "_Heard":
+        """Those of client i."""
+        whole = found.weights.ndim == 3
+        weights = (found.weights[:, None] if whole else found.weights)[:, :, i].astype(np.float64)
+        layers = () if whole or len(found.layers) < 2 else tuple(found.layers)
+        return cls(weights, weights.mean(1), found.rounds.tolist(), found.selected, layers)
+
+    @property
+    def shown(self) -> list[int]:
+        """Indices of some rounds, evenly apart, the selected one among them."""
+        even = np.linspace(0, len(self.rounds) - 1, ROUNDS).round().astype(int).tolist()
+        return sorted({*even, self.selected})
+
+    def most(self, i: int, top: int) -> list[int]:
+        """The others that the client learns from, by weight, at most so many; one of them if there is none."""
+        row = self.mean[self.selected]
+        order = [j for j in np.argsort(-np.abs(row), kind="stable").tolist() if j != i]
+        return [j for j in order if row[j] != 0][:top] or order[:1]
+
+    def source(self, name: str, j: int, compared: float, labels: float, scores: _Scores) -> Source:
+        """What is known of client j."""
+        layers = tuple(self.weights[self.selected, :, j].tolist()) if self.layers else ()
+        by_round = tuple(self.mean[self.shown, j].tolist())
+        known = compared, labels, scores.weights.get(j, math.nan), scores.without.get(j, math.nan)
+        return Source(name, float(self.mean[self.selected, j]), layers, by_round, *known)
+
+
+def explain(
+    run: str | Path, client: int | str, of: int | str | None = None, data_dir: str | Path | None = None, top: int = TOP
+) -> Reasons:
+    """Why a client of a finished run learns from another (`of`), or from the `top` clients of most weight.
+
+    Scores are measured on the run's own data, from `data_dir` where they are not
+    a file of yours: the models of the last round are mixed again by the client's weights without one of them. What
+    cannot be told is left out, and `notes` say why. Raises UsageError for a run without a relation, for one of real
+    sites, and for a client that is not there.
+    """
+    folder = RunFolder(run)
+    summary = folder.read_summary()
+    names = summary.client_names
+    if summary.experiment is not None:
+        raise UsageError(f"{folder} is a run of real sites, where models and data stayed: nothing can be measured here")
+    i = client_index(names, client)
+    heard = _Heard.of(relations_of(folder), i)
+    places = heard.most(i, top) if of is None else [client_index(names, of)]
+    if places == [i]:
+        raise UsageError(f"client '{names[i]}' is the one that is explained; name another client")
+    notes = list[str]()
+    if of is not None and heard.mean[heard.selected, places[0]] == 0:
+        notes.append(
+            f"client '{names[i]}' learns nothing from '{names[places[0]]}' in round {heard.rounds[heard.selected]}"
+        )
+    opened = _opened(folder, notes)
+    alike, labels = _compared(opened, i, places, notes), _labels(folder, names, [i, *places])
+    scores = _measured(opened, i, places, data_dir, notes)
+
+    def source(j: int) -> Source:
+        compared = math.nan if alike is None else float(alike.values[j])
+        return heard.source(names[j], j, compared, labels.get(j, math.nan), scores)
+
+    return Reasons(
+        run=str(run),
+        method=summary.method,
+        client=names[i],
+        others=len(names) - 1,
+        round=heard.rounds[heard.selected],
+        last=opened.former.done if isinstance(opened, Reopened) else heard.rounds[-1],
+        layers=heard.layers,
+        rounds=tuple(heard.rounds[t] for t in heard.shown),
+        itself=source(i),
+        sources=tuple(source(j) for j in places),
+        compared="" if alike is None else alike.what,
+        metric=summary.metric,
+        is_share=summary.is_share,
+        higher_is_better=summary.higher_is_better,
+        score=scores.whole,
+        alone=scores.alone,
+        notes=(*notes, *_about(summary, scores)),
+    )
+
+
+def _opened(folder: RunFolder, notes: list[str]) -> Reopened | Saved | None:
+    """The run as it was after its last round, or its models alone, or nothing."""
+    saved = None
+    with note_failure(notes, "nothing but weights is known"):
+        saved = Saved.open(folder.path)
+    if saved is None:
+        return None
+    with note_failure(notes, NOT_MEASURED):
+        return Reopened(saved, saved.task)
+    return saved
+
+
+def _compared(opened: Reopened | Saved | None, i: int, places: Sequence[int], notes: list[str]) -> _Likeness | None:
+    """What the method compared, if the run has left it; else how the saved models of these clients are alike."""
+    if opened is None:
+        return None
+    if isinstance(opened, Reopened) and (told := opened.compared()) is not None:
+        return _Likeness(f"{told.what}, after round {opened.former.done}", told.values[i].double().cpu().numpy())
+    saved = opened.saved if isinstance(opened, Reopened) else opened
+    weighs = undivided(opened.method).weighs if isinstance(opened, Reopened) else ""
+    why = weighs or f"the run kept nothing of what {saved.summary.method} compares"
+    notes.append(f"{why}; saved models are compared instead")
+    learned = saved.layout.trainable
+    models = {j: saved.theta(position=j)[learned].double() for j in dict.fromkeys([i, *places])}
+    values = np.full(len(saved.names), math.nan)
+    if isinstance(opened, Reopened):
+        moved = {j: theta - opened.model.theta[learned].double() for j, theta in models.items()}
+        for j, way in moved.items():
+            values[j] = float(torch.nn.functional.cosine_similarity(way, moved[i], dim=0))
+        return _Likeness(MOVED, values)
+    for j, theta in models.items():
+        values[j] = float((theta - models[i]).norm())
+    return _Likeness(APART, values)
+
+
+def _measured(
+    opened: Reopened | Saved | None, i: int, places: Sequence[int], data_dir: str | Path | None, notes: list[str]
+) -> _Scores:
+    """Scores of the client's mixture as it is, without each of these, and of its own model alone."""
+    if not isinstance(opened, Reopened):
+        return _Scores()
+    scores = None
+    with note_failure(notes, NOT_MEASURED):
+        remixed = Remixed(opened, i)
+        client, row = remixed.load(None if data_dir is None else Path(data_dir)), remixed.row
+        less = {j: without(row, j) for j in places}
+        scores = {j: math.nan if one is None else client.score(one) for j, one in less.items()}
+        whole, own = client.score(row), client.score(alone(row, i))
+    if scores is None:
+        return _Scores()
+    if any(one is None for one in less.values()):
+        notes.append("where nothing would be left of a row there is no score")
+    weights = row.reshape(-1, row.shape[-1]).double().mean(0).tolist()
+    return _Scores(dict(enumerate(weights)), whole, own, scores)
+
+
+def _labels(folder: RunFolder, names: list[str], clients: list[int]) -> dict[int, float]:
+    """The share of its labels that each of these has in common with the first; nothing where labels are not known."""
+    facts = folder.read_clients()
+    if facts.get("names") != names or "counts" not in facts:
+        return {}
+    common = label_overlap(torch.tensor(facts["counts"])[clients])[0]
+    return dict(zip(clients, common.tolist(), strict=True))
+
+
+def _about(summary: Summary, scores: _Scores) -> list[str]:
+    """What is to be known of measured scores."""
+    if math.isnan(scores.whole) or summary.chosen == MIXED:
+        return []
+    return [f"validation chose the model '{summary.chosen}'; the scores are of '{MIXED}', as the client is sent it"]
+
+
+def grids(found: Reasons) -> list[Grid]:
+    """Reasons as tables: which clients it learns from, by layer, by round, and scores."""
+    every = [found.itself, *found.sources]
+    named = [ITSELF, *(one.client for one in found.sources)]
+
+    def table(name: str, title: str, headings: Sequence[str], rows: list[list[str]], notes: Sequence[str] = ()) -> Grid:
+        return Grid(name, title, ["", *headings], [rows], notes)
+
+    what = [f"compared: {found.compared}"] if found.compared else []
+    if any(not math.isnan(one.labels) for one in every):
+        what.append("labels: the share of their labels that both clients have in common")
+    result = [
+        table(
+            "sources",
+            f"the clients that '{found.client}' learns from in {found.run} ({found.method}, round {found.round}), "
+            f"{len(found.sources)} of {found.others}",
+            ["weight", "compared", "labels"],
+            [[n, *map(number, (o.weight, o.compared, o.labels))] for n, o in zip(named, every, strict=True)],
+            what,
+        )
+    ]
+    if found.layers:
+        rows = [[n, *map(number, o.layers)] for n, o in zip(named, every, strict=True)]
+        result.append(table("layers", f"weights by layer, round {found.round}", found.layers, rows))
+    if len(found.rounds) > 1:
+        rows = [[n, *map(number, o.rounds)] for n, o in zip(named, every, strict=True)]
+        result.append(table("rounds", "weights by round", [f"round {r}" for r in found.rounds], rows))
+    if not math.isnan(found.score):
+        result.append(table("scores", *_scores_table(found)))
+    last = result[-1]
+    result[-1] = Grid(last.name, last.title, last.headings, last.blocks, (*last.notes, *found.notes))
+    return result
+
+
+def _scores_table(found: Reasons) -> tuple[str, list[str], list[list[str]]]:
+    """Title, headings and rows of the scores."""
+    scale, digits = (100, 2) if found.is_share else (1, 4)
+
+    def cells(name: str, weight: float, score: float) -> list[str]:
+        if math.isnan(score):
+            return [name, number(weight), "", ""]
+        apart = f"{scale * (score - found.score):+.{digits}f}" if name != AS_IT_IS else ""
+        return [name, number(weight), f"{scale * score:.{digits}f}", apart]
+
+    rows = [cells(AS_IT_IS, math.nan, found.score)]
+    rows += [cells(f"without {one.client}", one.last, one.without) for one in found.sources]
+    rows.append(cells("its own model alone", found.itself.last, found.alone))
+    unit = (", %" if found.is_share else "") + ("" if found.higher_is_better else ", lower is better")
+    title = (
+        f"its mixture of the models of round {found.last}, the last, on its own test examples ({found.metric}{unit})"
+    )
+    return title, ["weight", found.metric, "difference"], rows
+
+
+def _plain(source: Source) -> dict[str, Any]:
+    return {key: defined(one) for key, one in source._asdict().items()}

@@ -1,0 +1,159 @@
+"""Gather: from the folders that somebody names to the runs that a report shows side by side."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ...errors import UsageError, some
+from ...runs.run_folder import RunFolder
+from ...search.study import score
+from ...search.successive_halving import BASES
+from ..tables.compare import compare
+from ..tables.run_rows import Row
+
+UNDER = ("*", "*/*", "runs/*/*")  # where folders of many runs have them: a column of a table, a sweep, a whole table
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """The runs of a report, best first: a row each, with its label, and which is the one that is judged."""
+
+    rows: tuple[Row, ...]
+    labels: tuple[str, ...]
+    main: int
+    candidates: int  # from which the judged one was chosen by the page
+    notes: list[str] = field(default_factory=list)
+
+    def at(self, method: str) -> int | None:
+        """The position of the best run of a method; None if there is none."""
+        return next((i for i, row in enumerate(self.rows) if row.method == method), None)
+
+
+def gather(
+    paths: Sequence[Path], labels: Mapping[str, str] | None = None, judged: str = "", alike: bool = False
+) -> Gathered:
+    """The runs in these folders; Local and FedAvg are taken from beside them where they are not named.
+
+    A folder may be that of a run, of a choice, or of many runs, such as a sweep's, of which the best setting of each
+    method is taken, by validation. `labels` are names by folder, `judged` is the folder of the run that the verdict is
+    on, and `alike` says that their data are known to be the same. Raises UsageError for a folder without a finished
+    run, and for runs of different data, naming what differs.
+    """
+    if not paths:
+        raise UsageError("nothing to report: name the folders of finished runs")
+    notes: list[str] = []
+    folders = [folder for path in paths for folder in _runs_in(path, notes)]
+    folders = list(dict.fromkeys(folders))
+    named = compare(folders, alike)
+    if len(named.sets) > 1:
+        sides = "; ".join(f"{rows[0].folder} ({rows[0].dataset}, {rows[0].clients} clients)" for rows in named.sets[:4])
+        raise UsageError(
+            f"runs of different data cannot stand side by side: they differ in {named.differing}: {sides}; name fewer"
+        )
+    mine = named.sets[0]
+    beside = [found for base in BASES if (found := _beside(mine, base)) is not None]
+    whole = compare([*(Path(row.folder) for row in mine), *beside], alike) if beside else named
+    rows = next(rows for rows in whole.sets if rows[0].setting == mine[0].setting)
+    at = [i for i, row in enumerate(rows) if row.folder == judged]
+    main, candidates = (at[0], 1) if at else _main(rows, {row.folder for row in mine})
+    warnings = [one for one in whole.warnings if not one.startswith("Local is not")]
+    return Gathered(rows, _labels(rows, labels or {}), main, candidates, [*notes, *warnings])
+
+
+def folders_of(row: Row) -> list[RunFolder]:
+    """The folder of each seed; a repeated run, such as one of a sweep, may have no summary of its own."""
+    own = RunFolder(row.folder)
+    if own.is_finished:
+        return own.repeats()
+    return own.seeds()
+
+
+def _is_run(path: Path) -> bool:
+    return path.is_dir() and (
+        any((path / name).exists() for name in ("summary.json", "config.toml")) or bool(RunFolder(path).seeds())
+    )
+
+
+def _runs_in(path: Path, notes: list[str]) -> list[Path]:
+    """The folder itself if it is a run's, or those of the runs in it: of each method the best setting."""
+    if not path.is_dir():
+        raise UsageError(f"{path} is not a folder; name the folder of a finished run, such as runs/fedaghn/digits/...")
+    if _is_run(path):
+        return [path]
+    if (path / "race").is_dir():
+        raise UsageError(f"{path} holds a choice that is not finished; the command that began it goes on with it")
+    found = next((runs for under in UNDER if (runs := [p for p in sorted(path.glob(under)) if _is_run(p)])), [])
+    finished = [one for one in found if _is_finished(one)]
+    if not finished:
+        raise UsageError(
+            f"{path} is not the folder of a run: it has neither summary.json nor config.toml, and no finished run in it"
+        )
+    if len(finished) < len(found):
+        notes.append(f"left out, as not finished: {some(len(found) - len(finished), len(found), 'run')} of {path}")
+    compared = compare(finished)
+    if len(compared.sets) > 1:
+        places = sorted({str(Path(row.folder).parent) for rows in compared.sets for row in rows})
+        raise UsageError(
+            f"{path} holds runs of different data, which differ in {compared.differing}; "
+            f"name one of {', '.join(places[:12])}"
+        )
+    if all(one.parent == path for one in found):  # each was put there under a name of its own
+        return finished
+    return _best_settings(compared.sets[0], path, notes)
+
+
+def _best_settings(rows: Sequence[Row], path: Path, notes: list[str]) -> list[Path]:
+    """Of each method the run with the best validation score; a note says among how many it was chosen."""
+    best = []
+    for name in dict.fromkeys(row.name for row in rows):
+        alike = [row for row in rows if row.name == name]
+        chosen = alike[0]
+        if len(alike) > 1:
+            chosen = max(alike, key=_validated)
+            notes.append(
+                f"{name}: {Path(chosen.folder).name}, the best of {len(alike)} settings in {path} by validation score"
+            )
+        best.append(Path(chosen.folder))
+    return best
+
+
+def _validated(row: Row) -> float:
+    """A row's mean validation score, higher is better; minus infinity without one."""
+    found = score(*folders_of(row))
+    if found.validation is None:
+        return float("-inf")
+    return found.validation if found.selects_highest else -found.validation
+
+
+def _is_finished(path: Path) -> bool:
+    whole = RunFolder(path)
+    return all(one.is_finished for one in whole.seeds() or [whole])
+
+
+def _beside(rows: Sequence[Row], base: str) -> Path | None:
+    """The run of Local or FedAvg beside the first of these that has one; None if it is one of these itself."""
+    if any(row.method == base for row in rows):
+        return None
+    every = (RunFolder(row.folder).beside(base) for row in rows)
+    return next((one.path for one in every if one.is_finished), None)
+
+
+def _labels(rows: Sequence[Row], known: Mapping[str, str]) -> tuple[str, ...]:
+    """A method's name, and the folder's where two runs have the same; or what is known of its folder."""
+    names = [known.get(row.folder, row.name) for row in rows]
+    return tuple(
+        f"{name}, {Path(row.folder).name}" if names.count(name) > 1 else name
+        for name, row in zip(names, rows, strict=True)
+    )
+
+
+def _main(rows: Sequence[Row], named: set[str]) -> tuple[int, int]:
+    """Which run is judged, and among how many it was chosen: a choice's winner, or the best by validation."""
+    mine = [i for i, row in enumerate(rows) if row.folder in named]
+    for i in mine:
+        if (chosen := RunFolder(rows[i].folder).choice).exists():
+            found = json.loads(chosen.read_text(encoding="utf-8"))
+            return i, int(found["verdict"]["candidates"]) if found["verdict"] else len(found["ranking"])
+    others = [i for i in mine if rows[i].method not in BASES] or [i for i in mine if rows[i].method != "local"] or mine
+    return max(others, key=lambda i: _validated(rows[i])), len(others)

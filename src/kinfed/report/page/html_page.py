@@ -1,0 +1,342 @@
+"""Page: finished runs as one HTML file that needs no network."""
+
+import base64
+import hashlib
+import json
+import math
+import re
+import time
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from markupsafe import Markup
+
+from ... import __version__
+from ...core.history import KINDS
+from ...core.summary import Summary
+from ...errors import UsageError, log_failure, several
+from ...files import replacing
+from ...methods import METHODS
+from ...runs.run_folder import RunFolder
+from ...runs.test_scores import verdict
+from ..tables.compare import read_tested
+from ..tables.run_rows import Row
+from ..tables.text_table import Grid, quantity
+from . import page_settings
+from .gather import Gathered, folders_of, gather
+from .overview import Part, front_of, of_sites, tables_beside
+from .page_data import Contents, attempt, contents, word
+
+TEMPLATE = Path(__file__).parent / "template"
+FOREST, EDGE = 150, 8  # width of the drawing of an interval, and what stays free on its sides
+MINUS, NONE = "\u2212", "\u2013"  # as people write them
+
+
+def write(paths: Sequence[Path], out: Path) -> None:
+    """Write the report on the runs in these folders; raises UsageError where they cannot stand on one page."""
+    text = page(paths)
+    if out.is_dir():
+        raise UsageError(f"{out} is a folder; name a file with -o, such as {out / 'page.html'}")
+    if not out.parent.is_dir():
+        raise UsageError(f"there is no folder {out.parent} for the page; make it, or choose another -o")
+    with replacing(out) as part:
+        part.write_text(text, encoding="utf-8")
+
+
+def page(paths: Sequence[Path]) -> str:
+    """The report as the text of one HTML file: of runs side by side, or of a folder with several such sets of runs.
+
+    Everything that comes from a run's folder is escaped, or lies as JSON in a block that no browser runs; the page's
+    own script and style are the only ones that its policy allows.
+    """
+    style, script = ((TEMPLATE / f"page.{kind}").read_text(encoding="utf-8") for kind in ("css", "js"))
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(TEMPLATE),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    made = {"version": __version__, "written": time.strftime("%Y-%m-%d %H:%M")}
+    front = front_of(paths[0]) if len(paths) == 1 else None
+    template, runs, refused = environment.get_template("run.html"), list[dict[str, Any]](), list[str]()
+    for part in [Part("", paths)] if front is None else front.parts:
+        try:
+            words = _part(part, len(front.parts) if front else 1)
+        except Exception as problem:
+            if front is None:
+                raise
+            refused.append(f"{part.name} has no page of its own: {log_failure(problem)}")
+            continue
+        runs.append(
+            {"name": part.name, "headline": words["headline"], "text": Markup(template.render(**words, **made))}
+        )
+    return environment.get_template("page.html").render(
+        style=Markup(style),
+        script=Markup(script),
+        policy=f"default-src 'none'; style-src {_digest(style)}; script-src {_digest(script)}; img-src data:",
+        headline=front.headline if front else runs[0]["headline"],
+        front=front,
+        picture=_drawn(front.picture) if front and front.picture else "",
+        runs=runs,
+        refused=refused,
+        folder=paths[0] if paths else "",
+        **made,
+    )
+
+
+def _part(part: Part, parts: int) -> dict[str, Any]:
+    """What the page says of runs that stand side by side, one of so many sets of them."""
+    gathered = gather(part.folders, part.labels, part.judged, part.alike)
+    found = contents(gathered, parts)
+    main, words = RunFolder(gathered.rows[gathered.main].folder), _words(gathered, found)
+    notes, none = words["notes"], list[Grid]()
+    notes += part.notes
+    tables = list[Grid]()
+    if len(part.folders) == 1:
+        tables += attempt(notes, "what else was tried is not shown", none, partial(tables_beside, part.folders[0]))
+    if main.is_finished:
+        tables += attempt(notes, "sites are not shown", none, partial(of_sites, main, main.read_summary()))
+    return {**words, "data": _embedded(found.data), "tables": tables}
+
+
+def _drawn(path: Path) -> str:
+    """A picture as an address that holds it whole."""
+    return f"data:image/png;base64,{base64.b64encode(path.read_bytes()).decode()}"
+
+
+def _digest(text: str) -> str:
+    """What a content security policy calls a script or a style."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+def _embedded(data: Any) -> Markup:
+    """JSON that cannot end the block it lies in."""
+    text = json.dumps(data, allow_nan=False, separators=(",", ":"))
+    for letter in "<>&\u2028\u2029":
+        text = text.replace(letter, f"\\u{ord(letter):04x}")
+    return Markup(text)
+
+
+def _words(gathered: Gathered, found: Contents) -> dict[str, Any]:
+    """What the page says in words and tables."""
+    main, rows = gathered.rows[gathered.main], gathered.rows
+    judged = _verdict(gathered)
+    scale = _Forest.over([one for row in rows for one in (row.verdict or {}).get("over", {}).values()])
+    summaries = [_summary(row) for row in rows]
+    headline, lead = _sentence(gathered, judged)
+    config = page_settings.first_config(Path(main.folder))
+    return {
+        "about": _about(main, summaries[gathered.main]),
+        "headline": headline,
+        "lead": lead,
+        "facts": list(_facts(main, judged)),
+        "cautions": _cautions(gathered, summaries),
+        "chosen": gathered.labels[gathered.main] if gathered.candidates > 1 else "",
+        "notes": [*gathered.notes, *found.notes],
+        "metric": word(main.metric),
+        "unit": f" ({main.unit})" * bool(main.unit),
+        "gain_unit": _gain_unit(main),
+        "zero": scale.x(0),
+        "forest": FOREST,
+        "methods": [
+            _method(row, label, one, scale, i == gathered.main)
+            for i, (row, label, one) in enumerate(zip(rows, gathered.labels, summaries, strict=True))
+        ],
+        "papers": _papers(summaries),
+        "settings": page_settings.settings(config),
+        "commands": list(_commands(gathered)),
+        "has_local": gathered.at("local") is not None,
+        "folder": main.folder,
+        "outside": [
+            (one["name"], _score(main, one["mean"]), one["needs"]) for one in summaries[gathered.main].outside or ()
+        ],
+    }
+
+
+def _papers(summaries: Sequence[Summary]) -> list[str]:
+    """What each method is, and what it does otherwise than its paper, as its file says it."""
+    names = [name for name in dict.fromkeys(one.method for one in summaries) if name in METHODS]
+    differs = {name: METHODS.differs(name) for name in names}
+    return [METHODS.summary(name) + f" Differs: {differs[name]}" * bool(differs[name]) for name in names]
+
+
+def _commands(gathered: Gathered) -> Iterator[tuple[str, str]]:
+    """What repeats each run, into folders that differ."""
+    names = [Path(row.folder).resolve().name for row in gathered.rows]
+    for row, label, name in zip(gathered.rows, gathered.labels, names, strict=True):
+        own = name if names.count(name) == 1 else re.sub(r"[^\w.=+-]+", "-", f"{row.method}-{name}")
+        yield label, page_settings.command(RunFolder(row.folder), own)
+
+
+def _summary(row: Row) -> Summary:
+    """The summary of a run, or of the first seed of one that has none of its own."""
+    return folders_of(row)[0].read_summary()
+
+
+def _verdict(gathered: Gathered) -> dict[str, Any] | None:
+    """The verdict on the run that is judged; it says so where the page has chosen it among several."""
+    row, places = gathered.rows[gathered.main], (gathered.at("local"), gathered.at("fedavg"))
+    if row.verdict is None or gathered.candidates < 2 or row.verdict["candidates"] > 1 or places[0] is None:
+        return row.verdict
+    others = [None if i is None else gathered.rows[i] for i in places]
+    seeds = [seed for seed in row.seeds if all(seed in one.seeds for one in others if one is not None)]
+    if not seeds:
+        return None
+    mine = read_tested(row, seeds)
+    local, fedavg = (None if one is None else read_tested(one, seeds) for one in others)
+    assert local is not None
+    shown: dict[str, Any] = {
+        "metric": row.metric,
+        "higher_is_better": row.higher_is_better,
+        "unit": row.unit,
+    }
+    return verdict(row.method, mine, local, fedavg, candidates=gathered.candidates, **shown).to_dict()
+
+
+def _sentence(gathered: Gathered, judged: dict[str, Any] | None) -> tuple[str, str]:
+    """The verdict as a headline and the rest of its sentence."""
+    row = gathered.rows[gathered.main]
+    if judged is not None:
+        head, _, rest = judged["sentence"].partition(": ")
+        if rest.startswith(f"{row.metric} "):
+            rest = rest.replace(row.metric, word(row.metric), 1)
+        head, _, by = head.removesuffix(")").partition(" (")
+        rest = f"{by}: {rest}" if by else rest[:1].upper() + rest[1:]
+        return head[:1].upper() + head[1:], f"{rest}."
+    score = f"{row.method} has a mean test {word(row.metric)} of {_score(row, row.mean, True)} over "
+    score += several(row.clients, "client")
+    if row.method == "local" or gathered.at("local") is not None:
+        return "There is nothing to compare", f"{score[0].upper()}{score[1:]}; no other method is among these runs."
+    return (
+        "Local is not among these runs",
+        f"So this page cannot say what learning from others was worth. {score[0].upper()}{score[1:]}.",
+    )
+
+
+def _about(row: Row, summary: Summary) -> str:
+    seeds = f"seeds {', '.join(map(str, row.seeds))}" if len(row.seeds) > 1 else f"seed {row.seeds[0]}"
+    sizes = f"{several(summary.clients, 'client')}, {several(summary.rounds, 'round')}, {seeds}"
+    return f"{row.method} on {row.dataset}: {sizes}, a model of {summary.parameters:,} parameters"
+
+
+def _facts(row: Row, judged: dict[str, Any] | None) -> list[tuple[str, str, str]]:
+    """The few numbers to remember: the number, what it is, and how sure."""
+    spread = f"± {_score(row, row.over_clients)} over clients"
+    facts = [(_score(row, row.mean, True), f"mean test {word(row.metric)}", spread)]
+    for base, name in (("local", "learning alone"), ("fedavg", "one model for all")):
+        if judged is not None and base != row.method and base in judged["over"]:
+            mean, interval = _difference(row, judged["over"][base])
+            facts.append((mean, f"{_gain_unit(row)} over {name}", interval))
+    if judged is not None and row.method != "local" and _by_example(row):
+        gain, lose, rest = (len(judged[side]) for side in ("gain", "lose", "undecided"))
+        if gain or lose:  # else the sentence says that no client's difference can be told
+            facts.append((f"{gain:,} gain, {lose:,} lose", "clients, beyond noise", f"{rest:,} undecided"))
+    return facts
+
+
+def _by_example(row: Row) -> bool:
+    """Whether single test examples tell which clients gain."""
+    return all(folder.tested.exists() for folder in folders_of(row))
+
+
+def _cautions(gathered: Gathered, summaries: Sequence[Summary]) -> list[tuple[str, str]]:
+    """What to know before believing the numbers."""
+    found: dict[tuple[str, str], None] = {}
+    for row, label, summary in zip(gathered.rows, gathered.labels, summaries, strict=True):
+        if summary.leaking:
+            found["Leaking", f"{label}: {summary.caution}. Its scores are not a fair estimate."] = None
+        if row.origin == "oracle":
+            found["Oracle", f"{label} uses a graph that a real server would not know."] = None
+        if summary.attack is not None:
+            found["Attack", f"{label}: {row.attack}; scores are those of honest clients."] = None
+        if summary.precision not in (None, "float32"):
+            found["Precision", f"{label} was trained in {summary.precision}."] = None
+        found |= {("Warning", f"{label}: {warning}"): None for warning in row.warnings}
+    if gathered.at("local") is None:
+        nothing = "Nothing here says what learning from others is worth, as Local is not among the runs."
+        own = "Local is not among the runs; the verdict is the run's own, and of single clients nothing can be said."
+        found["No Local", nothing if gathered.rows[gathered.main].verdict is None else own] = None
+    scaled = [part for row in gathered.rows for part in Path(row.folder).absolute().parts if "-scaled-" in part]
+    if scaled:
+        found["Scaled", f"A smaller copy of a published experiment ({scaled[0]}): fewer rounds and examples."] = None
+    return list(found)
+
+
+def _method(row: Row, label: str, summary: Summary, scale: "_Forest", judged: bool) -> dict[str, Any]:
+    """A line of the table of methods."""
+    scores = [one.read_summary().honest_scores[row.model] for one in folders_of(row)]
+    worst, best = (float(sum(s.get(k, math.nan) for s in scores) / len(scores)) for k in ("worst10", "best10"))
+    judgement = row.verdict or {}
+    over = {base: found for base, found in judgement.get("over", {}).items() if base != row.method}
+    told = judgement and row.method != "local" and _by_example(row)
+    sides = [len(judgement[side]) for side in ("gain", "undecided", "lose")] if told else None
+    return {
+        "label": label,
+        "judged": judged,
+        "model": row.model,
+        "kind": KINDS.get(row.model, ""),
+        "mean": _score(row, row.mean),
+        "spread": _score(row, row.over_clients),
+        "seeds": None if row.over_seeds is None else _score(row, row.over_seeds),
+        "worst": _score(row, worst),
+        "best": _score(row, best),
+        "over": {base: _difference(row, over[base]) for base in over},
+        "drawn": scale.of(over["local"]) if "local" in over else None,
+        "sides": sides,
+        "origin": "" if row.origin in (None, "fixed") else row.origin,
+        "up": quantity(summary.bytes_up, "B"),
+        "down": quantity(summary.bytes_down, "B"),
+        "seconds": f"{row.seconds:.1f}",
+        "leaking": row.leaking,
+    }
+
+
+class _Forest:
+    """Where numbers lie in the drawing of intervals, the same for all methods."""
+
+    def __init__(self, low: float, high: float) -> None:
+        self.low, self.high = low, high
+
+    @classmethod
+    def over(cls, differences: Sequence[dict[str, float | None]]) -> "_Forest":
+        bounds = (one[key] for one in differences for key in ("mean", "low", "high"))
+        values = [0.0, *(value for value in bounds if value is not None)]
+        low, high = min(values), max(values)
+        return cls(low, high if high > low else low + 1)
+
+    def x(self, value: float) -> float:
+        """In pixels from the left."""
+        return round(EDGE + (FOREST - 2 * EDGE) * (value - self.low) / (self.high - self.low), 1)
+
+    def of(self, difference: dict[str, float | None]) -> dict[str, float]:
+        """The places of an interval's mean and bounds; the bounds are the mean's where there are none."""
+        mean = difference["mean"] or 0.0
+        bounds = {key: mean if (value := difference[key]) is None else value for key in ("low", "high")}
+        return {"mean": self.x(mean)} | {key: self.x(value) for key, value in bounds.items()}
+
+
+def _gain_unit(row: Row) -> str:
+    """What a gain is counted in."""
+    if not row.higher_is_better:
+        return "% less error"
+    return "points" if row.is_share else word(row.metric)
+
+
+def _difference(row: Row, found: dict[str, float | None]) -> tuple[str, str]:
+    """A gain and its interval as text; a positive one is better."""
+    shares = row.is_share if row.higher_is_better else found.get("relative", True)
+    times, digits = (100, ".1f") if shares else (1, ".3g")
+    mean, low, high = found["mean"], found["low"], found["high"]
+    interval = "no interval" if low is None or high is None else f"{times * low:{digits}} to {times * high:{digits}}"
+    text = "" if mean is None else f"{times * mean:+{digits}}"
+    return text.replace("-", MINUS), interval.replace("-", MINUS)
+
+
+def _score(row: Row, value: float, unit: bool = False) -> str:
+    if not math.isfinite(value):
+        return NONE
+    return f"{100 * value:.1f}" + " %" * unit if row.is_share else f"{value:.4g}"

@@ -1,0 +1,362 @@
+"""Fronts: what a page begins with if its folder holds more than runs, such as a published table or newcomers.
+
+Everything is read from the files that the command has written which made the folder.
+"""
+
+import csv
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+
+from kinfed_papers import claim_verdicts, published_table
+from kinfed_papers.reproduction import FLAGS, MEASURES
+
+from ...core.summary import Summary
+from ...errors import UsageError, several
+from ...runs.run_folder import RunFolder
+from ..tables.text_table import Grid, of_markdown, quantity
+
+Lines = list[dict[str, str]]
+NONE = "\u2013"  # where there is no number
+WIDE = 6  # columns of a published table beside each other
+
+
+@dataclass(frozen=True)
+class Part:
+    """Runs that stand side by side on a page of several such parts."""
+
+    name: str
+    folders: Sequence[Path]
+    labels: Mapping[str, str] = field(default_factory=dict)  # by folder
+    judged: str = ""  # the folder of the run that is judged; else that with the best validation score
+    notes: Sequence[str] = ()
+    alike: bool = False  # whether their data are known to be the same
+
+
+@dataclass(frozen=True)
+class Front:
+    """What is said and shown before the runs; then the parts, of which a reader opens one at a time."""
+
+    about: str
+    headline: str
+    lead: str
+    tables: Sequence[Grid]
+    folded: Sequence[Grid] = ()  # further tables, which a reader may open
+    cautions: Sequence[tuple[str, str]] = ()
+    notes: Sequence[str] = ()
+    parts: Sequence[Part] = ()
+    picture: Path | None = None
+    described: str = ""  # the picture
+
+
+def front_of(path: Path) -> Front | None:
+    """What stands before the runs of a folder; None if it holds a run, or runs, and nothing else."""
+    if (path / "onboarding.csv").is_file():
+        return _newcomers(path)
+    if (path / "join.safetensors").is_file():
+        return _site(path)
+    if (path / "table.csv").is_file() and (path / "runs").is_dir():
+        lines = _lines(path / "table.csv")
+        if lines and {"column", "printed", "metric", "ours"} <= lines[0].keys():
+            return _table(path, lines)
+    return None
+
+
+def tables_beside(path: Path) -> list[Grid]:
+    """What a choice or a sweep has found beyond the runs that are shown side by side: all that was tried."""
+    if (path / "choice.json").is_file():
+        share = RunFolder(path).read_summary().is_share
+        return [_tried(json.loads((path / "choice.json").read_text(encoding="utf-8")), share)]
+    if (path / "table.md").is_file():
+        return of_markdown((path / "table.md").read_text(encoding="utf-8"))
+    return []
+
+
+def _lines(path: Path) -> Lines:
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            return list(csv.DictReader(file))
+    except (OSError, ValueError) as problem:
+        raise UsageError(f"{path} cannot be read: {problem}") from None
+
+
+# ---- a published table ----
+
+
+def _table(path: Path, lines: Lines) -> Front:
+    """A folder of `kinfed reproduce`: the table, what becomes of the paper's claims, statistics, and each column."""
+    name, title, source = _known(path)
+    measured = [line for line in lines if line["ours"]]
+    if not measured:
+        raise UsageError(f"{path} holds a published table of which no run is finished yet")
+    # Several of our columns may stand for one of the paper's, on all its data and on a part of them.
+    printed, both = ({_figure(line) for line in some if line["paper"]} for some in (lines, measured))
+    seeds = Counter(int(line["seeds"] or 0) for line in measured)
+    lead = f"{several(len(measured), 'number')} measured here, beside {len(both)} of the {len(printed)} in print; "
+    lead += ", ".join(f"{count} with {several(size, 'seed')}" for size, count in sorted(seeds.items()))
+    statistics = path / "statistics" / "statistics.md"
+    found = of_markdown(statistics.read_text(encoding="utf-8")) if statistics.is_file() else []
+    over = [one for one in found if "mean rank" in one.headings]
+    flags = dict.fromkeys(flag for line in measured for flag in line["flags"].split("; ") if flag)
+    ranks = path / "statistics" / "ranks.png"
+    return Front(
+        source,
+        f"{name}: {title}" if title else name,
+        f"{lead}.",
+        [*_matrices(lines), *_claims(name, path, flags), *(_spelt(one, found) for one in over)],
+        [one for one in found if one not in over],
+        [("Scaled", "Fewer rounds and examples than in the paper.")] * any(one.startswith("scaled") for one in flags),
+        [f"{flag}: {FLAGS[flag]}" for flag in flags if flag in FLAGS],
+        list(_columns(path, name, measured)),
+        ranks if ranks.is_file() else None,
+        "Mean ranks of the methods over columns; those that a bar joins do not differ.",
+    )
+
+
+def _figure(line: Mapping[str, str]) -> tuple[str, ...]:
+    """What tells a printed number from others: its row and its column in print."""
+    return tuple(line[key] for key in ("printed", "dataset", "setting", "metric", "paper"))
+
+
+def _known(path: Path) -> tuple[str, str, str]:
+    """The table's name, title and source, by the first line of table.md."""
+    page = path / "table.md"
+    first = page.read_text(encoding="utf-8").partition("\n")[0] if page.is_file() else ""
+    name, _, title = first.removeprefix("# ").partition(": ")
+    try:
+        return name, title, published_table.load(name).source
+    except UsageError:  # of another version
+        return name or path.name, title, ""
+
+
+def _matrices(lines: Lines) -> list[Grid]:
+    """A table a metric, or several with very many columns: methods are rows, columns columns."""
+    metrics = dict.fromkeys(line["metric"] for line in lines if line["ours"])
+    found = []
+    for metric in metrics:
+        mine = [line for line in lines if line["metric"] == metric]
+        columns = list(dict.fromkeys(line["column"] for line in mine if line["ours"]))
+        label = MEASURES[metric].label if metric in MEASURES else metric
+        for first in range(0, len(columns), WIDE):
+            found.append(_matrix(mine, columns[first : first + WIDE], f"Ours beside print: {label}"))
+    told = "ours, ± over seeds where there are several; below, what the paper prints; ★ is our best in a column"
+    return [*found[:-1], replace(found[-1], notes=(told,))]
+
+
+def _matrix(lines: Lines, columns: Sequence[str], title: str) -> Grid:
+    """Our number of one metric with its deviation over seeds, and the printed one below."""
+    heading = {line["column"]: f"{line['dataset']}, {line['setting']}\n{line['column']}" for line in lines}
+    twice = Counter((line["printed"], line["column"]) for line in lines)
+    measure = MEASURES.get(lines[0]["metric"])
+    digits, better = (2, 0) if measure is None else (measure.digits, measure.better)
+    best = {
+        at: max((better * float(line["ours"]) for line in lines if line["column"] == at and line["ours"]), default=0.0)
+        for at in columns
+    }
+    rows: dict[str, dict[str, str]] = {}
+    for line in lines:
+        at = line["column"]
+        if at not in columns or not (line["ours"] or line["paper"]):
+            continue
+        same = twice[line["printed"], at] > 1
+        ours = f"{float(line['ours']):.{digits}f}" if line["ours"] else NONE
+        ours += f" ± {float(line['over_seeds']):.{digits}f}" if line["over_seeds"] else ""
+        ours += " ★" if line["ours"] and better and better * float(line["ours"]) == best[at] else ""
+        cell = f"{ours}\nprinted {float(line['paper']):.{digits}f}" if line["paper"] else ours
+        rows.setdefault(line["printed"] + f" ({line['method']})" * same, {})[at] = cell
+    cells = [[name, *(row.get(at, "") for at in columns)] for name, row in rows.items()]
+    return Grid("table", title, ("method", *(heading[at] for at in columns)), [cells])
+
+
+def _spelt(ranks: Grid, found: Sequence[Grid]) -> Grid:
+    """Mean ranks, with what the letters stand for."""
+    titles = [one.title.partition(": Means over clients, and their spread: ") for one in found]
+    letters = "; ".join(f"{letter} is {what}" for letter, _, what in titles if what)
+    return replace(ranks, notes=(*ranks.notes, letters))
+
+
+def _claims(name: str, path: Path, flags: Mapping[str, None]) -> list[Grid]:
+    """What becomes of the paper's claims; nothing with another network than the paper's."""
+    try:
+        protocol = published_table.load(name)
+    except UsageError:
+        return []
+    found = [] if "own model" in flags else claim_verdicts.verdicts(protocol, claim_verdicts.of_csv(path / "table.csv"))
+    rows = [[one.claim.says, one.answer, one.text] for one in found]
+    return [Grid("claims", "What the paper claims", ("claim", "here", "by how much"), [rows], words=3)] if rows else []
+
+
+def _columns(path: Path, name: str, measured: Lines) -> list[Part]:
+    """The runs of each column; the paper's own method is judged."""
+    own, parts = name.partition(".")[0], []
+    at = {line["column"]: line for line in measured}
+    for column, line in at.items():
+        cells = [cell for cell in sorted((path / "runs" / column).glob("*")) if RunFolder(cell).seeds()]
+        printed = {one["method"]: one["printed"] for one in measured if one["column"] == column}
+        labels = {str(cell): printed.get(cell.name, cell.name) for cell in cells}
+        again = Counter(labels.values())
+        labels = {cell: label if again[label] == 1 else Path(cell).name for cell, label in labels.items()}
+        if cells:  # else it reads the runs of another column
+            note = (
+                "Scores are those of the model that validation prefers, in the task's own metric; the table scores the "
+                "model and the metric that the paper does."
+            )
+            mine = path / "runs" / column / own
+            judged = str(mine) if mine in cells else ""
+            called = f"{line['dataset']}, {line['setting']} ({column})"
+            parts.append(Part(called, cells, labels, judged, (note,), alike=True))
+    return parts
+
+
+# ---- newcomers ----
+
+ALONE, EVERY = "local", "all"
+
+
+def _newcomers(path: Path) -> Front:
+    """A folder of `kinfed onboard --out`: what newcomers have with so many examples, by where their model is from."""
+    lines = _lines(path / "onboarding.csv")
+    if not lines:
+        raise UsageError(f"{path / 'onboarding.csv'} has no newcomer")
+    summary = RunFolder(path).read_summary() if RunFolder(path).is_finished else None
+    higher, share = summary is None or summary.higher_is_better, summary is not None and summary.is_share
+    own = summary.method if summary is not None else lines[0]["model"]
+    names, clients = (list(dict.fromkeys(line[key] for line in lines)) for key in ("model", "client"))
+    by_shots: dict[str, set[str]] = {}
+    for line in lines:
+        by_shots.setdefault(line["examples"], set()).add(line["client"])
+    every = {shots for shots, who in by_shots.items() if len(who) < len(clients)}  # as many as each has
+    scores: dict[tuple[str, str], list[float]] = {}
+    for line in lines:
+        shots = EVERY if line["examples"] in every else line["examples"]
+        scores.setdefault((line["model"], shots), []).append(float(line["score"]))
+    mean = {at: fmean(values) for at, values in scores.items()}
+    asked = list(dict.fromkeys(shots for _, shots in mean))
+    rows = [[name, *(_shown(mean.get((name, shots)), share) for shots in asked)] for name in names]
+    each = [
+        [line["client"], line["examples"], line["model"], _shown(float(line["score"]), share), line["whose"]]
+        for line in lines
+    ]
+    metric = "score" if summary is None else f"test {summary.metric}" + ", %" * share
+    headline, lead = _ahead(mean, asked, own, higher, share)
+    source = Path(str((summary.origin or {}).get("run", ""))) if summary is not None else Path()
+    headings = ("client", "examples", "model", metric, "whose")
+    return Front(
+        f"{several(len(clients), 'newcomer')} to a finished run of {own}",
+        headline,
+        lead,
+        [Grid("newcomers", f"Mean {metric} over newcomers, by examples learned from", ("model", *asked), [rows])],
+        [Grid("each", "Newcomer by newcomer", headings, [each], words=3)],
+        parts=[Part("The run that they joined", [source])] if RunFolder(source).is_finished else (),
+        notes=(
+            f"{own}: by the method's own rule for a newcomer; local: learning alone from the same examples; tuned: "
+            "trained further by the newcomer; best existing: the model of the member that fits its examples best",
+        ),
+    )
+
+
+def _ahead(
+    mean: Mapping[tuple[str, str], float], asked: Sequence[str], own: str, higher: bool, share: bool
+) -> tuple[str, str]:
+    """With how many examples newcomers do better by the method than alone, as a headline and its sentences."""
+    both = [shots for shots in asked if (own, shots) in mean and (ALONE, shots) in mean]
+    if not both:
+        return "Nothing says whether joining helped", "No newcomer learned both by the method and alone."
+    sign, unit = (1 if higher else -1), " %" * share
+    ahead = [shots for shots in both if sign * (mean[own, shots] - mean[ALONE, shots]) > 0]
+    head = "Joining helped newcomers" if len(ahead) == len(both) else "Joining helped some newcomers"
+    parts, best = list[str](), list[str]()
+    for shots in both:
+        told = f"{_shown(mean[own, shots], share)}{unit} with {shots} examples"
+        parts.append(f"{told}, {_shown(mean[ALONE, shots], share)}{unit} alone")
+        name = max((name for name, at in mean if at == shots), key=lambda name: sign * mean[name, shots])
+        if name != own:
+            best.append(f"{name} with {shots} ({_shown(mean[name, shots], share)}{unit})")
+    lead = f"By {own}, on average: {'; '.join(parts)}." + f" Better still: {', '.join(best)}." * bool(best)
+    return head if ahead else "Learning alone did as well for newcomers", lead
+
+
+def _shown(value: float | None, share: bool) -> str:
+    if value is None:
+        return NONE
+    return f"{100 * value:.1f}" if share else f"{value:.4g}"
+
+
+# ---- real sites ----
+
+
+def _site(path: Path) -> Front:
+    """The folder of an experiment at a site: what it joined, and which model it keeps; the scores are at the server."""
+    try:
+        with safe_open(path / "join.safetensors", "np") as file:
+            words = json.loads((file.metadata() or {})["words"])
+        table = words["table"]
+        rows = [["client", path.parent.name], ["method", str(table["method"]["name"])]]
+        rows += [["rounds", str(table["rounds"])], ["an input", " x ".join(map(str, words["shape"]))]]
+        rows += [["outputs", str(words["outputs"])], ["task", str(words["task"]["name"])]]
+        if (path / "model.json").is_file():
+            kept = json.loads((path / "model.json").read_text(encoding="utf-8"))
+            rows += [["model kept", str(kept["model"])], ["of round", str(kept["round"])]]
+    except (SafetensorError, OSError, ValueError, LookupError, TypeError) as problem:
+        raise UsageError(f"{path} is not what a site wrote: {problem!r:.120}") from None
+    has = (path / "model.safetensors").is_file()
+    lead = "This folder is private to the site. Scores, the graph and the verdict are in the run's folder at the server"
+    return Front(
+        f"{path.parent.name}, a site of a federation",
+        "A model of this site's own is ready" if has else "No model has been selected here yet",
+        f"{lead}: kinfed report there." + " To use the model: kinfed predict with this folder." * has,
+        [Grid("site", "What this site takes part in", ("what", "value"), [rows], words=2)],
+    )
+
+
+def of_sites(folder: RunFolder, summary: Summary) -> list[Grid]:
+    """What a run of real sites says of each: rounds used and missed, bytes, and why it was left out."""
+    path = folder.path / "status.json"
+    if summary.executor != "flower" or not path.is_file():
+        return []
+    try:
+        sites: dict[str, dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["sites"]
+        rows = [
+            [
+                name,
+                *(str(one.get(key, "")) for key in ("rounds", "missed")),
+                *(quantity(float(one.get(way, 0)), "B") for way in ("down", "up")),
+                str(one.get("left_out", "")),
+            ]
+            for name, one in sites.items()
+        ]
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as problem:
+        raise UsageError(f"{path} cannot be read ({problem!r:.80}); delete it to do without") from None
+    headings = ("site", "rounds\nused", "missed\nin a row", "down", "up", "why it was left out last")
+    return [Grid("sites", "The sites", headings, [rows])]
+
+
+# ---- a choice ----
+
+
+def _tried(choice: Mapping[str, Any], share: bool) -> Grid:
+    """All candidates of a choice, in its own order."""
+    rows, times = [], 100 if share else 1
+
+    def shown(one: Mapping[str, Any], key: str, form: str) -> str:
+        value = one.get(key)
+        return "" if value is None else f"{times * value:{'.1f' if share else form}}"
+
+    for one in choice["ranking"]:
+        gain, low, high = (shown(one, key, ".3g") for key in ("gain", "low", "high"))
+        name = one["candidate"] + " (chosen)" * bool(one.get("chosen"))
+        between = f"{low} to {high}" if low else ""
+        rows.append([name, str(one["rounds"]), shown(one, "validation", ".4g"), gain, between, one.get("problem", "")])
+    score = "validation\nscore" + ", %" * share
+    headings = ("candidate", "rounds", score, "over the better of\nLocal and FedAvg", "95 % interval", "")
+    notes = [f"{several(choice['training_rounds'], 'training round')} in all; test examples were used once, at the end"]
+    for base, key in (("Local", "keep_own_model"), ("FedAvg", "keep_fedavg_model")):
+        if kept := choice.get(key):
+            notes.append(f"{several(len(kept), 'client')} keep{'s' * (len(kept) == 1)} the model of {base}")
+    return Grid("tried", "What was tried", headings, [rows], notes)

@@ -1,0 +1,368 @@
+"""Contents: the numbers of a report, as plain lists for JSON, from the runs that stand side by side."""
+
+import base64
+import csv
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...core.summary import Summary
+from ...data.split import SPLITS
+from ...errors import UsageError, log_failure
+from ...methods import METHODS
+from ...runs.run_folder import RunFolder
+from ...runs.test_scores import Tested, by_examples
+from ...search.successive_halving import BASES
+from ..explain.similarity import compared
+from ..tables.run_rows import Row
+from .gather import Gathered, folders_of
+
+Array = NDArray[Any]
+T = TypeVar("T")
+
+WHOLE, STRONGEST = 200, 20  # clients up to which every link is shown, and links of each above that
+MANY, TENTHS = 5000, 10  # clients up to which each is shown, and parts that they are shown in above that
+CURVES, LINKS = 200_000, 240_000  # numbers in the curves of clients, and links in all frames: about 2 MB each
+SHORT = {"auc", "mae", "mape", "mse", "nmae", "nmse", "rmse"}  # metrics that are abbreviations
+COMPARED = 400  # clients up to which the page has what a method compared: 0.9 MB
+NO_GAINS: dict[str, Any] = {"gain": {}, "examples": {}}  # what the page's script reads where something is missing
+NO_CURVES: dict[str, Any] = {"rounds": [], "thinned": [], "best": [], "curves": {}}
+NO_GRAPH = {"instead": "The graph of this run cannot be shown."}
+COUNTS = 100_000  # numbers of examples by client and class
+
+
+class Parts(NamedTuple):
+    """Who is shown: every client, or with very many of them groups of clients."""
+
+    names: list[str]
+    labels: Array | None = None  # [N] the part of each client; None: each is shown
+
+    def mean(self, values: Array) -> Array:
+        """[..., N] to [..., parts], without clients that have no value."""
+        return values if self.labels is None else self._each(values, np.nanmean)
+
+    def sum(self, values: Array) -> Array:
+        """The same, added up."""
+        return values if self.labels is None else self._each(values, np.nansum)
+
+    def _each(self, values: Array, what: Any) -> Array:
+        assert self.labels is not None
+        return np.stack([what(values[..., self.labels == i], -1) for i in range(len(self.names))], -1)
+
+    def relation(self, weights: Array) -> Array:
+        """[N, N] to the mean weight that a client of one part gives those of another, all together."""
+        if self.labels is None:
+            return weights
+        columns = self.sum(weights)  # [N, parts]
+        return self.mean(columns.T).T
+
+
+@dataclass
+class Contents:
+    """What the page's script is given, and what it says in words beside that."""
+
+    data: dict[str, Any]
+    notes: list[str] = field(default_factory=list)
+
+
+def contents(gathered: Gathered, parts_of_page: int = 1) -> Contents:
+    """The numbers of a report; scores and curves are means over seeds, those of one seed as its history has them.
+
+    A page of several parts has as many curves and links in all as one of a single part.
+    """
+    main = gathered.rows[gathered.main]
+    tested = [_tested(row) for row in gathered.rows]
+    first = folders_of(main)[0]
+    summary, facts, notes = first.read_summary(), first.read_clients(), list[str]()
+    names = summary.names or [str(i) for i in range(summary.clients)]
+    parts = _parts(names, facts, _scores(tested[gathered.main], names), notes)
+    places: dict[str, int | None] = {base: gathered.at(base) for base in ("local", "fedavg")}
+    graphs = max(1, sum(row.method not in BASES for row in gathered.rows))
+    methods = []
+    for i, (row, mine) in enumerate(zip(gathered.rows, tested, strict=True)):
+        one: dict[str, Any] = {"label": gathered.labels[i], "method": row.method, "origin": row.origin}
+        one |= {"model": row.model, "seeds": list(row.seeds)}
+        one["scores"] = _plain(parts.mean(_scores(mine, names)))
+        others = {base: tested[at] for base, at in places.items() if at is not None}
+        each = CURVES // (2 * parts_of_page * len(gathered.rows) * len(parts.names))
+        links = 0 if row.method in BASES else LINKS // (graphs * parts_of_page)  # theirs never change
+        lacks = f"{gathered.labels[i]} is shown without its"
+        one |= attempt(notes, f"{lacks} gains", NO_GAINS, partial(_compared, row, mine, others, names, parts))
+        one |= attempt(notes, f"{lacks} curves", NO_CURVES, partial(_curves, row, parts, each, notes))
+        one |= attempt(notes, f"{lacks} graph", NO_GRAPH, partial(_related, row, parts, links, notes))
+        methods.append(one)
+    selected = methods[gathered.main].pop("selected", None)
+    for one in methods:
+        one.pop("selected", None)
+    data = {
+        "metric": main.metric,
+        "word": word(main.metric),
+        "percent": main.is_share,
+        "higher": main.higher_is_better,
+        "clients": {"names": parts.names, "attackers": summary.attackers, **_known(facts, names, parts)},
+        "order": _order(len(parts.names), facts if parts.labels is None else {}, selected),
+        "methods": methods,
+        "main": gathered.main,
+        **places,
+    }
+    return Contents(data, list(dict.fromkeys(notes)))
+
+
+def attempt(notes: list[str], lacks: str, instead: T, make: Callable[[], T]) -> T:
+    """What is made, or what stands in its place if that fails: then a note says what the page lacks, and why.
+
+    A folder whose files are broken or of another run, or may not be read, is refused whole.
+    """
+    try:
+        return make()
+    except (UsageError, OSError):
+        raise
+    except Exception as problem:
+        notes.append(f"{lacks}: {log_failure(problem)}")
+        return instead
+
+
+def word(metric: str) -> str:
+    """A metric as people write it."""
+    return metric.upper() if metric in SHORT else metric.replace("_", " ")
+
+
+def _tested(row: Row) -> dict[int, Tested]:
+    """Test scores by seed."""
+    return {seed: Tested.of(row.by_seed[seed].folder) for seed in row.seeds}
+
+
+def _scores(runs: Mapping[int, Tested], names: Sequence[str]) -> Array:
+    """[N] every client's test score, a mean over the seeds that have it; NaN for an attacker."""
+    each: Array = np.array([[run.means.get(name, math.nan) for name in names] for run in runs.values()], np.float64)
+    if len(each) == 1:
+        one: Array = each[0]
+        return one
+    known = ~np.isnan(each)
+    mean: Array = np.where(known.any(0), np.nansum(each, 0) / np.maximum(known.sum(0), 1), math.nan)
+    return mean
+
+
+def _parts(names: list[str], facts: dict[str, Any], scores: Array, notes: list[str]) -> Parts:
+    """Who is shown: above `MANY` clients their groups, or tenths of them by score."""
+    if len(names) <= MANY:
+        return Parts(names)
+    if "groups" in facts:
+        groups, labels = np.unique(facts["groups"], return_inverse=True)
+        called = [f"group {group}" for group in groups]
+    else:
+        ranks = np.argsort(np.argsort(np.nan_to_num(scores, nan=-math.inf)))
+        labels = ranks * TENTHS // len(names)
+        called = [f"tenth {i + 1} by score" for i in range(TENTHS)]
+    counts = np.bincount(labels, minlength=len(called))
+    notes.append(
+        f"{len(names):,} clients are too many to show one by one: where this page says client, it shows one of "
+        f"{len(called)} parts of them, with means over its clients"
+    )
+    return Parts([f"{name} ({count:,} clients)" for name, count in zip(called, counts, strict=True)], labels)
+
+
+def _known(facts: dict[str, Any], names: Sequence[str], parts: Parts) -> dict[str, Any]:
+    """What each client has: examples, group, classes and place."""
+    if facts.get("names") != list(names):
+        return {}
+    known: dict[str, Any] = {split: _plain(parts.sum(np.array(facts[split]))) for split in SPLITS if split in facts}
+    if "counts" in facts and np.size(facts["counts"]) <= COUNTS:
+        known["classes"] = facts["classes"]
+        known["counts"] = parts.sum(np.array(facts["counts"]).T).T.tolist()
+    if parts.labels is None:
+        known |= {key: facts[key] for key in ("groups", "places") if key in facts}
+    return known
+
+
+def _compared(
+    row: Row, mine: Mapping[int, Tested], others: Mapping[str, Mapping[int, Tested]], names: Sequence[str], parts: Parts
+) -> dict[str, Any]:
+    """Against Local and FedAvg, client by client: the gain, what single test examples say, and who gains or loses."""
+    result: dict[str, Any] = {"gain": {}, "examples": {}}
+    sign = 1 if row.higher_is_better else -1
+    for base, theirs in others.items():
+        if base == row.method or not mine.keys() <= theirs.keys():
+            continue
+        theirs = {seed: theirs[seed] for seed in mine}
+        gain = sign * (_scores(mine, names) - _scores(theirs, names))
+        result["gain"][base] = _plain(parts.mean(gain))
+        pairs = list(mine.values()), list(theirs.values())
+        found = by_examples(*pairs, row.higher_is_better) if parts.labels is None else {}
+        if found:
+            result["examples"][base] = [list(found[name]) if name in found else None for name in names]
+    if row.verdict is not None and row.method != "local" and parts.labels is None:
+        sides = {name: side for side in ("gain", "lose", "undecided") for name in row.verdict[side]}
+        result["side"] = [sides.get(name, "") for name in names]
+    return result
+
+
+def _curves(row: Row, parts: Parts, most: int, notes: list[str]) -> dict[str, Any]:
+    """Test score and loss by round: the mean over clients with the range over seeds, and every client's."""
+    wanted = list(dict.fromkeys([row.metric, "loss"]))
+    read = [folder.read_tests(row.model, wanted) for folder in folders_of(row)]
+    rounds = read[0][0]
+    read = [one for one in read if np.array_equal(one[0], rounds)]
+    selected = [int(folder.read_summary().scores[row.model].get("round", rounds[-1])) for folder in folders_of(row)]
+    at = _thinned(len(rounds), max(2, most), [int(np.flatnonzero(rounds == r)[0]) for r in selected if r in rounds])
+    if len(at) < len(rounds):
+        notes.append(f"curves of single clients have {len(at)} of {len(rounds)} rounds, to keep this page small")
+    curves = {}
+    for metric in wanted:
+        each = [one[1][metric] for one in read if metric in one[1]]
+        if len(each) < len(read) or len({one.shape for one in each}) > 1:
+            continue
+        stack = np.stack(each)  # [S, T, N]
+        by_seed = np.nanmean(stack, 2)
+        curves[metric] = {
+            "mean": _plain(by_seed.mean(0)),
+            "low": _plain(by_seed.min(0)),
+            "high": _plain(by_seed.max(0)),
+            "clients": _plain(parts.mean(stack[0] if len(stack) == 1 else stack.mean(0))[at]),
+        }
+    return {"rounds": rounds.tolist(), "thinned": rounds[at].tolist(), "best": selected, "curves": curves}
+
+
+def _thinned(count: int, most: int, needed: Sequence[int]) -> list[int]:
+    """At most about `most` positions of `count`, evenly spread, with the first, the last and those needed."""
+    even = np.linspace(0, count - 1, min(count, most)).round().astype(int).tolist()
+    return sorted({*even, *needed, 0, count - 1}) if count > most else list(range(count))
+
+
+def _related(row: Row, parts: Parts, most: int, notes: list[str]) -> dict[str, Any]:
+    """The relation of the first seed in frames, one a round and layer; or what the method has instead."""
+    folder = folders_of(row)[0]
+    summary = folder.read_summary()
+    result: dict[str, Any] = {}
+    if (clusters := _clusters(folder)) is not None and parts.labels is None:
+        result["clusters"] = clusters
+    if summary.relation is None or not folder.relations.exists():
+        return result | {"instead": _instead(summary, bool(clusters))}
+    found = folder.read_relations()
+    weights = found.weights if found.weights.ndim == 4 else found.weights[:, None]  # [T, L, N, N]
+    layers, count = found.layers, len(parts.names)
+    links = count * min(STRONGEST if count > WHOLE else count, count)
+    several = len(layers) if weights.shape[1] > 1 else 0
+    frames = max(1, most // links)
+    shown = _thinned(len(weights), max(1, frames // (1 + several)), [found.selected])
+    if frames < 1 + several or (len(shown) > max(1, frames) and frames < len(weights)):
+        shown = [found.selected]
+    if most and len(shown) < len(weights):
+        notes.append(f"{row.method}: the graph has {len(shown)} of {len(weights)} rounds, to keep this page small")
+    if count > WHOLE:
+        notes.append(f"of each client's links the {STRONGEST} strongest are shown, as there are {count:,} clients")
+    result["frames"] = [
+        [_frame(parts.relation(layer)) for layer in (weights[t].mean(0), *weights[t][: several or 0])] for t in shown
+    ]
+    result |= _why(folder, row, parts)
+    result["layers"] = ["mean of all layers", *layers] if several else ["whole model"]
+    result["at"] = {"rounds": found.rounds[shown].tolist(), "selected": shown.index(found.selected)}
+    result["seed"] = summary.seed
+    return result | {"selected": parts.relation(weights[found.selected].mean(0))}
+
+
+def _why(folder: RunFolder, row: Row, parts: Parts) -> dict[str, Any]:
+    """What the method compared to choose its weights, where its run has left that; and what is shown, in a sentence."""
+    if row.method == "local":
+        return {}
+    told = compared(folder) if parts.labels is None and len(parts.names) <= COMPARED else ""
+    if not isinstance(told, str):
+        what, round = told[0].what, told[1]
+        values = _packed(told[0].values.detach().cpu().numpy(), "<f4")
+        why = f"Compared: the {what}, from which {row.method} derives the weights, after round {round}."
+        return {"compared": {"what": what[:1].upper() + what[1:], "values": values}, "why": why}
+    if told:
+        return {"why": f"{told[:1].upper()}{told[1:]}."}
+    if row.origin in ("given", "oracle"):
+        return {"why": "The weights follow a graph that was given; the method compares no models."}
+    if row.origin == "fixed":
+        return {"why": "The weights are fixed by numbers of examples; the method compares no models."}
+    if len(parts.names) > COMPARED:
+        return {"why": f"What {row.method} compared is left out, as there are more than {COMPARED} clients."}
+    return {
+        "why": f"This run kept nothing of what {row.method} compared; what is known of both clients is shown instead."
+    }
+
+
+def _frame(weights: Array) -> dict[str, str]:
+    """A relation [N, N] as its links, row by row: where each row begins, its columns and weights; and own weights."""
+    others = weights.astype(np.float32).copy()
+    own = others.diagonal().copy()
+    np.fill_diagonal(others, 0)
+    count = len(others)
+    if count > WHOLE:
+        weakest = np.partition(others, count - STRONGEST, 1)[:, count - STRONGEST]
+        above = (others > weakest[:, None]).sum(1)
+        tied = (others == weakest[:, None]) & (others != 0)
+        keep = tied & (tied.cumsum(1) <= (STRONGEST - above)[:, None])
+        others = np.where((others > weakest[:, None]) | keep, others, 0)
+    rows, columns = np.nonzero(others)
+    starts = np.concatenate([[0], np.bincount(rows, minlength=count).cumsum()])
+    return {
+        "starts": _packed(starts, "<u4"),
+        "to": _packed(columns, "<u2"),
+        "weights": _packed(others[rows, columns], "<f4"),
+        "own": _packed(own, "<f4"),
+    }
+
+
+def _packed(values: Array, kind: str) -> str:
+    return base64.b64encode(values.astype(kind).tobytes()).decode()
+
+
+def _clusters(folder: RunFolder) -> list[int] | None:
+    """[N] the last clusters that the method noted; None if it notes none, or every client is alone in its own."""
+    if not folder.diagnostics.exists():
+        return None
+    with folder.diagnostics.open(newline="", encoding="utf-8") as file:
+        if not any(len(line) > 2 and line[2] == "cluster" for line in csv.reader(file)):
+            return None
+    last: list[int] = folder.read_clusters()[-1].tolist()
+    return last if len(set(last)) < len(last) else None
+
+
+def _instead(summary: Summary, clusters: bool) -> str:
+    """What a method without a relation has, in sentences."""
+    what = METHODS.summary(summary.method).rstrip(".") if summary.method in METHODS else summary.method
+    text = f"{summary.method} keeps no graph of who learns from whom. It is: {what}."
+    if clusters:
+        return f"{text} It puts clients into clusters; choose them as colours."
+    if summary.sharing is not None:
+        shared, own = (summary.sharing[key]["numbers"] for key in ("shared", "personal"))
+        stays = f", and {own:,} stay with each client" if own else ""
+        text += f" Through the server all clients share {shared:,} numbers of the model{stays}."
+    return text
+
+
+def _order(count: int, facts: dict[str, Any], relation: Array | None) -> list[int]:
+    """Clients such that those who learn from each other stand together: by group, and within by the relation."""
+    groups = np.array(facts.get("groups", [0] * count))
+    leaves = np.arange(count)
+    if relation is not None and relation.shape == (count, count) and 2 < count <= MANY:
+        from scipy.cluster.hierarchy import leaves_list, linkage
+
+        both = relation + relation.T
+        np.fill_diagonal(both, 0)
+        apart = (both.max() - both)[np.triu_indices(count, 1)]
+        leaves = leaves_list(linkage(apart, "average"))
+    if len(groups) != count:
+        groups = np.zeros(count)
+    result: list[int] = leaves[np.argsort(groups[leaves], kind="stable")].tolist()
+    return result
+
+
+def _plain(values: Array) -> Any:
+    """For JSON: numbers as they are written in files, None for what is none."""
+    return [
+        _plain(one) if isinstance(one, np.ndarray) else (int(one) if isinstance(one, np.integer) else _number(one))
+        for one in values
+    ]
+
+
+def _number(value: Any) -> float | None:
+    return float(f"{value:.7g}") if math.isfinite(value) else None

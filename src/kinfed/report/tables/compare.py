@@ -1,0 +1,201 @@
+"""Several finished runs side by side, each compared with Local if that was run too."""
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...errors import UsageError, note_failure
+from ...runs.run_folder import RunFolder
+from ...runs.test_scores import Tested, chose_otherwise, verdict
+from .run_rows import Row, read
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """`sets` of comparable runs, each sorted best first, the largest set first; and warnings for the reader."""
+
+    sets: tuple[tuple[Row, ...], ...]
+    warnings: tuple[str, ...]
+    differing: str = ""  # the settings that tell several sets apart
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON: `runs`, each with the number of its set (from 1), and `warnings`."""
+        runs = [{"set": i, **row.to_dict()} for i, rows in enumerate(self.sets, 1) for row in rows]
+        return {"runs": runs, "warnings": list(self.warnings)}
+
+
+def compare(folders: Sequence[Path], same_data: bool = False) -> Comparison:
+    """Read finished runs from their folders; one with seed-* folders is a run repeated with several seeds.
+
+    Runs are sorted by the score that selected them if all that are compared share it, and by the metric otherwise.
+    Clients helped and hurt are counted by it against the best Local run of the same data set, client count and metric
+    that has all seeds of the run, client by client and seed by seed. Where runs have kept the scores of single test
+    examples these decide instead (`kinfed.Verdict`), also over a Local run that was trained beside the run. Runs that
+    are not finished are left out, and a warning names them. `same_data`: their data are known to be the same, whatever
+    their summaries say, some of which may be of an older version. Raises UsageError for a folder that is not a run's or
+    has a broken summary, and if no run is finished.
+    """
+    if not folders:
+        raise UsageError("nothing to compare: name the folders of finished runs")
+    unfinished = [folder for folder in folders if _is_unfinished(folder)]
+    names = f"{', '.join(map(str, unfinished[:8]))}{', ...' if len(unfinished) > 8 else ''}"
+    if len(unfinished) == len(folders):
+        raise UsageError(f"no run is finished: {names}; resume one: kinfed resume {unfinished[0]}")
+    sets: dict[tuple[str, str, int, str], list[Row]] = {}
+    finished = [folder for folder in folders if folder not in unfinished]
+    data = _federation(finished[0]) if same_data else None
+    for row in (read(folder, data) for folder in finished):
+        sets.setdefault(row.setting, []).append(row)
+    ordered = sorted(sets.values(), key=len, reverse=True)
+    warnings = [f"left out, as not finished (kinfed resume continues them): {names}"] if unfinished else []
+    differing = _differing([alike[0] for alike in ordered]) if len(ordered) > 1 else ""
+    if differing:
+        warnings.append(f"runs that differ in {differing} are not comparable")
+    warnings += _together(folders)
+    compared = []
+    for i, alike in enumerate(map(_ranked, ordered)):
+        of = f"{chr(ord('A') + i)}: " if len(ordered) > 1 else ""
+        local = [row for row in alike if row.method == "local"]
+        rows = []
+        for row in alike:
+            reference = next((other for other in local if set(row.seeds) <= set(other.seeds)), None)
+            if local and reference is None:
+                seeds = ", ".join(map(str, row.seeds))
+                warnings.append(
+                    f"{of}{row.method} is not compared with local, which was not run with its seeds ({seeds})"
+                )
+            if reference is not None and len(row.seeds) < len(reference.seeds):
+                seeds = f"seed{'s' * (len(row.seeds) > 1)} {', '.join(map(str, row.seeds))}"
+                warnings.append(f"{of}{row.method}'s gain and verdict are over {seeds} alone, which local's row is not")
+            rows.append(row if row.method == "local" or reference is None else _against(row, reference))
+        judged, problems = verdicts(rows)
+        compared.append(tuple(judged))
+        warnings += [of + problem for problem in problems]
+    return Comparison(tuple(compared), tuple(dict.fromkeys(warnings)), differing)
+
+
+def _federation(folder: Path) -> dict[str, Any]:
+    """What a finished run's summary says of its data."""
+    whole = RunFolder(folder)
+    return (whole.seeds() or [whole])[0].read_summary().federation
+
+
+def _together(folders: Sequence[Path]) -> list[str]:
+    """A line that names the folders above the seeds of one run, if several of these were given as runs of their own."""
+    above = Counter(folder.parent for folder in folders if folder.name.removeprefix("seed-").isdecimal())
+    whole = [str(folder) for folder, count in above.items() if count > 1]
+    if not whole:
+        return []
+    return [f"each seed is compared as a run of its own; to average over seeds: kinfed compare {' '.join(whole)}"]
+
+
+def verdicts(rows: Sequence[Row]) -> tuple[list[Row], list[str]]:
+    """Comparable rows with verdicts, and what is missing for others.
+
+    A verdict needs Local among these rows or beside the run; without it, it is that with which the run ended, if any.
+    """
+    judged, problems = list[Row](), list[str]()
+    for row in rows:
+        known = {name: _tested(row, rows, name) for name in ("local", "fedavg")}
+        mine, local, fedavg = read_tested(row, row.seeds), known["local"], known["fedavg"]
+        if (folder := RunFolder(row.folder)).choice.exists():  # its verdict knows of the choice
+            judged.append(replace(row, verdict=folder.read_summary().verdict))
+            continue
+        if row.method == "local":
+            judged.append(row)
+            continue
+        if local is None:  # what the run itself found: real sites have compared themselves, and sent no scores of Local
+            own = [row.by_seed[seed].folder.read_summary().verdict for seed in row.seeds]
+            judged.append(replace(row, verdict=own[0]) if len(own) == 1 else row)
+            continue
+        shown: dict[str, Any] = {
+            "metric": row.metric,
+            "higher_is_better": row.higher_is_better,
+            "unit": row.unit,
+        }
+        found = None
+        with note_failure(problems, f"{row.name} has no verdict"):
+            found = verdict(row.method, mine, local, fedavg, **shown)
+        if found is None:
+            judged.append(row)
+            continue
+        if each := chose_otherwise([row.by_seed[seed].folder for seed in row.seeds], row.model):
+            problems.append(
+                f"{row.name}: its verdict is on the model that each seed chose ({each}), the scores on '{row.model}'"
+            )
+        whole = all(one.examples is not None for one in (*mine, *local))
+        counts: dict[str, Any] = {"helped": len(found.gain), "hurt": len(found.lose), "paired": True} if whole else {}
+        judged.append(replace(row, verdict=found.to_dict(), **counts))
+    lacking = dict.fromkeys(row.name for row in judged if row.method != "local" and row.verdict is None)
+    if lacking and not any(row.method == "local" for row in rows):
+        problems.append(f"Local is not among these runs; method.name=local shows the worth of {', '.join(lacking)}")
+    return judged, problems
+
+
+def _tested(row: Row, rows: Sequence[Row], method: str) -> list[Tested] | None:
+    """The test scores of a method with a row's seeds: the best such run of the same attack, or the one beside it."""
+    found = [other for other in rows if other.method == method and set(row.seeds) <= set(other.seeds)]
+    if found:
+        alike = [other for other in found if other.attack == row.attack] or found
+        return read_tested(alike[0], row.seeds)
+    own = RunFolder(row.folder).beside(method)
+    if not own.is_finished:
+        return None
+    seeds = {one.read_summary().seed: one for one in own.seeds() or [own]}
+    if not set(row.seeds) <= seeds.keys():  # one of them failed
+        return None
+    return [Tested.of(seeds[seed]) for seed in row.seeds]
+
+
+def read_tested(row: Row, seeds: Sequence[int]) -> list[Tested]:
+    """The test scores of a row's runs with these seeds."""
+    return [Tested.of(row.by_seed[seed].folder) for seed in seeds]
+
+
+def _ranked(alike: list[Row]) -> list[Row]:
+    """Runs that are comparable, best first."""
+    shared = {row.selected_by for row in alike if row.selected is not None}
+    if len(shared) > 1 or any(row.selected is None for row in alike):
+        shared = {alike[0].metric}
+    (by,) = shared
+    return sorted((replace(row, ranked_by=by) for row in alike), key=lambda row: -row.sign * row.ranking)
+
+
+def _is_unfinished(folder: Path) -> bool:
+    """Whether a run was begun here and has not finished, with one of its seeds or all."""
+    whole = RunFolder(folder)
+    seeds = whole.seeds()
+    return any(one.is_begun for one in (whole, *seeds)) and not all(one.is_finished for one in seeds or [whole])
+
+
+def _differing(rows: Sequence[Row]) -> str:
+    """The settings in which these runs differ, by their names in configs."""
+    configured = [_leaves(json.loads(row.federation), "federation") for row in rows]
+    outcome = [{"data set": row.dataset, "clients": row.clients, "metric": row.metric} for row in rows]
+    for settings in (configured, outcome):
+        names = dict.fromkeys(name for one in settings for name in one)
+        apart = [name for name in names if any(one.get(name) != settings[0].get(name) for one in settings)]
+        parts = [name for name in apart if name.endswith(".name")]  # whose own settings differ with it
+        apart = [name for name in apart if name in parts or f"{name.rpartition('.')[0]}.name" not in parts]
+        if apart:
+            break
+    return ", ".join(apart)
+
+
+def _leaves(table: dict[str, Any], prefix: str) -> dict[str, Any]:
+    leaves: dict[str, Any] = {}
+    for key, value in table.items():
+        name = f"{prefix}.{key}"
+        leaves |= _leaves(value, name) if isinstance(value, dict) else {name: value}
+    return leaves
+
+
+def _against(row: Row, local: Row) -> Row:
+    """The row with the numbers of clients that do better, and worse, than under Local: means over seeds."""
+    gain = row.sign * np.stack([row.ranking_of(seed) - local.ranking_of(seed) for seed in row.seeds])  # [seeds, N]
+    return replace(row, helped=float((gain > 0).sum(1).mean()), hurt=float((gain < 0).sum(1).mean()))

@@ -1,0 +1,71 @@
+"""Which classes the models of finished runs take for which, on their clients' test examples."""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from ...data.tables.words import known_name
+from ...errors import UsageError, nearest, several
+from ..page.gather import folders_of
+from .compare import Comparison
+from .run_rows import Row
+from .run_statistics import names_of
+from .text_table import Grid
+
+WIDE, PAIRS = 12, 20  # classes up to which each has a column, and pairs of classes that are listed above that
+
+
+def confusions(comparison: Comparison, client: str | None = None) -> list[Grid]:
+    """A table for each run: rows are the classes of test examples, columns what they were taken for.
+
+    They count the examples of all seeds and of all clients that are no attackers, or of one client. Raises UsageError
+    for a run without classes, and for a client that is not there.
+    """
+    runs = [(name, row) for rows in comparison.sets for name, row in zip(names_of(rows), rows, strict=True)]
+    return [_grid(name, row, client, i if len(runs) > 1 else None) for i, (name, row) in enumerate(runs, 1)]
+
+
+def _grid(name: str, row: Row, client: str | None, number: int | None) -> Grid:
+    counts: Counter[tuple[str, str]] = Counter()
+    folders = folders_of(row)
+    for folder in folders:
+        summary = folder.read_summary()
+        honest = [one for one in summary.client_names if one not in summary.attackers]
+        client = None if client is None else known_name(client, honest)
+        if client is not None and client not in honest:
+            raise UsageError(f"{folder} has no test scores of a client '{client}'; {nearest(client, honest)}")
+        whose = {client} if client is not None else {*honest}
+        for one, truth, predicted, examples in folder.read_confusion():
+            counts[truth, predicted] += examples * (one in whose)
+    known = folders[0].read_clients().get("classes") or sorted({one for pair in counts for one in pair})
+    total, right = sum(counts.values()), sum(number for (truth, taken), number in counts.items() if truth == taken)
+    who = f"client {client}" if client is not None else "all clients"
+    notes = [f"{right:,} of {several(total, 'test example')} right; rows: the class, columns: what it was taken for"]
+    if len(folders) > 1:
+        notes.append(f"examples of {len(folders)} seeds together")
+    records = [
+        {"method": name, "truth": truth, "predicted": taken, "examples": counts[truth, taken]}
+        for truth in known
+        for taken in known
+        if len(known) <= WIDE or counts[truth, taken]
+    ]
+    called = "confusion" + (f"-{number}" if number is not None else "")
+    title = f"{name}: classes of the test examples of {who}"
+    if len(known) > WIDE:
+        return _pairs(called, title, counts, notes, records)
+    lines = [[truth, *(f"{counts[truth, taken]:,}" for taken in known)] for truth in known]
+    return Grid(called, title, ["class", *known], [lines], notes, records)
+
+
+def _pairs(
+    called: str, title: str, counts: Counter[tuple[str, str]], notes: Sequence[str], records: Sequence[dict[str, Any]]
+) -> Grid:
+    """The classes that are taken for each other most often, where a table of all would be too wide."""
+    wrong = Counter({pair: number for pair, number in counts.items() if pair[0] != pair[1]}).most_common(PAIRS)
+    lines = [[truth, taken, f"{number:,}"] for (truth, taken), number in wrong]
+    notes = [
+        notes[0].partition(";")[0],
+        *notes[1:],
+        f"the {len(wrong)} most frequent mistakes; --json and --out have all",
+    ]
+    return Grid(called, title, ["class", "taken for", "examples"], [lines], notes, records, words=2)

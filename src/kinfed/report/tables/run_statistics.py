@@ -1,0 +1,212 @@
+"""The statistics that a referee asks for, of compared runs; how each is computed is in docs/statistics.md."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from ...errors import UsageError, note_failure
+from ...runs.run_folder import RunFolder
+from ...verdict import statistics as by
+from ...verdict.statistics import Array, Interval, Paired, Ranks
+from .compare import Comparison
+from .run_rows import Row, read
+
+ALONE, TUNED, RIVAL = "local", "fedavg-ft", "best rival"
+# Names that methods give to their models: before local training, and after it.
+BEFORE = ("mixed", "received", "shared", "cluster", "generated", "combined")
+AFTER = ("own", "tuned", "adapted")
+
+
+class Pair(NamedTuple):
+    """A run against another of the same clients, over the seeds that both have."""
+
+    name: str
+    other: str
+    seeds: tuple[int, ...]
+    found: Paired
+    holm: float = math.nan  # its p-value, adjusted for the other runs of its family
+
+
+class Stages(NamedTuple):
+    """The scores of a run's models before and after local training."""
+
+    before: str  # the models' names
+    after: str
+    mean_before: float
+    mean_after: float
+    found: Paired  # after against before
+
+
+class Own(NamedTuple):
+    """The statistics of one run."""
+
+    name: str
+    seeds: tuple[int, ...]
+    clients: int  # whose scores these are
+    interval: Interval
+    worst: float  # mean of the tenth of clients with the worst scores, and of that with the best
+    best: float
+    gain: int | None  # clients that gain over Local beyond noise; None: not tested
+    lose: int | None
+    stages: Stages | None
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """Those of comparable runs, best first: each by itself, and pairs by what they are against."""
+
+    rows: tuple[Row, ...]
+    own: tuple[Own, ...]
+    families: dict[str, tuple[Pair, ...]]  # see above
+    notes: tuple[str, ...]
+
+
+class Ranking(NamedTuple):
+    """Mean ranks of the runs that every set has, by name, and what each scores there: [D, k]."""
+
+    names: list[str]
+    scores: Array
+    found: Ranks
+    notes: list[str]
+
+
+def names_of(rows: Sequence[Row]) -> list[str]:
+    """A name for each of comparable runs, with its number in the list where a name would stand for several."""
+    names = [row.name for row in rows]
+    twins = len(set(names)) < len(names)
+    return [f"{i} {name}" if twins else name for i, name in enumerate(names, 1)]
+
+
+def statistics(rows: Sequence[Row]) -> Statistics:
+    """The statistics of comparable runs, best first, as `compare` finds them."""
+    names, notes = names_of(rows), list[str]()
+    own = tuple(_own(name, row) for name, row in zip(names, rows, strict=True))
+    families = {}
+    for family in (ALONE, TUNED, RIVAL):
+        pairs = list[Pair]()
+        for name, row in zip(names, rows, strict=True):
+            found = _other(family, row, rows, names)
+            if found is None:
+                continue
+            other, theirs = found
+            if any((one.name, one.other) == (other, name) for one in pairs):  # it is there, the other way round
+                continue
+            with note_failure(notes, f"{name} is not paired with {other}"):
+                pairs.append(Pair(name, other, *pair(row, theirs)))
+        adjusted = by.holm([one.found.p for one in pairs])
+        families[family] = tuple(one._replace(holm=float(p)) for one, p in zip(pairs, adjusted, strict=True))
+        notes += _fewer_seeds(families[family], dict(zip(names, rows, strict=True)))
+    return Statistics(tuple(rows), own, {key: pairs for key, pairs in families.items() if pairs}, tuple(notes))
+
+
+def pair(mine: Row, other: Row) -> tuple[tuple[int, ...], Paired]:
+    """Compare two runs client by client, over the seeds that both have; returns these too.
+
+    Raises UsageError if the runs have other data, splits, clients, test examples, or no seed in common.
+    """
+    if mine.setting != other.setting:
+        raise UsageError("their data, splits, clients or metrics differ")
+    seeds = tuple(seed for seed in mine.seeds if seed in other.seeds)
+    if not seeds:
+        raise UsageError(f"they have no seed in common ({_listed(mine.seeds)}; {_listed(other.seeds)})")
+    for seed in seeds:
+        if apart := sorted(set(mine.by_seed[seed].names) ^ set(other.by_seed[seed].names)):
+            raise UsageError(f"only one of them has client '{apart[0]}' with seed {seed}")
+        sizes = [_tested(row, seed) for row in (mine, other)]
+        if None not in sizes and sizes[0] != sizes[1]:
+            raise UsageError(f"with seed {seed} they were not tested on the same examples")
+    names = list(dict.fromkeys(name for seed in seeds for name in mine.by_seed[seed].names))
+    a, b = (scores_of(row, seeds, names, row.model) for row in (mine, other))
+    return seeds, by.paired(a, b, mine.higher_is_better)
+
+
+def scores_of(row: Row, seeds: Sequence[int], names: Sequence[str], model: str) -> Array:
+    """[S, N] a model's test scores of the clients of these names; NaN for attackers, and where one is not there."""
+    at = {name: i for i, name in enumerate(names)}
+    table = np.full((len(seeds), len(names)), np.nan)
+    for line, seed in zip(table, seeds, strict=True):
+        clients = row.by_seed[seed]
+        line[[at[name] for name in clients.names]] = clients.by_model[model]
+    return table
+
+
+def ranking(comparison: Comparison) -> Ranking | None:
+    """The mean ranks over the sets of comparable runs; None if there is one set, or fewer than two runs in all sets."""
+    tables = []
+    for rows in comparison.sets:
+        names = [row.name for row in rows]
+        tables.append({row.name: row for row in rows if names.count(row.name) == 1})
+    shared = [name for name in tables[0] if all(name in table for table in tables)]
+    if len(tables) < 2 or len(shared) < 2:
+        return None
+    left = dict.fromkeys(row.name for rows in comparison.sets for row in rows if row.name not in shared)
+    notes = [f"without {', '.join(left)}, not run once on every data set"] if left else []
+    scores = np.array([[table[name].mean for name in shared] for table in tables])
+    higher = [rows[0].higher_is_better for rows in comparison.sets]
+    return Ranking(shared, scores, by.mean_ranks(scores, higher), notes)
+
+
+def _own(name: str, row: Row) -> Own:
+    names = list(dict.fromkeys(name for one in row.by_seed.values() for name in one.names))
+    scores = scores_of(row, row.seeds, names, row.model)
+    worst, best = by.tails(scores, row.higher_is_better)
+    gain, lose = (int(row.helped or 0), int(row.hurt or 0)) if row.paired else (None, None)
+    known = int(np.isfinite(scores).any(0).sum())
+    return Own(
+        name, row.seeds, known, by.interval(scores, share=row.is_share), worst, best, gain, lose, _stages(row, names)
+    )
+
+
+def _stages(row: Row, names: Sequence[str]) -> Stages | None:
+    """The scores before and after local training, if the run has both kinds of model."""
+    models = list(row.by_seed[row.seeds[0]].by_model)
+    before, after = (next((name for name in models if name in kind), "") for kind in (BEFORE, AFTER))
+    if not before or not after:
+        return None
+    first, second = (scores_of(row, row.seeds, names, model) for model in (before, after))
+    means = [float(np.nanmean(one, 1).mean()) for one in (first, second)]
+    return Stages(before, after, means[0], means[1], by.paired(second, first, row.higher_is_better))
+
+
+def _other(family: str, row: Row, rows: Sequence[Row], names: Sequence[str]) -> tuple[str, Row] | None:
+    """Which run this one is paired with in a family, and its name; None if with none."""
+    named = [(name, other) for name, other in zip(names, rows, strict=True) if other is not row]
+    alike = [(name, other) for name, other in named if other.attack == row.attack] or named
+    if family in (ALONE, TUNED):
+        if row.method in (ALONE, family):  # Local stands in no pair as the first
+            return None
+        trained = RunFolder(row.folder).beside(family)
+        found = [(name, other) for name, other in alike if other.method == family]
+        found = [one for one in found if set(row.seeds) & set(one[1].seeds)] or found
+        if not found and trained.is_finished:
+            return family, read(trained.path)
+        return found[0] if found else None
+    beside = [one for one in alike if set(row.seeds) & set(one[1].seeds)] or alike
+    rival = beside[0] if beside else None
+    above = rival is not None and {row.method, rival[1].method} & {ALONE, TUNED}  # which the other families have
+    return None if above else rival
+
+
+def _tested(row: Row, seed: int) -> list[int] | None:
+    """How many test examples each client has with a seed, if the run kept their scores."""
+    scores = row.by_seed[seed].folder.read_tested()
+    return None if scores is None else [len(one) for one in scores]
+
+
+def _fewer_seeds(pairs: Sequence[Pair], rows: dict[str, Row]) -> list[str]:
+    """A line for each choice of seeds that is not all of a run's."""
+    few: dict[tuple[tuple[int, ...], str], list[str]] = {}
+    for one in pairs:
+        if one.seeds != rows[one.name].seeds or (one.other in rows and one.seeds != rows[one.other].seeds):
+            few.setdefault((one.seeds, one.other), []).append(one.name)
+    return [
+        f"paired over the common seeds alone ({_listed(seeds)}): {', '.join(names)} against {other}"
+        for (seeds, other), names in few.items()
+    ]
+
+
+def _listed(seeds: Sequence[int]) -> str:
+    return ("seed " if len(seeds) == 1 else "seeds ") + ", ".join(map(str, seeds))

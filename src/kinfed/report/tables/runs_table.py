@@ -1,0 +1,100 @@
+"""Compared runs as a table for the terminal, with remarks below and verdicts last."""
+
+from collections.abc import Iterator, Sequence
+
+from rich.table import Table
+from rich.text import Text
+
+from ...core.tasks import BY_CLASS
+from .compare import Comparison
+from .run_rows import Row, decimals
+
+ORIGINS = ("learned", "given", "oracle")  # of relations
+
+
+def terminal(comparison: Comparison) -> Iterator[Table | Text]:
+    """One row per run for a terminal of 80 columns, accuracies in percent; with notes below.
+
+    To be printed with soft_wrap: folders may be longer than a line, and differ only at their end.
+    """
+    several = len(comparison.sets) > 1
+    # Runs are numbered only where their method does not tell them apart.
+    twins = any(len({(row.method, row.graph, row.attack) for row in rows}) < len(rows) for rows in comparison.sets)
+    lines: list[dict[str, str]] = []
+    sentences: list[str] = []
+    notes = [f"! {warning}" for warning in comparison.warnings]
+    for i, rows in enumerate(comparison.sets):
+        if i:
+            lines.append(dict.fromkeys(lines[0], ""))
+        if several:
+            notes.append(f"{_letter(i)}: {rows[0].described()}")
+        for number, row in enumerate(rows, 1):
+            name = (_letter(i) if several else "") + (str(number) if twins else "")
+            lines.append({"run": name} | _cells(row, decimals(rows)))
+            if twins:
+                notes.append(f"{name}: {row.folder}")
+            told = name if twins else f"{name} {row.name}".strip()
+            notes += [f"! {told}: {warning}" for warning in row.warnings]
+            if row.verdict is not None:
+                sentences.append(f"{told}: {row.verdict['sentence']}")
+    few = [row for rows in comparison.sets for row in rows if row.several is not None and row.several < row.clients]
+    if few:
+        least = min(few, key=lambda row: row.several or 0)
+        notes.append(
+            f"balanced, AUC: {least.several:.0f} of {least.clients} clients, the others are tested on one class"
+        )
+    every = [row for rows in comparison.sets for row in rows]
+    if any(row.paired for row in every):
+        notes.append("helped, hurt: clients that gain and lose over Local beyond noise, by paired test examples")
+    if any(row.ranked_by != row.metric and row.helped is not None and not row.paired for row in every):
+        notes.append("helped, hurt: by the score that ranks, which selected the runs")
+    if any(row.leaking for rows in comparison.sets for row in rows):
+        notes.append("* leaking: its test examples are not new to it, so its scores are not a fair estimate")
+    if any(row.attack for rows in comparison.sets for row in rows):
+        notes.append("under an attack, by the share of clients that is named, scores are of the honest clients")
+    drawn = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
+    shown = [heading for heading in lines[0] if any(line[heading] for line in lines)]
+    for heading in shown:
+        words = heading in ("run", "method", "model")
+        drawn.add_column(
+            heading, justify="left" if words else "right", vertical="bottom", no_wrap=not words, overflow="fold"
+        )
+    for line in lines:
+        drawn.add_row(*(Text(line[heading]) for heading in shown))
+    yield Text("Test scores" if several else f"Test scores: {comparison.sets[0][0].described()}", style="bold")
+    yield drawn
+    yield from map(Text, notes + _origins(every) + sentences)
+
+
+def _origins(rows: Sequence[Row]) -> list[str]:
+    """A line on which relations are learned, given or taken from an oracle; empty if no models are mixed."""
+    named = {origin: dict.fromkeys(row.name for row in rows if row.origin == origin) for origin in ORIGINS}
+    parts = [f"{origin}: {', '.join(names)}" for origin, names in named.items() if names]
+    return [f"relations {'; '.join(parts)}"] if parts else []
+
+
+def _cells(row: Row, decimals: int) -> dict[str, str]:
+    """Headings and cells; a cell without a value is empty."""
+    percent = 100 if row.is_share else 1
+    score = {
+        "mean": row.mean,
+        "balanced": row.balanced_accuracy,
+        "± over\nclients": row.over_clients,
+        "worst\n5 %": row.worst5,
+        "best\n5 %": row.best5,
+        "± over\nseeds": row.over_seeds,
+    }
+    return {
+        "method": row.name + " *" * row.leaking,
+        "model": row.model,
+        **{heading: "" if value is None else f"{percent * value:.{decimals}f}" for heading, value in score.items()},
+        "AUC": "" if row.auc is None else f"{row.auc:.3f}",
+        "ranked\nby": "" if row.ranked_by in (row.metric, *BY_CLASS) else f"{row.ranking:.4g}",
+        "helped\n/hurt": "" if row.helped is None else f"{row.helped:.0f}/{row.hurt:.0f}",
+        "edge\nAUROC": "" if row.auroc is None else f"{row.auroc:.3f}",
+        "time\n(s)": f"{row.seconds:.0f}",
+    }
+
+
+def _letter(i: int) -> str:
+    return chr(ord("A") + i)

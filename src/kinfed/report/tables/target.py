@@ -1,0 +1,86 @@
+"""What runs take until the mean test score over clients is as good as a target."""
+
+import math
+from statistics import fmean
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ...errors import UsageError
+from ...verdict.statistics import first_reaching
+from .compare import Comparison
+from .run_rows import Row
+from .run_statistics import names_of
+from .text_table import Grid, quantity
+
+
+class Reached(NamedTuple):
+    """What one run with one seed had taken in the first evaluated round that reaches the target."""
+
+    seed: int
+    round: int
+    bytes_down: int | None  # None where a run has not written it
+    bytes_up: int | None
+    examples: int | None
+    seconds: float | None
+
+
+def reached(comparison: Comparison, target: float) -> list[Grid]:
+    """A table for each set of comparable runs; raises UsageError for a target that no score can have."""
+    grids = []
+    for i, rows in enumerate(comparison.sets):
+        if not math.isfinite(target) or (rows[0].is_share and not 0 <= target <= 1):
+            meant = f"; write {target / 100:g}" if 1 < target <= 100 else ""
+            raise UsageError(f"--target {target:g}: {rows[0].metric} is a share, between 0 and 1{meant}")
+        letter = chr(ord("A") + i) if len(comparison.sets) > 1 else ""
+        grids.append(_grid(rows, target, letter))
+    return grids
+
+
+def _grid(rows: tuple[Row, ...], target: float, letter: str) -> Grid:
+    lines, records = [], list[dict[str, Any]]()
+    for name, row in zip(names_of(rows), rows, strict=True):
+        found = [one for seed in row.seeds if (one := _first(row, seed, target)) is not None]
+        whole = [_mean([getattr(one, key) for one in found]) for key in Reached._fields[1:]]
+        values = dict(zip(Reached._fields[1:], whole, strict=True))
+        lines.append([name, f"{len(found)} of {len(row.seeds)}", *_cells(values)])
+        records.append({"set": letter, "method": name, "target": target, "reached": len(found)} | values)
+        records[-1]["seeds"] = len(row.seeds)
+    sign, percent = (">=" if rows[0].higher_is_better else "<="), " %" * rows[0].is_share
+    shown = f"{100 * target:g}{percent}" if rows[0].is_share else f"{target:g}"
+    notes = ["the first evaluated round whose mean test score over clients reaches it; means over the seeds that do"]
+    notes.append(
+        "bytes: of all clients until then; examples: in the local training that training.epochs or .steps ask for"
+    )
+    if any(one["reached"] and one["bytes_up"] is None for one in records):
+        notes.append("bytes, examples and seconds are empty where a run has no cost.csv: run it again to have them")
+    headings = ("method", "seeds", "round", "bytes\ndown", "bytes\nup", "examples", "seconds")
+    title = f"{letter + ': ' if letter else ''}Until test {rows[0].metric} {sign} {shown}"
+    return Grid(f"target{letter}", title, headings, [lines], notes, records)
+
+
+def _first(row: Row, seed: int, target: float) -> Reached | None:
+    folder = row.by_seed[seed].folder
+    rounds, scores = folder.read_scores(row.model, row.metric)
+    at = first_reaching(np.nanmean(scores, 1), target, row.higher_is_better)
+    if at is None:
+        return None
+    cost = folder.read_cost() or {}
+    spent = cost.get(int(rounds[at]))
+    return Reached(seed, int(rounds[at]), *(spent[1:] if spent else (None,) * 4))
+
+
+def _mean(values: list[Any]) -> float | None:
+    return fmean(values) if values and None not in values else None
+
+
+def _cells(values: dict[str, float | None]) -> list[str]:
+    cells = []
+    for key, value in values.items():
+        if value is None:
+            cells.append("")
+        elif key in ("round", "seconds"):
+            cells.append(f"{value:.1f}".removesuffix(".0"))
+        else:
+            cells.append(quantity(value, "B" * key.startswith("bytes")))
+    return cells

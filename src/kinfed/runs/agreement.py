@@ -1,0 +1,69 @@
+"""Agreement: the models that a run hands out, or writes to a folder, must be those that were scored."""
+
+import torch
+from torch import Tensor, nn
+
+from ..core import trees
+from ..core.copies import duplicate
+from ..core.summary import Summary
+from ..core.trial import differ
+from ..errors import RunError, UsageError
+from ..simulation.distributed import Distributed
+from ..simulation.simulation import Simulation
+from .open_run import Saved
+from .run import Run
+from .run_folder import RunFolder
+
+CLIENTS, EXAMPLES = 64, 2  # the most whose models are asked, and the test examples of each
+
+
+def check_agreement(run: Run, fleet: Simulation | Distributed) -> Run:
+    """The run, if clients' plain modules answer their own test examples as the models that were scored; else RunError.
+
+    With more than CLIENTS clients every so many of them are asked.
+    """
+    models, names = run.history.kept_models, run.federation.names
+    if not models:  # they are elsewhere
+        return run
+    shared = run.history.shared
+    ids = fleet.own_ids[:: -(-len(fleet.own_ids) // CLIENTS)]
+    own = {name: values[ids.to(values.device)] for name, values in models.items() if name not in shared}
+    x, answers = fleet.answers(ids, own, {name: models[name] for name in shared}, EXAMPLES)
+    with torch.no_grad():
+        for i, asked, scored in zip(ids.tolist(), x.cpu(), answers.cpu(), strict=True):
+            module = run.load_model(position=i)
+            kept = module(asked.clone())
+            if differ(kept, scored) and not _rounded(module, asked, kept, scored):
+                gap = float((kept - scored).abs().max()) if kept.shape == scored.shape else float("inf")
+                raise RunError(
+                    f"the model of client '{names[i]}' is not kept, as it would not be the one that was scored: as a "
+                    f"plain module its outputs for the same test examples are off by up to {gap:.2g}; its forward pass "
+                    "uses something other than its parameters and buffers, or export of the method is not its predict"
+                )
+    return run
+
+
+def check_written(run: Run, folder: RunFolder, summary: Summary) -> None:
+    """Raise RunError, and remove the file, unless the models that were written are the run's."""
+    saved, models, names = Saved.written(folder, run, summary), run.history.models, run.federation.names
+    for i in range(0, len(names), -(-len(names) // CLIENTS)):
+        try:
+            read = trees.pack(saved.personal(names[i]))
+            same = read.keys() == models.keys() and all(torch.equal(models[name][i].cpu(), read[name]) for name in read)
+        except UsageError:
+            same = False
+        if not same:
+            folder.models.unlink()
+            raise RunError(
+                f"the models are not kept in {folder}, as that of client '{names[i]}' is not read from its file as it "
+                "was written; write the run to another folder, by kinfed.save"
+            )
+
+
+def _rounded(module: nn.Module, x: Tensor, kept: Tensor, scored: Tensor) -> bool:
+    """Whether rounding explains that two outputs differ: as it is off by as much from double precision."""
+    try:
+        exact = duplicate(module).double()(x.double())
+    except Exception:  # not every module works in double precision
+        return False
+    return kept.shape == scored.shape and bool((kept - scored).abs().max() <= 10 * (kept - exact).abs().max())

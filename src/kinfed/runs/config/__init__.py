@@ -1,0 +1,1 @@
+"""From a config's text to objects: experiments, parts and plugins."""

@@ -1,0 +1,506 @@
+"""Config: TOML tables and overrides become experiments; no part ever reads a config."""
+
+import tomllib
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+import tomli_w
+import torch
+from torch import nn
+
+from kinfed_papers import published_table
+
+from ...core import seeding
+from ...core.client import Training
+from ...core.engine import Participation, Rounds, check_seed
+from ...core.graph import Graph
+from ...core.method import Method
+from ...core.seeding import generator, tags
+from ...core.summary import Summary
+from ...core.tasks import TASKS, Classification, Counts, Forecasting, Regression, Task, check_selection
+from ...data.dataset import Dataset, Partition
+from ...data.datasets import DATASETS, OWNED, YOURS, called
+from ...data.federation import Federation, divide
+from ...data.graphs import GRAPHS
+from ...data.partitions import PARTITIONS
+from ...data.split import Split
+from ...data.tables.schema import Description
+from ...data.tables.words import known_name
+from ...errors import UsageError, nearest
+from ...files import replacing
+from ...methods.solved import KNOWN
+from ...models import MODELS
+from ...simulation.attacks import ATTACKS
+from ...simulation.attacks.attack import Attack
+from . import plugins
+from .parts import call, check_keys, make, named, table_of, take, value_of
+from .plugins import Table as Table
+
+EMBEDDED = Path(__file__).parent
+DEFAULT = EMBEDDED / "rotated-digits.toml"
+BY_CLASS = ("by_class", "reweighted")  # optional scores of classification
+
+
+class Learning(NamedTuple):
+    """What is learned and how; `table` is the complete config of these parts."""
+
+    table: Table
+    method_name: str  # or a path, see `plugins`
+    method: Method
+    rounds: Rounds
+    seed: int
+    seeds: int
+    training: Training
+    participation: Participation
+    model_name: str
+    model: Callable[..., nn.Module]
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """An experiment whose every part is made and checked; `table` is its complete config."""
+
+    table: Table
+    method_name: str
+    method: Method
+    rounds: Rounds
+    seed: int  # the first of `seeds`
+    seeds: int
+    training: Training
+    participation: Participation
+    dataset_name: str  # its display name, see `called`
+    dataset: Callable[..., Any]
+    clients: int  # 0: as many as the data set has owners
+    partition: Partition
+    split: Split
+    graph_name: str
+    graph: Callable[[Federation, int], Graph | None]
+    by_class: dict[str, bool]  # which optional scores of classification are set, and to what
+    model_name: str
+    model: Callable[..., nn.Module]
+    attack: Attack | None = None
+    task: "AskedTask | None" = None  # in place of the data set's own
+    newcomers: int | Sequence[str] = 0  # clients that are left out, to be onboarded later: how many, or their names
+
+    @property
+    def every_seed(self) -> range:
+        """The seed of each run."""
+        return range(self.seed, self.seed + self.seeds)
+
+    def federation(
+        self, data_dir: Path | None, seed: int, dataset: Dataset | None = None, known: Summary | None = None
+    ) -> Federation:
+        """Load the data set, unless it is given, divide it among the clients and build their graph.
+
+        Newcomers are left out. `known` is the summary of an earlier run, as whose inputs and targets these are scaled.
+        """
+        whole, new = self.everyone(data_dir, seed, dataset, known)
+        return whole if not new else whole.part(torch.tensor([i for i in range(len(whole)) if i not in new]))
+
+    def everyone(
+        self, data_dir: Path | None, seed: int, dataset: Dataset | None = None, known: Summary | None = None
+    ) -> tuple[Federation, list[int]]:
+        """The federation with its newcomers, whose rows say nothing of its scale, and which these are."""
+        dataset = self.dataset(data_dir) if dataset is None else dataset
+        if known is not None:
+            columns = Description.kept(known.columns, known.out)
+            dataset = replace(dataset, columns=columns, scale=known.scale or {})
+        if self.task is not None:
+            dataset = replace(dataset, task=self.task.of(dataset.task))
+        owned, dataset, groups, lots = self.partition(dataset, self.clients, generator(seed, "partition"))
+        if isinstance(dataset.task, Classification):
+            dataset = replace(dataset, task=replace(dataset.task, **self.by_class))
+        elif without := [score for score, value in self.by_class.items() if value]:
+            raise UsageError(f"federation.{without[0]}=true is a score of classes, but this data has none")
+        new = self._new(list(dataset.owners) or [str(i) for i in range(len(owned))], seed)
+        federation = divide(dataset, owned, self.split, seed, groups, lots, new)
+        return replace(federation, graph=self.graph(federation, seed)), new
+
+    def _new(self, names: list[str], seed: int) -> list[int]:
+        """Which clients are newcomers: those that are named, or as many as are asked for, drawn by their names."""
+        if isinstance(self.newcomers, int):
+            if not 0 <= self.newcomers < len(names):
+                raise UsageError(f"federation.newcomers must leave some of {len(names)} clients; got {self.newcomers}")
+            lots = seeding.fold(seeding.key(seed, "newcomers"), tags(names))
+            return lots.argsort()[: self.newcomers].sort().values.tolist()
+        chosen = [known_name(name, names) for name in self.newcomers]
+        for name in chosen:
+            if name not in names:
+                raise UsageError(f"federation.newcomers: there is no client '{name}'; {nearest(name, names)}")
+        if len(set(chosen)) == len(names):
+            raise UsageError("federation.newcomers names every client, so nobody is left to train")
+        return [i for i, name in enumerate(names) if name in chosen]
+
+    def module(self, federation: Federation, seed: int) -> nn.Module:
+        """The model with its initial parameters, the same for every client; the global random state is unchanged."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(generator(seed, "model").initial_seed())
+            return self.model(tuple(federation.x.shape[1:]), federation.outputs, columns=federation.columns)
+
+    def architecture(self, known: Summary) -> nn.Module:
+        """The model of a finished run, whose summary this is, with initial parameters of no meaning."""
+        columns = Description.kept(known.columns, known.out)
+        return self.model(tuple(known.shape or ()), known.outputs or 0, columns=columns)
+
+
+def read(source: str, overrides: list[str]) -> Table:
+    """The raw config: a file's, a published experiment's, or the embedded one's for a method name.
+
+    Overrides, dotted.key=value, are applied. If they name your own table, the embedded config is dropped entirely,
+    since its settings are for its own data.
+    """
+    path = Path(source)
+    if source in KNOWN or plugins.is_path(source):
+        path, overrides = DEFAULT, [f'method.name="{source}"', *overrides]
+        requested = override({}, list(overrides))
+        if _is_yours(_dataset_in(requested)):
+            return requested
+    elif not path.exists() and source.startswith("papers/"):
+        published = published_table.experiments()
+        if source not in published:
+            raise UsageError(f"there is no '{source}'; {nearest(source, published)} (kinfed list papers names all)")
+        return override(published_table.experiment(*published[source]), overrides)
+    elif path.suffix in (".csv", ".parquet"):
+        settings = {"name": path.suffix[1:], "path": path, "client": "COLUMN", "target": "COLUMN"}
+        hint = " ".join(f"federation.dataset.{key}={value}" for key, value in settings.items())
+        raise UsageError(
+            f"'{source}' is a table, not a config: name a method in its place with {hint}, or a config that kinfed run "
+            f"{source} --client COLUMN --target COLUMN has written"
+        )
+    elif path.suffix == ".py":
+        raise UsageError(f"'{source}' is a file of code: name a method in it, such as {source}:Stay")
+    elif path.suffix != ".toml" and not path.exists():
+        raise UsageError(f"'{source}' is neither a method nor a config file; {nearest(source, KNOWN)}")
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8-sig"))
+    except OSError as problem:
+        raise UsageError(f"cannot read {path}: {problem.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as problem:
+        raise UsageError(f"{path} is not valid TOML: {problem}") from None
+    return override(table, overrides)
+
+
+def of_run(path: Path) -> Experiment:
+    """The experiment of a run's config.toml, which is complete."""
+    try:
+        return resolve(read(str(path), []))
+    except UsageError as problem:
+        raise UsageError(
+            f"{path} is not a config that this version of kinfed can run ({problem}); change it so, or begin a new run"
+        ) from None
+
+
+def of_sites(path: Path) -> Experiment:
+    """The experiment of a federation of sites, by the config in its folder; its examples cannot be loaded."""
+
+    def stayed(*_: Any) -> Any:
+        raise UsageError(f"the examples of {path.parent} stayed at its sites")
+
+    raw = read(str(path), [])
+    try:
+        parts = learning(raw, frozenset({"federation", "flower"}))
+        split, split_table = call(Split, table_of(raw["federation"], "split", "federation."), "federation.split")
+        table = {**parts.table, "federation": {"split": split_table}, "flower": raw["flower"]}
+        table |= plugins.code(table, raw.get("code", {}))
+    except (UsageError, LookupError, TypeError) as problem:
+        raise UsageError(
+            f"{path} is not a config of a federation for this version of kinfed ({problem}); use the version and the "
+            "files that it was run with"
+        ) from None
+    absent: Any = stayed
+    return Experiment(
+        **parts._asdict() | {"table": table},
+        dataset_name="sites",
+        dataset=absent,
+        clients=0,
+        partition=absent,
+        split=split,
+        graph_name="given",
+        graph=absent,
+        by_class={},
+    )
+
+
+def warn_of_idle(source: str, overrides: Sequence[str], methods: Mapping[str, Method]) -> None:
+    """Warn of each of these methods, by name, that ignores training.optimiser if `overrides`, or a config file of
+    yours, set it.
+
+    There is no warning for the configs that come with kinfed, which have one optimiser for all methods, nor for a
+    config that a run has written, which has every setting.
+    """
+    yours = read(source, []) if source not in KNOWN and Path(source).exists() else {}
+    if _is_complete(yours):
+        yours = {}
+    if "optimiser" not in override(yours, list(overrides)).get("training", {}):
+        return
+    for name, method in methods.items():
+        if rates := method.rates:
+            where = "method" if len(methods) == 1 else f"methods.{plugins.called(name)}"
+            rates_set = " and ".join(f"{where}.{rate}" for rate in rates)
+            warnings.warn(f"{plugins.called(name)} ignores training.optimiser; its rates are {rates_set}", stacklevel=2)
+
+
+def _is_complete(table: Table) -> bool:
+    """Whether a config has every setting of its experiment, as what `write` has written."""
+    try:
+        return resolve(table).table == table
+    except UsageError:
+        return False
+
+
+def override(table: Table, overrides: list[str]) -> Table:
+    """Apply dotted.key=value; values are TOML, and anything that is not valid TOML is taken as text.
+
+    A new `name` makes a new part: the former part's settings are dropped, and only those in `overrides` apply, in
+    any order. If a key is given several times the last one counts, but a part has one name. A new data set whose
+    examples have owners is divided by owner, however the former one was divided.
+    """
+    requested = {text.partition("=")[0] for text in overrides}
+    before, names = _dataset_in(table), dict[str, tuple[str, str]]()
+    for key, parsed, text in _names_first([(*_parsed(text), text) for text in overrides]):
+        is_name = isinstance(parsed, str) and any(other.startswith(f"{key}.") for other in requested)
+        dotted = f"{key}.name" if is_name else key  # of the part whose settings are set beside it
+        *outer, last = dotted.split(".")
+        if last == "name" and isinstance(parsed, str):
+            name, where = names.setdefault(".".join(outer), (parsed, text))
+            if name != parsed:
+                raise UsageError(f"'{where}' and '{text}' name two parts where only one is possible; leave one out")
+        inner = table
+        for part in outer:
+            entry = inner.setdefault(part, {})
+            if isinstance(entry, str):  # a part given by its name only
+                entry = inner[part] = {"name": entry}
+            if not isinstance(entry, dict):
+                raise UsageError(f"'{dotted}': '{part}' is not a table")
+            inner = entry
+        if last == "name" and inner.get("name", parsed) != parsed:
+            for key in [key for key in inner if ".".join([*outer, key]) not in requested]:
+                del inner[key]
+        inner[last] = parsed
+    if (now := _dataset_in(table)) != before and (now in OWNED or plugins.is_path(now)):
+        federation = table["federation"]
+        if not any(key.startswith("federation.partition") for key in requested):
+            federation.pop("partition", None)
+        if _name_in(federation.get("partition", "natural")) == "natural" and "federation.clients" not in requested:
+            federation.pop("clients", None)
+    return table
+
+
+def _parsed(text: str) -> tuple[str, Any]:
+    """The key and the value of an override."""
+    dotted, equals, value = text.partition("=")
+    if not equals or not dotted:
+        raise UsageError(f"'{text}' is not an override; write dotted.key=value, such as training.epochs=5")
+    if not _is_unicode(text):
+        raise UsageError(
+            f"{text!a} is not UTF-8, as everything in a config must be; if it is a file's name, rename the file"
+        )
+    try:
+        return dotted, tomllib.loads(f"value = {value}")["value"]
+    except (tomllib.TOMLDecodeError, RecursionError):
+        return dotted, value
+
+
+def _names_first(overrides: list[tuple[str, Any, str]]) -> list[tuple[str, Any, str]]:
+    """The overrides in an order where a part's name comes before its settings. A whole table stays in its place."""
+    parts = [dotted.removesuffix(".name") for dotted, _, _ in overrides]
+
+    def place(i: int) -> tuple[int, int]:
+        within = [j for j, part in enumerate(parts) if f"{part}.".startswith(f"{parts[i]}.")]
+        return (min(within) if isinstance(overrides[i][1], str) else i), parts[i].count(".")
+
+    return [overrides[i] for i in sorted(range(len(overrides)), key=place)]
+
+
+def _is_yours(dataset: Any) -> bool:
+    """Whether a data set is the user's own files or code."""
+    return str(dataset) in YOURS or plugins.is_path(dataset)
+
+
+def _dataset_in(table: Table) -> Any:
+    federation = table.get("federation")
+    return _name_in(federation.get("dataset")) if isinstance(federation, dict) else None
+
+
+def _name_in(part: Any) -> Any:
+    """The name of a part, which may be given as a table or as its name only."""
+    return part.get("name") if isinstance(part, dict) else part
+
+
+def _is_unicode(text: str) -> bool:
+    """Whether text from the command line, which may hold any bytes, can be written to a file."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def learning(raw: Table, beside: frozenset[str] = frozenset({"federation"})) -> Learning:
+    """The settings that do not depend on where the examples are; `beside` names the config's other tables."""
+    known = {"rounds", "seed", "seeds", "participation", "evaluate_every", "select_by"}
+    check_keys(raw, known | {"model", "training", "method", "methods", "code"} | beside, "")
+    top = {
+        "rounds": value_of(raw, "rounds", int, 20),
+        "seed": value_of(raw, "seed", int, 0),
+        "seeds": value_of(raw, "seeds", int, 1),
+        "evaluate_every": value_of(raw, "evaluate_every", int, 1),
+    }
+    check_seed(top["seed"])
+    if top["seeds"] < 1:
+        raise UsageError(f"seeds counts runs, so it must be at least 1; got {top['seeds']}")
+    if "select_by" in raw:
+        top["select_by"] = value_of(raw, "select_by", str, "")
+        if not plugins.is_path(_dataset_in(raw)) and "task" not in table_of(raw, "federation", ""):
+            check_selection(
+                top["select_by"]
+            )  # otherwise it may be a score of the user's own task, which the run checks
+    rounds = Rounds(top["rounds"], top["evaluate_every"], top.get("select_by", ""))
+    requested = raw.get("participation", 1.0)
+    requested = requested if isinstance(requested, dict) else {"share": value_of(raw, "participation", float, 1.0)}
+    participation, participation_table = call(Participation, requested, "participation")
+    training, training_table = call(Training, table_of(raw, "training", ""), "training")
+    chosen = named(raw.get("method"), "method", KNOWN)
+    tuned, name = table_of(raw, "methods", ""), plugins.called(chosen["name"])
+    check_keys(tuned, {*KNOWN, name}, "methods.")
+    method, method_table = make(KNOWN, _over(table_of(tuned, name, "methods."), chosen), "method")
+    model, model_table = make(MODELS, raw.get("model"), "model", given=2)
+    table = {
+        **top,
+        "participation": participation_table,
+        "model": model_table,
+        "training": training_table,
+        "method": method_table,
+    }
+    counts = top["seed"], top["seeds"]
+    return Learning(table, chosen["name"], method, rounds, *counts, training, participation, model_table["name"], model)
+
+
+def _over(settings: Table, chosen: Table) -> Table:
+    """`settings` updated by `chosen`; a part of the same name, or of no name, keeps its other settings."""
+    merged = {**settings, **chosen}
+    for name, value in chosen.items():
+        if not isinstance(value, dict) and not isinstance(settings.get(name), dict):
+            continue
+        default, value = ({"name": one} if isinstance(one, str) else one for one in (settings.get(name), value))
+        if isinstance(value, dict) and isinstance(default, dict) and value.get("name") in (None, default.get("name")):
+            merged[name] = {**default, **value}
+    return merged
+
+
+def resolve(raw: Table) -> Experiment:
+    """Make every part; the experiment's table has every default filled in.
+
+    By default examples that have owners are divided by owner, and the model for your own data is a small MLP, or for
+    text the model `text`.
+    """
+    federation = table_of(raw, "federation", "")
+    dataset, dataset_table = make(DATASETS, federation.get("dataset"), "federation.dataset", given=1)
+    if _is_yours(dataset_table["name"]):
+        model = raw.get("model", {})
+        usual = YOURS.get(dataset_table["name"], "mlp")
+        raw = raw | {"model": {"name": usual, **model} if isinstance(model, dict) else model}
+    parts = learning(raw, frozenset({"federation", "attack"}))
+    check_keys(
+        federation, {"dataset", "clients", "partition", "split", "graph", "task", "newcomers", *BY_CLASS}, "federation."
+    )
+    dealt = "natural" if dataset_table["name"] in OWNED or _is_yours(dataset_table["name"]) else None
+    partition, partition_table = make(PARTITIONS, federation.get("partition", dealt), "federation.partition")
+    split, split_table = call(Split, table_of(federation, "split", "federation."), "federation.split")
+    graph, graph_table = make(GRAPHS, federation.get("graph", "given"), "federation.graph", given=2)
+    clients = value_of(federation, "clients", int, 0, "federation.")  # 0: as many as the data set has owners
+    table = {
+        **parts.table,
+        "federation": {
+            "dataset": dataset_table,
+            "clients": clients,
+            "partition": partition_table,
+            "split": split_table,
+            "graph": graph_table,
+        },
+    }
+    by_class = {name: value_of(federation, name, bool, False, "federation.") for name in BY_CLASS if name in federation}
+    table["federation"] |= by_class
+    newcomers = _newcomers(federation.get("newcomers", 0))
+    table["federation"] |= {"newcomers": newcomers} if newcomers else {}
+    task = attack = None
+    if "task" in federation:
+        task, table["federation"]["task"] = _asked(federation["task"])
+    if "attack" in raw:
+        attack, table["attack"] = make(ATTACKS, raw["attack"], "attack")
+    table |= plugins.code(table, raw.get("code", {}))
+    return Experiment(
+        **parts._asdict() | {"table": table},
+        dataset_name=called(dataset_table),
+        dataset=dataset,
+        clients=clients,
+        partition=partition,
+        split=split,
+        graph_name=graph_table["name"],
+        graph=graph,
+        by_class=by_class,
+        attack=attack,
+        task=task,
+        newcomers=newcomers,
+    )
+
+
+class AskedTask(NamedTuple):
+    """A task in place of the data set's own, and what it learns from that."""
+
+    task: Task
+    learnt: frozenset[str]  # its settings that the data set's task has
+
+    def of(self, own: Task) -> Task:
+        """The task for data whose own task this is; raises UsageError if it is for other targets."""
+        base = next((kind for kind in FAMILIES if isinstance(self.task, kind)), None)
+        fits = base is None or isinstance(own, (base, Regression) if base is Counts else base)
+        if base is not None and not fits and self.learnt:
+            name, theirs = type(self.task).__name__, type(own).__name__.lower()
+            raise UsageError(
+                f"federation.task: {name} is a task of {base.__name__.lower()}, but that of this data is {theirs}; "
+                "predict another column, or name another task"
+            )
+        known = {name: getattr(own, name) for name in self.learnt} if base and isinstance(own, base) else {}
+        return cast(Task, replace(cast(Any, self.task), **known)) if known else self.task
+
+
+# The settings of tasks that a data set knows; a task derived from one of these need not name them.
+FAMILIES: dict[type, tuple[str, ...]] = {
+    Classification: ("classes",),
+    Regression: ("mean", "deviation", "names"),
+    Counts: ("mean",),
+    Forecasting: ("mean", "deviation", "error", "horizons"),
+}
+
+
+def _asked(requested: Any) -> tuple[AskedTask, Table]:
+    """The task that a config names, and the complete table, which leaves out what is learnt from the data set."""
+    where = "federation.task"
+    requested = named(requested, where, TASKS)
+    part = take(TASKS, requested["name"], where)
+    base = next((kind for kind in FAMILIES if isinstance(part, type) and issubclass(part, kind)), None)
+    learnt = frozenset(FAMILIES[base] if base else ()).difference(requested)
+    unknown = {"classes": 2} if "classes" in learnt else {}  # until the data set is read
+    task, table = make(TASKS, requested | unknown, where)
+    return AskedTask(task, learnt), {name: value for name, value in table.items() if name not in learnt}
+
+
+def _newcomers(given: Any) -> int | list[str]:
+    """How many newcomers there are, or who they are."""
+    if isinstance(given, list):
+        return [str(name) for name in given]
+    if isinstance(given, bool) or not isinstance(given, int):
+        raise UsageError(
+            f'federation.newcomers is how many clients, or their names: 4 or ["3", "7"]; got {given!r:.80}'
+        )
+    return given
+
+
+def write(table: Table, path: Path) -> None:
+    """Write a config that `read` and `resolve` turn into the same experiment."""
+    with replacing(path) as part:
+        part.write_text(tomli_w.dumps(table), encoding="utf-8")

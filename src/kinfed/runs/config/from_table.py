@@ -1,0 +1,403 @@
+"""One's own table: from a file and the names of two columns to an experiment, with every choice as a sentence."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from ...core.tasks import Classification, Counts, Forecasting, Quantiles, Regression
+from ...data.datasets import DATASETS, is_table
+from ...data.federation import Federation
+from ...data.split import SPLITS
+from ...data.tables.columns import Category, Number, Unused
+from ...data.tables.frame import Frame
+from ...data.tables.open_table import kind_of, open_table
+from ...data.tables.table_reader import LEAST, TableReader
+from ...errors import FEW, UsageError, several, some
+from .experiment import Experiment, Table, override
+from .parts import make
+
+SMALL = 10  # fewer rows of a client say little about what it gains
+MOSTLY = 0.8  # the share of a class from which accuracy says little
+NEAR = 0.01  # how far from a whole number float32 may put one
+MANY = 200  # categories of a column, of which most are too rare to learn from
+ROUNDED = 1e-6  # of the largest number of a column, what float32 may leave of a zero
+FAR = 100.0  # times that numbers of a client are as large as those of most from which their unit is doubted
+EXACT = 0.05  # of a target's deviation, what a line of the inputs may leave of what is no sum of them
+MOST = 20_000  # rows from which that is told
+SHOWN = 8  # names that a sentence lists
+
+
+def config(
+    path: str | Path, client: str, target: str, overrides: list[str], query: str = "", frame: Frame | None = None
+) -> Table:
+    """The raw config that trains on a table, or a folder of tables, without a method: every owner is a client.
+
+    With a `query` the path is the address of a database; `frame` is what is there, if it has been read.
+
+    Clients with fewer than `LEAST` rows are left out, with a warning. Overrides are dotted.key=value. Raises UsageError
+    for a file or columns that cannot be used, in one line that names the fix.
+    """
+    frame = open_table(path, query) if frame is None else frame
+    if not (client and target):
+        raise UsageError(_unnamed(frame, client, target))
+    several = "," in target and target not in frame.columns
+    targets = [name.strip() for name in target.split(",")] if several else target
+    settings = {"name": kind_of(path), "path": str(path), "client": client, "target": targets, "least": LEAST}
+    settings |= {"query": query} if query else {}
+    raw = override({"federation": {"dataset": settings}, "model": {"name": "mlp"}}, overrides)
+    settings = raw["federation"]["dataset"]
+    if not is_table(settings["name"]) or settings["path"] != str(path):
+        raise UsageError(f"the data are {path}; leave federation.dataset.name and federation.dataset.path out")
+    reader: TableReader = make(DATASETS, settings, "federation.dataset", given=1)[0]
+    frame.need([reader.client, *([reader.time] if reader.time else []), *reader.targets, *reader.features])
+    frame.need([*reader.ignore])
+    _check_clients(frame, reader)
+    return raw
+
+
+def _unnamed(frame: Frame, client: str, target: str) -> str:
+    """What to say of a table whose columns of clients or targets are not named."""
+    columns = frame.columns
+    listed = ", ".join(columns[:FEW]) + ", ..." * (len(columns) > FEW)
+    wanted = ["--client (which client a row belongs to)"] * (not client) + ["--target (what to predict)"] * (not target)
+    text = f"name the column for {' and the one for '.join(wanted)}; {frame.name} has {listed}"
+    fits = [] if client else [name for name in columns if name != target and _names_clients(frame, name)]
+    return f"{text}; --client {fits[0]} would fit" if len(fits) == 1 else text
+
+
+def _names_clients(frame: Frame, name: str) -> bool:
+    """Whether a column could name the clients: text that is not a date, three names or more, each in several rows."""
+    if frame.kind(name) != "text":
+        return False
+    different = len(frame.words(name).names)
+    return LEAST <= different <= len(frame) / LEAST
+
+
+def _check_clients(frame: Frame, reader: TableReader) -> None:
+    """Raise UsageError unless two clients or more have enough rows."""
+    known = frame.words(reader.client).counts
+    names, counts = [*known], np.array([*known.values()], np.int64)
+    if len(names) == 1:
+        raise UsageError(
+            f"{frame.name}: '{reader.client}' is '{names[0]}' in all rows, so there is one client and nobody to learn "
+            "from; name the column that says which client a row belongs to"
+        )
+    least = max(reader.least, 1)
+    enough = int((counts >= least).sum())
+    if not reader.past and enough < 2:
+        raise UsageError(
+            f"{frame.name}: '{reader.client}' has {several(len(names), 'different value')}, of which {enough} "
+            f"{'has' if enough == 1 else 'have'} {least} rows or more, but two clients are needed; name the column "
+            "that says which client a row belongs to"
+        )
+
+
+class Choices(NamedTuple):
+    """What an experiment on a table chose, and what to doubt about it."""
+
+    said: dict[str, str]  # a sentence on each choice
+    doubts: list[str]
+
+
+def choices(experiment: Experiment, federation: Federation) -> Choices:
+    """The choices of an experiment whose data set is a table, from its federation."""
+    reader: Any = experiment.dataset
+    assert isinstance(reader, TableReader)
+    said = {
+        "clients": _clients(federation, reader),
+        "target": _target(federation, reader),
+        "inputs": _inputs(federation, reader),
+        "split": _split(experiment, federation, reader),
+        "model": _model(experiment, federation),
+        "training": _training(experiment),
+    }
+    return Choices(said, [*_doubts_of_clients(federation, reader), *_doubts_of_columns(federation, reader)])
+
+
+def _rows(federation: Federation) -> list[int]:
+    """[N] rows, or windows, of each client."""
+    return [sum(len(federation.rows[split][i]) for split in SPLITS) for i in range(len(federation))]
+
+
+def _clients(federation: Federation, reader: TableReader) -> str:
+    rows, what = _rows(federation), "window" if reader.past else "row"
+    each = f"{min(rows):,} to {max(rows):,} {what}s" if min(rows) < max(rows) else several(rows[0], what)
+    return f"{len(federation):,}, named by `{reader.client}`: {each} each, {sum(rows):,} in all"
+
+
+def _target(federation: Federation, reader: TableReader) -> str:
+    named = ", ".join(f"`{name}`" for name in reader.targets)
+    if not isinstance(federation.task, Classification):
+        return f"{named}: {_numbers(federation, reader)}"
+    counts = federation.class_counts().sum(0)
+    order, shares = counts.argsort(descending=True, stable=True).tolist(), (100 * counts / counts.sum()).tolist()
+    called = [f"{federation.class_names[c]} ({shares[c]:.0f} %)" for c in order]
+    few = len(called) <= SHOWN
+    listed = (
+        f"{', '.join(called[:-1])} and {called[-1]}" if few else f"most often {called[0]}, most rarely {called[-1]}"
+    )
+    text = f"{named}: {len(called):,} classes, {listed}"
+    if len(called) > 2 and all(name.lstrip("-").isdecimal() for name in federation.class_names):
+        text += "; to predict it as a number: federation.dataset.labels=false, or as a count: .counts=true"
+    return text
+
+
+def _numbers(federation: Federation, reader: TableReader) -> str:
+    """What targets without classes are, and how they are scored."""
+    scale, task = federation.scale.get("targets", {}), federation.task
+    spans = [f"mean {one['mean']:.4g} and deviation {one['deviation']:.4g}" for one in scale.values()]
+    if len(reader.targets) > 1 and isinstance(task, Regression):
+        listed = "; ".join(f"`{name}` of {span}" for name, span in zip(scale, spans, strict=True))
+        return f"regression of {len(spans)} numbers, each scored in its own unit: {listed}"
+    of = f" of {', '.join(spans)}" if spans else ""
+    if isinstance(task, Counts):
+        return f"counts{of}, scored by Poisson's deviance, and MAE"
+    if isinstance(task, Quantiles):
+        listed = ", ".join(f"{q:g}" for q in task.quantiles)
+        return f"readings{of}, their quantiles {listed} scored by the pinball loss in their own unit"
+    if isinstance(task, Forecasting):
+        return f"readings{of}, scored by {task.metric.upper()} in their own unit"
+    if not isinstance(task, Regression):
+        what = "classes" if federation.classes else f"a number{of}"
+        return f"{what}, scored by {task.metric} ({type(task).__name__})"
+    text = f"regression of a number{of}, scored by {task.metric.upper()} in its own unit"
+    return text + "; it may be a count: federation.dataset.counts=true" * looks_like_counts(federation.y)
+
+
+def looks_like_counts(y: torch.Tensor) -> bool:
+    """Whether targets may count something: whole numbers from 0, the smallest near 0 beside their spread."""
+    y = y.flatten().double()
+    return bool((y == y.round()).all()) and 0 <= float(y.min()) <= float(y.std(correction=0))
+
+
+def _inputs(federation: Federation, reader: TableReader) -> str:
+    if reader.past:
+        last = several(reader.past, "reading")
+        return f"the last {last} of `{reader.targets[0]}`, to predict the next {reader.horizon}"
+    kinds = _by_kind(federation)
+    numbers, own = kinds["number"], _own_units(federation)
+    whose = "all clients' training rows" if len(own) < len(numbers) else "each client's training rows"
+    text = f"{several(len(numbers), 'column')} ({_listed(numbers)}), scaled to mean 0 and deviation 1 over {whose}"
+    if own and len(own) < len(numbers):
+        text += f", but {_listed(own)} over each client's, as if in units of its own (federation.dataset.scale)"
+    said = [text.replace("column", "number", 1) if len(kinds) > 1 else text] * bool(numbers)
+    for kind, what in (("category", "of text, an input for each category"), ("date", "of dates, by the calendar")):
+        if kind in kinds:
+            said.append(f"{len(kinds[kind])} {what} ({_listed(kinds[kind])})")
+    said += [f"left out: {_listed(reader.ignore)}"] * bool(reader.ignore)
+    return "; ".join(said)
+
+
+def _by_kind(federation: Federation) -> dict[str, list[str]]:
+    """The names of the columns of each kind that is there."""
+    assert federation.columns is not None
+    kinds: dict[str, list[str]] = defaultdict(list)
+    for column in federation.columns.inputs:
+        kinds[column.kind].append(column.name)
+    return kinds
+
+
+def _own_units(federation: Federation) -> list[str]:
+    """The inputs that are scaled client by client."""
+    return list(next(iter(federation.scale.get("clients", {}).values()), {}))
+
+
+def _split(experiment: Experiment, federation: Federation, reader: TableReader) -> str:
+    split = experiment.split
+    how = "at random"
+    if reader.time and not split.shuffle:
+        how = f"in order of `{reader.time}`"
+    elif isinstance(federation.task, Classification) and split.stratify is not False:
+        how = "at random, class by class"
+    sizes = [sum(len(rows) for rows in federation.rows[name]) for name in SPLITS]
+    text = ", ".join(
+        f"{size:,} for {'the test' if name == 'test' else name}" for name, size in zip(SPLITS, sizes, strict=True)
+    )
+    return text.replace("train,", "training,") + f": each client's {'windows' if reader.past else 'rows'} {how}"
+
+
+def _model(experiment: Experiment, federation: Federation) -> str:
+    name, hidden = experiment.table["model"]["name"], experiment.table["model"].get("hidden")
+    count = sum(p.numel() for p in experiment.module(federation, experiment.seed).parameters())
+    inputs = federation.x[0].numel()
+    widths = [hidden] if isinstance(hidden, int) else hidden
+    layers = f"{inputs} in, {', '.join(map(str, widths))} hidden, {federation.outputs} out, " if widths else ""
+    return f"{name}: {layers}{several(count, 'parameter')}"
+
+
+def _training(experiment: Experiment) -> str:
+    training = experiment.training
+    name = type(training.optimiser).__name__
+    rate = f" at rate {training.optimiser.lr:g}" if hasattr(training.optimiser, "lr") else ""
+    local = several(training.epochs, "epoch") if training.steps is None else several(training.steps, "step")
+    rounds = several(experiment.rounds.count, "round")
+    return f"{rounds} of {local} at each client, {name}{rate}, batches of {training.batch}"
+
+
+def _doubts_of_clients(federation: Federation, reader: TableReader) -> list[str]:
+    """What to doubt about who has which rows."""
+    rows, doubts, what = _rows(federation), [], "windows" if reader.past else "rows"
+    small = [f"{name} ({n})" for name, n in zip(federation.names, rows, strict=True) if n < SMALL]
+    if small:
+        who = some(len(small), len(rows), "client")
+        doubts.append(f"{who} fewer than {SMALL} {what}, too few to tell what they gain: {_listed(small)}")
+    most = rows.index(max(rows))
+    if len(rows) > 2 and rows[most] > sum(rows) / 2:
+        share = 100 * rows[most] / sum(rows)
+        doubts.append(
+            f"client '{federation.names[most]}' has {share:.0f} % of all {what}; a mean by size is mostly its"
+        )
+    if isinstance(federation.task, Classification) and (only := _of_one_class(federation)):
+        who = some(len(only), len(rows), "client")
+        whose = "its own model" if len(only) == 1 else "their own models"
+        doubts.append(f"{who} training rows of one class alone, so {whose} can predict no other: {_listed(only)}")
+    if not any(len(part) for part in federation.rows["validation"]):
+        doubts.append("there are no validation examples, so the last round's models are kept and nothing can be chosen")
+    return doubts
+
+
+def _of_one_class(federation: Federation) -> list[str]:
+    """The clients whose training rows are all of one class, and that class."""
+    counts = federation.class_counts(["train"])  # [N, C]
+    names = federation.class_names
+    return [
+        f"{federation.names[i]} ({names[int(counts[i].argmax())]})"
+        for i in ((counts > 0).sum(1) == 1).nonzero().flatten().tolist()
+    ]
+
+
+def _doubts_of_columns(federation: Federation, reader: TableReader) -> list[str]:
+    """What to doubt about classes and inputs."""
+    doubts = []
+    if isinstance(federation.task, Classification):
+        counts = federation.class_counts()  # [N, C]
+        held = (counts > 0).sum(0).tolist()
+        rare = [
+            f"{name} ({n})"
+            for name, n in zip(federation.class_names, held, strict=True)
+            if n <= max(1, len(counts) // 10)
+        ]
+        if rare:
+            doubts.append(f"few of the {len(counts):,} clients have these classes: {_listed(rare)}")
+        largest, share = int(counts.sum(0).argmax()), float(counts.sum(0).max() / counts.sum())
+        if share > MOSTLY:
+            doubts.append(
+                f"{100 * share:.0f} % of rows are '{federation.class_names[largest]}', so accuracy says little; "
+                "select_by=balanced_accuracy training.class_weights=balanced may help"
+            )
+    doubts += _doubts_of_units(federation, reader)
+    if reader.past:
+        return doubts
+    doubts += _doubts_of_sums(federation, reader)
+    if isinstance(federation.task, Regression):
+        targets = zip(reader.targets, federation.y.double().T, strict=True)
+        if naming := [f"`{name}`" for name, values in targets if _names_rows(values)]:
+            doubts.append(f"{_listed(naming)} is different in every row, as identifiers are: is it what to predict?")
+    assert federation.columns is not None
+    for column in federation.columns.inputs:
+        if isinstance(column, Unused) or (isinstance(column, Category) and column.different > MANY):
+            doubts.append(f"`{column.name}`: {column}; --ignore leaves columns out")
+    doubts += _doubts_of_missing(federation)
+    places = {name: i for i, name in enumerate(federation.columns.names)}
+    numbers = [column for column in federation.columns.inputs if isinstance(column, Number)]
+    whole = [one.name for one in numbers if not one.missing]
+    counting = [name for name in whole if _names_rows(_read(federation, places[name], name))]
+    if counting:
+        doubts.append(f"different in every row, as identifiers are: {_listed(counting)}; --ignore leaves columns out")
+    return doubts
+
+
+def _doubts_of_missing(federation: Federation) -> list[str]:
+    """The clients none of whose rows has a value in a column that others have."""
+    assert federation.columns is not None
+    rows, who = _rows_of(federation)
+    doubts = []
+    for place, part in enumerate(federation.columns.names):
+        name = part.removesuffix(" is missing")
+        if name == part or name not in {column.name for column in federation.columns.inputs}:
+            continue
+        without = federation.x[rows, place] > float(federation.x[rows, place].mean())
+        empty = [one for i, one in enumerate(federation.names) if bool(without[who == i].all())]
+        if empty and len(empty) < len(federation):
+            doubts.append(f"`{name}` has no value in any row of {_listed(empty)}: it is filled in as missing cells are")
+    return doubts
+
+
+def _doubts_of_units(federation: Federation, reader: TableReader) -> list[str]:
+    """The clients at which a number is so much larger or smaller than at most that it may be in another unit."""
+    rows, who = _rows_of(federation)
+    doubts, read = [], _numbers_of(federation, reader, rows)
+    for name, values in read.items():
+        sizes = torch.stack([values[who == i].abs().median() for i in range(len(federation))])  # [N]
+        sizes[sizes < ROUNDED * values.abs().max()] = 0  # what scaling and back leave of a zero
+        times = sizes / sizes[sizes > 0].median() if (sizes > 0).any() else torch.ones(len(sizes))
+        far = ((times >= FAR) | ((times > 0) & (times <= 1 / FAR))).nonzero().flatten().tolist()
+        called = [
+            f"{federation.names[i]} ({f'{times[i]:,.4g}' if times[i] < 1 else f'{times[i]:,.0f}'} times)" for i in far
+        ]
+        if called and 2 * len(far) < len(sizes) + 1:
+            doubts.append(f"`{name}` may be in another unit than at most clients: {_listed(called)}; write all in one")
+    return doubts
+
+
+def _doubts_of_sums(federation: Federation, reader: TableReader) -> list[str]:
+    """Whether a target is nearly a weighted sum of the inputs, as what is worked out from them is."""
+    if not isinstance(federation.task, Regression):
+        return []
+    rows = torch.cat(list(federation.rows["train"]))[:MOST]
+    x = torch.cat([federation.x[rows].flatten(1), torch.ones(len(rows), 1)], 1).double()
+    y = federation.task.scaled(federation.y[rows].double()).reshape(len(rows), -1)
+    if len(rows) < 10 * x.shape[1]:
+        return []
+    weights = torch.linalg.lstsq(x, y, driver="gelsd").solution
+    left = ((y - x @ weights).square().mean(0) / y.var(0, correction=0)).sqrt().tolist()
+    return [
+        f"`{name}` is nearly a weighted sum of the inputs, off by {100 * share:.1g} % of its deviation; "
+        "if one of them is known only when it is, leave it out with ignore"
+        for name, share in zip(reader.targets, left, strict=True)
+        if share < EXACT
+    ]
+
+
+def _numbers_of(federation: Federation, reader: TableReader, rows: torch.Tensor) -> dict[str, torch.Tensor]:
+    """[n] the numbers of these rows, by column: of windows, the reading before the first that is to be forecast."""
+    if reader.past:
+        scale = federation.scale["inputs"]["reading"]
+        return {reader.targets[0]: federation.x[rows, -1, 0].double() * scale["deviation"] + scale["mean"]}
+    assert federation.columns is not None
+    places = {name: i for i, name in enumerate(federation.columns.names)}
+    numbers = [one.name for one in federation.columns.inputs if isinstance(one, Number)]
+    read = {name: _read(federation, places[name], name) for name in numbers}
+    if isinstance(federation.task, Regression):
+        read |= dict(zip(reader.targets, federation.y[rows].double().T, strict=True))
+    return read
+
+
+def _rows_of(federation: Federation) -> tuple[torch.Tensor, torch.Tensor]:
+    """[n] rows of the pool, and [n] whose they are."""
+    parts = [part for split in SPLITS for part in federation.rows[split]]
+    who = torch.arange(len(federation)).repeat(len(SPLITS)).repeat_interleave(torch.tensor([len(p) for p in parts]))
+    return torch.cat(parts), who
+
+
+def _read(federation: Federation, column: int, name: str) -> torch.Tensor:
+    """[n] an input as it is in the file, up to rounding."""
+    rows, who = _rows_of(federation)
+    own = federation.scale.get("clients", {})
+    scales = [own.get(client, {}).get(name, federation.scale["inputs"][name]) for client in federation.names]
+    mean, deviation = (torch.tensor([scale[key] for scale in scales]).double() for key in ("mean", "deviation"))
+    return federation.x[rows, column].double() * deviation[who] + mean[who]
+
+
+def _names_rows(values: torch.Tensor) -> bool:
+    """Whether values: [n] are whole numbers that are different in every row, as identifiers are."""
+    whole = bool((values - values.round()).abs().max() < NEAR)
+    return whole and len(values) > SMALL and len(values.round().unique()) == len(values)
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:SHOWN]) + ", ..." * (len(names) > SHOWN)

@@ -1,0 +1,91 @@
+"""Further: a finished run goes on, with more rounds, and with clients that have joined."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from ..core.engine import check_count
+from ..core.summary import Summary
+from ..errors import UsageError
+from .config import experiment as config
+from .config.experiment import Experiment
+from .final_state import Former
+from .open_run import UNREADABLE
+from .run_folder import RunFolder
+
+ROUNDS = "rounds="
+
+
+def further(path: Path, overrides: Sequence[str] = ()) -> tuple[Experiment, RunFolder]:
+    """The experiment in which a finished run goes on, and that run's folder.
+
+    It is the run's own, with `overrides`; of these, rounds are those that are added, by default as many as the run
+    trained itself. Raises UsageError for a run that cannot go on.
+    """
+    folder = RunFolder(path)
+    summary = folder.read_summary()
+    if not folder.is_begun:
+        raise UsageError(f"{folder} has no config.toml, as kinfed.save writes none, so it cannot go on")
+    if summary.experiment is not None:
+        raise UsageError(
+            f"{folder} is of real sites, whose rows and private states stayed there, so it cannot go on here; a "
+            "newcomer can join it: kinfed onboard"
+        )
+    for each in folder.repeats_of(summary):
+        Former(each)
+        if each.models.exists():
+            try:
+                each.check_models()
+            except UNREADABLE as problem:
+                told = f"{each.models} cannot be read ({problem!s:.200}); copy the whole folder again, or run again"
+                raise UsageError(told) from None
+    method = config.of_run(folder.config).method_name
+    before = summary.origin["rounds"] if summary.origin else 0
+    table = config.read(str(folder.config), list(overrides))
+    more = table["rounds"] if any(one.startswith(ROUNDS) for one in overrides) else summary.rounds - before
+    check_count("rounds", more, 1, 31)
+    experiment = config.resolve({**table, "rounds": summary.rounds + more})
+    if experiment.method_name != method:
+        raise UsageError(f"{folder} was trained by {method} and goes on with it; got {experiment.method_name}")
+    if lacking := sorted({*experiment.every_seed} - {*(summary.several or [summary.seed])}):
+        raise UsageError(
+            f"{folder} has no run with seed {lacking[0]} that could go on; leave seed and seeds as they are"
+        )
+    return experiment, folder
+
+
+def link(former: RunFolder, folder: RunFolder) -> None:
+    """Note in a new run's folder from which run it goes on."""
+    summary = former.read_summary()
+    clients = [] if summary.several else summary.client_names
+    folder.write_origin({"run": str(former.path.resolve()), "rounds": summary.rounds, "clients": clients})
+
+
+def link_seed(out: RunFolder, folder: RunFolder, seed: int) -> None:
+    """The same for one seed of several, if these go on from another run."""
+    if origin := out.read_origin():
+        link(_of_seed(RunFolder(origin["run"]), seed), folder)
+
+
+def link_beside(out: RunFolder, folder: RunFolder, name: str, experiment: Experiment) -> None:
+    """The same for a run beside one that goes on, if there was one beside its former that can: else it begins anew."""
+    if not (origin := out.read_origin()):
+        return
+    former = RunFolder(origin["run"]).beside(name)
+    if not former.is_finished or not all(one.state.exists() for one in former.repeats()):
+        return
+    begun = former.read_summary()
+    same = {**experiment.table, "rounds": begun.rounds} == config.of_run(former.config).table
+    if begun.rounds == origin["rounds"] and same:
+        link(former, folder)
+
+
+def known(out: RunFolder, seed: int) -> Summary | None:
+    """The summary of the run with this seed from which a run goes on; its inputs stay scaled as they were there."""
+    if not (origin := out.read_origin()):
+        return None
+    return _of_seed(RunFolder(origin["run"]), seed).read_summary()
+
+
+def _of_seed(former: RunFolder, seed: int) -> RunFolder:
+    """The folder of a run's seed, which is the run's own if it has one."""
+    return former.of_seed(seed) if former.of_seed(seed).is_finished else former

@@ -1,0 +1,260 @@
+"""fit: from a method, a federation and a module to one personalised model per client."""
+
+import math
+import time
+from dataclasses import replace
+from itertools import pairwise
+from numbers import Real
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import vmap
+
+from ..core import engine
+from ..core.client import Training
+from ..core.engine import Participation, Rounds, check_seed
+from ..core.fleet import Fleet
+from ..core.history import History
+from ..core.layout import Layout
+from ..core.method import Method, model_for
+from ..core.model import Model
+from ..core.sharing import Sharing, divide
+from ..core.tasks import TASKS, Classification, Counts, Forecasting, Quantiles, Regression, selected_task
+from ..core.trees import Tree
+from ..core.trial import Trial, tried
+from ..data.federation import Federation
+from ..errors import UsageError
+from ..simulation import distributed
+from ..simulation.attacks.attack import Attack
+from ..simulation.attacks.attacked_fleet import AttackedFleet
+from ..simulation.distributed import Distributed
+from ..simulation.execution import Execution
+from ..simulation.simulation import WATCHED, Simulation
+from .agreement import check_agreement
+from .checkpoints import Checkpointer
+from .config import plugins
+from .config.default_model import default_model
+from .footprint import check, footprint
+from .run import Run
+from .run_folder import RunFolder
+from .tracker_feed import followed
+
+
+def fit(
+    method: Method,
+    federation: Federation,
+    module: nn.Module | Model | None = None,
+    *,
+    rounds: int | Rounds = 20,
+    training: Training = Training(),
+    participation: float | Participation = 1.0,
+    seed: int = 0,
+    execution: Execution = Execution(),
+    folder: str | Path | None = None,
+    attack: Attack | None = None,
+) -> Run:
+    """Train one personalised model per client and return the Run.
+
+    `module` gives architecture and initial parameters, by default a small MLP; its head is the last nn.Linear, unless
+    it is given as Model(module, head="NAME"). `rounds` may say which rounds are scored and selected, and `execution`
+    where and how they run. With a `folder` the run writes checkpoints there, also on KeyboardInterrupt, and resumes
+    from the one it finds, with bit-identical results: in the same precision, on the same device, by the same executor.
+    The last two may be changed; a warning then says that results are equal only to rounding. Signals are left to the
+    caller. With an `attack` some clients carry it out; they are ignored in selecting the round, and the summary has
+    scores of the others beside those of all. Raises UsageError for requests that cannot work and RunError when training
+    diverges or a file cannot be written; the last good checkpoint is kept.
+
+    >>> import torch
+    >>> x, client = torch.randn(60, 4), torch.arange(60) % 3
+    >>> federation = kinfed.Federation.from_arrays(x, (x[:, 0] > 0).long(), client)
+    >>> run = kinfed.fit(kinfed.FedAvg(), federation, torch.nn.Linear(4, 2), rounds=2)
+    >>> run.history.test("shared").shape, run.load_model("1")
+    (torch.Size([3]), Linear(in_features=4, out_features=2, bias=True))
+    """
+    _check_kinds(method, federation, module, training, participation, seed, execution, folder, attack)
+    rounds = rounds if isinstance(rounds, Rounds) else Rounds(rounds)
+    participation = participation if isinstance(participation, Participation) else Participation(float(participation))
+    checkpointer = Checkpointer(None if folder is None else RunFolder(folder), execution.checkpoint_seconds)
+    if rounds.select_by:
+        federation = replace(federation, task=selected_task(federation.task, rounds.select_by))
+    federation, attackers = _corrupted(federation, attack, seed)
+    model = _model(method, module, federation, seed)
+    how = checkpointer.execution(execution, federation, model, rounds, seed)
+    divided, model = divide(method, model)
+    build = Distributed if distributed.is_on() else Simulation
+    states, share = None if folder is None else Path(folder), participation.share
+    fleet = build(federation, model, divided, training, seed=seed, execution=how, share=share, folder=states)
+    fleet.reason = checkpointer.reason or fleet.reason
+    sharing = Sharing.of(method, model.layout)
+    need = footprint(method, sharing.shared, len(federation), share, rounds, model.theta.element_size())
+    check(need, len(federation), fleet.device)
+    roster = fleet.roster(federation.graph)
+    history = History(tuple(federation.names), federation.task, rounds.evaluate_every, select_by=rounds.select_by)
+    history.keep = rounds.keep
+    whole = _attacked(fleet, history, attack, attackers, sharing.shared, seed)
+    at, origin = checkpointer.begin(divided, roster, fleet, history), divided.origin_of(roster)
+    execution.planned(sharing)
+    tracked = followed(execution.track, checkpointer.folder, rounds.count, origin, sharing.layers)
+    with checkpointer.alone(), tracked as follow, checkpointer.guard():
+
+        def after(round: int, server: Tree) -> None:
+            checkpointer.after(round, server, rounds.last)
+            execution.progress(history, rounds.count)
+            follow(history)
+
+        engine.run(
+            divided,
+            roster,
+            whole,
+            history,
+            rounds=rounds.last,
+            participation=participation,
+            groups=None if federation.groups is None else federation.groups.to(fleet.device),
+            server=at.server,
+            begin=at.done,
+            after=after,
+        )
+    if rounds.until:
+        checkpointer.keep()
+    left = checkpointer.left(roster, participation, rounds) if execution.keep_state else None
+    took = checkpointer.at.seconds
+    made = Run(method, federation, model, history, origin, seed, fleet.how, fleet.reason, took, attack, left)
+    return check_agreement(made, fleet)
+
+
+def _check_kinds(
+    method: Any,
+    federation: Any,
+    module: Any,
+    training: Any,
+    participation: Any,
+    seed: Any,
+    execution: Any,
+    folder: Any,
+    attack: Any,
+) -> None:
+    """Raise UsageError for arguments of fit that are of a wrong kind."""
+    check_seed(seed)
+    for given, kind, example in (
+        (method, Method, "kinfed.FedAvg()"),
+        (federation, Federation, "kinfed.Federation.from_arrays(x, y, client)"),
+        (module.original if isinstance(module, Model) else module or nn.Identity(), nn.Module, "torch.nn.Linear(8, 2)"),
+    ):
+        if not isinstance(given, kind):
+            what = f"the class {given.__name__}" if isinstance(given, type) else repr(given)[:80]
+            raise UsageError(
+                f"fit takes a method, a federation and a module: {what} is not a {kind.__name__} such as {example}"
+            )
+    if not isinstance(training, Training):
+        raise UsageError(f"training must be like kinfed.Training(epochs=2, batch=16); got {training!r}")
+    if not isinstance(participation, Real | Participation):
+        raise UsageError(f"participation must be a share in (0, 1], or a kinfed.Participation; got {participation!r}")
+    if not isinstance(execution, Execution):
+        raise UsageError(f"execution must be like kinfed.Execution(executor='loop'); got {execution!r:.80}")
+    if not isinstance(folder, str | Path | None):
+        raise UsageError(f"folder must be a path, such as 'runs/mine'; got {folder!r}")
+    if not isinstance(attack, Attack | None):
+        raise UsageError(f"attack must be one such as kinfed.Poison(share=0.2); got {attack!r:.80}")
+
+
+def _corrupted(federation: Federation, attack: Attack | None, seed: int) -> tuple[Federation, Tensor]:
+    """The federation after an attack on its data, and which clients attack: [N] bool."""
+    if attack is None:
+        return federation, torch.zeros(len(federation), dtype=torch.bool)
+    attackers = attack.attackers(federation.names, seed)
+    return attack.corrupt(federation, attackers, seed), attackers
+
+
+def _attacked(
+    fleet: Simulation | Distributed,
+    history: History,
+    attack: Attack | None,
+    attackers: Tensor,
+    shared: Layout,
+    seed: int,
+) -> Fleet:
+    """The fleet with its attackers, [N] bool, at work, and the history told of those who are not."""
+    if attack is None or not attackers.any():
+        return fleet
+    history.honest = ~attackers
+    return AttackedFleet(fleet, attack, attackers.to(fleet.device), shared, seed)
+
+
+def _model(method: Method, module: nn.Module | Model | None, federation: Federation, seed: int) -> Model:
+    """The model that the method trains; raises UsageError unless it suits the examples."""
+    module = default_model(federation, seed=seed) if module is None else module
+    module, head = (module.original, module.named_head) if isinstance(module, Model) else (module, None)
+    model = model_for(method, module, head, federation.x.dtype, seed)
+    check_fit(model, federation)
+    _check_task(model, federation)
+    return model.watch(federation.x[federation.rows["train"][0][:WATCHED]])
+
+
+def check_fit(model: Model, federation: Federation, made_up: bool = False) -> None:
+    """Raise UsageError unless the model takes the examples, and its outputs fit the task; labels may be made up."""
+    outputs, task = tried(model, federation.x, Trial.check_predictions), federation.task
+    if isinstance(task, Classification) and (len(outputs) != 1 or outputs[0] < task.classes):
+        unused = [] if made_up else [c for c in range(task.classes) if not (federation.y == c).any()]
+        hint = f"; no example has the label {unused[0]}, and labels should count from 0" if unused else ""
+        raise UsageError(f"the model gives {outputs} for an example, but there are {task.classes} classes{hint}")
+    quantiles = f", {len(task.quantiles)} quantiles each" if isinstance(task, Quantiles) else ""
+    if isinstance(task, Regression | Counts | Forecasting) and math.prod(outputs) != federation.outputs:
+        raise UsageError(
+            f"the model gives {outputs} for an example, but its target is {list(federation.y.shape[1:])}{quantiles}"
+        )
+
+
+def _check_task(model: Model, federation: Federation) -> None:
+    """Raise UsageError unless a task of the user's own says what it must, tried on two examples."""
+    task, name = federation.task, type(federation.task).__name__
+    if type(task) in TASKS.values():
+        return
+    rows = federation.rows["train"][0][:2]
+    x, y = federation.x[rows], federation.y[rows]
+    weight, trying = x.new_ones(len(rows), dtype=model.theta.dtype), "loss"
+    try:
+        with torch.no_grad():
+            outputs = model(model.theta.clone(), x.to(model.theta.device)).to(x.device)
+            loss = task.loss(outputs, y)
+            trying = "score"
+            scores = task.score(outputs, y, weight)
+            if isinstance(scores, dict) and all(isinstance(one, torch.Tensor) for one in scores.values()):
+                trying = "score, for many clients at once (torch.func.vmap),"
+                vmap(task.score)(outputs[None], y[None], weight[None])
+    except Warning:
+        raise
+    except Exception as problem:
+        raise UsageError(f"the task {name}: its {trying} fails: {plugins.reason(problem, type(task))}") from problem
+    if not isinstance(loss, torch.Tensor) or loss.shape != (len(rows),):
+        shape = list(getattr(loss, "shape", ())) or f"{loss!r:.40}"
+        raise UsageError(
+            f"the task {name}: its loss must be one number for each example, [B]; of {len(rows)} got {shape}"
+        )
+    if not isinstance(scores, dict) or not all(isinstance(one, torch.Tensor) for one in scores.values()):
+        raise UsageError(f"the task {name}: its score must be a dict of tensors [] by name; got {scores!r:.60}")
+    if not str(task.metric).replace("-", "_").isidentifier():
+        raise UsageError(
+            f"the task {name}: its metric must be a word, as files are named by it; got {task.metric!r:.40}"
+        )
+    opposite = getattr(task, "opposite", ())
+    if lacks := [one for one in (task.metric, *task.selectable, *opposite) if one not in scores]:
+        raise UsageError(f"the task {name}: its score has no '{lacks[0]}', but {', '.join(scores)}")
+    if wide := [one for one, value in scores.items() if value.shape]:
+        shape = list(scores[wide[0]].shape)
+        raise UsageError(f"the task {name}: the score '{wide[0]}' must be one number for a client, []; got {shape}")
+    if not isinstance(task.higher_is_better, bool):
+        raise UsageError(f"the task {name}: higher_is_better must be True or False; got {task.higher_is_better!r:.40}")
+
+
+def seconds_by_round(*what: Any, execution: Execution, **how: Any) -> list[float]:
+    """The seconds of each round that `fit` takes, evaluation included; the first one warms up."""
+    times = [time.perf_counter()]
+
+    def tick(history: History, rounds: int) -> None:
+        history.settle()
+        times.append(time.perf_counter())
+
+    fit(*what, execution=replace(execution, progress=tick), **how)
+    return [after - before for before, after in pairwise(times)]

@@ -1,0 +1,117 @@
+"""Footprint: the bytes that a method's server needs at its peak, which are known before the first round.
+
+Private states and the models that are kept are not counted: above a limit they are in files.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+
+from ..core import engine
+from ..core.layout import Layout
+from ..core.method import Method
+from ..errors import UsageError
+from ..simulation.devices import free_memory
+
+NUMBER = 4  # bytes of a number in a table over pairs of clients
+FEWER = "use fewer clients, or a method that compares no clients with each other, such as 'fedavg'"
+
+
+class Holds(NamedTuple):
+    """How many tables of each kind a server has in memory at its peak: often when all clients' models are made."""
+
+    models: float = 0.0  # [N, d]
+    uploads: float = 0.0  # [K, d]; at least two: those of a round, and of the one before until these have come
+    pairs: float = 0.0  # [N, N]
+    layer_pairs: float = 0.0  # [L, N, N]
+    cohort_pairs: float = 0.0  # [K, K]
+    graphs: float = 0.0  # [N, N] that are kept of each evaluated round
+    layer_graphs: float = 0.0  # [L, N, N] that are
+
+
+HOLDS = {  # of kinfed's methods and of their parts: measured, as tests/runs/test_footprint.py does
+    "Method": Holds(uploads=2),
+    "Local": Holds(graphs=1),
+    "Scaffold": Holds(uploads=4),
+    "GraphMethod": Holds(models=3, uploads=1, graphs=1),
+    "Kin": Holds(models=5.6, uploads=0.6, layer_pairs=4.6, layer_graphs=1),
+    "FedAMP": Holds(models=4.4, uploads=0.6, pairs=8, graphs=1),
+    "HeurFedAMP": Holds(models=5.4, uploads=0.7, pairs=8, graphs=1),
+    "PFedGraph": Holds(models=6.5, uploads=1.2, pairs=14, graphs=1),
+    "FedAGHN": Holds(models=5.6, uploads=0.5, layer_pairs=5.7, layer_graphs=1),
+    "FedFomo": Holds(models=11, uploads=4.5, pairs=10, graphs=1),
+    "DPFL": Holds(models=21, uploads=9, pairs=10, graphs=1),
+    "FedPAC": Holds(models=3, uploads=2, pairs=2, cohort_pairs=11, layer_graphs=1),
+    "FedCedar": Holds(uploads=5.2, cohort_pairs=8, graphs=1),
+    "CFL": Holds(models=3, uploads=5, cohort_pairs=10, graphs=1),
+    "IFCA": Holds(uploads=3.3, graphs=1),
+    "FedSem": Holds(uploads=6, cohort_pairs=8, graphs=1),
+    "SFL": Holds(models=3.2, uploads=1.9, graphs=1),
+    "Known": Holds(pairs=8),
+    "Similarity": Holds(pairs=12),
+    "PFedGAT": Holds(models=5, cohort_pairs=30, graphs=1),
+    "Hedge": Holds(models=5, pairs=2, cohort_pairs=9, graphs=1),
+    "Logits": Holds(models=5, pairs=4, cohort_pairs=3, graphs=1),
+    "Projected": Holds(models=5, pairs=7, cohort_pairs=3, graphs=1),
+}
+
+
+LISTS = "set method.neighbours=20"
+SELDOM = "have fewer clients take part in a round, such as participation=0.05"
+INSTEAD = {"Kin": LISTS, "FedAMP": LISTS, "HeurFedAMP": LISTS, "FedAGHN": LISTS, "PFedGAT": SELDOM}
+
+
+class Part(NamedTuple):
+    """Tables of one kind."""
+
+    bytes: int
+    what: str
+    instead: str  # what needs less
+
+
+def footprint(
+    method: Method, layout: Layout, clients: int, share: float, rounds: engine.Rounds, number: int = NUMBER
+) -> list[Part]:
+    """The parts of what a server needs for N clients, of whom a share takes part in a round.
+
+    `method` is as it was given to `fit`; `layout` is of what travels, d numbers of `number` bytes each.
+    """
+    cohort, evaluations = max(1, round(share * clients)), -(-rounds.last // rounds.evaluate_every)
+    names = list(_names(method))
+    holds = Holds(*map(sum, zip(*(HOLDS[name] for name in names), strict=True)))
+    layers = len(layout.layers) if getattr(method, "by_layer", True) else 1
+    pairs = (holds.pairs + layers * holds.layer_pairs) * clients**2 + holds.cohort_pairs * cohort**2
+    if neighbours := getattr(method, "neighbours", 0):  # lists in their place
+        pairs *= min(1, (neighbours + 1) / clients)
+    kept = (holds.graphs + layers * holds.layer_graphs) * evaluations if clients <= engine.RELATED else 0
+    instead = next((INSTEAD[name] for name in names if name in INSTEAD), FEWER)
+    one_model = (
+        "freeze a part of the model or keep it personal (method.frozen, method.personal), or use a method whose server "
+        "has one model for all, such as 'fedavg'"
+    )
+    few = "have fewer clients take part in a round, such as participation=0.1"
+    return [
+        Part(int(number * layout.size * holds.models * clients), "models of all clients", one_model),
+        Part(int(number * layout.size * holds.uploads * cohort), "uploads of a round", few),
+        Part(int(NUMBER * pairs), "tables over pairs of clients", instead),
+        Part(int(NUMBER * kept * clients**2), "relations of evaluated rounds", "set evaluate_every=10 or higher"),
+    ]
+
+
+def _names(method: Method) -> Iterator[str]:
+    """The method's class, or the nearest above it of which it is known what it holds, and the same of its parts."""
+    for thing in (method, *vars(method).values()):
+        kinds = (kind.__name__ for kind in type(thing).__mro__ if kind.__module__.startswith("kinfed."))
+        yield from list(kind for kind in kinds if kind in HOLDS)[:1]
+
+
+def check(parts: list[Part], clients: int, device: torch.device) -> None:
+    """Raise UsageError, with what needs less, if a server needs more bytes than are free on a device."""
+    free = free_memory(device)
+    total, largest = sum(part.bytes for part in parts), max(parts)
+    if free is not None and total > free:
+        raise UsageError(
+            f"for {clients:,} clients the server needs {total / 1e9:.3g} GB of memory, {largest.bytes / 1e9:.3g} GB of "
+            f"it for {largest.what}, and {free / 1e9:.3g} GB are free; {largest.instead}"
+        )

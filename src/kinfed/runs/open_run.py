@@ -1,0 +1,278 @@
+"""Saved: the models of a finished run, opened from its folder."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from ..core import checkpoint, trees
+from ..core.copies import duplicate
+from ..core.layout import Layout
+from ..core.method import Method, model_for
+from ..core.model import Model
+from ..core.sharing import Sharing
+from ..core.summary import Summary
+from ..core.tasks import TASKS, Classification, Task
+from ..core.trees import Tree
+from ..data.tables.schema import Description
+from ..errors import UsageError
+from .config import experiment as config
+from .config.experiment import Experiment
+from .predictor import Predictor, Source
+from .run import Run, client_index
+from .run_folder import ALL, RunFolder
+
+UNREADABLE = (SafetensorError, OSError, RuntimeError, TypeError, LookupError)
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A finished run's models, and what its folder says of them; `open` and `kinfed.load_run` make one.
+
+    In the folder of a choice a client may keep the model of Local or FedAvg: `of(client)` is the run that its model is
+    from, and `theta`, `personal` and `module` give the model that it keeps.
+    """
+
+    folder: RunFolder
+    summary: Summary
+    model: Model  # the architecture; `layout` says where its tensors are in theta
+    method: Method | None  # None: models that predict as plain modules do, of a run that `kinfed.save` wrote
+    experiment: Experiment | None  # of its config; None without one
+    parts: dict[str, dict[str, str]]  # by client, or "*" for all: names of tensors, and where each is in the file
+    _beside: dict[Path, "Saved"] = field(default_factory=dict, repr=False, compare=False)
+
+    @classmethod
+    def open(
+        cls,
+        folder: str | Path,
+        module: nn.Module | None = None,
+        method: Method | None = None,
+        head: str | None = None,
+    ) -> "Saved":
+        """The run in a folder; architecture and method are rebuilt from its config.
+
+        Pass `module` if it was your own, as in a run written by `kinfed.save`; and `method` and `head` as they were
+        given to `fit` if the method extends or exports models in its own way. Raises UsageError if the folder holds no
+        finished run, or if its files do not belong together.
+        """
+        place = RunFolder(folder)
+        summary = place.read_summary()
+        names, experiment = summary.client_names, None  # of a run with several seeds there are none: it raises
+        if summary.experiment is not None and not place.models.exists():
+            raise UsageError(
+                f"{folder}: its models stayed at the sites; predict there: kinfed predict kinfed-site/NAME FILE"
+            )
+        if module is None:
+            experiment = _experiment(place)
+            method = method or experiment.method
+            module = _module(place, summary, experiment)
+        if not isinstance(module, nn.Module):
+            raise UsageError(f"module must be an nn.Module, such as torch.nn.Linear(8, 2); got {module!r:.80}")
+        try:
+            place.check_models()
+            parts, maker = place.model_keys()
+            if maker and method is None:
+                raise UsageError(
+                    f"{folder}: only its method, {maker}, knows how its models predict; pass it as it was given to "
+                    "fit: load_model(folder, client, module, method)"
+                )
+            one = parts.get(ALL, {}) | next((parts[name] for name in names if name in parts), {})
+            with safe_open(place.models, "pt") as file:
+                model = _model(module, method, head, {name: file.get_slice(key) for name, key in one.items()})
+        except UNREADABLE as problem:
+            raise _unfit(place, problem) from None
+        if parts.keys() - {ALL} and (lacking := [name for name in names if name not in parts]):
+            raise UsageError(
+                f"{folder}: its files do not belong together: {place.models.name} has no model of client "
+                f"'{lacking[0]}', whom {place.summary.name} names; copy the whole folder again, or run again"
+            )
+        return cls(place, summary, model, method, experiment, parts)
+
+    @classmethod
+    def written(cls, folder: RunFolder, run: Run, summary: Summary) -> "Saved":
+        """The models of a run in a folder whose other files are yet to come."""
+        return cls(folder, summary, run.model, run.method, None, folder.model_keys()[0])
+
+    @classmethod
+    def for_newcomers(cls, folder: str | Path) -> "Saved":
+        """The run in a folder as newcomers need it, who join by what its server remembers.
+
+        A run of real sites has no models, as these stayed at the sites. Raises UsageError as `open` does.
+        """
+        place = RunFolder(folder)
+        summary = place.read_summary()
+        if summary.experiment is None:
+            return cls.open(folder)
+        experiment = _experiment(place)
+        model = model_for(experiment.method, _module(place, summary, experiment), None, torch.float32)
+        return cls(place, summary, model, experiment.method, experiment, {})
+
+    @property
+    def at_sites(self) -> bool:
+        """Whether its models and its clients' rows stayed at the sites of a real federation."""
+        return self.summary.experiment is not None
+
+    @property
+    def names(self) -> list[str]:
+        """The clients' names."""
+        return self.summary.client_names
+
+    @property
+    def layout(self) -> Layout:
+        """Where each tensor and each layer of a model lies in theta."""
+        return self.model.layout
+
+    @property
+    def description(self) -> Description | None:
+        """What training rows say of a table's columns; None of other data."""
+        return Description.kept(self.summary.columns, str(self.folder))
+
+    @property
+    def task(self) -> Task:
+        """What the models were trained for: the task that its score belongs to, with its classes or its scale."""
+        described = dict(self.summary.task or {})
+        name = str(described.pop("name", ""))
+        settings: Any = {key: tuple(one) if isinstance(one, list) else one for key, one in described.items()}
+        if self.experiment is not None and (asked := self.experiment.task) is not None:
+            own: Any = asked.task
+            known = {key: settings[key] for key in asked.learnt if key in settings}
+            return cast(Task, replace(own, **known) if known else own)
+        kind: Any = TASKS.get(name)
+        if kind is None and self.summary.metric == Classification.metric:  # a run before tasks were kept
+            return Classification(self.summary.outputs or len(self.classes))
+        if kind is None:
+            raise UsageError(f"{self.folder.summary} does not say what the models were trained for; run again")
+        return cast(Task, kind(**settings))
+
+    @property
+    def classes(self) -> list[str]:
+        """The names of the classes in the order of the outputs, or their numbers; none where numbers are predicted."""
+        known = self.summary.classes
+        if isinstance(known, int):
+            return [str(c) for c in range(known)]
+        if not known and self.summary.metric == Classification.metric:
+            return [str(c) for c in range(self.summary.outputs or 0)]
+        return [str(c) for c in known or ()]
+
+    def name(self, client: int | str | None = None, position: int | None = None) -> str:
+        """A client's name, by itself or by its position; raises UsageError, with the nearest, for an unknown one."""
+        return self.names[client_index(self.names, client, position)]
+
+    def of(self, client: int | str) -> "Saved":
+        """The run whose model a client keeps: this one, or after a choice that of Local or FedAvg beside it."""
+        kept = self.folder.kept_beside(self.name(client))
+        if kept is None:
+            return self
+        if kept.path not in self._beside:
+            self._beside[kept.path] = Saved.open(kept.path)
+        return self._beside[kept.path]
+
+    def personal(self, client: int | str) -> Tree:
+        """What a client's model consists of: `theta: [d]`, and what else its method predicts with, such as a memory."""
+        name = self.name(client)
+        return self.of(name)._personal(name)
+
+    def theta(self, client: int | str | None = None, *, position: int | None = None) -> Tensor:
+        """[d] a client's model."""
+        theta: Tensor = self.personal(self.name(client, position)).theta
+        return theta
+
+    def module(self, client: int | str | None = None, *, position: int | None = None) -> nn.Module:
+        """A client's model as a plain module in evaluation mode, which predicts as its method does: what was scored."""
+        return duplicate(self.shown(self.name(client, position)))
+
+    def shown(self, client: str) -> nn.Module:
+        """The same to be used as it is: it shares what is frozen with the modules of all clients."""
+        kept, personal = self.of(client), self.personal(client)
+        try:
+            if kept.method is None:
+                return kept.model.export(personal.theta)
+            return kept.method.export(kept.model, personal)
+        except (*UNREADABLE, AttributeError) as problem:
+            raise _unfit(kept.folder, problem) from None
+
+    def source(self, client: int | str) -> Source:
+        """The method and the kind of model that answer for a client."""
+        kept = self.of(client).summary
+        return Source(kept.method, kept.chosen)
+
+    def predictor(self, client: int | str | None = None, *, position: int | None = None) -> Predictor:
+        """What applies a client's model to new rows; without a client, that of the client whom each row names."""
+        name = None if client is None and position is None else self.name(client, position)
+        return Predictor.of(self.summary, self.shown, self.source, name)
+
+    @cached_property
+    def _file(self) -> Any:
+        return safe_open(self.folder.models, "pt")
+
+    def _personal(self, name: str) -> Tree:
+        """The same of this run itself."""
+        kind, tensors = self.model.theta.dtype, {}
+        try:
+            keys = {**self.parts.get(ALL, {}), **self.parts.get(name, {})}
+            # Copies: in the file a tensor may lie at an address for which products are rounded differently.
+            still = self.layout.frozen  # older files hold it for each client
+            arrays = {part: self._file.get_tensor(key).clone() for part, key in keys.items() if part not in still}
+            for e in self.layout.entries:
+                tensors[e.name] = got = arrays.pop(e.name)
+                if got.shape != e.shape or got.dtype != (e.dtype or kind):
+                    wanted = e.dtype or "floating-point"
+                    raise TypeError(f"'{e.name}' is {got.dtype} {list(got.shape)}, not {wanted} {list(e.shape)}")
+        except UNREADABLE as problem:
+            raise _unfit(self.folder, problem) from None
+        return trees.named({"theta": self.layout.flatten(tensors), **arrays})
+
+
+def load_run(
+    folder: str | Path, module: nn.Module | None = None, method: Method | None = None, head: str | None = None
+) -> Saved:
+    """The models of the finished run in a folder, see `Saved.open`."""
+    return Saved.open(folder, module, method, head)
+
+
+def _experiment(folder: RunFolder) -> Experiment:
+    """The experiment of a run's config, by which its architecture and its method are made."""
+    if not folder.is_begun:
+        raise UsageError(
+            f"{folder} has no config.toml with the architecture, as kinfed.save writes none; pass the module: "
+            "load_model(folder, client, module)"
+        )
+    made = config.of_sites if "flower" in folder.read_config() else config.of_run
+    return made(folder.config)
+
+
+def _module(folder: RunFolder, summary: Summary, experiment: Experiment) -> nn.Module:
+    if summary.shape is None or summary.outputs is None:
+        raise UsageError(f"{folder.summary} is not a run's summary: it has no 'shape' and 'outputs'")
+    return experiment.architecture(summary)
+
+
+def _model(module: nn.Module, method: Method | None, head: str | None, one: Mapping[str, Any]) -> Model:
+    """The model of a saved run, by the tensors of one client in its file, of which those that are frozen are read."""
+    types = {name: dtype for dtype, name in checkpoint.TYPES.items()}
+    known = [types[found.get_dtype()] for found in one.values()]
+    kind = next((dtype for dtype in known if dtype.is_floating_point), None)
+    model = Model(module, head, kind) if method is None else model_for(method, module, head, kind)
+    model = model.carry(one.keys())
+    if method is None:
+        layout = model.layout.freeze(frozenset(e.name for e in model.layout.entries if not (e.trainable or e.buffer)))
+    else:
+        layout = Sharing.of(method, model.layout).layout
+    initial = model.layout.tensors(model.theta)
+    for name in layout.frozen:
+        found: Tensor = one[name][...]
+        if found.shape != initial[name].shape:
+            raise TypeError(f"'{name}' is {list(found.shape)}, not {list(initial[name].shape)}")
+        initial[name] = found
+    model.theta = model.layout.flatten(initial)
+    return model.freeze(layout)
+
+
+def _unfit(folder: RunFolder, problem: Exception) -> UsageError:
+    why = f"it has no {problem}" if isinstance(problem, KeyError) else f"{problem!s:.300}"
+    return UsageError(f"{folder}: the models do not fit this module or cannot be read ({why})")

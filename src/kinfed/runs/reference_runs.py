@@ -1,0 +1,106 @@
+"""Local and FedAvg beside a run: when they are trained, and the verdict that they allow."""
+
+from collections.abc import Mapping, Sequence
+
+from ..core.summary import Summary
+from ..data.federation import Federation
+from ..errors import UsageError
+from ..methods.fedavg import FedAvg
+from ..methods.local import Local
+from ..verdict.verdict import Verdict
+from .config import experiment as config
+from .config import plugins
+from .config.experiment import Experiment
+from .run_folder import RunFolder
+from .test_scores import Tested, verdict
+
+BASES = ("local", "fedavg")  # what every method is compared with
+CHEAP = 1e10  # the work below which they are trained unasked: seconds on two cores, up to a minute
+SMALLEST = 5000  # parameters: a smaller model costs as much
+RULE = "training examples x epochs x rounds x seeds x parameters, counted as 5,000 at least"
+
+
+def work(experiment: Experiment, federation: Federation) -> float:
+    """Examples times parameters that local training goes through, in all rounds, with all seeds."""
+    training, sizes = experiment.training, federation.sizes
+    examples = int(training.count_steps(sizes).sum()) * training.batch if training.steps else int(sizes.sum())
+    passes = examples * (1 if training.steps else training.epochs) * experiment.rounds.count * experiment.seeds
+    parameters = sum(p.numel() for p in experiment.module(federation, experiment.seed).parameters())
+    return experiment.participation.share * passes * max(parameters, SMALLEST)
+
+
+def is_cheap(experiment: Experiment, federation: Federation) -> bool:
+    """Whether Local and FedAvg are trained beside an experiment unless it is said otherwise, see `RULE`."""
+    return work(experiment, federation) <= CHEAP
+
+
+def plan(experiment: Experiment, federation: Federation) -> tuple[dict[str, Experiment], str]:
+    """What is trained beside an experiment unless it is said otherwise, and the rule's answer in a line."""
+    wanted, amount = companions(experiment), work(experiment, federation)
+    if not wanted:
+        return {}, ""
+    names = " and ".join(wanted)
+    if amount <= CHEAP:
+        return wanted, f"{names} will be trained beside it, as that is cheap: {amount:.2g} <= {CHEAP:.0e} ({RULE})"
+    asked = f"--beside {','.join(wanted)}"
+    return {}, f"{names} will be trained beside it only with {asked}: {amount:.2g}, above {CHEAP:.0e} ({RULE})"
+
+
+def companions(experiment: Experiment, names: Sequence[str] = BASES) -> dict[str, Experiment]:
+    """The experiments to train beside one, by name: the same but for the method. None beside Local.
+
+    What is frozen stays frozen, as it says which model is trained.
+    """
+    if type(experiment.method) is Local:
+        return {}
+    wanted = [name for name in names if name == "local" or type(experiment.method) is not FedAvg]
+    table = {key: value for key, value in experiment.table.items() if key != "code"}
+    frozen = experiment.table["method"].get("frozen", [])
+    return {name: config.resolve({**table, "method": {"name": name, "frozen": frozen}}) for name in wanted}
+
+
+def parse(text: str) -> str | tuple[str, ...]:
+    """What --beside asks for: "auto", or the names; raises UsageError for anything else."""
+    known: dict[str, str | tuple[str, ...]] = {"auto": "auto", "none": (), "local": ("local",)}
+    known["local,fedavg"] = known["fedavg,local"] = BASES
+    if text not in known:
+        raise UsageError(f"--beside is local,fedavg, local, none or auto; got {text!r:.80}")
+    return known[text]
+
+
+def folders(out: RunFolder) -> dict[str, RunFolder]:
+    """The folders of the runs beside a run that have begun, by name."""
+    both = {name: out.beside(name) for name in BASES}
+    return {name: folder for name, folder in both.items() if folder.is_begun}
+
+
+def judged(experiment: Experiment, mine: Mapping[int, Tested], out: RunFolder) -> Verdict | None:
+    """The verdict on a run over those beside it, with the seeds that all of them have ended with.
+
+    `mine` are the run's test scores by seed. None if Local was not trained to the end with any of these.
+    """
+    others = {
+        name: tested_by_seed(folder, folder.read_summary())
+        for name, folder in folders(out).items()
+        if folder.is_finished
+    }
+    seeds = [seed for seed in mine if all(seed in one for one in others.values())]
+    if "local" not in others or not seeds:
+        return None
+    summary = out.beside("local").read_summary()
+    whole = {name: [one[seed] for seed in seeds] for name, one in {"": mine, **others}.items()}
+    return verdict(
+        plugins.called(experiment.method_name),
+        whole[""],
+        whole["local"],
+        whole.get("fedavg"),
+        metric=summary.metric,
+        higher_is_better=summary.higher_is_better,
+        unit=summary.unit,
+    )
+
+
+def tested_by_seed(folder: RunFolder, summary: Summary) -> dict[int, Tested]:
+    """The test scores of a finished run by seed; the summary may not have been written yet."""
+    seeds = summary.several or [summary.seed]
+    return {seed: Tested.of(one) for seed, one in zip(seeds, folder.repeats_of(summary), strict=True)}

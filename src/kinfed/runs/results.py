@@ -1,0 +1,202 @@
+"""The files of a finished run: tables, pictures, models and the summary."""
+
+import hashlib
+import json
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ..core.graph import Origin
+from ..core.history import KINDS, History
+from ..core.method import exporter
+from ..core.summary import Summary
+from ..core.tasks import Classification
+from ..data.datasets import called
+from ..errors import UsageError, log_failure, note_failure
+from ..plots import charts, heatmaps
+from ..verdict.verdict import Verdict
+from . import final_state
+from .agreement import check_written
+from .config import experiment, plugins
+from .run import Run
+from .run_folder import RunFolder
+
+
+def save(run: Run, folder: str | Path) -> Summary:
+    """Write a run made with `kinfed.fit` as a run's folder, and return its summary.
+
+    The folder has no config.toml: your own data and module are not in a config. Its models load with
+    `load_model(folder, client, module)`. Raises UsageError if the folder holds a finished run already.
+
+    >>> import torch
+    >>> x, client = torch.randn(60, 4), torch.arange(60) % 3
+    >>> federation = kinfed.Federation.from_arrays(x, (x[:, 0] > 0).long(), client)
+    >>> run = kinfed.fit(kinfed.Local(), federation, torch.nn.Linear(4, 2), rounds=1)
+    >>> _ = kinfed.save(run, "three-clients")
+    >>> kinfed.load_model("three-clients", "1", torch.nn.Linear(4, 2))
+    Linear(in_features=4, out_features=2, bias=True)
+    """
+    run_folder = RunFolder(folder)
+    if run_folder.is_finished:
+        raise UsageError(f"{folder} already holds a run; choose another folder")
+    run_folder.make()
+    return write_run(run, {"method": {"name": type(run.method).__name__.lower()}}, run_folder)
+
+
+def write_run(
+    run: Run,
+    table: experiment.Table,
+    folder: RunFolder,
+    verdict: Verdict | None = None,
+    problems: Sequence[str] = (),
+    refit: Run | None = None,
+    outside: list[dict[str, Any]] | None = None,
+) -> Summary:
+    """Write all files of a finished run; the summary comes last and marks it as finished.
+
+    `table` is the config, without parts that were your own. `problems` join the warnings. The models are those of
+    `refit`, the same training on all rows, if there is one; all else is of the run.
+    """
+    names, federation = list(run.federation.names), run.federation
+    if isinstance(federation.task, Classification):
+        with _picture(folder.path / "classes.png") as picture:
+            charts.classes_by_client(federation.class_counts().numpy(), federation.class_names, names, picture)
+    summary, layers = run.summary(), run.sharing.layers
+    write_history(run.history, run.relation, run.origin, layers, folder, federation.groups, summary.caution)
+    draw_recall(summary, folder)
+    identity = _identity(table, summary.seed, folder)
+    kept = run if refit is None else refit
+    folder.write_models(kept.history, kept.model, exporter(run.method), identity)
+    check_written(kept, folder, summary)
+    folder.write_clients(federation)
+    if run.left is not None:
+        final_state.write(run.left, run.history, folder.state, identity)
+    problems = list(problems)
+    with note_failure(problems, "single test examples have no scores"):
+        if tested := run.tested():
+            folder.write_tested(tested)
+        if run.history.kept_models and isinstance(federation.task, Classification):
+            folder.write_confusion(run.confusion(), names, federation.class_names)
+    dealt = table.get("federation", {})
+    attack = summary.attack
+    if attack is not None and "attack" in table:
+        attack = attack | table["attack"]  # its name in configs
+    summary = replace(
+        summary,
+        method=plugins.called(table["method"]["name"]),
+        dataset=called(dealt["dataset"]) if dealt else "your own",
+        federation=dealt,
+        attack=attack,
+        verdict=None if verdict is None else verdict.to_dict(),
+        warnings=[*summary.warnings, *problems],
+        origin=origin_of(folder, run.history),
+        identity=identity,
+        refit=None if refit is None else True,
+        outside=outside,
+        out=str(folder),
+    )
+    folder.write_summary(summary)
+    folder.tidy()
+    return summary
+
+
+def origin_of(folder: RunFolder, history: History) -> dict[str, Any] | None:
+    """From which run this one has gone on, for its summary; None if it began by itself.
+
+    Its folder as `run`, its `rounds`, who has `joined`, and whether its `scores` are among this run's.
+    """
+    origin = folder.read_origin()
+    if origin is None:
+        return None
+    joined = [name for name in history.names if name not in origin["clients"]]
+    kept = history.rounds[0] < origin["rounds"]
+    return {"run": origin["run"], "rounds": origin["rounds"], "joined": joined, "scores": kept}
+
+
+def _identity(table: experiment.Table, seed: int, folder: RunFolder) -> str:
+    """A short hash of a run's config, seed and history: equal for equal runs, also of the same rows in another file."""
+    learning = {key: value for key, value in table.items() if key not in ("federation", "attack", "code")}
+    known = json.dumps([learning, seed], sort_keys=True, default=str).encode() + folder.history.read_bytes()
+    return hashlib.sha256(known).hexdigest()[:16]
+
+
+def write_history(
+    history: History,
+    relation: Tensor | None,
+    origin: Origin,
+    layers: list[str],
+    folder: RunFolder,
+    groups: Tensor | None = None,
+    caution: str = "",
+) -> None:
+    """Write tables and pictures of a run, without its models; `caution` says why its scores are not a fair estimate."""
+    folder.write_history(history, origin, layers, caution)
+    names, metric, out = list(history.names), history.task.metric, folder.path
+    split = "validation" if (history.headline, "validation", metric) in history.scores[0] else "test"
+    curves = {name: history.curve(name, split, metric).numpy() for name in history.named_models}
+    rounds = np.array(history.rounds) + 1
+    selected = {name: history.select(name) + 1 for name in history.named_models}
+    prefix, honest = "LEAKING " if caution else "", ""
+    if history.honest is not None:
+        attacking = ~history.honest.numpy()
+        curves = {name: np.where(attacking, np.nan, curve) for name, curve in curves.items()}
+        names = _marked(names, [name for name, attacks in zip(names, attacking, strict=True) if attacks])
+        prefix, honest = prefix + "attacked ", "honest clients' "
+    with _picture(out / f"{metric}-by-round.png") as picture:
+        what = f"{prefix}{honest}{split} {metric}"
+        charts.accuracy_by_round(rounds, curves, what, picture, selected, kinds=KINDS)
+    with _picture(out / f"{metric}-by-client.png") as picture:
+        scores = {name: history.test(name).numpy() for name in history.named_models}
+        others = _beside(folder, history.names, metric)
+        charts.accuracy_by_client(scores, names, f"{prefix}test {metric}", picture, others, KINDS)
+    if relation is not None:
+        hidden = None if groups is None else groups.numpy()
+        with _picture(out / "relation.png") as picture:
+            heatmaps.relation_heatmap(relation.numpy(), names, prefix + origin, picture, groups=hidden, layers=layers)
+
+
+@contextmanager
+def _picture(path: Path) -> Iterator[Path]:
+    """A picture that cannot be drawn takes nothing else away: a warning says why it is missing."""
+    try:
+        yield path
+    except Exception as problem:
+        warnings.warn(f"{path.name} is missing, as it cannot be drawn: {log_failure(problem)}", stacklevel=2)
+
+
+def _beside(folder: RunFolder, names: Sequence[str], metric: str) -> dict[str, NDArray[np.float64]]:
+    """[N] the test scores of the run of Local beside a run, if there is one."""
+    if not (local := folder.beside("local")).is_finished:
+        return {}
+    summary = local.read_summary()
+    scores = dict(zip(summary.client_names, summary.of_clients.get(summary.chosen, ()), strict=False))
+    known = [scores.get(name, np.nan) for name in names]
+    return {"Local, learning alone": np.array(known)} if summary.metric == metric and scores else {}
+
+
+def draw_recall(summary: Summary, folder: RunFolder) -> None:
+    """Draw a run's recall by class, if its summary has it."""
+    if summary.by_class is None:
+        return
+    prefix = "LEAKING " * summary.leaking + "attacked " * (summary.attack is not None)
+    with _picture(folder.path / "recall.png") as picture:
+        heatmaps.recall_heatmap(
+            np.array(summary.clients_recall, np.float64),
+            [row.get("pooled", row["recall"]) for row in summary.by_class],
+            [row["class"] for row in summary.by_class],
+            _marked(summary.client_names, summary.attackers),
+            f"{prefix}test recall by class",
+            picture,
+        )
+
+
+def _marked(names: Sequence[str], attackers: Sequence[str]) -> list[str]:
+    """The clients' names, with attackers marked."""
+    return [f"{name} (attacker)" if name in attackers else name for name in names]

@@ -1,0 +1,305 @@
+"""Run: the result of training."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property, partial
+from numbers import Integral
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..core import trees
+from ..core.copies import duplicate
+from ..core.graph import Origin
+from ..core.history import History
+from ..core.method import Method
+from ..core.model import Model
+from ..core.sharing import Sharing
+from ..core.summary import Summary
+from ..core.tasks import TASKS, Classification, Counts, Regression, unit_of
+from ..data.federation import Federation
+from ..data.tables.words import known_name
+from ..errors import UsageError, nearest, several
+from ..simulation.attacks.attack import Attack
+from ..verdict.classification import confusion, count_correct, reweighted_accuracy
+from ..verdict.graph_quality import edge_auroc, group_weights
+from ..verdict.verdict import Verdict
+from .final_state import Left
+from .predictor import Predictor, Source
+from .test_scores import Tested, intervals, of_examples, verdict
+
+BLOCK = 512  # test examples in one pass through a model
+
+
+@dataclass
+class Run:
+    """A finished run."""
+
+    method: Method
+    federation: Federation
+    model: Model
+    history: History
+    origin: Origin  # of the relation
+    seed: int
+    how: dict[str, Any]  # executor, workers, chunk, onednn, precision, device: the settings that affect rounding
+    reason: str  # why this executor was chosen
+    seconds: float
+    attack: Attack | None = None
+    left: Left | None = None  # what it can go on with; None if that was not asked for
+
+    def __repr__(self) -> str:
+        return f"Run({self.method}, {len(self.federation)} clients, {self.history.done} rounds, seed {self.seed})"
+
+    @property
+    def executor(self) -> str:
+        """The name of the executor that ran the clients."""
+        return str(self.how["executor"])
+
+    @property
+    def sharing(self) -> Sharing:
+        """Which tensors of the model travelled, which stayed with the clients, and which never moved."""
+        return Sharing.of(self.method, self.model.layout)
+
+    @property
+    def relation(self) -> Tensor | None:
+        """[N, N] or [L, N, N] the relation at the chosen model's selected round, if models are mixed."""
+        if not self.history.relations:
+            return None
+        at = self.history.rounds.index(self.history.select(self.history.chosen))
+        return self.history.relations[at]
+
+    def theta(self, client: int | str | None = None, *, position: int | None = None) -> Tensor:
+        """[d] one client's personalised model, by name or `position`: of the kind and round that validation prefers."""
+        return self.history.models["theta"][client_index(self.federation.names, client, position)].cpu()
+
+    def load_model(self, client: int | str | None = None, *, position: int | None = None) -> nn.Module:
+        """The client's personalised model, by name or `position`, as a plain module in evaluation mode: as scored."""
+        return duplicate(self._module(client, position))
+
+    def _module(self, client: int | str | None = None, position: int | None = None) -> nn.Module:
+        """The same to be used as it is: it shares what is frozen with the modules of all clients."""
+        i = client_index(self.federation.names, client, position)
+        personal = trees.named({name: values[i].cpu() for name, values in self.history.models.items()})
+        return self.method.export(self.model, personal)
+
+    def predictor(self, client: int | str | None = None, *, position: int | None = None) -> Predictor:
+        """What applies a client's model to new rows; without a client, that of the client whom each row names."""
+        names, every = self.federation.names, client is None and position is None
+        name = None if every else names[client_index(names, client, position)]
+        source = Source(type(self.method).__name__.lower(), self.history.chosen)
+        return Predictor.of(self.summary(), self._module, lambda _: source, name)
+
+    def tested(self, split: str = "test") -> list[Tensor]:
+        """The score of every example of a split in the task's metric: [n] for each client, by its chosen model.
+
+        Accuracy: 1 if the answer is right, else 0; errors: the example's own. An empty list if the models stayed at
+        their sites, if the metric is not defined for single examples, or if the split has none.
+        """
+        return (self._of_test if split == "test" else self._answered(split))[0]
+
+    def confusion(self) -> Tensor:
+        """[N, C, C] int64 how many test examples of each class, the rows, a client's model takes for each, the columns.
+
+        It is sparse: `.to_dense()` fills in the zeros. The models are the clients' chosen ones. Raises UsageError
+        without classes, or if the models stayed at their sites.
+        """
+        found = self._of_test[1]
+        if found is None:
+            raise UsageError(
+                "a confusion table needs class labels, and models that are here; this run lacks one of them"
+            )
+        return found
+
+    @cached_property
+    def _of_test(self) -> tuple[list[Tensor], Tensor | None]:
+        return self._answered("test")
+
+    def _answered(self, split: str) -> tuple[list[Tensor], Tensor | None]:
+        """What `tested` and, of classes, `confusion` return."""
+        task, federation, model = self.federation.task, self.federation, self.model
+        rows = federation.rows[split]
+        if not self.history.kept_models or not any(map(len, rows)):
+            return [], None
+        device, plain = model.theta.device, type(self.method).export is Method.export
+        x, y = federation.x, federation.y
+
+        def outputs(at: Tensor, i: int) -> Tensor:
+            apply = partial(model, self.theta(position=i).to(device)) if plain else self._module(position=i)
+            place = device if plain else torch.device("cpu")
+            return torch.cat([apply(x[part].to(place)).cpu() for part in at.split(BLOCK)])
+
+        with torch.no_grad():
+            if plain and "theta" in self.history.shared:  # one model for all clients
+                found = [outputs(torch.cat(list(rows)), 0)]
+            else:
+                found = [outputs(at, i) for i, at in enumerate(rows)]
+            truth = y[torch.cat(list(rows))].cpu()
+            answers, sizes = torch.cat(found), [len(at) for at in rows]
+            scores = of_examples(task, answers, truth).split(sizes)
+        undefined = any(len(own) and not own.isfinite().any() for own in scores)
+        kept = [] if undefined or not self._averages(scores, split) else list(scores)
+        return kept, confusion(answers, truth, sizes, task.classes) if isinstance(task, Classification) else None
+
+    def _averages(self, scores: Sequence[Tensor], split: str) -> bool:
+        """Whether clients' scores are the means of their examples', as not every score of a user's own is."""
+        history, task = self.history, self.federation.task
+        if type(task) in TASKS.values():
+            return True
+        at = history.rounds.index(history.select(history.chosen))
+        whole = history.scores[at].get((history.chosen, split, task.metric))
+        means = torch.stack([own.nanmean() for own in scores])
+        return whole is None or torch.allclose(means.double(), whole.double(), rtol=1e-3, atol=1e-5, equal_nan=True)
+
+    def verdict(self, local: "Run", fedavg: "Run | None" = None) -> Verdict:
+        """What this run is worth over a run of Local, and of FedAvg, on the same federation with the same seed.
+
+        Raises UsageError if these were tested on other examples.
+        """
+        runs = [run for run in (self, local, fedavg) if run is not None]
+        for other in runs[1:]:
+            if not _same_tests(self.federation, other.federation):
+                raise UsageError(f"{other} was not tested on the examples of {self}; run both on the same federation")
+        history = self.history
+        mine, *others = ([run.by_client] for run in runs)
+        return verdict(
+            type(self.method).__name__.lower(),
+            mine,
+            *others,
+            metric=history.task.metric,
+            higher_is_better=history.task.higher_is_better,
+            unit=unit_of(history.task),
+        )
+
+    @property
+    def by_client(self) -> Tested:
+        """The test scores of the honest clients."""
+        history, examples = self.history, self.tested()
+        honest = [i for i in range(len(self.federation)) if history.honest is None or history.honest[i]]
+        names, means = self.federation.names, history.test(history.chosen).tolist()
+        return Tested(
+            {names[i]: means[i] for i in honest},
+            {names[i]: examples[i].numpy() for i in honest} if examples else None,
+            bool(self.method.caution or self.federation.caution),
+        )
+
+    def reweighted_accuracy(self) -> Tensor:
+        """[N] accuracy of each client's model on all clients' test examples, weighted by its shares of labels.
+
+        The shares are those of its training examples. This is pFedGraph's protocol, which passes all clients' test
+        examples through every model. Raises UsageError if the task has no classes.
+        """
+        task = self.federation.task
+        if not isinstance(task, Classification):
+            raise UsageError("reweighted accuracy needs class labels; this task has none")
+        federation = self.federation.to(torch.device("cpu"))
+        rows = torch.cat(list(federation.rows["test"])).unique()
+        x, y = federation.x[rows], federation.y[rows]
+        counts = federation.class_counts(["train"]).double()
+        correct = []
+        with torch.no_grad():
+            for i in range(len(federation)):
+                module = self._module(position=i)
+                outputs = torch.cat([module(part.clone()) for part in x.split(512)])
+                correct.append(count_correct(outputs, y, task.classes))
+        total = torch.bincount(y, minlength=task.classes)
+        return reweighted_accuracy(torch.stack(correct), total, counts / counts.sum(1, keepdim=True))
+
+    def _pooled(self, model: str) -> dict[str, float]:
+        """The test metric over the test examples of all clients pooled, if it is a mean over examples."""
+        task = self.federation.task
+        if type(task) not in (Classification, Regression, Counts):
+            return {}
+        sizes = torch.tensor([len(rows) for rows in self.federation.rows["test"]]).double()
+        values = self.history.test(model).double()
+        known = ~values.isnan()
+        return {"pooled": float((values * sizes)[known].sum() / sizes[known].sum())}
+
+    def _by_class(self) -> dict[str, Any]:
+        """See `History.by_class`."""
+        task = self.federation.task
+        if not isinstance(task, Classification) or not task.by_class:
+            return {}
+        return self.history.by_class(self.federation.class_names, self.federation.class_counts(["test"]).cpu())
+
+    def summary(self) -> Summary:
+        """The results as plain numbers: test scores per named model, the relation's quality, bytes, seconds."""
+        history, task, federation = self.history, self.federation.task, self.federation
+        cautions = [why for why in (self.method.caution, federation.caution) if why]
+        scores = {name: score | self._pooled(name) for name, score in history.summary().items()}
+        if isinstance(task, Classification) and task.reweighted and history.models:  # none where they stay at sites
+            scores[history.chosen]["reweighted"] = float(self.reweighted_accuracy().nanmean())
+        return Summary.of(
+            history,
+            method=type(self.method).__name__,
+            seed=self.seed,
+            parameters=self.model.layout.parameters,
+            scores=scores,
+            intervals=intervals(history),
+            relation=self._quality(),
+            **self._by_class(),
+            attack=self._attacked(),
+            **self.how,
+            reason=self.reason,
+            seconds=round(self.seconds, 3),
+            sharing=self.sharing.summary(history.bytes_down, history.bytes_up, history.done),
+            leaking=bool(cautions),
+            caution="; ".join(cautions),
+            names=list(federation.names),
+            shape=list(federation.x.shape[1:]),
+            outputs=federation.outputs,
+            classes=list(federation.classes),
+            scale=dict(federation.scale),
+            columns=None if federation.columns is None else federation.columns.to_dict(),
+        )
+
+    def _attacked(self) -> dict[str, Any] | None:
+        """The attack, the attackers, and the scores of the others."""
+        if self.attack is None:
+            return None
+        attackers = self.attack.attackers(self.federation.names, self.seed).tolist()
+        return {
+            "name": type(self.attack).__name__,
+            **asdict(self.attack),
+            "attackers": [name for name, lies in zip(self.federation.names, attackers, strict=True) if lies],
+            "scores": self.history.under_attack(),
+        }
+
+    def _quality(self) -> dict[str, Any] | None:
+        """Where the relation comes from and how well it finds hidden groups; None if no models are mixed."""
+        relation, groups = self.relation, self.federation.groups
+        if relation is None:
+            return None
+        result: dict[str, Any] = {"origin": self.origin}
+        if groups is not None:
+            quality = {"auroc": edge_auroc(relation, groups), **group_weights(relation, groups)._asdict()}
+            # Values that are undefined with a single group, or groups of one, are left out.
+            result |= {name: value for name, value in quality.items() if math.isfinite(value)}
+        return result
+
+
+def _same_tests(one: Federation, other: Federation) -> bool:
+    """Whether the same clients have the same test rows."""
+    if list(one.names) != list(other.names):
+        return False
+    return all(torch.equal(a, b) for a, b in zip(one.rows["test"], other.rows["test"], strict=True))
+
+
+def client_index(names: Sequence[str], client: object = None, position: int | None = None) -> int:
+    """The position, from 0, of a client given by name, a number being the name of its digits, or by `position`.
+
+    Raises UsageError for one that is not there, or unless exactly one of both is given.
+    """
+    if (client is None) == (position is None):
+        raise UsageError(f"name one client, such as '{names[0]}', or give a position from 0, such as position=0")
+    if position is not None:
+        if not isinstance(position, Integral) or not -len(names) <= position < len(names):
+            raise UsageError(
+                f"there is no client at position {position!r:.80}; there are {several(len(names), 'client')}"
+            )
+        return int(position) % len(names)
+    if (name := known_name(str(client), names)) in names:
+        return list(names).index(name)
+    fix = f"; for its position, from 0, write position={client}" if isinstance(client, Integral) else ""
+    raise UsageError(f"there is no client '{client!s:.80}'; {nearest(str(client), names)}{fix}")

@@ -1,0 +1,444 @@
+"""RunFolder: the files of a run's folder."""
+
+import csv
+import json
+import os
+import tomllib
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import unquote
+from zipfile import BadZipFile
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from ..core import checkpoint
+from ..core.history import History, Spent, read_relations
+from ..core.model import Model
+from ..core.summary import Summary
+from ..core.tasks import Classification
+from ..data.federation import Federation
+from ..data.split import SPLITS
+from ..errors import RunError, UsageError
+from ..files import alone, make_folder, replacing, sweep_up
+from ..simulation import distributed
+from ..verdict import graph_quality
+
+Array = NDArray[Any]
+STAR = "*"  # the owner, in a key, of a tensor that all share
+ALL = ""  # the same among owners, of whom one may be called *
+QUOTED = "quoted"  # how keys write names
+SAME = ".same"  # ends the name of a file in place of a seed's folder, which names the folder of an equal run
+
+
+def followed(folder: Path) -> Path:
+    """The folder of a seed's run: its own if that is begun, or the one that its file names, while that is there."""
+    pointer = folder.with_name(folder.name + SAME)
+    if RunFolder(folder).is_begun or not pointer.is_file():
+        return folder
+    named = folder.parent / pointer.read_text(encoding="utf-8").strip()
+    return Path(os.path.normpath(named)) if RunFolder(named).is_begun else folder
+
+
+def _quoted(name: str) -> str:
+    """An owner as in a key."""
+    return STAR if name == ALL else "%2A" if name == STAR else name.replace("%", "%25").replace("/", "%2F")
+
+
+class Relations(NamedTuple):
+    """The relations of a run with one seed."""
+
+    rounds: Array  # [T] evaluated, from 1
+    weights: Array  # [T, N, N], or [T, L, N, N] with one graph per layer
+    layers: list[str]  # [L]
+    origin: str
+    selected: int  # index in the first axis of the round that validation selects
+
+
+class RunFolder:
+    """The folder of a run: the paths of its files, and how they are read and written.
+
+    A run begins with its `config`, and resumes from its `checkpoint` with the executor, precision, workers and device
+    in `how`. A finished one has a `summary`, a `history`, what it took in `cost`, `models`, pictures, the scores of
+    single test examples in `tested`, which classes are taken for which in `confusion`, what each client has in
+    `clients`, `diagnostics` and `relations` if its method has them, and the `state` with which it can go on. A run that
+    goes on from another says from which in `origin`. A run repeated with several seeds has a folder for each, and a
+    summary of all.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.config = self.path / "config.toml"
+        self.how = self.path / "how.json"
+        self.checkpoint = self.path / "checkpoint.safetensors"
+        self.history = self.path / "history.csv"
+        self.cost = self.path / "cost.csv"
+        self.diagnostics = self.path / "diagnostics.csv"
+        self.relations = self.path / "relations.npz"
+        self.models = self.path / "models.safetensors"
+        self.state = self.path / "state.safetensors"
+        self.origin = self.path / "from.json"
+        self.tested = self.path / "tested.safetensors"
+        self.confusion = self.path / "confusion.csv"
+        self.clients = self.path / "clients.json"
+        self.summary = self.path / "summary.json"
+        self.choice = self.path / "choice.json"
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether a run with a config has begun here."""
+        return self.config.exists()
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether a run has finished here: its summary comes last."""
+        return self.summary.exists()
+
+    def kept_beside(self, client: str) -> "RunFolder | None":
+        """The run beside a choice whose model the client keeps; None if it is this one's."""
+        if not self.choice.exists():
+            return None
+        found = json.loads(self.choice.read_text(encoding="utf-8"))
+        for name, key in (("local", "keep_own_model"), ("fedavg", "keep_fedavg_model")):
+            if client in found[key]:
+                return self.beside(name)
+        return None
+
+    def make(self) -> None:
+        """Make the folder if it does not exist; raises RunError."""
+        make_folder(self.path)
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """A block in which no other program works in the folder, see `files.alone`; the leader asks for all."""
+        problem = None
+        with ExitStack() as stack:
+            try:
+                if distributed.leads():
+                    stack.enter_context(alone(self.path))
+            except (UsageError, RunError) as raised:
+                problem = raised
+            if (problem := distributed.agree(problem)) is not None:
+                raise problem
+            yield
+
+    def beside(self, method: str) -> "RunFolder":
+        """The folder of the run of Local, or of FedAvg, beside this one."""
+        return RunFolder(self.path / "beside" / method)
+
+    def of_seed(self, seed: int) -> "RunFolder":
+        """The folder of one seed of several."""
+        return RunFolder(self.path / f"seed-{seed}")
+
+    def seeds(self) -> list["RunFolder"]:
+        """The folders of seeds in it, or of equal runs elsewhere; none of a run with one seed.
+
+        Finished or not, while the run goes on; once it has ended those that have, as a seed that failed has not.
+        """
+        names = sorted({path.name.removesuffix(SAME) for path in self.path.glob("seed-*")})
+        every = [RunFolder(found) for name in names if (found := followed(self.path / name)).is_dir()]
+        return [one for one in every if one.is_finished] if self.is_finished else every
+
+    def repeats(self) -> list["RunFolder"]:
+        """The folders of a finished run's seeds; this one if it has one seed."""
+        return self.repeats_of(self.read_summary())
+
+    def repeats_of(self, summary: Summary) -> list["RunFolder"]:
+        """The same, by a summary that may not have been written yet."""
+        return [self.of_seed(seed) for seed in summary.several] or [self]
+
+    def tidy(self) -> None:
+        """Remove from a finished run's folder the files for resuming it, and files left half-written by a kill."""
+        sweep_up(self.path)
+        for path in (self.checkpoint, self.how):
+            path.unlink(missing_ok=True)
+
+    def write_how(self, settings: Mapping[str, Any]) -> None:
+        """Write a fleet's settings, or some of them, to resume with if there is no checkpoint yet."""
+        if self.how.exists() and self.read_how() == settings:
+            return
+        with replacing(self.how) as part:
+            part.write_text(json.dumps(settings, indent=1) + "\n", encoding="utf-8")
+
+    def read_how(self) -> dict[str, Any]:
+        """The settings last written by `write_how`; empty if there are none."""
+        try:
+            return dict(json.loads(self.how.read_text(encoding="utf-8")))
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError, TypeError) as problem:
+            raise RunError(f"{self.how} cannot be read ({problem}); delete it to resume with the defaults") from None
+
+    def write_origin(self, former: Mapping[str, Any]) -> None:
+        """Write from which run this one goes on: its folder as `run`, its `rounds`, and the names of its `clients`."""
+        with replacing(self.origin) as part:
+            part.write_text(json.dumps(former) + "\n", encoding="utf-8")
+
+    def read_origin(self) -> dict[str, Any] | None:
+        """What `write_origin` has written; None for a run that began by itself."""
+        try:
+            return dict(json.loads(self.origin.read_text(encoding="utf-8")))
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, TypeError) as problem:
+            raise RunError(
+                f"{self.origin} cannot be read ({problem}); delete the folder {self} to start again"
+            ) from None
+
+    def read_config(self) -> dict[str, Any]:
+        """The config of a run that has begun, as it is in the file; raises UsageError if it cannot be read."""
+        try:
+            return tomllib.loads(self.config.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as problem:
+            raise UsageError(f"{self.config} cannot be read: {problem}") from None
+
+    def write_summary(self, summary: Summary) -> None:
+        """Write the summary, which marks the run as finished."""
+        with replacing(self.summary) as part:
+            part.write_text(summary.to_json(), encoding="utf-8")
+
+    def read_summary(self) -> Summary:
+        """The summary of a finished run; raises UsageError if there is none."""
+        try:
+            text = self.summary.read_text(encoding="utf-8")
+        except (FileNotFoundError, NotADirectoryError):
+            lacks = f"{self} is not the folder of a finished run: it has no summary.json"
+            begun = f", as it has not ended: kinfed resume {self}" * self.checkpoint.exists()
+            raise UsageError(lacks + begun) from None
+        except (OSError, ValueError) as problem:
+            raise UsageError(f"{self.summary} cannot be read: {problem}") from None
+        return Summary.from_json(text, self.summary)
+
+    def write_models(self, history: History, model: Model, method: str = "", identity: str = "") -> None:
+        """Write the clients' models as CLIENT/TENSOR; tensors that all share once, as */TENSOR, and what is frozen.
+
+        A name has %2F for a slash and %25 for a percent sign, and *, if that is all of it, is %2A. `method` is the name
+        of a method that exports models in its own way; `identity` is that of the run's summary.
+        """
+        layout, owned = model.layout, defaultdict[str, dict[str, Tensor]](dict)
+        if history.kept_models:
+            owned[ALL] |= model.frozen
+        for part, values in history.kept_models.items():
+            shared = part in history.shared
+            for name, own in zip([ALL] if shared else history.names, [values] if shared else values, strict=True):
+                owned[name] |= layout.tensors(own) if part == "theta" and own.numel() == layout.size else {part: own}
+        self.write_tensors(owned, method, identity)
+
+    def write_tensors(self, owned: Mapping[str, Mapping[str, Tensor]], method: str = "", identity: str = "") -> None:
+        """Write tensors by owner, a client or `ALL`, and name, see `write_models`."""
+        arrays = {f"{_quoted(name)}/{key}": tensor for name, own in owned.items() for key, tensor in own.items()}
+        about = {"names": QUOTED, "method": method, "identity": identity}
+        checkpoint.write(arrays, self.models, {key: one for key, one in about.items() if one})
+
+    def model_keys(self) -> tuple[dict[str, dict[str, str]], str]:
+        """The keys in the file of models, by owner and tensor, and the method that alone exports them, or "".
+
+        Raises what safetensors does for a file that cannot be read.
+        """
+        owned: dict[str, dict[str, str]] = defaultdict(dict)
+        with safe_open(self.models, "pt") as file:
+            about, keys = file.metadata() or {}, list(file.keys())
+        quoted = about.get("names") == QUOTED
+        for key in keys:
+            owner, _, tensor = key.partition("/") if quoted else key.rpartition("/")  # older files have plain names
+            owned[ALL if owner == STAR else unquote(owner) if quoted else owner][tensor] = key
+        return dict(owned), about.get("method", "")
+
+    def write_tested(self, scores: Sequence[Tensor]) -> None:
+        """Write the score of every test example: [n] for each client, all after one another, and their numbers."""
+        sizes = torch.tensor([len(one) for one in scores])
+        checkpoint.write({"scores": torch.cat(list(scores)), "sizes": sizes}, self.tested)
+
+    def write_confusion(self, counts: Tensor, clients: Sequence[str], classes: Sequence[str]) -> None:
+        """Write how many test examples of each class are taken for each, [N, C, C] as of `Run.confusion`."""
+        with replacing(self.confusion) as part, part.open("w", newline="", encoding="utf-8") as file:
+            table = csv.writer(file, lineterminator="\n")
+            table.writerow(["client", "truth", "predicted", "examples"])
+            for (i, truth, predicted), examples in zip(
+                counts.indices().T.tolist(), counts.values().tolist(), strict=True
+            ):
+                table.writerow([clients[i], classes[truth], classes[predicted], examples])
+
+    def read_confusion(self) -> list[tuple[str, str, str, int]]:
+        """Client, class, predicted class and number of test examples; raises UsageError if that was not written."""
+        try:
+            with self.confusion.open(newline="", encoding="utf-8") as file:
+                rows = list(csv.DictReader(file))
+            return [(row["client"], row["truth"], row["predicted"], int(row["examples"])) for row in rows]
+        except FileNotFoundError:
+            why = "it was deleted, or an older version made this run; run again"
+            if "classes" not in self.read_clients():
+                why = "the target has no classes, or test examples stayed at their sites"
+            raise UsageError(f"{self} has no {self.confusion.name}: {why}") from None
+        except PermissionError:
+            raise
+        except (OSError, LookupError, ValueError, TypeError) as problem:
+            raise UsageError(f"{self.confusion} cannot be read ({problem}); run again") from None
+
+    def write_clients(self, federation: Federation) -> None:
+        """Write what each client has: its examples in each split, and its group, classes and place where there are any.
+
+        `counts: [N][C]` are its examples of each class, `places: [N][2]` its latitude and longitude.
+        """
+        facts: dict[str, Any] = {"names": list(federation.names)}
+        facts |= {split: [len(rows) for rows in federation.rows[split]] for split in SPLITS}
+        if federation.groups is not None:
+            facts["groups"] = federation.groups.tolist()
+        if isinstance(federation.task, Classification):
+            facts |= {"classes": federation.class_names, "counts": federation.class_counts().tolist()}
+        if federation.places is not None:
+            facts["places"] = federation.places.tolist()
+        with replacing(self.clients) as part:
+            part.write_text(json.dumps(facts) + "\n", encoding="utf-8")
+
+    def read_clients(self) -> dict[str, Any]:
+        """What `write_clients` has written; empty for a run that has not, such as one of real sites."""
+        try:
+            return dict(json.loads(self.clients.read_text(encoding="utf-8")))
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError, TypeError) as problem:
+            raise UsageError(f"{self.clients} cannot be read ({problem}); delete it to do without") from None
+
+    def read_tested(self) -> list[Array] | None:
+        """The score of every test example by the client's chosen model: [n] for each client; None if not written."""
+        if not self.tested.exists():
+            return None
+        try:
+            with safe_open(self.tested, "np") as file:
+                scores, sizes = file.get_tensor("scores"), file.get_tensor("sizes")
+            return np.split(scores, np.cumsum(sizes)[:-1])
+        except (SafetensorError, OSError, ValueError) as problem:
+            raise UsageError(
+                f"{self.tested} cannot be read ({problem}); delete the folder {self} and run again"
+            ) from None
+
+    def write_history(self, history: History, origin: str, layers: list[str], caution: str = "") -> None:
+        """Write scores, diagnostics and relations; `caution` says why the scores are not a fair estimate."""
+        history.write_csv(self.history, caution)
+        if history.examples:
+            history.write_cost(self.cost)
+        if any(history.diagnostics):
+            history.write_diagnostics(self.diagnostics)
+        if history.relations:
+            history.write_relations(self.relations, origin, layers)
+
+    def read_scores(self, model: str, metric: str) -> tuple[Array, Array]:
+        """The evaluated rounds [T] (from 1), and a test score of a model's clients: [T, N]; NaN for attackers."""
+        rounds, found = self.read_tests(model, [metric])
+        if metric not in found:
+            raise self.not_whole()
+        return rounds, found[metric]
+
+    def read_tests(self, model: str, metrics: Sequence[str]) -> tuple[Array, dict[str, Array]]:
+        """The same of several test scores, of those that the run has."""
+        summary = self.read_summary()
+        values: dict[str, list[float]] = {metric: [] for metric in metrics}
+        rounds: dict[int, None] = {}
+        clients: dict[str, None] = {}
+        try:
+            with self.history.open(newline="", encoding="utf-8") as file:
+                lines = csv.reader(file)
+                head = next(lines)
+                at = [head.index(key) for key in ("round", "client", "model", "split", "metric", "value")]
+                for line in lines:
+                    round, client, of, split, metric, value = (line[i] for i in at)
+                    if of == model and split == "test" and metric in values:
+                        rounds[int(round)] = None
+                        clients[client] = None
+                        values[metric].append(float(value))
+            whole = {m: np.array(v).reshape(len(rounds), -1) for m, v in values.items() if v}
+        except PermissionError:  # nothing is wrong with the file
+            raise
+        except (OSError, StopIteration, IndexError, ValueError):
+            raise self.not_whole() from None
+        if clients and summary.names is not None and list(clients) != summary.names:
+            raise self.of_another(self.history)
+        for scores in whole.values() if summary.attackers else ():
+            scores[:, np.isin(summary.client_names, summary.attackers)] = np.nan
+        return np.array(list(rounds), np.int64), whole
+
+    def read_cost(self) -> dict[int, Spent] | None:
+        """What a finished run had taken after each evaluated round (from 1); None if that was not written."""
+        if not self.cost.exists():
+            return None
+        try:
+            with self.cost.open(newline="", encoding="utf-8") as file:
+                rows = list(csv.DictReader(file))
+            counts = [[int(row[key]) for key in Spent._fields[:-1]] for row in rows]
+            seconds = [float(row["seconds"]) if row["seconds"] else None for row in rows]
+            return {
+                one[0]: Spent(one[0], one[1], one[2], one[3], took) for one, took in zip(counts, seconds, strict=True)
+            }
+        except PermissionError:
+            raise
+        except (OSError, KeyError, ValueError, TypeError) as problem:
+            raise UsageError(
+                f"{self.cost} cannot be read ({problem}); delete the folder {self} and run again"
+            ) from None
+
+    def not_whole(self) -> UsageError:
+        """The error for a finished run with incomplete scores."""
+        return UsageError(f"{self.history} is incomplete; delete the folder {self} and run again")
+
+    def check_models(self) -> None:
+        """Raise UsageError for saved models of another run, and as safetensors does for what cannot be read."""
+        with safe_open(self.models, "pt") as file:
+            identity = (file.metadata() or {}).get("identity")
+        if identity != self.read_summary().identity:
+            raise self.of_another(self.models)
+
+    def of_another(self, path: Path) -> UsageError:
+        """The error for a file of another run."""
+        return UsageError(
+            f"{self}: its files do not belong together: {path.name} is of another run than {self.summary.name}; copy "
+            "the whole folder again, or run again"
+        )
+
+    def read_relations(self) -> Relations:
+        """The relations of a finished run with one seed; raises UsageError if its method mixes no models."""
+        summary = self.read_summary()
+        names = summary.client_names
+        if summary.relation is None and (summary.origin or {}).get("joined") == names:
+            raise UsageError(f"{self} holds models of newcomers alone, whose weights were not kept")
+        if summary.relation is None:
+            raise UsageError(f"{summary.method} mixes no models, so it has no weights between clients")
+        at = summary.scores[summary.chosen]["round"]
+        try:
+            rounds, weights, layers, origin = read_relations(self.relations, int(at))
+            with np.load(self.relations) as file:
+                theirs = file["clients"].tolist()
+        except FileNotFoundError:
+            raise UsageError(f"{self} has no {self.relations.name}; with so many clients none is kept") from None
+        except PermissionError:
+            raise
+        except (OSError, ValueError, LookupError, BadZipFile) as problem:
+            raise UsageError(f"{self.relations} cannot be read ({problem!s:.200}); run again") from None
+        if theirs != names or at not in rounds:
+            raise self.of_another(self.relations)
+        return Relations(rounds, weights, layers, origin, int(np.flatnonzero(rounds == at)[0]))
+
+    def read_clusters(self) -> Tensor:
+        """[T, N] int64 the clusters of a finished run with one seed, by evaluated round; -1 where a client was absent.
+
+        From the method's diagnostics, or else from its relation; raises UsageError if there is neither.
+        """
+        noted: dict[int, dict[str, int]] = defaultdict(dict)
+        if self.diagnostics.exists():
+            with self.diagnostics.open(newline="", encoding="utf-8") as file:
+                for line in csv.DictReader(file):
+                    if line["note"] == "cluster":
+                        noted[int(line["round"])][line["client"]] = int(float(line["value"]))
+        if not noted:
+            return torch.stack([graph_quality.clusters(torch.from_numpy(one)) for one in self.read_relations().weights])
+        names = self.read_summary().client_names
+        return torch.tensor([[label.get(name, -1) for name in names] for label in noted.values()])

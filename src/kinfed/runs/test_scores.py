@@ -1,0 +1,129 @@
+"""Test scores of finished runs, client by client and example by example, and the verdict on them."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.func import vmap
+
+from ..core.history import History
+from ..core.tasks import Task
+from ..verdict.statistics import interval
+from ..verdict.verdict import Evidence, Verdict, evidence, judge
+from .run_folder import RunFolder
+
+Array = NDArray[Any]
+
+NO_VERDICT = "there is no verdict"  # begins the warning that says why
+MANY = 1 << 16  # test examples that are scored in one pass
+
+
+class Tested(NamedTuple):
+    """The test scores of a run with one seed, by the name of each client that is no attacker."""
+
+    means: dict[str, float]  # the client's score
+    examples: dict[str, Array] | None  # [n] that of each of its test examples, if they were written
+    leaking: bool = False
+
+    def scores(self, client: str, whole: bool) -> Array:
+        """[n] the scores of a client's examples; or [1] the client's."""
+        return self.examples[client] if whole and self.examples is not None else np.array([self.means[client]])
+
+    @classmethod
+    def of(cls, folder: RunFolder) -> "Tested":
+        """Those in the folder of a finished run with one seed."""
+        summary, examples = folder.read_summary(), folder.read_tested()
+        means = summary.of_clients[summary.chosen]
+        names = [str(i) for i in range(len(means))] if summary.names is None else summary.names
+        honest = [name for name in names if name not in set(summary.attackers)]
+        if examples is not None and len(examples) != len(names):
+            raise folder.of_another(folder.tested)
+        by_name = None if examples is None else dict(zip(names, examples, strict=True))
+        return cls(
+            {name: value for name, value in zip(names, means, strict=True) if name in honest},
+            by_name and {name: by_name[name] for name in honest},
+            summary.leaking,
+        )
+
+
+def chose_otherwise(repeats: Sequence[RunFolder], model: str) -> str:
+    """The models that a run chose with each seed, to be read by people; empty if all of them are `model`."""
+    chosen = [repeat.read_summary().chosen for repeat in repeats]
+    return ", ".join(f"'{one}'" for one in chosen) if set(chosen) - {model} else ""
+
+
+def of_examples(task: Task, outputs: Tensor, y: Tensor) -> Tensor:
+    """[n] the score of each example by itself, in the task's metric; outputs and y: [n, ...]."""
+
+    def score(output: Tensor, truth: Tensor) -> Tensor:
+        return task.score(output[None], truth[None], output.new_ones(1))[task.metric]
+
+    blocks = zip(outputs.split(MANY), y.split(MANY), strict=True)
+    return torch.cat([vmap(score)(*block) for block in blocks])
+
+
+def intervals(history: History) -> dict[str, dict[str, Any]]:
+    """The interval of each named model's mean over the clients that are no attackers, as a summary has it."""
+    honest = slice(None) if history.honest is None else history.honest
+    scores = {name: history.test(name)[honest].numpy() for name in history.named_models}
+    return {name: interval(values).to_dict() for name, values in scores.items() if not np.isnan(values).all()}
+
+
+def verdict(
+    method: str,
+    mine: Sequence[Tested],
+    local: Sequence[Tested],
+    fedavg: Sequence[Tested] | None = None,
+    *,
+    metric: str,
+    higher_is_better: bool,
+    unit: str | None = None,
+    candidates: int = 1,
+) -> Verdict:
+    """Judge a method by its runs, one for each seed, and those of Local and FedAvg with the same seeds.
+
+    If a run has not written the scores of examples, those of clients are compared; then no client gains or loses.
+    """
+    runs = [one for one in (mine, local, fedavg) if one is not None]
+    whole = all(one.examples is not None for seeds in runs for one in seeds)
+    names = list(dict.fromkeys(name for one in mine for name in one.means))
+    shared = [set.intersection(*(set(one.means) for one in same)) for same in zip(*runs, strict=True)]
+
+    def scores(seeds: Sequence[Tested]) -> list[list[Array]]:
+        """By seed and client; none of a client that is not in all runs with the seed, as it attacks in one."""
+        return [
+            [one.scores(name, whole) if name in known else np.empty(0) for name in names]
+            for one, known in zip(seeds, shared, strict=True)
+        ]
+
+    return judge(
+        method,
+        scores(mine),
+        scores(local),
+        None if fedavg is None else scores(fedavg),
+        names=names,
+        metric=metric,
+        higher_is_better=higher_is_better,
+        unit=unit,
+        candidates=candidates,
+        leaking=any(one.leaking for one in mine),
+    )
+
+
+def by_examples(mine: Sequence[Tested], others: Sequence[Tested], higher_is_better: bool) -> dict[str, Evidence]:
+    """What each client's test examples say of a method against another; empty if their scores were not written."""
+    if any(one.examples is None for one in (*mine, *others)):
+        return {}
+    names = list(dict.fromkeys(name for one in mine for name in one.means))
+    shared = [set(a.means) & set(b.means) for a, b in zip(mine, others, strict=True)]
+
+    def scores(seeds: Sequence[Tested]) -> list[list[Array]]:
+        return [
+            [one.scores(name, True) if name in known else np.empty(0) for name in names]
+            for one, known in zip(seeds, shared, strict=True)
+        ]
+
+    return evidence(scores(mine), scores(others), names, higher_is_better)

@@ -1,0 +1,1 @@
+"""Which method and settings suit a federation."""

@@ -1,0 +1,136 @@
+"""Arena: what the candidates of a race are trained on and how, and the folder of their checkpoints."""
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..core import checkpoint
+from ..core.client import Training
+from ..core.engine import Participation, Rounds
+from ..core.history import History
+from ..core.model import Model
+from ..data.federation import Federation
+from ..errors import log_failure
+from ..methods import METHODS
+from ..runs.fit import fit, seconds_by_round
+from ..runs.run import Run
+from ..runs.run_folder import RunFolder
+from ..simulation.execution import Execution
+from . import successive_halving
+from .successive_halving import Array, Candidate, Entry
+
+PRICE = 1.7  # a candidate's training round beside one of FedAvg, on the mean over the methods
+
+
+@dataclass(frozen=True)
+class Arena:
+    """What candidates are trained on, how, and the folder of their checkpoints."""
+
+    federation: Federation
+    module: Callable[[int], nn.Module | Model]  # by seed
+    folder: Path
+    models: Mapping[str, Callable[[int], nn.Module | Model]] = field(default_factory=dict)  # more, which race too
+    rounds: Rounds = Rounds()
+    training: Training = Training()
+    participation: float | Participation = 1.0
+    seed: int = 0
+    execution: Execution = Execution()
+
+    def train(self, candidate: Candidate, fold: int, until: int) -> Run:
+        """Train a candidate, from where it stands, and keep its checkpoint.
+
+        Each fold has another seed and other examples for validation, and the same test examples. What a method warns
+        of concerns the user once it has won; the runs of a race are silent.
+        """
+        with warnings.catch_warnings():
+            if until:
+                warnings.simplefilter("ignore")
+            return fit(
+                candidate.method,
+                self.federation.folded(fold),
+                self.models.get(candidate.model, self.module)(self.seed + fold),
+                rounds=replace(self.rounds, until=until),
+                training=candidate.training,
+                participation=self.participation,
+                seed=self.seed + fold,
+                execution=self.execution,
+                folder=self.place(candidate, fold),
+            )
+
+    def refit(self, run: Run, candidate: Candidate) -> Run:
+        """The candidate trained on all rows, those for validation and test too, as many rounds as were selected.
+
+        Its models are of the kind that was chosen for the run. Its own scores are of rows that it has learned from.
+        """
+        rows = self.federation.rows
+        every = [torch.cat(parts) for parts in zip(rows["train"], rows["validation"], rows["test"], strict=True)]
+        count = run.history.select(run.history.chosen) + 1
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return fit(
+                candidate.method,
+                replace(self.federation, rows={**rows, "train": every}),
+                self.models.get(candidate.model, self.module)(self.seed),
+                rounds=Rounds(count, count, keep=run.history.chosen),
+                training=candidate.training,
+                participation=self.participation,
+                seed=self.seed,
+                execution=replace(self.execution, keep_state=False),
+            )
+
+    def place(self, candidate: Candidate, fold: int) -> Path:
+        """The folder of one of a candidate's runs."""
+        return self.folder / candidate.name / f"fold-{fold}"
+
+    def history(self, entry: Entry) -> History:
+        """The scores of a run so far; no rounds if it has not begun."""
+        task, every, by = self.federation.task, self.rounds.evaluate_every, self.rounds.select_by
+        history = History(tuple(self.federation.names), task, every, select_by=by)
+        path = RunFolder(self.place(*entry)).checkpoint
+        if path.exists():
+            checkpoint.read_scores(path, history)
+        return history
+
+    def look(self, entry: Entry, until: int) -> Array:
+        """[N] the clients' validation scores after so many rounds."""
+        return successive_halving.validated(self.history(entry), until)
+
+    def reached(self, entry: tuple[Candidate, int], until: int) -> bool:
+        """Whether a run has come so far already."""
+        return self.history(Entry(*entry)).done >= until
+
+    def advance(
+        self, entries: Sequence[Entry], until: int, on_begin: Callable[[Entry], None] = lambda entry: None
+    ) -> dict[Entry, str]:
+        """Train every entry until a round, one after the other; why those that could not go on ended."""
+        ended: dict[Entry, str] = {}
+        for entry in entries:
+            if self.reached(entry, until):
+                continue
+            on_begin(entry)
+            try:
+                self.train(*entry, until)
+            except Exception as problem:  # whatever a method raises is its own failure
+                ended[entry] = log_failure(problem)
+        return ended
+
+    def seconds(self) -> float:
+        """Of a training round of a candidate, measured with FedAvg, at a rate so small that it cannot diverge."""
+        optimiser: Any = self.training.optimiser
+        slow = replace(optimiser, lr=1e-12) if hasattr(optimiser, "lr") else optimiser
+        *_, last = seconds_by_round(
+            METHODS["fedavg"](),
+            self.federation,
+            self.module(self.seed),
+            rounds=Rounds(3),
+            training=replace(self.training, optimiser=slow),
+            participation=self.participation,
+            seed=self.seed,
+            execution=self.execution,
+        )
+        return PRICE * last

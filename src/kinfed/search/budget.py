@@ -1,0 +1,87 @@
+"""Budget: how long a race may take, and with which request it was begun."""
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ..core.model import Model
+from ..errors import UsageError
+from ..files import make_folder, replacing
+from .arena import Arena
+from .successive_halving import Candidate
+
+RUNS = 9  # the default budget, in runs of all rounds
+
+
+def whole_request(arena: Arena, tried: Sequence[Candidate], asked: dict[str, Any]) -> dict[str, Any]:
+    """All that a race that goes on must have in common with its begin."""
+    module = arena.module(arena.seed)
+    return asked | {
+        "rounds": repr(replace(arena.rounds, until=0)),
+        "seed": arena.seed,
+        "candidates": [f"{one.name}: {one.method}, {one.training}" for one in tried],
+        "participation": repr(arena.participation),
+        "data": arena.federation.digest(),
+        "model": (module if isinstance(module, Model) else Model(module)).digest(),
+    }
+
+
+def allowance(arena: Arena, asked: dict[str, Any]) -> int:
+    """The training rounds that a race may take; raises UsageError if these are too few, or it was begun differently.
+
+    What is `asked` for is kept in the arena's folder, and so is the number of rounds that a time has become.
+    """
+    rounds, budget, seeds = arena.rounds.count, asked["budget"], int(asked["seeds"])
+    if (begun := begun_with(arena.folder, asked)) is not None:
+        return begun
+    least = 3 * rounds * seeds
+    if budget is None:
+        allowed = RUNS * rounds * seeds
+    else:
+        allowed = int(budget) if str(budget).isdecimal() else int(seconds_of(str(budget)) / arena.seconds())
+    if allowed < least:
+        here = f" (here {allowed})" * (str(allowed) != str(budget))
+        raise UsageError(
+            f"a budget of {budget}{here} is too short for one candidate beside Local and FedAvg: it takes {least} "
+            f"training rounds, or fewer with rounds below {rounds}"
+        )
+    make_folder(arena.folder)
+    with replacing(arena.folder / "race.json") as part:
+        part.write_text(json.dumps({"asked": asked, "budget": allowed}, indent=1) + "\n", encoding="utf-8")
+    return allowed
+
+
+def begun_with(folder: Path, asked: dict[str, Any]) -> int | None:
+    """The budget of the race in this folder, None without one; raises UsageError if something else was asked for."""
+    path = folder / "race.json"
+    if not path.exists():
+        return None
+    begun = json.loads(path.read_text(encoding="utf-8"))
+    for name, value in asked.items():
+        before = begun["asked"].get(name)
+        if before != value:
+            raise UsageError(
+                f"the race in {folder} was begun with another '{_differing(name, before, value)}'; repeat that request "
+                "to go on, or choose another folder"
+            )
+    return int(begun["budget"])
+
+
+def _differing(name: str, before: Any, now: Any) -> str:
+    """Where two values of a request differ, by dotted keys."""
+    if isinstance(before, dict) and isinstance(now, dict):
+        key = next(key for key in {**before, **now} if before.get(key) != now.get(key))
+        return _differing(key if name == "config" else f"{name}.{key}", before.get(key), now.get(key))
+    return name
+
+
+def seconds_of(text: str) -> float:
+    """The seconds of a time such as 90s, 5m or 1.5h; raises UsageError."""
+    units = {"s": 1, "m": 60, "h": 3600}
+    time = re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", text)
+    if time is None:
+        raise UsageError(f"budget is a number of training rounds, or a time such as 90s, 5m or 1h; got {text!r:.80}")
+    return float(time[1]) * units[time[2]]

@@ -1,0 +1,203 @@
+"""A choice in a folder: from a config to the race, the finished run of its winner, and the config that repeats it."""
+
+import itertools
+import json
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from copy import deepcopy
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ..core.summary import Summary
+from ..data.federation import Federation
+from ..errors import UsageError, log_failure
+from ..files import replacing
+from ..interrupts import held
+from ..methods.solved import KNOWN
+from ..runs.config import experiment as config
+from ..runs.config import plugins
+from ..runs.config.experiment import Experiment, Table
+from ..runs.pool import side_by_side
+from ..runs.results import write_run
+from ..runs.run_folder import RunFolder
+from ..simulation import distributed
+from ..simulation.execution import Execution
+from .arena import Arena
+from .budget import begun_with, seconds_of, whole_request
+from .choose import Choice, Entrant, candidates, carry_out, factors, solvable, usual
+from .successive_halving import Candidate, Entry, scored
+
+
+class Chosen(NamedTuple):
+    """What is in the folder of a finished choice."""
+
+    choice: dict[str, Any]  # choice.json
+    summary: Summary  # of the winner's run
+    earlier: bool = False  # whether it was chosen before, and is only read
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is to be chosen, and where: `table` is a raw config, whose method is ignored."""
+
+    table: Table
+    out: Path
+    data_dir: Path | None = None
+    budget: str | None = None
+    methods: Sequence[str] = ()  # none: the usual ones
+    seeds: int = 1
+    jobs: int = 1
+    grid: Mapping[str, Sequence[str]] = field(default_factory=dict)  # methods.NAME.KEY and the values that are tried
+    models: bool = False  # whether models race too, beside the config's
+    beside: bool = False  # whether it is compared with models that need no federation
+    refit: bool = False  # whether the models that are kept are trained once more, on all rows
+
+    def check(self) -> None:
+        """Raise UsageError for what can be refused before the data are read: the folder, and numbers."""
+        if self.jobs < 1:
+            raise UsageError(f"jobs counts parallel runs, so it must be at least 1; got {self.jobs}")
+        if self.budget is not None and not self.budget.isdecimal():
+            seconds_of(self.budget)
+        folder = RunFolder(self.out)
+        if folder.is_begun and not (folder.choice.exists() or (self.out / "race" / "race.json").exists()):
+            raise UsageError(f"{self.out} already holds a run; choose another --out")
+
+    def experiment(
+        self, method: str, settings: Sequence[str] = (), lr: float | None = None, model: str = ""
+    ) -> Experiment:
+        """The experiment with this method, these settings of it, this rate of local training, and this model."""
+        overrides = [f'method.name="{method}"', *(f"method.{one}" for one in settings)]
+        overrides += [f"training.optimiser.lr={lr!r}"] * (lr is not None) + [f'model.name="{model}"'] * bool(model)
+        table = config.override(deepcopy(self.table), overrides)
+        often = scored(config.resolve(table).rounds).evaluate_every
+        return config.resolve({**table, "evaluate_every": often})
+
+    def arena(self, execution: Execution, federation: Federation | None = None) -> Arena:
+        """What the candidates are trained on; reads the data, unless their federation is given."""
+        made = self.experiment("local")
+        if made.attack is not None:
+            raise UsageError("choosing takes no attack; leave it out, and run the method that is chosen under attack")
+        if made.seeds > 1:
+            raise UsageError("choosing repeats each candidate --seeds times; leave seeds out of the config")
+        federation = federation or made.federation(self.data_dir, made.seed)
+        return Arena(
+            federation,
+            partial(made.module, federation),
+            self.out / "race",
+            self._raced(federation),
+            made.rounds,
+            made.training,
+            made.participation,
+            made.seed,
+            execution,
+        )
+
+    def _raced(self, federation: Federation) -> dict[str, Callable[[int], Any]]:
+        """The models that race beside the config's, by name."""
+        names = solvable(federation) if self.models and not self.methods else ()
+        return {name: partial(self.experiment("local", model=name).module, federation) for name in names}
+
+    def candidates(self, arena: Arena) -> list[Candidate]:
+        """Every method, with the settings that the config has for it and those of the grid, at every rate."""
+        entrants = []
+        for name in dict.fromkeys(self.methods or usual(arena.federation)):
+            start = f"methods.{plugins.called(name)}."
+            keys = {key.removeprefix(start): values for key, values in self.grid.items() if key.startswith(start)}
+            for values in itertools.product(*keys.values()):
+                settings = tuple(f"{key}={value}" for key, value in zip(keys, values, strict=True))
+                entrants.append(Entrant(plugins.called(name), self.experiment(name, settings).method, settings))
+        models = tuple(arena.models)
+        return candidates(entrants, arena.training, models, factors(arena.federation, models))
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A candidate's training until a round, in a process of its own."""
+
+    request: Request
+    candidate: str
+    fold: int
+    until: int
+
+    def is_done(self) -> bool:
+        """Never: what has been done is not asked for."""
+        return False
+
+    def work(self, execution: Execution) -> None:
+        """Train it."""
+        arena = self.request.arena(execution)
+        candidate = next(one for one in self.request.candidates(arena) if one.name == self.candidate)
+        arena.train(candidate, self.fold, self.until)
+
+
+def choose_in(
+    request: Request,
+    execution: Execution = Execution(),
+    on_rung: Callable[[int, Sequence[Candidate]], None] = lambda rung, left: None,
+    on_begin: Callable[[Entry], None] = lambda entry: None,
+    federation: Federation | None = None,
+) -> Chosen:
+    """Choose, and write the winner's run into the folder, with Local and FedAvg in its folder `beside`.
+
+    An interrupted choice goes on with the same request; a finished one is read. Raises UsageError for a folder that
+    holds another request, or a run.
+    """
+    if distributed.is_on():
+        raise UsageError("several processes share one run; choose without torchrun, with --jobs for runs in parallel")
+    folder = RunFolder(request.out)
+    request.check()
+    arena = request.arena(execution, federation)
+    tried = request.candidates(arena)
+    asked = {"budget": request.budget, "seeds": request.seeds, "config": request.experiment("local").table}
+    if folder.choice.exists():
+        begun_with(arena.folder, whole_request(arena, tried, asked))
+        return Chosen(json.loads(folder.choice.read_text(encoding="utf-8")), folder.read_summary(), earlier=True)
+    advance = partial(arena.advance, on_begin=on_begin)
+    if request.jobs > 1:
+        advance = partial(_side_by_side, request, arena, on_begin)
+    try:
+        choice = carry_out(arena, tried, asked, advance, on_rung, request.refit, request.beside)
+    except KeyboardInterrupt as stop:
+        raise type(stop)(f"interrupted; run the same command with --out {request.out} to go on") from None
+    with held():
+        return _write(request, choice)
+
+
+def _side_by_side(
+    request: Request, arena: Arena, on_begin: Callable[[Entry], None], entries: Sequence[Entry], until: int
+) -> dict[Entry, str]:
+    """As `Arena.advance`, with several entries at a time."""
+    waiting = {f"{one.name}/{fold}": Entry(one, fold) for one, fold in entries if not arena.reached((one, fold), until)}
+    jobs = {name: _Part(request, one.name, fold, until) for name, (one, fold) in waiting.items()}
+    ended: dict[Entry, str] = {}
+    with closing(side_by_side(jobs, arena.execution, request.jobs, lambda name: on_begin(waiting[name]))) as outcomes:
+        for name, problem in outcomes:
+            if problem is not None:
+                ended[waiting[name]] = log_failure(problem)
+    return ended
+
+
+def _write(request: Request, choice: Choice) -> Chosen:
+    """The winner's run, Local and FedAvg beside it, and what the choice found, which comes last."""
+    out = RunFolder(request.out)
+    places = [(out.beside(base), choice.bases[base].candidate, run) for base, run in choice.runs.items()]
+    places.append((out, choice.winner.candidate, choice.run))
+    for folder, candidate, run in places:
+        folder.make()
+        known = (*request.methods, *KNOWN)
+        name = next(name for name in known if plugins.called(name) == candidate.method_name)
+        lr = getattr(candidate.training.optimiser, "lr", None)
+        table = request.experiment(name, candidate.settings, lr, candidate.model).table
+        config.write(table, folder.config)
+        found, problems = (choice.verdict, choice.problems) if folder is out else (None, ())
+        again = choice.refits.get("kin" if folder is out else folder.path.name)
+        outside = choice.outside if folder is out else None
+        summary = write_run(run, table, folder, found, problems, again, outside.rows if outside else None)
+    shutil.copyfile(out.config, request.out / "best.toml")
+    words = choice.to_dict() | {"out": str(request.out)}
+    with replacing(out.choice) as part:
+        part.write_text(json.dumps(words, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    return Chosen(words, summary)

@@ -1,0 +1,408 @@
+"""Choose: which method, at which rate of local training, suits a federation."""
+
+import math
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from torch import Tensor, nn
+
+from ..core.client import Training
+from ..core.engine import Rounds
+from ..core.method import Method
+from ..core.model import Model
+from ..core.tasks import Classification, Counts, Forecasting, Quantiles, Regression, unit_of
+from ..data.federation import Federation
+from ..data.tables.table_reader import from_frame
+from ..errors import RunError, UsageError, log_failure, nearest, note_failure
+from ..methods.solved import KNOWN
+from ..runs.config.default_model import default_model
+from ..runs.outside_scores import Outside, compare
+from ..runs.reference_runs import BASES
+from ..runs.run import Run, client_index
+from ..runs.test_scores import NO_VERDICT, Tested, verdict
+from ..verdict.verdict import Verdict, judge
+from . import successive_halving
+from .arena import Arena
+from .budget import allowance, whole_request
+from .successive_halving import Candidate, Entry, Standing
+
+TRIED = (*BASES, "fedrep", "kin", "hedge", "cfl", "fedavg-ft")
+WITH_GRAPH = ("sfl",)  # tried too where the clients' graph is known
+FACTORS = (1, 3, 1 / 3)  # of the rate of local training
+CAREFUL = (1 / 3, 1)  # the same of squared errors in the units of a table's target, which may have heavy tails
+SOLVED = ("linear", "wide")  # models whose last layer partial pooling solves, where models race
+MANY = 1 << 22  # numbers in all clients' sums up to which solving takes a moment
+KIN = (0.0, 1.0)  # how far it then draws clients to their kin
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What a race has chosen, and what it is worth on the test examples, which were used once."""
+
+    standings: list[Standing]  # of all candidates, best first
+    winner: Standing
+    run: Run  # the winner's, on the first fold
+    runs: dict[str, Run]  # and those of Local and FedAvg at their best rates, without one that failed at every rate
+    bases: dict[str, Standing]  # at these rates
+    answers: dict[str, str]  # by client, whose model it keeps: the winner's ("kin"), its own, or FedAvg's
+    verdict: Verdict | None  # None without Local, or if the scores cannot be compared
+    problems: list[str]  # what failed and is missing, if anything
+    folds: int
+    budget: int  # training rounds that the race was given
+    trained: int  # and those that it took, without candidates that ended early
+    outside: Outside | None = None  # what standard models do that need no federation
+    refits: dict[str, Run] = field(default_factory=dict)  # "kin", "local" and "fedavg", trained once more on all rows
+
+    @property
+    def local(self) -> Run | None:
+        """The run of Local at its best rate; None if it failed at every rate."""
+        return self.runs.get("local")
+
+    @property
+    def fedavg(self) -> Run | None:
+        """The same of FedAvg."""
+        return self.runs.get("fedavg")
+
+    @property
+    def method(self) -> Method:
+        """The winner's method."""
+        return self.winner.candidate.method
+
+    @property
+    def training(self) -> Training:
+        """How the winner's clients train."""
+        return self.winner.candidate.training
+
+    def load_model(self, client: int | str | None = None, *, position: int | None = None) -> nn.Module:
+        """The model that a client, given by name or `position`, keeps: a plain module in evaluation mode."""
+        names = list(self.answers)
+        name = names[client_index(names, client, position)]
+        kept = self.answers[name]
+        return self.refits.get(kept, self.runs.get(kept, self.run)).load_model(name)
+
+    def ranking(self) -> list[dict[str, Any]]:
+        """One row per candidate: its mean validation score, and its gain over the better of Local and FedAvg with a
+        95 % interval, paired by client; both in the score's unit, higher being better, so that an error is negative.
+        """
+        rows = []
+        for one in self.standings:
+            row: dict[str, Any] = {"candidate": one.candidate.name, "rounds": one.rounds}
+            if one.problem or not one.rounds:
+                rows.append(row | {"problem": one.problem or "did not enter: a larger budget admits it"})
+                continue
+            row |= {"validation": one.mean, "chosen": one is self.winner}
+            alike = [base for base in self.standings if base.candidate.base and base.rounds >= one.rounds]
+            base = max(alike, key=lambda base: base.mean, default=None)
+            if base is not None and base.rounds == one.rounds and base is not one:
+                gain, _, half = one.over(base)
+                bounds = (gain - half, gain + half) if math.isfinite(half) else (None, None)
+                row |= {"gain": gain, "low": bounds[0], "high": bounds[1]}
+            rows.append(row)
+        return rows
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        kept = {kind: [name for name, one in self.answers.items() if one == kind] for kind in ("local", "fedavg")}
+        return {
+            "method": self.winner.candidate.method_name,
+            "candidate": self.winner.candidate.name,
+            "budget": self.budget,
+            "training_rounds": self.trained,
+            "folds": self.folds,
+            "ranking": self.ranking(),
+            "keep_own_model": kept["local"],
+            "keep_fedavg_model": kept["fedavg"],
+            "verdict": self.verdict and self.verdict.to_dict(),
+            "problems": self.problems,
+            "refit": bool(self.refits),
+            "outside": [] if self.outside is None else self.outside.rows,
+        }
+
+
+def choose(
+    federation: Federation | Any,
+    module: nn.Module | Model | None = None,
+    *,
+    budget: int | str | None = None,
+    methods: Sequence[str | Method] | None = None,
+    seeds: int = 1,
+    folder: str | Path | None = None,
+    refit: bool = False,
+    client: str = "",
+    target: str | Sequence[str] = "",
+    **how: Any,
+) -> Choice:
+    """Find the method and the rate of local training that suit a federation, and train one model per client with them.
+
+    `budget` is the number of training rounds of all candidates together, or a time such as "5m" or "90s", which is
+    turned into a number of rounds at the beginning; by default nine runs of all rounds. `methods` are names, or
+    methods with settings; by default seven, and SFL too if the graph is known. With several `seeds` each candidate is
+    trained that often, each time with other examples for validation. `how` is what `fit` takes too: rounds, training,
+    participation, seed and execution. With a `folder` the race is kept there, and the same call goes on after an
+    interruption. Test examples are used once, at the end.
+
+    In place of a federation it takes a frame of polars or pandas, of which `client` and `target` name columns. Without
+    a `module` models race too: a small MLP with each method and, where the task allows it, linear models and random
+    features that `partial-pooling` solves. With `refit` the models that clients keep are trained once more, on all
+    rows; scores stay those of the split.
+
+    Raises UsageError for requests that cannot work, RunError if no candidate could be trained.
+    """
+    known = [one.name for one in fields(Arena)[4:]]
+    if unknown := sorted(set(how) - set(known)):
+        raise UsageError(f"choose takes no '{unknown[0]}'; {nearest(unknown[0], known)}")
+    if isinstance(methods, str) or (methods is not None and not methods):
+        raise UsageError(f"methods is a list of names, or of methods with settings; got {methods!r:.80}")
+    if not isinstance(federation, Federation):
+        if not (client and target):
+            raise UsageError("choose takes a federation, or a frame with client= and target=, the names of its columns")
+        federation = from_frame(federation, client=client, target=target, seed=how.get("seed", 0))
+    rounds = how.get("rounds", 20)
+    how["rounds"] = successive_halving.scored(rounds if isinstance(rounds, Rounds) else Rounds(rounds))
+    with _folder(folder) as place:
+        more = raced(federation) if module is None else {}
+        usual_model = default_model(federation) if module is None else module
+        arena = Arena(federation, lambda seed: usual_model, place, more, **how)
+        entrants = [named(one) for one in methods or usual(federation)]
+        tried = candidates(entrants, arena.training, tuple(more), factors(federation, tuple(more)))
+        return carry_out(
+            arena, tried, {"budget": budget, "seeds": seeds}, arena.advance, refit=refit, beside=module is None
+        )
+
+
+def factors(federation: Federation, models: Sequence[str]) -> tuple[float, ...]:
+    """The rates that are tried, as multiples of the usual one."""
+    return CAREFUL if models and isinstance(federation.task, Regression) else FACTORS
+
+
+def raced(federation: Federation) -> dict[str, Callable[[int], nn.Module | Model]]:
+    """The models that race beside the usual one, by name."""
+    return {name: partial(_seeded, federation, name) for name in solvable(federation)}
+
+
+def _seeded(federation: Federation, name: str, seed: int) -> nn.Module:
+    return default_model(federation, name, seed)
+
+
+def solvable(federation: Federation) -> tuple[str, ...]:
+    """The models of which partial pooling can solve the last layer, for the task and in a moment."""
+    task, inputs = federation.task, federation.x[0].numel()
+    if isinstance(task, Quantiles) or not isinstance(task, Classification | Counts | Forecasting | Regression):
+        return ()
+    apart = 1 if isinstance(task, Regression) else federation.outputs
+    widths = {"linear": inputs + 1, "wide": inputs + 65}
+    return tuple(name for name in SOLVED if len(federation) * apart * widths[name] ** 2 <= MANY)
+
+
+def usual(federation: Federation) -> tuple[str, ...]:
+    """The methods that are tried if none is named."""
+    return TRIED if federation.graph is None else TRIED + WITH_GRAPH
+
+
+class Entrant(NamedTuple):
+    """A method that is tried, by name, and those of its settings that are told apart, as key=value."""
+
+    name: str
+    method: Method
+    settings: tuple[str, ...] = ()
+
+
+def named(method: str | Method) -> Entrant:
+    """A method, by its name or with settings; raises UsageError if there is none of this name."""
+    if isinstance(method, Method):
+        known = [name for name, kind in KNOWN.items() if kind is type(method)]
+        own = [one for one in fields(method) if getattr(method, one.name) != one.default]
+        settings = tuple(f"{one.name}={getattr(method, one.name)}" for one in own)
+        return Entrant((known or [type(method).__name__.lower()])[0], method, settings)
+    if method not in KNOWN:
+        raise UsageError(f"there is no method {method!r:.80}; {nearest(str(method), KNOWN)}")
+    return Entrant(method, KNOWN[method]())
+
+
+def candidates(
+    entrants: Sequence[Entrant], training: Training, models: Sequence[str] = (), factors: Sequence[float] = FACTORS
+) -> list[Candidate]:
+    """Every method at every rate, Local and FedAvg first; a method with rates of its own once.
+
+    Of `models` that race too partial pooling solves the last layer, with and without kin.
+    """
+    entrants = list(dict.fromkeys(entrants))
+    every = {one.name for one in entrants}
+    entrants = [Entrant(name, KNOWN[name]()) for name in BASES if name not in every] + list(entrants)
+    result: dict[str, Candidate] = {}
+    optimiser: Any = training.optimiser
+    rate = getattr(optimiser, "lr", None)
+    for factor in factors:
+        for name, method, settings in sorted(entrants, key=lambda one: one.name not in BASES):
+            if method.caution:
+                raise UsageError(f"{name} cannot be chosen fairly: {method.caution}")
+            full, how = ",".join([name, *settings]), training
+            if rate is None or method.rates:
+                if factor != factors[0]:
+                    continue
+            else:
+                lr = float(f"{factor * rate:.6g}")
+                full, how = f"{full},lr={lr:g}", replace(training, optimiser=replace(optimiser, lr=lr))
+            result[full] = Candidate(full, name, method, how, settings)
+    found = list(result.values())
+    return [*found[: len(BASES)], *_solved(models, training), *found[len(BASES) :]]
+
+
+def _solved(models: Sequence[str], training: Training) -> list[Candidate]:
+    """Partial pooling of each of these models."""
+    name, made = "partial-pooling", []
+    for kin in KIN:
+        settings = (f"kin={kin:g}",) if kin else ()
+        for model in models:
+            full = ",".join([name, model, *settings])
+            made.append(Candidate(full, name, KNOWN[name](kin=kin), training, settings, model))
+    return made
+
+
+def carry_out(
+    arena: Arena,
+    tried: Sequence[Candidate],
+    asked: dict[str, Any],
+    advance: Callable[[Sequence[Entry], int], Mapping[Entry, str]],
+    on_rung: Callable[[int, Sequence[Candidate]], None] = lambda rung, left: None,
+    refit: bool = False,
+    beside: bool = False,
+) -> Choice:
+    """Run the race, and train its winner, Local and FedAvg to the end on the first fold.
+
+    What a candidate raises is its own failure: the others go on, and so does the choice without Local or FedAvg.
+    `asked` has the `budget` and the `seeds`, and whatever else a race that goes on must have in common with its begin.
+    """
+    folds = asked["seeds"]
+    if not any(len(rows) for rows in arena.federation.rows["validation"]):
+        raise UsageError(
+            "choosing needs validation examples, and no client has any; set federation.split.validation above 0"
+        )
+    if not isinstance(folds, int) or isinstance(folds, bool) or folds < 1:
+        raise UsageError(f"seeds counts how often a candidate is trained: a whole number from 1; got {folds!r:.80}")
+    if arena.federation.in_order and folds > 1:
+        raise UsageError("examples that are split in time order have one set for validation; leave seeds out")
+    allowed = allowance(arena, whole_request(arena, tried, asked))
+    plan = successive_halving.rungs(arena.rounds.count, arena.rounds.evaluate_every, len(tried), folds, allowed)
+    standings = successive_halving.run(tried, plan, folds, advance, arena.look, on_rung)
+    runs, bases, problems = dict[str, Run](), dict[str, Standing](), list[str]()
+    for base in BASES:
+        if (found := _train_to_end(arena, partial(successive_halving.base_of, standings, base))) is not None:
+            bases[base], runs[base] = found
+        else:
+            why = next(one.problem for one in standings if one.candidate.base == base and one.problem)
+            problems.append(f"{base} failed at every rate: {why}")
+    won = _train_to_end(arena, partial(successive_halving.winner, standings))
+    if won is None:
+        raise RunError(f"no candidate could be trained: {'; '.join(problems)}")
+    answers, worth = dict.fromkeys(arena.federation.names, "kin"), None
+    with note_failure(problems, NO_VERDICT):
+        answers = safest(won[1], runs)
+        entered = sum(one.rounds > 0 or bool(one.problem) for one in standings)
+        worth = _judge(*won, runs, answers, entered)
+    trained = folds * sum(one.rounds for one in standings)
+    outside: Outside | None = None
+    if beside:
+        with note_failure(problems, "there is no comparison with models that need no federation"):
+            outside = compare(arena.federation, kept({"kin": won[1], **runs}, answers))
+            worth = _with(worth, outside)
+    again: dict[str, Run] = {}
+    if refit:
+        with note_failure(problems, "models are not trained once more on all rows"):
+            again = _refits(arena, {"kin": won, **{base: (bases[base], runs[base]) for base in runs}}, answers)
+    return Choice(standings, *won, runs, bases, answers, worth, problems, folds, allowed, trained, outside, again)
+
+
+def _with(verdict: Verdict | None, outside: Outside | None) -> Verdict | None:
+    """The verdict whose sentence says which of the standard models do better."""
+    if verdict is None or outside is None:
+        return verdict
+    return replace(verdict, sentence="; ".join(filter(None, [outside.first, verdict.sentence, outside.last])))
+
+
+def _refits(arena: Arena, found: Mapping[str, tuple[Standing, Run]], answers: Mapping[str, str]) -> dict[str, Run]:
+    """Those of the runs whose models any client keeps, and the winner's, trained once more on all rows."""
+    kept = {"kin", *answers.values()}
+    return {kind: arena.refit(run, one.candidate) for kind, (one, run) in found.items() if kind in kept}
+
+
+def _train_to_end(arena: Arena, pick: Callable[[], Standing | None]) -> tuple[Standing, Run] | None:
+    """A picked candidate and its finished run; one that fails is out, and another is picked. None if none is left."""
+    while (one := pick()) is not None:
+        try:
+            return one, arena.train(one.candidate, 0, 0)
+        except Exception as problem:
+            one.problem = log_failure(problem)
+    return None
+
+
+@contextmanager
+def _folder(folder: str | Path | None) -> Iterator[Path]:
+    if folder is not None:
+        yield Path(folder)
+        return
+    with tempfile.TemporaryDirectory() as place:
+        yield Path(place)
+
+
+def safest(run: Run, bases: Mapping[str, Run]) -> dict[str, str]:
+    """Whose model each client keeps: "kin", or "local" or "fedavg" where its validation examples clearly prefer it.
+
+    `bases` has those of the two runs that there are. All keep the method's where examples have no scores of their own.
+    """
+    task, names = run.federation.task, list(run.federation.names)
+    mine, others = run.tested("validation"), {base: one.tested("validation") for base, one in bases.items()}
+    answers = dict.fromkeys(names, "kin")
+    if not mine or not all(others.values()):
+        return answers
+    best = [_mean(one) for one in mine]
+    for kind, scores in others.items():
+        preferred = judge(
+            kind, [mine], [scores], names=names, metric=task.metric, higher_is_better=task.higher_is_better
+        ).lose
+        for i, name in enumerate(names):
+            value = _mean(scores[i])
+            if name in preferred and (answers[name] == "kin" or (value > best[i]) == task.higher_is_better):
+                answers[name], best[i] = kind, value
+    return answers
+
+
+def _mean(scores: Tensor) -> float:
+    return float(np.nanmean(scores)) if len(scores) else math.nan
+
+
+def _judge(
+    winner: Standing, run: Run, bases: Mapping[str, Run], answers: Mapping[str, str], candidates: int
+) -> Verdict | None:
+    """What the choice is worth, each client keeping the model of its answer; None without Local."""
+    if "local" not in bases:
+        return None
+    task = run.federation.task
+    return verdict(
+        winner.candidate.method_name,
+        [kept({"kin": run, **bases}, answers)],
+        [bases["local"].by_client],
+        [bases["fedavg"].by_client] if "fedavg" in bases else None,
+        metric=task.metric,
+        higher_is_better=task.higher_is_better,
+        unit=unit_of(task),
+        candidates=candidates,
+    )
+
+
+def kept(runs: Mapping[str, Run], answers: Mapping[str, str]) -> Tested:
+    """The test scores of the choice: each client's by the model that it keeps, which is of one of the runs."""
+    tested = {kind: one.by_client for kind, one in runs.items()}
+    examples = {kind: one.examples for kind, one in tested.items()}
+    by_example = {name: found[name] for name, kind in answers.items() if (found := examples[kind]) is not None}
+    return Tested(
+        {name: tested[kind].means[name] for name, kind in answers.items()},
+        by_example if len(by_example) == len(answers) else None,
+        tested["kin"].leaking,
+    )

@@ -1,0 +1,213 @@
+"""Race: successive halving of candidates by their clients' validation scores, paired by client and fold."""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..core.client import Training
+from ..core.engine import Rounds
+from ..core.history import History
+from ..core.method import Method
+from ..runs.reference_runs import BASES
+
+Array = NDArray[np.float64]
+
+SIMPLEST = "linear"  # of models that race
+FINALISTS = 4  # candidates that are trained to the end, Local and FedAvg among them
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A method and how its clients train."""
+
+    name: str  # of its folder, such as "fedaghn,lr=0.1"
+    method_name: str
+    method: Method
+    training: Training
+    settings: tuple[str, ...] = ()  # of the method, as overrides, key=value, where a config has none of them
+    model: str = ""  # by its name among the models that race; "": the one that the race is for
+
+    @property
+    def base(self) -> str:
+        """ "local" or "fedavg", with which every other candidate is compared; "" if it is another."""
+        return self.method_name if self.method_name in BASES else ""
+
+    @property
+    def stays(self) -> str:
+        """What it is the example of that stays in the race whatever its score; "" if it may leave."""
+        return self.base or (self.model if self.model == SIMPLEST and not self.settings else "")
+
+
+class Entry(NamedTuple):
+    """One of a candidate's runs: `fold` says which of the examples are for validation."""
+
+    candidate: Candidate
+    fold: int
+
+
+class Rung(NamedTuple):
+    """After how many rounds candidates are compared, and how many of them then go on."""
+
+    until: int
+    enter: int
+
+
+@dataclass
+class Standing:
+    """How far a candidate came, and its clients' validation scores there, higher being better: [F, N]."""
+
+    candidate: Candidate
+    rounds: int = 0
+    values: Array = field(default_factory=lambda: np.full((1, 1), np.nan))
+    problem: str = ""  # why it ended before its time
+
+    @property
+    def mean(self) -> float:
+        """Over the clients that have validation examples, and folds."""
+        return float(np.nanmean(self.values)) if np.isfinite(self.values).any() else -math.inf
+
+    def over(self, other: "Standing", level: float = 0.95) -> tuple[float, float, float]:
+        """The mean gain over another candidate, its standard error, and half its interval, paired by client."""
+        from scipy import stats  # here, as it would add to every start
+
+        each = self.values - other.values
+        gain = np.nanmean(each[:, np.isfinite(each).any(0)], axis=0)
+        if len(gain) < 2 or not np.isfinite(gain).all():
+            return float(gain.mean()) if len(gain) else math.nan, math.inf, math.inf
+        error = float(gain.std(ddof=1) / math.sqrt(len(gain)))
+        return float(gain.mean()), error, error * float(stats.t.ppf((1 + level) / 2, len(gain) - 1))
+
+
+def scored(rounds: Rounds) -> Rounds:
+    """The same rounds, scored often enough that candidates can be compared after a quarter of them."""
+    return replace(rounds, evaluate_every=min(rounds.evaluate_every, max(1, rounds.count // 4)))
+
+
+def rungs(rounds: int, every: int, entrants: int, folds: int, budget: int) -> list[Rung]:
+    """The rungs of a race with so many entrants that takes about `budget` training rounds in all.
+
+    Candidates are compared after a quarter and a half of the rounds, and at the end. Whatever the budget, Local and
+    FedAvg and at least one other candidate are trained to the end.
+    """
+    quarter, half = (min(rounds, max(1, round(rounds / part / every)) * every) for part in (4, 2))
+    enter = entrants
+    while True:
+        later = [min(enter, max(FINALISTS, round(enter / 3))), min(enter, FINALISTS)]
+        plan = [Rung(quarter, enter), Rung(half, later[0]), Rung(rounds, later[1])]
+        plan = [rung for i, rung in enumerate(plan) if rung.until not in [one.until for one in plan[:i]]]
+        if cost(plan, folds) <= budget or enter <= 3:
+            return plan
+        enter -= 1
+
+
+def cost(plan: Sequence[Rung], folds: int) -> int:
+    """The training rounds that a race takes."""
+    before, total = 0, 0
+    for rung in plan:
+        total += (rung.until - before) * rung.enter * folds
+        before = rung.until
+    return total
+
+
+def run(
+    candidates: Sequence[Candidate],
+    plan: Sequence[Rung],
+    folds: int,
+    advance: Callable[[Sequence[Entry], int], Mapping[Entry, str]],
+    look: Callable[[Entry, int], Array],
+    on_rung: Callable[[int, Sequence[Candidate]], None] = lambda rung, left: None,
+) -> list[Standing]:
+    """Every candidate's standing, the last to leave first, and among those the best validation score first.
+
+    `advance` trains entries until a round, and says which ended before and why; `look` gives an entry's validation
+    scores after so many rounds: [N]. The best candidate of each base, and the simplest of the models that race, stay in
+    the race whatever their scores. Candidates that the budget left out take the places of those that ended at once.
+    """
+    standings = {one.name: Standing(one) for one in candidates}
+    left, waiting = list(candidates)[: plan[0].enter], list(candidates)[plan[0].enter :]
+    for i, rung in enumerate(plan):
+        if i:
+            left = _best([standings[one.name] for one in left], rung.enter)
+        on_rung(i, left)
+        new = left
+        while new:
+            ended = advance([Entry(one, fold) for one in new for fold in range(folds)], rung.until)
+            for entry, problem in ended.items():
+                standings[entry.candidate.name].problem = problem
+            free = 0 if i else len({entry.candidate.name for entry in ended})
+            new, waiting = waiting[:free], waiting[free:]
+            left = left + new
+        left = [one for one in left if not standings[one.name].problem]
+        for one in left:
+            standing = standings[one.name]
+            standing.rounds = rung.until
+            standing.values = np.stack([look(Entry(one, fold), rung.until) for fold in range(folds)])
+    return sorted(standings.values(), key=lambda one: (bool(one.problem), -one.rounds, -one.mean))
+
+
+def _best(standings: Sequence[Standing], count: int) -> list[Candidate]:
+    """The candidates that go on: the best of each that stays, and then the best of all, up to `count`."""
+    ordered = sorted(standings, key=lambda one: -one.mean)
+    bases = {one.candidate.stays: one for one in ordered[::-1] if one.candidate.stays}
+    stay = list(bases.values())
+    stay += [one for one in ordered if one not in stay][: max(1, count - len(stay))]
+    return [one.candidate for one in ordered if one in stay]
+
+
+def winner(standings: Sequence[Standing]) -> Standing | None:
+    """The best of those that came as far as any; the better of Local and FedAvg unless it is clearly beaten.
+
+    That is by more than the standard error of the gain over it, paired by client. If the simplest of the models that
+    race beats it too, a better one replaces that only if the 95 % interval of its gain excludes zero. None if all have
+    ended.
+    """
+
+    def farthest(some: Iterable[Standing]) -> Standing | None:
+        return max(some, key=lambda one: (one.rounds, one.mean), default=None)
+
+    simple = farthest(one for base in BASES if (one := base_of(standings, base)))
+    best = farthest(one for one in standings if one.rounds and not one.problem)
+    if best is None or simple is None or best is simple:
+        return best
+    linear = farthest(one for one in standings if one.candidate.model == SIMPLEST and one.candidate.stays)
+    if linear is not None and linear.rounds == best.rounds and not linear.problem and best is not linear:
+        gain, _, half = best.over(linear)
+        if _beats(linear, simple) and not gain > half:
+            return linear
+    return best if _beats(best, simple) else simple
+
+
+def _beats(one: Standing, other: Standing) -> bool:
+    """Whether a candidate is better than another by more than a standard error."""
+    gain, error, _ = one.over(other)
+    return gain > error
+
+
+def base_of(standings: Sequence[Standing], base: str) -> Standing | None:
+    """Local, or FedAvg, at the rate that came farthest, and of these at the best; None if all have ended."""
+    left = [one for one in standings if one.candidate.base == base and one.rounds and not one.problem]
+    return max(left, key=lambda one: (one.rounds, one.mean), default=None)
+
+
+def validated(history: History, until: int) -> Array:
+    """[N] each client's validation score after so many rounds, higher being better; NaN without validation examples.
+
+    Of the kind of model and the round that validation prefers by then, as in a run of so many rounds.
+    """
+    history = early(history, until)
+    name = history.preferred
+    at = history.rounds.index(history.select(name))
+    values = history.scores[at].get((name, "validation", history.selects))
+    if values is None:
+        return np.full(len(history.names), np.nan)
+    return (1.0 if history.selects_highest else -1.0) * values.double().numpy()
+
+
+def early(history: History, until: int) -> History:
+    """A history as it was after so many rounds."""
+    seen = sum(round < until for round in history.rounds)
+    return replace(history, rounds=history.rounds[:seen], scores=history.scores[:seen])

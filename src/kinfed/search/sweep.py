@@ -1,0 +1,287 @@
+"""Sweep: every combination of settings, for every method and seed, and the setting with the best validation score."""
+
+import hashlib
+import itertools
+import json
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+from ..core.method import Method
+from ..errors import UsageError
+from ..methods import METHODS
+from ..runs.config import plugins
+from ..runs.config.experiment import Experiment
+from ..runs.config.parts import plain, take
+from ..runs.run_folder import RunFolder
+from .study import Finding, Row, Score, Study, score
+
+OVER = {"seeds": "Student's over seeds", "clients": "bootstrapped over clients, as there is one seed"}
+LONGEST = 120  # characters of a folder's name
+
+
+class Setting(NamedTuple):
+    """A method and the values of what is swept, as overrides: dotted key to text."""
+
+    method: str
+    values: dict[str, str]
+
+    @property
+    def name(self) -> str:
+        """Two levels of folders. The same setting has the same name in any sweep over the same keys."""
+        text = ",".join(f"{key}={value}" for key, value in sorted(self.values.items())) or "as-configured"
+        plain = re.sub(r"[^\w.,=+-]", "_", text)
+        if plain != text or len(text) > LONGEST:  # another setting may give the same name
+            plain = f"{plain[:LONGEST]}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+        return f"{plugins.called(self.method)}/{plain}"
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """What is swept: `grid` has keys and their values, for every method, or for one if a key is methods.NAME.KEY."""
+
+    study: Study
+    methods: Sequence[str]
+    grid: Mapping[str, Sequence[str]]
+    seeds: Sequence[int]
+
+    @cached_property
+    def configured(self) -> dict[str, Method]:
+        """The methods as the config and the settings with a single value have them, by name."""
+        fixed = {key: values[0] for key, values in self.grid.items() if len(values) == 1}
+        return {name: self._experiment(name, self._overrides(name, fixed)).method for name in self.methods}
+
+    def settings(self) -> list[Setting]:
+        """Every combination of the settings that affect a method, method by method."""
+        swept = {key: values for key, values in self.grid.items() if len(values) > 1}
+        settings = []
+        for method in self.methods:
+            relevant = {key: values for key, values in swept.items() if self._concerns(key, method)}
+            combinations = itertools.product(*relevant.values())
+            settings += [Setting(method, dict(zip(relevant, values, strict=True))) for values in combinations]
+        return settings
+
+    def runs(self) -> dict[str, list[str]]:
+        """The overrides of every run, by its name: METHOD/SETTING/seed-SEED."""
+        fixed = {key: values[0] for key, values in self.grid.items() if len(values) == 1}
+        runs = {}
+        for one in self.settings():
+            overrides = self._overrides(one.method, fixed | one.values)
+            for seed in self.seeds:
+                runs[f"{one.name}/seed-{seed}"] = [*overrides, f"seed={seed}", "seeds=1"]
+        return runs
+
+    def check(self) -> list[str]:
+        """The cost, one line per method. Raises UsageError if a config is wrong or has no validation data."""
+        if len(self.grid.get("select_by", ())) > 1:
+            raise UsageError("a sweep chooses by one validation score; give select_by one value")
+        cost: dict[str, tuple[int, int]] = {}
+        for name, overrides in self.runs().items():
+            method = name.partition("/")[0]
+            experiment = self._experiment(method, overrides)
+            if not experiment.split.validation:
+                raise UsageError("a sweep chooses on validation data; set federation.split.validation above 0")
+            count, rounds = cost.get(method, (0, 0))
+            cost[method] = count + 1, rounds + experiment.rounds.count
+        seeds = len(self.seeds)
+        for method, (key, values) in itertools.product(self.methods, self.grid.items()):
+            if not key.startswith("methods.") and not self._concerns(key, method):
+                for value in values:  # which the method ignores, but must be valid
+                    self._experiment(method, [f'method.name="{method}"', f"{key}={value}"])
+        lines = [
+            f"{method}: {count // seeds} setting{'s' * (count > seeds)} x {seeds} seed{'s' * (seeds > 1)} "
+            f"= {count} run{'s' * (count > 1)}, {rounds:,} training rounds"
+            for method, (count, rounds) in cost.items()
+        ]
+        if len(set(cost.values())) > 1:
+            lines.append("NOT AN EQUAL BUDGET: more settings or rounds give a method more chances to look good")
+        return lines
+
+    def _concerns(self, key: str, method: str) -> bool:
+        """Whether a key affects a method: without an effect, all its values would give the same run."""
+        if key.startswith("methods."):
+            return _owner(key) == plugins.called(method)
+        return not (key.startswith("training.optimiser") and self.configured[method].rates)
+
+    def _overrides(self, method: str, values: Mapping[str, str]) -> list[str]:
+        """The method's name and these values, which override the config's of this method in either of their places."""
+        own = f"methods.{plugins.called(method)}."
+        return [f'method.name="{method}"', *(f"{key.replace(own, 'method.')}={value}" for key, value in values.items())]
+
+    def _experiment(self, method: str, overrides: Sequence[str]) -> Experiment:
+        try:
+            return self.study.experiment(overrides)
+        except UsageError as problem:
+            if len(self.methods) > 1 and any(key.startswith("method.") for key in self.grid):
+                hint = "a setting of one method alone is written methods.NAME.KEY=..."
+                raise UsageError(f"{method}: {problem} ({hint})") from None
+            raise
+
+    def winners(self, failed: Collection[str]) -> list[RunFolder]:
+        """The folder of each method's best setting, if one has run without a failure."""
+        best = [finished[0][0] for finished, _ in (self._scores(one, failed) for one in self.methods) if finished]
+        return [RunFolder(self.study.folder(one.name)) for one in best]
+
+    def _names(self, one: Setting) -> list[str]:
+        """The runs of a setting."""
+        return [f"{one.name}/seed-{seed}" for seed in self.seeds]
+
+    def _scores(self, method: str, failed: Collection[str]) -> tuple[list[tuple[Setting, Score]], list[Setting]]:
+        """A method's settings with their scores, the best on validation data first; and those that failed."""
+        lost, finished = [], []
+        for one in (setting for setting in self.settings() if setting.method == method):
+            if any(name in failed for name in self._names(one)):
+                lost.append(one)
+                continue
+            result = score(*(RunFolder(self.study.folder(name)) for name in self._names(one)))
+            assert result.validation is not None
+            finished.append((one, result))
+
+        def order(found: tuple[Setting, Score]) -> float:
+            value = found[1].validation or 0.0
+            return -value if found[1].selects_highest else value
+
+        return sorted(finished, key=order), lost
+
+    def finding(self, failed: Collection[str]) -> Finding:
+        """The table of all settings, best first within a method, after they have run; `failed` names failed runs.
+
+        A method's winner has the best mean validation score over seeds among the settings without a failed run, the
+        first one if several are equal. Test scores are not used.
+        """
+        keys = list(dict.fromkeys(key for one in self.settings() for key in one.values))
+        short = [key.rpartition(".")[2] for key in keys]
+        headings = [last if short.count(last) == 1 else key for key, last in zip(keys, short, strict=True)]
+        rows: list[Row] = []
+        notes = []
+        scores = [self._scores(method, failed) for method in self.methods]
+        for method, (finished, lost) in zip(self.methods, scores, strict=True):
+            named: list[tuple[Setting, Row]] = []
+            for one in [*(setting for setting, _ in finished), *lost]:
+                values: Row = {h: _bare(one.values.get(key)) for key, h in zip(keys, headings, strict=True)}
+                named.append((one, {"method": plugins.called(method), "winner": None, **values}))
+            for (_, row), (_, result) in zip(named, finished, strict=False):
+                row |= result.row() | result.bounds()
+            for one, row in named[len(finished) :]:
+                row["failed"] = f"{sum(name in failed for name in self._names(one))} of {len(self.seeds)}"
+            if finished:
+                winner = named[0][1]
+                winner["winner"] = "*"
+                described = " ".join(f"{h}={winner[h]}" for h in headings if winner[h] is not None) or "as configured"
+                notes.append(f"* {plugins.called(method)}: {described}")
+            rows += [row for _, row in named]
+        results = [result for finished, _ in scores for _, result in finished]
+        cautions = dict.fromkeys(caution for result in results for caution in result.cautions)
+        whole = dict.fromkeys(key for row in rows for key in row)
+        complete = [{key: row.get(key) for key in whole} for row in rows]
+        seeds = f"seeds {', '.join(map(str, self.seeds))}" if len(self.seeds) > 1 else f"seed {self.seeds[0]}"
+        notes = ["* has its method's best validation score; test scores were not used to choose", *self.check(), *notes]
+        over = {result.interval["over"] for result in results if result.interval.get("low") is not None}
+        notes += [f"95 %: interval of the mean test score, {OVER[one]}" for one in sorted(over)]
+        notes += [f"LEAKING: {caution}; these scores are not a fair estimate" for caution in cautions]
+        return Finding(f"{len(rows)} setting{'s' * (len(rows) != 1)}, means over {seeds}", complete, [], notes)
+
+
+def parse(texts: Sequence[str]) -> dict[str, list[str]]:
+    """Keys and values of key=a,b,c. A range is 0..2, a list is one value in brackets; raises UsageError."""
+    grid: dict[str, list[str]] = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals or not key:
+            raise UsageError(f"'{text}' is not a setting; write key=a,b,c, such as training.epochs=1,5 or seed=0..2")
+        if key in grid:
+            raise UsageError(f"{key} is given twice; write all of its values after one {key}=")
+        values = [one for part in _split(value) for one in _range(part, text)]
+        if len(values) > 1 and "" in values:
+            raise UsageError(f"'{text}' has an empty value; write key=a,b,c")
+        if len(set(values)) < len(values):
+            twice = next(one for one in values if values.count(one) > 1)
+            raise UsageError(f"'{text}' has the value {twice} twice")
+        grid[key] = values
+    return grid
+
+
+def paper_grid(methods: Sequence[str]) -> dict[str, list[str]]:
+    """The settings that each method's paper tries and their values, in the form of `parse`; UsageError without any."""
+    grids = {name: take(METHODS, name, "--method").grid for name in methods}
+    if without := [name for name, grid in grids.items() if not grid]:
+        having = ", ".join(name for name in METHODS if METHODS[name].grid)
+        raise UsageError(f"--grid paper: no grid is printed for {', '.join(without)}; there is one for {having}")
+    return {
+        f"methods.{plugins.called(name)}.{key}": [json.dumps(plain(value)) for value in values]
+        for name, grid in grids.items()
+        for key, values in grid.items()
+    }
+
+
+def sweep(study: Study, methods: Sequence[str], texts: Sequence[str], by_paper: bool = False) -> Sweep:
+    """The requested sweep: `methods`, or the study's own if there are none, and key=a,b,c texts.
+
+    With `by_paper`, also what each method's paper tries, for settings that the texts do not name. If these name no
+    seeds the config's are used. Raises UsageError.
+    """
+    grid = parse(texts)
+    for key in ("method", "method.name"):
+        if key in grid:
+            raise UsageError(f"methods are named by --method {','.join(grid[key])}, not by {key}=")
+    for name in methods:
+        take(METHODS, name, "--method")
+    if len(set(map(plugins.called, methods))) < len(methods):
+        raise UsageError("--method names a method twice, or two classes of one name")
+    methods = methods or [study.method]
+    if by_paper:
+        for key, values in paper_grid(methods).items():
+            if f"method.{key.split('.', 2)[2]}" not in grid:  # which the texts name for every method
+                grid.setdefault(key, values)
+    for key in grid:
+        if key.startswith("methods.") and _owner(key) not in map(plugins.called, methods):
+            raise UsageError(f"{key} is a setting of {_owner(key)}, which is not swept; name it with --method")
+    if len(grid.get("seeds", [])) > 1:
+        raise UsageError("seeds counts runs of one setting; write which seeds, as in seed=0..2")
+    if len(grid.get("seed", [])) > 1 and "seeds" in grid:
+        raise UsageError("seed=... names every seed, so leave seeds out")
+    seeds = list(study.experiment([f"{key}={grid[key][0]}" for key in ("seed", "seeds") if key in grid]).every_seed)
+    if len(grid.get("seed", [])) > 1:
+        seeds = [study.experiment([f"seed={seed}"]).seed for seed in grid["seed"]]
+    rest = {key: values for key, values in grid.items() if key not in ("seed", "seeds")}
+    return Sweep(study, methods, rest, seeds)
+
+
+def _owner(key: str) -> str:
+    """The method of a key methods.NAME.KEY."""
+    return key.split(".")[1]
+
+
+def _split(text: str) -> list[str]:
+    """The parts of a text between commas, except commas inside brackets, braces or quotes."""
+    parts, depth, quote = [""], 0, ""
+    for letter in text:
+        if quote:
+            quote = "" if letter == quote else quote
+        elif letter in "\"'":
+            quote = letter
+        else:
+            depth += (letter in "[{") - (letter in "]}")
+            if letter == "," and not depth:
+                parts.append("")
+                continue
+        parts[-1] += letter
+    return [part.strip() for part in parts]
+
+
+def _range(part: str, text: str) -> list[str]:
+    """A part as it is, or every integer of a range."""
+    ends = re.fullmatch(r"(-?\d+)\.\.(-?\d+)", part)
+    if ends is None:
+        return [part]
+    first, last = int(ends[1]), int(ends[2])
+    if first > last:
+        raise UsageError(f"'{text}': a range goes upwards; write {last}..{first}")
+    return [str(value) for value in range(first, last + 1)]
+
+
+def _bare(text: str | None) -> str | None:
+    """A value without the quotes around text."""
+    return text and re.sub(r"""^(["'])([^"']*)\1$""", r"\2", text)

@@ -1,0 +1,170 @@
+"""Newcomers: clients with examples of their own, which took no part in a run."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ..core.seeding import generator, tags
+from ..core.tasks import Task
+from ..data.federation import Federation
+from ..data.graph_files import read as read_graph
+from ..data.tables.column_statistics import NumberStatistics
+from ..data.tables.columns import Number
+from ..data.tables.encoder import Preparation
+from ..data.tables.open_table import open_table
+from ..data.tables.schema import Description, Own
+from ..data.tables.words import Numbers, known_name
+from ..errors import UsageError, nearest
+from ..runs.config import experiment as config
+from ..runs.open_run import Saved
+
+FEWEST = 5  # examples from which some are for validation
+
+
+@dataclass(frozen=True)
+class Newcomer:
+    """A client that took no part: its examples, those to learn from in a random order, and its links to members."""
+
+    name: str
+    x: Tensor  # [n, ...] the pool
+    y: Tensor  # [n, ...]
+    rows: Tensor  # [k] of the pool, to learn from, in random order
+    test: Tensor  # [t] of the pool
+    task: Task
+    links: tuple[Tensor, Tensor] | None = None  # [N] to each client of the run, and [N] from it; None: no graph
+    own: Mapping[str, Own] = field(default_factory=dict)  # its scale of columns in units of each client's own
+
+    def federation(self, count: int, share: float, classes: Sequence[str] = ()) -> Federation:
+        """It alone with its first `count` examples, of which this share is for validation if there are five or more."""
+        aside = round(share * count) if count >= FEWEST else 0
+        parts = {"train": self.rows[aside:count], "validation": self.rows[:aside], "test": self.test}
+        return Federation(self.x, self.y, {k: [v] for k, v in parts.items()}, self.task, (self.name,), classes=classes)
+
+
+def of_table(saved: Saved, path: Path, edges: Path | None) -> list[Newcomer]:
+    """The newcomers in a file: one for each name in its column of clients, or without that column a single one.
+
+    Everything is done to its rows that was done to training rows. Raises UsageError for rows that do not fit.
+    """
+    description, experiment = saved.description, saved.experiment
+    if description is None and saved.at_sites:
+        raise UsageError(
+            f"{saved.folder} was not trained on tables whose rows are examples, so no newcomer's file can be read as "
+            "its sites' were"
+        )
+    if experiment is None or description is None:
+        raise UsageError(
+            f"{saved.folder} was not trained on rows of a table, so newcomers come from its own data: leave some "
+            "out with federation.newcomers, and leave --data out"
+        )
+    frame = open_table(path)
+    targets = [one.name for one in description.targets]
+    if lacking := [name for name in targets if name not in frame.columns]:
+        raise UsageError(
+            f"{path} has no column '{lacking[0]}', by which models are tuned and scored; kinfed predict needs none"
+        )
+    frame = frame.with_all([*targets, *(name for name in [description.client] if name in frame.columns)])
+    x, y = description.apply(frame)
+    assert y is not None  # as all targets are there
+    owners, who = [path.stem], torch.zeros(len(x), dtype=torch.int64)
+    if description.client in frame.columns:
+        words = frame.text(description.client)
+        owners, who = list(words.names), torch.from_numpy(words.codes)
+    if known := [name for name in owners if name in saved.names]:
+        raise UsageError(f"client '{known[0]}' took part in {saved.folder}; a newcomer needs a name of its own")
+    owned = [(who == i).nonzero().flatten() for i in range(len(owners))]
+    labels = y if description.targets[0].classes else None
+    draws = [generator(saved.summary.seed, "split", int(tag)) for tag in tags(owners)]
+    parts = experiment.split(owned, draws, labels)
+    if short := [f"{name} ({len(rows)})" for name, rows, part in zip(owners, owned, parts, strict=True) if not part]:
+        raise UsageError(f"{path}: too few rows to learn from and to be tested on: {', '.join(short[:8])}")
+    learn = [torch.cat([part["train"], part["validation"]]) for part in parts]
+    own: dict[str, dict[str, Own]] = {}
+    if description.clients:
+        cells = {name: raw.values for name, raw in description.cells(frame).items()}
+        own = {name: scale_of(description, cells, rows) for name, rows in zip(owners, learn, strict=True)}
+        x = replace(description, clients=own).encode(frame, None if description.client in frame.columns else owners[0])
+    result = []
+    for name, rows, part, links in zip(owners, learn, parts, _links(saved, owners, edges), strict=True):
+        order = _shuffled(rows, saved, name)
+        result.append(Newcomer(name, x, y, order, part["test"], saved.task, links, own.get(name, {})))
+    return result
+
+
+def scale_of(description: Description, cells: Mapping[str, Numbers], rows: Tensor) -> dict[str, Own]:
+    """A newcomer's scale of each column that is in units of each client's own, by the inputs that it learns from.
+
+    `cells` are columns [n], of which it learns from `rows`. Targets are not needed, so it is the same for any number of
+    examples.
+    """
+    columns = {one.name: one for one in description.inputs if isinstance(one, Number)}
+    found = {}
+    for name in next(iter(description.clients.values()), {}):
+        known = NumberStatistics.of(cells[name][rows.numpy()])
+        found[name] = Own.of(known.known, known.mean, known.deviation, known.median, columns[name])
+    return found
+
+
+def _links(saved: Saved, owners: list[str], edges: Path | None) -> list[tuple[Tensor, Tensor] | None]:
+    """What a file of links says of each newcomer and the clients of the run."""
+    if edges is None:
+        return [None] * len(owners)
+    count, found = len(saved.names), list[tuple[Tensor, Tensor] | None]()
+    for owner in owners:
+        weights = read_graph(edges, [*saved.names, owner], strangers=True).weights
+        if not weights[count].any() and not weights[:, count].any():
+            raise UsageError(f"{edges} has no link between '{owner}' and a client of {saved.folder}")
+        found.append((weights[count, :count], weights[:count, count]))
+    return found
+
+
+def of_run(saved: Saved, data_dir: Path | None, wanted: Sequence[str] = ()) -> list[Newcomer]:
+    """The clients of the run's own data that were left out of it; all of them, or those that are `wanted`."""
+    experiment = saved.experiment
+    if saved.at_sites:
+        raise UsageError(f"the rows of {saved.folder} stayed at its sites: name the newcomer's own with --data FILE")
+    if experiment is None or not experiment.newcomers:
+        raise UsageError(
+            f"no client of its data was left out of {saved.folder}: name newcomers' rows with --data FILE, or train "
+            "with federation.newcomers=4"
+        )
+    seed, dataset = saved.summary.seed, experiment.dataset(data_dir)
+    federation, new = experiment.everyone(data_dir, seed, dataset)
+    own: dict[str, dict[str, Own]] = {}
+    if (columns := federation.columns) is not None and columns.clients:
+        assert isinstance(dataset.prepare, Preparation)
+        cells = dict(zip(dataset.prepare.kinds, dataset.x.T.numpy(), strict=True))
+        learn = {i: torch.cat([federation.rows[split][i] for split in ("train", "validation")]) for i in new}
+        own = {federation.names[i]: scale_of(columns, cells, rows) for i, rows in learn.items()}
+        known = replace(columns, clients={**columns.clients, **own})
+        federation, _ = experiment.everyone(data_dir, seed, dataset, replace(saved.summary, columns=known.to_dict()))
+    names = [federation.names[i] for i in new]
+    wanted = [known_name(name, names) for name in wanted]
+    if unknown := [name for name in wanted if name not in names]:
+        raise UsageError(f"'{unknown[0]}' is no newcomer to {saved.folder}; {nearest(unknown[0], names)}")
+    members = torch.tensor([i for i in range(len(federation)) if i not in new])
+    result = []
+    for i in new:
+        if wanted and federation.names[i] not in wanted:
+            continue
+        train, validation, test = (federation.rows[split][i] for split in ("train", "validation", "test"))
+        weights = None if federation.graph is None else federation.graph.weights
+        links = None if weights is None else (weights[i, members], weights[members, i])
+        rows = _shuffled(torch.cat([train, validation]), saved, federation.names[i])
+        name, x, y = federation.names[i], federation.x, federation.y
+        result.append(Newcomer(name, x, y, rows, test, federation.task, links, own.get(name, {})))
+    return result
+
+
+def _shuffled(rows: Tensor, saved: Saved, name: str) -> Tensor:
+    """Rows in an order that is the same for every number of shots."""
+    draw = generator(saved.summary.seed, "newcomer", int(tags([name])[0]))
+    return rows[torch.randperm(len(rows), generator=draw)]
+
+
+def share_for_validation(experiment: config.Experiment) -> float:
+    """The share for validation of a member's examples that are not for the test."""
+    return experiment.split.validation / (1 - experiment.split.test)

@@ -1,0 +1,19 @@
+"""Analyses by name: what the papers look at beyond accuracy, one file each."""
+
+from kinfed.core.registry import Shelf
+
+ANALYSES = Shelf(
+    __name__,
+    {
+        "controls": "controls:controls",
+        "weights": "weights:weights",
+        "layers": "layers:layers",
+        "curves": "curves:curves",
+        "map": "map:map",
+        "topologies": "topologies:topologies",
+        "late": "late:late",
+        "novel": "novel:novel",
+        "defence": "defence:defence",
+    },
+    base="kinfed.search.study:Finding",
+)

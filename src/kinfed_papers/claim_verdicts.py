@@ -1,0 +1,287 @@
+"""The verdict on what a paper claims of a table: yes, no or cannot tell, in print and by runs of ours.
+
+A comparison speaks for a claim or against it as `report.comparison` says. All of a claim's comparisons must speak for
+it for a yes, each at 5 % (an intersection-union test, which needs no correction); a no takes one of them against it
+after Holm's correction over all that are measured. Runs at chance are not measured, and equal scores count for neither.
+"""
+
+import csv
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any, NamedTuple
+
+from kinfed.errors import UsageError
+
+from .claims import Claim, claims, classes, deviation
+from .comparison import BySeed, Comparison, against, compare
+from .published_table import CONTROL, OURS_ONLY, REFERENCE, Protocol
+from .reproduction import MEASURES, Line
+
+CHANCE = 1.25  # times the share of one class of many: an accuracy of less has learned nothing
+LESS = ("subset", "stand-in", "made anew")  # flags of other data than the paper's
+
+
+class Figure(NamedTuple):
+    """Our number of one method, metric and column."""
+
+    column: str
+    dataset: str
+    setting: str
+    printed: str
+    metric: str
+    by_seed: BySeed
+    flags: tuple[str, ...]
+
+
+class Verdict(NamedTuple):
+    """What becomes of a claim."""
+
+    claim: Claim
+    answer: str  # yes, no or cannot tell; of the first two "at this scale" where runs are shorter or data are fewer
+    text: str  # with the numbers
+    measured: bool  # whether any number of ours speaks to it
+    why: str = ""  # it cannot be told
+
+    @property
+    def told(self) -> str:
+        """The answer, with what keeps it from being told."""
+        return f"{self.answer} ({self.why})" if self.why else self.answer
+
+
+class World(NamedTuple):
+    """Numbers by place, method and metric; and the data set and setting of each place, as printed."""
+
+    numbers: Mapping[tuple[str, str, str], BySeed]
+    places: Mapping[str, tuple[str, str]]
+
+    def is_at_chance(self, place: str, method: str) -> bool:
+        """Whether a run answers no more often right than one class of many would be: it has learned nothing."""
+        many = classes(self.places[place][0])
+        means = [self.numbers.get((place, method, metric)) for metric in ("accuracy_pct", "mean_accuracy_pct")]
+        return many > 0 and any(fmean(one.values()) <= CHANCE * 100 / many for one in means if one)
+
+
+def of_lines(lines: Sequence[Line]) -> list[Figure]:
+    """The figures of a table that is in memory."""
+    return [
+        Figure(
+            line.column.name,
+            line.column.dataset,
+            line.column.setting,
+            line.row.printed,
+            line.metric,
+            line.by_seed,
+            line.flags,
+        )
+        for line in lines
+        if line.by_seed
+    ]
+
+
+def of_csv(path: Path) -> list[Figure]:
+    """The figures of a table.csv; raises UsageError if it is none."""
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            return [
+                Figure(
+                    line["column"],
+                    line["dataset"],
+                    line["setting"],
+                    line["printed"],
+                    line["metric"],
+                    seeds_of(line),
+                    tuple(flag for flag in line["flags"].split("; ") if flag),
+                )
+                for line in csv.DictReader(file)
+                if line["ours"]
+            ]
+    except (OSError, KeyError, ValueError) as problem:
+        raise UsageError(f"{path} is not a table.csv of kinfed reproduce: {problem!r:.80}") from None
+
+
+def seeds_of(line: Mapping[str, str]) -> dict[int, float]:
+    """Our number in a row of table.csv by seed; one that does not say is of seed 0."""
+    pairs = [pair.split(":") for pair in line.get("by_seed", "").split()]
+    return {int(seed): float(value) for seed, value in pairs} or {0: float(line["ours"])}
+
+
+def verdicts(protocol: Protocol, figures: Sequence[Figure]) -> list[Verdict]:
+    """The verdict on every claim that is made of a table, as far as there are figures."""
+    printed = World(
+        {
+            (f"{data}, {at}", method, metric): {0: one.mean}
+            for (data, at, method, metric), one in protocol.numbers.items()
+        },
+        {f"{data}, {at}": (data, at) for data, at, _, _ in protocol.numbers},
+    )
+    numbers: dict[tuple[str, str, str], BySeed] = {}
+    for one in figures:
+        numbers.setdefault((one.column, one.printed, one.metric), one.by_seed)  # the first of rows printed alike
+    ours = World(numbers, {one.column: (one.dataset, one.setting) for one in figures})
+    found = []
+    for claim in claims():
+        if claim.table == protocol.name:
+            flags = {
+                flag
+                for one in figures
+                for flag in (*one.flags, *_stand_in(protocol, one.column))
+                if claim.is_about(one.dataset, one.setting, one.metric) and one.printed == claim.method
+            }
+            found.append(_verdict(protocol, claim, printed, ours, flags))
+    return found
+
+
+def _stand_in(protocol: Protocol, column: str) -> list[str]:
+    return ["stand-in"] if column in protocol.columns and protocol.columns[column].stand_in else []
+
+
+def _verdict(protocol: Protocol, claim: Claim, printed: World, ours: World, flags: set[str]) -> Verdict:
+    in_print = [one for one in _comparisons(protocol, claim, printed) if one.differences]
+    behind = [one for one in in_print if one.mean < 0]
+    if not in_print:
+        said = "Not printed in numbers."
+    elif behind:
+        said = f"In print {len(behind)} of {_many(len(in_print))} against it, most of all {_told(_worst(behind))}."
+    else:
+        said = f"In print it holds ({_many(len(in_print))})."
+    asked = list(_comparisons(protocol, claim, ours))
+    have = [one for one in asked if one.differences]
+    yes, no = [one for one in have if one.speaks_for], against(have)
+    places = {place for place, (data, at) in ours.places.items() if _speaks(protocol, claim, data, at)}
+    whole = {printed.places[place] for place in printed.places if _speaks(protocol, claim, *printed.places[place])}
+    complete = {ours.places[place] for place in places} >= whole and len(have) == len(asked)
+    answer = "no" if no else "yes" if complete and asked and len(yes) == len(asked) else "cannot tell"
+    why = ""
+    if answer == "cannot tell":
+        why = f"needs {claim.lacks}" if claim.lacks else _undecided(asked, have)
+    if claim.tuned and answer != "cannot tell":
+        answer, why = "cannot tell", "one setting of each method here, where the paper chose among many"
+    scaled = sorted(flag for flag in flags if flag.startswith("scaled") or flag in LESS)
+    how = f" ({', '.join(scaled)})" if scaled else ""
+    here = f"Here{how}: {_counted(asked, have, yes, no)}." if have else "Here nothing of it is measured."
+    at_scale = " at this scale" * bool(scaled and answer != "cannot tell")
+    return Verdict(claim, answer + at_scale, f"{said} {here}", bool(have), why)
+
+
+def _undecided(asked: Sequence[Comparison], have: Sequence[Comparison]) -> str:
+    """Why nothing can be told, where nothing that a claim needs is lacking."""
+    if not have:
+        return "runs at chance" if any(one.at_chance for one in asked) else "not run"
+    if all(one.speaks_for for one in have):
+        return "a part of it not run"
+    return "too near to tell"
+
+
+def _counted(
+    asked: Sequence[Comparison], have: Sequence[Comparison], yes: Sequence[Comparison], no: Sequence[Comparison]
+) -> str:
+    """How many comparisons speak for and against a claim, and which the most against it."""
+    level = [one for one in have if not any(one.differences.values()) and one not in yes]
+    open_ = [one for one in have if not any(one is other for other in (*yes, *no, *level))]
+    single = sum(len(one.differences) == 1 for one in open_)
+    chance = sum(one.at_chance for one in asked)
+    counts = {
+        "for it": len(yes),
+        "against it": len(no),
+        "equal": len(level),
+        "within the error": len(open_) - single,
+        "of one seed and too near to tell": single,
+        "at chance": chance,
+        "not measured": len(asked) - len(have) - chance,
+    }
+    counted = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
+    paired = "; seeds that only one side has are left out" * any(one.left_out for one in have)
+    return f"of {_many(len(asked))} {counted}; least in favour: {_told(_worst(have))}{paired}"
+
+
+def _many(count: int) -> str:
+    return f"{count} comparison{'s' * (count != 1)}"
+
+
+def _worst(some: Sequence[Comparison]) -> Comparison:
+    return min(some, key=lambda one: one.mean)
+
+
+def _told(one: Comparison) -> str:
+    digits, seeds = MEASURES[one.metric].digits, len(one.differences)
+    low, high = one.bounds
+    error = f", {low:+.{digits}f} to {high:+.{digits}f} over {seeds} seeds" if seeds > 1 else ""
+    return f"{one.where} ({one.mean:+.{digits}f}{error})"
+
+
+def _speaks(protocol: Protocol, claim: Claim, dataset: str, setting: str) -> bool:
+    """Whether a claim is about any metric of a column."""
+    if claim.falling:
+        return any(setting in step.split("|") for step in claim.falling)
+    return any(claim.is_about(dataset, setting, metric) for metric in {metric for *_, metric in protocol.numbers})
+
+
+def _comparisons(protocol: Protocol, claim: Claim, world: World) -> Iterator[Comparison]:
+    """The comparisons that a claim makes; without differences where a number is missing."""
+    metrics = dict.fromkeys(metric for *_, metric in protocol.numbers)
+
+    def read(place: str, method: str, metric: str) -> BySeed:
+        return world.numbers.get((place, method, metric), {})
+
+    if claim.falling:
+        yield from _falls(claim, world, list(metrics))
+        return
+    for place, (dataset, setting) in world.places.items():
+        for metric in metrics:
+            if not claim.is_about(dataset, setting, metric) or metric not in _metrics(protocol, dataset, setting):
+                continue
+            mine, where = read(place, claim.method, metric), _where(place, metric, metrics)
+            apart: Any = {"deviation": deviation(claim.table, metric), "margin": claim.level}
+            if claim.than:
+                apart["deviation"] = max(deviation(claim.table, metric), deviation(claim.table, claim.than))
+                other = read(place, claim.method, claim.than)
+                yield compare(f"{MEASURES[claim.than].label} {where}", metric, mine, other, **apart)
+            elif claim.least is not None:
+                yield compare(where, metric, mine, dict.fromkeys(mine, claim.least), **apart)
+            else:
+                sign = MEASURES[metric].better * (-1 if claim.worst else 1)
+                factor = 1 + MEASURES[metric].better * claim.by
+                for rival in _rivals(protocol, claim, dataset, setting, metric):
+                    known = compare(f"{rival} {where}", metric, mine, read(place, rival, metric), factor, sign, **apart)
+                    chance = known.differences and any(world.is_at_chance(place, one) for one in (claim.method, rival))
+                    yield known._replace(differences={}, at_chance=True) if chance else known
+
+
+def _where(place: str, metric: str, metrics: Mapping[str, None]) -> str:
+    return f"on {place}" + (f" ({MEASURES[metric].label})" if len(metrics) > 1 else "")
+
+
+def _metrics(protocol: Protocol, dataset: str, setting: str) -> set[str]:
+    """The metrics that are printed of a column; all of the table's if none is."""
+    mine = {metric for data, at, _, metric in protocol.numbers if (data, at) == (dataset, setting)}
+    return mine or {metric for *_, metric in protocol.numbers}
+
+
+def _rivals(protocol: Protocol, claim: Claim, dataset: str, setting: str, metric: str) -> list[str]:
+    """The methods that a claim's is compared with: those printed there, or all rows of a table that prints few."""
+    if claim.against:
+        return list(claim.against)
+    others = {
+        row.printed: row.kind for row in protocol.rows.values() if row.kind not in (CONTROL, OURS_ONLY, REFERENCE)
+    }
+    here = [name for name in others if (dataset, setting, name, metric) in protocol.numbers]
+    return [name for name in (here if len(here) > 1 else others) if name != claim.method and name not in claim.apart]
+
+
+def _falls(claim: Claim, world: World, metrics: Sequence[str]) -> Iterator[Comparison]:
+    """A method's numbers fall from each setting to the next; columns of a subset are compared with each other."""
+    families: dict[str, dict[str, str]] = {}
+    for place, (_, setting) in world.places.items():
+        families.setdefault(place.replace(", ", "/").partition("/")[0], {})[setting] = place
+    for at in families.values():
+        for metric in [one for one in metrics if not claim.metrics or one in claim.metrics]:
+            for before, after in zip(claim.falling, claim.falling[1:], strict=False):
+                for one in before.split("|"):
+                    for other in after.split("|"):
+                        first, second = (
+                            world.numbers.get((at.get(setting, ""), claim.method, metric), {})
+                            for setting in (one, other)
+                        )
+                        apart = deviation(claim.table, metric)
+                        yield compare(f"from {one} to {other}", metric, first, second, deviation=apart)

@@ -1,0 +1,1 @@
+"""The commands about papers, one file a command."""

@@ -1,0 +1,74 @@
+"""kinfed reference."""
+
+import argparse
+import time
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from kinfed.cli.options import Bar, add_settings, detail, place, show
+from kinfed.errors import UsageError
+from kinfed.runs.config import experiment as config
+from kinfed.runs.config import parts
+from kinfed.runs.results import write_history
+from kinfed.runs.run_folder import RunFolder
+from kinfed.simulation.devices import pick_device
+from kinfed_papers.references import REFERENCES
+
+from ..references.centralised import train
+
+
+def add(commands: Any, common: argparse.ArgumentParser) -> None:
+    """Add the command to the parser."""
+    reference = commands.add_parser(
+        "reference",
+        parents=[place(), detail(), common],
+        description="Train a centralised reference on the data of an experiment: the same readings, split and scores.",
+        epilog="example: kinfed reference graph-wavenet papers/sfl/table1/metr_la reference.epochs=10",
+    )
+    reference.add_argument("reference", choices=list(REFERENCES), metavar="REFERENCE", help=", ".join(REFERENCES))
+    reference.add_argument("source", metavar="FILE.toml|papers/...", help="the experiment whose data to use")
+    add_settings(reference, "reference")
+    reference.add_argument(
+        "--out", type=Path, metavar="DIR", help="the run's folder (default: runs/REFERENCE/DATASET/TIME)"
+    )
+    reference.set_defaults(command=_reference)
+
+
+def _reference(args: argparse.Namespace, console: Console) -> None:
+    table = config.read(args.source, args.overrides)
+    reference, settings = parts.call(REFERENCES[args.reference], table.pop("reference", {}), "reference")
+    experiment = config.resolve(table)
+    if experiment.seeds > 1:
+        raise UsageError("a reference is trained once: write seeds=1, and choose its seed as in seed=2")
+    dataset, stamp = experiment.dataset_name, time.strftime("%Y-%m-%d-%H%M%S")
+    folder = RunFolder(args.out or Path("runs") / args.reference / dataset / stamp)
+    if folder.is_finished:
+        raise UsageError(f"{folder} already holds a run; choose another --out")
+    device = pick_device(args.device)
+    federation = experiment.federation(args.data_dir, experiment.seed)
+    new = not folder.path.exists()
+    folder.make()
+    try:
+        with Bar(console, args.quiet) as bar:
+            run = train(reference, federation, seed=experiment.seed, device=device, progress=bar.update)
+    except BaseException:  # there is nothing to resume
+        if new:
+            with suppress(OSError):
+                folder.path.rmdir()
+        raise
+    config.write({**experiment.table, "reference": settings}, folder.config)
+    write_history(run.history, None, "given", [], folder)
+    summary = replace(
+        run.summary(),
+        method=args.reference,
+        dataset=dataset,
+        federation=experiment.table["federation"],
+        reference=settings,
+        out=str(folder),
+    )
+    folder.write_summary(summary)
+    show(summary, args, console)

@@ -1,0 +1,172 @@
+"""How many of the papers' printed figures are measured, and why the others are not.
+
+Measured ones are counted from the tables in a checkout: docs/results/tables/TABLE/table.csv, as `kinfed reproduce`
+writes them; a part of a table is in TABLE-PART.
+"""
+
+import csv
+import textwrap
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from kinfed.errors import UsageError
+
+from . import published_table
+from .claim_verdicts import Figure, Verdict, of_csv, verdicts
+from .published_table import Column, Protocol, Row
+
+COMMITTED = Path(__file__).parents[2] / "docs" / "results" / "tables"
+SHORT = ("scaled", "own model")  # flags of what is less than the paper's training
+PARTLY = (*SHORT, "subset", "made anew")  # or than its experiment
+NOT_RUN, ON_SUBSET = "not run yet", "not run yet, and only on a subset"
+MANY = 3  # seeds
+
+Key = tuple[str, str, str, str]  # data set, setting, method and metric, as printed
+
+
+class Covered(NamedTuple):
+    """One printed table."""
+
+    name: str
+    printed: int  # figures
+    measured: int
+    trained: int  # of these with all rounds, on whatever data are at hand
+    whole: int  # of these with all rounds, on all of the paper's own data
+    seeded: int  # of these with three seeds or more
+    gaps: Mapping[str, int]  # figures by the reason why they are not measured
+
+
+def committed(folder: Path = COMMITTED) -> dict[str, tuple[str, list[Figure]]]:
+    """The tables in a folder: by its name the table's, and the figures; raises UsageError if it is not there."""
+    if not folder.is_dir():
+        raise UsageError(f"there is no {folder}: measured tables are in a checkout of kinfed, not in an installed one")
+    found = {}
+    for path in sorted(folder.glob("*/table.csv")):
+        name = path.parent.name
+        whole = [table for table in published_table.tables() if name == table or name.startswith(f"{table}-")]
+        if whole:
+            found[name] = max(whole, key=len), of_csv(path)
+    return found
+
+
+def coverage(at_hand: Collection[str], folder: Path = COMMITTED) -> list[Covered]:
+    """Every printed table, in order; `at_hand` are the names of the data sets that are here."""
+    figures: dict[str, list[Figure]] = {}
+    for table, mine in committed(folder).values():
+        figures.setdefault(table, []).extend(mine)
+    result: list[Covered] = []
+    seen: set[str] = set()
+    for name in published_table.tables():
+        paper = name.partition(".")[0]
+        if paper not in seen:
+            seen.add(paper)
+            result += _elsewhere(paper)
+        result.append(_covered(published_table.load(name), figures.get(name, []), at_hand))
+    return result
+
+
+def _covered(table: Protocol, figures: Sequence[Figure], at_hand: Collection[str]) -> Covered:
+    found: dict[Key, list[Figure]] = {}
+    for one in figures:
+        found.setdefault((one.dataset, one.setting, one.printed, one.metric), []).append(one)
+    measured = {key: found[key] for key in table.numbers if key in found}
+    trained = [key for key, ours in measured.items() if not all(_has(one, SHORT) for one in ours)]
+    whole = [key for key, ours in measured.items() if not all(_is_partial(table, one) for one in ours)]
+    seeded = [key for key, ours in measured.items() if max(len(one.by_seed) for one in ours) >= MANY]
+    gaps = Counter(_reason(table, key, at_hand) for key in table.numbers if key not in measured)
+    counts = (len(table.numbers), len(measured), len(trained), len(whole), len(seeded))
+    return Covered(table.name, *counts, dict(gaps.most_common()))
+
+
+def _is_partial(table: Protocol, one: Figure) -> bool:
+    """Whether a figure is of less than the paper's experiment."""
+    column = table.columns.get(one.column)
+    return (column is not None and (column.made_anew or column.stand_in)) or _has(one, PARTLY)
+
+
+def _has(one: Figure, flags: tuple[str, ...]) -> bool:
+    return any(flag.startswith(flags) for flag in one.flags)
+
+
+def _elsewhere(paper: str) -> Iterator[Covered]:
+    """What is printed and no table file rebuilds."""
+    with (published_table.PAPERS / paper / "printed.csv").open(newline="") as file:
+        counts = Counter(line["table"] for line in csv.DictReader(file) if line["mean"])
+    for table, why in published_table.elsewhere(paper).items():
+        yield Covered(f"{paper}, {table}", counts[table], 0, 0, 0, 0, {why: counts[table]})
+
+
+def _reason(table: Protocol, key: Key, at_hand: Collection[str]) -> str:
+    """Why a printed figure is not measured: what is lacking, or only that nobody has run it."""
+    dataset, setting, method, _ = key
+    rows = [row for row in table.rows.values() if row.printed == method]
+    columns = [column for column in table.columns.values() if (column.dataset, column.setting) == (dataset, setting)]
+    reasons = [(_lacking(table, row, column, at_hand), column.subset) for row in rows for column in columns]
+    able = [subset for why, subset in reasons if not why]
+    if able:
+        return ON_SUBSET if all(able) else NOT_RUN
+    return reasons[0][0] if reasons else "not in kinfed"
+
+
+def _lacking(table: Protocol, row: Row, column: Column, at_hand: Collection[str]) -> str:
+    """What a cell lacks; empty if it can be run here."""
+    known = row.missing or column.missing or column.lacks.get(row.name, "")
+    parts = [table.columns[name] for name in column.mean_of] or [column]
+    absent = sorted({published_table.dataset_of(table, part) for part in parts} - {*at_hand})
+    return known or (f"needs {', '.join(absent)}" if absent else "")
+
+
+HEADINGS = (
+    *("table", "printed", "measured", "all rounds", "all rounds, all data", "three seeds or more"),
+    "can be measured",
+)
+
+
+def lines(covered: Sequence[Covered]) -> Iterator[str]:
+    """The coverage as a table in Markdown, with a row of sums."""
+    yield f"| {' | '.join(HEADINGS)} | why not |"
+    yield "| --- | ---: | ---: | ---: | ---: | ---: | ---: | --- |"
+    for cells, why in _rows(covered):
+        yield f"| {' | '.join(map(str, cells))} | {why} |"
+
+
+def text(covered: Sequence[Covered], width: int) -> Iterator[str]:
+    """The same as lines of so many characters: numbers in columns, and below each table why the rest is not there."""
+    rows = list(_rows(covered))
+    first = max(len(str(cells[0])) for cells, _ in rows)
+    parts = ("printed", "measured", "rounds", "data", "seeds", "able")
+    yield " ".join([" " * first, *(f"{part:>8}" for part in parts)])
+    for cells, why in rows:
+        name = str(cells[0]).strip("*")
+        yield " ".join([f"{name:<{first}}", *(f"{number:>8}" for number in cells[1:])])
+        if why:
+            yield from textwrap.wrap(why, width, initial_indent="    ", subsequent_indent="    ")
+    told = [f"{part}: {heading}" for part, heading in zip(parts[2:], HEADINGS[3:], strict=True)]
+    yield from textwrap.wrap(f"{'; '.join(told)}.", width)
+
+
+def _rows(covered: Sequence[Covered]) -> Iterator[tuple[list[str | int], str]]:
+    """Of each table and of all: what stands below the headings, and why the rest is not measured."""
+    everything: Counter[str] = Counter()
+    for one in covered:
+        everything.update(one.gaps)
+    sums = [sum(values) for values in zip(*(one[1:6] for one in covered), strict=True)]
+    total = Covered._make(["**all**", *sums, dict(everything.most_common())])
+    for one in [*covered, total]:
+        why = "; ".join(f"{reason}: {count}" for reason, count in one.gaps.items())
+        able = one.measured + sum(one.gaps.get(reason, 0) for reason in (NOT_RUN, ON_SUBSET))
+        yield [*one[:6], able], why
+
+
+def claims(folder: Path = COMMITTED) -> Iterator[tuple[str, Verdict]]:
+    """The verdict on every claim by each committed table that speaks to it, and which that is; else what print says."""
+    tables = committed(folder)
+    for name in published_table.tables():
+        protocol = published_table.load(name)
+        parts = {part: figures for part, (table, figures) in tables.items() if table == name}
+        found = {part: verdicts(protocol, figures) for part, figures in parts.items()}
+        for place, in_print in enumerate(verdicts(protocol, [])):
+            told = [(part, mine[place]) for part, mine in found.items() if mine[place].measured]
+            yield from told or [(name, in_print)]

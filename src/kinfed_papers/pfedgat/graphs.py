@@ -1,0 +1,86 @@
+"""pFedGAT without attention, as in Table 4 of its paper, and with dynamic attention."""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from kinfed.core.method import Compared, Roster
+from kinfed.core.trees import Pairwise, Shared, Tree
+from kinfed.methods.pfedgat import PFedGAT, Server
+from kinfed.ops.sparsify import project_simplex
+
+
+class Pairs(NamedTuple):
+    """A number for each pair of clients; it knows nothing about clients that it has not seen."""
+
+    weights: Pairwise  # [N, N]
+
+
+@dataclass(frozen=True)
+class Projected(PFedGAT):
+    """The weights themselves are learned, and after each step projected onto the simplex: "without GAT"."""
+
+    def draw(self, roster: Roster) -> Pairs:
+        return Pairs(roster.theta.new_full((len(roster),) * 2, 1 / len(roster)))
+
+    def weights(self, network: Pairs, roster: Roster, server: Tree, cohort: Tensor) -> Tensor:
+        part = network.weights[cohort][:, cohort]
+        total = part.sum(1, keepdim=True)
+        alone = torch.eye(len(cohort), dtype=part.dtype, device=part.device)
+        return torch.where(total > 0, part / total.clamp(min=1e-12), alone)
+
+    def learn(self, roster: Roster, server: Tree, cohort: Tensor, uploads: Tree) -> Server:
+        after: Server = super().learn(roster, server, cohort, uploads)
+        if after.network is server.network:
+            return after
+        return after._replace(network=Pairs(project_simplex(after.network.weights)))
+
+    def compared(self, roster: Roster, server: Tree) -> Compared:
+        return Compared("weight learned from losses", server.network.weights)
+
+    def add_clients(self, roster: Roster, server: Tree, newcomers: Tensor) -> Server:
+        wide: Server = super().add_clients(roster, server, newcomers)
+        known, kept = roster.others(newcomers), 1 - len(newcomers) / len(roster)  # so that rows sum to what they did
+        weights = wide.network.weights.index_put((known[:, None], known), kept * server.network.weights)
+        return wide._replace(network=Pairs(weights))
+
+
+@dataclass(frozen=True)
+class Logits(PFedGAT):
+    """The logits of the weights are learned."""
+
+    def draw(self, roster: Roster) -> Pairs:
+        return Pairs(roster.theta.new_zeros(len(roster), len(roster)))
+
+    def weights(self, network: Pairs, roster: Roster, server: Tree, cohort: Tensor) -> Tensor:
+        return network.weights[cohort][:, cohort].softmax(1)
+
+    def compared(self, roster: Roster, server: Tree) -> Compared:
+        return Compared("logit learned from losses", server.network.weights)
+
+
+class DynamicHeads(NamedTuple):
+    """The network of dynamic attention."""
+
+    listen: Shared  # [H, f, m] projects the listener
+    speak: Shared  # [H, f, m] projects the speaker
+    score: Shared  # [H, f]
+
+
+@dataclass(frozen=True)
+class Dynamic(PFedGAT):
+    """Heads that look at listener and speaker together (Brody et al., 2022): each listener has its own ranking."""
+
+    projections: ClassVar[int] = 2
+
+    def network(self, glorot: Any, size: int) -> DynamicHeads:
+        project = glorot(size + self.width, size), glorot(size + self.width, size)
+        return DynamicHeads(*project, glorot(self.width + 1))
+
+    def scores(self, network: DynamicHeads, features: Tensor) -> Tensor:
+        listener, speaker = (torch.einsum("hfm,km->hkf", w, features) for w in (network.listen, network.speak))
+        together = F.leaky_relu(listener[:, :, None] + speaker[:, None, :], self.slope)  # [H, K, K, f]
+        return torch.einsum("hijf,hf->hij", together, network.score)

@@ -1,0 +1,299 @@
+"""Protocol: a published table or figure as files: methods are rows, data are columns, each cell is an experiment.
+
+`papers/METHOD/paper.toml` holds what all tables of a paper share, `papers/METHOD/TABLE.toml` one table, and
+`papers/METHOD/printed.csv` the numbers that are printed. `papers/controls.toml` holds rows that every table has.
+"""
+
+import csv
+import math
+import tomllib
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from kinfed.data.datasets import YOURS
+from kinfed.data.datasets.files import IMAGES
+from kinfed.errors import UsageError, nearest
+from kinfed.methods import METHODS
+
+Table = dict[str, Any]
+
+PAPERS = Path(__file__).parent
+CONTROL, OURS_ONLY = "control", "ours only"  # kinds of rows that are not printed
+REFERENCE = "reference"  # a printed row that is not federated
+GROUPED = ("label_groups", "topologies")  # partitions with hidden groups
+BY_CLASS = ("pathological", "shards")  # partitions whose clients share classes with some of the others
+UNLINKED = ("digits", *YOURS, *IMAGES)  # data sets without a graph of their own
+LEAST_ROUNDS = 5  # a scaled run has at least this many rounds, and evaluations
+
+
+class Number(NamedTuple):
+    """A printed result; `std` is None where no spread is printed."""
+
+    mean: float
+    std: float | None
+    note: str
+
+
+@dataclass(frozen=True)
+class Row:
+    """A method of a table."""
+
+    name: str
+    printed: str  # its name in the paper
+    score: str = ""  # the named model that is scored; "": the one that validation prefers
+    note: str = ""
+    missing: str = ""  # why there is nothing to run
+    kind: str = ""  # of one that is not a printed method's: CONTROL, OURS_ONLY or REFERENCE
+    graph: str = ""  # of a control on a graph: "known", or "shuffled" for that with its clients interchanged
+    changes: Table = field(default_factory=dict)  # of the experiment
+
+    @property
+    def asked(self) -> str:
+        """Its name on the command line: for a method from a file, the file's path and the method's name."""
+        method = self.changes.get("method")
+        return method if isinstance(method, str) and ":" in method else self.name
+
+
+@dataclass(frozen=True)
+class Column:
+    """A data set and a setting of a table."""
+
+    name: str
+    dataset: str  # as printed
+    setting: str  # as printed
+    mean_of: Sequence[str] = ()  # columns that this one is the mean of; it has no runs
+    novel: bool = False  # only clients that join after the last round are scored
+    subset: bool = False  # of the data that the paper used
+    made_anew: bool = False  # data made in the manner of the paper's
+    stand_in: bool = False  # other data in place of the paper's, or the paper's in another unit or split
+    at: Mapping[str, str] = field(default_factory=dict)  # of weights: which layers, at which stage
+    note: str = ""
+    missing: str = ""  # why there is nothing to run
+    lacks: Mapping[str, str] = field(default_factory=dict)  # rows that have nothing to run here, and why
+    changes: Table = field(default_factory=dict)  # of the experiment
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """A published table: its rows, its columns, and what is printed."""
+
+    name: str
+    title: str
+    source: str
+    seeds: int  # runs of each cell
+    spread: str  # what a printed spread is over: seeds or clients
+    rows: Mapping[str, Row]
+    columns: Mapping[str, Column]
+    notes: Sequence[str]
+    experiment: Table  # shared by all cells
+    numbers: Mapping[tuple[str, str, str, str], Number]  # by data set, setting, method and metric, as printed
+    others: Mapping[str, Row] = field(default_factory=dict)  # rows of the paper that this table does not print
+
+    def raw(self, row: Row, column: Column) -> Table:
+        """The raw config of a cell, for `kinfed.runs.config.experiment.resolve`."""
+        method = {"method": row.name} if row.name in METHODS else {}
+        raw = merged(method, self.experiment, column.changes, row.changes)
+        if row.graph and (links := graphs(self.experiment, column)):
+            raw["federation"]["graph"] = links[row.graph]
+        return raw
+
+    def extra(self, name: str) -> Row:
+        """A row for a method that is not printed in this table, with what the paper says of it elsewhere."""
+        return self.others.get(name) or Row(name, name, kind=OURS_ONLY)
+
+    def metrics(self, column: Column) -> list[str]:
+        """What is printed in a column, or else anywhere in the table, in the order of printing."""
+        at = (column.dataset, column.setting)
+        mine = [metric for *where, _, metric in self.numbers if tuple(where) == at]
+        return list(dict.fromkeys(mine or [metric for *_, metric in self.numbers]))
+
+
+def tables() -> dict[str, Path]:
+    """The files of all published tables, by name, such as pfedgat.table1."""
+    paths = sorted(path for path in PAPERS.glob("*/*.toml") if path.stem != "paper")
+    return {f"{path.parent.name}.{path.stem}": path for path in paths}
+
+
+@cache
+def load(name: str) -> Protocol:
+    """The published table of this name; raises UsageError if there is none."""
+    known = tables()
+    if name not in known:
+        raise UsageError(f"there is no table '{name}'; {nearest(name, known)}")
+    path = known[name]
+    paper, table = (tomllib.loads(p.read_text()) for p in (path.with_name("paper.toml"), path))
+    numbers = _numbers(path.with_name("printed.csv"), table["printed"])
+    order = {method: place for place, method in enumerate(dict.fromkeys(method for *_, method, _ in numbers))}
+    mine = table.get("rows", {})
+    rows = [_row(key, values) for key, values in merged(paper["rows"], mine).items()]
+    shown = [row for row in rows if row.printed in order or row.name in mine]
+    others = {row.name: replace(row, kind=OURS_ONLY) for row in rows if row not in shown}
+    shared = merged(paper["experiment"], table.get("experiment", {}))
+    columns = {key: column for name, values in table["columns"].items() for key, column in _columns(name, values)}
+    if table.get("controls", True):
+        controls = _controls(paper)
+        shown += [row for row in controls if row.name not in {one.name for one in shown}]
+        columns = {key: _unlinked(column, controls, columns, shared) for key, column in columns.items()}
+        shown = [row for row in shown if not all(row.name in column.lacks for column in columns.values())]
+    return Protocol(
+        name,
+        table["title"],
+        f"{paper['source']}, {table['where']}",
+        table.get("seeds", paper["seeds"]),
+        paper["spread"],
+        {row.name: row for row in sorted(shown, key=lambda row: order.get(row.printed, len(order)))},
+        columns,
+        [*paper.get("notes", []), *table.get("notes", [])],
+        shared,
+        numbers,
+        others,
+    )
+
+
+def graphs(experiment: Table, column: Column) -> dict[str, Any]:
+    """The graph that a control has on a column, and that with its clients interchanged; empty if there is none.
+
+    The one that the table's methods are given, the data's own, or else an oracle: hidden groups, or shared classes.
+    """
+    federation = merged(experiment, column.changes).get("federation", {})
+    data, dealt = (_name(federation.get(key)) for key in ("dataset", "partition"))
+    if "graph" in federation or data not in UNLINKED:
+        of = _name(federation.get("graph", "given"))
+        known = of in ("given", "oracle", "label_overlap")  # which the paper's own rows have
+        return {"shuffled": {"name": "shuffled", "of": of}} if known else {}
+    if dealt in GROUPED or dealt in BY_CLASS:
+        of = "oracle" if dealt in GROUPED else "label_overlap"
+        return {"known": of, "shuffled": {"name": "shuffled", "of": of}}
+    return {}
+
+
+def dataset_of(table: Protocol, column: Column) -> str:
+    """The name of a column's data set."""
+    return str(_name(merged(table.experiment, column.changes)["federation"]["dataset"]))
+
+
+def printed_as(name: str) -> str:
+    """The name in print of a table: that under which `printed.csv` has its numbers."""
+    result: str = tomllib.loads(tables()[name].read_text())["printed"]
+    return result
+
+
+def elsewhere(paper: str) -> dict[str, str]:
+    """How to get printed results that no table file rebuilds: a line of text by the table's name in print."""
+    result: dict[str, str] = tomllib.loads((PAPERS / paper / "paper.toml").read_text()).get("elsewhere", {})
+    return result
+
+
+def experiments() -> dict[str, tuple[str, str]]:
+    """The experiments of `kinfed run papers/...`: by name, the table and its column; the method is the paper's own."""
+    result = {}
+    for name in tables():
+        protocol = load(name)
+        if name.split(".")[0] in protocol.rows:
+            for column in protocol.columns.values():
+                if not column.mean_of:
+                    result[f"papers/{name.replace('.', '/')}/{column.name}"] = (name, column.name)
+    return result
+
+
+def experiment(name: str, column: str) -> Table:
+    """The raw config of a column with the paper's own method."""
+    protocol = load(name)
+    return protocol.raw(protocol.rows[name.split(".")[0]], protocol.columns[column])
+
+
+def scaled(raw: Table, scale: float) -> Table:
+    """A raw config for small machines: fewer rounds, and a share of each client's examples.
+
+    Rounds: ceil(scale x rounds), 5 at least or as many as there were; settings that count rounds (when CFL may split,
+    when late clients join) shrink alike. Examples: see `kinfed.data.split.Split.share`. Evaluated as seldom as before,
+    but 5 times at least where the round is selected. Clients, local epochs and all else stay.
+    """
+    rounds = min(raw["rounds"], max(LEAST_ROUNDS, math.ceil(scale * raw["rounds"])))
+    changes: Table = {"rounds": rounds, "federation": {"split": {"share": scale}}}
+    drawn = raw.get("participation")
+    drawn = drawn if isinstance(drawn, dict) else {}
+    every = raw.get("evaluate_every", 1)
+    if "by_group" not in drawn:  # where it is, evaluations keep step with it
+        changes["evaluate_every"] = rounds if every == raw["rounds"] else min(every, max(1, rounds // LEAST_ROUNDS))
+    if "joins" in drawn:
+        joins = drawn["joins"]
+        changes["participation"] = {"joins": rounds if joins == raw["rounds"] else math.ceil(scale * joins)}
+    begin = raw.get("methods", {}).get("cfl", {}).get("begin")
+    if begin is not None:
+        changes["methods"] = {"cfl": {"begin": math.ceil(scale * begin)}}
+    return merged(raw, changes)
+
+
+def merged(*tables: Table) -> Table:
+    """Tables merged, later ones over earlier ones; a part with another name replaces the earlier one entirely."""
+    result: Table = {}
+    for table in tables:
+        for key, value in table.items():
+            if isinstance(value, dict) and isinstance(result.get(key), dict) and "name" not in value:
+                result[key] = merged(result[key], value)
+            else:
+                result[key] = deepcopy(value)
+    return result
+
+
+def _numbers(path: Path, table: str) -> dict[tuple[str, str, str, str], Number]:
+    with path.open(newline="") as file:
+        return {
+            (line["dataset"], line["setting"], line["method"], line["metric"]): Number(
+                float(line["mean"]), float(line["std"]) if line["std"] else None, line["note"]
+            )
+            for line in csv.DictReader(file)
+            if line["table"] == table and line["mean"]
+        }
+
+
+def _controls(paper: Table) -> list[Row]:
+    """The rows that every table of a paper has, with what it says of them."""
+    declared = tomllib.loads((Path(__file__).parent / "controls.toml").read_text())
+    known = {name: merged(values, paper["rows"].get(name, {})) for name, values in declared.items()}
+    return [
+        _row(name, {**values, "kind": CONTROL}) for name, values in merged(known, paper.get("controls", {})).items()
+    ]
+
+
+def _unlinked(column: Column, controls: Sequence[Row], columns: Mapping[str, Column], experiment: Table) -> Column:
+    """The column, which says of controls on a graph that it has none."""
+    parts = [columns[name] for name in column.mean_of] or [column]
+    found = [graphs(experiment, part) for part in parts]
+    lacks = {row.name: "no such graph" for row in controls if row.graph and not all(row.graph in one for one in found)}
+    return replace(column, lacks={**lacks, **column.lacks})
+
+
+def _name(part: Any) -> Any:
+    """The name of a part, which may be given as a table or as its name only."""
+    return part.get("name") if isinstance(part, dict) else part
+
+
+def _row(name: str, values: Table) -> Row:
+    about = {key: values[key] for key in ("printed", "score", "note", "missing", "kind", "graph") if key in values}
+    changes = {key: value for key, value in values.items() if key not in about}
+    if name not in METHODS and "method" not in changes and "missing" not in about:
+        about["missing"] = "not in kinfed"
+    return Row(name, **about, changes=changes)
+
+
+def _columns(name: str, values: Table) -> list[tuple[str, Column]]:
+    """A column, and one for each subset of its data that stands in for it."""
+    described = ("dataset", "setting", "mean_of", "novel", "made_anew", "stand_in", "at", "note", "missing", "lacks")
+    about = {key: values[key] for key in described if key in values}
+    changes = {key: value for key, value in values.items() if key not in {*about, "subsets"}}
+    whole = Column(name, **about, changes=changes)
+    result = [(name, whole)]
+    for subset, more in values.get("subsets", {}).items():
+        mine = "/".join([subset, *name.split("/")[1:]])
+        held = changes.get("federation", {}).get("dataset")
+        dealt: Table = {"federation": {"dataset": {**held, "name": subset} if isinstance(held, dict) else subset}}
+        parts = ["/".join([subset, *part.split("/")[1:]]) for part in whole.mean_of]
+        changed = changes if parts else merged(changes, dealt, more)
+        result.append((mine, replace(whole, name=mine, mean_of=parts, subset=True, changes=changed)))
+    return result

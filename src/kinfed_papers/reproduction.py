@@ -1,0 +1,468 @@
+"""Reproduction: the runs behind a published table, and the table with our numbers beside the printed ones."""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kinfed.core.engine import latecomers
+from kinfed.core.history import spread
+from kinfed.core.seeding import tags
+from kinfed.core.summary import Summary
+from kinfed.data.datasets.sources import ORIGINALS
+from kinfed.data.partitions.deal import hidden_groups
+from kinfed.errors import UsageError, nearest, note_failure
+from kinfed.methods import METHODS
+from kinfed.models import MODELS
+from kinfed.runs.config import experiment as config
+from kinfed.runs.config import parts, plugins
+from kinfed.runs.config.experiment import Experiment
+from kinfed.runs.launch import check_same
+from kinfed.runs.run_folder import Array, RunFolder, followed
+from kinfed.verdict.graph_quality import group_weights, rand_by_round
+
+from . import published_table, twins
+from .published_table import CONTROL, OURS_ONLY, Column, Number, Protocol, Row
+
+WITHOUT_FILE = ("digits", "synthetic")
+ORACLES = ("oracle", "label_overlap")  # graphs that a real server would not know
+ON_GRAPHS = ("sfl", "panacea")  # methods that use a known graph
+FLAGS = {
+    CONTROL: "not printed; what any method should be beside",
+    OURS_ONLY: "not printed in this table",
+    "own model": "another network than the paper's",
+    "made anew": "data made in the manner of the paper's, which is not published",
+    "stand-in": "other data in place of the paper's, or the paper's in another unit or split",
+    "subset": "not all of the data that the paper used",
+    "leaking": "test examples influenced training, as in the paper",
+    "oracle graph": "the graph is made from labels, which a server would not know",
+    "tf32": "local training multiplied in TF32",
+    "bf16": "local training multiplied in bfloat16",
+}
+
+
+class Measure(NamedTuple):
+    """How a printed metric is read from a run: a score of clients, which statistic of it, and in which unit.
+
+    The score is one of the test scores in history.csv; `weight`, of the relation; `success`, of a backdoor; or `rand`,
+    the Rand index of clusters against hidden groups. `better` is 1 if it is better higher, -1 if lower, 0 if neither.
+    """
+
+    label: str
+    score: str
+    of: str = "mean"
+    times: float = 1.0
+    digits: int = 2
+    better: int = 1
+
+    @property
+    def deviation(self) -> str:
+        """The name of the statistic's standard deviation over the same clients."""
+        return "std" if self.of == "mean" else f"{self.of}_std"
+
+
+MEASURES = {
+    "accuracy_pct": Measure("accuracy, %", "accuracy", times=100),
+    "mean_accuracy_pct": Measure("accuracy, %", "accuracy", times=100),
+    "best5pct_accuracy_pct": Measure("best 5 %", "accuracy", "best5", 100),
+    "worst5pct_accuracy_pct": Measure("worst 5 %", "accuracy", "worst5", 100),
+    "MAE": Measure("MAE", "mae@12", better=-1),
+    "MAPE_pct": Measure("MAPE, %", "mape@12", better=-1),
+    "RMSE": Measure("RMSE", "rmse@12", better=-1),
+    "mse_1e-3": Measure("MSE, 1e-3", "nmse", times=1000, digits=1, better=-1),
+    "weight_self": Measure("weight for itself", "weight", "itself", digits=4, better=0),
+    "weight_similar": Measure("weight for its group", "weight", "within", digits=4, better=0),
+    "weight_other": Measure("weight for others", "weight", "between", digits=4, better=0),
+    "asr_pct": Measure("success of the backdoor, %", "success", times=100, digits=1, better=-1),
+    "rand_index_min": Measure("least Rand index", "rand", "least"),
+}
+STAGES = {"prior": 1 / 6, "middle": 1 / 2, "final": 1.0}  # of the selected round (FedAGHN, Table 4); and the first
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One method on one column: an experiment, or why there is none."""
+
+    row: Row
+    column: Column
+    experiment: Experiment | None  # with the first seed
+    problem: str = ""
+
+
+class Line(NamedTuple):
+    """One number of the table, as printed and as reproduced."""
+
+    column: Column
+    row: Row
+    metric: str
+    paper: Number | None
+    by_seed: dict[int, float]
+    over_clients: float | None  # standard deviation, a mean over seeds
+    flags: tuple[str, ...]
+    status: str  # why there is no result of ours, or fewer seeds than requested
+    seconds: float | None = None  # of training, a mean over runs
+
+    @property
+    def mean(self) -> float | None:
+        """Our mean over seeds."""
+        return fmean(self.by_seed.values()) if self.by_seed else None
+
+    @property
+    def std(self) -> float | None:
+        """Our standard deviation over seeds."""
+        return stdev(self.by_seed.values()) if len(self.by_seed) > 1 else None
+
+    @property
+    def difference(self) -> float | None:
+        """Our mean minus the paper's."""
+        return None if self.mean is None or self.paper is None else self.mean - self.paper.mean
+
+
+@dataclass(frozen=True)
+class Reproduction:
+    """A published table to be rebuilt in a folder.
+
+    `methods` and `columns` are the requested names, all if empty; a method that is not printed in the table, or one of
+    your own, mine.py:Stay, adds a row. `model` is a network to be trained in place of the paper's.
+    Raises UsageError for names that the table does not have, for named ones that cannot be run, and for methods that
+    share no column.
+    """
+
+    protocol: Protocol
+    out: Path
+    data_dir: Path | None
+    methods: Sequence[str] = ()
+    columns: Sequence[str] = ()
+    seeds: int | None = None  # None: as many as the protocol has
+    scale: float = 1.0
+    model: str = ""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.scale <= 1:
+            raise UsageError(f"--scale must lie in (0, 1]; got {self.scale}")
+        if self.seeds is not None and self.seeds < 1:
+            raise UsageError(f"--seeds counts runs, so it must be at least 1; got {self.seeds}")
+        if self.model:
+            parts.take(MODELS, self.model, "--model", given=2)
+        added = {plugins.called(name): self._added(name) for name in self.methods if name not in self.protocol.rows}
+        rows = {**self.protocol.rows, **{name: row for name, row in added.items() if row is not None}}
+        rows |= {name: self.protocol.extra(name) for name in self._left_here() if name not in rows}
+        object.__setattr__(self, "protocol", replace(self.protocol, rows=rows))
+        object.__setattr__(self, "methods", [plugins.called(name) for name in self.methods])
+        for what, requested, known in (
+            ("method", self.methods, self.protocol.rows),
+            ("column", self.columns, self.protocol.columns),
+        ):
+            for name in requested:
+                if name not in known:
+                    raise UsageError(f"{self.protocol.name} has no {what} '{name}'; {nearest(name, known)}")
+        for cell in self.cells():
+            for what, name, named, problem in (
+                ("method", cell.row.name, self.methods, cell.row.missing),
+                ("column", cell.column.name, self.columns, cell.column.missing or self.lacking(cell.column)),
+            ):
+                if name in named and problem:
+                    raise UsageError(f"{self.protocol.name}: {what} '{name}': {problem}")
+        self._check_beside()
+
+    def _added(self, name: str) -> Row | None:
+        """The row of a requested method that the table does not print; None if there is no such method."""
+        if plugins.is_path(name):
+            parts.take(METHODS, name, "--method")
+            return Row(plugins.called(name), plugins.called(name), kind=OURS_ONLY, changes={"method": name})
+        return self.protocol.extra(name) if name in METHODS or name in self.protocol.others else None
+
+    def _left_here(self) -> list[str]:
+        """Methods of kinfed that earlier commands added to the table in this folder."""
+        inside = [path.name for name in self.protocol.columns for path in (self.out / "runs" / name).glob("*")]
+        return [name for name in dict.fromkeys(inside) if name in METHODS]
+
+    def _check_beside(self) -> None:
+        """Raise UsageError if a requested method runs on no requested column, or if they share none."""
+        columns = [self.protocol.columns[name] for name in self.columns or self.protocol.columns]
+        able: dict[str, set[str]] = {}
+        for name in self.methods:
+            row = self.protocol.rows[name]
+            lacking = [column.lacks[name] for column in columns if name in column.lacks]
+            if len(lacking) == len(columns):
+                raise UsageError(f"{self.protocol.name}: '{name}' runs on none of these columns: {lacking[0]}")
+            cells = [self.cell(row, column) for column in columns]
+            able[name] = {cell.column.name for cell in cells if not cell.problem}
+        if all(able.values()) and able and not set.intersection(*able.values()):
+            where = "; ".join(f"{name} runs on {', '.join(sorted(names))}" for name, names in able.items())
+            raise UsageError(f"{self.protocol.name}: these methods share no column, so none can be compared: {where}")
+
+    @property
+    def count(self) -> int:
+        """How many seeds a cell has."""
+        return self.seeds or self.protocol.seeds
+
+    def cells(self) -> list[Cell]:
+        """The requested cells, column by column."""
+        known, requested = self.protocol.columns, self.columns or self.protocol.columns
+        parts = [part for name in requested for part in known[name].mean_of]  # columns that a mean needs
+        rows = [self.protocol.rows[name] for name in self.methods or self.protocol.rows]
+        return [
+            self.cell(row, known[name])
+            for name in dict.fromkeys([*requested, *parts])
+            for row in rows
+            if self.methods or row.kind != CONTROL or row.name not in known[name].lacks
+        ]
+
+    def cell(self, row: Row, column: Column) -> Cell:
+        """The experiment of a method on a column, or why there is none."""
+        at = row.name, column.name
+        if at not in self._made:
+            self._made[at] = self._make(row, column)
+        return self._made[at]
+
+    @cached_property
+    def _made(self) -> dict[tuple[str, str], Cell]:
+        """The cells made so far, by row and column."""
+        return {}
+
+    def _make(self, row: Row, column: Column) -> Cell:
+        problem = row.missing or column.missing or column.lacks.get(row.name) or self.lacking(column)
+        if problem or column.mean_of:
+            return Cell(row, column, None, problem)
+        raw = self.protocol.raw(row, column) | ({"model": self.model} if self.model else {})
+        return Cell(row, column, config.resolve(published_table.scaled(raw, self.scale) if self.scale < 1 else raw))
+
+    def folder(self, row: Row, column: Column) -> Path:
+        """Where the runs of a cell are, one folder per seed; columns that read the same runs share them."""
+        first = next(one for one in self.protocol.columns.values() if one.changes == column.changes)
+        return self.out / "runs" / first.name / row.name
+
+    def runs(self) -> dict[str, tuple[Experiment, Path]]:
+        """Every requested run: by name, its experiment and its folder. Of equal ones that are not begun, the first."""
+        result: dict[str, tuple[Experiment, Path]] = {}
+        known: dict[str, Path] = {}
+        for name, (one, folder) in self._requested().items():
+            first = known.setdefault(twins.identity(one.table), folder)
+            if first == folder or RunFolder(folder).is_begun:
+                result[name] = one, folder
+        return result
+
+    def _requested(self) -> dict[str, tuple[Experiment, Path]]:
+        """Every requested run; columns that read the same runs share them."""
+        result: dict[Path, tuple[str, Experiment]] = {}
+        for seed in range(self.count):
+            for cell in self.cells():
+                if cell.experiment is not None:
+                    folder = followed(self.folder(cell.row, cell.column) / f"seed-{seed}")
+                    if folder not in result:
+                        one = config.resolve({**cell.experiment.table, "seed": seed})
+                        result[folder] = f"{cell.row.name} on {cell.column.name}, seed {seed}", one
+        return {name: (one, folder) for folder, (name, one) in result.items()}
+
+    def share(self, precision: str | None = None) -> None:
+        """Let requested runs that are not begun read a finished run of the same experiment, here or in a folder beside.
+
+        Of equal ones among them the first is run. `precision` is what they would be run in.
+        """
+        known = twins.finished(self.out, precision)
+        for one, folder in self._requested().values():
+            first = known.setdefault(twins.identity(one.table), folder)
+            if first != folder and not RunFolder(folder).is_begun:
+                twins.point(folder, first)
+
+    def lines(self, failed: Mapping[str, str] | None = None) -> list[Line]:
+        """The table as far as it is known: the requested cells, and any others that are finished in the folder.
+
+        `failed` gives the reason of each failed run, by its folder.
+        """
+        requested = [(cell.row.name, cell.column.name) for cell in self.cells()]
+        finished = [
+            (row, column)
+            for column in self.protocol.columns
+            for row in self.protocol.rows
+            if self.finished(self.cell(self.protocol.rows[row], self.protocol.columns[column]))
+        ]
+        shown = {*requested, *finished}
+        result: list[Line] = []
+        for column in self.protocol.columns.values():
+            for row in self.protocol.rows.values():
+                if (row.name, column.name) in shown:
+                    result += self._lines(self.cell(row, column), failed or {})
+        return result
+
+    def lacking(self, column: Column) -> str:
+        """Which data of a column is missing on this machine, and how to get it; empty if nothing is missing."""
+        if column.mean_of:
+            return next((why for name in column.mean_of if (why := self.lacking(self.protocol.columns[name]))), "")
+        name = published_table.dataset_of(self.protocol, column)
+        if name in WITHOUT_FILE or (self.data_dir is not None and (self.data_dir / f"{name}.npz").is_file()):
+            return ""
+        return f"needs {name}: " + (f"kinfed data fetch {name}" if name in ORIGINALS else f"{name}.npz is not here")
+
+    def finished(self, cell: Cell) -> dict[int, RunFolder]:
+        """The folders of a cell's finished runs, by seed; raises UsageError for one of another experiment."""
+        if cell.experiment is None:
+            return {}
+        folders = {}
+        for folder in twins.folders(self.folder(cell.row, cell.column)):
+            seed, found = folder.name.removeprefix("seed-"), followed(folder)
+            if seed.isdecimal() and RunFolder(found).is_finished:  # not a user's copy of a run
+                check_same(config.resolve({**cell.experiment.table, "seed": int(seed)}), found)
+                folders[int(seed)] = RunFolder(found)
+        return dict(sorted(folders.items()))
+
+    def clients(self, cell: Cell, score: str) -> dict[int, dict[str, Array]]:
+        """By seed, a test score of each client at the selected round, of each named model: [N]; NaN where none counts.
+
+        Those that count are the clients that the table scores: under an attack the honest, of novel clients these.
+        """
+        return {
+            seed: {model: _by_client(folder, cell, score, model) for model in folder.read_summary().scores}
+            for seed, folder in self.finished(cell).items()
+        }
+
+    def seconds(self) -> float:
+        """How long the finished runs of this table have trained, each counted once."""
+        found: dict[str, RunFolder] = {}
+        for column in self.protocol.columns.values():
+            for row in self.protocol.rows.values():
+                found |= {str(folder): folder for folder in self.finished(self.cell(row, column)).values()}
+        return sum(folder.read_summary().seconds for folder in found.values())
+
+    def _lines(self, cell: Cell, failed: Mapping[str, str]) -> list[Line]:
+        column, row = cell.column, cell.row
+        flags = self._kept(cell)
+        status, seconds = cell.problem, list[float]()
+        values: dict[str, dict[int, float]] = defaultdict(dict)
+        clients: dict[str, list[float]] = defaultdict(list)
+        metrics = self.protocol.metrics(column)
+        if column.mean_of:
+            parts = [self._lines(self.cell(row, self.protocol.columns[name]), failed) for name in column.mean_of]
+            for metric, *lines in zip(metrics, *parts, strict=True):
+                flags += [flag for line in lines for flag in line.flags]
+                values[metric] = {
+                    seed: fmean(line.by_seed[seed] for line in lines)
+                    for seed in lines[0].by_seed
+                    if all(seed in line.by_seed for line in lines)
+                }
+            status = status or next((line.status for lines in parts for line in lines if line.status), "")
+        elif not status:
+            folders = self.finished(cell)
+            broken = [why for folder, why in failed.items() if Path(folder).parent == self.folder(row, column)]
+            for seed, folder in folders.items():
+                with note_failure(broken, f"seed {seed} cannot be read"):
+                    summary, found = folder.read_summary(), _measured(folder, cell, metrics)
+                    for metric, scores in found.items():
+                        measure = MEASURES[metric]
+                        values[metric][seed] = measure.times * scores[measure.of]
+                        if measure.deviation in scores:
+                            clients[metric].append(measure.times * scores[measure.deviation])
+                    seconds.append(summary.seconds)
+                    flags += _flags(cell, summary) + twins.told(self.folder(row, column) / f"seed-{seed}", folder.path)
+            if broken:
+                status = f"failed: {broken[0]}"
+            elif len(folders) < self.count:
+                status = f"{len(folders)} of {self.count} seeds" if folders else "not run"
+        if self.scale < 1 and any(values.values()):
+            flags.append(f"scaled {self.scale:g}")
+        return [
+            Line(
+                column,
+                row,
+                metric,
+                self.protocol.numbers.get((column.dataset, column.setting, row.printed, metric)),
+                values[metric],
+                fmean(clients[metric]) if clients[metric] else None,
+                tuple(dict.fromkeys(flags)),
+                status,
+                fmean(seconds) if seconds else None,
+            )
+            for metric in metrics
+        ]
+
+    def _kept(self, cell: Cell) -> list[str]:
+        """The flags that a cell has before anything is run."""
+        column = cell.column
+        marks = {
+            "own model": self.model,
+            "made anew": column.made_anew,
+            "stand-in": column.stand_in,
+            "subset": column.subset,
+        }
+        kind = [cell.row.kind] if cell.row.kind in (CONTROL, OURS_ONLY) else []
+        return kind + [flag for flag, applies in marks.items() if applies]
+
+
+def _flags(cell: Cell, summary: Summary) -> list[str]:
+    """What must be said of a finished run."""
+    assert cell.experiment is not None
+    knows_labels = cell.experiment.graph_name in ORACLES and cell.experiment.method_name in ON_GRAPHS
+    marks = {
+        "leaking": summary.leaking,
+        str(summary.precision): summary.precision in FLAGS,
+        "oracle graph": knows_labels,
+    }
+    return [flag for flag, applies in marks.items() if applies]
+
+
+def _measured(folder: RunFolder, cell: Cell, metrics: Sequence[str]) -> dict[str, dict[str, float]]:
+    """What a finished run has of each metric, all of them or none: the statistics of its score, as `_scores`."""
+    return {metric: _scores(folder, cell, MEASURES[metric].score) for metric in metrics}
+
+
+def _scores(folder: RunFolder, cell: Cell, score: str) -> dict[str, float]:
+    """A finished run's statistics of a score, by their names, which a measure's `of` refers to."""
+    assert cell.experiment is not None
+    summary = folder.read_summary()
+    model = cell.row.score or summary.chosen
+    if model not in summary.scores:
+        raise UsageError(f"{folder} has no model '{model}'; it has {', '.join(summary.scores)}")
+    at = int(summary.scores[model]["round"])
+    if score == "weight":
+        return _weights(folder, cell.column, at, _groups(summary, cell.experiment))
+    if score == "rand":
+        index = rand_by_round(folder.read_clusters(), _groups(summary, cell.experiment))[:, 0]  # [T]
+        return {"least": float(index.min())}
+    if summary.attack is not None:
+        honest = summary.honest_scores[model]
+        return {"mean": honest["success"]} if score == "success" else dict(honest)
+    scores = _by_client(folder, cell, score, model)
+    return spread(torch.from_numpy(scores), summary.higher_is_better)
+
+
+def _by_client(folder: RunFolder, cell: Cell, score: str, model: str) -> Array:
+    """[N] a model's test score of each client at its selected round; NaN of clients that the table does not score."""
+    assert cell.experiment is not None
+    summary = folder.read_summary()
+    rounds, tests = folder.read_scores(model, score)  # [T], [T, N]
+    at = int(summary.scores[model]["round"])
+    if at not in rounds:
+        raise folder.not_whole()
+    scores: Array = tests[rounds == at][0]
+    if cell.column.novel:
+        late = latecomers(summary.seed, tags(summary.client_names), cell.experiment.participation.late)
+        others = np.setdiff1d(np.arange(len(scores)), late)
+        scores[others] = np.nan
+    return scores
+
+
+def _weights(folder: RunFolder, column: Column, selected: int, groups: Tensor) -> dict[str, float]:
+    """Mean weights of the relation in the column's layers at its stage."""
+    relations = folder.read_relations()
+    stage, layers = column.at["stage"], column.at["layers"]
+    target = relations.rounds[0] if stage == "first" else max(1, round(STAGES[stage] * selected))
+    weights = torch.from_numpy(relations.weights[abs(relations.rounds - target).argmin()])  # [N, N] or [L, N, N]
+    if weights.ndim == 3:
+        half = len(weights) // 2
+        weights = {"all": weights, "shallow": weights[:half], "deep": weights[half:]}[layers]
+    return group_weights(weights, groups)._asdict()
+
+
+def _groups(summary: Summary, experiment: Experiment) -> Tensor:
+    """[N] the hidden groups, which partitions form from the clients in order."""
+    partition = experiment.table["federation"]["partition"]
+    count = partition["nodes"] if "nodes" in partition else partition["groups"]
+    return hidden_groups(partition["name"], count, summary.clients)

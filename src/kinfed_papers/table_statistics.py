@@ -1,0 +1,109 @@
+"""The statistics of a published table's runs, column by column and over columns, and how they agree with print."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from kinfed.core.summary import Summary
+from kinfed.errors import note_failure
+from kinfed.report.tables.compare import Comparison, verdicts
+from kinfed.report.tables.run_rows import Clients, Row, over
+from kinfed.verdict.statistics import is_share, kendall
+
+from .published_table import Column
+from .reproduction import MEASURES, Line, Measure, Reproduction
+
+NO_CLIENTS = ("weight", "success", "rand")  # scores that single clients do not have
+
+
+def comparison(made: Reproduction) -> Comparison:
+    """The finished runs of a table as sets of comparable runs, one for each column: its first metric, best run first.
+
+    Scored is the model that the table scores. Columns that are means of others, or read the same runs, or whose numbers
+    are no scores of clients have none.
+    """
+    sets, seen, lost = list[tuple[Row, ...]](), list[object](), list[str]()
+    for column in made.protocol.columns.values():
+        measure = _first(made, column)
+        if measure is None or column.mean_of or column.changes in seen:
+            continue
+        seen.append(column.changes)
+        rows = list[tuple[Row, bool]]()
+        for name in made.protocol.rows:
+            with note_failure(lost, f"{name} on {column.name} has no statistics"):
+                rows += _row(made, name, column, measure)
+        if rows:
+            sets.append(tuple(sorted(_counted(rows), key=lambda row: -row.sign * row.mean)))
+    return Comparison(tuple(sets), tuple(lost))
+
+
+def _counted(rows: Sequence[tuple[Row, bool]]) -> Iterator[Row]:
+    """The rows, with the clients that gain and lose over Local beyond noise, where `_row` says that it can be told."""
+    counted = {row.method: row for row in verdicts([row for row, own in rows if own])[0] if row.paired}
+    return (counted.get(row.method, row) for row, _ in rows)
+
+
+def _is_own(summary: Summary, clients: Clients, model: str) -> bool:
+    """Whether a run's own score, and the model that validation prefers, are these."""
+    scored = np.array(summary.of_clients[summary.chosen], np.float64)  # None is NaN
+    ours = clients.by_model[model]
+    return summary.chosen == model and len(scored) == len(ours) and np.allclose(scored, ours, equal_nan=True)
+
+
+def _first(made: Reproduction, column: Column) -> Measure | None:
+    """The first metric of a column that is a mean over clients of their scores."""
+    measures = [MEASURES[metric] for metric in made.protocol.metrics(column)]
+    fit = [one for one in measures if one.better and one.of == "mean" and one.score not in NO_CLIENTS]
+    return fit[0] if fit else None
+
+
+def _row(made: Reproduction, name: str, column: Column, measure: Measure) -> list[tuple[Row, bool]]:
+    """The row of a method on a column; none if no seed of it is finished.
+
+    With it, whether its runs keep the scores of single test examples for what is scored here: they do in their own
+    metric, and for the model that validation prefers.
+    """
+    cell = made.cell(made.protocol.rows[name], column)
+    folders = made.finished(cell)
+    if not folders:
+        return []
+    assert cell.experiment is not None
+    federation = cell.experiment.table["federation"]  # in which all are alike, however old a summary is
+    read = {seed: replace(one.read_summary(), federation=federation) for seed, one in folders.items()}
+    summaries = {one.path: read[seed] for seed, one in folders.items()}
+    row = over(made.folder(cell.row, column), summaries, cell.row.score)
+    share, clients = is_share(measure.score), dict(row.by_seed)
+    for seed, models in made.clients(cell, measure.score).items():
+        scores = {model: values * (1 if share else measure.times) for model, values in models.items()}
+        clients[seed] = clients[seed]._replace(by_model=scores)
+    counted = {int(np.isfinite(one.by_model[row.model]).sum()) for one in clients.values()}
+    row = replace(
+        row,
+        method=name,  # as the table has it; the graph is told apart by it
+        graph="given",
+        dataset=f"{column.dataset}, {column.setting} ({column.name})",
+        clients=max(counted),
+        metric=measure.score if share else measure.label,
+        ranked_by=measure.score if share else measure.label,
+        higher_is_better=measure.better > 0,
+        mean=float(np.mean([np.nanmean(one.by_model[row.model]) for one in clients.values()])),
+        by_seed=clients,
+    )
+    return [(row, all(_is_own(read[seed], one, row.model) for seed, one in clients.items()))]
+
+
+def agreement(group: Sequence[Line]) -> str:
+    """Kendall's tau-b between our means and the printed ones, of one metric of a column; empty with fewer than three.
+
+    Of rows that are printed alike, such as variants of a method, the first counts.
+    """
+    both: dict[str, tuple[float, float]] = {}
+    for line in group:
+        if line.mean is not None and line.paper is not None:
+            both.setdefault(line.row.printed, (line.mean, line.paper.mean))
+    if len(both) < 3:
+        return ""
+    tau = kendall(*zip(*both.values(), strict=True))
+    told = "not defined, as all are level" if np.isnan(tau) else f"{tau:+.2f}"
+    return f"Kendall's tau to print {told} ({len(both)} methods)"

@@ -1,0 +1,198 @@
+"""Partial pooling against a mixed model by hand, against the ends it lies between, and from a choice to predictions."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from kinfed import Classification, Counts, Execution, Federation, Forecasting, Participation, Quantiles, UsageError, fit
+from kinfed.methods.solved.partial_pooling import PartialPooling, sums
+from kinfed.models.wide import wide
+from kinfed.runs.config.default_model import default_model
+
+ROUNDS = 12
+
+
+def federation(spread, intercepts=0.0, n=40, clients=12, seed=0, noise=0.5):
+    """Clients whose coefficients differ by `spread`, and their intercepts by `intercepts`."""
+    draw = torch.Generator().manual_seed(seed)
+    client = torch.arange(n * clients) % clients
+    x = torch.randn(n * clients, 3, generator=draw, dtype=torch.float64)
+    own = torch.tensor([1.0, -1.0, 0.5]) + spread * torch.randn(clients, 3, generator=draw)
+    level = intercepts * torch.randn(clients, generator=draw)
+    y = (x * own[client]).sum(1) + level[client] + noise * torch.randn(n * clients, generator=draw)
+    return Federation.from_arrays(x, y, client), own, level
+
+
+def linear(inputs=3, outputs=1):
+    torch.manual_seed(0)
+    return nn.Linear(inputs, outputs).double()
+
+
+def solved(data, module=None, rounds=ROUNDS, **settings):
+    return fit(PartialPooling(**settings), data, module or linear(), rounds=rounds)
+
+
+def coefficients(run):
+    """[N, 4] each client's, at the last round."""
+    return torch.stack([run.theta(position=i) for i in range(len(run.federation))])
+
+
+def _alone(data):
+    """[N, 4] least squares of each client's rows."""
+    found = []
+    for rows in data.rows["train"]:
+        x = torch.cat([data.x[rows], torch.ones(len(rows), 1)], 1)
+        found.append(torch.linalg.lstsq(x, data.y[rows].double()).solution)
+    return torch.stack(found)
+
+
+def test_it_is_the_best_prediction_of_a_mixed_model_at_its_variances():
+    """Henderson's equations, written out with rows and dummies, have the coefficients that sums give."""
+    data, _, _ = federation(0.7, 0.5)
+    method, module = PartialPooling(steps=1), linear()
+    fleet_run = fit(method, data, module, rounds=1)
+    rows = data.rows["train"]
+    d, s, n = 0.1, 1.0, len(rows)
+    x = [torch.cat([data.x[one], torch.ones(len(one), 1)], 1).numpy() for one in rows]
+    y = [data.y[one].double().numpy() for one in rows]
+    scale = sum((one**2).sum(0) for one in x) / sum(map(len, x))
+    fixed = np.concatenate(x)
+    random = np.zeros((len(fixed), 4 * n))
+    at = 0
+    for i, one in enumerate(x):
+        random[at : at + len(one), 4 * i : 4 * i + 4] = one
+        at += len(one)
+    both = np.hstack([fixed, random])
+    left = both.T @ both / s + np.diag(np.concatenate([scale, np.full(4 * n, 1 / d)]))
+    found = np.linalg.solve(left, both.T @ np.concatenate(y) / s)
+    expected = found[:4] + found[4:].reshape(n, 4)
+    np.testing.assert_allclose(coefficients(fleet_run).numpy(), expected, rtol=1e-8, atol=1e-10)
+
+
+def test_clients_that_are_alike_share_one_model_and_those_that_are_not_keep_their_own():
+    alike, own, _ = federation(0.0)
+    theta = coefficients(solved(alike))
+    scatter = [float((one - one.mean(0)).square().mean().sqrt()) for one in (theta, _alone(alike))]
+    assert scatter[0] < scatter[1] / 3
+    pooled = torch.cat(list(alike.rows["train"]))
+    x = torch.cat([alike.x[pooled], torch.ones(len(pooled), 1)], 1)
+    torch.testing.assert_close(
+        theta.mean(0), torch.linalg.lstsq(x, alike.y[pooled].double()).solution, atol=0.02, rtol=0.02
+    )
+    apart, own, _ = federation(3.0, noise=0.01)
+    torch.testing.assert_close(coefficients(solved(apart))[:, :3], own.double(), atol=0.02, rtol=0.02)
+
+
+def test_columns_are_pooled_one_by_one():
+    """Only intercepts differ: slopes are pooled, intercepts are not."""
+    data, _, level = federation(0.0, 3.0)
+    theta = coefficients(solved(data, rounds=20))
+    assert float(theta[:, :3].std(0).max()) < 0.05
+    torch.testing.assert_close(theta[:, 3], level.double(), atol=0.5, rtol=0.0)
+
+
+@pytest.mark.parametrize("executor", ["loop", "vmap"])
+def test_every_executor_and_participation_give_the_same(executor):
+    data, _, _ = federation(0.7)
+    runs = [fit(PartialPooling(), data, linear(), rounds=3, execution=Execution(one)) for one in ("loop", executor)]
+    torch.testing.assert_close(coefficients(runs[0]), coefficients(runs[1]), rtol=1e-9, atol=1e-10)
+    part = fit(PartialPooling(), data, linear(), rounds=40, participation=0.5)
+    torch.testing.assert_close(coefficients(part), coefficients(solved(data, rounds=40)), rtol=0.05, atol=0.05)
+
+
+def test_kin_help_where_there_are_groups():
+    draw = torch.Generator().manual_seed(1)
+    client = torch.arange(30 * 24) % 24
+    x = torch.randn(len(client), 5, generator=draw, dtype=torch.float64)
+    groups = torch.randn(3, 5, generator=draw)[torch.arange(24) % 3]
+    y = (x * groups[client]).sum(1) + 2 * torch.randn(len(client), generator=draw)
+    data = Federation.from_arrays(x, y, client)
+    plain, kin = (solved(data, linear(5), kin=one) for one in (0.0, 1.0))
+    away = [float((coefficients(run)[:, :5] - groups.double()).square().mean()) for run in (plain, kin)]
+    assert away[1] < away[0]
+    weights = kin.relation
+    torch.testing.assert_close(weights.sum(1), torch.ones(24), atol=1e-4, rtol=0)
+    same = (torch.arange(24) % 3)[:, None] == (torch.arange(24) % 3)
+    assert float(weights[same & ~torch.eye(24, dtype=bool)].mean()) > 2 * float(weights[~same].mean())
+    assert plain.relation is None
+
+
+@pytest.mark.parametrize("task", [Classification(3), Classification(2), Counts(2.0), Forecasting(0.5, 2.0)])
+def test_sums_are_the_derivatives_of_the_loss(task):
+    """curvature c - slope is the gradient at c, and of Newton's losses the curvature bounds the second derivative."""
+    draw = torch.Generator().manual_seed(0)
+    x = torch.randn(30, 4, generator=draw, dtype=torch.float64)
+    outputs = {Classification: getattr(task, "classes", 0), Counts: 1, Forecasting: 2}[type(task)]
+    at = 0.3 * torch.randn(4, outputs, generator=draw, dtype=torch.float64)
+    if isinstance(task, Classification):
+        y = torch.randint(task.classes, (30,), generator=draw)
+    else:
+        y = torch.randint(5, (30, outputs), generator=draw).double()
+    real = (torch.arange(30) < 25).double()
+
+    def loss(c):
+        if isinstance(task, Counts):
+            mean = (x @ c).exp() * task.mean
+            return ((mean - y * (x @ c)).squeeze(1) * real).sum()
+        if isinstance(task, Forecasting):
+            return 0.5 * ((x @ c - (y - task.mean) / task.deviation).square().sum(1) * real).sum()
+        return (task.loss(x @ c, y) * real).sum()
+
+    found = sums(task, x, y, real, at)
+    gradient = torch.func.grad(loss)(at)
+    each = torch.einsum("hfg,gh->fh", found.curvature.expand(outputs, 4, 4), at)
+    torch.testing.assert_close(each - found.slope, gradient)
+    second = torch.func.hessian(loss)(at).permute(1, 0, 3, 2).reshape(4 * outputs, 4 * outputs)
+    bound = torch.block_diag(*found.curvature.expand(outputs, 4, 4))
+    assert float(torch.linalg.eigvalsh(bound - second).min()) > -1e-8
+
+
+def test_labels_and_counts_are_learned():
+    draw = torch.Generator().manual_seed(0)
+    client, x = torch.arange(600) % 10, torch.randn(600, 3, generator=draw, dtype=torch.float64)
+    level = torch.randn(10, generator=draw)[client]
+    y = (x[:, 0] + level + 0.1 * torch.randn(600, generator=draw) > 0).long()
+    labels = solved(Federation.from_arrays(x, y, client), linear(outputs=2)).summary().scores["mixed"]["mean"]
+    assert labels > 0.9
+    counts = torch.poisson((0.5 * x[:, 0] + 0.5 * level + 1).exp(), generator=draw)
+    data = Federation.from_arrays(x, counts, client, task=Counts(float(counts.mean())))
+    found = solved(data).history.curve("mixed", "test", "deviance").mean(1)
+    assert float(found[-1]) < 1.3  # of Poisson counts it is about 1
+
+
+def test_random_features_bend_lines_and_what_cannot_be_solved_is_one_line():
+    draw = torch.Generator().manual_seed(0)
+    client, x = torch.arange(900) % 9, torch.rand(900, 2, generator=draw) * 4 - 2
+    data = Federation.from_arrays(x, (2 * x[:, 0]).sin() + x[:, 1].square(), client)
+    straight, bent = (solved(data, default_model(data, name)) for name in ("linear", "wide"))
+    errors = [run.summary().scores["mixed"]["mean"] for run in (straight, bent)]
+    assert errors[1] < errors[0] / 3
+    far = torch.tensor([[30.0, 0.0], [60.0, 0.0], [90.0, 0.0]])
+    answers = bent.load_model(position=0)(far).flatten()
+    torch.testing.assert_close(answers[2] - answers[1], answers[1] - answers[0], rtol=1e-3, atol=1e-3)
+    with pytest.raises(UsageError, match="hidden units must be at least 1"):
+        wide((3,), 1, hidden=0)
+    series = Federation.from_arrays(x, torch.rand(900, 1), client, task=Quantiles(quantiles=(0.5,)))
+    with pytest.raises(UsageError, match="partial pooling solves regression, counts, labels and forecasts"):
+        solved(series, linear(2).float())
+
+
+def test_hardly_any_rows_give_numbers():
+    """Two rows of each of ten clients, more columns than rows, and one column twice."""
+    draw = torch.Generator().manual_seed(0)
+    x = torch.randn(60, 8, generator=draw)
+    x = torch.cat([x, x[:, :1], torch.ones(60, 1)], 1)
+    data = Federation.from_arrays(x, torch.randn(60, generator=draw) * 1e3, torch.arange(60) % 15)
+    run = solved(data, nn.Linear(10, 1), kin=1.0)
+    assert torch.isfinite(coefficients(run)).all()
+
+
+def test_who_joins_late_begins_with_the_mean_of_all():
+    data, _, _ = federation(0.7, 0.5)
+    late = fit(PartialPooling(kin=1.0), data, linear(), rounds=2, participation=Participation(1.0, late=0.4, joins=2))
+    theta = coefficients(late)
+    same = (theta[:, None] - theta).abs().sum(2) < 1e-9
+    assert sorted(same.sum(1).tolist())[-5:] == [5] * 5  # two fifths of twelve, who have sent nothing
+    joined = fit(PartialPooling(), data, linear(), rounds=30, participation=Participation(1.0, late=0.4, joins=2))
+    torch.testing.assert_close(coefficients(joined), coefficients(solved(data, rounds=30)), rtol=1e-3, atol=1e-3)

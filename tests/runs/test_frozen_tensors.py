@@ -1,0 +1,158 @@
+"""Frozen tensors are stored once, in memory and in files, whatever the method; folders of before are still read."""
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
+from torch import nn
+from torch.utils._pytree import tree_leaves
+
+import kinfed
+from kinfed.core import checkpoint, trees
+from kinfed.core.engine import Rounds
+from kinfed.methods import METHODS
+from kinfed.runs.continuation import link
+from kinfed.runs.final_state import Former
+from kinfed.runs.run_folder import RunFolder
+
+CLIENTS, STILL = 6, 4 * 30 + 30  # clients, and frozen numbers
+NAMED = {"frozen": ("still.*",)}
+METHODS_HERE = ("local", "fedavg", "ditto", "fedrep", "fedamp", "knn-per", "pfedbayes")
+
+
+class Net(nn.Module):
+    """A frozen layer that is larger than all that is trained."""
+
+    def __init__(self, still=False):
+        super().__init__()
+        self.still, self.body, self.head = nn.Linear(4, 30), nn.Linear(30, 3), nn.Linear(3, 2)
+        self.still.requires_grad_(not still)
+
+    def forward(self, x):
+        return self.head(self.body(self.still(x).tanh()).tanh())
+
+
+def net(still=False):
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        return Net(still)
+
+
+def federation():
+    draw = torch.Generator().manual_seed(4)
+    x = torch.randn(20 * CLIENTS, 4, generator=draw)
+    return kinfed.Federation.from_arrays(x, (x[:, 0] > 0).long(), torch.arange(len(x)) % CLIENTS)
+
+
+def fit(name, rounds=2, still=False, **how):
+    method = METHODS[name](**({} if still else NAMED))
+    training = kinfed.Training(epochs=1)
+    how = {"execution": kinfed.Execution("loop", workers=1), **how}
+    return kinfed.fit(method, federation(), net(still), rounds=rounds, training=training, **how)
+
+
+def width(t):
+    return t.shape[-1] if t.ndim else 1
+
+
+@pytest.mark.parametrize("still", [False, True], ids=["by name", "without gradient"])
+@pytest.mark.parametrize("name", METHODS_HERE)
+def test_no_table_over_clients_holds_what_is_frozen(name, still, tmp_path):
+    fit(name, Rounds(4, until=2), still, folder=tmp_path / "part")
+    with safe_open(tmp_path / "part" / "checkpoint.safetensors", "pt") as file:
+        sizes = {key: file.get_tensor(key).numel() / CLIENTS for key in file.keys() if "score" not in key}  # noqa: SIM118
+    trained = 101  # numbers
+    assert max(sizes.values()) <= 2 * trained  # of pfedbayes, which has two of each
+    run = fit(name, still=still)
+    assert width(run.history.models["theta"]) == run.model.layout.size
+    assert run.left is not None
+    assert all(width(t) != run.model.layout.whole.size for t in tree_leaves(tuple(run.left)[:1]) if hasattr(t, "shape"))
+    kinfed.save(run, tmp_path / "run")
+    found = load_file(tmp_path / "run" / "models.safetensors")
+    still_named = [key for key in found if key.partition("/")[2].startswith("still.") and not key.endswith("rho")]
+    assert sorted(still_named) == ["*/still.bias", "*/still.weight"]
+    begun = net().still.state_dict()
+    assert all(torch.equal(found[f"*/still.{key}"], value) for key, value in begun.items())
+    state = load_file(tmp_path / "run" / "state.safetensors")
+    assert state["roster.theta"].numel() == run.model.layout.size
+    for client in "05":
+        loaded = kinfed.load_model(tmp_path / "run", client, net(still), run.method)
+        x = federation().x
+        assert torch.equal(loaded(x), run.load_model(client)(x))
+
+
+def test_modules_that_are_loaded_share_nothing_and_those_of_a_predictor_what_is_frozen(tmp_path):
+    run = fit("local")
+    kinfed.save(run, tmp_path / "run")
+    saved = kinfed.load_run(tmp_path / "run", net(), run.method)
+    for load in (run.load_model, saved.module):
+        first, second = load("0"), load("1")
+        before = second.still.weight.clone()
+        with torch.no_grad():
+            first.still.weight.add_(1)
+        assert torch.equal(second.still.weight, before)
+        assert torch.equal(load("2").still.weight, before)
+    one, other = (saved.predictor().module(name) for name in "01")
+    assert one.still.weight is other.still.weight
+    assert not torch.equal(one.head.weight, other.head.weight)
+
+
+def as_before(folder, run):
+    """Rewrite a folder's files as they were when every client's model and the roster held what is frozen."""
+    names = [str(i) for i in range(CLIENTS)]
+    for path in (folder.models, folder.state):
+        with safe_open(path, "pt") as file:
+            words, arrays = file.metadata(), {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+        still = {key: value for key, value in arrays.items() if key.startswith("*/still.")}
+        arrays = {key: value for key, value in arrays.items() if key not in still}
+        for key, value in still.items():
+            arrays |= {f"{name}/{key[2:]}": value.clone() for name in names}
+        if "roster.theta" in arrays:
+            model = kinfed.Model(net())
+            layout = run.model.layout
+            initial = model.layout.tensors(model.theta) | layout.tensors(arrays["roster.theta"])
+            arrays["roster.theta"] = model.layout.flatten(initial)
+        checkpoint.write(arrays, path, words)
+
+
+@pytest.mark.parametrize("name", ["local", "ditto", "fedrep"])
+def test_a_folder_in_which_every_client_has_what_is_frozen_is_read_and_goes_on(name, tmp_path):
+    run = fit(name)
+    kinfed.save(run, tmp_path / "old")
+    old = RunFolder(tmp_path / "old")
+    as_before(old, run)
+    assert "3/still.weight" in load_file(old.models)
+    x = federation().x
+    for method in (None, run.method):
+        loaded = kinfed.load_model(old.path, "3", net(), method)
+        assert torch.equal(loaded(x), run.load_model("3")(x))
+    roster = Former(old).roster(run.model.layout, kinfed.Training(), 0)
+    assert torch.equal(roster.theta, run.left.roster.theta)
+    (tmp_path / "on").mkdir()
+    link(old, RunFolder(tmp_path / "on"))
+    on, once = fit(name, 4, folder=tmp_path / "on"), fit(name, 4)
+    assert torch.equal(on.history.models["theta"], once.history.models["theta"])
+    for one, other in zip(*(trees.pack(tuple(r.left.progress[1:3])).values() for r in (on, once)), strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("name", ["fedavg", "ditto", "fedrep"])
+def test_executors_agree_on_layers_of_which_a_part_is_frozen(name):
+    """A bias without its weight, and the layer in the middle: also in fused form, which reads them beside theta."""
+    for frozen in (("0.bias",), ("1.*",), ("1.weight", "2.bias")):
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(5)
+            module = nn.Sequential(
+                nn.Linear(4, 5), nn.Linear(5, 5), nn.Linear(5, 3), nn.Tanh(), nn.Linear(3, 2)
+            ).double()
+        data = federation()
+        data = kinfed.Federation.from_arrays(data.x.double(), data.y, torch.arange(len(data.x)) % CLIENTS)
+        found = [
+            kinfed.fit(METHODS[name](frozen=frozen), data, module, rounds=2, execution=kinfed.Execution(executor))
+            for executor in ("loop", "vmap", "fused")
+        ]
+        for other in found[1:]:
+            torch.testing.assert_close(other.history.models["theta"], found[0].history.models["theta"])
+        layout = found[0].model.layout
+        assert layout.frozen == layout.match(frozen)
+        assert set(found[0].model.frozen) == layout.frozen

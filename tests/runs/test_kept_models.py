@@ -1,0 +1,99 @@
+"""The models that a run hands out and writes are those that were scored, or there are none."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+import kinfed
+from kinfed import Execution, FedAvg, Federation, Local, RunError
+from kinfed.core.model import Model
+from kinfed.core.trial import Trial
+from kinfed.methods import FedRoD, KNNPer
+from kinfed.runs import agreement
+from kinfed.runs.run_folder import RunFolder
+
+
+def federation(clients=3):
+    x = torch.randn(20 * clients, 4, generator=torch.Generator().manual_seed(0))
+    return Federation.from_arrays(x, (x.sum(1) > 0).long(), torch.arange(clients).repeat_interleave(20))
+
+
+def net():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Dropout(0.2), nn.Linear(5, 2))
+
+
+def fit(method, executor="loop", clients=3, **how):
+    return kinfed.fit(method, federation(clients), net(), rounds=2, execution=Execution(executor), **how)
+
+
+@pytest.mark.parametrize("executor", ["loop", "vmap"])
+@pytest.mark.parametrize("method", [Local(), FedAvg(), FedAvg(bn="local"), FedRoD(), KNNPer()], ids=repr)
+def test_what_is_kept_answers_as_what_was_scored(method, executor, monkeypatch):
+    asked = []
+    real = agreement.differ
+    monkeypatch.setattr(agreement, "differ", lambda one, two: asked.append((one, two)) or real(one, two))
+    fit(method, executor)
+    assert len(asked) == 3
+    for kept, scored in asked:
+        assert kept.shape == (2, 2)
+        torch.testing.assert_close(kept, scored)
+
+
+def test_a_module_that_would_be_another_one_is_not_kept(monkeypatch, tmp_path):
+    export = Model.export
+
+    def wrong(model, theta):
+        return export(model, theta).append(nn.Tanh())
+
+    monkeypatch.setattr(Trial, "check_predictions", lambda trial: [2])  # which would have found it before
+    monkeypatch.setattr(Model, "export", wrong)
+    with pytest.raises(RunError, match=r"the model of client '0' is not kept, as it would not be the one") as raised:
+        kinfed.fit(Local(), federation(), net(), rounds=2, execution=Execution("loop"), folder=tmp_path / "r")
+    assert "\n" not in str(raised.value)
+    assert not RunFolder(tmp_path / "r").models.exists()
+    assert not RunFolder(tmp_path / "r").is_finished
+
+
+def test_the_clients_of_a_large_federation_are_asked_here_and_there(monkeypatch):
+    asked = []
+    real = kinfed.Run.load_model
+    monkeypatch.setattr(agreement, "CLIENTS", 3)
+    monkeypatch.setattr(
+        kinfed.Run, "load_model", lambda run, position: asked.append(position) or real(run, position=position)
+    )
+    fit(Local(), clients=8)
+    assert asked == [0, 3, 6]
+
+
+def test_rounding_of_a_model_that_is_sensitive_to_it_is_no_disagreement():
+    class Steep(nn.Module):
+        def forward(self, x):
+            return (x * 1e9).sin()
+
+    x = torch.randn(2, 4)
+    kept = Steep()(x)
+    assert agreement._rounded(Steep(), x, kept, Steep()(x * (1 + 1e-7)))
+    assert not agreement._rounded(Steep(), x, kept, kept + 100)
+    module = net().eval()
+    assert not agreement._rounded(module, x, module(x), module(x) + 1e-3)
+
+
+def test_models_that_are_not_read_as_they_were_written_are_removed(monkeypatch, tmp_path):
+    run = fit(FedAvg())
+    write = RunFolder.write_models
+
+    def damaged(folder, history, *rest):
+        changed = {name: t + 1 for name, t in history.kept_models.items()}
+        write(folder, replace(history, kept_models=changed), *rest)
+
+    monkeypatch.setattr(RunFolder, "write_models", damaged)
+    with pytest.raises(RunError, match="is not read from its file as it was written"):
+        kinfed.save(run, tmp_path / "r")
+    assert not RunFolder(tmp_path / "r").models.exists()
+    assert not RunFolder(tmp_path / "r").is_finished
+    monkeypatch.undo()
+    kinfed.save(run, tmp_path / "s")
+    assert torch.equal(kinfed.load_run(tmp_path / "s", net()).theta("2"), run.theta("2"))

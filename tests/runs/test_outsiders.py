@@ -1,0 +1,121 @@
+"""Standard models against scikit-learn, and against a choice that they beat or do not."""
+
+import numpy as np
+import polars
+import pytest
+import torch
+from sklearn.linear_model import Ridge
+
+import kinfed
+from kinfed import Counts, Federation, choose
+from kinfed.runs import outsiders as made
+from kinfed.runs.outside_scores import compare
+from kinfed.runs.outsiders import outsiders
+from kinfed.runs.test_scores import of_examples
+from kinfed.search.choose import kept
+
+
+def rows(own=2.0, level=0.0, seed=0, clients=8, n=40):
+    """x: [n, 3], y: [n] by a line of each client's own, and whose they are."""
+    draw = torch.Generator().manual_seed(seed)
+    client = torch.arange(clients * n) % clients
+    x = torch.randn(clients * n, 3, generator=draw, dtype=torch.float64)
+    slopes = torch.tensor([1.0, -1.0, 0.5]) + own * torch.randn(clients, 3, generator=draw)
+    levels = level * torch.randn(clients, generator=draw)
+    return x, (x * slopes[client]).sum(1) + levels[client] + 0.3 * torch.randn(clients * n, generator=draw), client
+
+
+def score(federation, one):
+    truth = federation.y[torch.cat(list(federation.rows["test"]))]
+    outputs = torch.from_numpy(one.answers["test"]).to(federation.x.dtype)
+    return float(of_examples(federation.task, outputs, truth).mean())
+
+
+def test_ridges_are_those_of_scikit_learn(monkeypatch):
+    data = Federation.from_arrays(*rows())
+    monkeypatch.setattr(made, "PENALTIES", (2.5,))
+    found = {one.name: one for one in outsiders(data)}
+    each = found["a ridge for each client"].answers["test"]
+    expected = [
+        Ridge(2.5).fit(data.x[train].numpy(), data.y[train].numpy()).predict(data.x[test].numpy())
+        for train, test in zip(data.rows["train"], data.rows["test"], strict=True)
+    ]
+    np.testing.assert_allclose(each[:, 0], np.concatenate(expected), rtol=1e-8, atol=1e-10)
+
+    train, test = (torch.cat(list(data.rows[split])) for split in ("train", "test"))
+    who = [np.repeat(np.eye(8), [len(one) for one in data.rows[split]], 0) for split in ("train", "test")]
+    x = data.x[train].numpy()
+    wide = np.hstack([x - x.mean(0), who[0]])
+    target = data.y[train].numpy()
+    pooled = Ridge(2.5, fit_intercept=False).fit(wide, target - target.mean())
+    asked = np.hstack([data.x[test].numpy() - x.mean(0), who[1]])
+    answers = found["a ridge, pooled, knowing the client"].answers["test"][:, 0]
+    np.testing.assert_allclose(answers, pooled.predict(asked) + target.mean(), rtol=1e-8, atol=1e-9)
+
+
+def test_who_wins_is_who_should():
+    apart, alike = (Federation.from_arrays(*rows(own, 3.0)) for own in (3.0, 0.0))
+    for data, best in ((apart, "a ridge for each client"), (alike, "a ridge, pooled, knowing the client")):
+        errors = {one.name: score(data, one) for one in outsiders(data)}
+        assert min(errors, key=errors.get) == best
+        assert errors["the client's own mean"] == max(errors.values())
+
+
+@pytest.mark.parametrize("labels", [2, 3])
+def test_labels_and_counts_have_theirs(labels):
+    x, y, client = rows(0.0, 2.0)
+    cuts = torch.quantile(y, torch.linspace(0, 1, labels + 1, dtype=y.dtype)[1:-1])
+    data = Federation.from_arrays(x, torch.bucketize(y, cuts), client)
+    right = {one.name: score(data, one) for one in outsiders(data)}
+    assert set(right) == {
+        "the client's own majority",
+        "a logistic regression for each client",
+        "a logistic regression, pooled, knowing the client",
+        "boosting, pooled, knowing the client",
+    }
+    assert all(share > 1 / labels for share in right.values())
+    assert min(right, key=right.get) == "the client's own majority"
+    counts = Federation.from_arrays(x, torch.poisson((y / 2).clamp(max=4).exp()), client, task=Counts(1.5))
+    deviance = {one.name: score(counts, one) for one in outsiders(counts)}
+    assert deviance["boosting, pooled, knowing the client"] < deviance["the client's own mean"]
+
+
+def test_a_choice_races_models_says_what_a_ridge_does_and_gets_all_rows():
+    x, y, client = rows(0.3, 1.0, n=12)
+    frame = polars.DataFrame({f"x{i}": x[:, i].numpy() for i in range(3)} | {"y": y.numpy()})
+    frame = frame.with_columns(shop=polars.Series([f"s{i}" for i in client.tolist()]))
+    choice = choose(frame, client="shop", target="y", rounds=4, budget=60, methods=["fedper"], refit=True)
+    names = {one.candidate.name for one in choice.standings}
+    assert {"partial-pooling,linear", "partial-pooling,wide", "partial-pooling,linear,kin=1"} <= names
+    assert choice.winner.candidate.name == "partial-pooling,linear"
+    assert [row["name"] for row in choice.outside.rows][-1] == "the client's own mean"
+    answer = choice.run.history.test("mixed").mean()
+    for row in choice.outside.rows[:1]:
+        assert (row["name"] in choice.verdict.sentence) == (row["mean"] < float(answer))
+    again = choice.refits["kin"]
+    assert [len(a) for a in again.federation.rows["train"]] == [12] * 8
+    scored, kept = choice.run.theta("s1"), again.theta("s1")
+    assert not torch.equal(scored, kept)
+    new = torch.zeros(1, 3)
+    assert torch.equal(choice.load_model("s1")(new), again.load_model("s1")(new))
+    with pytest.raises(kinfed.UsageError, match="a frame with client= and target="):
+        choose(frame)
+
+
+def test_an_answer_behind_the_clients_own_mean_says_so_first():
+    """Nothing can be learned of inputs: what was chosen of five rows each is behind each client's mean."""
+    draw = torch.Generator().manual_seed(3)
+    client = torch.arange(60) % 10
+    y = 10 * torch.randn(10, generator=draw)[client] + torch.randn(60, generator=draw)
+    data = Federation.from_arrays(torch.randn(60, 2, generator=draw), y, client)
+    choice = choose(data, torch.nn.Linear(2, 1), rounds=2, budget=20, methods=["fedper"])
+    assert choice.outside is None  # of a module of one's own nothing else is trained
+    found = compare(data, kept({"kin": choice.run, **choice.runs}, choice.answers))
+    assert found.first.startswith("the client's own mean does ")
+    assert found.first.endswith("): nothing needs to be shared")
+
+
+def test_fit_has_a_model_by_default():
+    data = Federation.from_arrays(*rows())
+    run = kinfed.fit(kinfed.FedAvg(), data, rounds=1)
+    assert [tuple(one.shape) for one in run.load_model(position=0).parameters()] == [(64, 3), (64,), (1, 64), (1,)]

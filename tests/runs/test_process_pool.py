@@ -1,0 +1,116 @@
+"""Runs one after the other and side by side."""
+
+import signal
+import subprocess
+import sys
+import time
+from contextlib import closing
+from multiprocessing import active_children
+
+import pytest
+
+from kinfed.errors import RunError, UsageError
+from kinfed.runs.config import experiment as config
+from kinfed.runs.pool import carry_out
+from kinfed.runs.run_folder import RunFolder
+from kinfed.simulation.execution import Execution
+
+SMALL = ["rounds=2", "federation.clients=4", "federation.partition.groups=2", "model=linear"]
+MACHINE = Execution("vmap", checkpoint_seconds=0)
+
+
+def asked(folder, **overrides):
+    made = {name: config.resolve(config.read("local", [*SMALL, *more])) for name, more in overrides.items()}
+    return {name: (experiment, folder / name) for name, experiment in made.items()}
+
+
+def test_side_by_side_every_run_ends_as_it_does_alone(tmp_path):
+    several = {"a": ["seed=1"], "b": ["training.optimiser.lr=1e38"]}
+    said = []
+    alone = {one.name: one for one in carry_out(asked(tmp_path / "1", **several), MACHINE, 1, said.append)}
+    assert said == list(alone) == ["a", "b"]
+    beside = {one.name: one for one in carry_out(asked(tmp_path / "2", **several, c=[]), MACHINE, 2, said.append)}
+    assert sorted(said[2:]) == sorted(beside) == ["a", "b", "c"]
+    assert alone["a"].problem is beside["a"].problem is beside["c"].problem is None
+    summaries = [RunFolder(one["a"].folder).read_summary() for one in (alone, beside)]
+    assert summaries[0].clients_scores == summaries[1].clients_scores
+    assert isinstance(beside["b"].problem, RunError)
+    assert str(alone["b"].problem) == str(beside["b"].problem)
+
+    # Nothing that is finished is done again, and nothing else goes into its folder.
+    before = (tmp_path / "2" / "a" / "history.csv").stat().st_mtime_ns
+    again = list(carry_out(asked(tmp_path / "2", a=["seed=1"]), MACHINE, 2, said.append))
+    assert [(one.name, one.problem) for one in again] == [("a", None)]
+    assert said[5:] == []
+    assert (tmp_path / "2" / "a" / "history.csv").stat().st_mtime_ns == before
+    with pytest.raises(UsageError, match="holds another experiment"):
+        next(carry_out(asked(tmp_path / "2", e=[], a=["seed=3"]), MACHINE, 2, said.append))
+    assert not (tmp_path / "2" / "e").exists()
+    with pytest.raises(UsageError, match="jobs counts parallel runs, so it must be at least 1; got 0"):
+        next(carry_out({}, MACHINE, 0, said.append))
+
+
+def _wait_for(path, seconds=60):
+    until = time.monotonic() + seconds
+    while not path.exists():
+        assert time.monotonic() < until, f"no {path.name} after {seconds} s"
+        time.sleep(0.02)
+
+
+PROGRAM = """
+import sys
+from pathlib import Path
+from kinfed.runs import config
+from kinfed.interrupts import heard
+from kinfed.runs.pool import carry_out
+from kinfed.simulation.execution import Execution
+small = sys.argv[2:]
+both = {n: (config.resolve(config.read("local", [*small, f"seed={n}"])), Path(sys.argv[1]) / n) for n in "12"}
+if __name__ == "__main__":
+    machine = Execution("vmap", checkpoint_seconds=0)
+    with heard():
+        for one in carry_out(both, machine, 2, lambda name: None):
+            print(one.name, one.problem, flush=True)
+"""
+
+
+SLOW = [pytest.param(number, marks=pytest.mark.slow) for number in (signal.SIGINT, signal.SIGKILL)]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, *SLOW])
+def test_when_it_is_interrupted_or_killed_its_processes_end_and_leave_what_can_be_taken_up(tmp_path, number):
+    program = tmp_path / "program.py"
+    program.write_text(
+        f"import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n{PROGRAM}"
+    )  # not SIG_IGN
+    long = [*SMALL, "rounds=1000000", "evaluate_every=100"]
+    process = subprocess.Popen([sys.executable, str(program), str(tmp_path), *long], stderr=subprocess.DEVNULL)
+    checkpoints = [tmp_path / name / "checkpoint.safetensors" for name in "12"]
+    for path in checkpoints:
+        _wait_for(path)
+    process.send_signal(number)
+    assert process.wait(60) != 0
+    before = None
+    while before != (before := [path.stat().st_mtime_ns for path in checkpoints]):  # nobody writes there any more
+        time.sleep(1)
+    assert not list(tmp_path.rglob("*.part"))
+
+
+def test_a_run_whose_process_is_killed_is_told_and_the_others_go_on(tmp_path):
+    both = asked(tmp_path, long=["rounds=1000000", "evaluate_every=100"], short=[])
+    with closing(carry_out(both, MACHINE, 2, lambda name: None)) as outcomes:
+        assert next(outcomes)[::2] == ("short", None)
+        _wait_for(tmp_path / "long" / "checkpoint.safetensors")
+        (process,) = active_children()
+        process.kill()
+        name, folder, problem = next(outcomes)
+    assert (name, folder) == ("long", tmp_path / "long")
+    assert str(problem) == "its process was killed (exit code -9); was there enough memory?"
+    assert not active_children()
+
+
+def test_warnings_of_other_processes_are_heard(tmp_path):
+    crowded = config.resolve(config.read("fedamp", [*SMALL, "method.alpha=5000"]))
+    with pytest.warns(UserWarning, match="a client resembles so many others"):
+        outcomes = list(carry_out({"a": (crowded, tmp_path / "a")}, MACHINE, 2, lambda name: None))
+    assert outcomes == [("a", tmp_path / "a", None)]

@@ -1,0 +1,241 @@
+"""kinfed.choose: the same choice whatever happens on the way, and test examples at the end only."""
+
+import json
+
+import pytest
+import torch
+from torch import nn
+from torch.utils._pytree import tree_map
+
+from kinfed import SGD, Execution, FedAGHN, FedAvg, Federation, FedRep, Regression, Split, Training, UsageError, choose
+from kinfed.errors import explain
+from kinfed.search import choose as choose_module
+from kinfed.search.arena import Arena
+
+METHODS = ("fedrep", "cfl")
+
+
+def federation(split=None, noise=0.0, seed=0):
+    """Six clients in two groups with opposite answers."""
+    draw = torch.Generator().manual_seed(seed)
+    x = torch.randn(240, 3, generator=draw)
+    client = torch.arange(240) % 6
+    y = ((x @ torch.tensor([1.0, -1.0, 0.5])) * (1 - 2 * (client % 2)) > 0).long()
+    flipped = torch.rand(240, generator=draw) < noise
+    return Federation.from_arrays(x, torch.where(flipped, 1 - y, y), client, split=split)
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2))
+
+
+def chosen(data=None, module=None, **how):
+    how = {"rounds": 8, "methods": METHODS, "budget": 80} | how
+    return choose(data or federation(), module or network(), **how)
+
+
+def test_it_finds_a_method_that_beats_one_model_for_all():
+    choice = chosen()
+    assert choice.winner.candidate.method_name != "fedavg"
+    kin, shared = (run.history.test(run.history.chosen).mean() for run in (choice.run, choice.fedavg))
+    assert kin >= shared + 0.2
+    assert choice.trained <= choice.budget == 80
+    assert set(choice.answers) == {"0", "1", "2", "3", "4", "5"}
+    model = choice.load_model("3")
+    kept = {"kin": choice.run, "local": choice.local, "fedavg": choice.fedavg}[choice.answers["3"]]
+    x = torch.randn(5, 3)
+    assert torch.equal(model(x), kept.load_model("3")(x))
+
+
+def test_the_same_request_gives_the_same_choice_to_the_bit():
+    one, two = chosen(), chosen()
+    assert one.to_dict() == two.to_dict()
+    assert torch.equal(one.run.history.models["theta"], two.run.history.models["theta"])
+
+
+def test_test_examples_do_not_matter_to_the_race():
+    data = federation()
+    other = federation()
+    for rows in other.rows["test"]:
+        other.y[rows] = 1 - other.y[rows]
+    one, two = chosen(data), chosen(other)
+    assert [row for row in one.ranking()] == [row for row in two.ranking()]
+    assert one.verdict != two.verdict
+
+
+def test_an_interrupted_choice_goes_on_to_the_same_end(tmp_path):
+    rounds = []
+
+    def stop(history, count):
+        rounds.append(history.done)
+        if len(rounds) == 30:
+            raise KeyboardInterrupt
+
+    whole = chosen(folder=tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        chosen(folder=tmp_path / "part", execution=Execution(progress=stop))
+    before = len(rounds)
+    again = chosen(folder=tmp_path / "part", execution=Execution(progress=lambda *_: rounds.append(0)))
+    assert len(rounds) - before == whole.trained - 30  # what had been trained was kept
+    assert again.to_dict() == whole.to_dict()
+    assert torch.equal(again.run.history.models["theta"], whole.run.history.models["theta"])
+
+
+def test_a_folder_goes_on_with_its_own_request_only(tmp_path):
+    chosen(folder=tmp_path)
+    with pytest.raises(UsageError, match="was begun with another 'budget'; repeat that request"):
+        chosen(folder=tmp_path, budget=72)
+    for other in (
+        {"methods": ("fedrep",)},
+        {"training": Training(epochs=1)},
+        {"methods": (FedRep(head_epochs=2), "cfl")},
+    ):
+        with pytest.raises(UsageError, match="was begun with another 'candidates'"):
+            chosen(folder=tmp_path, **other)
+    with pytest.raises(UsageError, match="was begun with another 'data'"):
+        chosen(federation(seed=1), folder=tmp_path)
+
+
+def test_a_time_becomes_a_number_of_rounds_once(tmp_path):
+    first = chosen(folder=tmp_path, budget="10s")
+    kept = json.loads((tmp_path / "race.json").read_text())
+    assert kept["asked"]["budget"] == "10s"
+    assert kept["budget"] == first.budget >= first.trained
+    kept["budget"] = first.budget  # whatever another machine would have measured
+    assert chosen(folder=tmp_path, budget="10s").to_dict() == first.to_dict()
+
+
+def test_several_seeds_validate_on_other_examples_and_test_on_the_same(tmp_path):
+    choice = chosen(seeds=2, budget=160, folder=tmp_path)
+    assert choice.winner.values.shape == (2, 6)
+    assert (tmp_path / "fedrep,lr=0.1" / "fold-1" / "checkpoint.safetensors").exists()
+    data = federation()
+    for fold in range(4):
+        folded = data.folded(fold)
+        for split in ("train", "validation", "test"):
+            assert all(len(a) == len(b) for a, b in zip(folded.rows[split], data.rows[split], strict=True))
+        assert all(torch.equal(a, b) for a, b in zip(folded.rows["test"], data.rows["test"], strict=True))
+        if fold:
+            both = zip(folded.rows["validation"], data.rows["validation"], strict=True)
+            assert not any(torch.isin(a, b).any() for a, b in both)
+
+
+def test_a_method_with_settings_of_ones_own_is_a_candidate_and_so_are_its_rates():
+    choice = chosen(methods=[FedAGHN(sharpness=1.0), FedAGHN()], training=Training(optimiser=SGD(0.2)))
+    names = {one.candidate.name for one in choice.standings}
+    known = {"fedaghn,lr=0.2", "fedaghn,sharpness=1.0,lr=0.2", "fedaghn,lr=0.6", "local,lr=0.0666667", "fedavg,lr=0.2"}
+    assert known <= names
+
+
+def test_a_candidate_that_diverges_is_out_and_named():
+    rows = {row["candidate"]: row for row in chosen(methods=(Broken(),)).ranking()}
+    assert "round 2: the server's state holds NaN" in rows["broken,lr=0.1"]["problem"]
+    assert rows["local,lr=0.1"]["rounds"] == 8
+
+
+@pytest.mark.parametrize("failing", ["cfl", "fedavg", "local"])
+def test_whatever_a_candidate_raises_is_its_own_failure(failing, monkeypatch, caplog):
+    def train(arena, candidate, fold, until, whole=Arena.train):
+        if candidate.method_name == failing:
+            raise ValueError("the matrix\nis not finite")
+        return whole(arena, candidate, fold, until)
+
+    monkeypatch.setattr(Arena, "train", train)
+    with caplog.at_level("DEBUG", "kinfed"):
+        choice = chosen()
+    rows = {row["candidate"]: row for row in choice.ranking()}
+    assert {name.partition(",")[0] for name, row in rows.items() if "unexpected" in row.get("problem", "")} == {failing}
+    assert "in train" in caplog.text  # the log says where, for --debug
+    assert choice.winner.candidate.method_name != failing
+    missing = [] if failing == "cfl" else [failing]
+    assert [name for name, run in (("local", choice.local), ("fedavg", choice.fedavg)) if run is None] == missing
+    over = {"cfl": {"local", "fedavg"}, "fedavg": {"local"}}
+    assert (choice.verdict.over.keys() if choice.verdict else None) == over.get(failing)
+    assert [problem.partition(":")[0] for problem in choice.problems] == [
+        f"{one} failed at every rate" for one in missing
+    ]
+    assert len(choice.answers) == 6
+    choice.load_model("3")
+
+
+def test_a_winner_that_fails_at_the_end_makes_room_for_the_next(monkeypatch):
+    first = chosen().winner.candidate
+
+    def train(arena, candidate, fold, until, whole=Arena.train):
+        if candidate == first and not until:
+            raise ValueError("it cannot be scored")
+        return whole(arena, candidate, fold, until)
+
+    monkeypatch.setattr(Arena, "train", train)
+    choice = chosen()
+    assert choice.winner.candidate != first
+    assert "it cannot be scored" in next(one.problem for one in choice.standings if one.candidate == first)
+
+
+def test_scores_that_cannot_be_compared_leave_the_choice_without_a_verdict(monkeypatch):
+    monkeypatch.setattr(choose_module, "verdict", lambda *_, **__: 1 / 0)
+    choice = chosen()
+    assert choice.verdict is None
+    assert choice.problems == [f"there is no verdict: {explain(ZeroDivisionError('division by zero'))[1]}"]
+    json.dumps(choice.to_dict())
+
+
+class Broken(FedAvg):
+    """Ends in its second round."""
+
+    def aggregate(self, roster, server, cohort, uploads):
+        return tree_map(lambda t: t / (1 - roster.round), super().aggregate(roster, server, cohort, uploads))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"budget": 10}, "a budget of 10 is too short .*: it takes 24 training rounds"),
+        ({"budget": "soon"}, "a time such as 90s, 5m or 1h; got 'soon'"),
+        ({"methods": ("fedagnh",)}, "there is no method 'fedagnh'; did you mean 'fedaghn'"),
+        ({"methods": (FedAGHN(feedback="test"),)}, "fedaghn cannot be chosen fairly"),
+        ({"seeds": 0}, "seeds counts how often .* from 1; got 0"),
+        ({"round": 3}, "choose takes no 'round'; did you mean 'rounds'"),
+        ({"data": federation(split=Split(0.2, 0.0))}, "no client has any; set federation.split.validation"),
+    ],
+)
+def test_a_request_that_cannot_work_is_one_line(wrong, said, tmp_path):
+    with pytest.raises(UsageError, match=said):
+        chosen(folder=tmp_path / "out", **wrong)
+    assert not (tmp_path / "out" / "race.json").exists()
+
+
+class Ordered(Regression):
+    """Scored by what a single example has no score of."""
+
+    metric = "spread"
+
+    def score(self, outputs, y, weight):
+        scores = super().score(outputs, y, weight)
+        return scores | {"spread": scores["mse"] / (weight.sum() - 1)}
+
+
+def test_clients_are_compared_where_examples_have_no_scores():
+    draw = torch.Generator().manual_seed(0)
+    x, client = torch.randn(240, 3, generator=draw), torch.arange(240) % 6
+    y = (x @ torch.tensor([1.0, -1.0, 0.5])) * (1 - 2 * (client % 2))
+    choice = chosen(Federation.from_arrays(x, y, client, task=Ordered()), module=nn.Linear(3, 1))
+    assert set(choice.answers.values()) == {"kin"}
+    means = [run.history.test(run.history.chosen).double().mean() for run in (choice.run, choice.local)]
+    assert choice.verdict.over["local"].mean == pytest.approx(float(means[1] - means[0]))
+    assert len(choice.verdict.undecided) == 6
+
+
+def test_a_race_goes_on_with_the_model_that_it_began_with(tmp_path):
+    chosen(folder=tmp_path)
+    other = nn.Sequential(*network()[:1], nn.Tanh(), *network()[2:])  # as large, with the same initial values
+    for module in (other, nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))):
+        with pytest.raises(UsageError, match="was begun with another 'model'"):
+            chosen(folder=tmp_path, module=module)
+
+
+@pytest.mark.parametrize("methods", ["fedavg", []])
+def test_methods_are_a_list_of_names(methods):
+    with pytest.raises(UsageError, match="methods is a list of names"):
+        chosen(methods=methods)

@@ -1,0 +1,177 @@
+"""Who stays in a race, who wins it, and what a client's validation score is there."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from kinfed import Classification, FedAGHN, FedAvg, Local, Regression, Rounds, Training
+from kinfed.core.history import History
+from kinfed.search.successive_halving import (
+    Candidate,
+    Entry,
+    Rung,
+    Standing,
+    base_of,
+    cost,
+    run,
+    rungs,
+    scored,
+    validated,
+    winner,
+)
+
+KINDS = {"local": Local(), "fedavg": FedAvg()}
+
+
+def candidate(name):
+    base = name.partition(",")[0]
+    return Candidate(name, base, KINDS.get(base, FedAGHN()), Training())
+
+
+def standing(name, *values, rounds=20):
+    return Standing(candidate(name), rounds, np.array(values, float))
+
+
+def test_a_race_costs_what_its_budget_allows():
+    plan = rungs(20, 1, 30, 1, 200)
+    assert plan == [Rung(5, 24), Rung(10, 8), Rung(20, 4)]
+    assert cost(plan, 1) == 24 * 5 + 8 * 5 + 4 * 10 == 200
+    assert cost(rungs(20, 1, 30, 2, 400), 2) == 400
+    assert rungs(20, 1, 30, 1, 60) == [Rung(5, 3), Rung(10, 3), Rung(20, 3)]  # the least
+    assert rungs(20, 8, 9, 1, 1000) == [Rung(8, 9), Rung(20, 4)]  # candidates are compared where they are scored
+    assert rungs(1, 1, 5, 1, 1000) == [Rung(1, 5)]
+    assert scored(Rounds(20, evaluate_every=20)) == Rounds(20, evaluate_every=5)
+    assert scored(Rounds(3, evaluate_every=2)) == Rounds(3, evaluate_every=1)
+    assert scored(Rounds(20, evaluate_every=4)) == Rounds(20, evaluate_every=4)
+
+
+def test_the_worst_leave_and_the_best_of_each_base_stays():
+    quality = {"local,a": 0.2, "local,b": 0.3, "fedavg,a": 0.1, "x": 0.9, "y": 0.8, "z": 0.7, "w": 0.6}
+    trained = []
+
+    def advance(entries, until):
+        trained.append(([one.name for one, _ in entries], until))
+        return {entry: "diverged" for entry in entries if entry.candidate.name == "x" and until == 10}
+
+    plan = [Rung(5, 7), Rung(10, 4), Rung(20, 3)]
+    found = run(
+        [candidate(name) for name in quality],
+        plan,
+        1,
+        advance,
+        lambda entry, until: np.full(3, quality[entry.candidate.name]),
+    )
+    assert trained == [
+        (list(quality), 5),
+        (["x", "y", "local,b", "fedavg,a"], 10),
+        (["y", "local,b", "fedavg,a"], 20),
+    ]
+    assert [(one.candidate.name, one.rounds) for one in found] == [
+        ("y", 20), ("local,b", 20), ("fedavg,a", 20), ("z", 5), ("w", 5), ("local,a", 5), ("x", 5),
+    ]  # fmt: skip
+    assert found[-1].problem == "diverged"
+
+
+def test_what_the_budget_left_out_takes_the_place_of_what_ends_at_once():
+    trained = []
+
+    def advance(entries, until):
+        trained.append([one.name for one, _ in entries])
+        return {entry: "diverged" for entry in entries if entry.candidate.name in ("x", "z")}
+
+    names = ["local", "fedavg", "x", "y", "z", "v", "w"]
+    found = run([candidate(name) for name in names], [Rung(5, 4)], 1, advance, lambda entry, until: np.zeros(2))
+    assert trained == [["local", "fedavg", "x", "y"], ["z"], ["v"]]
+    assert [one.candidate.name for one in found if one.rounds] == ["local", "fedavg", "y", "v"]
+
+
+def test_local_at_a_rate_that_left_earlier_stands_in_for_one_that_ended():
+    late, early = standing("local,a", [0.9, 0.9]), standing("local,b", [0.5, 0.6], rounds=10)
+    late.problem = "diverged"
+    fedavg = standing("fedavg", [0.1, 0.1])
+    assert base_of([late, early, fedavg], "local") is early
+    assert base_of([late], "local") is None
+    assert winner([late, early, fedavg]) is fedavg
+
+
+def test_every_fold_of_a_candidate_is_trained():
+    asked = []
+    found = run(
+        [candidate("local"), candidate("fedavg")],
+        [Rung(2, 2)],
+        2,
+        lambda entries, until: asked.extend(entries) or {},
+        lambda entry, until: np.array([0.5, 0.7]) + entry.fold,
+    )
+    assert asked == [Entry(one, fold) for one in (candidate("local"), candidate("fedavg")) for fold in (0, 1)]
+    assert found[0].values.tolist() == [[0.5, 0.7], [1.5, 1.7]]
+    assert found[0].mean == pytest.approx(1.1)
+
+
+def test_local_is_replaced_only_by_what_is_better_by_more_than_a_standard_error():
+    local, fedavg = standing("local", [0.5, 0.5, 0.75, 0.75]), standing("fedavg", [0.4, 0.4, 0.4, 0.4])
+    # Gains of 1/8, -1/8, 1/8 and 1/8: mean 1/16, standard deviation 1/8, standard error 1/16.
+    close = standing("x", [0.625, 0.375, 0.875, 0.875])
+    assert close.over(local)[:2] == (1 / 16, 1 / 16)
+    assert winner([close, local, fedavg]) is local
+    clear = standing("x", [0.625, 0.4, 0.875, 0.875])
+    assert winner([clear, local, fedavg]) is clear
+    early = standing("y", [1, 1, 1, 1], rounds=10)
+    assert winner([early, local, fedavg]) is local
+
+
+def test_the_simplest_model_is_replaced_only_by_what_is_clearly_better_and_only_where_it_is_good_itself():
+    """Gains of 0.1, 0.2, 0.0 and 0.1 over it: mean 0.1, half of the interval 3.182446 * 0.0816497 / 2 = 0.13."""
+
+    def linear(*values):
+        one = standing("partial-pooling,linear", *values)
+        return replace(one, candidate=replace(one.candidate, model="linear"))
+
+    local, simple = standing("local", [0.5, 0.5, 0.5, 0.5]), linear([0.7, 0.6, 0.7, 0.6])
+    better, clear = standing("fedaghn", [0.8, 0.8, 0.7, 0.7]), standing("fedaghn", [0.9, 0.9, 0.9, 0.9])
+    assert simple.candidate.stays == "linear"
+    assert winner([better, simple, local]) is simple
+    assert winner([clear, simple, local]) is clear
+    weak = linear([0.5, 0.4, 0.6, 0.5])  # no better than learning alone
+    assert winner([better, weak, local]) is better
+    assert winner([weak, local]) is local
+    entries = [*(candidate(f"c{i}") for i in range(6)), local.candidate, simple.candidate]  # it is the worst, and stays
+    scores = {one.name: 10.0 - i for i, one in enumerate(entries)}
+    end = run(
+        entries, [Rung(1, 8), Rung(2, 3)], 1, lambda *_: {}, lambda one, _: np.full(4, scores[one.candidate.name])
+    )
+    assert {one.candidate.name for one in end if one.rounds == 2} == {"c0", "local", "partial-pooling,linear"}
+
+
+def test_gains_are_paired_by_client_and_averaged_over_folds():
+    one, other = standing("x", [1.0, 0.0], [0.5, np.nan]), standing("local", [0.5, 0.0], [0.0, np.nan])
+    mean, error, half = one.over(other)
+    assert (mean, error) == (pytest.approx(0.25), pytest.approx(0.25))  # of 0.5 and 0
+    assert half == pytest.approx(0.25 * 12.7062, rel=1e-4)  # Student's with one degree of freedom
+    assert standing("x", [1.0]).over(standing("local", [0.5]))[1] == np.inf
+
+
+def history(curves, task, every=1):
+    made = History(("a", "b"), task, every)
+    for t, values in enumerate(zip(*curves.values(), strict=True)):
+        made.rounds.append(t)
+        made.scores.append(
+            {
+                (name, split, task.metric): torch.tensor(value)
+                for name, value in zip(curves, values, strict=True)
+                for split in ("validation", "test")
+            }
+        )
+    return made
+
+
+def test_a_validation_score_is_that_of_the_preferred_model_in_its_best_round():
+    own = [[0.0, 0.0], [0.1, 0.1], [0.2, 0.4], [0.9, 0.5], [0.4, 0.2], [0.3, 0.3], [0.0, 0.0], [1.0, 1.0]]
+    scores = history({"own": own, "shared": [[0.6, 0.6]] * 8}, Classification(2))
+    assert validated(scores, until=7).tolist() == pytest.approx([0.9, 0.5])
+    assert validated(scores, until=2).tolist() == pytest.approx([0.6, 0.6])
+    errors = history({"own": own}, Regression())
+    assert validated(errors, until=8).tolist() == pytest.approx([0.0, 0.0])
+    assert np.isnan(validated(replace(scores, select_by="loss"), until=8)).all()  # there are no such scores
