@@ -208,7 +208,7 @@ def means(found, case, name, source, examples):
 
 def whole(found, case):
     """The methods that were measured with every seed, and the names of the others; those that refuse are neither."""
-    joined = [name for name in METHODS if not METHODS[name].refuses]
+    joined = [name for name in METHODS if not getattr(METHODS[name], "refuses", "")]
     kept = {name: [found.get(f"{case}/{name}/{seed}", {}) for seed in SEEDS] for name in joined}
     tried = {name: each for name, each in kept.items() if not any("problem" in one for one in each)}
     names = [name for name, each in tried.items() if all("rows" in one for one in each)]

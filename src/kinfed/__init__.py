@@ -16,6 +16,11 @@ if TYPE_CHECKING:
     from .core.method import Params as Params
     from .core.method import Roster as Roster
     from .core.method import SharedParams as SharedParams
+    from .core.mixins import Admits as Admits
+    from .core.mixins import Advises as Advises
+    from .core.mixins import Explains as Explains
+    from .core.mixins import Extends as Extends
+    from .core.mixins import Predicts as Predicts
     from .core.model import Model as Model
     from .core.optimiser import SGD as SGD
     from .core.optimiser import Adam as Adam
@@ -145,6 +150,7 @@ _PLACES = {  # each public name, by its module
     "core.graph": ("Graph",),
     "core.history": ("History",),
     "core.method": ("Method", "Params", "Roster", "SharedParams"),
+    "core.mixins": ("Admits", "Advises", "Explains", "Extends", "Predicts"),
     "core.model": ("Model",),
     "core.optimiser": ("Adam", "Optimiser", "OptState", "SGD"),
     "core.settings": ("Count", "CountOrZero", "In", "NonNegative", "Positive", "Settings", "Share"),

@@ -18,7 +18,8 @@ from kinfed.core.engine import Participation, run
 from kinfed.core.graph import Graph
 from kinfed.core.history import History
 from kinfed.core.layout import Layout
-from kinfed.core.method import Params, model_for
+from kinfed.core.method import Params
+from kinfed.core.mixins import Predicts, model_for
 from kinfed.core.model import Model
 from kinfed.core.optimiser import SGD
 from kinfed.core.sharing import Divided, Sharing, State, divide
@@ -331,7 +332,7 @@ def test_tuning_tunes_the_personal_part_of_the_tuned_model_alone():
     torch.testing.assert_close(tuned, trained, rtol=0, atol=0)
 
 
-class Prototype(FedAvg):
+class Prototype(FedAvg, Predicts):
     """Looks at features in training, and predicts by a rule of its own, from a model that is declared as shared."""
 
     def train(self, client, state, received):

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from kinfed import METHODS, SGD, Federation, Params, Training, UsageError, fit, load_model, towards
-from kinfed.core.method import Method, model_for
+from kinfed.core.mixins import Extends, Predicts, model_for
 from kinfed.core.model import Model
 from kinfed.core.tasks import Classification
 from kinfed.methods import Local
@@ -262,7 +262,7 @@ def test_test_examples_are_for_evaluation_alone():
 
 
 @dataclass(frozen=True)
-class Curious(Local):
+class Curious(Local, Predicts):
     """Looks at test examples when it is scored."""
 
     where: str = "personalise"
@@ -306,7 +306,7 @@ class Scaled(nn.Module):
 
 
 @dataclass(frozen=True)
-class Loud(Local):
+class Loud(Local, Extends, Predicts):
     """Predicts with the double of what its model gives, which has a layer more."""
 
     def extend(self, module, head):
@@ -343,7 +343,7 @@ def test_an_extended_module_is_saved_and_loaded_as_it_was_scored(tmp_path):
 
 
 def test_an_extension_that_is_no_module_is_told():
-    class Nothing(Local):
+    class Nothing(Local, Extends):
         def extend(self, module, head):
             return None
 
@@ -351,4 +351,4 @@ def test_an_extension_that_is_no_module_is_told():
         model_for(Nothing(), module())
     with pytest.raises(UsageError, match="the model has no layer 'hed' to serve as head"):
         model_for(METHODS["local"](), module(), "hed")
-    assert Method.extend(METHODS["local"](), net := module(), None) is net
+    assert Extends().extend(net := module(), None) is net

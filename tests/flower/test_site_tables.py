@@ -21,7 +21,7 @@ import kinfed
 from kinfed import UsageError
 from kinfed.cli import main
 from kinfed.cli.predict import opened
-from kinfed.core.method import model_for
+from kinfed.core.mixins import model_for
 from kinfed.core.seeding import generator
 from kinfed.core.tasks import Classification, Regression
 from kinfed.data.split import Split

@@ -11,7 +11,8 @@ from torch import nn
 from kinfed.core.client import Training
 from kinfed.core.engine import run
 from kinfed.core.history import History
-from kinfed.core.method import Roster, model_for
+from kinfed.core.method import Roster
+from kinfed.core.mixins import model_for
 from kinfed.core.model import Model
 from kinfed.core.optimiser import SGD
 from kinfed.core.seeding import tags

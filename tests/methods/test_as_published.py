@@ -18,7 +18,7 @@ from kinfed import SGD, Execution, Federation, Training
 from kinfed.core.engine import run
 from kinfed.core.graph import Graph
 from kinfed.core.history import History
-from kinfed.core.method import model_for
+from kinfed.core.mixins import model_for
 from kinfed.core.seeding import fold, key, normal, uniform
 from kinfed.core.tasks import Classification
 from kinfed.methods import FAMILIES, METHODS

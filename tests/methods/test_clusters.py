@@ -11,6 +11,7 @@ from torch import nn
 from kinfed import UsageError
 from kinfed.core.client import Training
 from kinfed.core.engine import sample
+from kinfed.core.mixins import join
 from kinfed.core.optimiser import SGD
 from kinfed.methods import IFCA, FedAvg, FedSem, fedsem, ifca
 from kinfed.methods.ifca import Upload, shuffled
@@ -143,7 +144,7 @@ def test_newcomers_belong_where_the_rule_puts_them(roster):
     for method in (IFCA(clusters=2), FedSem(clusters=2)):
         joined = method.add_clients(everyone, served(method, [[0.0], [10.0]], [0, 0]), newcomer)
         assert joined.label.tolist() == [0, 0, -1]
-        found = method.join(everyone, joined, newcomer, uploads)
+        found = join(method, everyone, joined, newcomer, uploads)
         assert found.label.tolist() == [0, 0, 1]
         assert found.theta[:, 0].tolist() == [0.0, 10.0]
 

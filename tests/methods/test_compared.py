@@ -19,12 +19,12 @@ from kinfed import (
     FedSem,
     Hedge,
     HeurFedAMP,
-    Method,
     PFedGAT,
     PFedGraph,
     fit,
 )
 from kinfed.core.graph import Graph
+from kinfed.core.mixins import Explains
 from kinfed.methods import METHODS
 from kinfed.methods.parts.hypernetwork import Hypernetwork
 from kinfed.methods.sfl import Similarity
@@ -52,7 +52,7 @@ def finished(method, federation, rounds=2, **settings):
 def told(method, federation, **settings):
     """The values that a method compared after two rounds, the relation made of them, and what the server knows."""
     roster, server = finished(method, federation, **settings)
-    return method.compared(roster, server), method.relation(roster, server, roster.everyone), roster
+    return method.similarity(roster, server), method.relation(roster, server, roster.everyone), roster
 
 
 def test_of_squared_distances_fedamp_makes_its_weights(federation):
@@ -105,7 +105,7 @@ def same(found, expected, **tolerance):
 def test_of_squared_distances_in_medians_sfl_makes_a_kernel(federation):
     method = SFL(structure=Similarity())
     roster, server = finished(method, federation, rounds=1)
-    found = method.compared(roster, server)
+    found = method.similarity(roster, server)
     assert found.what == "squared distance of models, in medians"
     apart = torch.cdist(server.theta, server.theta).square()
     pairs = torch.pdist(server.theta).square()
@@ -116,12 +116,12 @@ def test_of_squared_distances_in_medians_sfl_makes_a_kernel(federation):
 def test_sfl_without_a_graph_says_what_the_learned_one_is_made_of_and_with_one_its_links(federation):
     with pytest.warns(UserWarning, match="so one is learned"):
         roster, server = finished(SFL(), federation, participation=0.6, rounds=1)
-    found = SFL().compared(roster, server)
+    found = SFL().similarity(roster, server)
     assert found.what == "squared distance of models, in medians"
     assert torch.equal(found.values.isnan(), ~(server.seen[:, None] & server.seen))
     known = torch.tensor([[0.0, 2, 0, 0, 0], [0, 0, 3, 0, 0], [0, 0, 0, 0, 1], [0.5, 0, 0, 0, 0], [0, 0, 0, 0, 0]])
     roster = replace(roster, graph=Graph(known, "given"))
-    found = SFL().compared(roster, SFL().start(roster))
+    found = SFL().similarity(roster, SFL().start(roster))
     assert found.what == "weight of the known link"
     same(found.values, known + torch.eye(5))
 
@@ -129,7 +129,7 @@ def test_sfl_without_a_graph_says_what_the_learned_one_is_made_of_and_with_one_i
 def test_fedcedar_compares_centres_of_clusters_and_of_who_was_absent_nothing(federation):
     method = FedCedar(clusters=2)
     roster, server = finished(method, federation, participation=0.8)
-    found, label, absent = method.compared(roster, server), server.label, server.label < 0
+    found, label, absent = method.similarity(roster, server), server.label, server.label < 0
     assert found.what == "cosine of the centres of clusters of models"
     assert (int(absent.sum()), len(server.alike)) == (1, 2)
     assert torch.equal(found.values.isnan(), absent[:, None] | absent)
@@ -143,7 +143,7 @@ def test_fedcedar_compares_centres_of_clusters_and_of_who_was_absent_nothing(fed
 def test_hedges_factors_make_the_weights_of_others(federation):
     method = Hedge(home=0.5)
     roster, server = finished(method, federation, rounds=4)
-    found, relation = method.compared(roster, server), method.relation(roster, server, roster.everyone)
+    found, relation = method.similarity(roster, server), method.relation(roster, server, roster.everyone)
     assert found.what == "evidence that its model lowers the loss"
     assert found.values.diagonal().isnan().all()
     factors = torch.exp(server.sharpness.exp() * found.values).fill_diagonal_(0)
@@ -166,7 +166,7 @@ def test_pfedgats_other_graphs_say_scores_logits_and_weights(federation):
 @pytest.mark.parametrize("method", [FedFomo(explore=0.0), DPFL(explore=0.0)], ids=str)
 def test_fedfomo_and_dpfl_add_up_the_weights_that_clients_gave(method, federation):
     first, second = (finished(method, federation, rounds=rounds) for rounds in (1, 2))
-    given = method.compared(*second).values - method.compared(*first).values
+    given = method.similarity(*second).values - method.similarity(*first).values
     relation = method.relation(*second, second[0].everyone)
     assert given.diagonal().isnan().all()
     same(given.clamp(min=0).fill_diagonal_(0), relation.fill_diagonal_(0))
@@ -175,7 +175,7 @@ def test_fedfomo_and_dpfl_add_up_the_weights_that_clients_gave(method, federatio
 
 @pytest.mark.parametrize("method", [IFCA(clusters=2), FedSem(clusters=2)], ids=str)
 def test_how_clusters_come_about_is_told_in_words(method, federation):
-    assert method.compared(*finished(method, federation)) is None
+    assert method.similarity(*finished(method, federation)) is None
     assert method.weighs
 
 
@@ -183,7 +183,7 @@ def test_every_method_says_what_it_compares_or_how_weights_come_about():
     for name, kind in METHODS.items():
         if issubclass(kind, Hypernetwork):  # no models are mixed
             continue
-        assert kind.compared is not Method.compared or kind.weighs, name
+        assert kind.similarity is not Explains.similarity or kind.weighs, name
         assert not kind.weighs.endswith("."), name
         assert kind.weighs[:1].islower() == bool(kind.weighs), name
 

@@ -14,7 +14,7 @@ from kinfed.core.client import Training
 from kinfed.core.engine import Participation, latecomers, run
 from kinfed.core.graph import Graph
 from kinfed.core.history import History
-from kinfed.core.method import Method, model_for
+from kinfed.core.mixins import Advises, Extends, Predicts, model_for
 from kinfed.core.optimiser import SGD
 from kinfed.core.seeding import tags
 from kinfed.core.tasks import Classification
@@ -114,7 +114,7 @@ def test_methods_with_rates_of_their_own_are_those_that_leave_the_optimiser_asid
             execution=Execution("loop"),
         )
         scores.append(found.summary().clients_scores)
-    assert (scores[0] == scores[1]) == bool(make(name).rates)
+    assert (scores[0] == scores[1]) == bool(Advises.of(make(name)).rates)
 
 
 def outcome(name, participation=0.5, **how):
@@ -143,7 +143,7 @@ def name(request):
     [("plain", 0.5, "vmap"), ("plain", 0.5, "fused"), ("norm", 0.5, "vmap"), ("norm", LATE, "vmap")],
 )
 def test_executors_agree(name, kind, participation, executor):
-    if executor == "fused" and METHODS[name].extend is not Method.extend:
+    if executor == "fused" and issubclass(METHODS[name], Extends):
         with pytest.raises(UsageError, match=r"this model cannot run under executor 'fused' \(.* has no fused form\)"):
             outcome(name, participation, executor=executor, kind=kind)
         return
@@ -363,8 +363,15 @@ def test_the_loaded_model_is_the_one_that_was_scored(name, tmp_path):
 
 
 def test_who_predicts_in_a_way_of_its_own_exports_what_does_so():
-    with pytest.raises(UsageError, match="Sharp overrides predict, so it must override export too"):
+    class Sharp(METHODS["local"]):
+        def predict(self, client, personal, x):
+            return 2 * client.model(personal.theta, x)
 
-        class Sharp(METHODS["local"]):
-            def predict(self, client, personal, x):
-                return 2 * client.model(personal.theta, x)
+    with pytest.raises(UsageError, match=r"Sharp has 'predict', which counts in .* kinfed.Predicts only; add it"):
+        model_for(Sharp(), module())
+
+    class Half(Sharp, Predicts):
+        pass
+
+    with pytest.raises(TypeError, match=r"abstract method '?export"):
+        Half()

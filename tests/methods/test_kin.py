@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from kinfed.core.method import Params
+from kinfed.core.mixins import join
 from kinfed.methods import Kin, kin
 
 float64 = torch.float64
@@ -187,7 +188,7 @@ def test_newcomers_are_sent_the_mean_and_after_training_the_models_of_their_kin(
     new = torch.tensor([3])
     wide = method.add_clients(known, before, new)
     close(method.send(known, wide, new).theta[0], before.theta.mean(0))
-    joined = method.join(known, wide, new, Params(known.theta + torch.tensor([[0.1, 3.0]], dtype=float64)))
+    joined = join(method, known, wide, new, Params(known.theta + torch.tensor([[0.1, 3.0]], dtype=float64)))
     close(joined.theta[:3], before.theta)
     row = method.relation(known, joined, known.everyone)[0, 3]
     assert row[2] + row[3] > 0.99

@@ -17,7 +17,7 @@ from kinfed import Training
 from kinfed.core.engine import run, sample
 from kinfed.core.graph import Graph
 from kinfed.core.history import History
-from kinfed.core.method import model_for
+from kinfed.core.mixins import model_for
 from kinfed.core.optimiser import SGD
 from kinfed.core.tasks import Regression
 from kinfed.data.federation import Federation

@@ -10,7 +10,7 @@ from torch import nn
 from kinfed import FedAvg, Local, UsageError
 from kinfed.core.client import Training
 from kinfed.core.engine import sample
-from kinfed.core.method import model_for
+from kinfed.core.mixins import model_for
 from kinfed.core.optimiser import SGD
 from kinfed.core.seeding import fold, key, normal, tags
 from kinfed.methods import PFedBayes

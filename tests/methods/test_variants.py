@@ -18,7 +18,8 @@ from kinfed.core.client import Training
 from kinfed.core.engine import run, sample
 from kinfed.core.graph import Graph
 from kinfed.core.history import History
-from kinfed.core.method import Method, model_for
+from kinfed.core.method import Method
+from kinfed.core.mixins import model_for
 from kinfed.core.optimiser import SGD, Adam
 from kinfed.core.tasks import Classification
 from kinfed.data.federation import Federation

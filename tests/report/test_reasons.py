@@ -96,7 +96,7 @@ def test_weights_by_layer_and_round_and_what_was_compared(digits):
     assert found.sources[0].rounds == pytest.approx(tuple(mean[:, order[0]].tolist()))
     assert (found.layers, found.rounds) == (tuple(file["layers"].tolist()), (1, 2))
     run = Reopened(saved := Saved.open(digits), saved.task)
-    told = run.method.compared(run.roster, run.server)
+    told = run.method.similarity(run.roster, run.server)
     assert found.compared == f"{told.what}, after round 2"
     assert found.sources[0].compared == pytest.approx(float(told.values[1, order[0]]))
     counts = np.array(json.loads((digits / "clients.json").read_text())["counts"], float)

@@ -19,7 +19,7 @@ from kinfed.core.fleet import Evaluation
 from kinfed.core.graph import Graph
 from kinfed.core.history import History
 from kinfed.core.layout import Layout
-from kinfed.core.method import model_for
+from kinfed.core.mixins import model_for
 from kinfed.core.sharing import Sharing
 from kinfed.methods import METHODS
 from kinfed.methods.sfl import Similarity

@@ -12,6 +12,7 @@ from kinfed.cli import onboard as onboard_command
 from kinfed.cli.onboard import sentence
 from kinfed.cli.program import execute
 from kinfed.core import trees
+from kinfed.core.mixins import join
 from kinfed.core.trees import Axis
 from kinfed.errors import UsageError
 from kinfed.methods import METHODS
@@ -59,7 +60,7 @@ def trained(tmp_path, name="fedavg", *overrides, beside=()):
     return Saved.open(tmp_path / "run")
 
 
-@pytest.mark.parametrize("name", [name for name in METHODS if not METHODS[name].refuses])
+@pytest.mark.parametrize("name", [name for name in METHODS if not getattr(METHODS[name], "refuses", "")])
 def test_a_newcomer_joins_every_method_that_has_something_to_give(name, tmp_path):
     saved = trained(tmp_path, name, "federation.newcomers=1", "method.neighbours=3" if name == "knn-per" else "seed=0")
     before = hashes(tmp_path / "run")
@@ -83,7 +84,7 @@ def only_its_row_changes(frozen, one):
     before = {key: t.clone() for key, t in trees.pack(server).items()}
     sent = trees.pick(frozen.method.send(roster, server, roster.everyone), new)
     _, uploads = fleet.train(2, here, sent)
-    after = trees.pack(frozen.method.join(roster, server, new, uploads))
+    after = trees.pack(join(frozen.method, roster, server, new, uploads))
     axes = trees.pack(trees.axes(server))
     for key, old in before.items():
         if axes[key] is Axis.SHARED:

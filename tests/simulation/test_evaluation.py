@@ -8,6 +8,7 @@ from torch import nn
 
 from kinfed import SGD, Federation, Training, UsageError, fit
 from kinfed.core.method import Params, SharedParams
+from kinfed.core.mixins import Predicts
 from kinfed.core.model import Model
 from kinfed.core.tasks import Classification, Regression
 from kinfed.methods import FedAMP, FedAvg, FedAvgFT, Local
@@ -144,7 +145,7 @@ def test_a_device_that_cannot_hold_all_examples_gets_fewer_at_a_time(full, monke
 
 
 def test_a_method_with_its_own_prediction_is_asked_for_it():
-    class Reversed(FedAvg):
+    class Reversed(FedAvg, Predicts):
         def predict(self, client, personal, x):
             return -client.model(personal.theta, x)
 

@@ -7,6 +7,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy, one_hot
 
 from kinfed import Averaging, Params, UsageError
+from kinfed.core.mixins import Extends
 
 
 class TwoHeads(nn.Module):
@@ -21,7 +22,7 @@ class TwoHeads(nn.Module):
 
 
 @dataclass(frozen=True)
-class FedRoD(Averaging):
+class FedRoD(Averaging, Extends):
     r"""Features $z$ and generic head $g$ are trained with balanced softmax, and averaged; $h_i$ stays with its client.
 
     Balanced softmax adds $\log n_{ic}$, of the client's examples of each class, to $g(z)$. The personal head is trained

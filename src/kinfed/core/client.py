@@ -292,7 +292,7 @@ class Client:
         each example, [B], which is averaged over the batch's real rows, or one for all, [] (`batch.mean` ignores rows
         that only fill the batch up). `features()` are the inputs of the module's head, [B, f]; raises UsageError if
         they are not defined, see `Model.features`. While an objective runs, `client.model.module` computes with the
-        tensors that are being trained: layers that `Method.extend` added are called there.
+        tensors that are being trained: layers that `Extends.extend` added are called there.
         """
         names = tuple(e.name for e in self.model.layout.entries if e.trainable and (only is None or e.name in only))
         if not names:

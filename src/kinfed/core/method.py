@@ -1,28 +1,23 @@
 """Method: a federated method as pure functions of the server (all clients) and of one client."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.func import vmap
-from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_map
 
-from ..errors import UsageError
 from .client import Client, Training
-from .copies import check_tensors, duplicate
-from .graph import Graph, Origin
-from .layout import Layout, head_of
+from .graph import Graph
+from .layout import Layout
 from .memo import Memo
-from .model import Model
 from .rows import put
 from .seeding import fold, generator, key, normal
 from .settings import Settings
 from .tasks import Task
-from .trees import Axis, ModelOf, PerClient, Shared, Tree, axes, model_of, rows_replaced
+from .trees import Axis, ModelOf, PerClient, Shared, Tree, axes, model_of
 
 Normalisation = Literal["averaged", "local", "personal"]  # how normalisation layers are treated
 
@@ -105,8 +100,9 @@ class Roster:
 class Method(Settings, ABC):
     """Frozen hyper-parameters and pure functions.
 
-    Server functions see tensors whose first axis indexes clients; client functions see one client. `personalise` names
-    every model that a client can be scored with, the headline model first.
+    Server functions see tensors whose first axis indexes clients; client functions see one client. The first six say
+    what a round does: `start`, `send`, `train`, `aggregate`, then `personalise` and `relation` for who looks on. The
+    other four have defaults that do for most methods; what few need is in `kinfed.core.mixins`.
 
     Every method has the settings below, which say what part of a model does not travel. A method's functions see only
     the rest, as if it were the model (`kinfed.core.sharing`).
@@ -119,35 +115,6 @@ class Method(Settings, ABC):
     feedback = "none"  # what client.held_out holds: "held-out" sets a ninth of the training examples aside,
     #                    "train" reuses them, "validation" takes the validation examples, which should fit a few
     #                    numbers at most, "test" the test examples (results are marked as leaking)
-    origin: ClassVar[Origin] = "fixed"  # of the relation it reports: given, fixed, learned or oracle
-    mixes: ClassVar[str] = ""  # the table [N, d] of the server's state that `send` mixes by the relation, if it does
-    weighs: ClassVar[str] = ""  # how weights come about, in a clause, where `compared` has nothing
-    refuses: ClassVar[str] = ""  # why a newcomer to a finished federation would be given nothing, if that is so
-    grid: ClassVar[Mapping[str, tuple[Any, ...]]] = {}  # values that its paper tries, by setting: "cells.alpha", say
-    keeps: ClassVar[tuple[str, ...]] = ()  # patterns of tensors, of layers that it adds, which are personal in any case
-
-    def __init_subclass__(cls) -> None:
-        super().__init_subclass__()
-        if cls.predict is not Method.predict and cls.export is Method.export:
-            raise UsageError(
-                f"{cls.__name__} overrides predict, so it must override export too: return a module with the same "
-                "outputs; otherwise the saved models would not be those that were scored"
-            )
-
-    @property
-    def rates(self) -> tuple[str, ...]:
-        """Its settings that local training uses in place of training.optimiser, if it ignores that."""
-        return ()
-
-    @property
-    def remedy(self) -> str:
-        """What to change when training diverges; a method whose own settings can cause that names them."""
-        return "lower the learning rate"
-
-    @property
-    def caution(self) -> str:
-        """Why scores on test examples overstate how good its models are, if they do."""
-        return "the method used test examples as feedback" if self.feedback == "test" else ""
 
     def start(self, roster: Roster) -> Tree:
         """The server's first state."""
@@ -161,8 +128,16 @@ class Method(Settings, ABC):
         """
 
     @abstractmethod
+    def train(self, client: Client, state: Tree, received: Tree) -> tuple[Tree, Tree]:
+        """The client's next private state and its upload."""
+
+    @abstractmethod
     def aggregate(self, roster: Roster, server: Tree, cohort: Tensor, uploads: Tree) -> Tree:
         """The server's next state from uploads: [K, ...]."""
+
+    @abstractmethod
+    def personalise(self, client: Client, state: Tree, received: Tree) -> dict[str, Tree]:
+        """Models to score by name, the headline first; one whose tensors are `Shared` is the same for all clients."""
 
     @abstractmethod
     def relation(self, roster: Roster, server: Tree, cohort: Tensor) -> Tensor | None:
@@ -172,17 +147,13 @@ class Method(Settings, ABC):
         mixed (hypernetworks).
         """
 
-    def compared(self, roster: Roster, server: Tree) -> Compared | None:
-        """What the next relation is made of, for those who ask why; None if nothing is kept: see `weighs`."""
-        return None
+    def init_client(self, client: Client) -> Tree:
+        """The client's first private state."""
+        return ()
 
-    @abstractmethod
-    def train(self, client: Client, state: Tree, received: Tree) -> tuple[Tree, Tree]:
-        """The client's next private state and its upload."""
-
-    @abstractmethod
-    def personalise(self, client: Client, state: Tree, received: Tree) -> dict[str, Tree]:
-        """Models to score by name, the headline first; one whose tensors are `Shared` is the same for all clients."""
+    def client_statistics(self, client: Client) -> Tree:
+        """What the client reports to the server once, before round 1."""
+        return ()
 
     def add_clients(self, roster: Roster, server: Tree, newcomers: Tensor) -> Tree:
         """The server's state once newcomers: [M] have joined; `roster` lists them, `server` knows only the others.
@@ -204,19 +175,6 @@ class Method(Settings, ABC):
 
         return tree_map(widen, axes(server), server, self.start(replace(roster, round=0)))
 
-    def join(self, roster: Roster, server: Tree, newcomers: Tensor, uploads: Tree) -> Tree:
-        """The state of a finished federation's server once newcomers: [M] have sent uploads: [M, ...].
-
-        `add_clients` has made room for them. Nothing else changes: the others' rows and all that is shared are frozen.
-        By default newcomers get the rows that `aggregate` would give them; a method that compares them with others
-        only where these take part as well overrides this.
-        """
-        return rows_replaced(server, newcomers, self.aggregate(roster, server, newcomers, uploads))
-
-    def origin_of(self, roster: Roster) -> Origin:
-        """Where the relation comes from; a method that uses roster.graph takes that graph's origin into account."""
-        return self.origin
-
     def diagnostics(self, roster: Roster, server: Tree, cohort: Tensor, sent: Tree, uploads: Tree) -> dict[str, Tensor]:
         """Numbers to record for an evaluated round, by name: one for all, [], or one per client, [N].
 
@@ -233,61 +191,3 @@ class Method(Settings, ABC):
         changes = ((new - old)[learned] for new, old in zip(after, before.expand_as(after), strict=True))
         squares = torch.stack([change @ change for change in changes])
         return {"update": roster.note(cohort, squares.sqrt())}
-
-    def client_statistics(self, client: Client) -> Tree:
-        """What the client reports to the server once, before round 1."""
-        return ()
-
-    def init_client(self, client: Client) -> Tree:
-        """The client's first private state."""
-        return ()
-
-    def predict(self, client: Client, personal: Tree, x: Tensor) -> Tensor:
-        """Outputs for x: [B, ...] by one of the models that `personalise` names."""
-        return client.model(personal.theta, x)
-
-    def extend(self, module: nn.Module, head: str | None) -> nn.Module:
-        """The module with the layers that the method adds to it, such as a second head; by default none.
-
-        The module is a copy, which may be changed and returned; `head` names its head, None if it has none. That layer
-        stays the head wherever it is put; if it is put nowhere, the layer that has its name is. Random numbers drawn
-        here are fixed by the run's seed.
-        """
-        return module
-
-    def export(self, model: Model, personal: Tree) -> nn.Module:
-        """A plain module in evaluation mode with the outputs of `predict`; a method overrides both or neither.
-
-        `personal` has the named fields of a model that `personalise` returns, whatever its type.
-        """
-        return model.export(personal.theta)
-
-
-def exporter(method: Method) -> str:
-    """The name of a method that extends or exports models in its own way, as their file says it; "" of any other."""
-    kind = type(method)
-    return kind.__name__ if kind.export is not Method.export or kind.extend is not Method.extend else ""
-
-
-def model_for(
-    method: Method, module: nn.Module, head: str | None = None, dtype: torch.dtype | None = None, seed: int = 0
-) -> Model:
-    """The model that a method trains: the module with the layers that the method adds to it.
-
-    `head` names the module's head (default: the last nn.Linear), which stays the head of the extended module.
-    """
-    check_tensors(module)
-    module = duplicate(module)
-    name = head_of(module) if head is None else head
-    layers = dict(module.named_modules())
-    if (name is not None and name not in layers) or any(map(is_lazy, module.parameters())):
-        return Model(module, name)  # which raises the error
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(generator(seed, "extend").initial_seed())
-        extended = method.extend(module, name)
-    if not isinstance(extended, nn.Module):
-        raise UsageError(f"{type(method).__name__}.extend must return an nn.Module; got {extended!r:.80}")
-    part = None if name is None else layers[name]
-    found = dict(extended.named_modules())
-    at = next((path for path, layer in found.items() if layer is part), name if name in found else None)
-    return Model(extended, at, dtype)

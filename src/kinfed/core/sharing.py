@@ -24,6 +24,7 @@ from .client import Client, Objective, Quadratic
 from .graph import Origin
 from .layout import BASE, Layout
 from .method import Compared, Method, Params, Roster
+from .mixins import Admits, Advises, Explains, Extends, Predicts, export, join, predict
 from .model import Model
 from .settings import validate
 from .trees import Tree
@@ -44,7 +45,7 @@ class Sharing:
     def of(method: Method, layout: Layout) -> "Sharing":
         """The sharing that a method's settings mean for a model; raises UsageError if the two do not fit."""
         validate(method)
-        whole, kept = layout.whole, layout.match(method.keeps)
+        whole, kept = layout.whole, layout.match(Extends.of(method).keeps)
         personal = kept | layout.match(pattern for pattern in method.personal if pattern != BASE)
         frozen = layout.match(pattern for pattern in method.frozen if pattern != BASE)
         if BASE in method.frozen:  # the model's: not what a method adds beside its head
@@ -180,7 +181,7 @@ class State(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Divided(Method):
+class Divided(Method, Explains, Advises, Admits, Extends, Predicts):
     """A method around another, which sees only the shared part of the model."""
 
     method: Method
@@ -190,14 +191,10 @@ class Divided(Method):
 
     @property
     def remedy(self) -> str:
-        return self.method.remedy
-
-    @property
-    def caution(self) -> str:
-        return self.method.caution
+        return Advises.of(self.method).remedy
 
     def origin_of(self, roster: Roster) -> Origin:
-        return self.method.origin_of(self._inner(roster))
+        return Explains.of(self.method).origin_of(self._inner(roster))
 
     def start(self, roster: Roster) -> Tree:
         return self.method.start(self._inner(roster))
@@ -211,14 +208,14 @@ class Divided(Method):
     def relation(self, roster: Roster, server: Tree, cohort: Tensor) -> Tensor | None:
         return self.method.relation(self._inner(roster), server, cohort)
 
-    def compared(self, roster: Roster, server: Tree) -> Compared | None:
-        return self.method.compared(self._inner(roster), server)
+    def similarity(self, roster: Roster, server: Tree) -> Compared | None:
+        return Explains.of(self.method).similarity(self._inner(roster), server)
 
     def add_clients(self, roster: Roster, server: Tree, newcomers: Tensor) -> Tree:
         return self.method.add_clients(self._inner(roster), server, newcomers)
 
     def join(self, roster: Roster, server: Tree, newcomers: Tensor, uploads: Tree) -> Tree:
-        return self.method.join(self._inner(roster), server, newcomers, uploads)
+        return join(self.method, self._inner(roster), server, newcomers, uploads)
 
     def diagnostics(self, roster: Roster, server: Tree, cohort: Tensor, sent: Tree, uploads: Tree) -> dict[str, Tensor]:
         return self.method.diagnostics(self._inner(roster), server, cohort, sent, uploads)
@@ -246,13 +243,13 @@ class Divided(Method):
         return {name: self._complete(part, name, personal) for name, personal in result.items()}
 
     def predict(self, client: Client, personal: Tree, x: Tensor) -> Tensor:
-        return self.method.predict(client, personal, x)
+        return predict(self.method, client, personal, x)
 
     def extend(self, module: nn.Module, head: str | None) -> nn.Module:
-        return self.method.extend(module, head)
+        return Extends.of(self.method).extend(module, head)
 
     def export(self, model: Model, personal: Tree) -> nn.Module:
-        return self.method.export(model, personal)
+        return export(self.method, model, personal)
 
     def _complete(self, part: "_Part", name: str, personal: Tree) -> Tree:
         """A named model, whole; one per client if a part of it is personal, even if all received the same."""
@@ -269,7 +266,7 @@ class Divided(Method):
             theta = part.whole(theta)
         if not self.sharing.personal or getattr(trees.axes(personal), model) is trees.Axis.PER_CLIENT:
             return personal._replace(**{model: theta})
-        if type(self.method).predict is Method.predict:
+        if not isinstance(self.method, Predicts):
             return Params(theta)
         raise UsageError(
             f"{type(personal).__name__}.{model} is declared the same for all clients, but has a personal part that "

@@ -9,13 +9,14 @@ from torch import Tensor
 from ..core.client import Client
 from ..core.graph import Origin
 from ..core.method import Method, Params, Roster, SharedParams
+from ..core.mixins import Explains
 from ..core.seeding import key, normal
 from ..core.settings import NonNegative
 from ..core.trees import Tree
 from ..ops.mixing import mix, weighted_mean
 
 
-class Averaging(Method):
+class Averaging(Method, Explains):
     """The server half of a method that averages into one shared vector."""
 
     weighs: ClassVar[str] = "all clients are sent the same mean, whatever they have in common"
@@ -45,7 +46,7 @@ class Averaging(Method):
         return row.index_copy(0, cohort, weights / weights.sum())
 
 
-class GraphMethod(Method):
+class GraphMethod(Method, Explains):
     """The server half of a method that mixes the clients' own models, `server.theta: [N, d]`, along a graph."""
 
     origin: ClassVar[Origin] = "learned"

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ..core.layout import Layout
 from ..core.method import Compared, Method, Params
+from ..core.mixins import Admits, Explains
 from ..core.rows import blank, put, take
 from ..core.settings import Count, CountOrZero, NonNegative
 from ..core.trees import PerClient, Shared
@@ -35,7 +36,7 @@ class Server(NamedTuple):
 
 
 @dataclass(frozen=True)
-class CFL(Method):
+class CFL(Method, Explains, Admits):
     r"""A cluster splits where $\|\mathrm{mean}\,\Delta_i\| < \varepsilon_1$ and $\max \|\Delta_i\| > \varepsilon_2$.
 
     The cut minimises the largest cosine of two updates across it (Algorithm 1), which is single linkage. With partial
@@ -132,7 +133,7 @@ class CFL(Method):
     def relation(self, roster, server, cohort):
         return cluster_weights(server.label, torch.ones_like(server.seen), server.theta.dtype)
 
-    def compared(self, roster, server):
+    def similarity(self, roster, server):
         return Compared("cosine of updates", cosines(server.change, roster.layout))
 
     def init_client(self, client):

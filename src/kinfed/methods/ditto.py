@@ -9,13 +9,14 @@ from typing import ClassVar
 
 from ..core.client import towards
 from ..core.method import Params
+from ..core.mixins import Advises
 from ..core.settings import Count, NonNegative
 from .bases import Averaging
 from .parts.pulls import check_pull
 
 
 @dataclass(frozen=True)
-class Ditto(Averaging):
+class Ditto(Averaging, Advises):
     r"""Client $i$ trains the received $w$ as in FedAvg, and its $v_i$ on $F_i(v) + \frac{\lambda}{2} \|v - w\|^2$.
 
     The shared model does not depend on $v_i$, which is what the client uses.

@@ -15,6 +15,7 @@ from torch.func import vmap
 
 from ..core.layout import Layout
 from ..core.method import Compared, Normalisation, Params, Roster
+from ..core.mixins import Advises
 from ..core.rows import active, put, take
 from ..core.seeding import fold, key, normal
 from ..core.settings import CountOrZero, NonNegative
@@ -69,7 +70,7 @@ class Attention(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FedAGHN(GraphMethod):
+class FedAGHN(GraphMethod, Advises):
     r"""$w_{ij} = \mathrm{softmax}_{j \ne i}(q_i \cos(\Delta_i, \Delta_j)) / (1 + p_i)$, $w_{ii} = p_i / (1 + p_i)$.
 
     $p$ and $q$ of a client's layer move along the derivatives of the mixed model contracted with the client's feedback
@@ -132,7 +133,7 @@ class FedAGHN(GraphMethod):
         """[L, K, N], a graph for each layer."""
         return self.attend(roster, server, cohort)[0].weights.dense(len(roster))
 
-    def compared(self, roster, server):
+    def similarity(self, roster, server):
         return Compared("cosine of updates", cosines(roster.layout, server.change, roster.everyone, None).mean(0))
 
     def send(self, roster, server, cohort):

@@ -12,6 +12,7 @@ import torch
 
 from ..core.client import towards
 from ..core.method import Compared, Params
+from ..core.mixins import Advises
 from ..core.rows import put, take
 from ..core.seeding import key
 from ..core.settings import CountOrZero, NonNegative, Positive
@@ -25,7 +26,7 @@ ALIKE = 1.05  # weights of which none is this many times another's tell nobody a
 
 
 @dataclass(frozen=True, kw_only=True)
-class MessagePassing(GraphMethod):
+class MessagePassing(GraphMethod, Advises):
     """What FedAMP and HeurFedAMP share: a cohort's models are mixed, and training is drawn to the mixtures."""
 
     neighbours: CountOrZero = 0  # how many others are mixed for a client, those nearest to it; 0: all, as in the paper
@@ -48,9 +49,8 @@ class MessagePassing(GraphMethod):
         """Why weights of others: [P], at squared distances apart: [P], tell nobody apart; "" if they do."""
 
     def start(self, roster):
-        check_pull(
-            type(self).__name__.lower(), roster.training.optimiser, self.strength, "the mixture", "lambda / alpha"
-        )
+        name = type(self).__name__.lower()
+        check_pull(name, roster.training.optimiser, self.strength, "the mixture", "lambda / alpha")
         return Params(roster.copies())
 
     def graph(self, roster, server, cohort):
@@ -142,7 +142,7 @@ class FedAMP(MessagePassing):
             "method.alpha up to sigma / (N - 1), or use kin, which needs no scale"
         )
 
-    def compared(self, roster, server):
+    def similarity(self, roster, server):
         return Compared("squared distance of models", distances(server.theta, roster.layout))
 
 

@@ -11,6 +11,7 @@ from typing import Literal, NamedTuple
 import torch
 
 from ..core.method import Method, Params, SharedParams
+from ..core.mixins import Explains
 from ..core.seeding import key, normal
 from ..core.settings import NonNegative
 from ..core.trees import ModelOf, PerClient, Shared
@@ -25,7 +26,7 @@ class Server(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FedAtt(Method):
+class FedAtt(Method, Explains):
     r"""$w_l \leftarrow w_l - \epsilon \sum_k \alpha_{kl} (w_l - \theta_{kl})$ for each tensor $l$.
 
     $\alpha_{\cdot l} = \mathrm{softmax}_k \|w_l - \theta_{kl}\|_p$: the farther a client, the larger its weight.

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ..core.layout import Layout
 from ..core.method import Compared, Method, Params, Roster
+from ..core.mixins import Admits, Advises, Explains
 from ..core.rows import put, take
 from ..core.seeding import key
 from ..core.settings import Count, CountOrZero
@@ -37,7 +38,7 @@ class Server(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FedCedar(Method):
+class FedCedar(Method, Explains, Advises, Admits):
     r"""k-means of the cohort's models; $\hat V = R^P V$ with $R_{kl} \propto \max(0, \cos(v_k, v_l))$ in rows of sum 1.
 
     A client of the last cohort is sent its cluster's $\hat v_k$, all others the mean of all (Section 3.5). Centres are
@@ -62,7 +63,7 @@ class FedCedar(Method):
     def relation(self, roster, server, cohort):
         return self.deal(server, server.graph[:, server.label] * server.share, roster.everyone)
 
-    def compared(self, roster, server):
+    def similarity(self, roster, server):
         known = server.label >= 0  # in the last cohort
         alike = server.alike[server.label][:, server.label].masked_fill(~(known[:, None] & known), torch.nan)
         return Compared("cosine of the centres of clusters of models", alike)

@@ -12,6 +12,7 @@ from torch import nn
 from ..core.copies import duplicate
 from ..core.layers import PASS
 from ..core.method import Params
+from ..core.mixins import Extends
 from ..core.seeding import fold, uniform
 from ..core.settings import NonNegative
 from ..errors import UsageError
@@ -53,7 +54,7 @@ def discrepancy(x, y, weight):
 
 
 @dataclass(frozen=True)
-class FedCP(Averaging):
+class FedCP(Averaging, Extends):
     r"""$h_i(r \odot z) + g(s \odot z)$ with $(r, s)$ a softmax of the policy on $z \odot v_i$, and $v_i$ from $h_i$.
 
     A client trains the base, the policy and $h_i$, which stays; the shared head $g$ is the mean of $\frac12 (h_i + g)$.

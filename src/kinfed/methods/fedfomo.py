@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple
 import torch
 
 from ..core.method import Compared, Method, Params
+from ..core.mixins import Explains
 from ..core.rows import put, take
 from ..core.seeding import fold, key
 from ..core.settings import Count, Share
@@ -47,7 +48,7 @@ class State(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FedFomo(Method):
+class FedFomo(Method, Explains):
     r"""$w_{ij} \propto \max\bigl(0, \frac{L_i(\theta_i^{old}) - L_i(\theta_j)}{\|\theta_j - \theta_i^{old}\|}\bigr)$,
     over the models $j$ that client $i$ is sent and its own.
 
@@ -101,7 +102,7 @@ class FedFomo(Method):
     def relation(self, roster, server, cohort):
         return server.weight + torch.diag(1 - server.weight.sum(1))
 
-    def compared(self, roster, server):
+    def similarity(self, roster, server):
         given = server.liking.clone().fill_diagonal_(torch.nan)
         return Compared("sum of weights given over rounds", given)
 

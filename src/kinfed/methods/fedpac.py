@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 
 from ..core.method import Method, Params
+from ..core.mixins import Advises, Explains
 from ..core.rows import put
 from ..core.settings import CountOrZero, NonNegative, Positive, Share
 from ..core.trees import ModelOf, Pairwise, PerClient, Shared
@@ -47,7 +48,7 @@ class Upload(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FedPAC(Method):
+class FedPAC(Method, Explains, Advises):
     r"""Client $i$ is sent $\sum_j \alpha_{ij} h_j$, $\alpha_i = \arg\min \alpha^\top (\mathrm{diag}(V) + G_i) \alpha$.
 
     $V$ are variances and $G_i$ inner products of differences of the clients' moments of features. A client trains the

@@ -9,13 +9,14 @@ from typing import ClassVar
 
 from ..core.client import towards
 from ..core.method import Params
+from ..core.mixins import Advises
 from ..core.settings import NonNegative
 from .bases import Averaging
 from .parts.pulls import check_pull
 
 
 @dataclass(frozen=True)
-class FedProx(Averaging):
+class FedProx(Averaging, Advises):
     r"""Each client minimises $F_i(\theta) + \frac{\mu}{2} \|\theta - \theta^t\|^2$ from $\theta^t$."""
 
     mu: NonNegative = 0.01  # pull towards the received model

@@ -11,6 +11,7 @@ from torch.nn.functional import cross_entropy
 
 from ..core.copies import duplicate
 from ..core.method import Params
+from ..core.mixins import Extends
 from .bases import Averaging
 from .parts.classes import check_head, members
 
@@ -27,7 +28,7 @@ class TwoHeads(nn.Module):
 
 
 @dataclass(frozen=True)
-class FedRoD(Averaging):
+class FedRoD(Averaging, Extends):
     r"""Features $z$ and generic head $g$ are trained with balanced softmax, and averaged; $h_i$ stays with its client.
 
     Balanced softmax adds $\log n_{ic}$, of the client's examples of each class, to $g(z)$. The personal head is trained

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 
 from ..core.method import Method, Params
+from ..core.mixins import Explains
 from ..core.rows import put, take
 from ..core.seeding import key
 from ..core.settings import Count
@@ -27,7 +28,7 @@ class Server(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FedSem(Method):
+class FedSem(Method, Explains):
     r"""$c_i = \arg\min_c \|\theta_i - m_c\|^2$ after local training from $m_{c_i}$; then $m_c$ is its members' mean.
 
     A centre without members in a round stays. A client that has never taken part is sent the largest cluster's model.

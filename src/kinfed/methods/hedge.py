@@ -118,7 +118,7 @@ class Hedge(CohortMixing):
         judged = vary(grad)
         return by_home * judged, by_sharpness * judged
 
-    def compared(self, roster, server):
+    def similarity(self, roster, server):
         against = self._scores(server, roster.everyone).fill_diagonal_(torch.nan)
         return Compared("evidence that its model lowers the loss", against)
 

@@ -50,6 +50,6 @@ class HeurFedAMP(MessagePassing):
             "raise method.sharpness, or use kin, which compares how far models moved"
         )
 
-    def compared(self, roster, server):
+    def similarity(self, roster, server):
         apart = distances(self.vectors(server.theta, roster.layout), roster.layout)
         return Compared("cosine of models", 1 - apart / 2)

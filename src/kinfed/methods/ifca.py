@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 
 from ..core.method import Method, Params
+from ..core.mixins import Explains
 from ..core.rows import put
 from ..core.seeding import fold, key, uniform
 from ..core.settings import Count
@@ -41,7 +42,7 @@ class Upload(NamedTuple):
 
 
 @dataclass(frozen=True)
-class IFCA(Method):
+class IFCA(Method, Explains):
     r"""Client $i$ trains from $\theta_{c_i}$ with $c_i = \arg\min_c F_i(\theta_c)$, on all its training examples.
 
     Then $\theta_c$ is the mean of what the clients that chose it trained (Algorithm 1, model averaging); a model that

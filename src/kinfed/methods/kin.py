@@ -77,7 +77,7 @@ class Kin(GraphMethod):
         theta = client.descend(torch.lerp(state.theta, received.theta, self.share))
         return Params(theta), Params(theta)
 
-    def compared(self, roster, server):
+    def similarity(self, roster, server):
         alike, _ = self._cosines(roster, server.moved, roster.everyone, None)
         return Compared("cosine of how far models moved, smoothed", alike.mean(0))
 

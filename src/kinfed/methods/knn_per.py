@@ -11,6 +11,7 @@ import torch
 from torch.nn.functional import one_hot
 
 from ..core.method import Params
+from ..core.mixins import Predicts
 from ..core.settings import Count, Positive, Share
 from ..core.tasks import Classification
 from ..core.trees import ModelOf, PerClient, Shared
@@ -38,7 +39,7 @@ class Memory(NamedTuple):
 
 
 @dataclass(frozen=True)
-class KNNPer(Averaging):
+class KNNPer(Averaging, Predicts):
     r"""$\lambda_i\, k(y) + (1 - \lambda_i)\, \mathrm{softmax}(w(x))_y$, with $k(y)$ the share of class $y$ in the
     $e^{-d^2 / (s f)}$ of the nearest examples.
 

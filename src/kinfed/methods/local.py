@@ -8,10 +8,11 @@ from dataclasses import dataclass
 import torch
 
 from ..core.method import Method, Params
+from ..core.mixins import Admits, Explains
 
 
 @dataclass(frozen=True)
-class Local(Method):
+class Local(Method, Explains, Admits):
     r"""$\theta_i \leftarrow$ local training of $\theta_i$ on client $i$'s examples, as long as the others train."""
 
     weighs = "every client trains alone, so each learns from itself only"

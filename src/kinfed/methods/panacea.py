@@ -13,6 +13,7 @@ from torch.func import vjp
 from torch.utils._pytree import tree_leaves
 
 from ..core.method import Params
+from ..core.mixins import Advises, Explains
 from ..core.optimiser import SGD, Adam, Optimiser, OptState
 from ..core.rows import put
 from ..core.settings import Count, NonNegative, Positive, Settings
@@ -56,7 +57,7 @@ class Moved(Settings):
 
 
 @dataclass(frozen=True)
-class Panacea(Hypernetwork):
+class Panacea(Hypernetwork, Explains, Advises):
     r"""$\theta_i = \theta_0 + M(z_i)$, $Z = f(P \cdots f(P H W_1) \cdots W_L)$, $P = D^{-1}(A + I)$.
 
     The server descends on $\frac{1}{2K} \sum_i \|\tilde\theta_i - \theta_i\|^2 + \lambda_d L_d$ over the cohort, where

@@ -10,13 +10,14 @@ import torch
 
 from ..core.client import Training
 from ..core.method import Params
+from ..core.mixins import Advises
 from ..core.optimiser import SGD
 from ..core.settings import Count, CountOrZero, NonNegative, Positive
 from .bases import Averaging
 
 
 @dataclass(frozen=True)
-class PerFedAvg(Averaging):
+class PerFedAvg(Averaging, Advises):
     r"""Local steps follow the gradient of $F_i(w - \alpha \nabla F_i(w))$, each part on a batch of its own.
 
     $w \leftarrow w - \beta\, (I - \alpha H(w; D''))\, g(\tilde w; D')$ with $\tilde w = w - \alpha\, g(w; D)$, where

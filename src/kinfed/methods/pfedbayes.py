@@ -15,6 +15,7 @@ from torch.nn.functional import softplus
 from torch.utils._pytree import tree_map
 
 from ..core.method import Params, SharedParams
+from ..core.mixins import Advises, Extends
 from ..core.optimiser import Adam
 from ..core.seeding import fold, normal
 from ..core.settings import Count, In, NonNegative, Positive
@@ -35,7 +36,7 @@ def pulls(q, w):
 
 
 @dataclass(frozen=True)
-class PFedBayes(Averaging):
+class PFedBayes(Averaging, Advises, Extends):
     r"""Client $i$ minimises $n_i E_{\theta \sim q_i}[F_i(\theta)] + \zeta\, KL(q_i \| w)$ over Gaussians $q_i$.
 
     On each batch `steps` steps on $q_i$, with one sample of the weights each, and one on its copy of $w$ down the same

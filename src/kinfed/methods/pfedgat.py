@@ -161,7 +161,7 @@ class PFedGAT(CohortMixing):
         """[J, M] the derivatives of the cohort's losses by the weights of the models that were mixed: [M]."""
         return inner(uploads.answer, take(server.uploads, mixed))
 
-    def compared(self, roster, server):
+    def similarity(self, roster, server):
         scores = self.scores(server.network, self.features(roster, server, roster.everyone))
         return Compared("attention score, mean over heads", scores.mean(0))
 

@@ -49,14 +49,14 @@ class PFedGraph(GraphMethod):
 
     def graph(self, roster, server, cohort):
         def make():
-            heard, alike = active(server.seen), self.compared(roster, server).values[cohort]
+            heard, alike = active(server.seen), self.similarity(roster, server).values[cohort]
             sizes = (roster.sizes * heard).to(alike.dtype)
             rows = sizes / sizes.sum() + alike / (2 * self.alpha)
             return project_simplex(rows.masked_fill(~heard, -torch.inf)).to(roster.theta.dtype)
 
         return roster.memo.once("graph", (self, server.theta, server.seen, cohort), make)
 
-    def compared(self, roster, server):
+    def similarity(self, roster, server):
         moved = (server.theta[:, e.at] - roster.theta[e.at] for e in roster.layout.entries if e.trainable)
         alike = cosine(gram(moved).inner, eps=0.0)
         known = server.seen[:, None] & server.seen  # who has not moved resembles nobody

@@ -10,6 +10,7 @@ from torch.func import vjp
 from torch.utils._pytree import tree_leaves
 
 from ..core.method import Params
+from ..core.mixins import Explains
 from ..core.optimiser import SGD, Adam, Optimiser
 from ..core.settings import Count, In, Positive
 from ..core.trees import PerClient, Shared
@@ -25,7 +26,7 @@ class Network(NamedTuple):
 
 
 @dataclass(frozen=True)
-class PFedHN(Hypernetwork):
+class PFedHN(Hypernetwork, Explains):
     r"""$\theta_i = h(e_i; \varphi)$; the server descends along $(\partial \theta_i / \partial(\varphi, e_i))^\top
     (\theta_i - \tilde\theta_i)$.
 

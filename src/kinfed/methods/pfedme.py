@@ -11,6 +11,7 @@ from typing import Annotated
 import torch
 
 from ..core.method import Params, SharedParams
+from ..core.mixins import Advises
 from ..core.optimiser import SGD
 from ..core.settings import Count, In, Positive
 from .bases import Averaging
@@ -18,7 +19,7 @@ from .parts.pulls import check_pull
 
 
 @dataclass(frozen=True)
-class PFedMe(Averaging):
+class PFedMe(Averaging, Advises):
     r"""On each batch, $\theta_i \approx \arg\min F_i(\theta) + \frac{\lambda}{2} \|\theta - w_i\|^2$ by `steps` steps.
 
     Then $w_i \leftarrow w_i - \eta\lambda (w_i - \theta_i)$, and after the round $w \leftarrow (1 - \beta) w + \beta

@@ -15,6 +15,7 @@ from torch import Tensor
 from ..core.client import towards
 from ..core.graph import Origin
 from ..core.method import Compared, Method, Params, Roster, SharedParams
+from ..core.mixins import Explains
 from ..core.rows import active, put
 from ..core.settings import Count, CountOrZero, NonNegative, Positive, Settings, Share
 from ..core.trees import ModelOf, Pairwise, PerClient, Shared
@@ -56,7 +57,7 @@ class Known(Settings):
         """[N, N] the links of the next round; newcomer: [N] bool took part for the first time."""
         return server.links
 
-    def compared(self, roster: Roster, server: Server) -> Compared:
+    def similarity(self, roster: Roster, server: Server) -> Compared:
         """What links are made of."""
         return Compared("weight of the known link", server.links)
 
@@ -86,7 +87,7 @@ class Similarity(Known):
 
     def find(self, roster: Roster, server: Server, pull: float) -> Tensor:
         """[N, N] the graph by the similarity of the current models."""
-        square = self.compared(roster, server).values.nan_to_num(0.0)
+        square = self.similarity(roster, server).values.nan_to_num(0.0)
         alike, itself = torch.exp(-square / 2), torch.eye(len(roster), dtype=torch.bool, device=square.device)
         linked = largest(alike.masked_fill(~server.seen, -1).masked_fill(itself, torch.inf), self.neighbours)
         linked &= server.seen | itself
@@ -101,7 +102,7 @@ class Similarity(Known):
         """[N, N] rows of weights, from those by similarity, the links, and squared distances in medians."""
         return alike
 
-    def compared(self, roster: Roster, server: Server) -> Compared:
+    def similarity(self, roster: Roster, server: Server) -> Compared:
         both = server.seen[:, None] & server.seen
         square = in_medians(self.distances(roster, server), both.clone().fill_diagonal_(False))
         return Compared("squared distance of models, in medians", square.masked_fill(~both, torch.nan))
@@ -129,7 +130,7 @@ class QP(Similarity):
 
 
 @dataclass(frozen=True)
-class SFL(Method):
+class SFL(Method, Explains):
     r"""$U = \rho P^m V + (1 - \rho) V$, $P = D^{-1}(A + I)$, $w = \frac1N \sum_i u_i$.
 
     Client i minimises $F_i(v) + \lambda (R(v, w) + R(v, u_i))$ with $R(a, b) = \frac12 \|a - b\|^2$ and $\lambda = 0$
@@ -198,8 +199,8 @@ class SFL(Method):
     def relation(self, roster, server, cohort):
         return server.mixing
 
-    def compared(self, roster, server):
-        return self.rule(roster).compared(roster, server)
+    def similarity(self, roster, server):
+        return self.rule(roster).similarity(roster, server)
 
     def diagnostics(self, roster, server, cohort, sent, uploads):
         update = (uploads.theta - sent.mixed)[:, roster.layout.trainable_on(cohort.device)].norm(dim=1)

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from ..core.method import Compared
+from ..core.mixins import Explains
 from ..core.sharing import divide
 from ..core.tasks import Task
 from ..errors import UsageError
@@ -31,4 +32,8 @@ class Reopened:
 
     def compared(self) -> Compared | None:
         """What the method compared after the last round; None if nothing of it is kept, or clients never joined."""
-        return self.method.compared(self.roster, self.server) if self.former.names == self.saved.names else None
+        return (
+            Explains.of(self.method).similarity(self.roster, self.server)
+            if self.former.names == self.saved.names
+            else None
+        )

@@ -18,7 +18,8 @@ from ..core.engine import Participation, Rounds, check_seed
 from ..core.fleet import Fleet
 from ..core.history import History
 from ..core.layout import Layout
-from ..core.method import Method, model_for
+from ..core.method import Method
+from ..core.mixins import Explains, model_for
 from ..core.model import Model
 from ..core.sharing import Sharing, divide
 from ..core.tasks import TASKS, Classification, Counts, Forecasting, Quantiles, Regression, selected_task
@@ -94,7 +95,7 @@ def fit(
     history = History(tuple(federation.names), federation.task, rounds.evaluate_every, select_by=rounds.select_by)
     history.keep = rounds.keep
     whole = _attacked(fleet, history, attack, attackers, sharing.shared, seed)
-    at, origin = checkpointer.begin(divided, roster, fleet, history), divided.origin_of(roster)
+    at, origin = checkpointer.begin(divided, roster, fleet, history), Explains.of(divided).origin_of(roster)
     execution.planned(sharing)
     tracked = followed(execution.track, checkpointer.folder, rounds.count, origin, sharing.layers)
     with checkpointer.alone(), tracked as follow, checkpointer.guard():

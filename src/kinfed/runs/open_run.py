@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from ..core import checkpoint, trees
 from ..core.copies import duplicate
 from ..core.layout import Layout
-from ..core.method import Method, model_for
+from ..core.method import Method
+from ..core.mixins import export, model_for
 from ..core.model import Model
 from ..core.sharing import Sharing
 from ..core.summary import Summary
@@ -192,7 +193,7 @@ class Saved:
         try:
             if kept.method is None:
                 return kept.model.export(personal.theta)
-            return kept.method.export(kept.model, personal)
+            return export(kept.method, kept.model, personal)
         except (*UNREADABLE, AttributeError) as problem:
             raise _unfit(kept.folder, problem) from None
 

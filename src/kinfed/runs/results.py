@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..core.graph import Origin
 from ..core.history import KINDS, History
-from ..core.method import exporter
+from ..core.mixins import exporter
 from ..core.summary import Summary
 from ..core.tasks import Classification
 from ..data.datasets import called

@@ -15,6 +15,7 @@ from ..core.copies import duplicate
 from ..core.graph import Origin
 from ..core.history import History
 from ..core.method import Method
+from ..core.mixins import Predicts, export, leak
 from ..core.model import Model
 from ..core.sharing import Sharing
 from ..core.summary import Summary
@@ -82,7 +83,7 @@ class Run:
         """The same to be used as it is: it shares what is frozen with the modules of all clients."""
         i = client_index(self.federation.names, client, position)
         personal = trees.named({name: values[i].cpu() for name, values in self.history.models.items()})
-        return self.method.export(self.model, personal)
+        return export(self.method, self.model, personal)
 
     def predictor(self, client: int | str | None = None, *, position: int | None = None) -> Predictor:
         """What applies a client's model to new rows; without a client, that of the client whom each row names."""
@@ -122,7 +123,7 @@ class Run:
         rows = federation.rows[split]
         if not self.history.kept_models or not any(map(len, rows)):
             return [], None
-        device, plain = model.theta.device, type(self.method).export is Method.export
+        device, plain = model.theta.device, not isinstance(self.method, Predicts)
         x, y = federation.x, federation.y
 
         def outputs(at: Tensor, i: int) -> Tensor:
@@ -181,7 +182,7 @@ class Run:
         return Tested(
             {names[i]: means[i] for i in honest},
             {names[i]: examples[i].numpy() for i in honest} if examples else None,
-            bool(self.method.caution or self.federation.caution),
+            bool(leak(self.method) or self.federation.caution),
         )
 
     def reweighted_accuracy(self) -> Tensor:
@@ -226,7 +227,7 @@ class Run:
     def summary(self) -> Summary:
         """The results as plain numbers: test scores per named model, the relation's quality, bytes, seconds."""
         history, task, federation = self.history, self.federation.task, self.federation
-        cautions = [why for why in (self.method.caution, federation.caution) if why]
+        cautions = [why for why in (leak(self.method), federation.caution) if why]
         scores = {name: score | self._pooled(name) for name, score in history.summary().items()}
         if isinstance(task, Classification) and task.reweighted and history.models:  # none where they stay at sites
             scores[history.chosen]["reweighted"] = float(self.reweighted_accuracy().nanmean())

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from ..core.client import Training
 from ..core.engine import Rounds
 from ..core.method import Method
+from ..core.mixins import Advises, leak
 from ..core.model import Model
 from ..core.tasks import Classification, Counts, Forecasting, Quantiles, Regression, unit_of
 from ..data.federation import Federation
@@ -240,10 +241,10 @@ def candidates(
     rate = getattr(optimiser, "lr", None)
     for factor in factors:
         for name, method, settings in sorted(entrants, key=lambda one: one.name not in BASES):
-            if method.caution:
-                raise UsageError(f"{name} cannot be chosen fairly: {method.caution}")
+            if why := leak(method):
+                raise UsageError(f"{name} cannot be chosen fairly: {why}")
             full, how = ",".join([name, *settings]), training
-            if rate is None or method.rates:
+            if rate is None or Advises.of(method).rates:
                 if factor != factors[0]:
                     continue
             else:

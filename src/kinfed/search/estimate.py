@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..core.engine import Rounds
-from ..core.method import model_for
+from ..core.mixins import model_for
 from ..core.sharing import Sharing
 from ..data.federation import Federation
 from ..data.split import SPLITS

@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from ..core.method import Method
+from ..core.mixins import Advises
 from ..errors import UsageError
 from ..methods import METHODS
 from ..runs.config import plugins
@@ -103,7 +104,7 @@ class Sweep:
         """Whether a key affects a method: without an effect, all its values would give the same run."""
         if key.startswith("methods."):
             return _owner(key) == plugins.called(method)
-        return not (key.startswith("training.optimiser") and self.configured[method].rates)
+        return not (key.startswith("training.optimiser") and Advises.of(self.configured[method]).rates)
 
     def _overrides(self, method: str, values: Mapping[str, str]) -> list[str]:
         """The method's name and these values, which override the config's of this method in either of their places."""
@@ -205,9 +206,9 @@ def parse(texts: Sequence[str]) -> dict[str, list[str]]:
 
 def paper_grid(methods: Sequence[str]) -> dict[str, list[str]]:
     """The settings that each method's paper tries and their values, in the form of `parse`; UsageError without any."""
-    grids = {name: take(METHODS, name, "--method").grid for name in methods}
+    grids = {name: getattr(take(METHODS, name, "--method"), "grid", {}) for name in methods}
     if without := [name for name, grid in grids.items() if not grid]:
-        having = ", ".join(name for name in METHODS if METHODS[name].grid)
+        having = ", ".join(name for name in METHODS if getattr(METHODS[name], "grid", {}))
         raise UsageError(f"--grid paper: no grid is printed for {', '.join(without)}; there is one for {having}")
     return {
         f"methods.{plugins.called(name)}.{key}": [json.dumps(plain(value)) for value in values]

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from ..core import trees
 from ..core.graph import Graph
 from ..core.history import spread
-from ..core.method import Method, Roster, exporter
+from ..core.method import Method, Roster
+from ..core.mixins import Admits, Extends, Predicts, exporter, join
 from ..core.model import Model
 from ..core.seeding import generator, tags
 from ..core.sharing import Divided, undivided
@@ -66,15 +67,14 @@ class Frozen(Reopened):
 
     def __init__(self, saved: Saved, task: Task, execution: Execution = Execution()) -> None:
         """Raises UsageError if the run kept no state, or if its method has nothing for a newcomer."""
-        if saved.method is not None and saved.method.refuses:
-            why = saved.method.refuses
+        if saved.method is not None and (why := Admits.of(saved.method).refuses):
             raise UsageError(f"{saved.folder} was trained by {saved.summary.method}, which no newcomer can join: {why}")
         super().__init__(saved, task)
         self.execution = execution
         kind = type(undivided(self.method))
         self.name = called(self.experiment.method_name)
         # Whether its models are tuned as any module is.
-        self.plain = kind.predict is Method.predict and kind.extend is Method.extend
+        self.plain = not issubclass(kind, Extends | Predicts)
 
     @cached_property
     def bare(self) -> Model:
@@ -135,7 +135,7 @@ class Frozen(Reopened):
         for at in range(begin, begin + rounds):
             now, sent = send(at)
             _, uploads = fleet.train(at, here, sent)
-            server = self.method.join(now, server, new, uploads)
+            server = join(self.method, now, server, new, uploads)
         found = fleet.evaluate(begin + rounds, here, send(begin + rounds)[1])
         named = {name: found.scores[name, "test", self.task.metric] for name in found.models}
         return {name: float(values[0]) for name, values in named.items()}, dict(found.models)

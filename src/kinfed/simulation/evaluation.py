@@ -16,6 +16,7 @@ from ..core.batches import Rows
 from ..core.client import Client
 from ..core.fleet import Evaluation
 from ..core.method import Method
+from ..core.mixins import Predicts, predict
 from ..core.model import Model
 from ..core.rows import index
 from ..core.trees import Axis, Tree
@@ -50,7 +51,7 @@ class Evaluator:
 
     def __call__(self, round: int, cohort: Tensor, states: Callable[[Tensor], Tree], sent: Tree) -> Evaluation:
         """Evaluate cohort: [K]; `states(ids)` are private states, `sent` is the message to it."""
-        plain = type(self._method).predict is Method.predict
+        plain = not isinstance(self._method, Predicts)
         forms: dict[str, _Form] = {}  # by name, headline first
         keep, alike = True, False
 
@@ -120,7 +121,7 @@ class Evaluator:
     def _outputs(self, client: Client, personal: Tree, widths: dict[str, int]) -> dict[str, Tensor]:
         """By split, [n, ...] outputs for the client's examples, padded to the widths."""
         x = [client.examples(split).x for split in self._splits]
-        parts = [self._method.predict(client.limited(), personal, part) for part in torch.cat(x).split(BLOCK)]
+        parts = [predict(self._method, client.limited(), personal, part) for part in torch.cat(x).split(BLOCK)]
         outputs = zip(self._splits, torch.cat(parts).split([len(part) for part in x]), strict=True)
         return {s: torch.cat([t, t.new_zeros(widths[s] - len(t), *t.shape[1:])]) for s, t in outputs}
 

@@ -16,6 +16,7 @@ from ..core.fleet import Evaluation as Evaluation
 from ..core.fleet import Key as Key
 from ..core.fleet import raise_if_diverged
 from ..core.method import Method, Roster
+from ..core.mixins import Advises, Predicts, predict
 from ..core.model import Model
 from ..core.seeding import generator, tags
 from ..core.sharing import divide, undivided
@@ -166,7 +167,9 @@ class Simulation:
         before = self.states.take(cohort)
         after, uploads = self._each(round, cohort, self.method.train, before, sent)
         # Before the states are replaced.
-        raise_if_diverged(self.names, round, cohort, (after, uploads), self.method.remedy, model_of(uploads))
+        raise_if_diverged(
+            self.names, round, cohort, (after, uploads), Advises.of(self.method).remedy, model_of(uploads)
+        )
         self.states.put(cohort, after, before)
         return cohort, uploads
 
@@ -176,7 +179,7 @@ class Simulation:
             found = self._evaluator(round, cohort, self.states.take, sent)
         losses = {key: values for key, values in found.scores.items() if key[2] == "loss"}
         # A model that is tuned to a client was not looked at before.
-        raise_if_diverged(self.names, round, cohort, losses, self.method.remedy)
+        raise_if_diverged(self.names, round, cohort, losses, Advises.of(self.method).remedy)
         return found
 
     @property
@@ -194,10 +197,10 @@ class Simulation:
 
         def program(client: Client, state: Tree, received: Tree) -> Tree:
             x = client.examples("test").x[:count]
-            return x, self.method.predict(client.limited(), named({**common, **state}), x)
+            return x, predict(self.method, client.limited(), named({**common, **state}), x)
 
         with fast_gemm("off"), tf32(False):  # rounded as little as possible
-            if own or type(self.method).predict is not Method.predict:
+            if own or isinstance(self.method, Predicts):
                 return self._run(self.clients, self.model, self.training, 0, ids, program, own)
             x = torch.stack([self.clients.pool.x[self.clients.rows["test"][i][:count]] for i in ids.tolist()])
             return x, self.model(common["theta"], x.flatten(0, 1)).unflatten(0, x.shape[:2])

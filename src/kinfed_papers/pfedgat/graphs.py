@@ -38,7 +38,7 @@ class Projected(PFedGAT):
             return after
         return after._replace(network=Pairs(project_simplex(after.network.weights)))
 
-    def compared(self, roster: Roster, server: Tree) -> Compared:
+    def similarity(self, roster: Roster, server: Tree) -> Compared:
         return Compared("weight learned from losses", server.network.weights)
 
     def add_clients(self, roster: Roster, server: Tree, newcomers: Tensor) -> Server:
@@ -58,7 +58,7 @@ class Logits(PFedGAT):
     def weights(self, network: Pairs, roster: Roster, server: Tree, cohort: Tensor) -> Tensor:
         return network.weights[cohort][:, cohort].softmax(1)
 
-    def compared(self, roster: Roster, server: Tree) -> Compared:
+    def similarity(self, roster: Roster, server: Tree) -> Compared:
         return Compared("logit learned from losses", server.network.weights)
 
 

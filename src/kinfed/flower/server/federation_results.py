@@ -9,6 +9,7 @@ from typing import Any
 
 from ...core.graph import Origin
 from ...core.history import History, Spent
+from ...core.mixins import leak
 from ...core.model import Model
 from ...core.sharing import Sharing
 from ...core.summary import Summary
@@ -39,7 +40,7 @@ def summarise(
     """Write the results of a finished run to its folder, and return its summary."""
     at = history.rounds.index(history.select(history.chosen))
     relation = history.relations[at] if history.relations else None
-    sharing, caution = Sharing.of(planned.learning.method, model.layout), planned.learning.method.caution
+    sharing, caution = Sharing.of(planned.learning.method, model.layout), leak(planned.learning.method)
     traffic = fleet.traffic
     results.write_history(history, relation, origin, sharing.layers, out, caution=caution)
     _write_bytes(traffic, fleet.used, out.path / "bytes.csv")

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from ...core.graph import Graph
-from ...core.method import model_for
+from ...core.mixins import model_for
 from ...core.model import Model
 from ...core.seeding import generator
 from ...core.tasks import Classification, Counts, Forecasting, Quantiles, Regression, Task, check_quantiles

@@ -17,6 +17,7 @@ from ...core.checkpoint import Progress
 from ...core.history import History
 from ...core.layout import Layout
 from ...core.method import Method, Roster
+from ...core.mixins import Explains
 from ...core.model import Model
 from ...core.seeding import tags
 from ...core.sharing import Sharing, divide
@@ -148,7 +149,7 @@ class _Run:
         self.roster, self.seconds_before = self._roster(), self.at.seconds
         if self.at.done:
             self._evaluate_again()
-        origin, layers = self.method.origin_of(self.roster), self._layers()
+        origin, layers = Explains.of(self.method).origin_of(self.roster), self._layers()
         names, again = federation_trackers.asked(self.out), "kinfed flower run --resume"
         with followed(names, self.folder, self.rounds.count, origin, layers, again) as self.follow:
             self._train()

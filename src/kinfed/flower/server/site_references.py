@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from ...core.history import History
+from ...core.mixins import leak
 from ...core.summary import Summary
 from ...core.tasks import unit_of
 from ...errors import RunError, UsageError
@@ -89,5 +90,5 @@ def judged(planned: Plan, history: History, alone: dict[str, float], fedavg: Wor
         metric=history.task.metric,
         higher_is_better=history.task.higher_is_better,
         unit=unit_of(history.task),
-        leaking=bool(planned.learning.method.caution),
+        leaking=bool(leak(planned.learning.method)),
     )

@@ -9,6 +9,7 @@ from torch.utils._pytree import tree_map
 
 from ...core.graph import Origin, whole_relation
 from ...core.method import Method, Roster
+from ...core.mixins import Explains
 from ...core.rows import put
 from ...core.seeding import fold, key, uniform
 from ...core.trees import Axis, PerClient, Tree, axes
@@ -21,7 +22,7 @@ class StalenessState(NamedTuple):
     missed: PerClient  # [N] int64 rounds in a row in which a client did not reply
 
 
-class StalenessWrapper(Method):
+class StalenessWrapper(Method, Explains):
     """A method whose server ignores stale clients: those that missed rounds, until they reply again.
 
     The method is run on the tables of the others, as if there were nobody else; the rows of stale clients are kept and
@@ -35,7 +36,7 @@ class StalenessWrapper(Method):
         self.last_stale: Tensor | None = None  # [N] bool, who was stale when something was last sent
 
     def origin_of(self, roster: Roster) -> Origin:
-        return self.method.origin_of(roster)
+        return Explains.of(self.method).origin_of(roster)
 
     def stale(self, roster: Roster, server: Tree) -> Tensor:
         """[N] bool: who is ignored in this round; nobody if it would be everybody."""

@@ -8,6 +8,7 @@ from torch import nn
 from ...core import trees
 from ...core.copies import duplicate
 from ...core.method import Method
+from ...core.mixins import export
 from ...core.tasks import Classification, Counts, Quantiles
 from ...data.tables.new_readings import Series
 from ...data.tables.schema import Description
@@ -102,7 +103,7 @@ def model_of(folder: Path, planned: Plan, words: Words) -> tuple[nn.Module, Sour
             if tensors[e.name].shape != e.shape:
                 raise ValueError(f"'{e.name}' is {list(tensors[e.name].shape)}, not {list(e.shape)}")
         personal = trees.named({"theta": model.layout.flatten(tensors), **arrays})
-        module = planned.learning.method.export(model, personal)
+        module = export(planned.learning.method, model, personal)
     return module, Source(plugins.called(planned.learning.method_name), origin)
 
 

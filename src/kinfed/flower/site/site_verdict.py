@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from ...core import checkpoint, engine, trees
 from ...core.history import History
+from ...core.mixins import export
 from ...core.model import Model
 from ...core.tasks import unit_of
 from ...data.federation import Federation
@@ -53,7 +54,7 @@ def compare(
     engine.run(fleet.method, fleet.roster(), fleet, history, rounds=rounds.count)
     personal = {name: values[0].cpu() for name, values in history.models.items()}
     rows = federation.rows["test"][0]
-    modules = {**kept, "local": method.export(fleet.model, trees.named(personal))}
+    modules = {**kept, "local": export(method, fleet.model, trees.named(personal))}
     scores = {name: _scores(module, federation, rows) for name, module in modules.items()}
     verdict = judge_one(
         plugins.called(learning.method_name),

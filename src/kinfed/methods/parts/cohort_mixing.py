@@ -9,12 +9,13 @@ from torch import Tensor
 from ...core.client import Client
 from ...core.graph import Origin
 from ...core.method import Method, Params, Roster
+from ...core.mixins import Admits, Explains
 from ...core.rows import put, take
 from ...core.trees import Tree, rows_replaced
 from ...ops.mixing import mix_freely, weighted_mean
 
 
-class CohortMixing(Method):
+class CohortMixing(Method, Explains, Admits):
     """A method whose clients of a round are mixed with each other, by weights that `graph` gives and `learn` improves.
 
     The server's state has `uploads: [N, d]`, the models as last trained; `theta: [N, d]`, as last mixed, from which

@@ -12,9 +12,10 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 from ...core.client import Client
 from ...core.layout import Layout
 from ...core.method import Method, Normalisation, Params, Roster
+from ...core.mixins import Admits
 from ...core.optimiser import Optimiser, OptState, clip_norm
 from ...core.rows import put
-from ...core.trees import Like, Shared, Tree
+from ...core.trees import Like, Shared, Tree, rows_replaced
 from ...errors import UsageError
 
 FITS = 10  # rounds of the server's steps on a newcomer's embedding, in one of its own
@@ -68,7 +69,7 @@ def step(server: Any, grads: Tree, optimiser: Optimiser, clip: float) -> Any:
 
 
 @dataclass(frozen=True)
-class Hypernetwork(Method):
+class Hypernetwork(Method, Admits):
     """The client half of a method whose server writes the models; running statistics stay with the clients."""
 
     bn: Normalisation = field(default="local", kw_only=True)  # running statistics stay with the clients
@@ -101,7 +102,7 @@ class Hypernetwork(Method):
     def join(self, roster: Roster, server: Tree, newcomers: Tensor, uploads: Tree) -> Tree:
         """A newcomer's embedding is fitted to its model by steps of the server's optimiser; the network is frozen."""
         for _ in range(FITS):
-            server = super().join(roster, server, newcomers, uploads)
+            server = rows_replaced(server, newcomers, self.aggregate(roster, server, newcomers, uploads))
         return server
 
     def relation(self, roster: Roster, server: Tree, cohort: Tensor) -> Tensor | None:

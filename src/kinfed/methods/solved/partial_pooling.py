@@ -11,6 +11,7 @@ from ...core.client import Client
 from ...core.graph import Origin
 from ...core.layout import Layout
 from ...core.method import Method, Params, Roster
+from ...core.mixins import Advises, Explains
 from ...core.rows import put
 from ...core.settings import Count, NonNegative
 from ...core.tasks import Classification, Counts, Forecasting, Quantiles, Regression
@@ -50,7 +51,7 @@ class Server(NamedTuple):
 
 
 @dataclass(frozen=True)
-class PartialPooling(Method):
+class PartialPooling(Method, Explains, Advises):
     r"""$c_i \sim N(\bar c + \gamma \sum_j w_{ij} (c_j - \bar c), D)$, $y = c_i^\top x + \epsilon$: a mixed model.
 
     Clients send sums over their rows, of which the server makes every client's coefficients, their mean $\bar c$, and

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from ...core import trees
+from ...core.mixins import Explains
 from ...core.sharing import Divided, undivided
 from ...core.tasks import selected_task
 from ...errors import UsageError
@@ -31,7 +32,7 @@ class Remixed:
     def __init__(self, run: Reopened, client: int) -> None:
         """`client` is a position. Raises UsageError unless its mixture by `row` is what the method sends to it."""
         method, summary = run.method, run.saved.summary
-        models = getattr(run.server, undivided(method).mixes, None)
+        models = getattr(run.server, Explains.of(undivided(method)).mixes, None)
         if models is None:
             raise UsageError(f"{summary.method} keeps no clients' models that its server mixes by these weights")
         if run.former.names != run.saved.names:

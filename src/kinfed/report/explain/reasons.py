@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ...core.mixins import Explains
 from ...core.sharing import undivided
 from ...core.summary import Summary
 from ...errors import UsageError, note_failure
@@ -198,7 +199,7 @@ def _compared(opened: Reopened | Saved | None, i: int, places: Sequence[int], no
     if isinstance(opened, Reopened) and (told := opened.compared()) is not None:
         return _Likeness(f"{told.what}, after round {opened.former.done}", told.values[i].double().cpu().numpy())
     saved = opened.saved if isinstance(opened, Reopened) else opened
-    weighs = undivided(opened.method).weighs if isinstance(opened, Reopened) else ""
+    weighs = Explains.of(undivided(opened.method)).weighs if isinstance(opened, Reopened) else ""
     why = weighs or f"the run kept nothing of what {saved.summary.method} compares"
     notes.append(f"{why}; saved models are compared instead")
     learned = saved.layout.trainable

@@ -3,6 +3,7 @@
 from typing import Any
 
 from ...core.method import Compared
+from ...core.mixins import Explains
 from ...core.sharing import undivided
 from ...errors import log_failure
 from ...runs.config import plugins
@@ -28,7 +29,7 @@ def compared(folder: RunFolder) -> tuple[Compared, int] | str:
     except Exception as problem:  # of another version, or with parts that are gone: nothing else of the run is lost
         log_failure(problem)
         return ""
-    return undivided(run.method).weighs if found is None else (found, run.former.done)
+    return Explains.of(undivided(run.method)).weighs if found is None else (found, run.former.done)
 
 
 def _has_own_code(folder: RunFolder) -> bool:

@@ -18,6 +18,7 @@ from ...core.client import Training
 from ...core.engine import Participation, Rounds, check_seed
 from ...core.graph import Graph
 from ...core.method import Method
+from ...core.mixins import Advises
 from ...core.seeding import generator, tags
 from ...core.summary import Summary
 from ...core.tasks import TASKS, Classification, Counts, Forecasting, Regression, Task, check_selection
@@ -237,7 +238,7 @@ def warn_of_idle(source: str, overrides: Sequence[str], methods: Mapping[str, Me
     if "optimiser" not in override(yours, list(overrides)).get("training", {}):
         return
     for name, method in methods.items():
-        if rates := method.rates:
+        if rates := Advises.of(method).rates:
             where = "method" if len(methods) == 1 else f"methods.{plugins.called(name)}"
             rates_set = " and ".join(f"{where}.{rate}" for rate in rates)
             warnings.warn(f"{plugins.called(name)} ignores training.optimiser; its rates are {rates_set}", stacklevel=2)

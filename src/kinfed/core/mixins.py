@@ -1,0 +1,169 @@
+"""What a few methods have beside the hooks of `Method`: each class here is a base to add where it is needed."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from ..errors import UsageError
+from .client import Client
+from .copies import check_tensors, duplicate
+from .graph import Origin
+from .layout import head_of
+from .method import Compared, Method, Roster
+from .model import Model
+from .seeding import generator
+from .trees import Tree, rows_replaced
+
+
+class Mixin:
+    """A base whose attributes hold for every method that does not derive from it, too."""
+
+    @classmethod
+    def of(cls, method: object) -> Self:
+        """The method itself if it derives from this class, else an object with the defaults."""
+        return method if isinstance(method, cls) else cls()
+
+
+class Explains(Mixin):
+    """A method that says where its relation comes from, and what it compares to weigh clients."""
+
+    origin: ClassVar[Origin] = "fixed"  # of the relation it reports: given, fixed, learned or oracle
+    mixes: ClassVar[str] = ""  # the table [N, d] of the server's state that `send` mixes by the relation, if it does
+    weighs: ClassVar[str] = ""  # how weights come about, in a clause, where `similarity` has nothing
+
+    def origin_of(self, roster: Roster) -> Origin:
+        """Where the relation comes from; a method that uses roster.graph takes that graph's origin into account."""
+        return self.origin
+
+    def similarity(self, roster: Roster, server: Tree) -> Compared | None:
+        """What the next relation is made of, for those who ask why; None if nothing is kept: see `weighs`."""
+        return None
+
+
+class Advises(Mixin):
+    """A method that says how to set it."""
+
+    grid: ClassVar[Mapping[str, tuple[Any, ...]]] = {}  # values that its paper tries, by setting: "cells.alpha", say
+
+    @property
+    def rates(self) -> tuple[str, ...]:
+        """Its settings that local training uses in place of training.optimiser, if it ignores that."""
+        return ()
+
+    @property
+    def remedy(self) -> str:
+        """What to change when training diverges; a method whose own settings can cause that names them."""
+        return "lower the learning rate"
+
+
+class Admits(Mixin):
+    """A method that says what a newcomer to a finished federation gets."""
+
+    refuses: ClassVar[str] = ""  # why a newcomer would be given nothing, if that is so
+
+    def join(self: Any, roster: Roster, server: Tree, newcomers: Tensor, uploads: Tree) -> Tree:
+        """The state of a finished federation's server once newcomers: [M] have sent uploads: [M, ...].
+
+        `add_clients` has made room for them. Nothing else changes: the others' rows and all that is shared are frozen.
+        By default newcomers get the rows that `aggregate` would give them; a method that compares them with others
+        only where these take part as well overrides this.
+        """
+        return rows_replaced(server, newcomers, self.aggregate(roster, server, newcomers, uploads))
+
+
+class Extends(Mixin):
+    """A method that adds layers to a user's module."""
+
+    keeps: ClassVar[tuple[str, ...]] = ()  # patterns of tensors, of layers that it adds, which are personal in any case
+
+    def extend(self, module: nn.Module, head: str | None) -> nn.Module:
+        """The module with the layers that the method adds to it, such as a second head; by default none.
+
+        The module is a copy, which may be changed and returned; `head` names its head, None if it has none. That layer
+        stays the head wherever it is put; if it is put nowhere, the layer that has its name is. Random numbers drawn
+        here are fixed by the run's seed.
+        """
+        return module
+
+
+class Predicts(ABC):
+    """A method whose models answer in another way than the user's module; saved models are those that were scored."""
+
+    @abstractmethod
+    def predict(self, client: Client, personal: Tree, x: Tensor) -> Tensor:
+        """Outputs for x: [B, ...] by one of the models that `personalise` names."""
+
+    @abstractmethod
+    def export(self, model: Model, personal: Tree) -> nn.Module:
+        """A plain module in evaluation mode with the outputs of `predict`.
+
+        `personal` has the named fields of a model that `personalise` returns, whatever its type.
+        """
+
+
+def join(method: Method, roster: Roster, server: Tree, newcomers: Tensor, uploads: Tree) -> Tree:
+    """The state of a finished federation's server once newcomers: [M] have sent uploads: [M, ...], see `Admits`."""
+    if not isinstance(method, Admits):
+        return Admits.join(method, roster, server, newcomers, uploads)
+    return method.join(roster, server, newcomers, uploads)
+
+
+def predict(method: Method, client: Client, personal: Tree, x: Tensor) -> Tensor:
+    """Outputs for x: [B, ...] by one of the models that `personalise` names."""
+    return method.predict(client, personal, x) if isinstance(method, Predicts) else client.model(personal.theta, x)
+
+
+def export(method: Method, model: Model, personal: Tree) -> nn.Module:
+    """A plain module in evaluation mode with the outputs of `predict`."""
+    return method.export(model, personal) if isinstance(method, Predicts) else model.export(personal.theta)
+
+
+def exporter(method: Method) -> str:
+    """The name of a method that extends or exports models in its own way, as their file says it; "" of any other."""
+    return type(method).__name__ if isinstance(method, Extends | Predicts) else ""
+
+
+def leak(method: Method) -> str:
+    """Why scores on test examples overstate how good a method's models are; "" if they do not."""
+    return "the method used test examples as feedback" if method.feedback == "test" else ""
+
+
+def model_for(
+    method: Method, module: nn.Module, head: str | None = None, dtype: torch.dtype | None = None, seed: int = 0
+) -> Model:
+    """The model that a method trains: the module with the layers that the method adds to it.
+
+    `head` names the module's head (default: the last nn.Linear), which stays the head of the extended module.
+    """
+    _check_bases(method)
+    check_tensors(module)
+    module = duplicate(module)
+    name = head_of(module) if head is None else head
+    layers = dict(module.named_modules())
+    if (name is not None and name not in layers) or any(map(is_lazy, module.parameters())):
+        return Model(module, name)  # which raises the error
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(generator(seed, "extend").initial_seed())
+        extended = Extends.of(method).extend(module, name)
+    if not isinstance(extended, nn.Module):
+        raise UsageError(f"{type(method).__name__}.extend must return an nn.Module; got {extended!r:.80}")
+    part = None if name is None else layers[name]
+    found = dict(extended.named_modules())
+    at = next((path for path, layer in found.items() if layer is part), name if name in found else None)
+    return Model(extended, at, dtype)
+
+
+def _check_bases(method: Method) -> None:
+    """Raise UsageError if a method has what only counts in one that derives from a class above."""
+    for base in (Explains, Advises, Admits, Extends, Predicts):
+        hooks = [name for name in vars(base) if not name.startswith("_") and hasattr(method, name)]
+        if hooks and not isinstance(method, base):
+            name = type(method).__name__
+            raise UsageError(
+                f"{name} has '{hooks[0]}', which counts in a method that derives from kinfed.{base.__name__} only; add "
+                f"it to the bases of {name}, or choose another name"
+            )
