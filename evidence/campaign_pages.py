@@ -231,12 +231,13 @@ def history(made, path):
                 for (model, score, at), mean in means(folder.history, scores).items():
                     key = (home.parent.relative_to(made.out / "runs").as_posix(), row.name, model, score)
                     found.setdefault(key, defaultdict(dict))[at][seed] = mean
-    lines = {}  # of the same: how many seeds, and by round the mean
+    lines = {}  # of the same: which seeds, and by round the mean
     for key, one in found.items():
         texts = {at: f"{statistics.fmean(values.values()):.4g}" for at, values in one.items()}
-        lines[key] = max(len(values) for values in one.values()), texts
+        seeds = sorted({seed for values in one.values() for seed in values})
+        lines[key] = " ".join(map(str, seeds)), texts
     for key, line in earlier(path).items():
-        if line[0] > lines.get(key, (0,))[0]:
+        if len(line[0].split()) > len(lines.get(key, ("",))[0].split()):
             lines[key] = line
     if not lines:
         return ""
@@ -252,13 +253,13 @@ def history(made, path):
 
 
 def earlier(path):
-    """The lines of a committed history.csv: how many seeds, and by round the mean, by column, method, model, score."""
+    """The lines of a committed history.csv: which seeds, and by round the mean, by column, method, model, score."""
     if not path.exists():
         return {}
     with path.open(newline="") as file:
         return {
             tuple(row[name] for name in HISTORY[:4]): (
-                int(row["seeds"]),
+                row["seeds"],
                 {int(at): text for at, text in row.items() if at not in HISTORY and text},
             )
             for row in csv.DictReader(file)

@@ -92,6 +92,7 @@ class Protocol:
     experiment: Table  # shared by all cells
     numbers: Mapping[tuple[str, str, str, str], Number]  # by data set, setting, method and metric, as printed
     others: Mapping[str, Row] = field(default_factory=dict)  # rows of the paper that this table does not print
+    compares: Mapping[str, str] = field(default_factory=dict)  # rows that the paper compares before all others
 
     def raw(self, row: Row, column: Column) -> Table:
         """The raw config of a cell, for `kinfed.runs.config.experiment.resolve`."""
@@ -151,6 +152,7 @@ def load(name: str) -> Protocol:
         shared,
         numbers,
         others,
+        paper.get("compares", {}),
     )
 
 

@@ -35,7 +35,7 @@ def comparison(made: Reproduction) -> Comparison:
                 rows += _row(made, name, column, measure)
         if rows:
             sets.append(tuple(sorted(_counted(rows), key=lambda row: -row.sign * row.mean)))
-    return Comparison(tuple(sets), tuple(lost))
+    return Comparison(tuple(sets), tuple(lost), named=tuple(made.protocol.compares.items()))
 
 
 def _counted(rows: Sequence[tuple[Row, bool]]) -> Iterator[Row]:

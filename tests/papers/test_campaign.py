@@ -211,10 +211,10 @@ def test_what_is_finished_is_published_once_and_nothing_is_taken_away(camp, fini
     }
     assert (kept / "history.csv").read_text().splitlines() == [
         "column,method,model,score,seeds,2,4",
-        "iid,local,own,accuracy,1,0.65,0.75",
-        "iid,fedavg,shared,accuracy,2,0.25,0.6",
-        "shards,local,own,accuracy,1,0.85,0.95",
-        "shards,fedavg,shared,accuracy,1,0.15,0.35",
+        "iid,local,own,accuracy,0,0.65,0.75",
+        "iid,fedavg,shared,accuracy,0 1,0.25,0.6",
+        "shards,local,own,accuracy,0,0.85,0.95",
+        "shards,fedavg,shared,accuracy,0,0.15,0.35",
     ]
     capsys.readouterr()
     call(program, "publish", options)
@@ -291,9 +291,9 @@ def test_committed_numbers_stay_where_a_machine_with_their_runs_is_lost(camp, fi
     assert (kept / "statistics.md").read_text() == files[kept / "statistics.md"]  # of four runs, not of two
     assert "[statistics](tables/made.table1/statistics.md), of 4 of the 6 runs.\n" in page.read_text()
     assert (kept / "history.csv").read_text().splitlines()[1:] == [
-        "iid,local,own,accuracy,1,0.7",
-        "iid,fedavg,shared,accuracy,2,0.55",
-        "shards,local,own,accuracy,1,0.9",
+        "iid,local,own,accuracy,0,0.7",
+        "iid,fedavg,shared,accuracy,0 1,0.55",
+        "shards,local,own,accuracy,0,0.9",
         "shards,fedavg,shared,accuracy,1,0.4",
     ]
 

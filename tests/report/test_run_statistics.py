@@ -14,7 +14,7 @@ from kinfed.cli import main
 from kinfed.core.history import Spent
 from kinfed.errors import UsageError
 from kinfed.report.tables import text_table
-from kinfed.report.tables.compare import compare
+from kinfed.report.tables.compare import Comparison, compare
 from kinfed.report.tables.run_statistics import names_of, ranking, statistics
 from kinfed.report.tables.statistics_tables import grids
 from kinfed.report.tables.target import reached
@@ -320,3 +320,14 @@ def test_an_interval_of_accuracies_ends_where_they_do(tmp_path, write):
     error = {0: [0.99, 0.97], 1: [0.9, 0.91]}
     run = write(tmp_path / "b", "cfl", error, metric="mse", higher_is_better=False)
     assert grids(compare([run]))[0].records[0]["high"] > 1
+
+
+def test_what_a_paper_compares_is_paired_though_it_is_not_the_best_rival(tmp_path, write):
+    """By hand: 0.5 - 0.4, 0.6 - 0.3 and 0.7 - 0.5 are a mean of 0.2."""
+    scores = {"sfl": [0.5, 0.6, 0.7], "cfl": [0.8, 0.9, 0.9], "fedavg": [0.4, 0.3, 0.5]}
+    (rows,) = compare([write(tmp_path / name, name, values) for name, values in scores.items()]).sets
+    (pair,) = statistics(rows, [("sfl", "fedavg"), ("panacea", "pfedhn")]).families["named"]
+    assert (pair.name, pair.other) == ("sfl", "fedavg")
+    assert pair.found.mean == pytest.approx(0.2)
+    (grid, *_) = [one for one in grids(Comparison((rows,), (), named=(("sfl", "fedavg"),))) if one.name == "pairs"]
+    assert "first block: what the paper compares" in grid.notes

@@ -22,6 +22,7 @@ class Comparison:
     sets: tuple[tuple[Row, ...], ...]
     warnings: tuple[str, ...]
     differing: str = ""  # the settings that tell several sets apart
+    named: tuple[tuple[str, str], ...] = ()  # methods that are to be paired whatever they score: each with its rival
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON: `runs`, each with the number of its set (from 1), and `warnings`."""

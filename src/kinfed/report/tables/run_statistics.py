@@ -14,7 +14,7 @@ from ...verdict.statistics import Array, Interval, Paired, Ranks
 from .compare import Comparison
 from .run_rows import Row, read
 
-ALONE, TUNED, RIVAL = "local", "fedavg-ft", "best rival"
+ALONE, TUNED, RIVAL, NAMED = "local", "fedavg-ft", "best rival", "named"
 # Names that methods give to their models: before local training, and after it.
 BEFORE = ("mixed", "received", "shared", "cluster", "generated", "combined")
 AFTER = ("own", "tuned", "adapted")
@@ -80,15 +80,15 @@ def names_of(rows: Sequence[Row]) -> list[str]:
     return [f"{i} {name}" if twins else name for i, name in enumerate(names, 1)]
 
 
-def statistics(rows: Sequence[Row]) -> Statistics:
-    """The statistics of comparable runs, best first, as `compare` finds them."""
+def statistics(rows: Sequence[Row], named: Sequence[tuple[str, str]] = ()) -> Statistics:
+    """The statistics of comparable runs, best first, as `compare` finds them; `named` are methods to be paired."""
     names, notes = names_of(rows), list[str]()
     own = tuple(_own(name, row) for name, row in zip(names, rows, strict=True))
     families = {}
-    for family in (ALONE, TUNED, RIVAL):
+    for family in (NAMED, ALONE, TUNED, RIVAL):
         pairs = list[Pair]()
         for name, row in zip(names, rows, strict=True):
-            found = _other(family, row, rows, names)
+            found = _named(row, named, rows, names) if family == NAMED else _other(family, row, rows, names)
             if found is None:
                 continue
             other, theirs = found
@@ -169,6 +169,15 @@ def _stages(row: Row, names: Sequence[str]) -> Stages | None:
     first, second = (scores_of(row, row.seeds, names, model) for model in (before, after))
     means = [float(np.nanmean(one, 1).mean()) for one in (first, second)]
     return Stages(before, after, means[0], means[1], by.paired(second, first, row.higher_is_better))
+
+
+def _named(
+    row: Row, named: Sequence[tuple[str, str]], rows: Sequence[Row], names: Sequence[str]
+) -> tuple[str, Row] | None:
+    """The run that this one is named to be paired with, and its name; None if there is none."""
+    rivals = [rival for method, rival in named if method == row.method]
+    found = [(name, other) for name, other in zip(names, rows, strict=True) if other.method in rivals]
+    return found[0] if found else None
 
 
 def _other(family: str, row: Row, rows: Sequence[Row], names: Sequence[str]) -> tuple[str, Row] | None:

@@ -8,7 +8,7 @@ from typing import Any
 from ...verdict.statistics import Paired
 from .compare import Comparison
 from .run_rows import Row, decimals
-from .run_statistics import ALONE, RIVAL, Own, Pair, Ranking, Statistics, ranking, statistics
+from .run_statistics import ALONE, NAMED, RIVAL, Own, Pair, Ranking, Statistics, ranking, statistics
 from .text_table import Grid, defined
 
 DIFFERENCES = (
@@ -24,7 +24,7 @@ def grids(comparison: Comparison) -> list[Grid]:
     several = len(comparison.sets) > 1
     result = []
     for i, rows in enumerate(comparison.sets):
-        found, letter = statistics(rows), chr(ord("A") + i) if several else ""
+        found, letter = statistics(rows, comparison.named), chr(ord("A") + i) if several else ""
         notes = [*_refused(comparison), *(f"! {note}" for note in found.notes)]
         pairs = _pairs(found, letter, notes)
         own = _own(found, letter, [] if pairs else notes)
@@ -122,6 +122,8 @@ def _pairs(found: Statistics, letter: str, refused: Sequence[str]) -> Grid | Non
     every = [one.found for pairs in found.families.values() for one in pairs]
     notes = [*refused, *(f"no {what} of {', '.join(names)}: {why}" for (what, why), names in whys.items())]
     notes += [*DIFFERENCES, *_weakness(every)]
+    if NAMED in found.families:
+        notes.append("first block: what the paper compares")
     if RIVAL in found.families:
         notes.append("last block: against the best rival, the best other run by its test scores")
     if any(not math.isnan(one.p) and not one.exact for one in every):

@@ -1,0 +1,95 @@
+"""What attention can learn about groups of clients: python evidence/attention.py
+
+Clients of G equal groups, every model of a group the same, nothing trained and no noise: the loss of a mixture is half
+its squared distance from its own group's model, so the best weights are all within the group. Shown is the weight for a
+client's own group that pFedGAT's networks reach from exact gradients, and a bound on what any of Equation 5 can. The
+table goes to docs/results/pfedgat-tables.md, between marks.
+"""
+
+import torch
+import torch.nn.functional as F
+
+from kinfed.methods.pfedgat import PFedGAT
+from kinfed_papers.coverage import COMMITTED
+from kinfed_papers.pfedgat.graphs import Dynamic
+from kinfed_papers.result_pages import put
+
+PAGE, PART = COMMITTED.parent / "pfedgat-tables.md", "attention"
+GROUPS, MEMBERS, SIZE, STEPS, RATE, SEEDS = (2, 5), 4, 64, 3_000, 0.01, (0, 1, 2)
+SLOPE = PFedGAT().slope
+
+
+def bound(groups, slope=SLOPE):
+    """The most that one head of Equation 5 gives to clients' own groups, a mean over clients; so no mean of heads more.
+
+    A head scores a sender by s_j and a receiver by l_i, and its logits LeakyReLU(l_i + s_j) grow with s_j for every
+    receiver: the order of senders is the same for all. Sought over all s, and over l for each receiver.
+    """
+    best, generator = 1 / groups, torch.Generator().manual_seed(0)
+    listens = torch.linspace(-60, 60, 1201, dtype=torch.float64)[:, None, None]  # [L, 1, 1]
+    own = torch.eye(groups, dtype=torch.bool)
+    for _ in range(6):
+        speak = (6 * torch.rand(groups, generator=generator, dtype=torch.float64)).requires_grad_()
+        optimiser = torch.optim.Adam([speak], lr=0.05)
+        for _ in range(300):
+            shares = F.leaky_relu(listens + speak, slope).expand(-1, groups, -1).softmax(-1)  # [L, G, G]
+            loss = -shares[:, own].max(0).values.mean()
+            optimiser.zero_grad()
+            loss.backward()
+            optimiser.step()
+            best = max(best, -loss.item())
+    return best
+
+
+def two_groups(slope=SLOPE):
+    """The same for two groups by hand: max over D of (sigmoid(D) + sigmoid(-slope D)) / 2."""
+    apart = torch.linspace(0, 20, 20_001, dtype=torch.float64)
+    return ((apart.sigmoid() + (-slope * apart).sigmoid()) / 2).max().item()
+
+
+def reached(attention, groups, seed):
+    """The mean weight within groups: of a method's network, trained from exact gradients for STEPS steps of Adam."""
+    generator = torch.Generator().manual_seed(seed)
+    of = torch.arange(groups).repeat_interleave(MEMBERS)  # [N]
+    theta = torch.randn(groups, SIZE, generator=generator)[of]  # [N, d]
+
+    def glorot(fans, *shape):
+        uniform = 2 * torch.rand(attention.heads, attention.width, *shape, generator=generator) - 1
+        return uniform * (6 / fans) ** 0.5
+
+    drawn = attention.network(glorot, SIZE)
+    network = type(drawn)(*(one.requires_grad_() for one in drawn))
+    features, optimiser = F.layer_norm(theta, theta.shape[1:]), torch.optim.Adam([*network], lr=RATE)
+    for _ in range(STEPS):
+        weights = attention.scores(network, features).softmax(-1).mean(0)  # [N, N]
+        loss = (weights @ theta - theta).square().sum() / 2
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+    return (weights * (of[:, None] == of)).sum(1).mean().item()
+
+
+def table():
+    lines = ["| weight for the client's own group, % | " + " | ".join(f"{groups} groups" for groups in GROUPS) + " |"]
+    lines += ["| --- |" + " ---: |" * len(GROUPS)]
+    rows = {
+        "one mean for all": [100 / groups for groups in GROUPS],
+        "any heads of Equation 5, at most": [100 * bound(groups) for groups in GROUPS],
+    }
+    for name, attention in (
+        ("`pfedgat`, 8 heads of Equation 5, reached", PFedGAT()),
+        ("`Dynamic`, reached", Dynamic()),
+    ):
+        found = [[reached(attention, groups, seed) for seed in SEEDS] for groups in GROUPS]
+        rows[name] = [100 * sum(one) / len(one) for one in found]
+    for name, values in rows.items():
+        lines.append(f"| {name} | {' | '.join(f'{value:.1f}' for value in values)} |")
+    told = (
+        f"{MEMBERS} clients a group, {STEPS:,} steps of Adam at {RATE:g} on exact gradients, mean over seeds "
+        f"{', '.join(map(str, SEEDS))}: `python evidence/attention.py`."
+    )
+    return "\n".join([*lines, "", told])
+
+
+if __name__ == "__main__":
+    put(PAGE, PART, table(), "Tables of the pFedGAT paper")

@@ -1,0 +1,214 @@
+"""What needs no network, beside the published tables: KINFED_DATA=DIR python evidence/controls.py [TABLE ...]
+
+Of series the last value, the mean by time of day, and for each sensor a ridge on its readings, and one that is also
+given the sensor's mean by time of day at the hour that it forecasts; of labels the share of the commonest one. All are
+of each client's own training rows and are scored on the rows on which the table's methods are. Into
+docs/results/tables/TABLE-controls/table.csv, and from there into a part of the table's page, between marks.
+"""
+
+import argparse
+import csv
+import os
+import statistics
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from kinfed.core.tasks import Forecasting
+from kinfed.files import replacing
+from kinfed.runs.config import experiment as config
+from kinfed_papers import published_table
+from kinfed_papers.coverage import COMMITTED
+from kinfed_papers.reproduction import MEASURES
+from kinfed_papers.result_pages import put
+
+BINS = 288  # times of day that have a mean of their own
+PENALTIES = (1e-3, 1.0, 1e3)  # of a ridge, in squared deviations; validation rows choose for each sensor
+FIELDS = ("column", "dataset", "setting", "method", "printed", "metric", "ours", "flags", "by_seed")
+
+
+class Asked(NamedTuple):
+    """Which columns of a table have what is beside them, at the scale of its runs."""
+
+    columns: str
+    beside: str  # the folder in tables/ of the runs
+    scale: float = 1.0
+    seeds: tuple[int, ...] = (0,)  # series are split in time, the same for all seeds
+
+
+TABLES = {
+    "sfl.table1": Asked("metr_la_week metr_la_subset pems08_partial pems_bay_subset", "sfl.table1"),
+    "sfl.table2": Asked("cifar10/shards2 cifar10/shards5", "sfl.table2", seeds=(0, 1, 2)),
+    "panacea.table2-points": Asked("fl60 dg60 tpt48", "panacea.table2-points", seeds=(0, 1, 2)),
+    "panacea.table2-traffic": Asked("metr_la_subset pems_bay_subset", "panacea.table2-traffic", 0.02),
+    "fedcedar.table1": Asked("mnist/shards cifar10/shards", "fedcedar.table1", 0.1, (0, 1, 2)),
+    "fedaghn.table1": Asked("cifar10/pathological cifar10/dirichlet", "fedaghn.table1", 0.025, (0, 1, 2)),
+    "pfedgat.table1-cifar10": Asked(
+        "cifar10/iid cifar10/pathological cifar10/dirichlet", "pfedgat.table1-cifar10", 0.3, (0, 1, 2)
+    ),
+}
+
+
+def federation(table, column, scale, seed):
+    """The data of a column, as its methods are given them."""
+    protocol = published_table.load(table)
+    raw = protocol.raw(protocol.rows[table.partition(".")[0]], protocol.columns[column])
+    one = config.resolve((published_table.scaled(raw, scale) if scale < 1 else raw) | {"seed": seed})
+    return one.federation(Path(os.environ["KINFED_DATA"]), seed)
+
+
+def forecasts(data, client):
+    """By name, [n, H] forecasts of a client's test windows in the readings' unit, of its own training windows alone."""
+    past, ahead = data.x.shape[1], data.y.shape[1]
+    x, y = {}, {}
+    for split in ("train", "validation", "test"):
+        rows = data.rows[split][client]
+        x[split], y[split] = data.x[rows].double().numpy(), data.y[rows].double().numpy()
+    readings = {split: one[..., 0] * data.task.deviation + data.task.mean for split, one in x.items()}
+    found = {"last value": np.repeat(readings["test"][:, -1:], ahead, 1)}
+    found["ridge on its readings"] = ridge(readings, y)
+    if data.x.shape[2] > 1:  # a time of day beside each reading
+        by_time = {split: times(one[..., 1], past, ahead) for split, one in x.items()}
+        daily = means_by_time(by_time["train"], y["train"])
+        usual = {split: daily[one] for split, one in by_time.items()}  # [n, H]
+        found["mean by time of day"] = usual["test"]
+        found["ridge with that mean"] = ridge(readings, y, usual)
+    return found
+
+
+def times(clock, past, ahead):
+    """[n, H] which time of day a window's targets have, of clock: [n, past] in [0, 1)."""
+    last = np.round(clock[:, -1] * BINS).astype(int)
+    return (last[:, None] + 1 + np.arange(ahead)) % BINS
+
+
+def means_by_time(at, y):
+    """[BINS] the mean of training targets y: [n, H] by time of day, at: [n, H]; of a time without any, of all."""
+    known = ~np.isnan(y)
+    count = np.bincount(at[known], minlength=BINS)
+    total = np.bincount(at[known], y[known], minlength=BINS)
+    return np.where(count, total / np.maximum(count, 1), y[known].mean())
+
+
+def ridge(readings, y, usual=None):
+    """[n, H] a ridge for each step ahead: on past readings, and perhaps the usual ones [n, H] at each target's time."""
+    answers = np.zeros_like(y["test"])
+    for h in range(y["test"].shape[1]):
+        x = {s: np.hstack([one] + ([usual[s][:, h : h + 1]] if usual else [])) for s, one in readings.items()}
+        known = {split: ~np.isnan(one[:, h]) for split, one in y.items()}
+        seen, target = x["train"][known["train"]], y["train"][known["train"], h]
+        centre, scale, middle = seen.mean(0), seen.std(0) + 1e-9, target.mean()
+        seen = (seen - centre) / scale
+        square, product = seen.T @ seen, seen.T @ (target - middle)
+        tried = []
+        for penalty in PENALTIES:
+            weights = np.linalg.solve(square + penalty * np.eye(len(square)), product)
+            of = {s: (x[s] - centre) / scale @ weights + middle for s in ("validation", "test")}
+            valid = known["validation"]
+            error = np.square(of["validation"] - y["validation"][:, h])[valid].mean() if valid.any() else 0.0
+            tried.append((error, of["test"]))
+        answers[:, h] = min(tried, key=lambda one: one[0])[1]
+    return answers
+
+
+def scores(data):
+    """By name and test score, the mean over clients, as the table's methods have them."""
+    found = {}
+    for client, rows in enumerate(data.rows["test"]):
+        if isinstance(data.task, Forecasting):
+            truth = data.y[rows].double()
+            for name, values in forecasts(data, client).items():
+                outputs = (torch.from_numpy(values) - data.task.mean) / data.task.deviation
+                of = data.task.score(outputs, truth, torch.ones(len(rows), dtype=torch.float64))
+                for score, value in of.items():
+                    found.setdefault((name, score), []).append(float(value))
+        else:
+            common = data.y[data.rows["train"][client]].mode().values
+            right = (data.y[rows] == common).double().mean().item()
+            found.setdefault(("commonest label", "accuracy"), []).append(right)
+    return {key: statistics.fmean(values) for key, values in found.items()}
+
+
+def rows(table, asked):
+    """The lines of a table.csv."""
+    protocol = published_table.load(table.partition("-")[0])
+    for name in asked.columns.split():
+        column, by_seed = protocol.columns[name], {}
+        flags = [f"scaled {asked.scale:g}"] * (asked.scale < 1) + ["subset"] * column.subset + ["control"]
+        for seed in asked.seeds:
+            print(table, name, "seed", seed, flush=True)
+            data = federation(table.partition("-")[0], name, asked.scale, seed)
+            for key, value in scores(data).items():
+                by_seed.setdefault(key, {})[seed] = value
+            if isinstance(data.task, Forecasting):
+                break  # split in time: the same for every seed
+        for metric in protocol.metrics(column):
+            measure = MEASURES[metric]
+            if measure.of != "mean":
+                continue
+            for (control, score), values in by_seed.items():
+                if score == measure.score:
+                    numbers = {seed: measure.times * value for seed, value in values.items()}
+                    yield {
+                        "column": name,
+                        "dataset": column.dataset,
+                        "setting": column.setting,
+                        "method": control,
+                        "printed": control,
+                        "metric": metric,
+                        "ours": f"{statistics.fmean(numbers.values()):.6g}",
+                        "flags": "; ".join(flags),
+                        "by_seed": " ".join(f"{seed}:{value:.6g}" for seed, value in numbers.items()),
+                    }
+
+
+def read(path):
+    with path.open(newline="") as file:
+        return [row for row in csv.DictReader(file) if row["ours"]]
+
+
+def write(table, asked):
+    """The part of a table's page: what needs no network, and the table's methods beside it."""
+    beside = {(row["column"], row["metric"], row["printed"]): row["ours"] for row in read(folder(asked.beside))}
+    found = {(r["column"], r["metric"], r["printed"]): r["ours"] for r in read(folder(f"{table}-controls"))}
+    lines = []
+    for metric in dict.fromkeys(metric for _, metric, _ in found):
+        columns = list(dict.fromkeys(column for column, one, _ in found if one == metric))
+        lines += [f"| {MEASURES[metric].label} | {' | '.join(columns)} |", "| --- |" + " ---: |" * len(columns)]
+        for known in (found, beside):
+            for name in dict.fromkeys(name for column, one, name in known if one == metric and column in columns):
+                values = [known.get((column, metric, name)) for column in columns]
+                cells = [f"{float(value):.{MEASURES[metric].digits}f}" if value else "" for value in values]
+                lines.append(f"| {name} | {' | '.join(cells)} |")
+        lines.append("")
+    told = "Above what needs no network, below it the table's methods: means over clients and seeds"
+    told += f" (`python evidence/controls.py {table}`; by seed in "
+    told += f"[tables/{table}-controls](tables/{table}-controls/table.csv))."
+    put(COMMITTED.parent / f"{table.partition('.')[0]}-tables.md", f"controls: {table}", "\n".join([*lines, told]), "")
+
+
+def folder(name):
+    return COMMITTED / name / "table.csv"
+
+
+def main():
+    asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    asked.add_argument("table", nargs="*", choices=[[], *TABLES], metavar="TABLE", help=", ".join(TABLES))
+    asked.add_argument("--write", action="store_true", help="compute nothing, write the pages from the files")
+    asked = asked.parse_args()
+    for table in asked.table or TABLES:
+        path = folder(f"{table}-controls")
+        if not asked.write:
+            made = list(rows(table, TABLES[table]))
+            path.parent.mkdir(exist_ok=True)
+            with replacing(path) as part, part.open("w", newline="") as file:
+                writer = csv.DictWriter(file, FIELDS, lineterminator="\n")
+                writer.writeheader()
+                writer.writerows(made)
+        write(table, TABLES[table])
+
+
+if __name__ == "__main__":
+    main()
