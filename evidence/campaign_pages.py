@@ -21,7 +21,9 @@ from kinfed_papers.result_pages import PART, put
 from kinfed_papers.sheet import markdown, table_csv
 
 FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
-WHOLE = re.compile(r"(?:Written|Measured) by `python benchmarks/.*", re.DOTALL)  # a program writes all that follows
+WHOLE = re.compile(
+    r"(?:Written|Measured) by `python (?:benchmarks|evidence)/.*", re.DOTALL
+)  # what a program writes to the end
 ASIDE = re.compile(
     r"`[^`]*`|\]\([^)]*\)|\d+ (?:January|February|March|April|May|June|July|August|September|October|November|"
     r"December) \d{4}|commit \w+|(?:et al\.,|Section|Table|Figure) [\d.]+"

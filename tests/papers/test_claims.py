@@ -2,6 +2,7 @@
 
 import importlib
 import math
+import re
 import statistics
 
 import pytest
@@ -10,7 +11,7 @@ from kinfed import UsageError
 from kinfed_papers import claim_verdicts as report
 from kinfed_papers import published_table
 from kinfed_papers.claim_verdicts import Figure, of_csv, verdicts
-from kinfed_papers.claims import Claim, claims, deviation
+from kinfed_papers.claims import Claim, answered, claims, deviation
 from kinfed_papers.comparison import against, compare
 from kinfed_papers.coverage import COMMITTED, committed, coverage, lines
 from kinfed_papers.coverage import text as narrow
@@ -263,3 +264,12 @@ def test_the_page_is_what_the_committed_tables_say(monkeypatch):
     text = page.PAGE.read_text()
     for part in page.parts(page.noted()).values():
         assert part in text, "KINFED_DATA=DIR python evidence/coverage.py writes it again"
+
+
+@pytest.mark.skipif(not COMMITTED.exists(), reason="pages are in a checkout, not in an installed kinfed")
+@pytest.mark.parametrize("one", answered(), ids=lambda one: f"{one.paper} {one.says}"[:60])
+def test_a_page_that_answers_a_claim_has_its_numbers(one):
+    text = (COMMITTED.parents[1] / one.page).read_text(encoding="utf-8")
+    numbers = [number for number in re.findall(r"\d+\.\d+", one.shows) if number not in text]
+    assert not numbers
+    assert one.answer.startswith(("yes", "no", "cannot tell ("))
