@@ -396,8 +396,8 @@ def test_a_site_predicts_from_its_arrays(trial, tmp_path, capsys):
     torch.testing.assert_close(torch.tensor(found), chances, rtol=1e-5, atol=1e-6)
 
 
-def test_each_site_reads_dates_and_numbers_as_its_own_file_is_written(tmp_path):
-    """The same rows at three sites, whose new rows are read as the site's own were; a clash in one file is refused."""
+def test_each_site_reads_dates_and_numbers_in_the_formats_of_its_own_file(tmp_path):
+    """The same rows at three sites, whose new rows are read as the site's own were."""
     rows = [(f"2024-{1 + i % 12:02d}-{1 + i % 28:02d}", 1000 + 7.5 * i, i % 5 + 0.5) for i in range(60)]
     ways = {
         "iso": lambda year, month, day, price: (f"{year}-{month}-{day}", f"{price}"),
@@ -406,6 +406,11 @@ def test_each_site_reads_dates_and_numbers_as_its_own_file_is_written(tmp_path):
             f'"{price // 1000:.0f}.{price % 1000:05.1f} €"',
         ),
         "month": lambda year, month, day, price: (f"{month}/{day}/{year}", f'"{price:,} €"'),
+    }
+    formats = {
+        "iso": {},
+        "day": {"dates": "%d/%m/%Y", "decimal": ",", "thousands": ".", "units": "€"},
+        "month": {"dates": "%m/%d/%Y", "thousands": ",", "units": "€"},
     }
     agreed = {"targets": ["sold"], "counts": False, "inputs": [["when", "date"], ["price", "number"]], "classes": None}
     columns = dict(zip(("when", "price", "sold"), map(list, zip(*rows, strict=True)), strict=True))
@@ -417,19 +422,24 @@ def test_each_site_reads_dates_and_numbers_as_its_own_file_is_written(tmp_path):
         cells = [way(*when.split("-"), price) for when, price, _ in rows]
         if name == "day":
             cells = [(when, ",".join(price.rsplit(".", 1))) for when, price in cells]
-        lines = [f"{when},{price},{sold}" for (when, price), (_, _, sold) in zip(cells, rows, strict=True)]
+        mark = "," if name == "day" else "."
+        sold = [f'"{each}"'.replace(".", mark) for _, _, each in rows]
+        lines = [f"{when},{price},{each}" for (when, price), each in zip(cells, sold, strict=True)]
         path.write_text("\n".join(["when,price,sold", *lines]) + "\n")
-        data = site_examples.find(path, name, Reading("sold"))
+        reading = Reading("sold", **formats[name])
+        reading.write(tmp_path / "reading.json")
+        data = site_examples.find(path, name, Reading.read(tmp_path / "reading.json"))
         found[name] = data.federate(words, Regression(), Split(), 0).x
         new.write_text(f"when,price\n{','.join(cells[2])}\n")  # 3 March, and a thousand and 15
         kept = Description.from_dict(data.kept(words)["columns"])
         assert kept.encode(open_table(new))[0].equal(found[name][2])
     assert found["day"].equal(found["iso"])
     assert found["month"].equal(found["iso"])
-    path = tmp_path / "day.csv"
-    path.write_text(path.read_text() + '12/31/2024,"1.000,5 €",1\n')
-    with pytest.raises(UsageError, match=r"line 62, column 'when': .* have day and month in different orders"):
-        site_examples.find(path, "day", Reading("sold")).hello()
+    for name, option in (("day", "decimal"), ("month", "dates")):
+        with pytest.raises(UsageError, match=rf"line 2, column .* is not a .*{option}=.* would read it"):
+            site_examples.find(tmp_path / f"{name}.csv", name, Reading("sold")).federate(
+                words, Regression(), Split(), 0
+            )
 
 
 def compare(made, summary, federation):
@@ -568,8 +578,8 @@ def test_the_site_itself_says_what_is_in_the_cell(tmp_path):
         "client d: its file cannot be used: a cell is not a number, in column 'a' (line 4); its own screen says more"
     )
     assert said == [
-        f"client d: {tmp_path}/d.csv, line 4, column 'a': 'foo' is not a finite number; correct it, leave it empty if "
-        "it is missing, or leave the column out with ignore"
+        f"client d: {tmp_path}/d.csv, line 4, column 'a': 'foo' is not a number; correct it, leave it empty if "
+        'it is missing, or leave the column out with ignore, or say text=["a"] if its cells are names'
     ]
 
 
@@ -630,7 +640,7 @@ def test_what_a_server_says_wrongly_is_not_told_as_a_fault_of_the_file(asked):
         ("y\n1\n", "no column is left for the inputs beside 'y'", "INPUTS"),
         ("a,y\n" + "".join(f"1,k{i}\n" for i in range(30)), "'y' has 30 different labels in 30 rows", "TARGET"),
         ("a,y\n1,\n2,\n", "'y' has no value in any row", "TARGET"),
-        ("a,y\n1,1.5 kg\n2,2.5 lb\n", "'2.5 lb' is in lb, but others of the column are in kg", "WRITTEN"),
+        ("a,y\n1,1.5\n2,2.5 lb\n", "'2.5 lb' is not a number; units=[\"lb\"] would read it as 2.5", "NUMBER"),
         (None, "did you mean 'd.tsv'?", "GONE"),
     ],
 )
@@ -638,7 +648,7 @@ def test_a_table_that_cannot_be_used_is_refused_when_greeted(tmp_path, text, why
     said = []
     (tmp_path / ("d.tsv" if text is None else "d.csv")).write_text(text or "")
     reply = Site("d", tmp_path / "d.csv", tmp_path, "cpu", report=said.append).reply("hello", messages.Message({}, {}))
-    where = ", in column 'y' (line 3)" if fault == "WRITTEN" else ""
+    where = ", in column 'y' (line 3)" if fault == "NUMBER" else ""
     assert reply.words["refused"] == (
         f"client d: its file cannot be used: {Fault[fault]}{where}; its own screen says more"
     )
@@ -754,7 +764,7 @@ def test_other_units_at_a_site_are_warned_of_by_name(tables):
 @pytest.mark.parametrize("place", [0, 4])
 def test_sites_in_euros_and_in_dollars_are_not_merged(tables, place):
     """An input and the target: who is in another unit than most is left out, who names none is warned of."""
-    units = {"a": "€ {}", "b": "{} EUR", "c": "$ {}", "d": "{}"}
+    units = {"a": "€ {}", "c": "$ {}", "d": "{}"}
 
     def change(name, rows):
         cells = [f"{float(row[place] or 9.5):.2f}" for row in rows]
@@ -763,16 +773,18 @@ def test_sites_in_euros_and_in_dollars_are_not_merged(tables, place):
             for row, cell in zip(rows, cells, strict=True)
         ]
 
-    made = tables(change=change, rounds=1, clients=5)
+    readings = {
+        name: Reading("sold", {"Gewicht": "weight"} if name == "b" else {}, units=["€", "$"]) for name in "abcdef"
+    }
+    made = tables(change=change, readings=readings, rounds=1, clients=5)
     assert made.serve().names == ["a", "b", "d", "e", "f"]
     name = HEADING[place]
     assert any(
-        line.startswith(f"left client c out: its column '{name}' is in USD, at other sites in EUR")
-        for line in made.lines
+        line.startswith(f"left client c out: its column '{name}' is in $, at other sites in €") for line in made.lines
     )
     warned = [line for line in made.lines if "names no unit" in line]
     assert len(warned) == 1
-    assert warned[0].startswith(f"client d: its column '{name}' names no unit, and at other sites it is in EUR")
+    assert warned[0].startswith(f"client d: its column '{name}' names no unit, and at other sites it is in €")
 
 
 def test_a_site_names_as_many_categories_as_its_operator_allows(tables, tmp_path):

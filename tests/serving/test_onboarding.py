@@ -242,7 +242,7 @@ def test_links_to_a_run_without_a_graph_and_no_examples_for_a_method_of_clusters
         ("who,size,kind\nx,1,red\n", "has no column 'buys', by which models are tuned and scored"),
         ("who,size,buys\nx,1,yes\n", "'kind'"),
         ("who,size,kind,buys\nx,1,red,perhaps\n", "'perhaps' is none of the 2 classes that were trained on"),
-        ("who,size,kind,buys\nx,big,red,yes\n", "line 2, column 'size': 'big' is not a finite number"),
+        ("who,size,kind,buys\nx,big,red,yes\n", "line 2, column 'size': 'big' is not a number"),
         ("who,size,kind,buys\na,1,red,yes\n", "client 'a' took part in .*; a newcomer needs a name of its own"),
         ("who,size,kind,buys\nx,1,red,yes\n", "too few rows to learn from and to be tested on: x"),
     ],

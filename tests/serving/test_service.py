@@ -123,7 +123,7 @@ BAD = {  # path, body, type, status, what is told
     ),
     "unlike rows": ("/predict/shop 1", {"rows": [ROW, {"age": 3}]}, None, 422, "row 2 has other columns than row 1"),
     "a list in a cell": ("/predict/shop 1", {"rows": [ROW | {"age": [3]}]}, None, 422, "column 'age' holds a list"),
-    "text for a number": ("/predict/shop 1", {"rows": [ROW | {"age": "x"}]}, None, 422, "'x' is not a finite number"),
+    "text for a number": ("/predict/shop 1", {"rows": [ROW | {"age": "x"}]}, None, 422, "'x' is not a number"),
     "no date": ("/predict/shop 1", {"rows": [ROW | {"seen": "x"}]}, None, 422, "'x' is not a date"),
     "a number for a date": (
         "/predict/shop 1",

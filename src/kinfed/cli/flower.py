@@ -191,6 +191,14 @@ def _add_reading(node: argparse.ArgumentParser) -> None:
     )
     table.add_argument("--ignore", default="", metavar="A,B,...", help="columns that are not inputs (default: none)")
     table.add_argument(
+        "--format",
+        action="append",
+        default=[],
+        metavar="decimal=,",
+        help="how numbers and dates are written: decimal=, thousands=. dates=%%d.%%m.%%Y units=kg text=COLUMN; may be "
+        "repeated (default: 1200.5 and 2025-01-31)",
+    )
+    table.add_argument(
         "--categories",
         default="1000",
         metavar="N|none",
@@ -297,7 +305,7 @@ def _node(args: argparse.Namespace, console: Console) -> None:
 
 
 def _reading(args: argparse.Namespace) -> Any:
-    from ..flower.site.site_reading import Reading, names_of
+    from ..flower.site.site_reading import Reading, formats_of, names_of
 
     if args.categories != "none" and not args.categories.isdecimal():
         raise UsageError(f"--categories is a number of names, or none; got '{args.categories}'")
@@ -311,6 +319,7 @@ def _reading(args: argparse.Namespace) -> Any:
         args.horizon,
         args.client,
         args.few_rows,
+        **formats_of(args.format),
     )
 
 

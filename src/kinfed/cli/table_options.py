@@ -12,6 +12,7 @@ from rich.text import Text
 from ..data.dataset import Dataset
 from ..data.datasets import DATASETS
 from ..data.federation import Federation
+from ..data.tables.formats import FORMATS
 from ..data.tables.open_table import kind_of, open_table
 from ..data.tables.schema import Description
 from ..errors import UsageError
@@ -60,6 +61,7 @@ def read(source: str, args: argparse.Namespace, method: str = "") -> Table:
         named = [f'method.name="{method}"'] if method else []
         left_out = [f"federation.dataset.ignore={ignored}"] if ignored else []
         args.refit, args.overrides = _refit(args.overrides)
+        args.overrides = [f"federation.dataset.{one}" if _is_format(one) else one for one in args.overrides]
         args.frame = open_table(source, args.query)  # kept for `dataset`, as reading may take long
         overrides = [*left_out, *named, *args.overrides]
         return from_table.config(source, args.client, args.target, overrides, args.query, args.frame)
@@ -72,6 +74,11 @@ def read(source: str, args: argparse.Namespace, method: str = "") -> Table:
             f"--target COLUMN{chosen}"
         )
     return config.read(source, args.overrides)
+
+
+def _is_format(override: str) -> bool:
+    """Whether a setting says how the table is written, which needs no prefix."""
+    return override.partition("=")[0] in FORMATS
 
 
 def _refit(overrides: list[str]) -> tuple[bool, list[str]]:

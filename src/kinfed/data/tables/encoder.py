@@ -12,7 +12,7 @@ from ...errors import UsageError
 from ..dataset import Dataset
 from .column_statistics import DateStatistics, NumberStatistics, Statistics, WordStatistics, cut, some_distinct, years
 from .columns import Unused
-from .forms import Written
+from .formats import Formats
 from .frame import DAY
 from .schema import ByClient, Description, Raw, Scale, Target, constant_to_zero, describe
 from .words import Numbers
@@ -31,7 +31,7 @@ class Preparation:
     words: Mapping[str, Sequence[str]]  # their text
     scale: Scale
     categories: int  # of a column, the most that are told apart
-    written: Mapping[str, Written]  # how columns of text write numbers and dates
+    formats: Formats  # by which text is read
     dropped: tuple[str, ...]  # columns of the table that are not used
 
     def __call__(self, dataset: Dataset, rows: Tensor) -> Dataset:
@@ -47,7 +47,7 @@ class Preparation:
             else:
                 found = self.describe(dataset, rows)
                 found.warn_of_constants(self.table)
-            found = replace(found, written=self.written, dropped=self.dropped)
+            found = replace(found, formats=self.formats, dropped=self.dropped)
         except UsageError as problem:
             raise UsageError(f"{self.table}: {problem}") from None
         columns = zip(self.kinds, dataset.x.T.numpy(), strict=True)

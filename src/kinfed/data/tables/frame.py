@@ -3,7 +3,8 @@
 import math
 import re
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
 from numbers import Real
 from pathlib import Path
@@ -13,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import Fault, UsageError, nearest, some
-from .forms import MISSING, Form, Unclear, Written, amounts, dates, short_years
+from .formats import MISSING, TRUTH, Formats, looks_like_date, looks_like_number
 from .owners import Owners
 from .times import SAMPLE, compact_seconds, iso_seconds, seconds_of, steps_of, zone_of
 from .words import Codes, Numbers, Words, merged, name_of, words_of
@@ -21,7 +22,6 @@ from .words import Codes, Numbers, Words, merged, name_of, words_of
 if TYPE_CHECKING:
     import polars
 
-TRUTH = {"true": 1.0, "false": 0.0}
 DAY = 86_400.0  # seconds
 LARGEST = 1e30  # the largest number that float32 can hold and still scale
 FEW = 20  # a target of whole numbers with at most this many different values counts as labels
@@ -29,6 +29,8 @@ EARNEST, FEWEST = 0.05, 10  # the share of words among numbers, and their number
 GAPLESS = 5  # values from which labels are whole numbers without a gap
 SHARED = 0.9  # warn if clients have rows at less than this share of all times
 COMPACT = 1.9e7  # the least number that may be a date, as 19000101
+ADVISED = 200  # cells of a column that an option must read to be advised
+PLAIN = Formats()
 
 
 class Frame:
@@ -42,16 +44,17 @@ class Frame:
         strange: Mapping[str, str] | None = None,
         rows: Codes | None = None,
         added: Sequence[str] = (),
+        formats: Formats = PLAIN,
     ) -> None:
         """`name` is for errors; `place` says where a row that was read is; rows: [n] are these, if some were left out.
 
-        `strange` are the types of columns that hold no numbers, text or dates, `added` columns that no file has.
+        `strange` are the types of columns that hold no numbers, text or dates, `added` columns that no file has, and
+        `formats` how text is read.
         """
         self.added = added
+        self.formats = formats
         self.name, self._table, self._place, self._strange, self._rows = name, table, place, strange or {}, rows
         self._parsed: dict[str, Numbers] = {}
-        self._forms: dict[tuple[str, bool], Form | None] = {}
-        self._written: Mapping[str, Written] = {}
 
     def __len__(self) -> int:
         return self._table.height
@@ -82,25 +85,24 @@ class Frame:
         if not kept.any():
             raise UsageError(f"{self.name} has no rows", Fault.EMPTY)
         rows = np.flatnonzero(kept) if self._rows is None else self._rows[kept]
-        frame = Frame(self.name, self._table.filter(kept), self._place, self._strange, rows, self.added)
-        return frame.as_written(self._written)
+        return Frame(self.name, self._table.filter(kept), self._place, self._strange, rows, self.added, self.formats)
 
-    def as_written(self, known: Mapping[str, Written]) -> "Frame":
-        """The frame with text in these columns read as they are known to be written, whatever these cells suggest."""
-        frame = Frame(self.name, self._table, self._place, self._strange, self._rows, self.added)
-        frame._written = known
-        return frame
+    def read_as(self, formats: Formats) -> "Frame":
+        """The frame whose text is read by these formats."""
+        return Frame(self.name, self._table, self._place, self._strange, self._rows, self.added, formats)
 
-    def written(self, name: str, dated: bool) -> Written | None:
-        """How a column writes its dates, or its numbers; None of numbers that are not text."""
-        if not self.is_text(name):
-            return Written("typed", zoned=self.is_zoned(name)) if dated else None
-        if name in self._written:
-            return self._written[name]
-        if not dated and self._are_truths(name):
-            return Written("truth")
-        form = self._form(name, dated)
-        return form.written if form is not None else Written(zoned=self.is_zoned(name) if dated else None)
+    def trained_formats(self, kinds: Mapping[str, str]) -> Formats:
+        """The formats by which new rows are read as these are, whose columns are of these kinds ("date", ...)."""
+        truths = [name for name, kind in kinds.items() if kind == "number" and self._are_truths(name)]
+        zoned = {name: self.is_zoned(name) for name, kind in kinds.items() if kind == "date"}
+        return replace(self.formats, truths=tuple(truths), zoned=zoned)
+
+    def unit(self, name: str) -> str:
+        """The unit in which a column of numbers is written, "" if it names none."""
+        units = (
+            self.formats.units_of(self.column(name)).drop_nulls() if self.formats.units and self.is_text(name) else ()
+        )
+        return str(units[0]) if len(units) else ""
 
     def renamed(self, names: Mapping[str, str]) -> "Frame":
         """The frame with columns under other names, by their own; raises UsageError if one is missing or double."""
@@ -111,7 +113,7 @@ class Frame:
             raise UsageError(told, Fault.COLUMNS)
         table = self._table.rename({own: name for own, name in names.items() if own in self._table.columns})
         strange = {names.get(own, own): kind for own, kind in self._strange.items()}
-        return Frame(self.name, table, self._place, strange, self._rows, self.added)
+        return Frame(self.name, table, self._place, strange, self._rows, self.added, self.formats.renamed(names))
 
     def with_all(self, names: list[str]) -> "Frame":
         """The frame without rows that have no value in one of these columns; a warning counts them."""
@@ -188,40 +190,29 @@ class Frame:
             if column.null_count() == len(column):
                 return "empty"
             return "dates" if column.dtype == polars.Datetime else "numbers"
-        plain = int((~np.isnan(self._cast(name))).sum())
-        if plain == len(column):
-            return "numbers"
-        rest = self._rest(name)
-        rest = rest.filter(~rest.is_in([*MISSING]))
-        if not plain and not len(rest):
-            return "empty"
+        values, rest = self._cast(name), self._rest(name)
+        plain = int(np.isfinite(values).sum())
+        if name in self.formats.text and (plain or len(rest)):
+            return "text"
+        if not len(rest):
+            return "numbers" if plain else "empty"
         if not plain and self._are_truths(name):
             return "numbers"
-        # Those with a decimal comma count too, so that `numbers` says what to do about them.
-        numbers = int(rest.str.replace(",", ".", literal=True).cast(polars.Float64, strict=False).count())
-        if plain + numbers >= len(rest) - numbers:
+        # Those in another format count too, so that `numbers` says which.
+        like = int(looks_like_number(rest).sum())
+        if plain + like >= len(rest) - like:
             return "text" if self._are_categories(name, rest, plain) else "numbers"
-        if self._form(name, dated=True) is not None:
-            return "dates"
-        seen = rest.head(SAMPLE).str.to_uppercase().to_list()  # as T and Z are written in times
-        if sum(np.isfinite(seconds_of(entry)) for entry in seen) > len(seen) / 2:
-            return "dates"
-        if cell := short_years(column):
-            what = f"column '{name}' is taken for text; if '{cell}' is a date, write its year with four digits"
-            warnings.warn(f"{self.name}: {what}", stacklevel=4)
-        return "text"
+        sample = rest.head(SAMPLE)
+        dates = np.isfinite(self._moments_of_text(sample)) | looks_like_date(sample).to_numpy()
+        return "dates" if dates.sum() > len(sample) / 2 else "text"
 
     def _are_categories(self, name: str, words: "polars.Series", numbers: int) -> bool:
         """Whether numbers and words are categories, as 0, 1, 2 and 3+ are: few different cells, and words in earnest.
 
         A warning says so. `words` are the cells that are no numbers.
         """
-        import polars
-
-        words = words.filter(words.str.replace(",", ".", literal=True).cast(polars.Float64, strict=False).is_null())
-        if len(words) < max(FEWEST, EARNEST * (len(words) + numbers)) or name in self._written:
-            return False
-        if self._form(name, dated=False) is not None or len(self.words(name).names) > FEW:
+        words = words.filter(~looks_like_number(words))
+        if len(words) < max(FEWEST, EARNEST * (len(words) + numbers)) or len(self.words(name).names) > FEW:
             return False
         what = f"column '{name}' has few different cells, some of them words such as '{words[0]}'"
         warnings.warn(f"{self.name}: {what}, so its cells are categories", stacklevel=4)
@@ -229,41 +220,20 @@ class Frame:
 
     def _are_truths(self, name: str) -> bool:
         """Whether a column of text holds true and false, and nothing else."""
-        rest = self._rest(name)
-        rest = rest.filter(~rest.is_in([*MISSING]))
-        return bool(len(rest)) and bool(np.isnan(self._cast(name)).all()) and bool(rest.is_in([*TRUTH]).all())
+        if not self.is_text(name) or np.isfinite(self._cast(name)).any():
+            return False
+        rest = self._rest(name).str.to_lowercase()
+        return bool(len(rest)) and bool(rest.is_in([*TRUTH]).all())
 
     def _rest(self, name: str) -> "polars.Series":
-        """The cells of a column of text that polars reads as no number, without blanks around them; none is empty."""
-        rest = self.column(name).filter(np.isnan(self._cast(name))).drop_nulls().str.strip_chars().str.to_lowercase()
-        return rest.filter(~rest.is_in(["", "nan"]))
+        """The cells of a column of text that are no numbers and not missing, without blanks around them."""
+        return self.column(name).filter(np.isinf(self._cast(name))).str.strip_chars()
 
     def _cast(self, name: str) -> Numbers:
-        """[n] a column of text as numbers, NaN for anything else."""
+        """[n] a column of text as numbers, NaN where there is none and infinity for anything else."""
         if name not in self._parsed:
-            import polars
-
-            values = self.column(name).cast(polars.Float64, strict=False).fill_null(math.nan)
-            form = self._form(name, dated=False) if name in self._written or values.is_nan().any() else None
-            self._parsed[name] = values.to_numpy() if form is None else form.values
+            self._parsed[name] = self.formats.numbers(self.column(name))
         return self._parsed[name]
-
-    def _form(self, name: str, dated: bool) -> Form | None:
-        """A column of text as dates, or as amounts, that are written in a form of their own; None if it has none.
-
-        A warning says what one cell was read as. Raises UsageError where the column does not decide what is meant.
-        """
-        if (name, dated) not in self._forms:
-            known = self._written.get(name)
-            known = None if known is not None and known.kind in ("truth", "typed") else known
-            try:
-                form = (dates if dated else amounts)(self.column(name), known)
-            except Unclear as problem:
-                raise UsageError(f"{self.place(problem.row, name)}: {problem}", Fault.WRITTEN) from None
-            if form is not None and form.note:
-                warnings.warn(f"{self.name}: column '{name}': {form.note}", stacklevel=5)
-            self._forms[name, dated] = form
-        return self._forms[name, dated]
 
     def numbers(self, name: str) -> Numbers:
         """[n] a column as numbers, NaN where there is none; raises UsageError for anything else."""
@@ -271,9 +241,8 @@ class Frame:
 
         column = self.column(name)
         if column.dtype == polars.String:
-            values = self._cast(name)
-            if np.isnan(values).any():
-                values = self._completed(name, values)
+            values = self._truths(name) if self._may_be_truths(name) else self._cast(name)
+            self._check_units(name, column)
         elif column.dtype == polars.Datetime:
             values = np.full(len(column), np.inf)
         else:
@@ -289,45 +258,71 @@ class Frame:
         self._check_filled(name, np.isnan(values), "fill it in")
         return values
 
+    def _may_be_truths(self, name: str) -> bool:
+        """Whether true and false are numbers in a column of text, which it was in training, if that is known."""
+        known = self.formats.truths
+        return self._are_truths(name) if known is None else name in known
+
+    def _truths(self, name: str) -> Numbers:
+        """[n] a column of text as numbers, true and false among them."""
+        values = self._cast(name).copy()
+        odd = np.isinf(values)
+        values[odd] = [TRUTH.get(cell, np.inf) for cell in self._rest(name).str.to_lowercase().to_list()]
+        return values
+
+    def _check_units(self, name: str, column: "polars.Series") -> None:
+        """Raise UsageError for a cell in another unit than those above it."""
+        units = self.formats.units_of(column) if self.formats.units else column.head(0)
+        if len(different := units.drop_nulls().unique(maintain_order=True)) > 1:
+            former, unit = different.to_list()[:2]
+            row = int((units == unit).fill_null(False).arg_max() or 0)
+            told = f"{self.place(row, name)}: '{self.cell(row, name)}' is in {unit}, but others are in {former}"
+            raise UsageError(f"{told}; convert them, or leave the column out with ignore", Fault.WRITTEN)
+
     def _no_number(self, name: str, bad: Codes, infinite: bool) -> str:
         """What to say of cells that are no numbers, of which those of the rows `bad` are the first."""
         more = f" (and {len(bad) - 1:,} more)" if len(bad) > 1 else ""
         cell = self.cell(bad[0], name)
-        text = f"{self.place(bad[0], name)}: '{cell}' is {'not a finite' if infinite else 'too large a'} number{more}"
-        if infinite and name in self._written and self._written[name].kind == "truth":
+        what = "too large a" if not infinite else "not a finite" if "inf" in cell.lower() else "not a"
+        text = f"{self.place(bad[0], name)}: '{cell}' is {what} number{more}"
+        if infinite and self.formats.truths is not None and name in self.formats.truths:
             return f"{self.place(bad[0], name)}: '{cell}' is neither true nor false{more}, as all were in training"
-        if infinite and name in self._written:
-            text += f"; in training they were written such as {self._written[name].example}: write it so"
-        elif infinite:
-            fix = "write a decimal point for the comma" if _has_decimal_comma(cell) else "correct it"
-            text += f"; {fix}, leave it empty if it is missing, or leave the column out with ignore"
-        return text
+        if infinite and (advice := self._advice(name, cell, dated=False)):
+            return f"{text}; {advice}"
+        return f"{text}; {self._correction(name)}"
 
-    def _completed(self, name: str, values: Numbers) -> Numbers:
-        """The numbers of text with those that only Python reads, truth values, and infinity for what is no number."""
-        column, missing = self.column(name), np.isnan(values)
-        rest = Frame(self.name, column.filter(missing).to_frame(), self._place).words(column.name)
-        entries = [entry.lower() for entry in rest.names]
-        known = {"": math.nan, "nan": math.nan, **dict.fromkeys(MISSING, math.nan)}
-        each = np.array([known.get(entry, _number(entry)) for entry in entries])
-        written = self._written.get(name)
-        if (written is not None and written.kind == "truth") or (missing.all() and not np.isfinite(each).any()):
-            each = np.array([TRUTH.get(entry, value) for entry, value in zip(entries, each, strict=True)])
-        result = values.copy()
-        result[missing] = each[rest.codes]
-        return result
+    def _correction(self, name: str) -> str:
+        """What to do about a cell that no option reads."""
+        names = f', or say text=["{name}"] if its cells are names' if self.formats.truths is None else ""
+        return f"correct it, leave it empty if it is missing, or leave the column out with ignore{names}"
 
     def seconds(self, name: str) -> Numbers:
         """[n] a column of dates as seconds since 1970, NaN where there is none; raises UsageError for anything else."""
         values = self._seconds_of(name)
         bad = np.flatnonzero(np.isinf(values))
         if len(bad):
-            raise UsageError(
-                f"{self.place(bad[0], name)}: '{self.column(name)[int(bad[0])]}' is not a date such as 2012-03-01 "
-                "00:05, as most of this column are; correct it, or leave it empty if it is missing",
-                Fault.DATE,
-            )
+            wanted = "a date such as 2012-03-01 00:05"
+            raise UsageError(self._no_date(name, int(bad[0]), wanted, self._correction(name)), Fault.DATE)
         return values
+
+    def _no_date(self, name: str, row: int, wanted: str, correction: str) -> str:
+        """What to say of a cell that is not what is wanted; `correction` is what to do if no option reads it."""
+        cell = self.cell(row, name) if self.column(name)[row] is not None else ""
+        fix = self._advice(name, cell, dated=True) or correction
+        return f"{self.place(row, name)}: '{cell}' is not {wanted}; {fix}"
+
+    def _advice(self, name: str, cell: str, dated: bool) -> str:
+        """The options that would read a cell and those like it in its column, "" if none would."""
+        if not self.is_text(name):
+            return ""
+        advise, like = self.formats.number_advice, looks_like_number
+        if dated:
+            advise, like = self.formats.date_advice, looks_like_date
+        cells = self.column(name).drop_nulls().str.strip_chars().unique(maintain_order=True)
+        cells = cells.filter(np.isinf(self._moments_of_text(cells))) if dated else cells
+        advice = advise(cell, cells.filter(like(cells)).head(ADVISED).to_list())
+        other = "" if advice else advise(cell)
+        return f"{other}, but others of the column are written otherwise; write all in one way" if other else advice
 
     def is_zoned(self, name: str) -> bool:
         """Whether a column's times name a time zone, or are of a type that has one; then all do."""
@@ -348,22 +343,29 @@ class Frame:
             return np.where(known, values.astype(np.int64) / 1e6, math.nan)
         if column.dtype != polars.String:
             return np.where(self.words(name).empty, math.nan, math.inf)
-        way = self._written.get(name, Written())
-        if way.kind in ("plain", "typed") and not way.zoned and (seconds := iso_seconds(column)) is not None:
+        if not self.formats.zoned.get(name) and (seconds := iso_seconds(column)) is not None:
             return seconds
-        if (form := self._form(name, dated=True)) is not None:
-            self._check_clock(name, np.nan_to_num(form.values, posinf=0) % DAY > 0, zoned=False)
-            return form.values
         words = self.words(name)
         self._check_zones(name, words)
+        return self._moments_of_text(polars.Series(words.names, dtype=polars.String))[words.codes]
+
+    def _moments_of_text(self, text: "polars.Series") -> Numbers:
+        """[n] cells as seconds, NaN where there is nothing and infinity for what is no date."""
         known = dict.fromkeys(("", "nan", "nat", *MISSING), math.nan)
-        each = [known.get(text.lower(), math.inf) for text in words.names]
-        each = [seconds_of(text) if one == math.inf else one for text, one in zip(words.names, each, strict=True)]
-        return np.array(each, np.float64)[words.codes]
+        said = self.formats.seconds(text)
+        iso = math.inf if self.formats.hides_iso else None
+        pairs = zip(text.to_list(), said.tolist(), strict=True)
+        return np.array(
+            [
+                known.get(cell.lower(), (seconds_of(cell) if iso is None else iso) if math.isnan(one) else one)
+                for cell, one in pairs
+            ],
+            np.float64,
+        )
 
     def _check_clock(self, name: str, times: NDArray[np.bool_], zoned: bool) -> None:
         """Raise UsageError if there are `times` [n] with a time zone or without one, and training's were otherwise."""
-        known = self._written.get(name, Written()).zoned
+        known = self.formats.zoned.get(name)
         if known is not None and known != zoned and times.any():
             row, which = int(times.argmax()), ("a", "no") if zoned else ("no", "a")
             raise UsageError(
@@ -398,42 +400,44 @@ class Frame:
 
         Raises UsageError if most of the column are such numbers, or all except words for a missing value.
         """
+        import polars
+
         if self._are_no_labels(name):
             return None
         words = self.words(name)
         words = merged(["" if label.lower() == "nan" else label for label in words.names], words.codes)  # no number
-        value = {label: _number(label) for label in words.names if label}
-        odd = {label for label, number in value.items() if np.isinf(number)}
-        values = np.unique([number for number in value.values() if np.isfinite(number)])
+        if name in self.formats.text:
+            return words
+        labels = polars.Series([label for label in words.names if label], dtype=polars.String)
+        numbers = self.formats.numbers(labels)
+        values = np.unique(numbers[np.isfinite(numbers)])
+        odd = {*labels.filter(~np.isfinite(numbers)).to_list()}  # words, and those for a missing value
+        like = odd and {*labels.filter(looks_like_number(labels)).to_list()} & odd
+        if 2 * (len(values) + len(like)) > len(labels) and like:
+            row = self._first(words, like)
+            told = self._no_number(name, np.array([row]), infinite=True)
+            raise UsageError(f"{told}, or set labels to true if these are classes", Fault.NUMBER)
+        if not len(values):
+            return words
         few = len(values) <= FEW and (values == values.round()).all()
         # Codes of classes leave no gaps, as scores such as 0, 2, 4 ... do.
         few = few and (len(values) < GAPLESS or np.ptp(values) == len(values) - 1)
-        if self._forms.get((name, False)) is not None:  # a few amounts
-            return words
-        commas = {label for label in odd if _has_decimal_comma(label)}
-        if commas and len(commas) + len(value) - len(odd) > len(value) / 2:
-            at = int(np.array([label in commas for label in words.names])[words.codes].argmax())
+        missing = all(label.lower() in MISSING for label in odd)
+        if not odd or (missing and not few):
+            return words if few else None
+        if missing or (not few and np.isin(words.names, [*odd])[words.codes].mean() < 0.5):
+            at = self._first(words, odd)
             raise UsageError(
-                f"{self.place(at, name)}: '{words.names[words.codes[at]]}' has a decimal comma; write a point for it, "
-                "or set labels to true if these are classes",
+                f"{self.place(at, name)}: '{words.names[words.codes[at]]}' is not a number, as most of this "
+                "column are; leave it empty if it is missing",
                 Fault.NUMBER,
             )
-        if not len(values):
-            return words
-        if odd:
-            strange = np.array([label in odd for label in words.names])[words.codes]
-            missing = all(label.lower() in MISSING for label in odd)
-            if missing and not few:
-                return None
-            if missing or (not few and strange.mean() < 0.5):
-                at = int(strange.argmax())
-                raise UsageError(
-                    f"{self.place(at, name)}: '{words.names[words.codes[at]]}' is not a number, as most of this "
-                    "column are; leave it empty if it is missing",
-                    Fault.NUMBER,
-                )
-            return words
-        return words if few else None
+        return words
+
+    @staticmethod
+    def _first(words: Words, names: Container[str]) -> int:
+        """The first row with one of these names."""
+        return int(np.array([name in names for name in words.names])[words.codes].argmax())
 
     def _are_no_labels(self, name: str) -> bool:
         """Whether all cells are numbers, and these too many or too broken for labels; known without a look at each."""
@@ -443,8 +447,6 @@ class Frame:
         if column.dtype == polars.Datetime:
             return False
         values = self._cast(name) if column.dtype == polars.String else column.cast(polars.Float64).to_numpy()
-        if column.dtype == polars.String and np.isnan(values).any() and len(self._rest(name)):
-            return False
         known = values[~np.isnan(values)]
         if not len(known) or np.isinf(known).any():
             return False
@@ -479,39 +481,35 @@ class Frame:
 
         column = self.column(name)
         text = column.dtype == polars.String
-        quick = column.dtype == polars.Datetime
-        quick = quick or (text and (iso_seconds(column) is not None or self._form(name, dated=True) is not None))
-        plain = self._cast(name) if text and not quick else None
-        if quick:
+        if column.dtype == polars.Datetime or (text and iso_seconds(column) is not None):
             values = self._seconds_of(name)
             moments, dated = np.where(np.isnan(values), np.inf, values), True
-        elif plain is not None and plain.min() >= 0 and plain.max() < COMPACT:
+        elif text and (plain := self._cast(name)).min() >= 0 and plain.max() < COMPACT:
             moments, dated = plain, False
         else:
             moments, dated = self._moments_of_words(name, text)
         bad = np.flatnonzero(~np.isfinite(moments))
         if len(bad):
-            wanted = "a date such as 2012-03-01 00:05, as most times are" if dated else "a number, as most times are"
+            wanted = "a date such as 2012-03-01 00:05" if dated else "a number, as most times are"
             if len(bad) == len(column):
                 wanted = "a number or a date such as 2012-03-01 00:05"
-            cell = column[int(bad[0])]
-            raise UsageError(
-                f"{self.place(bad[0], name)}: '{'' if cell is None else cell}' is not {wanted}", Fault.DATE
-            )
+            raise UsageError(self._no_date(name, int(bad[0]), wanted, "correct it"), Fault.DATE)
         return moments, dated
 
     def _moments_of_words(self, name: str, text: bool) -> tuple[Numbers, bool]:
         """[n] times as numbers, infinity for what is none, and whether they are dates; only text may be."""
+        import polars
+
         words = self.words(name)
         compact = compact_seconds(words.names)
         if compact is not None:
             return compact[words.codes], True
-        each = np.array([_number(one) for one in words.names])
+        each = self.formats.numbers(polars.Series(words.names, dtype=polars.String))
         numbers = np.isfinite(each[words.codes])
         if not text or numbers.mean() >= 0.5:
             return each[words.codes], False
         self._check_zones(name, words)
-        seconds = np.array([seconds_of(one) for one in words.names])[words.codes]
+        seconds = self._moments_of_text(polars.Series(words.names, dtype=polars.String))[words.codes]
         return np.where(numbers, np.inf, seconds), True
 
     def _check_once(self, name: str, held: Owners, rank: Codes) -> None:
@@ -564,11 +562,6 @@ def _naive(moment: date | None) -> date | None:
     if isinstance(moment, datetime) and moment.tzinfo is not None:
         return moment.astimezone(UTC).replace(tzinfo=None)
     return moment
-
-
-def _has_decimal_comma(text: str) -> bool:
-    """Whether text would be a number with a point in place of its comma."""
-    return "," in text and math.isfinite(_number(text.replace(",", ".", 1)))
 
 
 def _number(text: Any) -> float:

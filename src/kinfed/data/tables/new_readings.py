@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ...errors import UsageError, several
 from ..windows import carried_forward
-from .forms import Written
+from .formats import Formats
 from .frame import DAY, Frame
 from .owners import Owners
 from .words import Codes
@@ -40,15 +40,16 @@ class Series:
     clock: bool  # whether the time of day is an input, too
     mean: float = 0.0  # of readings
     deviation: float = 1.0
-    written: Mapping[str, Written] = field(default_factory=dict)  # how columns of text write times and readings
+    formats: Formats = field(default_factory=Formats)  # by which text is read
     dropped: tuple[str, ...] = ()  # columns of the table that are none of these
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], reading: Mapping[str, float]) -> "Series":
         """The series that `to_dict` made, with the mean and deviation of its readings."""
-        written = {name: Written(**one) for name, one in values.get("written", {}).items()}  # none in older folders
+        formats = Formats.from_dict(values.get("formats", {}))  # none in older folders
         dropped = tuple(values.get("dropped", ()))
-        return cls(**{**values, **reading, "written": written, "dropped": dropped})
+        former = {name: value for name, value in values.items() if name != "written"}
+        return cls(**{**former, **reading, "formats": formats, "dropped": dropped})
 
     def to_dict(self) -> dict[str, Any]:
         """The columns and the pace as JSON has them; the scale of readings is elsewhere."""
@@ -60,7 +61,7 @@ class Series:
         The reading of the row itself is the last in its window. A warning counts rows without enough past; raises
         UsageError if that is all of them, or if times are not as in training.
         """
-        frame = frame.as_written(self.written)
+        frame = frame.read_as(self.formats)
         readings = frame.numbers(self.target)
         moments, ranks, dated = frame.moments(self.time, owners, series=True)
         if dated != self.dated:

@@ -14,7 +14,7 @@ from torch import Tensor
 from ...errors import UsageError
 from .column_statistics import DateStatistics, NumberStatistics, Statistics, WordStatistics, merged
 from .columns import KINDS, NEVER, ROUNDING, Calendar, Category, Column, Number, Unused
-from .forms import Written
+from .formats import Formats
 from .frame import Frame
 from .words import Codes, Numbers, name_of
 
@@ -71,7 +71,7 @@ class Description:
     inputs: tuple[Column, ...]
     targets: tuple[Target, ...] = ()
     clients: Mapping[str, Mapping[str, Own]] = field(default_factory=dict)  # scales of their own, by column
-    written: Mapping[str, Written] = field(default_factory=dict)  # how columns of text write numbers and dates
+    formats: Formats = field(default_factory=Formats)  # by which text is read
     dropped: tuple[str, ...] = ()  # columns of the table that are none of these
 
     @property
@@ -95,7 +95,7 @@ class Description:
             tuple(replace(column, name=names.get(column.name, column.name)) for column in self.inputs),
             tuple(replace(one, name=names.get(one.name, one.name)) for one in self.targets),
             {client: own} if own else {},
-            {names.get(name, name): one for name, one in self.written.items()},
+            self.formats.renamed(names),
             tuple(names.get(name, name) for name in self.dropped),
         )
 
@@ -155,7 +155,7 @@ class Description:
         """The cells of the columns that are used, read as in training; raises UsageError likewise."""
         used = [column for column in self.inputs if not isinstance(column, Unused)]
         frame.need([column.name for column in used])
-        frame = frame.as_written(self.written)
+        frame = frame.read_as(self.formats)
         raw = {column.name: raw_of(frame, column.name, column.kind) for column in used}
         self._warn_of_new(frame, raw)
         return raw
@@ -188,7 +188,7 @@ class Description:
                     f"{len(index)} classes that were trained on"
                 )
             return torch.from_numpy(places)
-        frame = frame.as_written(self.written)
+        frame = frame.read_as(self.formats)
         columns = [frame.filled(target.name) for target in self.targets]
         return torch.from_numpy(np.stack(columns, 1)).float()
 
@@ -201,7 +201,7 @@ class Description:
             "inputs": inputs,
             "targets": [asdict(one) for one in self.targets],
             "clients": clients,
-            "written": {name: asdict(one) for name, one in self.written.items()},
+            "formats": asdict(self.formats),
             "dropped": list(self.dropped),
         }
 
@@ -213,7 +213,7 @@ class Description:
             tuple(_made(KINDS[one["kind"]], one) for one in values["inputs"]),
             tuple(_made(Target, one) for one in values["targets"]),
             {who: {name: Own(**one) for name, one in own.items()} for who, own in values["clients"].items()},
-            {name: Written(**one) for name, one in values.get("written", {}).items()},  # none in older folders
+            Formats.from_dict(values.get("formats", {})),  # none in older folders
             tuple(values.get("dropped", ())),
         )
 

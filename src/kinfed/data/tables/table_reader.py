@@ -1,7 +1,7 @@
 """Tables: your own data from CSV or Parquet, one row per example or reading, with a column that names its owner."""
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ...core.settings import Count, CountOrZero, Settings
+from ...core.settings import Count, CountOrZero
 from ...core.tasks import Classification, Counts, Regression, Task, check_quantiles
 from ...errors import Fault, UsageError
 from ..dataset import Dataset, Prepare, rows_by_owner
@@ -22,7 +22,7 @@ from ..split import Split
 from ..windows import Windows
 from . import doubts
 from .encoder import Preparation
-from .forms import Written
+from .formats import FormatSettings
 from .frame import DAY, FEW, Frame, natural
 from .new_readings import Series
 from .open_table import frame_of, open_table
@@ -36,7 +36,7 @@ KINDS = {"numbers": "number", "text": "category", "dates": "date"}  # of cells, 
 
 
 @dataclass(frozen=True, kw_only=True)
-class TableReader(Settings):
+class TableReader(FormatSettings):
     """What the columns of a table are, and how it becomes a data set.
 
     A row is an example: its inputs are the columns `features` (default: all others but those in `ignore`), described by
@@ -125,7 +125,8 @@ class TableReader(Settings):
         needed = [self.client, *([self.time] if self.time else [])]
         frame.need([*needed, *self.targets, *self.features])
         frame.need([*self.ignore])
-        frame = frame.with_all(needed if self.drop_missing else [self.client])
+        frame.need([*self.formats.text])
+        frame = frame.read_as(self.formats).with_all(needed if self.drop_missing else [self.client])
         owner = frame.words(self.client)
         names = sorted(owner.names, key=natural)
         place = {name: i for i, name in enumerate(names)}
@@ -208,7 +209,7 @@ class TableReader(Settings):
                 words,
                 self.scale,
                 self.categories,
-                written_in(frame, kinds | ({} if classes else dict.fromkeys(self.targets, "number"))),
+                frame.trained_formats(kinds | ({} if classes else dict.fromkeys(self.targets, "number"))),
                 _others(frame, [self.client, *self.targets, *kinds]),
             ),
         )
@@ -283,12 +284,6 @@ def _reader(client: str, target: str | Sequence[str], split: Split | None, setti
     return TableReader(client=client, target=target, **({"least": LEAST} if split is None else {}) | settings)
 
 
-def written_in(frame: Frame, kinds: Mapping[str, str]) -> dict[str, Written]:
-    """How columns of text write numbers and dates, by the columns' kinds."""
-    found = {name: frame.written(name, kind == "date") for name, kind in kinds.items() if kind != "category"}
-    return {name: one for name, one in found.items() if one is not None}
-
-
 def _others(frame: Frame, used: Sequence[str]) -> tuple[str, ...]:
     return tuple(name for name in frame.columns if name not in used)
 
@@ -358,7 +353,7 @@ def _series(frame: Frame, held: Owners, reader: TableReader, cut: Windows) -> Da
         length if paced else None,
         dated,
         clock is not None,
-        written=written_in(frame, {time: "date" if dated else "number", target: "number"}),
+        formats=frame.trained_formats({time: "date" if dated else "number", target: "number"}),
         dropped=_others(frame, [reader.client, time, target]),
     )
     try:

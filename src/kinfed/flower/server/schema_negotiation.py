@@ -16,7 +16,6 @@ from ...core.tasks import Classification, Counts, Forecasting, Quantiles, Regres
 from ...data.tables import disclosure
 from ...data.tables.column_statistics import NumberStatistics, Statistics, WordStatistics, merged, shared
 from ...data.tables.columns import RARE
-from ...data.tables.forms import NAMED
 from ...data.tables.frame import FEW, SHARED, natural
 from ...data.tables.schema import Description, Own, Target, of_clients
 from ...errors import RunError, UsageError
@@ -299,9 +298,9 @@ def why_not(agreed: Words, words: Words) -> str:
 
 
 def _units(words: Words) -> dict[str, str]:
-    """The units that a site's columns are written in, by code; none of columns that name none."""
-    units = (words.get("table") or words.get("series") or {}).get("units", {})
-    return {name: NAMED.get(unit, unit) for name, unit in units.items()}
+    """The units that a site's columns are written in; none of columns that name none."""
+    units: dict[str, str] = (words.get("table") or words.get("series") or {}).get("units", {})
+    return units
 
 
 def for_one(facts: Words, client: str) -> Words:

@@ -4,8 +4,10 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
-from ...core.settings import CountOrZero, Settings
+from ...core.settings import CountOrZero
+from ...data.tables.formats import FORMATS, FormatSettings
 from ...errors import RunError, UsageError
 from ...files import replacing
 
@@ -13,7 +15,7 @@ NAMES = 1000  # categories of a column whose names leave a site, unless its oper
 
 
 @dataclass(frozen=True)
-class Reading(Settings):
+class Reading(FormatSettings):
     """The settings of `kinfed flower node` that say how its file is read.
 
     With `time` the rows are split in time order. With `past`, too, they are readings of one series, of which
@@ -50,6 +52,20 @@ class Reading(Settings):
             return cls(**json.loads(path.read_text()))
         except (OSError, ValueError, TypeError) as problem:
             raise RunError(f"{path} cannot be read ({problem}); start the node again") from None
+
+
+def formats_of(pairs: Sequence[str]) -> dict[str, Any]:
+    """The settings of formats in "decimal=,", "dates=%d.%m.%Y" and the like; raises UsageError for anything else."""
+    found: dict[str, Any] = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if name not in FORMATS or not equals:
+            raise UsageError(f"--format is {', '.join(FORMATS)} and a value, such as decimal=,; got '{pair}'")
+        if name in ("decimal", "thousands"):
+            found[name] = value
+        else:
+            found[name] = [*found.get(name, []), value]
+    return found
 
 
 def names_of(pairs: Sequence[str]) -> dict[str, str]:

@@ -20,7 +20,6 @@ from ...data.tables.frame import DAY, Frame
 from ...data.tables.new_readings import Series
 from ...data.tables.open_table import open_table
 from ...data.tables.owners import Owners
-from ...data.tables.table_reader import written_in
 from ...data.tables.times import steps_of
 from ...data.tables.words import Numbers
 from ...data.windows import Scaling, Windows
@@ -61,7 +60,7 @@ class SiteSeries:
     @cached_property
     def frame(self) -> Frame:
         """The table, its columns named as the sites agreed."""
-        frame = open_table(self.path).renamed(self.reading.columns)
+        frame = open_table(self.path).renamed(self.reading.columns).read_as(self.reading.formats)
         frame.need([self.reading.target, self.reading.time])
         return frame
 
@@ -79,7 +78,7 @@ class SiteSeries:
         reading, (moments, dated) = self.reading, self._times
         if not (~np.isnan(self.frame.numbers(reading.target))).any():
             raise UsageError(f"{self.frame.name}: '{reading.target}' has no value in any row", Fault.TARGET)
-        written = self.frame.written(reading.target, dated=False)
+        unit = self.frame.unit(reading.target)
         return {
             "shape": [reading.past, 1],
             "outputs": reading.horizon,
@@ -87,7 +86,7 @@ class SiteSeries:
             "columns": [reading.target],
             "series": {
                 "dated": dated,
-                "units": {} if written is None or not written.unit else {reading.target: written.unit},
+                "units": {reading.target: unit} if unit else {},
                 "zoned": self.frame.is_zoned(reading.time),
                 "times": disclosure.stretches(np.unique(moments).tolist(), STRETCHES),
             },
@@ -134,7 +133,7 @@ class SiteSeries:
             float((times[-1] - times[0]) / max(int(steps[-1]), 1)) if whole else None,
             dated,
             Clock.of(times, dated).daily is not None,
-            written={own.get(name, name): one for name, one in written_in(self.frame, kinds).items()},
+            formats=self.frame.trained_formats(kinds).renamed(own),
             dropped=tuple(own.get(name, name) for name in self.frame.columns if name not in kinds),
         )
         return {"series": series.to_dict(), "reading": {"mean": task.mean, "deviation": task.deviation}}

@@ -51,7 +51,8 @@ class SiteTable:
     @cached_property
     def frame(self) -> Frame:
         """The table, its columns named as the sites agreed."""
-        frame = open_table(self.path).renamed(self.reading.columns)
+        frame = open_table(self.path).renamed(self.reading.columns).read_as(self.reading.formats)
+        frame.need([*self.reading.formats.text])
         frame.need(self._targets(frame))
         frame.need([*self.reading.ignore])
         frame.need([self.reading.time] * bool(self.reading.time))
@@ -115,8 +116,7 @@ class SiteTable:
 
     def _units(self, names: Sequence[str]) -> Words:
         """The unit in which each of these columns is written, a sign of money or %, of those that have one."""
-        written = {name: self.frame.written(name, dated=False) for name in names if self.frame.kind(name) == "numbers"}
-        return {name: one.unit for name, one in written.items() if one is not None and one.unit}
+        return {name: unit for name in names if self.frame.kind(name) == "numbers" and (unit := self.frame.unit(name))}
 
     def describe(self, agreed: Words, split: Split, seed: int) -> Words:
         """Statistics of the training rows, none of them of a single row."""
@@ -164,7 +164,7 @@ class SiteTable:
         used = {*agreed["targets"], *kinds}
         description = replace(
             description,
-            written=table_reader.written_in(self.frame, kinds),
+            formats=self.frame.trained_formats(kinds),
             dropped=tuple(name for name in self.frame.columns if name not in used),
         )
         own = {ours: theirs for theirs, ours in self.reading.columns.items()}

@@ -55,6 +55,7 @@ def config(
     reader: TableReader = make(DATASETS, settings, "federation.dataset", given=1)[0]
     frame.need([reader.client, *([reader.time] if reader.time else []), *reader.targets, *reader.features])
     frame.need([*reader.ignore])
+    frame.need([*reader.formats.text])
     _check_clients(frame, reader)
     return raw
 
