@@ -2,7 +2,7 @@
 
 What is timed is the training half of a round. Executors take turns, and of each the fastest turn counts, so that other
 work on the machine decides little. The second table does so with products of matrices by either library, on one thread.
-Writes docs/results/choosing.md. `--only MLP` prints the cases that begin so and writes nothing.
+Writes docs/evidence/choosing.md. `--only MLP` prints the cases that begin so and writes nothing.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from kinfed.simulation.auto import NAMES
 from kinfed.simulation.execution import Execution
 from kinfed.simulation.simulation import Simulation
 
-PAGE = Path(__file__).parents[1] / "docs" / "results" / "choosing.md"
+PAGE = Path(__file__).parents[1] / "docs" / "evidence" / "choosing.md"
 SECONDS, LEAST = 4.0, 3  # for a case, and turns that it has in any case
 TIE = 1.1  # times the fastest: within what least times vary by
 

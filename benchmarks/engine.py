@@ -3,7 +3,7 @@
 The loop is what one writes without a library: client by client, torch.optim.SGD, a running mean, each client's test
 examples scored. Programs take turns, a round each. Before and after every round a fixed product is timed on all cores;
 rounds beside which it took a fifth longer than at its best were disturbed by other work and are dropped. What has fewer
-than three undisturbed rounds goes on; a machine that never gets quiet ends in an error. Writes docs/results/engine.md.
+than three undisturbed rounds goes on; a machine that never gets quiet ends in an error. Writes docs/evidence/engine.md.
 
 `--loaded` keeps disturbed rounds and writes nothing; `--only W1` runs the workloads that begin so and leaves the
 others' sections as they are.
@@ -37,7 +37,7 @@ from kinfed.simulation.auto import NAMES
 from kinfed.simulation.execution import Execution
 from kinfed.simulation.simulation import Simulation
 
-PAGE = Path(__file__).parents[1] / "docs" / "results" / "engine.md"
+PAGE = Path(__file__).parents[1] / "docs" / "evidence" / "engine.md"
 ROUNDS, MOST = 7, 25  # undisturbed rounds wanted of each program, and rounds tried at most
 QUIET = 1.2  # times the best time of the fixed product
 

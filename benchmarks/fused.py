@@ -1,7 +1,7 @@
 """Time local training in fused form against a plain PyTorch loop and other executors: python benchmarks/fused.py
 
 What is timed is the training half of a round, nothing else. Programs take turns, and those beside which something else
-ran on the machine are dropped, see `Clock` in engine.py. Writes docs/results/fused.md.
+ran on the machine are dropped, see `Clock` in engine.py. Writes docs/evidence/fused.md.
 
 `--loaded` keeps disturbed turns and writes nothing; `--only W2` runs the workloads that begin so and leaves the rest of
 the page.
@@ -30,7 +30,7 @@ from kinfed.simulation.execution import Execution
 from kinfed.simulation.simulation import Simulation
 from kinfed.simulation.workers import threads
 
-PAGE = Path(__file__).parents[1] / "docs" / "results" / "fused.md"
+PAGE = Path(__file__).parents[1] / "docs" / "evidence" / "fused.md"
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 A client has 16 examples, drawn from one small pool, and a model of 62,006 parameters. Each case runs in a process of
 its own, so that its peak of resident memory is its own. A method's part has training rounds alone: an evaluation of
 everybody has to look at everybody. The part `whole` has runs with `kinfed.fit` that end with an evaluation and are
-saved. Private states in files take 25 GB of disk. Writes its parts of docs/results/scale.md; `--most 1000` stops at so
+saved. Private states in files take 25 GB of disk. Writes its parts of docs/evidence/scale.md; `--most 1000` stops at so
 many clients and writes nothing.
 """
 
@@ -33,7 +33,7 @@ from kinfed.simulation.simulation import Simulation
 from kinfed_papers.panacea.chunks import ChunkedHeads
 from kinfed_papers.result_pages import put, version
 
-PAGE = Path(__file__).parents[1] / "docs" / "results" / "scale.md"
+PAGE = Path(__file__).parents[1] / "docs" / "evidence" / "scale.md"
 CLIENTS = (1_000, 10_000, 100_000)
 COHORTS = (100, 1_000)
 TRIED = {  # with what is set for many clients, and the most clients that memory has room for

@@ -3,7 +3,7 @@
 Each is timed beside its floor: the tables it has to read and write at the speed at which this machine copies, or its
 multiplications at the speed of a square product, whichever takes longer. Before and after every repetition a fixed
 product is timed on all threads; repetitions beside which it took a fifth longer than at its best were disturbed by
-other work and are dropped, and a machine that never gets quiet ends in an error. Writes docs/results/server.md.
+other work and are dropped, and a machine that never gets quiet ends in an error. Writes docs/evidence/server.md.
 
 `--loaded` keeps disturbed repetitions and writes nothing; `--only 20x62006` measures one size, `--kin` kin alone.
 """
@@ -34,7 +34,7 @@ from kinfed.ops.similarity import fast_product, gram, inner_by_layer
 from kinfed.ops.sketch import nearest, sketch_models
 from kinfed_papers.result_pages import version
 
-PAGE = Path(__file__).parents[1] / "docs" / "results" / "server.md"
+PAGE = Path(__file__).parents[1] / "docs" / "evidence" / "server.md"
 QUIET = 1.2  # times the best time of the fixed product
 WANTED, SPENT, PATIENCE = 5, 2.0, 300.0  # undisturbed repetitions, seconds after which three are enough, or none come
 MODULES = {
@@ -296,7 +296,7 @@ def main():
                 f"{platform.processor() or platform.machine()}. Square products: {single:.0f} Gflop/s in float32,",
                 f"{double:.0f} in float64. Copies: {min(speeds):.0f} to {max(speeds):.0f} GB/s, read and written, the",
                 "fastest of tables that stay in the cache. Large products in float32 go to",
-                f"{'MKL: ' + objection() if objection() else 'oneDNN'} (docs/results/choosing.md).",
+                f"{'MKL: ' + objection() if objection() else 'oneDNN'} (docs/evidence/choosing.md).",
                 "",
                 "## Products",
                 "",

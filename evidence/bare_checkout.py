@@ -1,6 +1,6 @@
 """Time `make demo` on a fresh clone: python evidence/bare_checkout.py
 
-Clones this repository into a temporary folder, so only what is committed counts. Writes docs/results/bare-checkout.md.
+Clones this repository into a temporary folder, so only what is committed counts. Writes docs/evidence/bare-checkout.md.
 """
 
 import platform
@@ -12,7 +12,7 @@ from pathlib import Path
 from kinfed_papers.result_pages import version
 
 ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "results" / "bare-checkout.md"
+PAGE = ROOT / "docs" / "evidence" / "bare-checkout.md"
 
 
 def main():

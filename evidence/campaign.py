@@ -3,7 +3,7 @@
 run       do what is left of the queue, at the lowest priority, on one core; stop it at any moment and by any means, and
           the same command goes on where it was
 status    what is done, what is next, how long the rest takes, and what cannot be run
-publish   the tables of finished runs into docs/results/*-tables.md, between marks, and their scores beside, in tables/;
+publish   the tables of finished runs into docs/papers/*-tables.md, between marks, and their scores beside, in tables/;
           numbers there whose runs are lost stay, beside new ones if the settings that the page tells are the same
 check     name the numbers in those pages' sentences that no command has printed
 

@@ -34,7 +34,7 @@ ABOVE = re.compile(r"^- (.+)$", re.MULTILINE)  # what a table tells of its setti
 MADE_WITH = re.compile(r"^Made with (.+)\.\\?$", re.MULTILINE)
 HISTORY = ("column", "method", "model", "score", "seeds")
 COUNTED = re.compile(r"^Of (\d+) runs: ", re.MULTILINE)
-RESULTS = Path(__file__).parents[1] / "docs" / "results"
+RESULTS = Path(__file__).parents[1] / "docs" / "papers"
 
 
 def publish(part, works, asked):

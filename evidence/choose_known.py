@@ -3,7 +3,7 @@
 The three experiments with hidden groups (`evidence/tuned`): every graph method with the settings that were
 tuned there, at its defaults, and the method that `choose` finds among defaults. Traffic: the subsets of METR-LA and
 PEMS-BAY in SFL's table 1, with every `--stride`-th window; methods at their defaults, and `choose`. Writes its parts
-of docs/results/federations.md. The data sets are in `--data-dir`, or $KINFED_DATA.
+of docs/evidence/federations.md. The data sets are in `--data-dir`, or $KINFED_DATA.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from kinfed.runs.run_folder import RunFolder
 from kinfed.search.choice_folder import Request, choose_in
 from kinfed_papers import result_pages as page
 
-PAGE = Path(__file__).parents[1] / "docs" / "results" / "federations.md"
+PAGE = Path(__file__).parents[1] / "docs" / "evidence" / "federations.md"
 EXPERIMENTS = Path(__file__).with_name("tuned")
 GROUPS = ("rotated-digits", "rotated-mnist", "cifar10-groups")
 TRAFFIC = ("papers/sfl/table1/metr_la_subset", "papers/sfl/table1/pems_bay_subset")

@@ -2,7 +2,7 @@
 
     python evidence/comparison_set.py rotated-digits --answers FILE --methods ditto,fedper
 
-writes a part of docs/results/comparison-set.md. The experiment is a TOML file, in tuned or beside this program. FILE
+writes a part of docs/evidence/comparison-set.md. The experiment is a TOML file, in tuned or beside this program. FILE
 keeps what was measured: the same command again does the rest, and other methods join the table. A seed of a method is
 one run, and runs are made seed by seed, so that load on the machine meets all methods alike. All but the digits need
 KINFED_DATA.
@@ -25,7 +25,7 @@ from kinfed.errors import RunError, UsageError
 from kinfed.methods import FAMILIES, METHODS
 from kinfed_papers.result_pages import keep, put
 
-PAGE = Path(__file__).parents[1] / "docs" / "results" / "comparison-set.md"
+PAGE = Path(__file__).parents[1] / "docs" / "evidence" / "comparison-set.md"
 EXPERIMENTS = {name: SETTINGS / f"{name}.toml" for name in ("rotated-digits", "rotated-mnist", "cifar10-groups")}
 EXPERIMENTS["cifar10-two-classes"] = Path(__file__).with_name("cifar10-two-classes.toml")
 BASES = ("local", "fedavg", "oracle")  # always among them: what all others are beside

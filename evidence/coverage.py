@@ -1,10 +1,11 @@
 """The page on what is measured of the papers' tables: KINFED_DATA=DIR python evidence/coverage.py [DATASET ...]
 
-It is written from docs/results/tables/*/table.csv: the coverage by table, and the verdict on each claim. Which data
+It is written from docs/papers/tables/*/table.csv: the coverage by table, and the verdict on each claim. Which data
 sets are at hand is read from KINFED_DATA, or taken from the arguments, and noted on the page.
 """
 
 import os
+import posixpath
 import sys
 from pathlib import Path
 
@@ -25,7 +26,7 @@ def parts(at_hand, folder=COMMITTED):
         verdicts.append(f"| {table} | {one.claim.says} ({one.claim.where}) | {one.told} | {one.text} |")
     pages = ["| paper | claim | answer | by |", "| --- | --- | --- | --- |"]
     for one in answered():
-        link = f" [{one.page}]({one.page.removeprefix('results/') if 'results/' in one.page else '../' + one.page})"
+        link = f" [{one.page}]({posixpath.relpath(one.page, PAGE.parent.name)})"
         pages.append(f"| {one.paper} | {one.says} ({one.where}) | {one.answer} | {one.shows}{link * bool(one.page)} |")
     return {"coverage": "\n".join(shown), "claims": "\n".join(verdicts), "answered": "\n".join(pages)}
 

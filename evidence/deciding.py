@@ -1,7 +1,7 @@
 """Experiments that decide what a page may say of a cause: python evidence/deciding.py [NAME ...] [--seeds 0,1,2]
 
 Each is a few `kinfed run`s that differ in one setting, at the scale of the page's table. Runs are kept in --keep, and
-the test scores of finished ones go to docs/results/deciding/NAME.csv, so the same command again does what is left and
+the test scores of finished ones go to docs/papers/deciding/NAME.csv, so the same command again does what is left and
 adds further seeds. From that file the experiment's part of its page is written, between marks: the table
 and the numbers in the sentence below it; --write does that alone. Without NAME, all of them.
 """
@@ -25,7 +25,7 @@ from kinfed.files import replacing
 from kinfed.runs.config import experiment
 from kinfed_papers.result_pages import put
 
-RESULTS = Path(__file__).parents[1] / "docs" / "results"
+RESULTS = Path(__file__).parents[1] / "docs" / "papers"
 FIELDS = ("setting", "model", "metric", "seed", "score", "rounds", "seconds", "version")
 SCORES = {"accuracy": "accuracy, %", "mae@12": "MAE an hour ahead, mph", "nmse": "MSE in deviations, 1e-3"}
 CHOOSING = 100  # the seed of runs that only choose a setting
@@ -37,7 +37,7 @@ WEEK = "papers/sfl/table1/metr_la_week"
 class Deciding(NamedTuple):
     """One question: runs of one experiment that differ in a setting, or facts of its data."""
 
-    page: str  # docs/results/PAGE.md
+    page: str  # docs/evidence/PAGE.md
     asks: str
     source: str  # the experiment
     common: str  # overrides of all settings

@@ -10,7 +10,7 @@ named. `oracle` is FedAvg inside the true groups.
     python evidence/federations.py measure --answers FILE [--methods kin,hedge --seeds 3 --training own --tuned]
     python evidence/federations.py write
 
-`measure` adds to docs/results/federations.json what it lacks, and measures again what has other settings now; `write`
+`measure` adds to docs/evidence/federations.json what it lacks, and measures again what has other settings now; `write`
 makes the page of it. The ninth case needs a file of answers, one row a question that a person was asked: the person
 first, then numbers, and the answer, 0 or 1, last.
 """
@@ -35,7 +35,7 @@ from kinfed.methods import FAMILIES, METHODS
 from kinfed.runs.config.parts import make
 from kinfed_papers import result_pages as page
 
-RESULTS = Path(__file__).parents[1] / "docs" / "results"
+RESULTS = Path(__file__).parents[1] / "docs" / "evidence"
 PAGE, KEPT = RESULTS / "federations.md", RESULTS / "federations.json"
 TRAINING = {"plain": kinfed.Training(epochs=2, batch=8, optimiser=kinfed.SGD(lr=0.2)), "own": kinfed.Training()}
 ROUNDS, SETTINGS = 20, 5

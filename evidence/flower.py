@@ -3,7 +3,7 @@
     python evidence/flower.py bytes      every method at six sites in one process: what travels, by name
     python evidence/flower.py seconds    SuperLink and SuperNodes on this machine, over TLS
 
-Both write their part of docs/results/flower.md.
+Both write their part of docs/evidence/flower.md.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from kinfed.flower.site.site import Site
 from kinfed.methods import METHODS
 from kinfed_papers.result_pages import put, version
 
-PAGE = Path(__file__).parents[1] / "docs" / "results" / "flower.md"
+PAGE = Path(__file__).parents[1] / "docs" / "evidence" / "flower.md"
 ROUNDS = 6
 SITES = 6
 

@@ -3,7 +3,7 @@
 Federations of separate processes over TLS, FedAGHN on digits; a run has several faults of one kind. Counts the answers
 that were left out, the rounds that were trained twice, the sites that ended without a model, and those that ended with
 another private state than a simulation in which the clients that were left out did not take part in those rounds.
-Finished runs are kept in --keep, and what is missing is run when asked again. Writes docs/results/flower-faults.md.
+Finished runs are kept in --keep, and what is missing is run when asked again. Writes docs/evidence/flower-faults.md.
 """
 
 import argparse
@@ -37,7 +37,7 @@ from kinfed.flower.server import plan
 from kinfed.simulation.execution import Execution
 from kinfed.simulation.simulation import Simulation
 
-PAGE = Path(__file__).parents[1] / "docs" / "results" / "flower-faults.md"
+PAGE = Path(__file__).parents[1] / "docs" / "evidence" / "flower-faults.md"
 SITES = 3
 LIMIT = 1200  # seconds after which a run counts as failed
 LATE = 60.0  # seconds, also the deadline where answers come late: more than a round takes on a busy machine

@@ -3,7 +3,7 @@
 Strangers with the server's port and its public ca.crt in hand, somebody who has overheard a site, another user of the
 same machines, and a server and a site that lie: played on one machine against a federation of separate processes over
 TLS, mostly while that trains. 127.0.0.2 plays another host.
-Writes docs/results/flower-security.md; the exit code is 1 if anything got through.
+Writes docs/evidence/flower-security.md; the exit code is 1 if anything got through.
 """
 
 import base64
@@ -36,7 +36,7 @@ from flwr.proto.node_pb2 import Node
 from kinfed.flower.programs import hardening
 from kinfed.flower.wire.server_app import bundle
 
-PAGE = Path(__file__).parents[1] / "docs" / "results" / "flower-security.md"
+PAGE = Path(__file__).parents[1] / "docs" / "evidence" / "flower-security.md"
 SITES, ROUNDS = 3, 8
 HUGE = 200 << 20  # bytes
 FLWR = str(Path(sys.executable).with_name("flwr"))

@@ -3,7 +3,7 @@
 A case is a number of a kind of evidence/fuzz_cases.py; with the seed it fixes all that is drawn, and --case
 KIND/NUMBER shows one again. Each runs in a folder of its own, in a process that is ended after LIMIT seconds and gets
 no more than MEMORY bytes. Folders of cases that end badly stay in DIR/cases. The same command goes on after an
-interruption, as long as the code is the same. docs/results/fuzz.md is written when all kinds
+interruption, as long as the code is the same. docs/evidence/fuzz.md is written when all kinds
 have run, its part on modules when these have.
 """
 
@@ -42,7 +42,7 @@ from kinfed.plots import charts, heatmaps
 from kinfed_papers.result_pages import put
 
 ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "results" / "fuzz.md"
+PAGE = ROOT / "docs" / "evidence" / "fuzz.md"
 LIMIT = 60  # seconds of a processor's time, or ten times as many by the clock
 PARTS = {  # of the page: their kinds, and the fewest cases
     "fuzz": ([kind for kind in KINDS if kind != "module"], 1000),

@@ -3,7 +3,7 @@
 A case is a table whose columns, clients, classes and categories are drawn from NAMES. It goes through run, predict,
 export, serve, report, compare, onboard, and a federation over Flower's messages in this process. Each step is right, or
 is refused in one line; what a name comes back as is compared with what the table says. --case runs one case and shows
-what is wrong with it. The result is written to docs/results/fuzz.md.
+what is wrong with it. The result is written to docs/evidence/fuzz.md.
 """
 
 import argparse
@@ -40,7 +40,7 @@ from kinfed.flower.site.site_reading import Reading
 from kinfed.serving.requests import JSON, Refused, answer
 from kinfed_papers.result_pages import put
 
-PAGE = Path(__file__).parents[1] / "docs" / "results" / "fuzz.md"
+PAGE = Path(__file__).parents[1] / "docs" / "evidence" / "fuzz.md"
 NAMES = [
     *("all", "NaN", "nan", "None", "null", "NA", "0", "007", "7", "1", "-1", "1.0", "1e5", "true", "False", "inf", "?"),
     *(

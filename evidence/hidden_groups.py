@@ -2,7 +2,7 @@
 
 Every method on rotated-digits, rotated-mnist or cifar10-groups over seeds 0 to 2, with the settings of
 evidence/tuned/EXPERIMENT.toml, beside the oracle that averages inside the true groups; writes
-docs/results/EXPERIMENT.md. All but the digits need KINFED_DATA.
+docs/evidence/EXPERIMENT.md. All but the digits need KINFED_DATA.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from kinfed.runs.config import experiment as config
 
 SEEDS = (0, 1, 2)
 SETTINGS = Path(__file__).with_name("tuned")
-PAGES = Path(__file__).parents[1] / "docs" / "results"
+PAGES = Path(__file__).parents[1] / "docs" / "evidence"
 DATA = Path(os.environ["KINFED_DATA"]) if "KINFED_DATA" in os.environ else None
 MAIN = ("local", "fedavg", "fedavg-ft", "panacea", "cfl", "sfl", "fedcedar", "fedamp", "fedaghn", "pfedgat")
 FIVE = ("sfl", "pfedgat", "fedaghn", "fedcedar", "panacea")

@@ -6,7 +6,7 @@ command again), often stops it once more, and compares every file of numbers wit
 are forked from this one, which has imported all that they import, and draw no pictures, so that hundreds of trials take
 minutes; every sixteenth is a program from the start, and of its sweeps and tables two runs go side by side. Where a
 program is to be stopped in the middle of saving, its own process is made to wait there: the product knows nothing of
-it. Writes docs/results/kills.md. `--stops N` and `--seed S` do others and write nothing.
+it. Writes docs/evidence/kills.md. `--stops N` and `--seed S` do others and write nothing.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from textwrap import fill
 
 import torch
 
-PAGE = Path(__file__).parents[1] / "docs" / "results" / "kills.md"
+PAGE = Path(__file__).parents[1] / "docs" / "evidence" / "kills.md"
 STOPS, MOST = 200, 5  # in all, and of one command
 COMPARED = ("models.safetensors", "history.csv", "relations.npz", "diagnostics.csv")
 SMALL = ["federation.clients=6", "federation.partition.groups=2", "rounds=12", "evaluate_every=2", "model=linear"]

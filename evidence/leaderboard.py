@@ -1,4 +1,4 @@
-"""docs/results/leaderboard.md, from the tables that other programs have committed: python evidence/leaderboard.py"""
+"""docs/results.md, from the tables that other programs have committed: python evidence/leaderboard.py"""
 
 import csv
 import json
@@ -9,8 +9,8 @@ import federations
 
 from kinfed_papers.result_pages import put
 
-RESULTS = Path(__file__).parents[1] / "docs" / "results"
-PAGE = RESULTS / "leaderboard.md"
+DOCS = Path(__file__).parents[1] / "docs"
+PAGE = DOCS / "results.md"
 FEDERATIONS = {  # short names
     "shops with opposite customers": "opposite customers",
     "small shops, customers alike": "customers alike",
@@ -88,11 +88,11 @@ def places(data, methods):
 
 def published():
     """Of each column of the published tables: who is best here, and who in print."""
-    yield "Computed by `python evidence/leaderboard.py` from `docs/results/tables`.\n"
+    yield "Computed by `python evidence/leaderboard.py` from `docs/papers/tables`.\n"
     yield "| data set | setting | score | Local | FedAvg | best here | its score | best in print | seeds | remarks |"
     yield "| --- | --- | --- | ---: | ---: | --- | ---: | --- | ---: | --- |"
-    for file in sorted((RESULTS / "tables").glob("*/table.csv")):
-        page = f"{file.parent.name.partition('.')[0]}-tables.md"
+    for file in sorted((DOCS / "papers" / "tables").glob("*/table.csv")):
+        page = f"papers/{file.parent.name.partition('.')[0]}-tables.md"
         columns = {}
         for row in csv.DictReader(file.open()):
             columns.setdefault((row["column"], row["metric"]), []).append(row)

@@ -3,7 +3,7 @@
 Every method at its settings on rotated digits, DG-60, the METR-LA subset and one of nine federations, over
 seeds 0 to 2, with a part of the clients left out; afterwards each of these joins with 0, 10, 50 and all of its
 examples (of DG-60: 0, 2 and 10). What is measured is kept in --keep, and the same command goes on; --write only
-writes docs/results/onboarding.md, of all that is kept in --keep and its folders. DG-60 and METR-LA need KINFED_DATA;
+writes docs/evidence/onboarding.md, of all that is kept in --keep and its folders. DG-60 and METR-LA need KINFED_DATA;
 `persons` needs --answers FILE, one row a question that a person was asked: the person first, then numbers, and the
 answer, 0 or 1, last.
 """
@@ -32,7 +32,7 @@ from kinfed.serving import joining_clients
 from kinfed.serving.onboarding import ALONE, BEST, SHARED, TUNED, Frozen, onboard
 from kinfed_papers.result_pages import keep, put, version
 
-PAGE = Path(__file__).parents[1] / "docs" / "results" / "onboarding.md"
+PAGE = Path(__file__).parents[1] / "docs" / "evidence" / "onboarding.md"
 DATA = Path(os.environ["KINFED_DATA"]) if "KINFED_DATA" in os.environ else None
 SEEDS = (0, 1, 2)
 SHOTS = (0, 10, 50, None)

@@ -3,7 +3,7 @@
     KINFED_DATA=DIR python evidence/references.py [DATASET[=EPOCHS[/STRIDE]] ...]
 
 STGCN and Graph WaveNet on the subsets of SFL's Table 1 that are at hand, an hour ahead, written into
-docs/results/references.md, and beside the tables of `kinfed reproduce` for the page on coverage. Runs are kept in
+docs/papers/references.md, and beside the tables of `kinfed reproduce` for the page on coverage. Runs are kept in
 --keep; a reference has no checkpoint, so one that was interrupted begins again. Fewer EPOCHS than the reference's own
 make it short, as do windows only every STRIDE steps, and the page says so.
 """
@@ -22,7 +22,7 @@ from kinfed_papers import result_pages as page
 from kinfed_papers.references import REFERENCES
 from kinfed_papers.reproduction import MEASURES
 
-PAGE = Path(__file__).parents[1] / "docs" / "results" / "references.md"
+PAGE = Path(__file__).parents[1] / "docs" / "papers" / "references.md"
 PRINTED = {"stgcn": "STGCN", "graph-wavenet": "Graph-WaveNet"}
 DATASETS = ("metr_la_week", "metr_la_subset", "pems08_partial", "pems_bay_subset")  # the quickest first
 SHORT = "[=EPOCHS[/STRIDE]]"

@@ -1,7 +1,7 @@
 """Whose training rows should scale a table's inputs: python evidence/scaling.py [--seeds 3]
 
 Seven made federations in the manner of shops, sensors and patients, written as CSV files and read with each `scale`;
-every method at its defaults, with the default training, 20 rounds. Writes docs/results/scaling.md.
+every method at its defaults, with the default training, 20 rounds. Writes docs/evidence/scaling.md.
 """
 
 import argparse
@@ -15,7 +15,7 @@ import torch
 import kinfed
 from kinfed_papers import result_pages as page
 
-PAGE = Path(__file__).parents[1] / "docs" / "results" / "scaling.md"
+PAGE = Path(__file__).parents[1] / "docs" / "evidence" / "scaling.md"
 METHODS = ("local", "fedavg", "fedavg-ft", "fedaghn", "fedcedar")
 SCALES = ("federation", "client", "auto")
 ROUNDS = 20

@@ -1,4 +1,4 @@
-"""Check Panacea's theory on five graphs and write docs/theory.md: python evidence/theory.py"""
+"""Check Panacea's theory on five graphs and write docs/papers/theory.md: python evidence/theory.py"""
 
 from pathlib import Path
 

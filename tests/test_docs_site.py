@@ -129,7 +129,7 @@ def test_a_link_that_shows_a_file_shows_its_title_on_the_site():
     page = nodes.paragraph()
     for target, text in shown.items():
         page += nodes.reference("", text, refuri=f"../{target}")
-    contents.titled("results/flower", page, {"deploy": "A federation", "data": "Data"})
+    contents.titled("evidence/flower", page, {"deploy": "A federation", "data": "Data"})
     assert [link.astext() for link in page] == ["A federation", "the data", "docs/README.md"]
 
 

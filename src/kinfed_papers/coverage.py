@@ -1,6 +1,6 @@
 """How many of the papers' printed figures are measured, and why the others are not.
 
-Measured ones are counted from the tables in a checkout: docs/results/tables/TABLE/table.csv, as `kinfed reproduce`
+Measured ones are counted from the tables in a checkout: docs/papers/tables/TABLE/table.csv, as `kinfed reproduce`
 writes them; a part of a table is in TABLE-PART.
 """
 
@@ -17,7 +17,7 @@ from . import published_table
 from .claim_verdicts import Figure, Verdict, of_csv, verdicts
 from .published_table import Column, Protocol, Row
 
-COMMITTED = Path(__file__).parents[2] / "docs" / "results" / "tables"
+COMMITTED = Path(__file__).parents[2] / "docs" / "papers" / "tables"
 SHORT = ("scaled", "own model")  # flags of what is less than the paper's training
 PARTLY = (*SHORT, "subset", "made anew")  # or than its experiment
 NOT_RUN, ON_SUBSET = "not run yet", "not run yet, and only on a subset"

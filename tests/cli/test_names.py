@@ -24,7 +24,7 @@ SITES = ("all", "a/b", "*", "007")
 
 @pytest.mark.parametrize("number", [3, 26])
 def test_names_of_all_sorts_go_through_every_command(number, tmp_path, monkeypatch):
-    """Two cases of evidence/fuzz_names.py, which is run as a whole for docs/results/fuzz.md."""
+    """Two cases of evidence/fuzz_names.py, which is run as a whole for docs/evidence/fuzz.md."""
     monkeypatch.syspath_prepend(str(ROOT / "evidence"))
     monkeypatch.chdir(tmp_path)
     import fuzz_names

@@ -50,7 +50,7 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     shelf.add_argument(
         "--coverage",
         action="store_true",
-        help="with tables: how many published figures have been measured, by docs/results/tables of a checkout, and "
+        help="with tables: how many published figures have been measured, by docs/papers/tables of a checkout, and "
         "why the others have not ($KINFED_DATA names the folder of the data sets)",
     )
     shelf.set_defaults(command=_list)

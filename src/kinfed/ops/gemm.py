@@ -3,7 +3,7 @@
 PyTorch computes float32 products on a CPU with MKL, which leaves half of AVX-512 unused on processors other than
 Intel's. Its other library, oneDNN, is used if it is allowed to round to bfloat16, and then still computes in float32
 unless the processor has bfloat16 tiles (AMX). The library decides how results are rounded, so it is not chosen by
-timing but by a rule on the processor and the product's size: docs/results/choosing.md compares it with measurements.
+timing but by a rule on the processor and the product's size: docs/evidence/choosing.md compares it with measurements.
 """
 
 import platform

@@ -1,7 +1,7 @@
 """Which executor runs a simulation: the requested one, or one by a rule on the model, the work per step and the device.
 
 No timing is involved, so equal runs on a machine take the same executor and end with the same bits.
-`benchmarks/choosing.py` compares the rule with measurements: docs/results/choosing.md.
+`benchmarks/choosing.py` compares the rule with measurements: docs/evidence/choosing.md.
 """
 
 import math
