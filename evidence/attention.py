@@ -3,7 +3,7 @@
 Clients of G equal groups, every model of a group the same, nothing trained and no noise: the loss of a mixture is half
 its squared distance from its own group's model, so the best weights are all within the group. Shown is the weight for a
 client's own group that pFedGAT's networks reach from exact gradients, and a bound on what any of Equation 5 can. The
-table goes to docs/results/pfedgat-tables.md, between marks.
+table goes to docs/papers/pfedgat-tables.md, between marks.
 """
 
 import torch

@@ -3,7 +3,7 @@
 Of series the last value, the mean by time of day, and for each sensor a ridge on its readings, and one that is also
 given the sensor's mean by time of day at the hour that it forecasts; of labels the share of the commonest one. All are
 of each client's own training rows and are scored on the rows on which the table's methods are. Into
-docs/results/tables/TABLE-controls/table.csv, and from there into a part of the table's page, between marks.
+docs/papers/tables/TABLE-controls/table.csv, and from there into a part of the table's page, between marks.
 """
 
 import argparse
