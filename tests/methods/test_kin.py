@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 from kinfed.core.method import Params
-from kinfed.core.mixins import join
 from kinfed.methods import Kin, kin
 
 float64 = torch.float64
@@ -181,17 +180,26 @@ def test_it_depends_neither_on_the_order_of_clients_nor_on_the_scale_of_movement
 
 
 def test_newcomers_are_sent_the_mean_and_after_training_the_models_of_their_kin(roster):
-    known, method = roster(4, size=2), Kin(tau=0.1)
+    known, method = roster(4, size=2, sizes=[1, 1, 1, 5]), Kin(tau=0.1)
     few = known.part(torch.arange(3))
     ways = torch.tensor([[1, 0], [1, 0.1], [0, 1]], dtype=float64)
     before = method.aggregate(few, method.start(few), few.everyone, Params(known.theta + ways))
     new = torch.tensor([3])
     wide = method.add_clients(known, before, new)
     close(method.send(known, wide, new).theta[0], before.theta.mean(0))
-    joined = join(method, known, wide, new, Params(known.theta + torch.tensor([[0.1, 3.0]], dtype=float64)))
+    step = torch.tensor([-0.2, 0.3], dtype=float64)  # from the mean, after which it is still nearest to the first two
+    joined = method.join(known, wide, new, Params((before.theta.mean(0) + step)[None]))
     close(joined.theta[:3], before.theta)
-    row = method.relation(known, joined, known.everyone)[0, 3]
-    assert row[2] + row[3] > 0.99
+    apart = ways - ways.mean(0)
+    weights = (10 * apart @ step / apart.norm(dim=1) / step.norm()).softmax(0)
+    close(method.relation(known, joined, known.everyone)[0, 3], torch.cat([weights, torch.zeros(1)]))
+    assert weights[2] > 0.999
+    close(method.send(known, joined, new).theta[0], weights @ before.theta)
+    close(method.send(known, joined, known.everyone).theta[:3], method.send(few, before, few.everyone).theta)
+    # With neighbours the same, among those that it lists; one that stays at the mean is sent that.
+    assert Kin(tau=0.1, neighbours=1).relation(known, joined, new)[0, 3, 2] > 0.999
+    stayed = method.join(known, wide, new, Params(known.theta[None]))
+    close(method.send(known, stayed, new).theta[0], before.theta.mean(0))
 
 
 def test_clients_of_two_kinds_learn_from_their_own(bowls, executor):

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from ..core.method import Compared, Params
+from ..core.mixins import Admits
 from ..core.rows import active, blank, put, take
 from ..core.seeding import key
 from ..core.settings import CountOrZero, Positive, Share
@@ -30,12 +31,13 @@ class Server(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Kin(GraphMethod):
+class Kin(GraphMethod, Admits):
     r"""$u_i = \sum_j w_{ij} \theta_j$ with $w_{ij} \propto n_j e^{\cos(m_i, m_j) / \tau}$, layer by layer.
 
     $n_j$ counts training examples. $m_i \leftarrow \beta m_i + \theta_i - \theta_0$ is how far client $i$'s models
     moved from the first one, $\theta_0$, with less of earlier rounds. Only models of clients that have taken part are
     mixed; one that has not, or that has not moved, is sent their mean by examples. Training starts from the mixture.
+    A newcomer to a finished federation is compared by how its model, and how theirs, differ from that mean.
     """
 
     tau: Positive = 0.1  # the temperature: the smaller, the more weight has who moved the same way
@@ -72,6 +74,10 @@ class Kin(GraphMethod):
             moved=put(server.moved, cohort, moved),
             seen=server.seen.index_fill(0, cohort, True),
         )
+
+    def join(self, roster, server, newcomers, uploads):
+        """A newcomer has trained for a short time, from the mean: its model is compared, but weighs nothing."""
+        return super().join(roster, server, newcomers, uploads)._replace(seen=server.seen)
 
     def train(self, client, state, received):
         theta = client.descend(torch.lerp(state.theta, received.theta, self.share))
@@ -114,9 +120,19 @@ class Kin(GraphMethod):
         return roster.memo.once("kin weights", made_of, lambda: self._weigh(roster, server, cohort))
 
     def _weigh(self, roster, server, cohort):
-        near = self._nearest(roster, server, cohort)
+        rows, near, still = self._favour(roster, server, server.moved, cohort)
+        guests = (~server.seen[cohort] & ~still).nonzero().squeeze(1)  # who joined a finished federation
+        if len(guests):
+            apart = server.theta - weighted_mean(server.theta, self._sizes(roster, server))
+            rows[:, guests], listed, _ = self._favour(roster, server, apart, cohort[guests])
+            near = near if near is None else near.index_copy(0, guests, listed)
+        return Weights(rows if self.by_layer else rows[0], near), still
+
+    def _favour(self, roster, server, moved, cohort):
+        """[L, K, M] weights by cosines of moved: [N, d], whose they are: [K, M], and who has not moved: [K] bool."""
+        near = self._nearest(roster, server, moved, cohort)
         columns = roster.everyone if near is None else near  # [N], or [K, M]
-        alike, still = self._cosines(roster, server.moved, cohort, near)  # [L, K, M], [K]
+        alike, still = self._cosines(roster, moved, cohort, near)  # [L, K, M], [K]
         logits = alike / self.tau + self._sizes(roster, server).log()[columns]  # minus infinity: no weight
         if self.own is None:
             rows = logits.softmax(-1)
@@ -125,16 +141,14 @@ class Kin(GraphMethod):
             others = logits.masked_fill(itself, -torch.inf).softmax(-1).nan_to_num()  # none, if there is no other
             rows = (1 - self.own) * others
             rows = torch.where(itself, 1 - rows.sum(-1, keepdim=True), rows)
-        still = still | ~server.seen[cohort]
-        rows = rows.nan_to_num().to(server.theta.dtype)  # of those that are sent the mean
-        return Weights(rows if self.by_layer else rows[0], near), still
+        return rows.nan_to_num().to(server.theta.dtype), near, still  # no number: of those that are sent the mean
 
-    def _nearest(self, roster, server, cohort):
+    def _nearest(self, roster, server, moved, cohort):
         """[K, M] int64 clients that are mixed, itself and then its nearest by sketches of movements; None for all."""
         if not 0 < self.neighbours < len(roster) - 1:
             return None
-        draw = key(roster.seed, "kin.sketch", device=server.moved.device)
-        sketch = F.normalize(fold_models(server.moved, draw, roster.layout), eps=torch.finfo(server.moved.dtype).tiny)
+        draw = key(roster.seed, "kin.sketch", device=moved.device)
+        sketch = F.normalize(fold_models(moved, draw, roster.layout), eps=torch.finfo(moved.dtype).tiny)
         others = candidates(sketch[cohort], sketch, cohort, self.neighbours, active(server.seen))
         return torch.cat([cohort[:, None], others], 1)
 
