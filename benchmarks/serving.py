@@ -1,16 +1,13 @@
 """What comes after training, measured: predictions, exports of every architecture, and the service under load.
 
-    python benchmarks/serving.py predict|export|load|crowd|all [--rows 1000000] [--seconds 20] [--clients 16]
+    python benchmarks/serving.py predict|export|load|all [--rows 1000000] [--seconds 20] [--clients 16]
 
 `predict` answers that many rows by kinfed predict; `export` converts each model of kinfed's shelf, and compares
 onnxruntime with PyTorch, by one thread each; `load` sends requests to a service on this machine from as many clients,
-one after another each; `crowd` sends 10,000 at once, twice, and then asks whether the service still answers.
-Seconds of the processor are those of both cores together.
+one after another each. Seconds of the processor are those of both cores together.
 """
 
 import argparse
-import asyncio
-import collections
 import json
 import os
 import resource
@@ -94,8 +91,8 @@ def milliseconds(work, least=0.5):
 
 def export(folder):
     torch.set_num_threads(1)
-    print("| model | input | parameters | ONNX, kB | pt2, kB | seconds to convert | ms a row | by PyTorch | apart |")
-    print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
+    print("| model | input | parameters | ONNX, kB | seconds to convert | ms a row | by PyTorch | apart |")
+    print("| --- | --- | --- | --- | --- | --- | --- | --- |")
     for name, shape in SHAPES.items():
         series = shape == WINDOW
         answers = Answers(("level",), (), (50.0,) * 12, (10.0,) * 12) if series else Answers((), tuple("0123456789"))
@@ -107,8 +104,6 @@ def export(folder):
         took, path = time.process_time() - begin, folder / f"{name}.onnx"
         path.write_bytes(onnx_file.filled(proto, whole, {}).SerializeToString())
         apart = onnx_file.apart(path, whole, predictor)
-        with (folder / "model.pt2").open("wb") as file, onnx_file.quiet():
-            torch.export.save(onnx_file.program(whole, example(predictor, 4)), file)
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = 1
         session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
@@ -116,9 +111,8 @@ def export(folder):
         fed = {"x": x.numpy()}
         with torch.inference_mode():
             onnx, plain = milliseconds(lambda s=session, f=fed: s.run(None, f)), milliseconds(lambda w=whole, x=x: w(x))
-        sizes = [path.stat().st_size / 1e3, (folder / "model.pt2").stat().st_size / 1e3]
-        count = sum(one.numel() for one in model.parameters())
-        cells = [name, " x ".join(map(str, shape)), f"{count:,}", *(f"{one:,.0f}" for one in sizes), f"{took:.1f}"]
+        count, size = sum(one.numel() for one in model.parameters()), path.stat().st_size / 1e3
+        cells = [name, " x ".join(map(str, shape)), f"{count:,}", f"{size:,.0f}", f"{took:.1f}"]
         print(f"| {' | '.join([*cells, f'{onnx:.3f}', f'{plain:.3f}', f'{apart:.0e}'])} |", flush=True)
 
 
@@ -139,55 +133,6 @@ def load(run, clients, seconds):
                 asked(address, at_once, rows, seconds, served)
         finally:
             served.terminate()
-
-
-CROWD = 10_000
-
-
-def crowd(run):
-    """As many requests as there are in `CROWD`, each on a connection of its own, all opened at the same time."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # a connection takes a file, also of the service
-    command = [sys.executable, "-m", "kinfed", "serve", str(run), "--port", "0", "--json"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as served:
-        try:
-            address = json.loads(served.stdout.readline())["address"]
-            used, row = [memory(served)], table(1, 2).drop("buys", "shop").to_dicts()
-            counts = collections.Counter(asyncio.run(every_one(address)))
-            used.append(memory(served))
-            asyncio.run(every_one(address))
-            used.append(memory(served))
-            again = requests.post(f"{address}/predict/shop 1", json={"rows": row}, timeout=60)
-            assert again.status_code == 200, again.text
-            print("| answer | requests |\n| --- | --- |")
-            for answer, count in sorted(counts.items()):
-                print(f"| {answer} | {count:,} |")
-            megabytes = "{:.0f} before, {:.0f} after, {:.0f} after a second crowd".format(*used)
-            print(f"\nMB of memory: {megabytes}. Then the service answered as ever.")
-        finally:
-            served.terminate()
-            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-
-
-async def every_one(address):
-    """The status of each of the crowd's requests, or the error by which it ended."""
-    host, _, port = address.removeprefix("http://").partition(":")
-    body = json.dumps({"rows": table(1, 2).drop("buys", "shop").to_dicts()}).encode()
-    head = f"POST /predict/shop%201 HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\nConnection: close"
-    words = f"{head}\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
-
-    async def one():
-        try:
-            reader, writer = await asyncio.open_connection(host, int(port))
-            writer.write(words)
-            await writer.drain()
-            answer = await asyncio.wait_for(reader.read(), 300)
-            writer.close()
-            return answer.split(b" ", 2)[1].decode() if answer else "closed without an answer"
-        except (OSError, TimeoutError) as problem:
-            return type(problem).__name__
-
-    return await asyncio.gather(*(one() for _ in range(CROWD)))
 
 
 def asked(address, clients, rows, seconds, served):
@@ -216,14 +161,14 @@ def asked(address, clients, rows, seconds, served):
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
-    parser.add_argument("what", choices=["predict", "export", "load", "crowd", "all"])
+    parser.add_argument("what", choices=["predict", "export", "load", "all"])
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--seconds", type=float, default=20)
     parser.add_argument("--clients", type=int, default=16)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as made:
         place = Path(made)
-        if args.what in ("predict", "load", "crowd", "all"):
+        if args.what in ("predict", "load", "all"):
             run = trained(place)
         if args.what in ("predict", "all"):
             predict(place, run, args.rows)
@@ -231,5 +176,3 @@ if __name__ == "__main__":
             export(place)
         if args.what in ("load", "all"):
             load(run, args.clients, args.seconds)
-        if args.what in ("crowd", "all"):
-            crowd(run)

@@ -86,25 +86,45 @@ def test_a_card_says_what_the_model_is(exported, shops):
     assert f": {weights.max():.3f}" in text
 
 
-def test_pt2_and_safetensors_hold_the_same_model(exported, shops, capsys):
+def test_safetensors_hold_the_same_model(shops, capsys):
     out = shops / "other"
-    for kind in ("pt2", "safetensors"):
-        asked = ["export", str(shops / "run"), "--client", "shop 3", "--format", kind, "--out", str(out), "--json"]
-        assert main(asked) == 0
-        (told,) = json.loads(capsys.readouterr().out)
-        assert told["size"] == (out / f"shop 3.{kind}").stat().st_size
+    asked = ["export", str(shops / "run"), "--client", "shop 3", "--format", "safetensors", "--out", str(out), "--json"]
+    assert main(asked) == 0
+    (told,) = json.loads(capsys.readouterr().out)
+    assert told["size"] == (out / "shop 3.safetensors").stat().st_size
     run = kinfed.load_run(shops / "run")
     arrays = load_file(out / "shop 3.safetensors")
     assert torch.equal(arrays["features"], run.personal("shop 3").features)
     assert torch.equal(run.layout.flatten(arrays), run.theta("shop 3"))
-    frame = polars.read_csv(shops / "shops.csv").filter(polars.col("shop") == "shop 3")
-    cells = raw_columns(frame)
-    given = {name: torch.tensor(cells[name], dtype=torch.float64) for name in ("age", "seen")}
-    given["kind"] = torch.tensor([{"new": 0, "old": 1, "": 2}[word] for word in cells["kind"]])
-    loaded = torch.export.load(out / "shop 3.pt2").module()
-    found = loaded({name: given[name] for name in ("age", "kind", "seen")})
-    chances = run.predictor("shop 3")(frame).select("P(no)", "P(yes)").to_numpy()
-    np.testing.assert_allclose(found["probabilities"].detach().numpy(), chances, atol=1e-6)
+
+
+def test_onnx_models_of_series_and_of_counts_answer_as_the_run_does(tmp_path):
+    """Forecasts of windows, and expected counts, in their own units."""
+    draw = np.random.default_rng(0)
+    days, readings = [str(np.datetime64("2024-01-01") + day) for day in range(90)], 1000 + 30 * draw.normal(size=90)
+    levels = polars.DataFrame({"who": ["a"] * 90 + ["b"] * 90, "day": days * 2, "level": [*readings, *readings]})
+    levels.write_csv(tmp_path / "levels.csv")
+    sold = polars.DataFrame({"who": ["a", "b"] * 40, "price": draw.normal(size=80), "sold": draw.poisson(3, 80)})
+    sold.write_csv(tmp_path / "sold.csv")
+    small = ["--client", "who", "--method", "local", "rounds=1", "--beside", "none", "--quiet"]
+    series = ["--target", "level", *(f"federation.dataset.{one}" for one in ("time=day", "past=4", "horizon=2"))]
+    windows = np.lib.stride_tricks.sliding_window_view(readings.astype(np.float32), 4)[..., None]  # [87, 4, 1]
+    for name, words, given, rows, columns in (
+        ("levels", series, {"x": windows}, levels.head(90), ["level+1", "level+2"]),
+        (
+            "sold",
+            ["--target", "sold", "federation.dataset.counts=true"],
+            {"price": sold["price"].to_numpy()},
+            sold,
+            ["sold"],
+        ),
+    ):
+        run, out = tmp_path / name, tmp_path / "onnx" / name
+        assert main(["run", f"{run}.csv", *words, *small, "--out", str(run)]) == 0
+        assert main(["export", str(run), "--client", "a", "--out", str(out)]) == 0
+        expected = kinfed.load_run(run).predictor("a")(rows).select(columns).to_numpy()
+        found = onnxruntime.InferenceSession(out / "a.onnx").run(None, given)[0]
+        np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
 def test_exports_that_cannot_be_are_told_in_one_line(exported, shops, tmp_path, capsys):

@@ -17,16 +17,13 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     export = commands.add_parser(
         "export",
         parents=[common],
-        description="Write clients' models as files that need no kinfed, each with a model card beside it. onnx and "
-        "pt2 include the preprocessing of rows: scales, categories, missing cells; safetensors holds the tensors "
-        "alone.",
+        description="Write clients' models as files that need no kinfed, each with a model card beside it. onnx "
+        "includes the preprocessing of rows: scales, categories, missing cells; safetensors holds the tensors alone.",
         epilog="example: kinfed export my-run --format onnx --out models",
     )
     export.add_argument("run", type=Path, metavar="RUN", help="the folder of a finished run, or of a choice")
     export.add_argument("--client", metavar="NAME", help="whose model (default: all)")
-    export.add_argument(
-        "--format", choices=["onnx", "pt2", "safetensors"], default="onnx", help="file format (default: onnx)"
-    )
+    export.add_argument("--format", choices=["onnx", "safetensors"], default="onnx", help="file format (default: onnx)")
     export.add_argument("--out", type=Path, required=True, metavar="DIR", help="the folder to write into")
     export.add_argument(
         "--licence",

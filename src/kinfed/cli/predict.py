@@ -25,7 +25,7 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         epilog="examples: kinfed predict my-run --client Ulm new.csv > out.csv; kinfed predict my-run new.csv -o "
         "out.parquet",
     )
-    predict.add_argument("run", type=Path, metavar="RUN", help="the folder of a run, a choice, a site, or ONNX exports")
+    predict.add_argument("run", type=Path, metavar="RUN", help="the folder of a run, a choice or a site")
     predict.add_argument(
         "rows", type=Path, metavar="FILE", help="new rows: .csv, .parquet or a folder of these; or .npz with x"
     )
@@ -68,15 +68,11 @@ def of_all(client: str | None, names: Sequence[str]) -> bool:
 
 
 def opened(path: Path) -> tuple[Any, str]:
-    """The predictor of a finished run in a folder, of a site's experiment or of ONNX exports, and its method."""
-    from ..flower.site.site_predictor import experiment_at, predictor_at
+    """The predictor of a finished run in a folder, or of a site's experiment, and its method."""
     from ..runs.open_run import load_run  # it imports PyTorch
-    from ..serving.exported import is_exported, open_exported
+    from ..flower.site.site_predictor import experiment_at, predictor_at
 
-    is_run = (path / "summary.json").exists()
-    experiment = None if is_run else experiment_at(path)
-    if experiment is None and not is_run and is_exported(path):
-        return open_exported(path)
+    experiment = None if (path / "summary.json").exists() else experiment_at(path)
     if experiment is None:
         saved = load_run(path)
         return saved.predictor(), saved.summary.method
@@ -86,8 +82,8 @@ def opened(path: Path) -> tuple[Any, str]:
 
 def answers(predictor: Any, path: Path) -> Any:
     """A frame of answers to the rows in a file."""
-    from ..data.datasets import directory
     from ..data.tables.open_table import open_table
+    from ..data.datasets import directory
 
     if path.suffix.lower() != ".npz":
         return predictor(open_table(path))

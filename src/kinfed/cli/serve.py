@@ -20,12 +20,11 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     serve = commands.add_parser(
         "serve",
         parents=[common],
-        description="Serve predictions over HTTP, from the models of a finished run or from those that kinfed export "
-        "wrote as ONNX: POST /predict/CLIENT, as JSON or CSV. Only this machine can reach it, unless --host says "
-        "otherwise, which needs a token.",
+        description="Serve predictions over HTTP, from the models of a finished run: POST /predict/CLIENT, as JSON or "
+        "CSV. Only this machine can reach it, unless --host says otherwise, which needs a token.",
         epilog="example: kinfed serve my-run --port 8080",
     )
-    serve.add_argument("run", type=Path, metavar="RUN", help="the folder of a run, a choice, a site, or ONNX exports")
+    serve.add_argument("run", type=Path, metavar="RUN", help="the folder of a run, a choice or a site")
     serve.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
     serve.add_argument(
         "--port", type=int, default=8080, metavar="PORT", help="port to listen on (default: 8080); 0 takes a free one"
@@ -38,11 +37,11 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     )
     serve.add_argument("--megabytes", type=float, default=16, metavar="MB", help="largest request, in MB (default: 16)")
     serve.add_argument(
-        "--waiting",
+        "--limit-concurrency",
         type=int,
         default=64,
         metavar="N",
-        help="most requests at a time; further ones get 503 (default: 64)",
+        help="most connections at a time; further ones get 503 (default: 64)",
     )
     serve.add_argument(
         "--workers", type=int, default=2, metavar="N", help="threads that compute predictions (default: 2)"
@@ -55,7 +54,7 @@ def _serve(args: argparse.Namespace, console: Console) -> None:
         raise UsageError(f"the service needs the package {missing[0]}: pip install 'kinfed[serve]'")
     from ..serving.service import Limits, Service, listen
 
-    token, limits = _token(args.token_file), Limits(args.megabytes, args.waiting, args.workers)
+    token, limits = _token(args.token_file), Limits(args.megabytes, args.limit_concurrency, args.workers)
     predictor, method = opened(args.run)
     service = Service(predictor, method, token, limits)
     with listen(args.host, args.port, token) as at:

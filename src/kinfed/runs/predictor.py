@@ -128,7 +128,7 @@ class Predictor:
     client: str | None
     shape: tuple[int, ...]  # of an example
     answers: Answers
-    module: Callable[[str], Any] = field(repr=False)  # by client
+    module: Callable[[str], nn.Module] = field(repr=False)  # by client
     source: Callable[[str], Source] = field(repr=False)
     description: Description | None = field(default=None, repr=False)  # of a table's columns
     series: Series | None = None  # of readings in a table
@@ -212,13 +212,8 @@ class Predictor:
         if self.description is None:
             raise UsageError("the run was trained on arrays, not on a table; give x: [n, ...], or a file .npz with x")
         owners = self._owners(frame, self.description.client)
-        x = self.encoded(frame)
+        x = self.description.encode(frame, self.client)  # [n, d]
         return self._answer(Batch(x, torch.arange(len(x)), owners.who))
-
-    def encoded(self, frame: Frame) -> Tensor:
-        """[n, d] a table's rows as inputs."""
-        assert self.description is not None
-        return self.description.encode(frame, self.client)
 
     def strangers(self, frame: Frame) -> list[str]:
         """The columns of a table that the training table had not, used or dropped; answers do not depend on them."""
@@ -304,20 +299,15 @@ class Predictor:
         result: Tensor | None = None
         with torch.inference_mode():
             for rows in np.split(order, begin[1:]):
-                client = self.names[batch.who[rows[0]]]
+                module = self.module(self.names[batch.who[rows[0]]])
+                kind = next(module.parameters()).dtype
                 for part in torch.from_numpy(rows).split(BLOCK):
-                    outputs = self.outputs_of(client, batch.x[batch.at[part]])
+                    outputs = module(batch.x[batch.at[part]].to(kind)).flatten(1)
                     if result is None:
                         result = outputs.new_empty(len(order), outputs.shape[1])
                     result[part] = outputs
         assert result is not None
         return result
-
-    def outputs_of(self, client: str, x: Tensor) -> Tensor:
-        """[n, C] what one client's model makes of inputs."""
-        module = self.module(client)
-        outputs: Tensor = module(x.to(next(module.parameters()).dtype))
-        return outputs.flatten(1)
 
 
 def _free(name: str) -> str:

@@ -8,9 +8,9 @@ import numpy as np
 from .. import __version__
 from ..data.tables.columns import Calendar, Category, Number
 from ..errors import UsageError, several
-from ..runs.open_run import Saved
 from ..runs.run_folder import RunFolder
-from .pipeline import keyed, onnx_outputs, words
+from ..runs.open_run import Saved
+from .pipeline import onnx_outputs
 
 MOST = 5  # clients that a card lists
 CLOCK = "`x[..., 1]` is the time of day, from 0 to 1"
@@ -111,15 +111,14 @@ def _cautions(saved: Saved, kept: Saved) -> list[str]:
 
 def _use(saved: Saved, path: Path, client: str, apart: float | None) -> list[str]:
     """How the file is used."""
-    description, kind = saved.description, path.suffix[1:]
-    if kind == "safetensors":
+    description = saved.description
+    if path.suffix == ".safetensors":
         return [
             "The tensors alone, by the names of the module's state: load them with `safetensors.torch.load_file`. "
             "Inputs are scaled as the run's summary.json says under `scale` and `columns`."
         ]
     agree = f" Its answers are within {apart:.1e} of PyTorch's, relative to the largest." if apart is not None else ""
-    how = "onnxruntime.InferenceSession" if kind == "onnx" else "torch.export.load"
-    lines = [f"Load it with `{how}`; scales and missing cells are inside.{agree}", ""]
+    lines = [f"Load it with `onnxruntime.InferenceSession`; scales and missing cells are inside.{agree}", ""]
     if description is None:
         what = "windows in the readings' own unit, NaN where one is missing" if saved.predictor(client).readings else ""
         shape = saved.summary.shape or ()
@@ -127,21 +126,15 @@ def _use(saved: Saved, path: Path, client: str, apart: float | None) -> list[str
             what += "; they are `x[..., 0]`, and " + CLOCK
         listed = ", ".join(str(one) for one in shape)
         return [*lines, f"- `x`: float32 [n, {listed}], {what or 'as in training'}"]
-    keys = keyed(description)
     for column in description.inputs:
         name = _cell(column.name)
-        if kind == "pt2" and keys[column.name] != column.name:
-            name = f"{keys[column.name]}` for the column `{name}"
         if isinstance(column, Number):
             lines.append(f"- `{name}`: float64 [n], NaN where it is missing")
         elif isinstance(column, Calendar):
             lines.append(f"- `{name}`: float64 [n], seconds since 1970 in UTC, NaN where it is missing")
-        elif isinstance(column, Category) and column.parts and kind == "onnx":
-            lines.append(f'- `{name}`: text [n], "" where it is missing')
         elif isinstance(column, Category) and column.parts:
-            places, other = words(column)
-            lines.append(f"- `{name}`: int64 [n], of {places}; any other text is {other}")
+            lines.append(f'- `{name}`: text [n], "" where it is missing')
     if saved.classes:
-        named = onnx_outputs(saved.predictor(client)) if kind == "onnx" else ["class", "probabilities"]
+        named = onnx_outputs(saved.predictor(client))
         lines += ["", f"`{named[0]}` and `{named[1]}` [n, C] of the classes {', '.join(map(repr, saved.classes))}."]
     return lines

@@ -1,28 +1,24 @@
 """Exports: clients' models as files that need no kinfed, with a card beside each."""
 
 import hashlib
-import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 from urllib.parse import quote
 
-import torch
-
 from ..core import checkpoint, trees
 from ..errors import RunError, UsageError, log_failure, several
-from ..files import replacing, together
-from ..runs.open_run import Saved
 from ..runs.predictor import Predictor
+from ..runs.open_run import Saved
+from ..files import replacing, together
 from . import onnx_file
 from .card import card
-from .exported import facts
-from .pipeline import Encode, Whole, example, keyed
+from .pipeline import Whole
 
-Format = Literal["onnx", "pt2", "safetensors"]
+Format = Literal["onnx", "safetensors"]
 LONGEST = 120  # characters of a file's name
-FORMATS: tuple[Format, ...] = ("onnx", "pt2", "safetensors")
+FORMATS: tuple[Format, ...] = ("onnx", "safetensors")
 
 
 class Exported(NamedTuple):
@@ -40,10 +36,10 @@ def export(
 ) -> list[Exported]:
     """Write the model of each client into the folder `out`, and its card.
 
-    ONNX and pt2 take a table's columns and give classes, probabilities or numbers in their own unit; the answers of
-    ONNX are compared with PyTorch's. A file of safetensors has the tensors only, and its card says the rest. Raises
-    UsageError for files that are there already, unless `again`, and for models that the format cannot hold, and leaves
-    nothing then. A client whose model cannot be written for another reason is named in a RunError, once those of the
+    ONNX takes a table's columns and gives classes, probabilities or numbers in their own unit; its answers are compared
+    with PyTorch's. A file of safetensors has the tensors only, and its card says the rest. Raises UsageError for files
+    that are there already, unless `again`, and for models that the format cannot hold, and leaves nothing then. A
+    client whose model cannot be written for another reason is named in a RunError, once those of the
     others are written.
     """
     if kind not in FORMATS:
@@ -98,7 +94,7 @@ def file_name(client: str) -> str:
 
 def _write(saved: Saved, name: str, kind: Format, path: Path, forms: dict[Any, Any]) -> float | None:
     """Write one model; returns how far onnxruntime is from PyTorch."""
-    about = {"client": name, "method": saved.source(name).method, "made by": "kinfed"}
+    about = {"client": name, **saved.source(name)._asdict(), "made by": "kinfed"}
     if kind == "safetensors":
         arrays = trees.pack(saved.personal(name))
         theta = arrays.pop("theta")
@@ -106,31 +102,23 @@ def _write(saved: Saved, name: str, kind: Format, path: Path, forms: dict[Any, A
         return None
     predictor = saved.predictor(name)
     whole = Whole(saved.shown(name), predictor, name).eval()
-    if kind == "pt2":
-        given = example(predictor, 4)
-        if isinstance(given, dict) and predictor.description is not None and isinstance(whole.before, Encode):
-            keys = keyed(predictor.description)
-            whole.before.names = [keys[column] for column in whole.before.names]
-            given = {keys[column]: values for column, values in given.items()}
-        traced = onnx_file.program(whole, given if isinstance(given, dict) else (given,))
-        with replacing(path) as part, part.open("wb") as file, onnx_file.quiet():
-            torch.export.save(traced, file, extra_files={"card.json": json.dumps(about)})
-        return None
-    return _write_onnx(saved, whole, predictor, path, forms)
+    return _write_onnx(saved, whole, predictor, path, forms, about)
 
 
-def _write_onnx(saved: Saved, whole: Whole, predictor: Predictor, path: Path, forms: dict[Any, Any]) -> float:
-    client = str(predictor.client)
+def _write_onnx(
+    saved: Saved, whole: Whole, predictor: Predictor, path: Path, forms: dict[Any, Any], about: dict[str, str]
+) -> float:
+    client = about["client"]
     shapes = tuple((key, tuple(value.shape)) for key, value in whole.state_dict().items())
     form = saved.of(client).folder.path, shapes
     if form not in forms:
         forms[form] = onnx_file.convert(whole, predictor)
     with replacing(path) as part:
-        part.write_bytes(onnx_file.filled(forms[form], whole, facts(saved, client)).SerializeToString())
+        part.write_bytes(onnx_file.filled(forms[form], whole, about).SerializeToString())
         apart = onnx_file.apart(part, whole, predictor)
         if not apart <= onnx_file.AGREE:
             raise RunError(
                 f"the ONNX model of client '{client}' gives answers that are {apart:.1e} from PyTorch's, "
-                f"above {onnx_file.AGREE:g}, so it was not written; use --format pt2"
+                f"above {onnx_file.AGREE:g}, so it was not written; use --format safetensors"
             )
     return apart

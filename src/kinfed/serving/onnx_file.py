@@ -32,14 +32,12 @@ def needed() -> None:
         raise UsageError(f"ONNX needs the package {problem.name}: pip install 'kinfed[export]'") from None
 
 
-def program(whole: nn.Module, given: Columns | tuple[Tensor, ...]) -> torch.export.ExportedProgram:
+def _trace(module: nn.Module, given: tuple[Tensor, ...]) -> torch.export.ExportedProgram:
     """The module as torch.export has it, for any number of rows; raises UsageError that says what it cannot hold."""
-    rows = {0: torch.export.Dim("rows")}
-    arguments: tuple[Any, ...] = (given,) if isinstance(given, dict) else given
-    shapes: Any = (dict.fromkeys(given, rows),) if isinstance(given, dict) else ((rows,) * len(given),)
+    shapes = (({0: torch.export.Dim("rows")},) * len(given),)
     try:
-        with quiet():
-            return torch.export.export(whole.eval(), arguments, dynamic_shapes=shapes)
+        with _silence():
+            return torch.export.export(module.eval(), given, dynamic_shapes=shapes)
     except Exception as problem:  # whatever tracing a user's module ends in
         raise UsageError(f"the model cannot be exported: {_reason(problem)}") from None
 
@@ -68,15 +66,15 @@ def convert(whole: Whole, predictor: Predictor) -> Converted:
     """The ONNX model of one client; raises UsageError that names an operator which ONNX cannot hold."""
     given = example(predictor, 4)
     names = list(given) if isinstance(given, dict) else []
-    traced = program(_Ordered(whole, names).eval(), tuple(given.values()) if isinstance(given, dict) else (given,))
+    traced = _trace(_Ordered(whole, names), tuple(given.values()) if isinstance(given, dict) else (given,))
     try:
-        with quiet():
+        with _silence():
             made = torch.onnx.export(traced, dynamo=True, optimize=False, verbose=False)
     except Exception as problem:
         raise UsageError(f"ONNX cannot hold the model: {_reason(problem)}") from None
     assert made is not None
     plain = made.model_proto
-    with quiet():
+    with _silence():
         made.optimize()
     proto = made.model_proto
     own = {f"whole.{name}": name for name in whole.state_dict()}
@@ -199,7 +197,7 @@ def apart(path: Path, whole: Whole, predictor: Predictor) -> float:
 
 
 @contextlib.contextmanager
-def quiet() -> Iterator[None]:
+def _silence() -> Iterator[None]:
     """Without what the exporter prints and logs."""
     before, printed = logging.root.manager.disable, io.StringIO()
     with warnings.catch_warnings(), contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
@@ -219,7 +217,9 @@ def _reason(problem: BaseException) -> str:
         texts.append(str(one))
         one = one.__cause__
     if found := re.search(r"op='([\w.:]+)'", " ".join(texts)):
-        return f"there is no ONNX operator for {found[1].replace('.', '::', 1)}; write the model without it, or use pt2"
+        operator = found[1].replace(".", "::", 1)
+        operator = found[1].replace(".", "::", 1)
+        return f"there is no ONNX operator for {operator}; write the model without it, or use --format safetensors"
     if any("data-dependent" in text for text in texts):
         return "its forward pass branches on the values of its inputs; write it with torch.where"
     lines = [line for line in texts[-1].splitlines() if line.strip()]

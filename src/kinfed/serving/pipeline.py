@@ -6,10 +6,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from ..data.tables.columns import WEEK, Calendar, Category, Number
 from ..data.tables.frame import DAY
+from ..data.tables.columns import WEEK, Calendar, Category, Number
 from ..data.tables.schema import Description, Own
-from ..data.tables.words import is_quotable
 from ..errors import UsageError
 from ..runs.predictor import Answers, Predictor
 
@@ -188,18 +187,6 @@ def onnx_outputs(predictor: Predictor) -> list[str]:
         while names[i] in taken:
             names[i] = f"predicted {names[i]}"
     return names
-
-
-def keyed(description: Description) -> dict[str, str]:
-    """The key of each column in what a pt2 file takes: its name, or a number for one that no program can quote."""
-    names = [column.name for column in description.inputs]
-    keys = {}
-    for i, name in enumerate(names):
-        key = name if is_quotable(name) else f"column {i + 1}"
-        while key != name and key in names:
-            key += "_"
-        keys[name] = key
-    return keys
 
 
 def example(predictor: Predictor, rows: int, seed: int = 0) -> Columns | Tensor:

@@ -6,7 +6,6 @@ import ipaddress
 import json
 import math
 import os
-import resource
 import socket
 import time
 from dataclasses import dataclass
@@ -19,11 +18,9 @@ import torch
 from ..data.tables.words import known_name
 from ..errors import UsageError, nearest
 from ..runs.predictor import Predictor
-from .connections import OPEN, server
 from .requests import CSV, JSON, Refused, answer, told_to_requests
 
 REQUEST_MB = 16  # megabytes of a request
-PATIENCE = 30.0  # seconds for a request to arrive
 IGNORED = "Kinfed-Ignored"  # the header of CSV answers that names columns the run was not trained with
 WARNINGS = "Kinfed-Warnings"  # and the one that says what else is to be known of the rows
 KEYS = {IGNORED: "ignored", WARNINGS: "warnings"}  # the same in JSON
@@ -35,11 +32,11 @@ class Limits:
     """What the service takes at a time."""
 
     megabytes: float = REQUEST_MB  # of a request
-    waiting: int = 64  # requests that are answered or wait for it; one more gets 503
+    concurrency: int = 64  # connections and requests; one more gets 503
     workers: int = 2  # threads that answer
 
     def __post_init__(self) -> None:
-        for name in ("megabytes", "waiting", "workers"):
+        for name in ("megabytes", "concurrency", "workers"):
             if not 0 < getattr(self, name) < math.inf:
                 raise UsageError(f"{name} must be a number above 0; got {getattr(self, name)}")
 
@@ -71,7 +68,6 @@ class Service:
 
     def __init__(self, predictor: Predictor, method: str, token: str = "", limits: Limits = Limits()) -> None:
         self.predictor, self.method, self.token, self.limits = predictor, method, token, limits
-        self.waiting = 0
         self.server: Any = None  # while it runs
         self._free = asyncio.Semaphore(limits.workers)
         self._measure()
@@ -83,8 +79,6 @@ class Service:
         self._count = prometheus.Counter("kinfed_requests", "Requests by status", ["status"], registry=registry)
         self._seconds = prometheus.Histogram("kinfed_request_seconds", "Seconds of a request", registry=registry)
         self._rows = prometheus.Counter("kinfed_rows", "Rows answered", registry=registry)
-        gauge = prometheus.Gauge("kinfed_requests_waiting", "Requests in work or waiting", registry=registry)
-        gauge.set_function(lambda: self.waiting)
 
     def app(self) -> Any:
         """The program that a server of ASGI runs."""
@@ -106,19 +100,18 @@ class Service:
         import uvicorn
 
         torch.set_num_threads(max(1, torch.get_num_threads() // self.limits.workers))
-        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 4 * OPEN)), hard))  # each connection is a file
         config = uvicorn.Config(
             self.app(),
             http="h11",
             ws="none",
             log_level="warning",
             access_log=False,
+            limit_concurrency=self.limits.concurrency,
             timeout_keep_alive=5,
             timeout_graceful_shutdown=10,
             lifespan="off",
         )
-        self.server = server(config, PATIENCE)
+        self.server = uvicorn.Server(config)
         with told_to_requests():
             self.server.run(sockets=[at])
 
@@ -136,23 +129,17 @@ class Service:
         from starlette.responses import Response
 
         self._admit(request)
-        if self.waiting >= self.limits.waiting:
-            raise Refused(503, f"{self.limits.waiting} requests are waiting already; try again in a second")
-        self.waiting += 1
-        try:
-            kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-            if kind not in (CSV, JSON):
-                raise Refused(415, f"send {JSON} or {CSV} as Content-Type; got '{kind:.80}'")
-            client = request.path_params.get("client")
-            predictor = self.predictor if client is None else self.predictor.of_client(self._named(client))
-            body = await self._body(request)
-            async with self._free:
-                work = partial(_work, predictor, body, kind)
-                text, rows, headers = await asyncio.get_running_loop().run_in_executor(None, work)
-            self._rows.inc(rows)
-            return Response(text, headers=headers, media_type=kind)
-        finally:
-            self.waiting -= 1
+        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if kind not in (CSV, JSON):
+            raise Refused(415, f"send {JSON} or {CSV} as Content-Type; got '{kind:.80}'")
+        client = request.path_params.get("client")
+        predictor = self.predictor if client is None else self.predictor.of_client(self._named(client))
+        body = await self._body(request)
+        async with self._free:
+            work = partial(_work, predictor, body, kind)
+            text, rows, headers = await asyncio.get_running_loop().run_in_executor(None, work)
+        self._rows.inc(rows)
+        return Response(text, headers=headers, media_type=kind)
 
     def _admit(self, request: Any) -> None:
         given = request.headers.get("authorization", "").encode("latin-1")
@@ -174,13 +161,10 @@ class Service:
         if length.isdecimal() and int(length) > most and "expect" in request.headers:
             raise large
         try:
-            async with asyncio.timeout(PATIENCE):
-                async for part in request.stream():
-                    size += len(part)
-                    if size <= most:
-                        body += part
-        except TimeoutError:
-            raise Refused(408, f"the request did not arrive within {PATIENCE:g} seconds") from None
+            async for part in request.stream():
+                size += len(part)
+                if size <= most:
+                    body += part
         except ClientDisconnect:
             raise Refused(400, "the request broke off") from None
         if size > most:
@@ -223,8 +207,7 @@ def _work(predictor: Predictor, body: bytes, kind: str) -> tuple[str, int, dict[
 def _error(status: int, why: str) -> Any:
     from starlette.responses import JSONResponse
 
-    headers = {401: {"WWW-Authenticate": "Bearer"}, 503: {"Retry-After": "1"}}.get(status)
-    return JSONResponse({"error": why}, status, headers=headers)
+    return JSONResponse({"error": why}, status, headers={"WWW-Authenticate": "Bearer"} if status == 401 else None)
 
 
 async def _no_such(request: Any, problem: Any) -> Any:
