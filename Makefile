@@ -1,4 +1,4 @@
-# make demo: train on rotated digits and compare; make test: all tests. Both start from nothing but Python 3.11.
+# make demo: ten methods on rotated digits, compared; make test: all tests. Both start from nothing but Python 3.11.
 # TORCH_INDEX=URL takes PyTorch from the index at URL, such as that of its builds for CPUs (docs/install.md).
 PYTHON ?= python3
 BIN = .venv/bin
@@ -29,7 +29,7 @@ endif
 
 demo: .venv/installed
 	rm -rf runs/demo
-	$(BIN)/kinfed demo
+	$(BIN)/python examples/first_run.py
 
 # A worker for each core, of one thread each (tests/conftest.py).
 test: .venv/installed-dev

@@ -25,12 +25,33 @@ def load(name):
     return module
 
 
-@pytest.mark.parametrize("name", sorted(path.stem for path in EXAMPLES.glob("*.py")))
+@pytest.mark.parametrize("name", ["known_graph", "own_data", "own_method"])
 def test_an_example_runs_and_says_what_it_found(name, capsys):
     load(name).main(rounds=2)
     said = capsys.readouterr().out.splitlines()
     assert len(said) >= 2
     assert all(": " in line or line.startswith(("shop", "its own")) for line in said)
+
+
+def test_the_first_run_compares_ten_methods_and_continues_where_it_was_interrupted(tmp_path, capsys):
+    first = load("first_run")
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == {"first_run", "known_graph", "own_data", "own_method"}
+    small = ("rounds=1", "federation.clients=4", "training.epochs=1")
+    first.main(tmp_path, small)
+    for name in ("local", "panacea"):
+        (tmp_path / name / "summary.json").unlink()
+    before = {name: (tmp_path / name / "summary.json").stat().st_mtime_ns for name in first.METHODS[1:-1]}
+    capsys.readouterr()
+    first.main(tmp_path, small)
+    said = capsys.readouterr().out
+    assert [line.split()[2] for line in said.splitlines() if line.startswith("$")] == ["resume"] * 2 + [
+        "compare",
+        "report",
+    ]
+    assert before == {name: (tmp_path / name / "summary.json").stat().st_mtime_ns for name in before}
+    assert all(f"\n{name} " in said for name in first.METHODS)
+    assert (tmp_path / "report.html").exists()
+    assert (tmp_path / "kin" / "relation.png").exists()
 
 
 def test_the_example_of_a_method_is_local_at_one_end_and_fedavg_at_the_other():

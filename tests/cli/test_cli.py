@@ -275,7 +275,7 @@ def test_wrong_requests_end_in_one_line_and_code_2(arguments, said, capsys, tmp_
 @pytest.mark.parametrize(
     ("words", "option"),
     [
-        (["diff", "a", "b"], "--top"),
+        (["compare", "a", "b"], "--top"),
         (["explain", "a", "--client", "x"], "--top"),
         (["onboard", "a"], "--rounds"),
     ],

@@ -1,4 +1,4 @@
-"""kinfed diff: what changed between two relations, in numbers that are known."""
+"""kinfed compare --relations: what changed between two relations, in numbers that are known."""
 
 import json
 import math
@@ -103,11 +103,11 @@ def test_figures_of_rows_by_another_way():
 
 
 def test_on_the_command_line(two, capsys):
-    assert main(["diff", *map(str, two), "--json", "--top", "1"]) == 0
+    assert main(["compare", "--relations", *map(str, two), "--json", "--top", "1"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert (len(told["edges"]), len(told["clients"]), told["rounds"]) == (1, 3, [2, 2])
     assert told["clients"][2]["correlation"] is None
-    assert main(["diff", *map(str, two), "--rounds", "1,selected"]) == 0
+    assert main(["compare", "--relations", *map(str, two), "--rounds", "1,selected"]) == 0
     shown = capsys.readouterr().out
     assert "clients whose rows changed most" in shown
     assert [line.split() for line in shown.splitlines() if line.startswith("bob    cid")] == [
@@ -133,9 +133,10 @@ def test_what_cannot_be_compared_is_one_line(two, run_of, tmp_path, capsys):
         ([a, tmp_path / "mixed"], "files do not belong together: relations.npz is of another run"),
         ([a, a, "--rounds", "1,9"], "keeps no relation of round 9; those it was scored in are 1 to 2"),
         ([a, a, "--rounds", "1"], "--rounds are two rounds"),
+        ([a, a, a], "--relations compares two runs, .*; got 3"),
         ([a, a, "--edge", "2"], "an edge is a weight in"),
     ):
-        assert main(["diff", *map(str, words)]) == 2
+        assert main(["compare", "--relations", *map(str, words)]) == 2
         err = capsys.readouterr().err
         assert err.count("\n") == 1, err
         with pytest.raises(UsageError, match=why):

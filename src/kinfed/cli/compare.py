@@ -4,6 +4,7 @@ import argparse
 import json
 import math
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ from rich.console import Console
 from ..errors import UsageError
 from ..files import make_folder, replacing
 from ..plots.ranks import critical_difference
+from ..report.explain.relation_difference import TOP, diff
+from ..report.explain.relation_difference import grids as tables_of_relations
 from ..report.tables import runs_table, text_table
 from ..report.tables.compare import Comparison, compare
 from ..report.tables.confusion import confusions
@@ -21,7 +24,9 @@ from ..report.tables.target import reached
 from ..report.tables.text_table import Grid
 from ..verdict.statistics import not_apart
 from .console import literal, show
+from .counts import count
 
+SELECTED = "selected"
 # Files that are written for some comparisons only.
 EARLIER = re.compile(r"(means|pairs|training|target)[A-Z]?\.csv|ranks\.(csv|png)|confusion(-\d+)?\.csv")
 
@@ -33,7 +38,8 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         parents=[common],
         description="Show the test scores of finished runs side by side, and what each is worth over learning alone. "
         "Runs of the same data and splits are compared with each other; a folder with several seeds is one run.",
-        epilog="example: kinfed compare runs/local runs/fedavg runs/fedaghn --statistics --target 0.8 --out tables",
+        epilog="examples: kinfed compare runs/local runs/fedavg runs/fedaghn --statistics --target 0.8 --out tables; "
+        "kinfed compare runs/fedamp runs/fedaghn --relations; kinfed compare my-run my-run --relations --rounds 1,20",
     )
     beside.add_argument("folders", type=Path, nargs="+", metavar="DIR", help="folders of finished runs")
     beside.add_argument(
@@ -60,12 +66,36 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="write the tables there as Markdown, CSV and LaTeX, and a picture of mean ranks over several data sets",
     )
+    relations = beside.add_argument_group("who learns from whom")
+    relations.add_argument(
+        "--relations",
+        action="store_true",
+        help="compare the relations of two runs of the same clients instead, or of one run in two rounds: edges gained "
+        "and lost, weights by client and layer, how much of each client's row is unchanged, whether it collapsed",
+    )
+    relations.add_argument(
+        "--rounds",
+        default=f"{SELECTED},{SELECTED}",
+        metavar="A,B",
+        help="a round of each run (default: the one that validation selected)",
+    )
+    relations.add_argument(
+        "--edge",
+        type=float,
+        metavar="WEIGHT",
+        help="smallest weight that counts as an edge (default: half of an even share, 1 / 2N)",
+    )
+    relations.add_argument(
+        "--top", type=count, metavar="N", help="how many clients and edges to list (default: 10; all with --json)"
+    )
     beside.set_defaults(command=_compare)
 
 
 def _compare(args: argparse.Namespace, console: Console) -> None:
     if args.client is not None and not args.confusion:
         raise UsageError("--client goes with --confusion")
+    if args.relations:
+        return _compare_relations(args)
     comparison = compare(args.folders)
     asked = args.statistics or (args.out is not None and args.target is None and not args.confusion)
     tables = grids(comparison) if asked else []
@@ -82,6 +112,27 @@ def _compare(args: argparse.Namespace, console: Console) -> None:
     if args.out is not None:
         write_tables(comparison, tables, args.out)
         console.print(f"tables are in {args.out}: statistics.md, statistics.tex, and a CSV file each", soft_wrap=True)
+
+
+def _compare_relations(args: argparse.Namespace) -> None:
+    if len(args.folders) != 2:
+        raise UsageError(
+            f"--relations compares two runs, or one with itself in two --rounds; got {len(args.folders)}: "
+            "kinfed compare RUN RUN --relations"
+        )
+    difference = diff(*args.folders, read_rounds(args.rounds), args.edge)
+    if args.json:
+        print(json.dumps(difference.to_dict(args.top or 0)))
+        return
+    show(tables_of_relations(difference, args.top or TOP), literal(), soft_wrap=True)
+
+
+def read_rounds(text: str) -> Sequence[int | None]:
+    """Two rounds, from 1; None stands for the selected one."""
+    parts = [part.strip() for part in text.split(",")]
+    if len(parts) != 2 or not all(part == SELECTED or (part.isdecimal() and int(part) > 0) for part in parts):
+        raise UsageError(f"--rounds are two rounds, counted from 1, such as 1,20 or 1,{SELECTED}; got '{text}'")
+    return [None if part == SELECTED else int(part) for part in parts]
 
 
 def write_tables(comparison: Comparison, tables: list[Grid], out: Path) -> None:

@@ -69,8 +69,8 @@ def of_all(client: str | None, names: Sequence[str]) -> bool:
 
 def opened(path: Path) -> tuple[Any, str]:
     """The predictor of a finished run in a folder, or of a site's experiment, and its method."""
-    from ..runs.open_run import load_run  # it imports PyTorch
     from ..flower.site.site_predictor import experiment_at, predictor_at
+    from ..runs.open_run import load_run  # it imports PyTorch
 
     experiment = None if (path / "summary.json").exists() else experiment_at(path)
     if experiment is None:
@@ -82,8 +82,8 @@ def opened(path: Path) -> tuple[Any, str]:
 
 def answers(predictor: Any, path: Path) -> Any:
     """A frame of answers to the rows in a file."""
-    from ..data.tables.open_table import open_table
     from ..data.datasets import directory
+    from ..data.tables.open_table import open_table
 
     if path.suffix.lower() != ".npz":
         return predictor(open_table(path))

@@ -8,7 +8,7 @@ import sys
 import traceback
 import warnings
 from importlib import import_module
-from typing import NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from .. import __version__
 from ..errors import explain, hear_warnings, short
@@ -26,8 +26,8 @@ class Command(NamedTuple):
         return self.file if "." in self.file else f"{__package__}.{self.file}"
 
 
+SHELLS = ("bash", "zsh", "fish", "tcsh", "powershell")
 COMMANDS = {
-    "demo": Command("demo", "see it work: train ten methods on digits and compare them, in about a minute"),
     "run": Command("run", "train one personalised model per client"),
     "resume": Command("run", "continue an interrupted run"),
     "reproduce": Command(
@@ -40,10 +40,9 @@ COMMANDS = {
         "kinfed_papers.cli.analyse", "look deeper: what a graph is worth, whose models are mixed, late clients and more"
     ),
     "predict": Command("predict", "predict new rows with the models of a finished run"),
-    "export": Command("export", "write clients' models as ONNX, pt2 or safetensors, with a model card each"),
+    "export": Command("export", "write clients' models as ONNX or safetensors, with a model card each"),
     "serve": Command("serve", "serve predictions over HTTP, from the models of a finished run"),
-    "compare": Command("compare", "compare finished runs side by side"),
-    "diff": Command("diff", "what changed between the relations of two runs: edges, weights, collapse"),
+    "compare": Command("compare", "compare finished runs side by side, or who learns from whom in two of them"),
     "explain": Command(
         "explain", "why one client learns from another: weights, what was compared, the score without it"
     ),
@@ -52,7 +51,6 @@ COMMANDS = {
     "reference": Command("kinfed_papers.cli.reference", "train one published network on all clients' series together"),
     "flower": Command("flower", "run a real federation: every client on its own machine"),
     "data": Command("data", "list data sets, fetch one, inspect one"),
-    "completion": Command("completion", "let your shell complete kinfed's commands and options"),
     "list": Command("list", "list the available methods, data sets, models and other parts"),
 }
 
@@ -105,8 +103,25 @@ def execute(arguments: list[str] | None) -> int:
         return code
 
 
-def parser_of(chosen: str) -> argparse.ArgumentParser:
-    """The parser of the chosen command; of the others it only has the help."""
+class _Commands(argparse._SubParsersAction):
+    """The commands, each with its help."""
+
+    def add_parser(self, name: str, **how: Any) -> Any:
+        return super().add_parser(name, help=COMMANDS[name].help, **how)
+
+
+class _Completion(argparse.Action):
+    """Prints a script with which a shell completes commands, options and their values."""
+
+    def __call__(self, parser: Any, namespace: argparse.Namespace, shell: Any, option: str | None = None) -> NoReturn:
+        import shtab
+
+        print(shtab.complete(parser_of(*COMMANDS), shell))
+        parser.exit(0)
+
+
+def parser_of(*chosen: str) -> argparse.ArgumentParser:
+    """The parser of the chosen commands; of the others it only has the help."""
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument("--debug", action="store_true", help="show the full traceback of an error")
     common.add_argument("--json", action="store_true", help="print one JSON object on standard output")
@@ -114,12 +129,13 @@ def parser_of(chosen: str) -> argparse.ArgumentParser:
         prog="kinfed", description="Graph-guided personalised federated learning: every client learns from its kin."
     )
     parser.add_argument("--version", action="version", version=f"kinfed {__version__}")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    what = "print a script with which this shell completes commands and options, to be read when it starts"
+    parser.add_argument("--print-completion", choices=SHELLS, action=_Completion, help=what)
+    commands = parser.add_subparsers(action=_Commands, required=True, metavar="COMMAND")
+    modules = dict.fromkeys(COMMANDS[name].module for name in chosen if name in COMMANDS)
     for name, command in COMMANDS.items():
-        if chosen not in COMMANDS or command.file != COMMANDS[chosen].file:
-            commands.add_parser(name, help=command.help)
-        elif name == chosen:  # a file adds all of its commands
-            import_module(command.file if "." in command.file else f".{command.file}", __package__).add(
-                commands, common
-            )
+        if command.module not in modules:
+            commands.add_parser(name)
+    for module in modules:  # which adds all of its commands
+        import_module(module).add(commands, common)
     return parser
