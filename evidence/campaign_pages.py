@@ -284,7 +284,7 @@ def unprinted(page):
     Printed is what stands between marks, below a command or, outside of marks, after the name of the program that
     writes the page; of a paper's page also the scores in tables/ and deciding/, and the paper's own numbers and
     settings. A sentence may round it. Counts up to twelve need nothing. A number that follows from others
-    says how, 5.9<!-- = 65.1 - 59.2 -->, and one that is printed elsewhere by what, 7.4<!-- $ kinfed data inspect x -->.
+    says how, 5.9<!-- = 65.1 - 59.2 -->, and one that is printed elsewhere by what, 7.4<!-- $ kinfed list x -->.
     """
     text, known = page.read_text(), []
     if paper := page.stem.removesuffix("-tables") if page.stem.endswith("-tables") else "":

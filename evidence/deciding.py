@@ -139,7 +139,7 @@ ASKED = {
         {"local": "method=local", "fedavg": "method=fedavg", "sfl": ""},
         "Local has {local/own} %, FedAvg {fedavg/shared} %; SFL {sfl/own} % after local training, {sfl/mixed} % as "
         "the table scores it.",
-        options="--precision bf16",
+        options="how.precision=bf16",
     ),
     **{
         f"panacea-sfl-{points}": Deciding(
@@ -177,7 +177,7 @@ ASKED = {
         "After local training the printed sign has {printed/own} %, the other {descent/own} %; before it "
         "{printed/mixed} and {descent/mixed} %. So after five rounds, with one seed, the sign is not what keeps "
         "FedAGHN behind Local.",
-        options="--precision bf16",
+        options="how.precision=bf16",
     ),
 }
 
@@ -217,7 +217,7 @@ def train(name, seeds, keep):
                 begun = (out / "config.toml").exists()
                 how = ["run", asked.source, *more, f"seed={seed}", "--beside", "none", *asked.options.split()]
                 how = ["resume", out] if begun else [*how, "--out", out]
-                well &= not kinfed_does(*how, "--workers", "1")
+                well &= not kinfed_does(*how, "how.workers=1")
             if (out / "summary.json").exists():
                 collect(name, scores(asked, setting, out))
     return well

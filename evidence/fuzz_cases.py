@@ -332,9 +332,20 @@ def experiment(draw):
 def run(draw, source, *overrides):
     """`kinfed run`, in one of the ways to run."""
     executor = draw.choices(["loop", "auto", "fused", "vmap"], [30, 10, 3, 1])[0]
-    how = ["--executor", executor, *draw.choice([[], [], [], [], ["--precision", "bf16"], ["--workers", 2]])]
+    how = [f"how.executor={executor}", *draw.choice([[], [], [], [], ["how.precision=bf16"], ["how.workers=2"]])]
     told = [] if draw.random() < 0.2 else ["--quiet"]
-    cli("run", source, *overrides, "--out", "out", "--data-dir", ".", "--checkpoint", draw.choice([0, 10]), *how, *told)
+    cli(
+        "run",
+        source,
+        *overrides,
+        "--out",
+        "out",
+        "--data-dir",
+        ".",
+        f"how.checkpoint_seconds={draw.choice([0, 10])}",
+        *how,
+        *told,
+    )
 
 
 def configs(draw):
@@ -342,7 +353,7 @@ def configs(draw):
     text = tomli_w.dumps(table).encode()
     Path("c.toml").write_bytes(spoil(draw, text) if draw.breaks(0.15) else text)
     if draw.random() < 0.03:
-        return cli("data", "inspect", "c.toml", "--data-dir", ".")
+        return cli("list", "c.toml", "--data-dir", ".")
     run(draw, "c.toml")
     if draw.random() < 0.2:
         folder = Path("out") if table.get("seeds", 1) == 1 else next(Path("out").glob("seed-*"))
@@ -370,7 +381,7 @@ def overrides(draw):
     small = ["rounds=1", "federation.clients=4", "federation.split.examples=9"]
     if draw.breaks(0.7):
         small += [f"{draw.choice(told).partition('=')[0]}={draw.choice(ODD)}"]
-    how = ["--quiet", "--executor", "loop"]
+    how = ["--quiet", "how.executor=loop"]
     told, small = ([word for word in words if not word.startswith("-")] for words in (told, small))
     match draw.randrange(14):
         case 0:
@@ -380,7 +391,7 @@ def overrides(draw):
             cli("analyse", analysis, name, *small, "--out", "seen", *how)
         case 2:
             many = f"clients={draw.choice(ODD) if draw.broken else 3}"
-            cli("data", "inspect", draw.choice(["digits", "synthetic", "mnist", "csv"]), many, "--data-dir", ".")
+            cli("list", "datasets", draw.choice(["digits", "synthetic", "mnist", "csv"]), many, "--data-dir", ".")
         case 3:
             cli("estimate", name, *small, "--budget", "0.01", *how)
         case _:
@@ -534,7 +545,7 @@ def archives(draw):
     else:
         sensors(draw, name)
     if draw.random() < 0.05:
-        return cli("data", "inspect", name, "--data-dir", ".")
+        return cli("list", name, "--data-dir", ".")
     dataset = {"name": name} | ({"past": 2, "horizon": 2} if name not in (*IMAGES, "dg15") else {})
     dealt = {"clients": 2, "partition": "iid"} if name in IMAGES else {"partition": "natural"}
     table = learning(draw) | {"model": "linear", "federation": {"dataset": dataset, "graph": "complete", **dealt}}
@@ -563,7 +574,7 @@ def folders(draw):
         else:
             replaced(draw, path)
     plant("r")
-    how = ["--executor", draw.choice(["loop", "auto"]), "--quiet"]
+    how = [f"how.executor={draw.choice(['loop', 'auto'])}", "--quiet"]
     match draw.randrange(2, 6) if kind != "stopped" and draw.random() < 0.6 else draw.randrange(9):
         case 0:
             cli("compare", "r", *draw.choice([[], ["r"], [BASE / "finished"]]))
@@ -791,7 +802,7 @@ def keep(found, module):
 
 KINDS = {  # name: what runs a case, how many of them, what they are
     "config": (configs, 1200, "config files: every method, partition, graph, model and attack"),
-    "override": (overrides, 600, "the same as overrides; also sweep, analyse, estimate, data inspect"),
+    "override": (overrides, 600, "the same as overrides; also sweep, analyse, estimate, list"),
     "table": (tables, 800, "CSV and Parquet files"),
     "npz": (archives, 500, "image sets, traffic, climate and domains in a data directory"),
     "edges": (edges, 500, "graphs in CSV, GraphML, npz and npy, and training along them"),
@@ -805,10 +816,10 @@ KINDS = {  # name: what runs a case, how many of them, what they are
 
 def prepare(base):
     """Sound folders of runs: finished, stopped after a round, and of two seeds."""
-    small = ["rounds=2", "federation.clients=4", "federation.split.examples=20", "--quiet", "--executor", "loop"]
+    small = ["rounds=2", "federation.clients=4", "federation.split.examples=20", "--quiet", "how.executor=loop"]
     for name, more in (("finished", []), ("stopped", []), ("seeds", ["seeds=2"])):
         with contextlib.ExitStack() as stack:
             if name == "stopped":
                 stack.enter_context(mock.patch("kinfed.runs.launch.write_run", side_effect=KeyboardInterrupt))
                 stack.enter_context(contextlib.suppress(UsageError))
-            cli("run", "fedaghn", *small, *more, "--checkpoint", "0", "--out", base / name)
+            cli("run", "fedaghn", *small, *more, "how.checkpoint_seconds=0", "--out", base / name)

@@ -167,7 +167,7 @@ class Case:
     def run(self):
         model = self.draw.choice(["mlp", "linear", "embedded"])
         method = self.draw.choice(["local", "fedavg", "fedamp", "fedrep" if model == "mlp" else "local"])
-        more = ["rounds=1", f"model={model}", f"--method={method}", "--beside=none", "--quiet", "--executor=loop"]
+        more = ["rounds=1", f"model={model}", f"--method={method}", "--beside=none", "--quiet", "how.executor=loop"]
         if not self.numbers:
             more.append("federation.dataset.labels=true")
         cli("run", self.path, f"--client={self.client}", f"--target={self.target}", *more, "--out", "r")
@@ -175,7 +175,7 @@ class Case:
         check("clients", sorted(summary["names"]), sorted(plain(name) for name in self.clients))
         if not self.numbers:
             check("classes", sorted(summary["classes"]), sorted(plain(name) for name in self.classes))
-        cli("run", "r/config.toml", "--quiet", "--executor=loop", "--beside=none", "--out", "again")
+        cli("run", "r/config.toml", "--quiet", "how.executor=loop", "--beside=none", "--out", "again")
         check("again", Path("again/history.csv").read_text(), Path("r/history.csv").read_text())
 
     def answers(self, path):

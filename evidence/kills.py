@@ -226,12 +226,10 @@ def state(id):
 def command(kind, executor, precision, jobs, often):
     """The arguments of a kind of command."""
     how = [
-        "--executor",
-        executor,
-        "--precision",
-        precision,
+        f"how.executor={executor}",
+        f"how.precision={precision}",
         "--quiet",
-        *([] if often is None else ["--checkpoint", often]),
+        *([] if often is None else [f"how.checkpoint_seconds={often}"]),
     ]
     beside = ["--jobs", str(jobs)]
     if kind == "run":
@@ -286,7 +284,7 @@ class Trials:
         while True:
             again = bool(stops)
             if again and kind == "run" and (folder / "out" / "config.toml").exists():
-                arguments = ["resume", "out", "--quiet", *(["--checkpoint", often] if often else [])]
+                arguments = ["resume", "out", "--quiet", *([f"how.checkpoint_seconds={often}"] if often else [])]
             moment = draw.choice(MOMENTS[:2] if fresh else MOMENTS)
             pause = (moment, draw.randint(1, 25)) if moment in MOMENTS[2:] else None
             number = draw.choice(SIGNALS)

@@ -14,6 +14,8 @@ import pytest
 
 import kinfed
 from kinfed.cli import main, table_options
+from kinfed.cli.list import PUBLISHED, SHELVES
+from kinfed.cli.options import HOW
 from kinfed.cli.program import COMMANDS, parser_of
 from kinfed.data.datasets import DATASETS
 from kinfed.data.datasets.sources import ORIGINALS
@@ -113,7 +115,7 @@ def test_the_table_on_the_page_about_data_is_a_whole_experiment(tmp_path, monkey
     assert main(["run", "config.toml", "rounds=1", "--out", "out", "--quiet"]) == 0
     written = (tmp_path / "config.toml").read_text()
     Path("data.toml").write_text(written.partition("\n\n")[2])  # without a method
-    assert main(["data", "inspect", "data.toml"]) == 0
+    assert main(["list", "data.toml"]) == 0
     assert "2 clients" in " ".join(capsys.readouterr().out.split())
 
 
@@ -180,6 +182,8 @@ def test_every_command_on_a_page_is_one_that_kinfed_takes(page, tmp_path, monkey
         if named or (words[-1].endswith("...") and page.parent.name != "methods"):
             continue  # spoken of, not shown
         asked = parser_of(words[0]).parse_args(words)
+        if hasattr(asked, "overrides"):
+            asked.overrides = [one for one in asked.overrides if not one.startswith(HOW)]
         if words[0] == "sweep":
             study = Study(experiment.read(asked.source, []), Execution(), tmp_path)
             sweep(study, asked.method.split(",") if asked.method else [], asked.overrides).check()
@@ -191,8 +195,10 @@ def test_every_command_on_a_page_is_one_that_kinfed_takes(page, tmp_path, monkey
             assert {*asked.column.split(","), ""} <= {*known_columns, ""}, command
         elif words[0] == "reproduce":
             raise AssertionError(f"there is no table {asked.table}: {command}")
-        elif words[:2] == ["data", "fetch"]:
-            assert set(asked.names) <= set(ORIGINALS), command
+        elif words[0] == "list" and (asked.subject in PUBLISHED or asked.subject in SHELVES):
+            assert set(asked.fetch or ()) <= set(ORIGINALS), command
+            if asked.subject == "datasets" and asked.name:
+                parts.make(DATASETS, experiment.override({"name": asked.name}, asked.overrides), "dataset", given=1)
         elif table_options.is_table(given := getattr(asked, "source", "") or getattr(asked, "subject", "")):
             rows = [(who, i, i % 2) for who in "AB" for i in range(9)]
             columns = f"{asked.client}, price, {asked.target}"
@@ -207,8 +213,6 @@ def test_every_command_on_a_page_is_one_that_kinfed_takes(page, tmp_path, monkey
                 Path(given).parent.mkdir(exist_ok=True)
                 Path(given).write_text("\n".join([columns, *(f"{who},{i},{y}" for who, i, y in rows)]))
             experiment.resolve({"method": "local"} | table_options.read(given, asked, getattr(asked, "method", "")))
-        elif words[:2] == ["data", "inspect"] and "/" not in asked.subject and not asked.subject.endswith(".toml"):
-            parts.make(DATASETS, experiment.override({"name": asked.subject}, asked.overrides), "dataset", given=1)
         elif getattr(asked, "former", None):  # the run's own config, with settings changed
             assert all("=" in one for one in (asked.source, *asked.overrides) if one), command
         elif hasattr(asked, "source") or hasattr(asked, "subject"):

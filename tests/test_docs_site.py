@@ -271,7 +271,7 @@ def test_the_ten_minutes_show_what_the_commands_say(tmp_path, monkeypatch, capsy
     Path("examples").mkdir()
     table = Path("shops.csv").rename("examples/shops.csv")
     assert table.read_bytes() == (DOCS.parent / table).read_bytes()
-    assert main(["data", "inspect", str(table), "--client", "shop", "--target", "buys"]) == 0
+    assert main(["list", str(table), "--client", "shop", "--target", "buys"]) == 0
     out, err = capsys.readouterr()
     said, shown = " ".join((err + out).split()), re.search(r"```\n(clients .*?)```", page, re.DOTALL)[1]
     assert " ".join(shown.split()) in said

@@ -23,7 +23,7 @@ from kinfed.simulation.state_store import States
 
 NUMBERS = (signal.SIGINT, signal.SIGTERM)
 COMMAND = ["run", "fedaghn", "rounds=4", "federation.clients=4", "federation.partition.groups=2", "model=linear"]
-COMMAND += ["--checkpoint", "0", "--quiet"]
+COMMAND += ["how.checkpoint_seconds=0", "--quiet"]
 FILES = ("models.safetensors", "history.csv", "relations.npz", "diagnostics.csv")
 
 
@@ -189,7 +189,7 @@ def stop_in_round(number, stop, monkeypatch):
 
 @pytest.mark.parametrize("seeds", [1, 2])
 def test_a_run_killed_before_its_first_checkpoint_goes_on_as_it_was_asked_for(seeds, tmp_path, monkeypatch):
-    command = [*COMMAND, f"seeds={seeds}", "--executor", "loop", "--precision", "bf16"]
+    command = [*COMMAND, f"seeds={seeds}", "how.executor=loop", "how.precision=bf16"]
     assert main([*command, "--out", str(tmp_path / "a")]) == 0
 
     def kill():
@@ -213,7 +213,7 @@ def test_what_was_asked_and_what_was_found_is_written_before_the_first_round(tmp
 
     stop_in_round(0, look, monkeypatch)
     with pytest.raises(Killed):
-        main([*COMMAND, "--workers", "1", "--out", str(tmp_path / "a")])
+        main([*COMMAND, "how.workers=1", "--out", str(tmp_path / "a")])
     (tmp_path / "a" / "how.json").write_text("{")
     assert main(["resume", str(tmp_path / "a"), "--quiet"]) == 1
 
@@ -224,7 +224,7 @@ def test_a_program_that_is_stopped_keeps_its_rounds_and_says_how_to_go_on(number
     before = handlers()
     stop_in_round(2, lambda: signal.raise_signal(number), monkeypatch)
     capsys.readouterr()
-    assert main([*COMMAND, "--checkpoint", "1000", "--out", str(tmp_path / "b")]) == code
+    assert main([*COMMAND, "how.checkpoint_seconds=1000", "--out", str(tmp_path / "b")]) == code
     assert capsys.readouterr().err == f"kinfed: interrupted; resume with: kinfed resume {tmp_path / 'b'}\n"
     assert handlers() == before
     monkeypatch.undo()

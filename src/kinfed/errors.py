@@ -96,7 +96,7 @@ def out_of_memory(problem: BaseException) -> str:
         return "the GPU's memory is too small for these examples and models; use fewer clients or --device cpu"
     asked = re.search(r"allocate (\d+) bytes", str(problem))
     more = f" ({int(asked[1]) / 1e9:.3g} GB more were needed)" if asked else ""
-    return f"out of memory{more}; use fewer clients, a smaller model or --executor loop"
+    return f"out of memory{more}; use fewer clients, a smaller model or how.executor=loop"
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -300,7 +300,9 @@ class Reproduction:
         name = published_table.dataset_of(self.protocol, column)
         if name in WITHOUT_FILE or (self.data_dir is not None and (self.data_dir / f"{name}.npz").is_file()):
             return ""
-        return f"needs {name}: " + (f"kinfed data fetch {name}" if name in ORIGINALS else f"{name}.npz is not here")
+        return f"needs {name}: " + (
+            f"kinfed list datasets --fetch {name}" if name in ORIGINALS else f"{name}.npz is not here"
+        )
 
     def finished(self, cell: Cell) -> dict[int, RunFolder]:
         """The folders of a cell's finished runs, by seed; raises UsageError for one of another experiment."""

@@ -79,20 +79,19 @@ def work(monkeypatch):
     [
         ["run", "--method", "fedavg", "rounds=1"],
         pytest.param(["run", "--method", "fedavg", "rounds=1", "--beside", "local,fedavg"], marks=pytest.mark.beside),
-        ["data", "inspect"],
+        ["list"],
     ],
-    ids=["run", "beside", "inspect"],
+    ids=["run", "beside", "list"],
 )
 def test_a_table_is_read_and_divided_once(shops, capsys, work, command):
-    at = 2 if command[0] == "data" else 1
     out = ["--out", "a"] * (command[0] == "run")
-    code, _, err = kinfed(capsys, *command[:at], "shops.csv", *COLUMNS, *command[at:], *out)
+    code, _, err = kinfed(capsys, command[0], "shops.csv", *COLUMNS, *command[1:], *out)
     assert code == 0, err
     assert work == {"read": 1, "rows": 1, "divide": 1}
 
 
 def test_inspect_says_what_run_would_do(shops, capsys):
-    code, out, _ = kinfed(capsys, "data", "inspect", "shops.csv", *COLUMNS, "--ignore", "note", "rounds=1")
+    code, out, _ = kinfed(capsys, "list", "shops.csv", *COLUMNS, "--ignore", "note", "rounds=1")
     assert code == 0
     assert "federation    4 clients" in out
     assert "kinfed run shops.csv --client shop --target buys --ignore note rounds=1" in out
@@ -100,7 +99,7 @@ def test_inspect_says_what_run_would_do(shops, capsys):
         capsys, "run", "shops.csv", *COLUMNS, "--ignore", "note", "--method", "local", "rounds=1", "--out", "a"
     )
     assert out[out.index("clients   4, named by") :] in err
-    _, out, _ = kinfed(capsys, "data", "inspect", "shops.csv", *COLUMNS, "--ignore", "note", "--json")
+    _, out, _ = kinfed(capsys, "list", "shops.csv", *COLUMNS, "--ignore", "note", "--json")
     told = json.loads(out)
     assert told["choices"]["clients"] == "4, named by `shop`: 30 rows each, 120 in all"
     assert told["doubts"] == []
@@ -150,7 +149,7 @@ def test_what_is_refused_is_one_line_and_leaves_nothing(shops, capsys, arguments
 )
 def test_files_and_folders_that_are_no_tables_are_told_as_such_by_all_commands(shops, capsys, name, told):
     (shops / name).touch() if "." in name else (shops / name / "cat").mkdir(parents=True)
-    for command in (["run"], ["data", "inspect"]):
+    for command in (["run"], ["list"]):
         code, _, err = kinfed(capsys, *command, name, *COLUMNS)
         assert (code, err.count("\n")) == (2, 1)
         assert told in err
@@ -163,11 +162,11 @@ def test_a_table_as_it_is_trains_and_its_columns_are_shown_and_kept(shops, capsy
     rows = [f"{row},2025-0{1 + i % 9}-11" for i, row in enumerate(rows)]
     rows[7] = rows[7].replace(rows[7].split(",")[1], "", 1)
     (shops / "raw.csv").write_text("\n".join([f"{lines[0]},day", *rows]))
-    code, out, _ = kinfed(capsys, "data", "inspect", "raw.csv", *COLUMNS)
+    code, out, _ = kinfed(capsys, "list", "raw.csv", *COLUMNS)
     assert code == 0
     assert "note    category  2 categories (new, old)" in out
     assert "day     date      year (mean 2025.0), season, day of the week" in out
-    _, out, _ = kinfed(capsys, "data", "inspect", "raw.csv", *COLUMNS, "--json")
+    _, out, _ = kinfed(capsys, "list", "raw.csv", *COLUMNS, "--json")
     shown = json.loads(out)["columns"]
     assert [column["kind"] for column in shown["inputs"]] == ["number", "number", "category", "date"]
     assert kinfed(capsys, "run", "raw.csv", *COLUMNS, "--method", "local", "rounds=1", "--out", "a", "--quiet")[0] == 0

@@ -18,7 +18,7 @@ SMALL = ["rounds=2", "federation.clients=4", "federation.partition.groups=2", "m
 
 def sweep(capsys, *arguments):
     """Exit code, standard output, standard error."""
-    code = main(["sweep", *arguments, "--executor", "vmap"])
+    code = main(["sweep", *arguments, "how.executor=vmap"])
     out, err = capsys.readouterr()
     return code, out, err
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import kinfed.methods
-from kinfed.cli.options import MODELS
+from kinfed.cli.training import MODELS
 from kinfed.core.history import KINDS
 
 

@@ -145,7 +145,7 @@ def test_postgres_gives_what_sqlite_gives(postgres, sqlite, capsys):
         assert trained(capsys, address, out)[0] == 0
     models = [Path(out, "models.safetensors").read_bytes() for out in ("a", "b")]
     assert models[0] == models[1]
-    code = main(["data", "inspect", postgres, "--query", "site.sql", *COLUMNS])
+    code = main(["list", postgres, "--query", "site.sql", *COLUMNS])
     out = capsys.readouterr().out
     assert code == 0
     assert "--query site.sql --client shop --target buys" in out
@@ -242,7 +242,7 @@ def test_a_password_in_the_address_is_refused_and_not_repeated(sqlite, capsys):
         )
         for command in (
             direct,
-            ["data", "inspect", *direct[1:]],
+            ["list", *direct[1:]],
             ["choose", *direct[1:]],
             by_setting,
             ["run", "own.toml"],
@@ -265,7 +265,7 @@ def test_the_password_is_nowhere_but_where_it_was(postgres, sqlite, monkeypatch,
     secret.write_text(f"localhost:5432:postgres:ada:{PASSWORD}\n{host}:5432:postgres:ada:{PASSWORD}\n")
     secret.chmod(0o600)
     monkeypatch.setenv("PGPASSFILE", str(secret))
-    code, said = trained(capsys, postgres, "a", "--checkpoint", "0")
+    code, said = trained(capsys, postgres, "a", "how.checkpoint_seconds=0")
     assert code == 0
     assert PASSWORD not in said
     assert not any(PASSWORD.encode() in path.read_bytes() for path in Path("a").rglob("*") if path.is_file())

@@ -514,7 +514,7 @@ def test_a_table_runs_from_the_command_line(tmp_path, capsys, monkeypatch):
     )
     assert main(["run", "mine.toml", "--out", "out"]) == 0
     assert "sfl on levels: 2 clients" in capsys.readouterr().err
-    assert main(["data", "inspect", "mine.toml"]) == 0
+    assert main(["list", "mine.toml"]) == 0
     assert "1 link between different clients" in " ".join(capsys.readouterr().out.split())
     assert main(["run", "mine.toml", "federation.dataset.target=levl", "--out", "other"]) == 2
     assert "levels.csv has no column 'levl'; did you mean 'level'?" in capsys.readouterr().err
@@ -525,7 +525,7 @@ def test_a_table_of_rows_with_one_number_as_target_can_be_looked_at(tmp_path, ca
     monkeypatch.chdir(tmp_path)
     write(tmp_path, "town,rooms,age,price\n" + "".join(f"Ulm,{i % 7},{i},{i}.5\n" for i in range(40)), "houses.csv")
     asked = ["csv", "path=houses.csv", "client=town", "target=price"] + [f"time={time}"] * bool(time)
-    assert main(["data", "inspect", *asked, "--picture", "houses.png"]) == 0
+    assert main(["list", *asked, "--picture", "houses.png"]) == 0
     told = " ".join(capsys.readouterr().out.split())
     assert "examples 40" in told
     assert "steps" not in told

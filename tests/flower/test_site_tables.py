@@ -223,7 +223,7 @@ def test_a_site_predicts_its_rows_as_its_model_was_scored(tables, tmp_path, caps
 def onboarded(folder, rows, out, capsys):
     """What a newcomer is told by the command, by number of examples."""
     asked = ["onboard", str(folder), "--data", str(rows), "--shots", "0,8,all", "--rounds", "2", "--out", str(out)]
-    assert main([*asked, "--executor", "loop", "--json", "--quiet"]) == 0
+    assert main([*asked, "how.executor=loop", "--json", "--quiet"]) == 0
     return {one["examples"]: one["scores"] for one in json.loads(capsys.readouterr().out)}
 
 

@@ -484,7 +484,7 @@ def test_a_number_in_a_sentence_is_printed_by_a_command_or_follows_from_such(cam
     sound = page.read_text().replace(
         "Of people.",
         "FedAvg has 65.1 % (printed 90), 5.9<!-- = 65.1 - 59.2 --> more, after 4 rounds on 1 May 2026; FL-60,\n"
-        "`x = 77`, readings of 14.86<!-- $ kinfed data inspect digits --> and 1,200.\n\n"
+        "`x = 77`, readings of 14.86<!-- $ kinfed list datasets digits --> and 1,200.\n\n"
         "```console\n$ kinfed run x\n1200 s\n```",
     )
     (tmp_path / "tables" / "made.table1").mkdir(parents=True)
@@ -495,7 +495,7 @@ def test_a_number_in_a_sentence_is_printed_by_a_command_or_follows_from_such(cam
         ("FedAvg has 65.1", "FedAvg has 65.2", "line 3: 65.2 in: FedAvg has 65.2 %"),
         ("5.9<!--", "5.8<!--", "line 3: 5.8, said to be 65.1 - 59.2, in: FedAvg"),
         ("65.1 - 59.2", "65.2 - 59.3", "line 3: 5.9, said to be 65.2 - 59.3, in: FedAvg"),
-        ("14.86<!-- $ kinfed data inspect digits -->", "14.86", "line 4: 14.86 in:"),
+        ("14.86<!-- $ kinfed list datasets digits -->", "14.86", "line 4: 14.86 in:"),
         ("and 1,200", "and 1,300", "line 4: 1,300 in:"),
         ("= 65.1 - 59.2", "= exit()", "line 3: 5.9, said to be exit(), in: FedAvg"),
     ):

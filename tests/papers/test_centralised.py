@@ -181,6 +181,6 @@ def test_the_command_leaves_a_folder_that_compares_with_runs(experiment, tmp_pat
     assert main(["reference", "graph-wavenet", *experiment, "reference.lr=1e30", "--out", "diverged"]) == 1
     assert "training diverged" in capsys.readouterr().err
     assert not list(Path.cwd().iterdir())
-    for unused in (["--executor", "loop"], ["--workers", "1"], ["--precision", "bf16"], ["--checkpoint", "5"]):
+    for unused in (["how.executor=loop"], ["how.workers=1"], ["how.precision=bf16"], ["how.checkpoint_seconds=5"]):
         with pytest.raises(SystemExit):
             main(["reference", "graph-wavenet", *experiment, *unused])

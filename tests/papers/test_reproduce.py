@@ -245,14 +245,14 @@ def test_a_folder_beside_the_runs_is_left_alone_and_a_broken_run_is_named(tmp_pa
 
 
 def test_a_table_says_in_which_precision_it_was_made(tmp_path, capsys):
-    reproduce(capsys, "--method", "local", "--column", "digits/iid", "--precision", "bf16")
+    reproduce(capsys, "--method", "local", "--column", "digits/iid", "how.precision=bf16")
     assert table()["digits/iid", "local"]["flags"] == "bf16"
     page = tmp_path / "reproductions/made.table9/table.md"
-    assert "--column digits/iid --precision bf16\n" in page.read_text()
+    assert "--column digits/iid how.precision=bf16\n" in page.read_text()
     assert "bf16: local training multiplied in bfloat16." in page.read_text()
     reproduce(capsys, "--method", "local", "--column", "digits/shards")
     assert table()["digits/shards", "local"]["flags"] == ""
-    assert "--precision" not in page.read_text()  # no one command makes both
+    assert "how.precision" not in page.read_text()  # no one command makes both
 
 
 def test_a_run_that_fails_is_one_line_and_the_others_go_on(capsys):
@@ -271,13 +271,13 @@ def test_what_cannot_be_run_is_a_line_unless_it_is_asked_for(capsys, tmp_path):
     asked = ["--seeds", "1", "--jobs", "1", "--json"]
     out, _ = reproduce(capsys, "--method", "local", *asked, "--quiet", code=1)  # digits/broken is among all columns
     found = table()
-    assert found["svhn/iid", "local"]["status"] == "needs svhn: kinfed data fetch svhn"
+    assert found["svhn/iid", "local"]["status"] == "needs svhn: kinfed list datasets --fetch svhn"
     assert json.loads(out)["title"] == "made.table9: Digits of 4 clients"
     reproduce(capsys, "--column", "digits/iid", *asked)
     assert table()["digits/iid", "unheard-of"]["status"] == "not in kinfed"
     for arguments, said in (
         (["--method", "unheard-of"], "made.table9: method 'unheard-of': not in kinfed"),
-        (["--column", "svhn/iid"], "made.table9: column 'svhn/iid': needs svhn: kinfed data fetch svhn"),
+        (["--column", "svhn/iid"], "made.table9: column 'svhn/iid': needs svhn: kinfed list datasets --fetch svhn"),
         (["--method", "locla"], "made.table9 has no method 'locla'; did you mean 'local'?"),
         (["--column", "digits/idd"], "made.table9 has no column 'digits/idd'; did you mean 'digits/iid'?"),
         (["--scale", "0"], "--scale must lie in (0, 1]; got 0.0"),
@@ -285,11 +285,11 @@ def test_what_cannot_be_run_is_a_line_unless_it_is_asked_for(capsys, tmp_path):
         (["--seeds", "0"], "--seeds counts runs, so it must be at least 1; got 0"),
         (["--method", "local", "--jobs", "0"], "jobs counts parallel runs, so it must be at least 1; got 0"),
         (
-            ["--workers", "0"],
+            ["how.workers=0"],
             "Execution.workers must be at least 1; got 0 (cores to use: loop trains a client on each; None: all)",
         ),
         (
-            ["--checkpoint", "nan"],
+            ["how.checkpoint_seconds=nan"],
             "Execution.checkpoint_seconds must be zero or more; got nan (the least time between checkpoints)",
         ),
     ):
@@ -411,7 +411,7 @@ def test_equal_runs_are_made_once(capsys, tmp_path):
 
     # Runs in another precision are not equal; and a run whose twin is gone is made again.
     assert (
-        main(["reproduce", "made.table8", *asked, "--seeds", "1", "--precision", "bf16", "--out", "reproductions/low"])
+        main(["reproduce", "made.table8", *asked, "--seeds", "1", "how.precision=bf16", "--out", "reproductions/low"])
         == 0
     )
     assert table("reproductions/low")["digits/iid", "local"]["flags"] == "bf16"

@@ -433,5 +433,5 @@ def test_a_table_in_place_of_a_config_is_told_how_it_is_named(capsys):
         match=r"is a table, not a config: .*dataset.path=shops.csv .* kinfed run shops.csv --client",
     ):
         config.read("shops.csv", [])
-    assert main(["data", "inspect", "shops.parquet"]) == 2
+    assert main(["list", "shops.parquet"]) == 2
     assert "there is no file shops.parquet" in capsys.readouterr().err

@@ -338,7 +338,7 @@ def test_the_pages_example_warns_of_majority_models(tmp_path, monkeypatch, capsy
     exec(re.search(r"```python\n(.*?)```", page, re.DOTALL)[1], {})
     Path("config.toml").write_text(re.search(r"```toml\n(.*?)```", page, re.DOTALL)[1])
     asked = ["config.toml", "rounds=4", "evaluate_every=4", "method.name=fedavg"]
-    assert main(["run", *asked, "--out", "a", "--executor", "loop"]) == 0
+    assert main(["run", *asked, "--out", "a", "how.executor=loop"]) == 0
     said = capsys.readouterr().err
     assert "! the models of all 8 clients always answer 'alive'" in said
     assert max(map(len, said.splitlines())) <= 80
@@ -352,7 +352,7 @@ def test_the_pages_example_warns_of_majority_models(tmp_path, monkeypatch, capsy
     last = history[(history["round"] == 4) & (history.split == "test")].groupby("metric").value.mean()
     assert (last["recall@0"], last["recall@1"], last["always"]) == (1.0, 0.0, 0.0)
     settings = ["training.class_weights=balanced", "select_by=balanced_accuracy"]
-    assert main(["run", *asked, *settings, "--out", "b", "--executor", "fused"]) == 0
+    assert main(["run", *asked, *settings, "--out", "b", "how.executor=fused"]) == 0
     capsys.readouterr()
     table = experiment.resolve(experiment.read("b/config.toml", [])).table
     assert (table["select_by"], table["training"]["class_weights"]) == ("balanced_accuracy", "balanced")

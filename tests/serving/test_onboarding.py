@@ -130,7 +130,7 @@ def test_a_table_of_newcomers_on_the_command_line(tmp_path, capsys):
     before = hashes(tmp_path / "run")
     rows = table(tmp_path / "new.csv", "xY", seed=4)
     command = ["onboard", str(tmp_path / "run"), "--data", str(rows), "--shots", "0,10,5000,all"]
-    assert execute([*command, "--out", str(tmp_path / "joined"), "--executor", "loop"]) == 0
+    assert execute([*command, "--out", str(tmp_path / "joined"), "how.executor=loop"]) == 0
     shown = capsys.readouterr()
     told = " ".join((shown.out + shown.err).split())
     assert "by fedaghn, with so many examples: 10:" in told
@@ -153,7 +153,7 @@ def test_a_newcomer_that_fails_is_named_and_the_others_join(tmp_path, capsys, mo
     monkeypatch.setattr(
         onboard_command, "onboard", lambda frozen, one, *rest: {}["Y"] if one.name == "Y" else real(frozen, one, *rest)
     )
-    command = ["onboard", str(tmp_path / "run"), "--data", str(rows), "--shots", "10", "--executor", "loop"]
+    command = ["onboard", str(tmp_path / "run"), "--data", str(rows), "--shots", "10", "how.executor=loop"]
     assert execute([*command, "--out", str(tmp_path / "joined")]) == 1
     err = " ".join(capsys.readouterr().err.split())
     assert "kinfed: newcomer Y: unexpected KeyError: 'Y'" in err
@@ -183,7 +183,7 @@ def test_a_newcomer_has_its_own_scale_where_members_have_theirs(tmp_path):
         rows = (one.rows - (len(one.x) - 40)).numpy()
         expected = (heat - heat[rows].mean()) / heat[rows].std()
         np.testing.assert_allclose(place, expected, atol=1e-5)
-    command = ["onboard", str(tmp_path / "run"), "--shots", "all", "--executor", "loop", "--out", str(tmp_path / "N")]
+    command = ["onboard", str(tmp_path / "run"), "--shots", "all", "how.executor=loop", "--out", str(tmp_path / "N")]
     assert execute([*command, "--data", str(tmp_path / "new.csv")]) == 0
     joined = Saved.open(tmp_path / "N")
     assert joined.description.clients == {"N": dict(one.own)} == {"N": joined.description.clients["N"]}
@@ -227,7 +227,7 @@ def test_links_to_a_run_without_a_graph_and_no_examples_for_a_method_of_clusters
     trained(tmp_path, "ifca")
     new, edges = table(tmp_path / "new.csv", "x", seed=4), tmp_path / "links.csv"
     edges.write_text("from,to\nx,A\n")
-    command = ["onboard", str(tmp_path / "run"), "--data", str(new), "--shots", "0,10", "--executor", "loop"]
+    command = ["onboard", str(tmp_path / "run"), "--data", str(new), "--shots", "0,10", "how.executor=loop"]
     assert execute([*command, "--edges", str(edges)]) == 2
     assert "was trained without a graph, so links say nothing; leave it out" in capsys.readouterr().err
     assert execute(command) == 0

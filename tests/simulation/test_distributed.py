@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 def run(tmp_path, processes, name, method, *more):
     arguments = ("run", method, "rounds=3", "federation.clients=8", "training.epochs=1", "participation=0.5", *more)
-    return kinfed(tmp_path, processes, *arguments, "--out", name, "--json", "--executor", "loop", "--workers", 1)
+    return kinfed(tmp_path, processes, *arguments, "--out", name, "--json", "how.executor=loop", "how.workers=1")
 
 
 @pytest.mark.slow
@@ -53,7 +53,7 @@ sys.exit(cli.main())
 def test_when_one_process_fails_all_end_and_one_alone_goes_on_from_there(tmp_path):
     run(tmp_path, 1, "alone", "fedaghn")
     arguments = ("run", "fedaghn", "rounds=3", "federation.clients=8", "training.epochs=1", "participation=0.5")
-    how = ("--out", "shared", "--executor", "loop", "--workers", 1)
+    how = ("--out", "shared", "how.executor=loop", "how.workers=1")
     ended = kinfed(tmp_path, 2, *arguments, *how, script=STOPPING, check=False)
     assert [code for _, _, code in ended] == [1, 1]
     assert ended[0][1].strip().endswith("kinfed: round 3: no more")

@@ -23,7 +23,8 @@ from ..search.successive_halving import Entry
 from ..search.sweep import parse
 from ..verdict.statistics import is_share
 from . import table_options
-from .options import Bar, data_dir, describe, detail, options, score_text, unwatched
+from .options import add_settings, columns, detail, place
+from .training import Bar, data_dir, describe, score_text, unwatched
 
 SHOWN = 10  # candidates in the table
 
@@ -32,7 +33,7 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     """Add the command to the parser."""
     choosing = commands.add_parser(
         "choose",
-        parents=[options(), detail(), table_options.columns(), common],
+        parents=[place(), detail(), columns(), common],
         description="Find the method and the learning rate that suit your clients: candidates race on validation "
         "examples, the worst leaving at a quarter and half of the rounds. The winner replaces Local and FedAvg only if "
         "it is clearly better. Test examples are used once, at the end. The same command with the same --out continues "
@@ -42,13 +43,7 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     )
     what = "a config, whose method is ignored, or a table of yours"
     choosing.add_argument("source", metavar="FILE.toml|FILE.csv", help=what)
-    choosing.add_argument(
-        "overrides",
-        nargs="*",
-        default=[],
-        metavar="key=value",
-        help="settings to change; methods.NAME.KEY=a,b tries both values",
-    )
+    add_settings(choosing, "settings to change; methods.NAME.KEY=a,b tries both values")
     choosing.add_argument(
         "--budget",
         metavar="ROUNDS|TIME",

@@ -24,7 +24,7 @@ from ..report.tables.target import reached
 from ..report.tables.text_table import Grid
 from ..verdict.statistics import not_apart
 from .console import literal, show
-from .counts import count
+from .options import count
 
 SELECTED = "selected"
 # Files that are written for some comparisons only.
@@ -66,6 +66,11 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="write the tables there as Markdown, CSV and LaTeX, and a picture of mean ranks over several data sets",
     )
+    _add_relations(beside)
+    beside.set_defaults(command=_compare)
+
+
+def _add_relations(beside: argparse.ArgumentParser) -> None:
     relations = beside.add_argument_group("who learns from whom")
     relations.add_argument(
         "--relations",
@@ -88,7 +93,6 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     relations.add_argument(
         "--top", type=count, metavar="N", help="how many clients and edges to list (default: 10; all with --json)"
     )
-    beside.set_defaults(command=_compare)
 
 
 def _compare(args: argparse.Namespace, console: Console) -> None:
@@ -120,7 +124,8 @@ def _compare_relations(args: argparse.Namespace) -> None:
             f"--relations compares two runs, or one with itself in two --rounds; got {len(args.folders)}: "
             "kinfed compare RUN RUN --relations"
         )
-    difference = diff(*args.folders, read_rounds(args.rounds), args.edge)
+    before, after = args.folders
+    difference = diff(before, after, read_rounds(args.rounds), args.edge)
     if args.json:
         print(json.dumps(difference.to_dict(args.top or 0)))
         return

@@ -21,7 +21,8 @@ from ..search.budget import RUNS
 from ..search.estimate import Cost, estimate
 from . import table_options
 from .console import literal
-from .options import data_dir, options, unwatched
+from .options import add_settings, columns, place
+from .training import data_dir, unwatched
 
 CHOOSING = "choosing: a candidate"
 
@@ -30,7 +31,7 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     """Add the command to the parser."""
     ahead = commands.add_parser(
         "estimate",
-        parents=[request(), table_options.columns(), options(), common],
+        parents=[request(), columns(), place(), common],
         description="Time a few rounds with some of the examples, a few seconds for each method and column, and "
         "extrapolate.",
         epilog="example: kinfed estimate pfedgat.table1 --column cifar10/iid --seeds 1 --scale 0.1",
@@ -41,7 +42,7 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         help="an experiment, a published table such as pfedgat.table1, or a table of yours, for which a method is "
         "chosen unless --method names one",
     )
-    ahead.add_argument("overrides", nargs="*", default=[], metavar="key=value", help="settings of the experiment")
+    add_settings(ahead)
     ahead.add_argument(
         "--budget",
         type=float,

@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 
 from .console import literal, show
-from .counts import count
+from .options import count
 
 
 def add(commands: Any, common: argparse.ArgumentParser) -> None:

@@ -20,7 +20,7 @@ from ..runs.config import experiment, plugins
 from ..runs.run_folder import RunFolder
 from ..runs.tracker_feed import catch_up
 from .console import literal
-from .options import show
+from .training import show
 
 HOME = "KINFED_FLOWER_HOME"
 

@@ -12,20 +12,23 @@ from typing import TYPE_CHECKING, Any
 from kinfed_papers.analyses import ANALYSES
 from kinfed_papers.references import REFERENCES
 
+from .. import __version__
 from ..core.registry import Shelf
 from ..data.datasets import DATASETS
 from ..data.graphs import GRAPHS
 from ..data.partitions import PARTITIONS
-from ..errors import UsageError
+from ..errors import UsageError, nearest
 from ..methods import FAMILIES, METHODS
+from ..methods.solved import KNOWN
 from ..models import MODELS
 from ..simulation.attacks import ATTACKS
+from .options import add_settings, columns, data_folder
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 SHELVES: dict[str, tuple[Shelf, int]] = {  # name: the shelf, and how many arguments of its parts are not settings
-    "methods": (METHODS, 0),
+    "methods": (KNOWN, 0),
     "datasets": (DATASETS, 1),
     "partitions": (PARTITIONS, 0),
     "graphs": (GRAPHS, 2),
@@ -35,18 +38,44 @@ SHELVES: dict[str, tuple[Shelf, int]] = {  # name: the shelf, and how many argum
     "references": (REFERENCES, 0),
 }
 
+TITLE = "kinfed: graph-guided personalised federated learning"
+OWN = "kinfed's own"  # the first family
+OWN_TOO = ("panacea with method.structure=moved", "partial-pooling")  # and what else no paper has
+WIDTH = 80
+
 
 def add(commands: Any, common: argparse.ArgumentParser) -> None:
     """Add the command to the parser."""
     shelf = commands.add_parser(
         "list",
-        parents=[common],
-        description="List what a config can name, one line each; with NAME, list the settings of that part: their "
-        "type, default and use.",
-        epilog="examples: kinfed list methods; kinfed list methods fedprox; kinfed list tables --coverage",
+        parents=[columns(), data_folder(), common],
+        description="List what a config can name. With NAME, list the settings of that part: their type, default and "
+        "use; of a data set also what is in it, if it is on this machine. With a table of yours or an experiment, show "
+        "what is in it, and what would be trained, validated and tested on; nothing is trained.",
+        epilog="examples: kinfed list methods; kinfed list methods fedprox; kinfed list datasets --fetch metr_la; "
+        "kinfed list datasets metr_la stride=12; kinfed list shops.csv --client shop --target buys",
     )
-    shelf.add_argument("shelf", choices=[*SHELVES, "papers", "tables", "claims"])
+    shelf.add_argument(
+        "subject", metavar="WHAT", help=f"{', '.join([*SHELVES, *PUBLISHED])}; or FILE.csv, FILE.toml, papers/..."
+    )
     shelf.add_argument("name", nargs="?", metavar="NAME", help="a part, such as fedaghn or mine.py:Stay")
+    add_settings(shelf, "settings of the data set or experiment that is looked at")
+    shelf.add_argument("--cite", action="store_true", help="with methods: how to cite kinfed and what it has it from")
+    shelf.add_argument(
+        "--fetch",
+        nargs="+",
+        metavar="NAME",
+        help="with datasets: download these from their publishers, check them, and write NAME.npz; an interrupted "
+        "download is resumed. KINFED_MIRROR is the address of a mirror that has the files as NAME/FILE",
+    )
+    shelf.add_argument(
+        "--from",
+        dest="folder",
+        type=Path,
+        metavar="DIR",
+        help="with --fetch: read the original files from this folder; download nothing",
+    )
+    shelf.add_argument("--picture", type=Path, metavar="FILE.png", help="also draw what is in the data, as this file")
     shelf.add_argument(
         "--coverage",
         action="store_true",
@@ -57,37 +86,105 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
 
 
 def _list(args: argparse.Namespace, console: "Console") -> None:
-    if args.coverage and args.shelf != "tables":
-        raise UsageError(f"--coverage is of tables; got 'kinfed list {args.shelf}'")
-    if args.shelf in PUBLISHED:
-        if args.name:
-            raise UsageError(f"kinfed list {args.shelf} takes no name; got '{args.name}'")
-        if args.coverage:
-            return _coverage(args.json, console.width)
-        entries = PUBLISHED[args.shelf]()
-    else:
-        shelf, given = SHELVES[args.shelf]
-        if args.name is None and not args.json:
-            entries = {name: {"what": shelf.summary(name)} for name in shelf}
-        else:
-            names = list(shelf) if args.name is None else [args.name]
-            entries = {name: _described(shelf, name, given) for name in names}
-    if args.shelf == "methods":
-        entries = {name: {**entry, **_origin(name)} for name, entry in entries.items()}
+    if args.name and "=" in args.name:
+        args.name, args.overrides = None, [args.name, *args.overrides]
+    for option, subject in (("cite", "methods"), ("fetch", "datasets"), ("coverage", "tables")):
+        if getattr(args, option) and args.subject != subject:
+            raise UsageError(f"--{option} is of {subject}; got 'kinfed list {args.subject}'")
+    if args.folder and not args.fetch:
+        raise UsageError("--from goes with --fetch")
+    if args.subject not in (*SHELVES, *PUBLISHED) or args.subject == "datasets":
+        return _list_data(args, console)
+    if args.overrides:
+        raise UsageError(f"kinfed list {args.subject} takes no settings; got '{args.overrides[0]}'")
+    if args.cite:
+        return _cite(args.name)
+    if args.coverage:
+        return _coverage(args.json, console.width)
+    entries = _entries(args)
     if args.json:
         print(json.dumps(entries))
-        return
-    if args.shelf == "claims":
-        return _show_claims(entries, console.width)
-    family = None
+    elif args.subject == "claims":
+        _show_claims(entries, console.width)
+    elif args.subject == "methods" and args.name is None:
+        _show_families()
+    else:
+        _show(entries)
+
+
+def _list_data(args: argparse.Namespace, console: "Console") -> None:
+    """Data sets, one of them, or what is in a table of yours or an experiment."""
+    from . import datasets  # it imports PyTorch
+
+    if args.subject != "datasets":
+        if not datasets.is_data(args.subject):
+            known = nearest(args.subject, (*SHELVES, *PUBLISHED))
+            raise UsageError(f"there is no '{args.subject}' to list, and no such table or experiment; {known}")
+        datasets.inspect(args)
+    elif args.fetch:
+        datasets.fetch(args, console)
+    elif args.name is None:
+        datasets.show_all(_entries(args), args, console)
+    else:
+        entries = _entries(args)
+        facts = datasets.inspect_one(args)
+        if args.json:
+            print(json.dumps({args.name: {**entries[args.name], **facts}}))
+        else:
+            _show(entries)
+            datasets.show_facts(facts)
+
+
+def _entries(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    """What there is, or what is named, with its settings."""
+    if args.subject in PUBLISHED:
+        if args.name:
+            raise UsageError(f"kinfed list {args.subject} takes no name; got '{args.name}'")
+        return PUBLISHED[args.subject]()
+    shelf, given = SHELVES[args.subject]
+    if args.name is None and not args.json:
+        return {name: {"what": shelf.summary(name)} for name in shelf}
+    names = list(shelf) if args.name is None else [args.name]
+    entries = {name: _described(shelf, name, given) for name in names}
+    return {name: {**entry, **_origin(name)} for name, entry in entries.items()}
+
+
+def _show_families() -> None:
+    """The methods, by family; on one screen."""
+    for family, methods in FAMILIES.items():
+        names = [*methods, *OWN_TOO] if family == OWN else list(methods)
+        print(textwrap.fill(", ".join(names), WIDTH, initial_indent=f"{family}: ", subsequent_indent="    "))
+    print("\nA method, its paper and its settings: kinfed list methods NAME; how to cite it: with --cite.")
+    print("Which one for my data? docs/methods/README.md; kinfed choose finds it by trying.")
+
+
+def _cite(name: str | None) -> None:
+    """BibTeX for kinfed, and for one method's paper, or for those of all methods."""
+    if name is not None and name not in METHODS:
+        raise UsageError(f"there is no method '{name}'; {nearest(name, METHODS)}")
+    print(_bibtex("software", "kinfed", title=f"{{{TITLE}}}", author="{The kinfed authors}", version=__version__))
+    methods = {one: listed for family in FAMILIES.values() for one, listed in family.items() if name in (None, one)}
+    for listed in {listed.title: listed for listed in methods.values() if listed.title}.values():
+        key = f"{listed.authors.split()[0].lower()}{listed.year}{listed.place.partition(':')[0].replace('_', '')}"
+        authors = listed.authors.replace(" et al.", " and others")
+        print(_bibtex("misc", key, title=f"{{{listed.title}}}", author=authors, year=listed.year))
+    if name is not None and not methods[name].title:
+        print(f"% {name} is {'our own' if name in FAMILIES[OWN] else 'of no single paper'}: cite kinfed")
+
+
+def _bibtex(kind: str, key: str, **fields: object) -> str:
+    return "\n".join([f"@{kind}{{{key},", *(f"  {name} = {{{value}}}," for name, value in fields.items()), "}"])
+
+
+def _show(entries: dict[str, dict[str, Any]]) -> None:
+    """Parts, each with its settings if it has them."""
     for name, entry in entries.items():
-        if entry.get("family") != family:
-            family = entry["family"]
-            print(f"{family}:")
         print(f"{name}  {entry['what']}")
+        if entry.get("family"):
+            print(f"    family: {entry['family']}")
         if entry.get("paper"):
-            print(f"    {entry['paper']['title']} ({entry['paper']['year']})")
-        if args.name and entry.get("differs"):
+            print(f"    {entry['paper']['title']} ({entry['paper']['authors']}, {entry['paper']['year']})")
+        if entry.get("differs"):
             print(f"    differs: {entry['differs']}")
         for key, values in entry.get("grid", {}).items():
             print(f"    grid: {key} = {', '.join(map(_toml, values))}")

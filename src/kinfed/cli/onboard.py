@@ -17,8 +17,8 @@ from ..runs.open_run import Saved
 from ..runs.run_folder import RunFolder
 from ..serving import joining_clients
 from ..serving.onboarding import ALONE, BEST, Frozen, Outcome, onboard, write
-from .counts import count
-from .options import Bar, data_dir, execution, options, score_text
+from .options import add_how, count, place
+from .training import Bar, data_dir, execution, score_text
 
 ALL = "all"
 
@@ -27,7 +27,7 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     """Add the command to the parser."""
     parser = commands.add_parser(
         "onboard",
-        parents=[options(), common],
+        parents=[place(), common],
         description="Give new clients models from a finished run, whose federation is frozen, by the method's own "
         "rule, and compare these with learning alone, FedAvg and the best existing model. Nothing in the run changes.",
         epilog="examples: kinfed onboard my-run --data ulm.csv --shots 0,10,50; for clients that "
@@ -43,6 +43,7 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         help="the newcomers' rows, with the columns of the run's table; one newcomer if there is no column of clients "
         "(default: the clients that were left out of the run's own data)",
     )
+    add_how(parser)
     parser.add_argument("--edges", type=Path, metavar="FILE", help="links between newcomers and clients of the run")
     parser.add_argument(
         "--shots",

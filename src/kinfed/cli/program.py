@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, NoReturn
 from .. import __version__
 from ..errors import explain, hear_warnings, short
 from ..interrupts import heard
+from .options import HOW
 
 
 class Command(NamedTuple):
@@ -50,8 +51,7 @@ COMMANDS = {
     "onboard": Command("onboard", "give new clients models from a finished run, and score them"),
     "reference": Command("kinfed_papers.cli.reference", "train one published network on all clients' series together"),
     "flower": Command("flower", "run a real federation: every client on its own machine"),
-    "data": Command("data", "list data sets, fetch one, inspect one"),
-    "list": Command("list", "list the available methods, data sets, models and other parts"),
+    "list": Command("list", "list methods, data sets and other parts; get a data set; see what is in a table"),
 }
 
 
@@ -73,6 +73,15 @@ def execute(arguments: list[str] | None) -> int:
         parser.error(f"unrecognized arguments: {' '.join(word for word in rest if word not in behind)}")
     if behind:  # settings after an option
         args.overrides = [*args.overrides, *behind]
+    if hasattr(args, "overrides"):
+        args.how = [one for one in args.overrides if one.startswith(HOW)]
+        args.overrides = [one for one in args.overrides if one not in args.how]
+        if args.overrides and getattr(args, "only_how", False):
+            parser.prog = f"kinfed {arguments[0]}"
+            parser.error(
+                f"only settings of how it is carried out can change, such as how.executor=loop; got "
+                f"'{args.overrides[0]}'"
+            )
     from .console import literal  # imports rich, which help and errors about arguments do not need
 
     console = literal(stderr=True)
@@ -103,7 +112,7 @@ def execute(arguments: list[str] | None) -> int:
         return code
 
 
-class _Commands(argparse._SubParsersAction):
+class _Commands(argparse._SubParsersAction):  # type: ignore[type-arg]
     """The commands, each with its help."""
 
     def add_parser(self, name: str, **how: Any) -> Any:
@@ -113,7 +122,7 @@ class _Commands(argparse._SubParsersAction):
 class _Completion(argparse.Action):
     """Prints a script with which a shell completes commands, options and their values."""
 
-    def __call__(self, parser: Any, namespace: argparse.Namespace, shell: Any, option: str | None = None) -> NoReturn:
+    def __call__(self, parser: Any, namespace: argparse.Namespace, shell: Any, option: str | None = None) -> None:
         import shtab
 
         print(shtab.complete(parser_of(*COMMANDS), shell))

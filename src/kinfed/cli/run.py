@@ -22,8 +22,9 @@ from ..simulation import distributed
 from ..simulation.execution import Execution
 from . import table_options
 from .choose import choose_for, show_choice
-from .options import Bar, data_dir, detail, execution, options, show
+from .options import add_how, add_settings, columns, detail, place
 from .report import show_page, write_page
+from .training import Bar, data_dir, execution, show
 
 
 def add(commands: Any, common: argparse.ArgumentParser) -> None:
@@ -31,7 +32,7 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     running = _followed()
     run = commands.add_parser(
         "run",
-        parents=[table_options.columns(), running, common],
+        parents=[columns(), running, common],
         description="Run an experiment. METHOD alone runs the built-in one, rotated digits; FILE.toml runs the one "
         "that it describes; FILE.csv or FILE.parquet trains on your own table.",
         epilog="examples: kinfed run fedaghn rounds=40 method.sharpness=5 --out my-run; on a table of yours: "
@@ -52,8 +53,7 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     run.add_argument(
         "--budget", metavar="ROUNDS|TIME", help="without --method: what finding one may take, see kinfed choose"
     )
-    changes = "settings to change, such as training.epochs=5 or seeds=3"
-    run.add_argument("overrides", nargs="*", default=[], metavar="key=value", help=changes)
+    add_settings(run, "settings to change, such as training.epochs=5 or seeds=3")
     run.add_argument(
         "--from",
         dest="former",
@@ -100,6 +100,7 @@ def _add_resume(commands: Any, running: argparse.ArgumentParser, common: argpars
         "that it began with, unless you name others here. A different precision is refused.",
     )
     again.add_argument("folder", type=Path, metavar="DIR", help="the run's folder")
+    add_how(again)
     again.add_argument(
         "--beside",
         metavar="WHICH",
@@ -110,7 +111,7 @@ def _add_resume(commands: Any, running: argparse.ArgumentParser, common: argpars
 
 def _followed() -> argparse.ArgumentParser:
     """Options for how to run, and where to follow it."""
-    running = argparse.ArgumentParser(add_help=False, parents=[options(), detail()])
+    running = argparse.ArgumentParser(add_help=False, parents=[place(), detail()])
     running.add_argument(
         "--track",
         action="append",

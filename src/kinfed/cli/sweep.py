@@ -20,14 +20,15 @@ from ..search.study import Study
 from ..search.sweep import Sweep, parse, sweep
 from .console import show
 from .findings import tell, write
-from .options import Bar, data_dir, execution, options
+from .options import add_settings, place
+from .training import Bar, data_dir, execution
 
 
 def add(commands: Any, common: argparse.ArgumentParser) -> None:
     """Add the command to the parser."""
     sweeping = commands.add_parser(
         "sweep",
-        parents=[options(), common],
+        parents=[place(), common],
         description="Run every combination of values for every method and seed. Finished runs are kept: the same "
         "command with the same --out resumes, and one with more values runs what is missing.",
         epilog="examples: kinfed sweep local training.optimiser.lr=0.01,0.1 seed=0..2 --method local,fedavg --out lr; "
@@ -35,12 +36,8 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     )
     what = "the experiment: the built-in one with this method, or that of a config"
     sweeping.add_argument("source", metavar="METHOD|FILE.toml", help=what)
-    sweeping.add_argument(
-        "overrides",
-        nargs="*",
-        metavar="key=a,b,c",
-        help="values to try; 0..2 stands for 0,1,2, and [1,2] is one value; methods.NAME.KEY is for one method",
-    )
+    what = "values to try, as key=a,b,c; 0..2 is 0,1,2, and [1,2] is one value; methods.NAME.KEY is for one method"
+    add_settings(sweeping, what)
     sweeping.add_argument("--method", metavar="A,B", help="methods to sweep (default: the experiment's)")
     what = "also try what each method's paper tries, as kinfed list methods NAME shows it"
     sweeping.add_argument("--grid", choices=["paper"], help=what)

@@ -20,26 +20,9 @@ from ..methods import METHODS
 from ..runs.config import experiment as config
 from ..runs.config import from_table
 from ..runs.config.experiment import Experiment, Table
-from .options import data_dir
+from .training import data_dir
 
 OPTIONS = ("client", "target", "ignore", "query")
-
-
-def columns() -> argparse.ArgumentParser:
-    """Options that say what the columns of a table are."""
-    parser = argparse.ArgumentParser(add_help=False)
-    group = parser.add_argument_group(
-        "a table of yours (FILE.csv, FILE.parquet, a folder of such files, postgresql://USER@HOST/NAME or sqlite:///FILE)"
-    )
-    group.add_argument(
-        "--client", metavar="COLUMN", default="", help="the column that names the client a row belongs to"
-    )
-    group.add_argument("--target", metavar="COLUMN", default="", help="the column to predict, or several, such as a,b")
-    group.add_argument("--ignore", metavar="COLUMN,...", default="", help="columns that are not inputs (default: none)")
-    group.add_argument(
-        "--query", metavar="FILE.sql", default="", help="for a database: the SELECT to read, as a file or as text"
-    )
-    return parser
 
 
 def is_table(source: str) -> bool:

@@ -8,8 +8,8 @@ import numpy as np
 from .. import __version__
 from ..data.tables.columns import Calendar, Category, Number
 from ..errors import UsageError, several
-from ..runs.run_folder import RunFolder
 from ..runs.open_run import Saved
+from ..runs.run_folder import RunFolder
 from .pipeline import onnx_outputs
 
 MOST = 5  # clients that a card lists

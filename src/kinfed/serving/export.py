@@ -9,9 +9,9 @@ from urllib.parse import quote
 
 from ..core import checkpoint, trees
 from ..errors import RunError, UsageError, log_failure, several
-from ..runs.predictor import Predictor
-from ..runs.open_run import Saved
 from ..files import replacing, together
+from ..runs.open_run import Saved
+from ..runs.predictor import Predictor
 from . import onnx_file
 from .card import card
 from .pipeline import Whole

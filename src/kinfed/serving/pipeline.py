@@ -6,8 +6,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from ..data.tables.frame import DAY
 from ..data.tables.columns import WEEK, Calendar, Category, Number
+from ..data.tables.frame import DAY
 from ..data.tables.schema import Description, Own
 from ..errors import UsageError
 from ..runs.predictor import Answers, Predictor

@@ -186,7 +186,7 @@ class Batched:
 def _too_large(round: int, names: list[str], problem: BaseException) -> RunError:
     whom = f"a single client, {names[0]}" if len(names) == 1 else f"{len(names)} clients at once"
     instead = (
-        "--device cpu" if lacks_gpu_memory(problem) else "--executor loop" if len(names) > 1 else "a smaller model"
+        "--device cpu" if lacks_gpu_memory(problem) else "how.executor=loop" if len(names) > 1 else "a smaller model"
     )
     return RunError(
         f"round {round + 1}: the device's memory is too small to train {whom}; use a smaller batch or {instead}"

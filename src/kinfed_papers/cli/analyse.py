@@ -8,7 +8,8 @@ from typing import Any
 from rich.console import Console
 
 from kinfed.cli.findings import tell, write
-from kinfed.cli.options import Bar, add_settings, data_dir, execution, options
+from kinfed.cli.options import add_settings, place
+from kinfed.cli.training import Bar, data_dir, execution
 from kinfed.errors import UsageError, nearest
 from kinfed.runs.config import experiment, parts
 from kinfed.search.study import Study
@@ -20,14 +21,14 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     """Add the command to the parser."""
     analyse = commands.add_parser(
         "analyse",
-        parents=[options(), common],
+        parents=[place(), common],
         description="Run what an analysis needs and write its table and pictures. Finished runs are kept.",
         epilog="""example: kinfed analyse controls panacea seeds=3 'analysis.graphs=["oracle","shuffled"]'""",
     )
     analyse.add_argument("analysis", metavar="ANALYSIS", help=", ".join(ANALYSES))
     what = "the experiment: the built-in one with this method, or that of a config"
     analyse.add_argument("source", metavar="METHOD|FILE.toml", help=what)
-    add_settings(analyse, "analysis")
+    add_settings(analyse, "settings of the experiment, or of the analysis as analysis.KEY=VALUE")
     analyse.add_argument(
         "--out", type=Path, metavar="DIR", help="folder for the results (default: analyses/ANALYSIS/TIME)"
     )

@@ -9,7 +9,8 @@ from typing import Any
 
 from rich.console import Console
 
-from kinfed.cli.options import Bar, add_settings, detail, place, show
+from kinfed.cli.options import add_settings, detail, place
+from kinfed.cli.training import Bar, show
 from kinfed.errors import UsageError
 from kinfed.runs.config import experiment as config
 from kinfed.runs.config import parts
@@ -31,7 +32,7 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     )
     reference.add_argument("reference", choices=list(REFERENCES), metavar="REFERENCE", help=", ".join(REFERENCES))
     reference.add_argument("source", metavar="FILE.toml|papers/...", help="the experiment whose data to use")
-    add_settings(reference, "reference")
+    add_settings(reference, "settings of the experiment, or of the reference as reference.KEY=VALUE")
     reference.add_argument(
         "--out", type=Path, metavar="DIR", help="the run's folder (default: runs/REFERENCE/DATASET/TIME)"
     )

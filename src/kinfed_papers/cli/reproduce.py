@@ -16,7 +16,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from kinfed.cli.compare import write_tables
 from kinfed.cli.console import show as show_tables
-from kinfed.cli.options import activity_column, data_dir, options, unwatched
+from kinfed.cli.options import add_how, place
+from kinfed.cli.training import activity_column, data_dir, unwatched
 from kinfed.data.split import LEAST
 from kinfed.errors import RunError, log_failure, several
 from kinfed.files import make_folder, replacing, sweep_up
@@ -69,7 +70,7 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     """Add the command to the parser."""
     reproduce = commands.add_parser(
         "reproduce",
-        parents=[request(), options(), common],
+        parents=[request(), place(), common],
         description="Run a published table's methods on its columns, several seeds each, and put our numbers beside "
         "the published ones: table.md, table.csv and table.tex, with intervals, paired tests and mean ranks in "
         "statistics/. Finished runs are kept and interrupted ones resumed, so "
@@ -77,6 +78,7 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         epilog="example: kinfed reproduce pfedgat.table1 --method pfedgat,fedavg --column cifar10/iid --scale 0.1",
     )
     reproduce.add_argument("table", metavar="ID", help="the table, such as pfedgat.table1")
+    add_how(reproduce)
     reproduce.add_argument(
         "--model", metavar="NAME", default="", help="a network in place of the paper's, such as mlp or mine.py:Net"
     )
@@ -122,7 +124,7 @@ def _reproduce(args: argparse.Namespace, console: Console) -> None:
     made, parallel = read(args, args.table, args.out), jobs(args)
     made.lines()  # raises before anything is run if the folder's runs do not fit into the table
     if parallel > 0:  # or it is refused below
-        made.share(args.precision)
+        made.share(unwatched(args).precision)
     runs = made.runs()
     left = {name for name, run in runs.items() if not RunFolder(run[1]).is_finished}
     try:
@@ -259,5 +261,5 @@ def command(made: Reproduction, lines: Sequence[Line]) -> str:
     words += ["--model", made.model] if made.model else []
     for precision in PRECISIONS:
         if any(line.by_seed for line in lines) and all(precision in line.flags for line in lines if line.by_seed):
-            words += ["--precision", precision]
+            words.append(f"how.precision={precision}")
     return shlex.join(words)

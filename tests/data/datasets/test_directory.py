@@ -46,7 +46,7 @@ def test_a_missing_folder_is_named(tmp_path):
 def test_a_missing_file_lists_the_data_sets_that_are_there(folder):
     with pytest.raises(UsageError, match=r"'tot' is not.*tot\.npz; data sets there: toy;"):
         read(folder, "tot", ["values"])
-    with pytest.raises(UsageError, match="get it with 'kinfed data fetch mnist' or choose one of these"):
+    with pytest.raises(UsageError, match="get it with 'kinfed list datasets --fetch mnist' or choose one of these"):
         read(folder, "mnist", ["values"])
 
 

@@ -62,7 +62,7 @@ def test_folders_train_from_the_command_line(here, capsys):
     folders(here / "pets", size=(5, 5))
     own = ["federation.dataset.name=image_folder", "federation.dataset.path=pets", "rounds=1"]
     assert main(["run", "fedavg", *own, "--out", "a", "--quiet"]) == 0
-    assert main(["data", "inspect", "image_folder", "path=pets"]) == 0
+    assert main(["list", "datasets", "image_folder", "path=pets"]) == 0
     assert "2, 12 examples each" in capsys.readouterr().out
 
 

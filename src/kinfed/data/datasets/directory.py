@@ -34,7 +34,7 @@ def read(
         )
     if not path.is_file():
         there = ", ".join(sorted(p.stem for p in path.parent.glob("*.npz")))
-        way = f"get it with 'kinfed data fetch {name}'" if name in ORIGINALS else f"add {name}.npz"
+        way = f"get it with 'kinfed list datasets --fetch {name}'" if name in ORIGINALS else f"add {name}.npz"
         raise UsageError(
             f"data set '{name}' is not in the data directory: there is no {path}; "
             f"data sets there: {there or 'none'}; {way} or choose one of these"

@@ -1,4 +1,4 @@
-"""kinfed data as a person uses it: list, fetch, inspect."""
+"""kinfed list as a person uses it for data: which there are, how to get them, what is in them."""
 
 import json
 import os
@@ -15,7 +15,7 @@ from kinfed.data.datasets import DATASETS
 
 def run(capsys, *arguments):
     """Exit code, standard output, standard error."""
-    code = main(["data", *map(str, arguments)])
+    code = main(["list", *map(str, arguments)])
     return code, *capsys.readouterr()
 
 
@@ -27,22 +27,22 @@ def elsewhere(tmp_path, monkeypatch):
 
 def test_every_data_set_is_listed_with_how_to_come_by_it(capsys, publish, tmp_path):
     publish("mnist")
-    assert run(capsys, "fetch", "mnist", "--data-dir", tmp_path)[0] == 0
-    code, out, _ = run(capsys, "list", "--data-dir", tmp_path, "--json")
-    rows = {row["name"]: row for row in json.loads(out)}
+    assert run(capsys, "datasets", "--fetch", "mnist", "--data-dir", tmp_path)[0] == 0
+    code, out, _ = run(capsys, "datasets", "--data-dir", tmp_path, "--json")
+    rows = json.loads(out)
     assert code == 0
     assert list(rows) == list(DATASETS)
     ways = {name: rows[name]["status"] for name in ("digits", "mnist", "metr_la", "compcars", "dg60")}
     assert ways == {
         "digits": "built in",
         "mnist": "here",
-        "metr_la": "fetch",
-        "compcars": "fetch --from",
+        "metr_la": "--fetch",
+        "compcars": "--fetch --from",
         "dg60": "your file",
     }
     assert rows["mnist"]["bytes"] == (tmp_path / "mnist.npz").stat().st_size
     assert all(row["what"] for row in rows.values())
-    code, out, err = run(capsys, "list")
+    code, out, err = run(capsys, "datasets")
     assert "Images [n, 1, 28, 28] of 10 classes" in out
     assert "set KINFED_DATA or --data-dir" in err
 
@@ -50,7 +50,9 @@ def test_every_data_set_is_listed_with_how_to_come_by_it(capsys, publish, tmp_pa
 def test_fetching_says_where_the_file_is_and_what_to_know_of_it(capsys, publish, tmp_path):
     publish("cifar10")
     publish("tpt48", checksums=False)
-    code, out, err = run(capsys, "fetch", "cifar10", "tpt48", "--data-dir", tmp_path / "new[/d]", "--json")
+    code, out, err = run(
+        capsys, "datasets", "--fetch", "cifar10", "tpt48", "--data-dir", tmp_path / "new[/d]", "--json"
+    )
     assert code == 0
     assert [row["name"] for row in json.loads(out)] == ["cifar10", "tpt48"]
     assert f"cifar10: {tmp_path / 'new[/d]' / 'cifar10.npz'}" in err
@@ -61,16 +63,33 @@ def test_fetching_says_where_the_file_is_and_what_to_know_of_it(capsys, publish,
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
-        (["fetch", "mnist"], 2, "no data directory: set KINFED_DATA or --data-dir"),
-        (["fetch", "mnst", "--data-dir", "d"], 2, "there is nothing to fetch for 'mnst'; did you mean 'mnist'?"),
-        (["fetch", "mnist", "svhn", "--data-dir", "d", "--from", "."], 2, "--from holds the originals of one data set"),
-        (["fetch", "mnist", "--data-dir", "d"], 1, "answers 404 Client Error"),
-        (["fetch", "mnist", "--data-dir", "d", "--from", "."], 1, "there is no train-images-idx3-ubyte.gz in"),
-        (["inspect", "digit"], 2, "there is no data set 'digit'; did you mean 'digits'?"),
-        (["inspect", "mnist", "--data-dir", "."], 2, "get it with 'kinfed data fetch mnist'"),
-        (["inspect", "digits", "seed=3"], 2, "unknown key 'dataset.seed'"),
-        (["inspect", "nowhere.toml"], 2, "cannot read nowhere.toml"),
-        (["inspect", "digits", "--picture", "no/such/folder.png"], 1, "cannot write no/such/folder.png"),
+        (["datasets", "--fetch", "mnist"], 2, "no data directory: set KINFED_DATA or --data-dir"),
+        (
+            ["datasets", "--fetch", "mnst", "--data-dir", "d"],
+            2,
+            "there is nothing to fetch for 'mnst'; did you mean 'mnist'?",
+        ),
+        (
+            ["datasets", "--fetch", "mnist", "svhn", "--data-dir", "d", "--from", "."],
+            2,
+            "--from holds the originals of one data set",
+        ),
+        (["datasets", "--fetch", "mnist", "--data-dir", "d"], 1, "answers 404 Client Error"),
+        (
+            ["datasets", "--fetch", "mnist", "--data-dir", "d", "--from", "."],
+            1,
+            "there is no train-images-idx3-ubyte.gz in",
+        ),
+        (["datasets", "digit"], 2, "there is no 'digit'; did you mean 'digits'?"),
+        (["datasets", "mnist", "stride=3"], 2, "unknown key 'dataset.stride'"),
+        (
+            ["datasets", "mnist", "--picture", "p.png", "--data-dir", "."],
+            2,
+            "get it with 'kinfed list datasets --fetch mnist'",
+        ),
+        (["datasets", "digits", "seed=3"], 2, "unknown key 'dataset.seed'"),
+        (["nowhere.toml"], 2, "cannot read nowhere.toml"),
+        (["datasets", "digits", "--picture", "no/such/folder.png"], 1, "cannot write no/such/folder.png"),
     ],
 )
 def test_wrong_requests_end_in_one_line(arguments, code, said, capsys, publisher, tmp_path):
@@ -94,9 +113,9 @@ def test_inspecting_series_tells_gaps_missing_readings_and_links(capsys, tmp_pat
         start=np.array("2012-03-01"),
         time_index=steps,
     )
-    arguments = ["inspect", "metr_la", "past=3", "horizon=2", "--data-dir", tmp_path]
+    arguments = ["datasets", "metr_la", "past=3", "horizon=2", "--data-dir", tmp_path]
     code, out, _ = run(capsys, *arguments, "--json", "--picture", "metr_la.png")
-    found = json.loads(out)
+    found = json.loads(out)["metr_la"]
     assert code == 0
     # Windows of 5 begin at 26 + 6 steps; the second series
     # lacks two of them for want of a target, and one for want of an input.
@@ -118,7 +137,7 @@ def test_inspecting_an_experiment_tells_what_is_really_used(capsys, tmp_path):
     (tmp_path / "x.toml").write_text(
         'federation = { dataset = "digits", clients = 5, partition = "iid" }\nmodel = "mlp"\nmethod = "local"\n'
     )
-    code, out, _ = run(capsys, "inspect", "x.toml", "federation.split.examples=100", "--json")
+    code, out, _ = run(capsys, "x.toml", "federation.split.examples=100", "--json")
     found = json.loads(out)
     assert code == 0
     assert found["federation"] == "5 clients"
@@ -134,7 +153,7 @@ def test_inspecting_an_experiment_tells_what_is_really_used(capsys, tmp_path):
 def test_pictures_of_images_and_points(name, capsys):
     picture = Path("/".join(["folder"] * 20)) / "p.png"  # longer than a line, and not cut
     picture.parent.mkdir(parents=True)
-    code, out, _ = run(capsys, "inspect", name, "--picture", picture)
+    code, out, _ = run(capsys, "datasets", name, "--picture", picture)
     assert code == 0
     assert str(picture) in "".join(out.split())
     pixels = np.asarray(Image.open(picture).convert("L"))
@@ -147,8 +166,8 @@ def test_from_an_empty_folder_to_a_papers_table(capsys, publish, tmp_path, monke
     (tmp_path / "data").mkdir()
     monkeypatch.setenv("KINFED_DATA", str(tmp_path / "data"))
     monkeypatch.setattr("kinfed_papers.published_table.LEAST_ROUNDS", 2)
-    assert run(capsys, "fetch", "tpt48")[0] == 0
-    code, out, _ = run(capsys, "inspect", "papers/panacea/table2/tpt48")
+    assert run(capsys, "datasets", "--fetch", "tpt48")[0] == 0
+    code, out, _ = run(capsys, "papers/panacea/table2/tpt48")
     assert code == 0
     assert "48 clients" in out
     assert main(["run", "papers/panacea/table2/tpt48", "rounds=2", "evaluate_every=2", "--out", "one"]) == 0
@@ -169,10 +188,10 @@ def test_ctrl_c_keeps_what_has_arrived_and_the_same_command_goes_on(capsys, publ
 
     with monkeypatch.context() as patched:
         patched.setattr(requests.Response, "iter_content", broken_off)
-        code, _, err = run(capsys, "fetch", "mnist", "--data-dir", tmp_path)
+        code, _, err = run(capsys, "datasets", "--fetch", "mnist", "--data-dir", tmp_path)
     assert code == 130
     assert err.strip().endswith("interrupted; run the same command again to resume")
     assert not (tmp_path / "mnist.npz").exists()
-    assert run(capsys, "fetch", "mnist", "--data-dir", tmp_path)[0] == 0
+    assert run(capsys, "datasets", "--fetch", "mnist", "--data-dir", tmp_path)[0] == 0
     assert "bytes=100-" in [part for _, part in publisher.asked]
     assert os.listdir(tmp_path) == ["mnist.npz"]

@@ -1,8 +1,7 @@
-"""kinfed data: the available data sets, where they come from, and what is in them."""
+"""What `kinfed list` says of data: which sets there are, where they come from, and what is in one, or in a table."""
 
 import argparse
 import json
-import os
 import re
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,7 @@ from ..runs.config import experiment as config
 from ..runs.config import from_table, parts
 from . import table_options
 from .console import literal
-from .options import plain
+from .training import data_dir, plain
 
 WITHOUT_FILE = {
     "digits": "built in",
@@ -36,96 +35,57 @@ WITHOUT_FILE = {
 }
 
 
-def add(commands: Any, common: argparse.ArgumentParser) -> None:
-    """Add the commands to the parser."""
-    data = commands.add_parser("data")
-    kinds = data.add_subparsers(required=True, metavar="list|fetch|inspect")
-    where = argparse.ArgumentParser(add_help=False)
-    where.add_argument(
-        "--data-dir",
-        type=Path,
-        default=os.environ.get("KINFED_DATA"),
-        metavar="DIR",
-        help="folder with the data sets, as NAME.npz (default: $KINFED_DATA)",
+def is_data(subject: str) -> bool:
+    """Whether this is a table, or the path of an experiment, such as papers/sfl/table1/metr_la."""
+    return (
+        table_options.is_table(subject) or subject.endswith(".toml") or subject.startswith("papers/") or "/" in subject
     )
-    what = "list data sets, and which are on this machine"
-    listed = kinds.add_parser("list", parents=[where, common], help=what, description=f"{what.capitalize()}.")
-    listed.set_defaults(command=_list)
-    fetched = kinds.add_parser(
-        "fetch",
-        parents=[where, common],
-        help="download data sets from their publishers",
-        description="Download the original files, check them, and write NAME.npz; an interrupted download is resumed.",
-        epilog="KINFED_MIRROR is the address of a mirror that has the original files as NAME/FILE.",
-    )
-    fetched.add_argument("names", nargs="+", metavar="NAME", help=", ".join(ORIGINALS))
-    fetched.add_argument(
-        "--from",
-        dest="folder",
-        type=Path,
-        metavar="DIR",
-        help="read the original files from this folder; download nothing",
-    )
-    fetched.set_defaults(command=_fetch)
-    looked = kinds.add_parser(
-        "inspect",
-        parents=[table_options.columns(), where, common],
-        help="show what is in a data set, in the federation of an experiment, or in a table of yours",
-        description="Show what is in a data set, in the federation of an experiment, or in a table of yours, and what "
-        "would be trained, validated and tested on. Nothing is trained.",
-        epilog="examples: kinfed data inspect metr_la stride=12; kinfed data inspect papers/sfl/table1/metr_la; "
-        "kinfed data inspect shops.csv --client shop --target buys",
-    )
-    looked.add_argument("subject", metavar="NAME|FILE.toml|FILE.csv|papers/...")
-    looked.add_argument(
-        "overrides", nargs="*", default=[], metavar="key=value", help="settings of the data set or experiment"
-    )
-    looked.add_argument("--picture", type=Path, metavar="FILE.png", help="also draw what is in it, as this file")
-    looked.set_defaults(command=_inspect)
 
 
-def _list(args: argparse.Namespace, console: Console) -> None:
-    rows = []
-    for name in DATASETS:
-        path = Path(args.data_dir) / f"{name}.npz" if args.data_dir else None
-        here = path is not None and path.is_file()
-        if name in WITHOUT_FILE:
-            way = WITHOUT_FILE[name]
-        elif here:
-            way = "here"
-        elif name in ORIGINALS:
-            way = "fetch" if ORIGINALS[name].sources else "fetch --from"
-        else:
-            way = "your file"
-        size = path.stat().st_size if path and here else 0
-        what = DATASETS.summary(name)
-        what = re.sub(rf"[,;] from {name}\.npz$", "", what.rstrip("."))
-        rows.append((name, way, size, what))
+def show_all(entries: dict[str, dict[str, Any]], args: argparse.Namespace, console: Console) -> None:
+    """Print the data sets, and which of them are on this machine."""
+    folder = data_dir(args)
+    for name, entry in entries.items():
+        path = None if folder is None else folder / f"{name}.npz"
+        entry["bytes"] = path.stat().st_size if path is not None and path.is_file() else 0
+        entry["status"] = _how_to_get(name, bool(entry["bytes"]))
     if args.json:
-        print(json.dumps([dict(zip(("name", "status", "bytes", "what"), row, strict=True)) for row in rows]))
+        print(json.dumps(entries))
         return
     shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for column in ("data set", "status", "MB"):
         shown.add_column(column, justify="right" if column == "MB" else "left", no_wrap=True)
     shown.add_column("what it holds")
-    for name, way, size, what in rows:
-        shown.add_row(name, way, f"{size / 1e6:.1f}" if size else "", Text(what))
+    for name, entry in entries.items():
+        what = re.sub(rf"[,;] from {name}\.npz$", "", entry["what"].rstrip("."))
+        shown.add_row(name, entry["status"], f"{entry['bytes'] / 1e6:.1f}" if entry["bytes"] else "", Text(what))
     literal().print(shown)
-    if not args.data_dir:
+    if folder is None:
         console.print("no data directory: set KINFED_DATA or --data-dir to see which data sets are on this machine")
 
 
-def _fetch(args: argparse.Namespace, console: Console) -> None:
+def _how_to_get(name: str, here: bool) -> str:
+    if name in WITHOUT_FILE:
+        return WITHOUT_FILE[name]
+    if here:
+        return "here"
+    if name in ORIGINALS:
+        return "--fetch" if ORIGINALS[name].sources else "--fetch --from"
+    return "your file"
+
+
+def fetch(args: argparse.Namespace, console: Console) -> None:
+    """Download data sets from their publishers, check them, and write NAME.npz each."""
     if not args.data_dir:
         raise UsageError("no data directory: set KINFED_DATA or --data-dir to the folder for NAME.npz")
-    unknown = [name for name in args.names if name not in ORIGINALS]
+    unknown = [name for name in args.fetch if name not in ORIGINALS]
     if unknown:
         raise UsageError(f"there is nothing to fetch for '{unknown[0]}'; {nearest(unknown[0], ORIGINALS)}")
-    if args.folder and len(args.names) > 1:
+    if args.folder and len(args.fetch) > 1:
         raise UsageError("--from holds the originals of one data set; name just one")
     done = []
     columns = (TextColumn("{task.description}", markup=False), BarColumn(30), DownloadColumn(), TimeRemainingColumn())
-    for name in args.names:
+    for name in args.fetch:
         with Progress(*columns, console=console, transient=True) as bar:
             tasks: dict[str, Any] = {}
 
@@ -146,40 +106,61 @@ def _fetch(args: argparse.Namespace, console: Console) -> None:
         print(json.dumps(done))
 
 
-def _inspect(args: argparse.Namespace, console: Console) -> None:
-    folder = Path(args.data_dir) if args.data_dir else None
-    choices = columns = None
-    if table_options.is_table(args.subject) or args.subject.endswith(".toml") or args.subject.startswith("papers/"):
-        # The method and the model do not matter here, so a config of the data alone is enough.
-        learning = {"method": "local", "model": "linear"}
-        experiment = config.resolve(learning | table_options.read(args.subject, args))
-        yours = table_options.is_table(args.subject)
-        dataset = table_options.dataset(experiment, args) if yours else experiment.dataset(folder)
-        federation = experiment.federation(folder, experiment.seed, dataset)
-        settings = experiment.table["federation"]["dataset"]
-        facts = _dataset(dataset) | _federation(federation)
-        if yours:
-            columns, choices = federation.columns, from_table.choices(experiment, federation)
-            facts["input"] = _shape(federation.x)
-    else:
-        if args.subject not in DATASETS:
-            table_options.check_no_file(args.subject)
-            raise UsageError(f"there is no data set '{args.subject}'; {nearest(args.subject, DATASETS)}")
-        settings = config.override({"name": args.subject}, args.overrides)
-        dataset = parts.make(DATASETS, settings, "dataset", given=1)[0](folder)
-        facts = _dataset(dataset)
-    name = called(settings)
+def inspect_one(args: argparse.Namespace) -> dict[str, Any]:
+    """What is in a data set with these settings; nothing without any where it is not on this machine."""
+    folder = data_dir(args)
+    path = None if folder is None else folder / f"{args.name}.npz"
+    built_in = WITHOUT_FILE.get(args.name) == "built in"
+    if not (args.overrides or args.picture or built_in or (path is not None and path.is_file())):
+        return {}
+    settings = config.override({"name": args.name}, args.overrides)
+    dataset = parts.make(DATASETS, settings, "dataset", given=1)[0](folder)
+    return _facts(dataset, settings, folder, args.picture)
+
+
+def _facts(dataset: Dataset, settings: dict[str, Any], folder: Path | None, picture: Path | None) -> dict[str, Any]:
+    """What a data set holds and where it is; with `picture` it is drawn, too."""
+    facts = _dataset(dataset)
     path = folder / f"{settings['name']}.npz" if folder else None
     if path and path.is_file() and settings["name"] not in WITHOUT_FILE:
         facts = {"file": str(path), "sha256": sha256(path)} | facts
-    if args.picture:
-        examples(dataset, name, args.picture)
-        facts |= {"picture": str(args.picture)}
+    if picture:
+        examples(dataset, called(settings), picture)
+        facts |= {"picture": str(picture)}
+    return facts
+
+
+def inspect(args: argparse.Namespace) -> None:
+    """Print what is in the federation of an experiment, or in a table of yours; nothing is trained."""
+    folder, yours = data_dir(args), table_options.is_table(args.subject)
+    # The method and the model do not matter here, so a config of the data alone is enough.
+    experiment = config.resolve({"method": "local", "model": "linear"} | table_options.read(args.subject, args))
+    dataset = table_options.dataset(experiment, args) if yours else experiment.dataset(folder)
+    federation = experiment.federation(folder, experiment.seed, dataset)
+    settings = experiment.table["federation"]["dataset"]
+    facts = _facts(dataset, settings, folder, args.picture) | _federation(federation)
+    columns, choices = federation.columns, from_table.choices(experiment, federation) if yours else None
+    if yours:
+        facts["input"] = _shape(federation.x)
     if args.json:
         chosen: dict[str, Any] = {} if choices is None else {"choices": choices.said, "doubts": choices.doubts}
-        chosen |= {} if columns is None else {"columns": columns.to_dict()}
-        print(json.dumps({"name": name, **facts, **chosen}))
+        chosen |= {} if columns is None or choices is None else {"columns": columns.to_dict()}
+        print(json.dumps({"name": called(settings), **facts, **chosen}))
         return
+    out = literal()
+    out.print(called(settings))
+    show_facts(facts)
+    if choices is None:
+        return
+    if columns is not None:
+        out.print()
+        out.print(table_options.columns_of(columns))
+    out.print(f"\n{table_options.command(args)}: this would choose a method and train as follows:", soft_wrap=True)
+    table_options.tell(choices, out)
+
+
+def show_facts(facts: dict[str, Any]) -> None:
+    """Print what is in a data set."""
     shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
     shown.add_column(no_wrap=True)
     shown.add_column(overflow="fold")
@@ -188,15 +169,7 @@ def _inspect(args: argparse.Namespace, console: Console) -> None:
             continue
         text = f"{value:,}" if isinstance(value, int) else str(value)
         shown.add_row(key, Text(f"{text[:16]}..." if key == "sha256" else text))
-    out = literal()
-    out.print(name)
-    out.print(shown)
-    if columns is not None:
-        out.print()
-        out.print(table_options.columns_of(columns))
-    if choices is not None:
-        out.print(f"\n{table_options.command(args)}: this would choose a method and train as follows:", soft_wrap=True)
-        table_options.tell(choices, out)
+    literal().print(shown)
 
 
 def _dataset(dataset: Dataset) -> dict[str, Any]:
