@@ -109,6 +109,25 @@ def row_correlation(one: Tensor, other: Tensor) -> Tensor:
     return torch.where(scale > 1e-15, (a * b).sum(1) / scale, torch.nan).clamp(-1, 1)
 
 
+def rank_correlation(one: Tensor, other: Tensor) -> float:
+    """Spearman's correlation of two relations over ordered pairs of different clients; NaN if one's are all equal."""
+    from scipy.stats import rankdata  # here, as it would add to every start
+
+    others = ~torch.eye(len(_mean_over_layers(one)), dtype=torch.bool)
+    a, b = (torch.from_numpy(rankdata(_mean_over_layers(each)[others].numpy())) for each in (one, other))
+    a, b = a - a.mean(), b - b.mean()
+    scale = float((a.square().sum() * b.square().sum()).sqrt())
+    return float((a * b).sum()) / scale if scale > 0 else float("nan")
+
+
+def hops(graph: Tensor) -> Tensor:
+    """[N, N] over how many links of a graph: [N, N] clients reach each other, whatever way they point; inf: never."""
+    from scipy.sparse.csgraph import shortest_path
+
+    links = ((graph != 0) | (graph != 0).T).numpy()
+    return torch.from_numpy(shortest_path(links, unweighted=True, directed=False))
+
+
 def rand_index(a: Tensor, b: Tensor) -> float:
     """The share of pairs of clients on which two clusterings [N] agree, together or apart (Rand, 1971)."""
     count = len(_labels(a))

@@ -7,6 +7,7 @@ ANALYSES = Shelf(
     {
         "controls": "controls:controls",
         "weights": "weights:weights",
+        "agreement": "agreement:agreement",
         "layers": "layers:layers",
         "curves": "curves:curves",
         "map": "map:map",

@@ -6,6 +6,7 @@ GRAPHS = Shelf(
     __name__,
     {
         "given": "known:given",
+        "none": "known:none",
         "oracle": "known:oracle",
         "label_overlap": "known:label_overlap",
         "shuffled": "controls:shuffled",

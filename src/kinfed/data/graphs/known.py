@@ -13,6 +13,10 @@ def given(federation: Federation, seed: int) -> Graph | None:
     return federation.graph
 
 
+def none(federation: Federation, seed: int) -> None:
+    """No relation, though the data may have one: methods that learn a graph begin without it."""
+
+
 def oracle(federation: Federation, seed: int) -> Graph:
     """Clients of one hidden group are linked: what a perfect graph would know."""
     groups = federation.groups
