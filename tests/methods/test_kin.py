@@ -179,6 +179,19 @@ def test_it_depends_neither_on_the_order_of_clients_nor_on_the_scale_of_movement
         close(method.relation(known, server._replace(moved=scale * server.moved), known.everyone), graph)
 
 
+@pytest.mark.parametrize("neighbours", [0, 2, 99])
+def test_with_hardly_any_temperature_who_moved_most_alike_is_all(roster, neighbours):
+    known = roster(4, size=2, sizes=[1, 2, 3, 1])
+    moved = torch.tensor([[1, 0], [3, 0], [0, 2], [-1, 0]], dtype=torch.float32)
+    known = replace(known, theta=known.theta.float())
+    method = Kin(tau=1e-320, neighbours=neighbours)
+    server = method.aggregate(known, method.start(known), known.everyone, Params(known.theta + moved))
+    graph = method.graph(known, server, known.everyone)[0]
+    close(graph.sum(1), torch.ones(4), atol=1e-6)
+    close(graph[:2, 2:], torch.zeros(2, 2))
+    close(graph[2:, 2:], torch.eye(2))
+
+
 def test_newcomers_are_sent_the_mean_and_after_training_the_models_of_their_kin(roster):
     known, method = roster(4, size=2, sizes=[1, 1, 1, 5]), Kin(tau=0.1)
     few = known.part(torch.arange(3))

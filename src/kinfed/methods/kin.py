@@ -133,7 +133,8 @@ class Kin(GraphMethod, Admits):
         near = self._nearest(roster, server, moved, cohort)
         columns = roster.everyone if near is None else near  # [N], or [K, M]
         alike, still = self._cosines(roster, moved, cohort, near)  # [L, K, M], [K]
-        logits = alike / self.tau + self._sizes(roster, server).log()[columns]  # minus infinity: no weight
+        tau = max(self.tau, 1e-30)  # in float32, less would be infinite
+        logits = alike / tau + self._sizes(roster, server).log()[columns]  # minus infinity: no weight
         if self.own is None:
             rows = logits.softmax(-1)
         else:

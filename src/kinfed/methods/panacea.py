@@ -118,7 +118,7 @@ class Panacea(Hypernetwork, Explains, Advises):
         moved = server.moved
 
         def learn():
-            alike = ((cosine(inner(moved, moved)) - 1) / self.structure.tau).exp()
+            alike = ((cosine(inner(moved, moved)) - 1) / max(self.structure.tau, 1e-30)).exp()
             still = (moved == 0).all(1)
             return alike.masked_fill(still | still[:, None], 0).fill_diagonal_(0)
 
