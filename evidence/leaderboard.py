@@ -68,10 +68,11 @@ def board():
         yield "| --- |" + " ---: |" * (3 + len(data))
         of = {name: [gains[name] for gains in nine if name in gains] for name in ran}
         place = places(nine, [name for name in ran if len(of[name]) == len(nine)])
-        for name in sorted(ran, key=lambda one: -mean(of[one] or [-100])):
+        for name in sorted(ran, key=lambda one: (one not in place, -mean(of[one] or [-100]))):
             cells = [f"{gains[name]:+.1f}" if name in gains else "" for gains in data.values()]
-            rank = f"{place[name]:.1f}" if name in place else ""
-            whole = [f"**{mean(of[name]):+.1f}**", f"{min(of[name]):+.1f}", rank] if of[name] else ["", "", ""]
+            whole = ["", "", ""]  # of some of the nine alone: no mean to compare
+            if name in place:
+                whole = [f"**{mean(of[name]):+.1f}**", f"{min(of[name]):+.1f}", f"{place[name]:.1f}"]
             yield f"| `{name}` | {' | '.join([*whole, *cells])} |"
 
 
@@ -91,7 +92,8 @@ def published():
     yield "Computed by `python evidence/leaderboard.py` from `docs/papers/tables`.\n"
     yield "| data set | setting | score | Local | FedAvg | best here | its score | best in print | seeds | remarks |"
     yield "| --- | --- | --- | ---: | ---: | --- | ---: | --- | ---: | --- |"
-    for file in sorted((DOCS / "papers" / "tables").glob("*/table.csv")):
+    files = sorted((DOCS / "papers" / "tables").glob("*/table.csv"))
+    for file in (one for one in files if not one.parent.name.endswith("-controls")):  # those are not of the papers
         page = f"papers/{file.parent.name.partition('.')[0]}-tables.md"
         columns = {}
         for row in csv.DictReader(file.open()):
