@@ -7,7 +7,7 @@ from torch import nn
 
 from kinfed import Classification, Counts, Execution, Federation, Forecasting, Participation, Quantiles, UsageError, fit
 from kinfed.methods.solved.partial_pooling import PartialPooling, sums
-from kinfed.models.wide import wide
+from kinfed.models.additive import additive
 from kinfed.runs.config.default_model import default_model
 
 ROUNDS = 12
@@ -161,18 +161,18 @@ def test_labels_and_counts_are_learned():
     assert float(found[-1]) < 1.3  # of Poisson counts it is about 1
 
 
-def test_random_features_bend_lines_and_what_cannot_be_solved_is_one_line():
+def test_curves_bend_lines_and_what_cannot_be_solved_is_one_line():
     draw = torch.Generator().manual_seed(0)
     client, x = torch.arange(900) % 9, torch.rand(900, 2, generator=draw) * 4 - 2
     data = Federation.from_arrays(x, (2 * x[:, 0]).sin() + x[:, 1].square(), client)
-    straight, bent = (solved(data, default_model(data, name)) for name in ("linear", "wide"))
+    straight, bent = (solved(data, default_model(data, name)) for name in ("linear", "additive"))
     errors = [run.summary().scores["mixed"]["mean"] for run in (straight, bent)]
     assert errors[1] < errors[0] / 3
     far = torch.tensor([[30.0, 0.0], [60.0, 0.0], [90.0, 0.0]])
     answers = bent.load_model(position=0)(far).flatten()
     torch.testing.assert_close(answers[2] - answers[1], answers[1] - answers[0], rtol=1e-3, atol=1e-3)
-    with pytest.raises(UsageError, match="hidden units must be at least 1"):
-        wide((3,), 1, hidden=0)
+    with pytest.raises(UsageError, match="none of them empty"):
+        additive((3, 0), 1, columns=None)
     series = Federation.from_arrays(x, torch.rand(900, 1), client, task=Quantiles(quantiles=(0.5,)))
     with pytest.raises(UsageError, match="partial pooling solves regression, counts, labels and forecasts"):
         solved(series, linear(2).float())

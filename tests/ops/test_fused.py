@@ -57,6 +57,7 @@ CASES = {  # name: module, pooled examples, task, targets
     "wide": lambda: (dense((40, 6, 4), nn.Tanh), draw(N, 40), Classification(4), labels()),
     "no bias": lambda: (dense((30, 5, 4), nn.Sigmoid, False), draw(N, 5, 6), Regression(), draw(N, 4)),
     "linear": lambda: (nn.Linear(9, 1), draw(N, 9), Regression(), draw(N)),
+    "cut": lambda: (nn.Sequential(nn.Hardtanh(-0.8, 1.1), dense((9, 8, 3))), draw(N, 9), Regression(), draw(N, 3)),
     "nested": lambda: (nn.Sequential(dense((9, 8)), nn.Tanh(), dense((8, 4))), draw(N, 9), Classification(4), labels()),
     "rnn": lambda: (recurrent("rnn"), windows(), Regression(), draw(N, 4)),
     "rnn of relu": lambda: (
@@ -105,10 +106,12 @@ def naive(module, layout, theta, x, y, task, batches, descent, only=None):
             at = batches.rows[i][place[weight > 0]]
             leaf = mine.clone().requires_grad_()
             loss = task.loss(functional_call(module, layout.tensors(leaf), (x[at],)), y[at]).mean()
-            loss = loss + descent.pull / 2 * leaf.square().sum()
+            gradient = moves * torch.autograd.grad(loss, leaf)[0]
+            gradient *= min(1.0, descent.clip / float(gradient.norm().clamp(min=1e-12)))
+            gradient += descent.pull * moves * mine
             if descent.slope is not None:
-                loss = loss + descent.slope[i] @ leaf
-            mine -= descent.lr * moves * torch.autograd.grad(loss, leaf)[0]
+                gradient += moves * descent.slope[i]
+            mine -= descent.lr * gradient
         trained.append(mine)
     return torch.stack(trained)
 
@@ -125,7 +128,7 @@ def agree(a, b):
     torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
 
 
-DENSE = ["relu", "wide", "no bias", "linear", "nested"]
+DENSE = ["relu", "cut", "wide", "no bias", "linear", "nested"]
 
 
 @pytest.fixture(params=[(name, how) for name in CASES for how in (0.0, 2 / 3, 1e9) if name in DENSE or how == 2 / 3])
@@ -143,6 +146,10 @@ def test_fused_steps_are_those_of_autograd(name):
         agree(found, naive(module, layout, theta, x, y, task, batches(SIZES, 8, 2), descent))
     assert (found - theta).abs().max() > 0.01
     assert torch.equal(theta, before)
+    for clip in () if form.repeats else (0.3, 3.0):  # of most steps, and of some
+        descent = Descent(0.1, 0.7, clip=clip)
+        found = form.descend(theta, x, y, batches(SIZES, 8, 2), descent)
+        agree(found, naive(module, layout, theta, x, y, task, batches(SIZES, 8, 2), descent))
 
 
 def test_only_what_may_move_moves(name):

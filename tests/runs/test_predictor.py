@@ -115,9 +115,8 @@ def test_columns_that_training_dropped_are_ignored_and_others_are_named_once(tmp
 
 
 def test_a_choice_answers_with_the_model_that_each_client_keeps(shops, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(
-        "kinfed.search.successive_halving._beats", lambda one, other: one.mean > other.mean
-    )  # by however little
+    winner = "kinfed.search.successive_halving.winner"
+    monkeypatch.setattr(winner, lambda found: next(one for one in found if one.candidate.method_name == "hedge"))
     asked = ["choose", str(shops / "shops.csv"), "--client", "shop", "--target", "buys", "rounds=2", "--budget", "20"]
     assert main([*asked, "--methods", "hedge", "model.hidden=[6]", "--quiet", "--out", str(tmp_path / "c")]) == 0
     choice = json.loads((tmp_path / "c" / "choice.json").read_text())

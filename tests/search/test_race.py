@@ -122,22 +122,24 @@ def test_local_is_replaced_only_by_what_is_better_by_more_than_a_standard_error(
     assert winner([early, local, fedavg]) is local
 
 
-def test_the_simplest_model_is_replaced_only_by_what_is_clearly_better_and_only_where_it_is_good_itself():
-    """Gains of 0.1, 0.2, 0.0 and 0.1 over it: mean 0.1, half of the interval 3.182446 * 0.0816497 / 2 = 0.13."""
+def test_a_solved_model_that_is_better_needs_no_margin_and_stays_in_the_race():
+    """It learns how far to pool; what is trained must be better by more than a standard error, here 0.0408."""
 
     def linear(*values):
         one = standing("partial-pooling,linear", *values)
         return replace(one, candidate=replace(one.candidate, model="linear"))
 
-    local, simple = standing("local", [0.5, 0.5, 0.5, 0.5]), linear([0.7, 0.6, 0.7, 0.6])
-    better, clear = standing("fedaghn", [0.8, 0.8, 0.7, 0.7]), standing("fedaghn", [0.9, 0.9, 0.9, 0.9])
-    assert simple.candidate.stays == "linear"
-    assert winner([better, simple, local]) is simple
-    assert winner([clear, simple, local]) is clear
-    weak = linear([0.5, 0.4, 0.6, 0.5])  # no better than learning alone
-    assert winner([better, weak, local]) is better
-    assert winner([weak, local]) is local
-    entries = [*(candidate(f"c{i}") for i in range(6)), local.candidate, simple.candidate]  # it is the worst, and stays
+    local, solved = standing("local", [0.5, 0.5, 0.5, 0.5]), linear([0.7, 0.4, 0.7, 0.4])
+    assert solved.candidate.stays == "linear"
+    assert winner([solved, local]) is solved  # by 0.05, with a standard error of 0.087
+    assert winner([linear([0.5, 0.4, 0.5, 0.5]), local]) is local
+    close, clear = standing("fedaghn", [0.7, 0.5, 0.7, 0.4]), standing("fedaghn", [0.8, 0.6, 0.7, 0.5])
+    assert close.over(solved)[:2] == (pytest.approx(0.025), pytest.approx(0.025))
+    assert winner([close, solved, local]) is solved
+    assert winner([clear, solved, local]) is clear
+    kin = replace(solved.candidate, settings=("kin=1",))
+    assert not kin.stays
+    entries = [*(candidate(f"c{i}") for i in range(6)), local.candidate, solved.candidate]  # it is the worst, and stays
     scores = {one.name: 10.0 - i for i, one in enumerate(entries)}
     end = run(
         entries, [Rung(1, 8), Rung(2, 3)], 1, lambda *_: {}, lambda one, _: np.full(4, scores[one.candidate.name])

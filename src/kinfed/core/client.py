@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal, Protocol
+from typing import Annotated, Any, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from .batches import Batch, Draw, Examples, Member, Pool, Shuffler
 from .model import Features, Model
 from .optimiser import SGD, Adam, Optimiser
 from .seeding import fold, key, normal
-from .settings import Count, Positive, Settings
+from .settings import Count, In, Positive, Settings
 from .tasks import Classification, Task
 
 Penalty = Callable[[Tensor], Tensor]  # theta [d] -> []
@@ -45,6 +45,7 @@ class Training(Settings):
     steps: Count | None = None  # in a round, in place of epochs: the same for clients with many or few examples
     # "balanced", or a positive number for every class, by which the loss of its examples is multiplied
     class_weights: tuple[Positive, ...] | Literal["balanced"] | None = None
+    clip: Annotated[float, In("(0, inf]")] = math.inf  # the greatest norm of a step's gradient; inf: no limit
 
     def __post_init__(self) -> None:
         weights: Any = self.class_weights
@@ -285,8 +286,8 @@ class Client:
 
         `penalty(theta)` is added to the loss of every step; `only` names the tensors to train (buffers such as
         running statistics always move); `epochs` (or exactly `steps` steps) and `optimiser` replace the training
-        settings; `clip` bounds the norm of a step's gradient, the penalty's included; with `again` the examples are
-        shuffled as in the call before, so that two models are trained on the same batches.
+        settings; `clip` bounds the norm of a step's gradient, the penalty's included, as the settings may do too; with
+        `again` the examples are shuffled as in the call before, so that two models are trained on the same batches.
 
         `objective(outputs, batch, features)` replaces the task's loss, class weights included. It returns a loss for
         each example, [B], which is averaged over the batch's real rows, or one for all, [] (`batch.mean` ignores rows
@@ -305,7 +306,7 @@ class Client:
             )
             raise UsageError(f"the method trains a part of the model that {why}")
         draw = self._draw(epochs, steps, again=again)
-        optimiser = optimiser or self.training.optimiser
+        optimiser, clip = optimiser or self.training.optimiser, min(clip, self.training.clip)
         return self._trainers.train(self, Request(theta, names, draw, optimiser, penalty, objective, clip))
 
     def pass_over(self, theta: Tensor, batch: Batch) -> dict[str, Tensor]:

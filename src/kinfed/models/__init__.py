@@ -9,7 +9,8 @@ MODELS = Shelf(
     {
         "linear": "linear:linear",
         "mlp": "mlp:mlp",
-        "wide": "wide:wide",
+        "additive": "additive:additive",
+        "log-linear": "log_linear:log_linear",
         "embedded": "embedded:embedded",
         "cnn": "cnn:cnn",
         "cnn-bn": "cnn_bn:cnn_bn",

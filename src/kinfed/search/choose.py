@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 from ..core.client import Training
@@ -22,7 +23,7 @@ from ..data.federation import Federation
 from ..data.tables.table_reader import from_frame
 from ..errors import RunError, UsageError, log_failure, nearest, note_failure
 from ..methods.solved import KNOWN
-from ..runs.config.default_model import default_model
+from ..runs.config.default_model import CLIP, default_model
 from ..runs.outside_scores import Outside, compare
 from ..runs.reference_runs import BASES
 from ..runs.run import Run, client_index
@@ -37,7 +38,8 @@ TRIED = (*BASES, "fedrep", "kin", "hedge", "cfl", "fedavg-ft")
 WITH_GRAPH = ("sfl",)  # tried too where the clients' graph is known
 FACTORS = (1, 3, 1 / 3)  # of the rate of local training
 CAREFUL = (1 / 3, 1)  # the same of squared errors in the units of a table's target, which may have heavy tails
-SOLVED = ("linear", "wide")  # models whose last layer partial pooling solves, where models race
+SOLVED = ("linear", "additive")  # models whose last layer partial pooling solves, where models race
+UNEQUAL = 0.3  # a target's deviation over its mean from which its logarithm is tried
 MANY = 1 << 22  # numbers in all clients' sums up to which solving takes a moment
 KIN = (0.0, 1.0)  # how far it then draws clients to their kin
 
@@ -166,6 +168,8 @@ def choose(
         federation = from_frame(federation, client=client, target=target, seed=how.get("seed", 0))
     rounds = how.get("rounds", 20)
     how["rounds"] = successive_halving.scored(rounds if isinstance(rounds, Rounds) else Rounds(rounds))
+    if module is None and federation.columns is not None:
+        how.setdefault("training", Training(clip=CLIP))
     with _folder(folder) as place:
         more = raced(federation) if module is None else {}
         usual_model = default_model(federation) if module is None else module
@@ -193,12 +197,22 @@ def _seeded(federation: Federation, name: str, seed: int) -> nn.Module:
 
 def solvable(federation: Federation) -> tuple[str, ...]:
     """The models of which partial pooling can solve the last layer, for the task and in a moment."""
-    task, inputs = federation.task, federation.x[0].numel()
+    task = federation.task
     if isinstance(task, Quantiles) or not isinstance(task, Classification | Counts | Forecasting | Regression):
         return ()
     apart = 1 if isinstance(task, Regression) else federation.outputs
-    widths = {"linear": inputs + 1, "wide": inputs + 65}
-    return tuple(name for name in SOLVED if len(federation) * apart * widths[name] ** 2 <= MANY)
+    names = SOLVED + ("log-linear",) * _spans_orders(federation)
+    heads: dict[str, Any] = {name: [*default_model(federation, name).children()][-1] for name in names}
+    return tuple(name for name in names if len(federation) * apart * (heads[name].in_features + 1) ** 2 <= MANY)
+
+
+def _spans_orders(federation: Federation) -> bool:
+    """Whether targets are a table's single numbers above zero, some many times as large as others."""
+    task = federation.task
+    if not isinstance(task, Regression) or len(task.mean) != 1 or federation.columns is None:
+        return False
+    y = federation.y[torch.cat(list(federation.rows["train"]))]
+    return bool((y > 0).all()) and task.deviation[0] > UNEQUAL * task.mean[0]
 
 
 def usual(federation: Federation) -> tuple[str, ...]:

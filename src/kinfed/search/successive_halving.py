@@ -16,7 +16,6 @@ from ..runs.reference_runs import BASES
 
 Array = NDArray[np.float64]
 
-SIMPLEST = "linear"  # of models that race
 FINALISTS = 4  # candidates that are trained to the end, Local and FedAvg among them
 
 
@@ -38,8 +37,8 @@ class Candidate:
 
     @property
     def stays(self) -> str:
-        """What it is the example of that stays in the race whatever its score; "" if it may leave."""
-        return self.base or (self.model if self.model == SIMPLEST and not self.settings else "")
+        """What it is the example of that stays in the race whatever its score, as it is simple; "" if it may leave."""
+        return self.base or ("" if self.settings else self.model)
 
 
 class Entry(NamedTuple):
@@ -124,8 +123,8 @@ def run(
     """Every candidate's standing, the last to leave first, and among those the best validation score first.
 
     `advance` trains entries until a round, and says which ended before and why; `look` gives an entry's validation
-    scores after so many rounds: [N]. The best candidate of each base, and the simplest of the models that race, stay in
-    the race whatever their scores. Candidates that the budget left out take the places of those that ended at once.
+    scores after so many rounds: [N]. The best candidate of each base, and of each of the models that race, stay in the
+    race whatever their scores. Candidates that the budget left out take the places of those that ended at once.
     """
     standings = {one.name: Standing(one) for one in candidates}
     left, waiting = list(candidates)[: plan[0].enter], list(candidates)[plan[0].enter :]
@@ -159,32 +158,21 @@ def _best(standings: Sequence[Standing], count: int) -> list[Candidate]:
 
 
 def winner(standings: Sequence[Standing]) -> Standing | None:
-    """The best of those that came as far as any; the better of Local and FedAvg unless it is clearly beaten.
+    """The best of those that came as far as any, if it clearly beats the simple ones, or else the best of these.
 
-    That is by more than the standard error of the gain over it, paired by client. If the simplest of the models that
-    race beats it too, a better one replaces that only if the 95 % interval of its gain excludes zero. None if all have
-    ended.
+    Simple are Local, FedAvg, and models that are solved as they come: these learn by themselves how far to pool.
+    Clearly is by more than the standard error of the gain, paired by client. None if all have ended.
     """
 
     def farthest(some: Iterable[Standing]) -> Standing | None:
         return max(some, key=lambda one: (one.rounds, one.mean), default=None)
 
-    simple = farthest(one for base in BASES if (one := base_of(standings, base)))
-    best = farthest(one for one in standings if one.rounds and not one.problem)
+    left = [one for one in standings if one.rounds and not one.problem]
+    best, simple = farthest(left), farthest(one for one in left if one.candidate.stays)
     if best is None or simple is None or best is simple:
         return best
-    linear = farthest(one for one in standings if one.candidate.model == SIMPLEST and one.candidate.stays)
-    if linear is not None and linear.rounds == best.rounds and not linear.problem and best is not linear:
-        gain, _, half = best.over(linear)
-        if _beats(linear, simple) and not gain > half:
-            return linear
-    return best if _beats(best, simple) else simple
-
-
-def _beats(one: Standing, other: Standing) -> bool:
-    """Whether a candidate is better than another by more than a standard error."""
-    gain, error, _ = one.over(other)
-    return gain > error
+    gain, error, _ = best.over(simple)
+    return best if gain > error else simple
 
 
 def base_of(standings: Sequence[Standing], base: str) -> Standing | None:

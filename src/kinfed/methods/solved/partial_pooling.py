@@ -1,6 +1,7 @@
 """Partial pooling: linear models solved from sums over rows, each client's as near to all clients' as the rows say."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -19,7 +20,7 @@ from ...core.trees import Pairwise, PerClient, Shared, Tree
 from ...errors import UsageError
 
 LEAST, MOST = 1e-8, 1e8  # bounds of variances and of penalties, in squared standard deviations
-SETTLED = 1e-6  # a change of coefficients that is none
+SETTLED = 1e-4  # a change of coefficients that is none
 STEEP = 20.0  # the largest logarithm of a count over the mean
 NUMBERS = 1 << 27  # of all clients' sums, the most that a server keeps: 1 GiB
 
@@ -42,7 +43,7 @@ class Server(NamedTuple):
     body: Shared  # [d] the initial model, whose head is replaced
     centre: Shared  # [f, k] the mean of the clients' coefficients
     spread: Shared  # [f, k] the variance of the clients' coefficients about it
-    noise: Shared  # [k] the variance of targets about their predictions
+    noise: PerClient  # [N, k] the variance of a client's targets about their predictions
     penalty: Shared  # [k] of the centre: the inverse of its coefficients' variance
     kin: PerClient  # [N, f, k] how far a client's kin are from the centre
     weights: Pairwise  # [N, N] of the others among a client's kin; () without kin
@@ -52,12 +53,13 @@ class Server(NamedTuple):
 
 @dataclass(frozen=True)
 class PartialPooling(Method, Explains, Advises):
-    r"""$c_i \sim N(\bar c + \gamma \sum_j w_{ij} (c_j - \bar c), D)$, $y = c_i^\top x + \epsilon$: a mixed model.
+    r"""$c_i \sim N(\bar c + \gamma \sum_j w_{ij} (c_j - \bar c), D)$, $y = c_i^\top x + \epsilon_i$: a mixed model.
 
     Clients send sums over their rows, of which the server makes every client's coefficients, their mean $\bar c$, and
-    by empirical Bayes the variances $D$ (a diagonal) and $\sigma^2$: those of a column by which clients do not differ
+    by empirical Bayes the variances $D$ (a diagonal) and $\sigma_i^2$: those of a column by which clients do not differ
     become 0, and of one by which each is different, infinite. So it lies between one model for all and learning alone,
-    column by column, as the rows say. Linear mixed models: Laird and Ware 1982 (doi:10.2307/2529876); the fixed point
+    column by column, as the rows say. A client whose targets are noisier counts less: its $\sigma_i^2$ is drawn to that
+    of all as by `common` rows more. Linear mixed models: Laird and Ware 1982 (doi:10.2307/2529876); the fixed point
     of the variances: MacKay 1992 (doi:10.1162/neco.1992.4.3.415), Equations 20 to 22. For labels and counts each round
     is a step of Newton's method on the same sums (Breslow and Clayton 1993, doi:10.2307/2290687).
 
@@ -65,7 +67,8 @@ class PartialPooling(Method, Explains, Advises):
     The model's last layer is solved; the layers before it stay as they begin, the same for all.
     """
 
-    steps: Count = 8  # of the fixed point, in a round
+    steps: Count = 3  # of the fixed point, in a round
+    common: NonNegative = 5.0  # rows of all clients that are added to a client's where its noise is estimated
     kin: NonNegative = 0.0  # how far clients are drawn to their kin; 0: to the mean of all alone
     sharpness: NonNegative = 8.0  # of the softmax over cosines that weighs a client's kin
     origin: ClassVar[Origin] = "learned"
@@ -89,8 +92,9 @@ class PartialPooling(Method, Explains, Advises):
         apart = k if isinstance(roster.task, Classification | Counts | Forecasting) else 1
         sums = Sums(torch.zeros(n, apart, f, f, **like), none, none[:, 0], none[:, 0])
         one = torch.ones(k, **like)
+        noise = torch.ones(n, k, **like)
         weights: Any = torch.zeros(n, n, **like) if self.kin else ()
-        return Server(roster.theta, centre, torch.full_like(centre, 0.1), one, one, none, weights, none, sums)
+        return Server(roster.theta, centre, torch.full_like(centre, 0.1), noise, one, none, weights, none, sums)
 
     def send(self, roster: Roster, server: Tree, cohort: Tensor) -> Tree:
         return Params(_model(roster.layout, server.body, server.coefficients[cohort]))
@@ -101,14 +105,15 @@ class PartialPooling(Method, Explains, Advises):
         if client.model.layout.head and _bias(client.model.layout):
             inputs = torch.cat([inputs, torch.ones_like(inputs[:, :1])], 1)
         coefficients = _coefficients(client.model.layout, received.theta)
-        return (), sums(client.task, inputs.double(), y, real.double(), coefficients)
+        link = getattr(client.model.module.get_submodule(client.model.head_name or ""), "link", None)
+        return (), sums(client.task, inputs.double(), y, real.double(), coefficients, link)
 
     def aggregate(self, roster: Roster, server: Tree, cohort: Tensor, uploads: Tree) -> Tree:
         known = Sums(*(put(table, cohort, new) for table, new in zip(server.sums, uploads, strict=True)))
         server = server._replace(sums=known)
         squared = not isinstance(roster.task, Classification | Counts)
         for _ in range(self.steps):
-            before, server = server.coefficients, step(server, squared)
+            before, server = server.coefficients, step(server, squared, self.common)
             if float((server.coefficients - before).abs().max()) < SETTLED:
                 break
         return self._draw_to_kin(server) if self.kin else server
@@ -136,11 +141,17 @@ class PartialPooling(Method, Explains, Advises):
 
     def diagnostics(self, roster: Roster, server: Tree, cohort: Tensor, sent: Tree, uploads: Tree) -> dict[str, Tensor]:
         away = (server.coefficients - server.centre).square().sum((1, 2)).sqrt()
-        return {"from the mean": away.to(roster.theta.dtype), "noise": server.noise.mean().to(roster.theta.dtype)}
+        noise = server.noise.mean(1)
+        return {"from the mean": away.to(roster.theta.dtype), "noise": noise.to(roster.theta.dtype)}
 
 
-def sums(task: Any, x: Tensor, y: Tensor, real: Tensor, coefficients: Tensor) -> Sums:
-    """The sums of one client's rows x: [n, f], of which those with real: [n] 1 count, at coefficients: [f, k]."""
+def sums(
+    task: Any, x: Tensor, y: Tensor, real: Tensor, coefficients: Tensor, link: Callable[[Tensor], Tensor] | None = None
+) -> Sums:
+    """The sums of one client's rows x: [n, f], of which those with real: [n] 1 count, at coefficients: [f, k].
+
+    A head's `link` is the function of its outputs that is linear in x, where they are not themselves.
+    """
     outputs = x @ coefficients  # [n, k]
     if isinstance(task, Classification):
         share = outputs.softmax(1)
@@ -159,7 +170,8 @@ def sums(task: Any, x: Tensor, y: Tensor, real: Tensor, coefficients: Tensor) ->
         curvature = torch.einsum("nk,nf,ng->kfg", known, x, x)
         return Sums(curvature, x.T @ target, target.square().sum(0), known.sum(0))
     if isinstance(task, Regression):
-        target = task.scaled(y.double()).reshape(outputs.shape) * real[:, None]
+        target = task.scaled(y.double()).reshape(outputs.shape)
+        target = (target if link is None else link(target)) * real[:, None]
         x = x * real[:, None]
         rows = real.sum().expand(outputs.shape[1])
         return Sums((x.T @ x)[None], x.T @ target, target.square().sum(0), rows)
@@ -173,30 +185,30 @@ def _weighted(x: Tensor, weight: Tensor, error: Tensor, at: Tensor, square: Tens
     return Sums(curvature, slope, square, real.sum().expand(weight.shape[1]))
 
 
-def step(server: Server, squared: bool) -> Server:
+def step(server: Server, squared: bool, common: float) -> Server:
     """Everybody's coefficients by the variances so far, and the variances by these coefficients.
 
-    Of `squared` errors the noise is estimated too.
+    Of `squared` errors the noise is estimated too, with `common` rows of all clients added to each client's.
     """
-    found = [_one_output(server, k, squared) for k in range(server.centre.shape[1])]
+    found = [_one_output(server, k, squared, common) for k in range(server.centre.shape[1])]
     centre, spread, noise, penalty, coefficients = (torch.stack(each, -1) for each in zip(*found, strict=True))
     return server._replace(centre=centre, spread=spread, noise=noise, penalty=penalty, coefficients=coefficients)
 
 
-def _one_output(server: Server, k: int, squared: bool) -> tuple[Tensor, ...]:
+def _one_output(server: Server, k: int, squared: bool, common: float) -> tuple[Tensor, ...]:
     """The step for one of the outputs."""
-    sums, spread, noise, penalty = server.sums, server.spread[:, k], server.noise[k], server.penalty[k]
+    sums, spread, noise, penalty = server.sums, server.spread[:, k], server.noise[:, k], server.penalty[k]
     curvature = sums.curvature[:, k if sums.curvature.shape[1] > 1 else 0]  # [N, f, f]
     slope, kin = sums.slope[:, :, k], server.kin[:, :, k]  # [N, f]
-    n, f, precise = len(curvature), len(spread), 1 / spread
-    posterior = _inverse(curvature / noise + torch.diag(precise))  # [N, f, f]
-    rest = slope / noise - _times(curvature, kin) / noise  # what the centre and a client's own deviation explain
+    n, f, precise, each = len(curvature), len(spread), 1 / spread, noise[:, None]
+    posterior = _inverse(curvature / each[:, None] + torch.diag(precise))  # [N, f, f]
+    rest = (slope - _times(curvature, kin)) / each  # what the centre and a client's own deviation explain
     # X'V^-1 X with V = X D X' + s I is D^-1 - D^-1 P D^-1, and X'V^-1 y is D^-1 P X'y / s.
     known = n * torch.diag(precise) - posterior.sum(0) * precise[:, None] * precise
     scale = (torch.diagonal(curvature, dim1=1, dim2=2).sum(0) / sums.rows[:, k].sum().clamp(min=1)).clamp(min=LEAST)
     uncertain = _inverse(known + torch.diag(penalty * scale))
     centre = uncertain @ (_times(posterior, rest).sum(0) * precise)
-    away = _times(posterior, rest - _times(curvature, centre.expand(n, f)) / noise)
+    away = _times(posterior, rest - _times(curvature, centre.expand(n, f)) / each)
     coefficients = centre + kin + away
     learned = (1 - torch.diagonal(posterior, dim1=1, dim2=2) * precise).clamp(min=0)  # [N, f] of each deviation
     spread = (away.square().sum(0) / learned.sum(0).clamp(min=LEAST)).clamp(LEAST, MOST)
@@ -204,10 +216,11 @@ def _one_output(server: Server, k: int, squared: bool) -> tuple[Tensor, ...]:
     penalty = (free / (centre.square() * scale).sum().clamp(min=LEAST)).clamp(LEAST, MOST)
     if squared:
         fit = (_times(curvature, coefficients) - 2 * slope) * coefficients
-        left = (sums.square[:, k] + fit.sum(1)).clamp(min=0).sum()
-        noise = ((left + noise * learned.sum()) / sums.rows[:, k].sum().clamp(min=1)).clamp(min=LEAST)
+        left = (sums.square[:, k] + fit.sum(1)).clamp(min=0) + noise * learned.sum(1)  # [N] squares, as expected
+        noise = ((left + common / (1 / noise).mean()) / (sums.rows[:, k] + common).clamp(min=1)).clamp(min=LEAST)
     elif bool(sums.square[:, k].any()):  # counts vary more than Poisson's, or as much
-        noise = (sums.square[:, k].sum() / sums.rows[:, k].sum().clamp(min=1)).clamp(1.0, MOST)
+        more = (sums.square[:, k].sum() / sums.rows[:, k].sum().clamp(min=1)).clamp(1.0, MOST)
+        noise = more.expand(n)
     return centre, spread, noise, penalty, coefficients
 
 

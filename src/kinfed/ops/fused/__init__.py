@@ -6,6 +6,7 @@ gradient is ever stored: `weight -= lr g^T x` is one `baddbmm_`. Batches, short 
 steps, frozen layers and quadratic penalties are those of `Client.descend`, and the result agrees with it to rounding.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, cast
@@ -17,7 +18,7 @@ from ...core.layers import is_plain
 from ...core.layout import Layout
 from ...core.rows import blank
 from ...core.tasks import Classification, Counts, Forecasting, Quantiles, Regression, Task
-from .dense import Activation, Flatten, Linear, Span, relu_backward, sigmoid_backward, tanh_backward
+from .dense import Activation, Cut, Flatten, Linear, Span, relu_backward, sigmoid_backward, tanh_backward
 from .recurrent import Forecaster, LastState, forecaster, last_state
 from .step import Descent, Named, Part, Step, Unfused
 
@@ -91,6 +92,7 @@ FORMS: dict[type, Callable[[Any, str], list[Part]]] = {
     nn.Sequential: lambda module, path: [p for name, m in module._modules.items() for p in parts(m, f"{path}{name}.")],
     nn.Linear: lambda module, path: [Linear(module, path)],
     nn.Flatten: _flatten,
+    nn.Hardtanh: lambda module, path: [Cut(module.min_val, module.max_val)],
     nn.ReLU: lambda module, path: [Activation(Tensor.relu_, relu_backward)],
     nn.Tanh: lambda module, path: [Activation(Tensor.tanh_, tanh_backward)],
     nn.Sigmoid: lambda module, path: [Activation(Tensor.sigmoid_, sigmoid_backward)],
@@ -157,7 +159,7 @@ class Fused:
             descent = descent if descent.slope is None else descent._replace(slope=descent.slope[order])
         result = blank(len(order), theta.expand(len(order), -1))
         with torch.no_grad():
-            for at, span in self._blocks(batches, moving, lowest, theta):
+            for at, span in self._blocks(batches, moving, lowest, theta, descent.clip):
                 slope = None if descent.slope is None else descent.slope[at]
                 begin = theta if theta.ndim == 1 else theta[at]
                 block = _Block(self, begin, batches.of(at), descent._replace(slope=slope))
@@ -174,11 +176,17 @@ class Fused:
         only: frozenset[str] | None = None,
     ) -> Tensor:
         """`descend` for one client, no axis counting clients; under `torch.func.vmap` all are trained at once."""
-        result: Tensor = _Alone.apply(self, theta, *batches, descent.slope, x, y, descent.lr, descent.pull, only)
+        how = descent.lr, descent.pull, descent.clip
+        result: Tensor = _Alone.apply(self, theta, *batches, descent.slope, x, y, how, only)
         return result
 
+    @property
+    def repeats(self) -> bool:
+        """Whether a layer of it is applied several times in a pass."""
+        return any(isinstance(part, LastState | Forecaster) for part in self.parts)
+
     def _blocks(
-        self, batches: Batches, moving: frozenset[str], lowest: int, theta: Tensor
+        self, batches: Batches, moving: frozenset[str], lowest: int, theta: Tensor, clip: float
     ) -> Iterator[tuple[slice, bool]]:
         """Clients that are trained at once, and whether the lowest layer moves in the span of its inputs."""
         shapes, part = {e.name: e.shape for e in self.layout.whole.entries}, self.parts[lowest]
@@ -187,7 +195,7 @@ class Fused:
 
         def spans(i: int) -> bool:
             """Whether that saves enough multiplications to be faster."""
-            if not isinstance(part, Linear) or not moving.issuperset(part.names):
+            if not isinstance(part, Linear) or not moving.issuperset(part.names) or clip < math.inf:
                 return False
             (out, width), n = shapes[part.weight], examples[i]
             return bool(n * width * (2 * out + n) + seen[i] * n * out < SAVED * 2 * seen[i] * width * out)
@@ -240,8 +248,7 @@ class _Block:
         moved = {n: self._tensors[n] if n in still else self._tensors[n].clone() for p in climbed for n in p.names}
         steps, real = valid.sum(1), weight.sum(2)
         done = (steps[:, None] <= torch.arange(len(at), device=steps.device)).sum(0).tolist()  # clients, by step
-        most = real.amax(0).long().tolist()
-        least = torch.where(valid, real, torch.inf).amin(0).tolist()
+        most, least = real.amax(0).long().tolist(), torch.where(valid, real, torch.inf).amin(0).tolist()
         share = (weight / real.clamp(min=1).unsqueeze(-1)).transpose(0, 1).unsqueeze(-1)  # [T, k, B, 1]
         now, step, first = moved, Step(moved, moving, self._descent, self._slopes), 0
         saved: list[Any] = [None] * len(climbed)
@@ -262,6 +269,7 @@ class _Block:
                 g.mul_(classes[first:].gather(1, truth).unsqueeze(-1))
             for i in reversed(range(deepest, len(climbed))):
                 g = climbed[i].backward(now, saved[i], g, step, deep=span or i > deepest)
+            step.finish()
             if spanned:
                 spanned.backward(first, here, g)
         new = self._split(out)
@@ -293,6 +301,7 @@ class _Alone(torch.autograd.Function):
         return _descend(form, tensors, *given[7:]), 0
 
 
-def _descend(form: Fused, tensors: list[Any], x: Tensor, y: Tensor, lr: float, pull: float, only: Any) -> Tensor:
+def _descend(form: Fused, tensors: list[Any], x: Tensor, y: Tensor, how: tuple[float, ...], only: Any) -> Tensor:
+    lr, pull, clip = how
     theta, *batches, slope = tensors
-    return form.descend(theta, x, y, Batches(*batches), Descent(lr, pull, slope), only)
+    return form.descend(theta, x, y, Batches(*batches), Descent(lr, pull, slope, clip), only)

@@ -23,6 +23,21 @@ class Flatten:
         return g.view(saved)
 
 
+class Cut:
+    """nn.Hardtanh: numbers below `low` are `low`, and those above `high` are `high`."""
+
+    names: tuple[str, ...] = ()
+
+    def __init__(self, low: float, high: float) -> None:
+        self._low, self._high = low, high
+
+    def forward(self, tensors: Named, x: Tensor, before: Any = None) -> tuple[Tensor, Tensor]:
+        return x.clamp(self._low, self._high), x
+
+    def backward(self, tensors: Named, saved: Tensor, g: Tensor, step: Step, deep: bool) -> Tensor:
+        return g * ((saved > self._low) & (saved < self._high))
+
+
 class Activation:
     """An activation that works in place, and whose gradient follows from its outputs."""
 

@@ -1,5 +1,6 @@
 """A step of SGD that is taken as soon as a layer's part of the gradient is known, and what a fused layer is."""
 
+import math
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -20,6 +21,7 @@ class Descent(NamedTuple):
     lr: float
     pull: float = 0.0
     slope: Tensor | None = None  # [K, d]
+    clip: float = math.inf  # the greatest norm of a client's gradient of the loss alone
 
 
 class Step:
@@ -27,25 +29,56 @@ class Step:
 
     def __init__(self, tensors: Named, moving: frozenset[str], descent: Descent, slopes: Named) -> None:
         self.moving, self._tensors, self._slopes = moving, tensors, slopes
-        self._lr, self._keep = descent.lr, 1 - descent.lr * descent.pull
+        self._lr, self._keep, self._clip = descent.lr, 1 - descent.lr * descent.pull, descent.clip
+        self._waiting: list[tuple[str, Tensor, Tensor | None, slice]] = []  # for the norm of a gradient that is cut
 
     def product(self, name: str, g: Tensor, x: Tensor, rows: slice = slice(None)) -> None:
         """The gradient of the tensor [k, out, in], or of these rows of it, is g^T x; g: [k, m, out], x: [k, m, in]."""
-        if name in self.moving:
-            tensor = self._tensors[name][:, rows]
-            if 8 * x.shape[2] < x.shape[1]:  # a long and narrow x is served badly on this side of a product
-                self._shrink(tensor).sub_(torch.bmm(x.mT, g).mT, alpha=self._lr)
-            elif x.shape[1] > LONG:  # parts of so long a sum would be rounded one by one to what the weight can hold
-                self._shrink(tensor).sub_(torch.bmm(g.mT, x), alpha=self._lr)
-            else:
-                tensor.baddbmm_(g.mT, x, beta=self._keep, alpha=-self._lr)
-            self._drift(name, rows)
+        if name in self.moving and self._clip < math.inf:
+            self._waiting.append((name, g, x, rows))
+        elif name in self.moving:
+            self._take_product(name, g, x, rows)
 
     def sum(self, name: str, g: Tensor, rows: slice = slice(None)) -> None:
         """The gradient of the tensor [k, out], or of these rows of it, is the sum over m of g: [k, m, out]."""
-        if name in self.moving:
-            self._shrink(self._tensors[name][:, rows]).sub_(g.sum(1), alpha=self._lr)
-            self._drift(name, rows)
+        if name in self.moving and self._clip < math.inf:
+            self._waiting.append((name, g, None, rows))
+        elif name in self.moving:
+            self._take_sum(name, g, rows)
+
+    def finish(self) -> None:
+        """Take the steps that waited for the norm of the whole gradient, which is at most `clip` then.
+
+        That of g^T x is the root of the sum of g g^T times x x^T, which are small where a batch is.
+        """
+        if not self._waiting:
+            return
+        squares = [
+            (torch.bmm(g, g.mT) * torch.bmm(x, x.mT)).sum((1, 2)) if x is not None else g.sum(1).square().sum(1)
+            for _, g, x, _ in self._waiting
+        ]
+        norm = torch.stack(squares).sum(0).clamp(min=0).sqrt()  # [k]
+        share = (self._clip / norm.clamp(min=1e-12)).clamp(max=1)[:, None, None]
+        for name, g, x, rows in self._waiting:
+            if x is None:
+                self._take_sum(name, g * share, rows)
+            else:
+                self._take_product(name, g * share, x, rows)
+        self._waiting.clear()
+
+    def _take_product(self, name: str, g: Tensor, x: Tensor, rows: slice) -> None:
+        tensor = self._tensors[name][:, rows]
+        if 8 * x.shape[2] < x.shape[1]:  # a long and narrow x is served badly on this side of a product
+            self._shrink(tensor).sub_(torch.bmm(x.mT, g).mT, alpha=self._lr)
+        elif x.shape[1] > LONG:  # parts of so long a sum would be rounded one by one to what the weight can hold
+            self._shrink(tensor).sub_(torch.bmm(g.mT, x), alpha=self._lr)
+        else:
+            tensor.baddbmm_(g.mT, x, beta=self._keep, alpha=-self._lr)
+        self._drift(name, rows)
+
+    def _take_sum(self, name: str, g: Tensor, rows: slice) -> None:
+        self._shrink(self._tensors[name][:, rows]).sub_(g.sum(1), alpha=self._lr)
+        self._drift(name, rows)
 
     def _shrink(self, tensor: Tensor) -> Tensor:
         return tensor if self._keep == 1 else tensor.mul_(self._keep)

@@ -24,7 +24,8 @@ class FusedTrainer:
             return "a penalty that is not quadratic"
         if not isinstance(request.optimiser, SGD) or request.optimiser.momentum:
             return "an optimiser other than plain SGD"
-        return "a bound on the gradient" if request.clip < math.inf else ""
+        bound = request.clip < math.inf and (request.penalty is not None or self._form.repeats)
+        return "a bound on the gradient of a penalty, or of a recurrent layer" if bound else ""
 
     def train(self, client: Client, request: Request) -> Tensor:
         """The trained theta: [d]; under `torch.func.vmap` all clients are trained at once."""
@@ -33,6 +34,6 @@ class FusedTrainer:
         assert isinstance(penalty, Quadratic | None)
         batches = Batches(shuffler.rows.at, *shuffler.plan(request.draw), client.class_weights)
         pull, slope = (penalty.pull, penalty.slope) if penalty else (0.0, None)
-        descent = Descent(optimiser.lr, optimiser.weight_decay + pull, slope)
+        descent = Descent(optimiser.lr, optimiser.weight_decay + pull, slope, request.clip)
         moving = frozenset(request.moving)
         return self._form.descend_alone(request.theta, *shuffler.pool, batches, descent, moving)

@@ -17,6 +17,7 @@ from ...data.tables.frame import Frame
 from ...data.tables.open_table import kind_of, open_table
 from ...data.tables.table_reader import LEAST, TableReader
 from ...errors import FEW, UsageError, several, some
+from .default_model import CLIP
 from .experiment import Experiment, Table, override
 from .parts import make
 
@@ -48,7 +49,8 @@ def config(
     targets = [name.strip() for name in target.split(",")] if several else target
     settings = {"name": kind_of(path), "path": str(path), "client": client, "target": targets, "least": LEAST}
     settings |= {"query": query} if query else {}
-    raw = override({"federation": {"dataset": settings}, "model": {"name": "mlp"}}, overrides)
+    usual: Table = {"model": {"name": "mlp"}, "training": {"clip": CLIP}}
+    raw = override({"federation": {"dataset": settings}, **usual}, overrides)
     settings = raw["federation"]["dataset"]
     if not is_table(settings["name"]) or settings["path"] != str(path):
         raise UsageError(f"the data are {path}; leave federation.dataset.name and federation.dataset.path out")
