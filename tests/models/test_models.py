@@ -10,7 +10,7 @@ from kinfed.core.optimiser import SGD
 from kinfed.core.tasks import Classification
 from kinfed.data.federation import Federation
 from kinfed.data.tables.columns import Category, Number
-from kinfed.data.tables.schema import Description
+from kinfed.data.tables.schema import Description, Target
 from kinfed.errors import UsageError
 from kinfed.methods import FedAvg
 from kinfed.models import MODELS
@@ -22,14 +22,14 @@ SERIES = ("rnn", "gru")
 
 def shape_for(name):
     """A small example's shape that the model takes."""
-    return (5, 2) if name in SERIES else {"text": (7,), "embedded": (4,)}.get(name, (1, 16, 20))
+    return (5, 2) if name in SERIES else {"text": (7,), "embedded": (4,), "log-linear": (4,)}.get(name, (1, 16, 20))
 
 
 def made(name, outputs, **settings):
     """A model for examples of that shape."""
-    if name == "embedded":
-        columns = Number("price", 0.0, 1.0, 0.0, 0), Category("town", ("Bonn", "Ulm"), 5, 3, 0)
-        settings["columns"] = Description("shop", columns)
+    if name in ("embedded", "log-linear"):
+        columns = Number("price", 3.0, 2.0, 2.5, 0), Category("town", ("Bonn", "Ulm"), 5, 3, 0)
+        settings["columns"] = Description("shop", columns, (Target("sold", (), 2.0, 1.0),))
     return MODELS[name](shape_for(name), outputs, **settings)
 
 
@@ -228,3 +228,33 @@ def test_the_rnn_forecasts_from_its_last_state_with_the_numbers_it_is_given(cell
 def test_shapes_and_settings_that_a_model_cannot_take(name, shape, settings, said):
     with pytest.raises(UsageError, match=f"{name}: .*{said}"):
         MODELS[name](shape, 10, **settings)
+
+
+def test_a_log_linear_model_multiplies_and_knows_its_head_s_link():
+    """sold = 2 (price / 2.5)^-1.5 where prices are far above a tenth of their median, 0.25."""
+    model = made("log-linear", 1).double()
+    assert model.skewed == [(0, 8.0, 12.0)]
+    with torch.no_grad():
+        model.head.weight[:] = torch.tensor([[0.0, 0, 0, 0, -1.5]])
+        model.head.bias[:] = 0
+        price = torch.tensor([5.0, 10.0, 40.0], dtype=torch.float64)
+        x = torch.stack([(price - 3) / 2, *torch.zeros(3, 3, dtype=torch.float64)], 1)
+        outputs = model(x)
+        torch.testing.assert_close(2 + outputs[:, 0], 2 * (price / 2.5) ** -1.5, rtol=5e-3, atol=0)
+        logs = (price / 2.5).log() * -1.5
+        torch.testing.assert_close(model.head.link(outputs)[:, 0], logs, rtol=5e-3, atol=5e-3)
+    with pytest.raises(UsageError, match="one number above zero"):
+        MODELS["log-linear"]((4,), 1, columns=None)
+
+
+def test_an_mlp_sees_a_table_s_inputs_cut():
+    columns = Description("shop", (Number("price", 3.0, 2.0, 2.5, 0),))
+    torch.manual_seed(0)
+    module = MODELS["mlp"]((1,), 1, columns=columns)
+    far, three = torch.tensor([[40.0]]), torch.tensor([[3.0]])
+    assert torch.equal(module(far), module(three))
+    assert not torch.equal(module(three), module(three / 2))
+    for uncut in (MODELS["mlp"]((1,), 1), MODELS["mlp"]((1,), 1, columns=columns, cut=float("inf"))):
+        assert not torch.equal(uncut(far), uncut(three))
+    with pytest.raises(UsageError, match="cut must be above 0"):
+        MODELS["mlp"]((1,), 1, cut=0.0)

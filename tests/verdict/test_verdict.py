@@ -7,13 +7,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from scipy import stats
 from torch import nn
 
 from kinfed import FedAvg, Federation, Forecasting, Local, Regression, UsageError, Verdict, fit
 from kinfed.runs import test_scores as by_folder
 from kinfed.runs.results import save
 from kinfed.runs.run_folder import RunFolder
-from kinfed.verdict.verdict import judge
+from kinfed.verdict.verdict import judge, weighted_interval
 
 
 def right(*counts, of=20):
@@ -323,3 +324,26 @@ def test_scores_of_examples_average_to_the_clients(task, shape):
         return
     torch.testing.assert_close(torch.stack([one.nanmean() for one in run.tested()]), run.history.test("own"))
     assert [len(one) for one in run.tested()] == [len(rows) for rows in federation.rows["test"]]
+
+
+def test_a_client_counts_as_far_as_its_examples_tell():
+    values = np.array([0.1, 0.3, 0.2, 0.6])
+    student = stats.t.interval(0.95, 3, values.mean(), stats.sem(values))
+    for noise in (0.0, 0.01):  # the same for all
+        mean, *bounds = weighted_interval(values, np.full(4, noise))
+        assert (mean, *bounds) == pytest.approx((0.3, *student), abs=1e-5)
+    noise = np.array([1.0, 1.0, 2.0, 4.0])  # which explains all differences: weights are its inverses
+    mean, _, high = weighted_interval(values, noise)
+    assert mean == pytest.approx((0.1 + 0.3 + 0.2 / 2 + 0.6 / 4) / 2.75, abs=1e-6)
+    squares = ((values - mean) ** 2 / noise).sum()
+    assert high - mean == pytest.approx(stats.t.ppf(0.975, 3) * np.sqrt(squares / 3 / 2.75), abs=1e-6)
+    apart, noise = np.array([0.0, 1.0, 2.0, 3.0]), np.array([0.01, 0.02, 0.01, 1.0])
+    between = min(np.linspace(0.5, 3, 2501), key=lambda one: abs(_squares(apart, noise, one) - 3))
+    weights = 1 / (between + noise)
+    assert weighted_interval(apart, noise)[0] == pytest.approx(np.average(apart, weights=weights), abs=1e-3)
+    assert np.isnan(weighted_interval(values[:2], noise[:2])[1])
+
+
+def _squares(values, noise, between):
+    weights = 1 / (between + noise)
+    return (weights * (values - np.average(values, weights=weights)) ** 2).sum()

@@ -15,10 +15,10 @@ from rich.text import Text
 
 from ..core.summary import Summary
 from ..data.federation import Federation
-from ..errors import UsageError
+from ..errors import UsageError, several
 from ..runs.config import plugins
 from ..search.choice_folder import Chosen, Request, choose_in
-from ..search.choose import TRIED, WITH_GRAPH
+from ..search.choose import LEFT_OUT, TRIED, WITH_GRAPH
 from ..search.successive_halving import Entry
 from ..search.sweep import parse
 from ..verdict.statistics import is_share
@@ -165,7 +165,10 @@ def _notes(choice: dict[str, Any]) -> Iterator[str]:
         if "problem" in row:
             problems.setdefault(re.sub(r" at clients? .*", "", row["problem"]), []).append(row["candidate"])
     for problem, names in problems.items():
-        yield f"! {'; '.join(names[:4])}{f' and {len(names) - 4} more' if len(names) > 4 else ''}: {problem}"
+        if problem == LEFT_OUT:
+            yield f"* {several(len(names), 'candidate')} did not enter; a larger --budget admits more"
+        else:
+            yield f"! {'; '.join(names[:4])}{f' and {len(names) - 4} more' if len(names) > 4 else ''}: {problem}"
     for key, kept in (("keep_own_model", "its own model"), ("keep_fedavg_model", "FedAvg's")):
         if names := choice[key]:
             yield f"validation prefers {kept} for {', '.join(names[:8])}{', ...' if len(names) > 8 else ''}"

@@ -29,7 +29,7 @@ class Additive(nn.Module):
         return outputs
 
 
-def additive(shape: tuple[int, ...], classes: int, *, columns: Description | None) -> nn.Module:
+def additive(shape: tuple[int, ...], classes: int, *, columns: Description | None = None) -> nn.Module:
     """[B, *shape] -> [B, classes]: linear in each input's curve, of which a table's numbers and years have one.
 
     Where there are no columns every input has one. `partial-pooling` solves its head. Raises UsageError for a shape

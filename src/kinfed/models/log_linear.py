@@ -56,7 +56,7 @@ def log_linear(shape: tuple[int, ...], classes: int, *, columns: Description | N
     Raises UsageError for other data.
     """
     target = columns.targets[0] if columns is not None and len(columns.targets) == 1 else None
-    if columns is None or target is None or target.classes or not target.mean > 0 or classes != 1:
+    if columns is None or target is None or target.classes or not target.mean > 0:
         raise UsageError("log-linear: it predicts one number above zero from a table's columns")
     skewed, at = [], 0
     for column in columns.inputs:

@@ -14,7 +14,12 @@ from ..verdict.verdict import difference
 from .outsiders import Outsider, outsiders
 from .test_scores import Tested, of_examples
 
-PLAIN = ("the client's own mean", "the client's own majority", "the last value")  # what needs no model at all
+PLAIN = (
+    "the client's own mean",
+    "the client's own majority",
+    "the last value",
+    "the last season",
+)  # what needs no model at all
 
 
 class Outside(NamedTuple):

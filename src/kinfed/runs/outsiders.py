@@ -23,6 +23,8 @@ PENALTIES = tuple(10.0**power for power in range(-3, 5))  # of ridges, in square
 STRENGTHS = (0.03, 0.3, 3.0)  # C of logistic regressions
 PSEUDO = 5.0  # rows of all clients that are added to a client's, where its mean is an input
 ROWS, COLUMNS, CLIENTS = 200_000, 500, 2_000  # with more there are none, or not those that take longest
+STEPS = 24  # ahead up to which boosting forecasts each by a model of its own
+LONGEST = 366  # steps of a season
 EACH, POOLED, NOBODY = "for each client", "pooled, knowing the client", "nothing needs to be shared"
 EVERYTHING = "but needs all rows in one place"
 
@@ -49,6 +51,7 @@ class _Data:
     y: Mapping[str, Array]  # [n, k] in the units of a model's outputs, or [n] classes
     who: Mapping[str, NDArray[np.int64]]  # [n] whose they are
     clients: int
+    features: int = 1  # numbers at each step of a window, of which the first is the reading
 
     @classmethod
     def of(cls, federation: Federation) -> "_Data":
@@ -67,7 +70,7 @@ class _Data:
             elif isinstance(task, Counts):
                 truth = truth.double().reshape(len(at), -1)
             y[split] = truth.numpy()
-        return cls(x, y, who, len(federation))
+        return cls(x, y, who, len(federation), federation.x.shape[-1] if federation.x.ndim == 3 else 1)
 
 
 def outsiders(federation: Federation) -> list[Outsider]:
@@ -95,15 +98,30 @@ def _of_numbers(data: _Data, forecasts: bool) -> Iterator[Outsider]:
     mean = _client_means(y, who, data.clients)
     yield Outsider("the client's own mean", False, _answers(data, lambda x, who: mean[who]))
     if forecasts:
-        width, steps = data.x["train"].shape[1], y.shape[1]
-        yield Outsider("the last value", False, _answers(data, lambda x, who: np.repeat(x[:, width - 1 :], steps, 1)))
+        yield from _of_series(data, y.shape[1])
     if data.clients <= CLIENTS:
         yield Outsider(f"a ridge {EACH}", False, _tuned(data, PENALTIES, lambda c: _ridges(x, y, who, data.clients, c)))
         yield Outsider(
             f"a ridge, {POOLED}", True, _tuned(data, PENALTIES, _ridge_with_clients(x, y, who, data.clients))
         )
-    if y.shape[1] == 1:
-        yield Outsider(f"boosting, {POOLED}", True, _boosted(data, x, y[:, 0], who, mean[:, :1]))
+    if y.shape[1] <= STEPS and y.size <= ROWS:
+        steps = [_boosted(data, x, y[:, h], who, mean[:, h, None]) for h in range(y.shape[1])]
+        together = {split: np.hstack([one[split] for one in steps]) for split in steps[0]}
+        yield Outsider(f"boosting, {POOLED}", True, together)
+
+
+def _of_series(data: _Data, steps: int) -> Iterator[Outsider]:
+    """What a window itself says of the next `steps` readings."""
+    past = data.x["train"].shape[1] // data.features
+
+    def repeat(season: int) -> Model:
+        """The readings one season before, the last season again and again."""
+        at = [(past - season + step % season) * data.features for step in range(steps)]
+        return lambda x, who: x[:, at]
+
+    yield Outsider("the last value", False, _answers(data, repeat(1)))
+    if past > 1:
+        yield Outsider("the last season", False, _tuned(data, range(2, min(past, LONGEST) + 1), repeat))
 
 
 def _of_counts(data: _Data, middle: float) -> Iterator[Outsider]:

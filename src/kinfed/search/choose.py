@@ -41,6 +41,7 @@ CAREFUL = (1 / 3, 1)  # the same of squared errors in the units of a table's tar
 SOLVED = ("linear", "additive")  # models whose last layer partial pooling solves, where models race
 UNEQUAL = 0.3  # a target's deviation over its mean from which its logarithm is tried
 MANY = 1 << 22  # numbers in all clients' sums up to which solving takes a moment
+LEFT_OUT = "did not enter: a larger budget admits it"
 KIN = (0.0, 1.0)  # how far it then draws clients to their kin
 
 
@@ -97,7 +98,7 @@ class Choice:
         for one in self.standings:
             row: dict[str, Any] = {"candidate": one.candidate.name, "rounds": one.rounds}
             if one.problem or not one.rounds:
-                rows.append(row | {"problem": one.problem or "did not enter: a larger budget admits it"})
+                rows.append(row | {"problem": one.problem or LEFT_OUT})
                 continue
             row |= {"validation": one.mean, "chosen": one is self.winner}
             alike = [base for base in self.standings if base.candidate.base and base.rounds >= one.rounds]

@@ -22,7 +22,9 @@ KEEP = "keep your own models"
 
 @dataclass(frozen=True)
 class Difference:
-    """How much better a method is than another: the mean over clients, and a t interval; positive is better.
+    """How much better a method is than another: the mean over clients, and its interval; positive is better.
+
+    A client counts as far as its test examples tell, see `weighted_interval`: one with few of them less.
 
     Scores in the metric's own unit, an accuracy as a share; errors, if they are `relative`, as shares of the other's
     error: one minus the geometric mean of the clients' ratios, which is below one, as is its interval. That is NaN
@@ -81,13 +83,13 @@ def judge(
     Scores are given by seed, then by client in the order of `names`: [n] one for each test example, in the same order
     for all methods. A client without any, such as an attacker, is left out, and so are examples without a score (NaN).
 
-    A client's difference is that of its mean scores, averaged over seeds. Intervals are Student's, over clients, at
-    level `LEVEL`, of accuracies and of logarithms of ratios of errors. They are not widened for a choice among several
-    `candidates`, which other examples have made. A client gains or loses if its paired test examples say so: by the
-    sign test where scores are 0 or 1 (McNemar's exact test), else
-    by Wilcoxon's signed ranks, two-sided; over seeds, which may share examples, a p-value is twice the mean (Vovk and
-    Wang 2020, doi:10.1093/biomet/asaa027), and over clients the false discovery rate is bounded by 1 - `LEVEL`
-    (Benjamini and Hochberg 1995). All others are undecided. `leaking` says that test examples influenced training.
+    A client's difference is that of its mean scores, averaged over seeds. Means and intervals, at level `LEVEL`, are
+    those of `weighted_interval`, of accuracies and of logarithms of ratios of errors. They are not widened for a choice
+    among several `candidates`, which other examples have made. A client gains or loses if its paired test examples say
+    so: by the sign test where scores are 0 or 1 (McNemar's exact test), else by Wilcoxon's signed ranks, two-sided;
+    over seeds, which may share examples, a p-value is twice the mean (Vovk and Wang 2020, doi:10.1093/biomet/asaa027),
+    and over clients the false discovery rate is bounded by 1 - `LEVEL` (Benjamini and Hochberg 1995). All others are
+    undecided. `leaking` says that test examples influenced training.
 
     `unit` is what the metric is counted in, "%" for a share; None: an accuracy is a share.
 
@@ -209,13 +211,28 @@ class _Pairs(NamedTuple):
         return int((self.sign * (self.means(self.mine) - self.means(self.others)) < -1e-9).sum())
 
     def difference(self, higher_is_better: bool) -> Difference:
-        """The mean over clients with its t interval; of errors, if none is 0, by the logarithms of their ratios."""
+        """The mean over clients with its interval; of errors, if none is 0, by the logarithms of their ratios."""
         mine, others = self.means(self.mine), self.means(self.others)
         relative = not higher_is_better and bool((mine > 0).all() and (others > 0).all())
-        mean, low, high = _interval(np.log(others / mine) if relative else self.sign * (mine - others))
+        values = np.log(others / mine) if relative else self.sign * (mine - others)
+        mean, low, high = weighted_interval(values, self._noise(relative))
         if relative:
             mean, low, high = (-math.expm1(-one) for one in (mean, low, high))
         return Difference(mean, low, high, relative)
+
+    def _noise(self, relative: bool) -> Array:
+        """[n] the variance of each known client's difference that its number of examples leaves.
+
+        That of single examples is taken to be the same at all clients, as few of them have enough to tell.
+        """
+        squares, free = 0.0, 0
+        for mine, others in zip(self.mine, self.others, strict=True):
+            for a, b in ((a, b) for a, b in zip(mine, others, strict=True) if len(a)):
+                gain = b / b.mean() - a / a.mean() if relative else a - b
+                squares, free = squares + float(np.square(gain - gain.mean()).sum()), free + len(a) - 1
+        counts = np.array([[len(one) or np.nan for one in seed] for seed in self.mine])[:, self.known]
+        noise: Array = squares / max(free, 1) * np.nanmean(1 / counts, 0)
+        return noise
 
     def p_values(self) -> list[tuple[int, float, bool]]:
         """Each known client's position, its two-sided p-value, and whether the method is better on average."""
@@ -241,14 +258,34 @@ class _Pairs(NamedTuple):
         return [i for i, up in chosen if up], [i for i, up in chosen if not up]
 
 
-def _interval(values: Array) -> tuple[float, float, float]:
-    """The mean of values: [n] and Student's interval, NaN of two or fewer, or where all are the same."""
-    from scipy import stats  # here, as it would add to every start
+def weighted_interval(values: Array, noise: Array) -> tuple[float, float, float]:
+    """The mean over clients and its interval, from each client's value: [n] and the variance of its noise: [n].
+
+    A random-effects mean: the variance between clients is such that weighted squares are as expected (Paule and Mandel
+    1982, doi:10.6028/jres.087.022), and the interval is Student's of weighted values (Hartung and Knapp 2001,
+    doi:10.1002/sim.791). Where noise is the same for all it is Student's interval. NaN of two or fewer clients, or
+    where all are the same.
+    """
+    from scipy import optimize, stats  # here, as it would add to every start
 
     mean, n = float(values.mean()), len(values)
     if n <= FEW or (mean != 0 and np.ptp(values) <= 1e-9 * abs(mean)):
         return mean, math.nan, math.nan
-    half = float(stats.t.ppf((1 + LEVEL) / 2, n - 1) * values.std(ddof=1) / math.sqrt(n))
+    variance = float(values.var(ddof=1))
+
+    def weighted(between: float) -> tuple[Array, float, float]:
+        weights = 1 / (between + noise)
+        middle = float(np.average(values, weights=weights))
+        return weights, middle, float((weights * (values - middle) ** 2).sum())
+
+    least = 1e-6 * variance  # so that there are weights where no client has noise
+    between = least
+    if variance > 0 and weighted(least)[2] > n - 1:
+        between = float(optimize.brentq(lambda one: weighted(one)[2] - (n - 1), least, max(variance, least) * n))
+    if variance > 0:
+        weights, mean, squares = weighted(between)
+        variance = n * squares / ((n - 1) * float(weights.sum()))
+    half = float(stats.t.ppf((1 + LEVEL) / 2, n - 1) * math.sqrt(variance / n))
     return mean, mean - half, mean + half
 
 
