@@ -156,7 +156,7 @@ def _answers(data: _Data, model: Model) -> Answers:
     return {split: model(data.x[split], data.who[split]) for split in ("validation", "test")}
 
 
-def _tuned(data: _Data, strengths: Sequence[float], make: Callable[[float], Model]) -> Answers:
+def _tuned(data: _Data, strengths: Sequence[Any], make: Callable[[Any], Model]) -> Answers:
     """The answers of the strength whose validation error is lowest: squared, or the share of wrong labels."""
     found = [_answers(data, make(one)) for one in strengths]
     truth = data.y["validation"]
