@@ -352,7 +352,7 @@ def test_what_cannot_be_used_is_refused_with_its_place(tmp_path, text, how, said
     ("how", "said"),
     [
         ({"past": 2}, "need a time column and one target"),
-        ({"horizon": 3}, "horizon, horizons and quantiles are for windows of series; set past too"),
+        ({"horizon": 3}, "horizon is for windows of series; set past too"),
         ({"least": -1}, "TableReader.least must be zero or more; got -1 (rows, or known readings"),
         ({"target": []}, "a table needs a target"),
         ({"time": "t", "past": 4.5}, "past must be a whole number; got 4.5"),

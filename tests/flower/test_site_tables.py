@@ -489,13 +489,20 @@ def series(path, seed, steps=260, minutes=60, gaps=(), missing=(), zone="", late
 OUTAGE = range(100, 112)  # no site has a reading, though some have rows
 
 
+def beside(site, at):
+    """The cells of covariates: heat, some of them missing, a tariff, and what is the same in all rows of a site."""
+    draw = np.random.default_rng([site, at])
+    heat = "" if draw.random() < 0.1 else f"{10 + 3 * site + draw.normal():.3f}"
+    return f"{heat},{draw.choice(['day', 'night', 'peak'])},{'north' if site < 3 else 'south'}"
+
+
 @pytest.fixture
 def meters(trial, tmp_path):
     """Makes a Trial of six sites with series, and the same in one file."""
 
-    def make(method="fedavg", change=lambda name: {}, **settings):
+    def make(method="fedavg", change=lambda name: {}, covariates=(), **settings):
         made = trial(method, **settings)
-        lines = ["who,when,load"]
+        lines = [",".join(["who,when,load", *covariates])]
         for i, config in enumerate(made.grid.sites.values()):
             name, path = config["client-id"], tmp_path / "sites" / config["client-id"] / "data.csv"
             how = {
@@ -503,8 +510,13 @@ def meters(trial, tmp_path):
                 "missing": {*OUTAGE, *range(20 * i, 20 * i + 7)},
                 "late": 30 * (i == 3),
             }
-            lines += [f"{name},{line}" for line in series(path, i, **how | change(name))]
-            Reading("load", time="when", past=6, horizon=4).write(path.with_name("reading.json"))
+            own = series(path, i, **how | change(name))
+            if covariates:
+                own = [f"{line},{beside(i, at)}" for at, line in enumerate(own)]
+                path.write_text("\n".join([",".join(["when,load", *covariates]), *own]) + "\n")
+            lines += [f"{name},{line}" for line in own]
+            known = {"future": ("tariff",), "static": ("region",)} if covariates else {}
+            Reading("load", time="when", past=6, horizon=4, **known).write(path.with_name("reading.json"))
             config |= {"data": str(path), "reading": str(path.with_name("reading.json"))}
         (tmp_path / "all.csv").write_text("\n".join(lines) + "\n")
         return made
@@ -538,6 +550,32 @@ def test_sites_with_series_end_with_the_models_of_a_simulation(meters, tmp_path,
     assert summary.metric == federation.task.metric
     compare(made, summary, federation)
     assert summary.scale["inputs"]["reading"]["mean"] == pytest.approx(federation.scale["inputs"]["reading"]["mean"])
+
+
+@pytest.mark.usefixtures("exact")
+def test_sites_with_covariates_end_with_the_models_of_a_simulation(meters, tmp_path):
+    columns = ("heat", "tariff", "region")
+    made = meters("fedavg", rounds=2, covariates=columns, calendar=["hour", "weekday"])
+    summary = made.serve()
+    federation = kinfed.from_csv(
+        tmp_path / "all.csv",
+        client="who",
+        target="load",
+        time="when",
+        past=6,
+        horizon=4,
+        future=["tariff"],
+        static=["region"],
+        calendar=["hour", "weekday"],
+        seed=11,
+    )
+    assert summary.shape == list(federation.x.shape[1:]) == [6, 1 + 2 + 7 + 1 + 3 + 2 + 3]
+    compare(made, summary, federation)
+    for ours, theirs in zip(
+        summary.scale["covariates"]["inputs"], federation.scale["covariates"]["inputs"], strict=True
+    ):
+        assert ours.get("categories") == theirs.get("categories")
+        assert ours.get("mean") == pytest.approx(theirs.get("mean"))
 
 
 def test_no_message_that_leaves_a_site_holds_what_is_in_a_row(tables):

@@ -315,7 +315,7 @@ def test_counts_and_quantiles_that_cannot_be_are_refused_in_one_line(tmp_path):
         chosen(path, "federation.dataset.counts=true")
     for settings, why in (
         (["counts=true", "labels=true"], "counts are one number for each row, so they cannot go with labels"),
-        (["quantiles=[0.5]"], "horizon, horizons and quantiles are for windows of series; set past too"),
+        (["quantiles=[0.5]"], "quantiles is for windows of series; set past too"),
         (["time=a", "past=2", "quantiles=[0.9,0.1]"], "in increasing order, such as .*; got .0.9, 0.1."),
         (["time=a", "past=2", "quantiles=[0,0.1]"], "above 0 and below 1"),
     ):

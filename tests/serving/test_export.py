@@ -102,13 +102,21 @@ def test_onnx_models_of_series_and_of_counts_answer_as_the_run_does(tmp_path):
     """Forecasts of windows, and expected counts, in their own units."""
     draw = np.random.default_rng(0)
     days, readings = [str(np.datetime64("2024-01-01") + day) for day in range(90)], 1000 + 30 * draw.normal(size=90)
-    levels = polars.DataFrame({"who": ["a"] * 90 + ["b"] * 90, "day": days * 2, "level": [*readings, *readings]})
+    rain, soil = 5 + draw.normal(size=90).round(2), draw.choice(["dry", "wet"], 90)
+    beside = {"rain": [*rain, *rain], "soil": [*soil, *soil]}
+    levels = polars.DataFrame(
+        {"who": ["a"] * 90 + ["b"] * 90, "day": days * 2, "level": [*readings, *readings]} | beside
+    )
     levels.write_csv(tmp_path / "levels.csv")
     sold = polars.DataFrame({"who": ["a", "b"] * 40, "price": draw.normal(size=80), "sold": draw.poisson(3, 80)})
     sold.write_csv(tmp_path / "sold.csv")
     small = ["--client", "who", "--method", "local", "rounds=1", "--beside", "none", "--quiet"]
-    series = ["--target", "level", *(f"federation.dataset.{one}" for one in ("time=day", "past=4", "horizon=2"))]
-    windows = np.lib.stride_tricks.sliding_window_view(readings.astype(np.float32), 4)[..., None]  # [87, 4, 1]
+    series = ["--target", "level", "--time", "day", "--past", "4", "--horizon", "2", "--future", "rain"]
+    inputs = [readings[:-2], rain[:-2], soil[:-2] == "dry", soil[:-2] == "wet", rain[2:]]
+    inputs = np.stack(inputs).astype(
+        np.float32
+    )  # [5, 88] of each step but the last, which have nothing two steps later
+    windows = np.lib.stride_tricks.sliding_window_view(inputs, 4, axis=1).transpose(1, 2, 0)  # [85, 4, 5]
     for name, words, given, rows, columns in (
         ("levels", series, {"x": windows}, levels.head(90), ["level+1", "level+2"]),
         (
@@ -239,7 +247,7 @@ def test_a_model_of_ones_own_is_exported_or_the_operator_is_named(tmp_path, monk
 def test_another_clients_numbers_in_a_converted_architecture_are_its_model(name, tmp_path):
     shape, series = ((12, 2), True) if name == "rnn" else ((3, 32, 32), False)
     answers = Answers(("level",), (), (50.0,) * 3, (10.0,) * 3) if series else Answers((), tuple("0123456789"))
-    readings = {"mean": 50.0, "deviation": 10.0} if series else None
+    readings = ((50.0, 10.0),) if series else ()
     predictor = Predictor(["a"], "a", shape, answers, lambda _: None, lambda _: None, readings=readings)
     one, other = (Whole(MODELS[name](shape, 3 if series else 10).eval(), predictor, "a").eval() for _ in range(2))
     proto = onnx_file.filled(onnx_file.convert(one, predictor), other, {})

@@ -213,6 +213,12 @@ def _add_reading(node: argparse.ArgumentParser) -> None:
     table.add_argument(
         "--horizon", type=int, default=0, metavar="N", help="with --past: how many readings ahead to predict"
     )
+    table.add_argument(
+        "--future", default="", metavar="A,B,...", help="with --past: columns that are known ahead (default: none)"
+    )
+    table.add_argument(
+        "--static", default="", metavar="A,B,...", help="with --past: columns that are the same in all rows"
+    )
 
 
 def _add_run(actions: Any, server: argparse.ArgumentParser, common: argparse.ArgumentParser) -> None:
@@ -312,15 +318,21 @@ def _reading(args: argparse.Namespace) -> Any:
     return Reading(
         args.target,
         names_of(args.column),
-        tuple(name.strip() for name in args.ignore.split(",") if name.strip()),
+        _names(args.ignore),
         0 if args.categories == "none" else int(args.categories),
         args.time,
         args.past,
         args.horizon,
+        _names(args.future),
+        _names(args.static),
         args.client,
         args.few_rows,
         **formats_of(args.format),
     )
+
+
+def _names(listed: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in listed.split(",") if name.strip())
 
 
 def _run(args: argparse.Namespace, console: Console) -> None:

@@ -59,6 +59,17 @@ def columns() -> argparse.ArgumentParser:
     )
     group.add_argument("--target", metavar="COLUMN", default="", help="the column to predict, or several, such as a,b")
     group.add_argument("--ignore", metavar="COLUMN,...", default="", help="columns that are not inputs (default: none)")
+    group.add_argument("--time", metavar="COLUMN", default="", help="the column of times: rows are split in time order")
+    group.add_argument(
+        "--past", metavar="N", default="", help="with --time: rows are readings of series, the last N are the input"
+    )
+    group.add_argument("--horizon", metavar="N", default="", help="with --past: readings to forecast (default: 1)")
+    group.add_argument(
+        "--future", metavar="COLUMN,...", default="", help="with --past: inputs that are known ahead (default: none)"
+    )
+    group.add_argument(
+        "--static", metavar="COLUMN,...", default="", help="with --past: inputs that never change within a client"
+    )
     group.add_argument(
         "--query", metavar="FILE.sql", default="", help="for a database: the SELECT to read, as a file or as text"
     )

@@ -1,6 +1,7 @@
 """A table of the user's own on the command line: a file, a folder or a database, --client and --target."""
 
 import argparse
+import json
 import shlex
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,9 @@ from ..runs.config import from_table
 from ..runs.config.experiment import Experiment, Table
 from .training import data_dir
 
-OPTIONS = ("client", "target", "ignore", "query")
+OPTIONS = ("client", "target", "ignore", "time", "past", "horizon", "future", "static", "query")
+SETTINGS = ("time", "past", "horizon")  # options that are settings of the data set
+LISTS = ("ignore", "future", "static")  # those that are lists of columns
 
 
 def is_table(source: str) -> bool:
@@ -40,13 +43,11 @@ def door(args: argparse.Namespace) -> dict[str, Any]:
 def read(source: str, args: argparse.Namespace, method: str = "") -> Table:
     """The raw config of a table, or of what else a command takes; a table's has a method only if one is named."""
     if is_table(source):
-        ignored = [name.strip() for name in args.ignore.split(",") if name.strip()]
         named = [f'method.name="{method}"'] if method else []
-        left_out = [f"federation.dataset.ignore={ignored}"] if ignored else []
         args.refit, args.overrides = _refit(args.overrides)
         args.overrides = [f"federation.dataset.{one}" if _is_format(one) else one for one in args.overrides]
         args.frame = open_table(source, args.query)  # kept for `dataset`, as reading may take long
-        overrides = [*left_out, *named, *args.overrides]
+        overrides = [*_settings(args), *named, *args.overrides]
         return from_table.config(source, args.client, args.target, overrides, args.query, args.frame)
     check_no_file(source)
     given = [f"--{name}" for name in OPTIONS if getattr(args, name)] + ["--method"] * bool(method)
@@ -57,6 +58,15 @@ def read(source: str, args: argparse.Namespace, method: str = "") -> Table:
             f"--target COLUMN{chosen}"
         )
     return config.read(source, args.overrides)
+
+
+def _settings(args: argparse.Namespace) -> list[str]:
+    """The options as settings of the data set."""
+    given = {name: json.dumps(args.time) if name == "time" else getattr(args, name) for name in SETTINGS}
+    lists = {name: [one.strip() for one in getattr(args, name).split(",") if one.strip()] for name in LISTS}
+    given = {name: value for name, value in given.items() if getattr(args, name)}
+    given |= {name: json.dumps(value, ensure_ascii=False) for name, value in lists.items() if value}
+    return [f"federation.dataset.{name}={value}" for name, value in given.items()]
 
 
 def _is_format(override: str) -> bool:
@@ -101,7 +111,7 @@ def looked_at(experiment: Experiment, args: argparse.Namespace) -> tuple[from_ta
 
 def command(args: argparse.Namespace, method: str = "") -> str:
     """The command that trains on the table."""
-    given = {"query": args.query, "client": args.client, "target": args.target, "ignore": args.ignore, "method": method}
+    given = {name: getattr(args, name) for name in OPTIONS} | {"method": method}
     options = [f"--{name} {shlex.quote(value)}" for name, value in given.items() if value]
     return " ".join(["kinfed run", shlex.quote(args.subject), *options, *map(shlex.quote, args.overrides)])
 

@@ -4,9 +4,8 @@ A federation's pool has one row per example. The series are stored end to end as
 slice of it: so the pool is a view of the readings, not a copy, and a row is the position at which its window begins.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -19,6 +18,9 @@ from ..core.settings import Count, Settings
 from ..core.tasks import Forecasting, Quantiles
 from ..errors import Fault, UsageError
 from .dataset import Dataset
+from .steps import carried_forward
+from .tables.covariates import Covariates, leads_of
+from .tables.schema import Description
 
 
 @dataclass(frozen=True)
@@ -52,16 +54,17 @@ class Windows(Settings):
         steps: NDArray[np.int64],
         names: Sequence[str],
         *,
-        clock: NDArray[Any] | None = None,
+        calendar: NDArray[Any] | None = None,
+        covariates: Covariates | None = None,
         graph: Graph | None = None,
     ) -> Dataset:
         """The data set of all windows of values: [T, N], NaN where a reading is missing; one column is one client.
 
-        `steps: [T]` say when each row was read, in whole steps: a window never reaches across a gap. `clock: [T]`, such
-        as the time of day in [0, 1), is an input beside the readings. An example is x: [past, 1] or [past, 2] and y:
-        [horizon]; a window without a known reading in either part is left out. Inputs are scaled to mean 0 and standard
-        deviation 1 over the readings of all training windows; a missing one is replaced by the last known one since the
-        last gap, or else by the mean. Raises UsageError on series that cannot be cut in this way.
+        `steps: [T]` say when each row was read, in whole steps: a window never reaches across a gap. A `calendar: [T,
+        C]`, such as the time of day in [0, 1), and `covariates` are inputs beside the readings. An example is x: [past,
+        F] and y: [horizon]; a window without a known reading in either part is left out. Inputs are scaled to mean 0
+        and standard deviation 1 over the readings of all training windows; a missing one is replaced by the last known
+        one since the last gap, or else by the mean. Raises UsageError on series that cannot be cut in this way.
         """
         self._check(values, steps, names)
         count, length = values.shape[1], len(values)  # N, T
@@ -71,14 +74,12 @@ class Windows(Settings):
         usable = self._usable(known, at, names)
         owner = torch.full((count, length), -1)
         owner[:, : usable.shape[1]] = torch.where(usable, torch.arange(count)[:, None], -1)
-        filled = carried_forward(readings, at)
         size = count * length - self.span + 1
         flat = readings.view(-1)
         y = flat.as_strided((size, self.horizon), (1, 1), self.past)
-
-        inputs = partial(_inputs, clock=clock, past=self.past, size=size)
+        scaling = Scaling(self, carried_forward(readings, at), flat, known, calendar, covariates)
         return Dataset(
-            inputs(filled),
+            scaling.inputs(scaling.filled),
             y,
             self.task,
             client=owner.view(-1)[:size],
@@ -86,7 +87,7 @@ class Windows(Settings):
             owners=tuple(names),
             time=at.repeat(count)[:size],
             span=self.span,
-            prepare=Scaling(self, filled, flat, known, inputs),
+            prepare=scaling,
         )
 
     def _usable(self, known: Tensor, steps: Tensor, names: Sequence[str]) -> Tensor:
@@ -129,13 +130,14 @@ class Windows(Settings):
 
 @dataclass(frozen=True)
 class Scaling:
-    """Makes inputs of windows when their training rows are known: by mean and deviation of the readings in these."""
+    """Makes inputs of windows when their training rows are known: scaled by what is in these."""
 
     windows: Windows
     filled: Tensor  # [N, T] readings, with the last known one where one is missing
     flat: Tensor  # [N * T] readings
     known: Tensor  # [N, T] where there is one
-    inputs: Callable[[Tensor], Tensor]  # of scaled readings: [N, T]
+    calendar: NDArray[Any] | None = None  # [T, C]
+    covariates: Covariates | None = None
 
     def __call__(self, dataset: Dataset, rows: Tensor) -> Dataset:
         """The data set scaled by what training rows: [n] say; raises UsageError if their readings are all the same.
@@ -143,52 +145,62 @@ class Scaling:
         A data set that has a scale already, as where a run goes on, keeps it.
         """
         if dataset.scale:
-            return self.by(
-                dataset, *(float(dataset.scale["targets"]["reading"][part]) for part in ("mean", "deviation"))
-            )
+            kept, columns = dataset.scale["targets"]["reading"], dataset.scale.get("covariates")
+            former = None if columns is None else Description.from_dict(columns)
+            return self.by(dataset, float(kept["mean"]), float(kept["deviation"]), self._described(rows, former))
         seen = self.seen(rows)
-        return self.by(dataset, float(seen.mean()), float(seen.std(correction=0)))
+        return self.by(dataset, float(seen.mean()), float(seen.std(correction=0)), self._described(rows))
+
+    def _described(self, rows: Tensor, former: Description | None = None) -> Description | None:
+        if self.covariates is None:
+            return None
+        seen = self.covered(rows).numpy()
+        return self.covariates.describe(seen) if former is None else self.covariates.complete(former, seen)
+
+    def covered(self, rows: Tensor) -> Tensor:
+        """[N, T] which steps are in the windows of these rows."""
+        begins = torch.zeros(len(self.flat) + 1, dtype=torch.int64)
+        span = self.windows.span
+        begins.index_add_(0, rows, torch.ones_like(rows)).index_add_(0, rows + span, -torch.ones_like(rows))
+        return (begins[:-1].cumsum(0) > 0).view(self.known.shape)
 
     def seen(self, rows: Tensor) -> Tensor:
         """float64 the known readings in the windows of these rows, each once."""
-        covered = torch.zeros(len(self.flat) + 1, dtype=torch.int64)
-        span = self.windows.span
-        covered.index_add_(0, rows, torch.ones_like(rows)).index_add_(0, rows + span, -torch.ones_like(rows))
-        return self.flat[(covered[:-1].cumsum(0) > 0) & self.known.view(-1)].double()
+        return self.flat[(self.covered(rows) & self.known).view(-1)].double()
 
-    def by(self, dataset: Dataset, mean: float, deviation: float) -> Dataset:
-        """The data set scaled by this mean and deviation; raises UsageError if the deviation is 0."""
+    def by(self, dataset: Dataset, mean: float, deviation: float, described: Description | None = None) -> Dataset:
+        """The data set scaled by this mean and deviation, and its covariates as `described`.
+
+        Raises UsageError if the deviation is 0.
+        """
         if not deviation > 0:
             raise UsageError(f"all training readings are {mean:g}, so there is no scale; check the target")
         task = dataset.task
         if isinstance(task, Forecasting):  # another one is the user's own, for readings as they are
             task = replace(task, mean=mean, deviation=deviation)
         reading_scale = {"reading": {"mean": mean, "deviation": deviation}}
-        scale = {"inputs": reading_scale, "targets": reading_scale}  # the time of day is as it is
-        return replace(dataset, x=self.inputs((self.filled - mean) / deviation), task=task, scale=scale)
+        scale: dict[str, Any] = {"inputs": reading_scale, "targets": reading_scale}  # the calendar is as it is
+        beside = None
+        if self.covariates is not None and described is not None:
+            scale["covariates"] = described.to_dict()
+            beside = self.covariates.channels(described, leads_of(self.windows.past, self.windows.horizon))
+        return replace(dataset, x=self.inputs((self.filled - mean) / deviation, beside), task=task, scale=scale)
+
+    def inputs(self, readings: Tensor, beside: Tensor | None = None) -> Tensor:
+        """[n, past, F] windows of scaled readings: [N, T], and of what is beside them: [N, T, C], if anything."""
+        size = len(self.flat) - self.windows.span + 1
+        return cut(side_by_side(readings.nan_to_num(0), self.calendar, beside), self.windows.past, size)
 
 
-def _inputs(series: Tensor, clock: NDArray[np.float64] | None, past: int, size: int) -> Tensor:
-    """[size, past, F] windows of series: [N, T], as a view; clock: [T] beside each reading, if any."""
-    parts = [series.nan_to_num(0)]
-    if clock is not None:
-        parts.append(torch.from_numpy(np.ascontiguousarray(clock)).to(series).expand_as(series))
-    held = torch.stack(parts, -1)  # [N, T, F]
-    width = len(parts)
-    return held.as_strided((size, past, width), (width, width, 1))
+def side_by_side(readings: Tensor, calendar: NDArray[Any] | None, beside: Tensor | None) -> Tensor:
+    """[N, T, F] readings: [N, T], a calendar: [T, C] and covariates: [N, T, C] as the inputs of each step."""
+    parts = [readings[..., None]]
+    if calendar is not None:
+        parts.append(torch.from_numpy(np.ascontiguousarray(calendar)).to(readings).expand(len(readings), -1, -1))
+    return torch.cat(parts if beside is None else [*parts, beside.to(readings)], -1)
 
 
-def carried_forward(readings: Tensor, steps: Tensor) -> Tensor:
-    """readings: [N, T] with each NaN replaced by the last known reading since the last gap in steps: [T], if any."""
-    place = torch.arange(readings.shape[1])
-    gap = torch.nn.functional.pad(steps.diff() != 1, (1, 0))
-    since = torch.where(gap, place, 0).cummax(0).values  # [T] where the current stretch without a gap begins
-    last = torch.where(readings.isnan(), since, place).cummax(1).values
-    return readings.gather(1, last)
-
-
-def clock(start: np.datetime64, steps: NDArray[np.int64], minutes: float) -> NDArray[np.float64]:
-    """[T] the time of day in [0, 1) at each step; a step has `minutes` minutes."""
-    midnight = start.astype("datetime64[D]")
-    first = (start - midnight) / np.timedelta64(1, "m")
-    return np.asarray((first + steps * minutes) % 1440 / 1440, dtype=np.float64)
+def cut(inputs: Tensor, past: int, size: int) -> Tensor:
+    """[size, past, F] the windows of inputs: [N, T, F], as a view."""
+    width = inputs.shape[-1]
+    return inputs.as_strided((size, past, width), (width, width, 1))

@@ -132,7 +132,7 @@ class Predictor:
     source: Callable[[str], Source] = field(repr=False)
     description: Description | None = field(default=None, repr=False)  # of a table's columns
     series: Series | None = None  # of readings in a table
-    readings: Mapping[str, float] | None = None  # the `mean` and `deviation` of readings in arrays
+    readings: tuple[tuple[float, float], ...] = ()  # mean and deviation of the readings in arrays that are windows
 
     @classmethod
     def of(
@@ -150,11 +150,13 @@ class Predictor:
         description = Description.kept(summary.columns, summary.out)
         try:
             if "series" in scale:
-                series = Series.from_dict(scale["series"], inputs["reading"])
+                series = Series.of_scale(scale)
         except (LookupError, TypeError, AttributeError):
             raise incomplete(summary.out) from None
-        readings = inputs.get("reading") if description is None else None
-        if description is None and inputs and readings is None:
+        readings: tuple[tuple[float, float], ...] = ()
+        if series is None and description is None and "reading" in inputs:
+            readings = ((inputs["reading"]["mean"], inputs["reading"]["deviation"]),)
+        if description is None and series is None and inputs and not readings:
             raise UsageError(
                 f"{summary.out or 'the run'} was made before runs kept what became of each column; run it again, or "
                 "scale rows by hand as docs/data.md shows"
@@ -205,7 +207,7 @@ class Predictor:
         """The answers to a table's rows; raises UsageError for one of a client that is not of the run."""
         if self.series is not None:
             owners = self._owners(frame, self.series.client, alone=True)
-            frame.need([self.series.time, self.series.target])
+            frame.need(self.series.columns)
             ahead = self.series.windows(frame, owners)
             time = frame.column(self.series.time).gather(ahead.rows)
             return self._answer(Batch(ahead.x, ahead.at, ahead.who, {_free(self.series.time): time}))
@@ -219,7 +221,7 @@ class Predictor:
         """The columns of a table that the training table had not, used or dropped; answers do not depend on them."""
         known = {*frame.added}
         if self.series is not None:
-            known |= {self.series.client, self.series.time, self.series.target, *self.series.dropped}
+            known |= {self.series.client, *self.series.columns, *self.series.dropped}
         if self.description is not None:
             known |= {self.description.client, *self.description.dropped}
             known |= {one.name for one in (*self.description.inputs, *self.description.targets)}
@@ -241,12 +243,17 @@ class Predictor:
         if len(who) not in (1, len(x)):
             raise UsageError(f"{len(x)} examples need as many names of clients; got {len(who)}")
         x = x.float().div(127.5).sub(1) if x.dtype == torch.uint8 else x.float()
-        if self.readings is not None:
-            x = _filled(x, self.readings)
+        given = [self.names[i] for i in np.broadcast_to(who, len(x))]
+        if self.scales(given[0]):
+            x = _filled(x, torch.tensor([self.scales(name) for name in given]))
         if not bool(x.isfinite().all()):
             bad = int((~x.isfinite()).flatten(1).any(1).nonzero()[0])
             raise UsageError(f"x holds NaN or infinity, first in example {bad}; fill or drop these values first")
         return self._answer(Batch(x, torch.arange(len(x)), np.broadcast_to(who, len(x))))
+
+    def scales(self, client: str) -> Sequence[tuple[float, float]]:
+        """[C] mean and deviation by which the first inputs of a step of a client's windows are scaled, if they are."""
+        return self.readings if self.series is None else self.series.scales(client)
 
     def _place(self, name: str) -> int:
         try:
@@ -315,9 +322,10 @@ def _free(name: str) -> str:
     return f"predicted {name}" if name in ABOUT else name
 
 
-def _filled(x: Tensor, scale: Mapping[str, float]) -> Tensor:
-    """Windows x: [n, past, F] on the scale of training; a missing reading is the last one before it, or the mean."""
-    known = ~x[..., 0].isnan()
-    last = torch.where(known, torch.arange(x.shape[1]), 0).cummax(1).values
-    scaled = ((x[..., 0].gather(1, last) - scale["mean"]) / scale["deviation"]).nan_to_num(0)
-    return torch.cat([scaled[..., None], x[..., 1:]], -1)
+def _filled(x: Tensor, scales: Tensor) -> Tensor:
+    """Windows x: [n, past, F], the first C inputs scaled by scales: [n, C, 2]; a missing one is that before, or 0."""
+    count = scales.shape[1]
+    values, place = x[..., :count], torch.arange(x.shape[1])[:, None]
+    last = torch.where(values.isnan(), 0, place).cummax(1).values
+    mean, deviation = scales[:, None].unbind(-1)
+    return torch.cat([((values.gather(1, last) - mean) / deviation).nan_to_num(0), x[..., count:]], -1)

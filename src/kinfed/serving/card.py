@@ -13,7 +13,7 @@ from ..runs.run_folder import RunFolder
 from .pipeline import onnx_outputs
 
 MOST = 5  # clients that a card lists
-CLOCK = "`x[..., 1]` is the time of day, from 0 to 1"
+CLOCK = "the time of day, from 0 to 1"
 
 
 def card(saved: Saved, client: str, path: Path, digest: str, licence: str = "", apart: float | None = None) -> str:
@@ -111,21 +111,19 @@ def _cautions(saved: Saved, kept: Saved) -> list[str]:
 
 def _use(saved: Saved, path: Path, client: str, apart: float | None) -> list[str]:
     """How the file is used."""
-    description = saved.description
+    description, named = saved.description, _windows(saved, client)
     if path.suffix == ".safetensors":
         return [
             "The tensors alone, by the names of the module's state: load them with `safetensors.torch.load_file`. "
-            "Inputs are scaled as the run's summary.json says under `scale` and `columns`."
+            "Inputs are scaled as the run's summary.json says under `scale` and `columns`.",
+            *([""] * bool(named) + named),
         ]
     agree = f" Its answers are within {apart:.1e} of PyTorch's, relative to the largest." if apart is not None else ""
     lines = [f"Load it with `onnxruntime.InferenceSession`; scales and missing cells are inside.{agree}", ""]
     if description is None:
-        what = "windows in the readings' own unit, NaN where one is missing" if saved.predictor(client).readings else ""
-        shape = saved.summary.shape or ()
-        if what and len(shape) > 1 and shape[-1] > 1:
-            what += "; they are `x[..., 0]`, and " + CLOCK
-        listed = ", ".join(str(one) for one in shape)
-        return [*lines, f"- `x`: float32 [n, {listed}], {what or 'as in training'}"]
+        what = "windows in the columns' own units, NaN where a cell is missing" if named else "as in training"
+        listed = ", ".join(str(one) for one in saved.summary.shape or ())
+        return [*lines, f"- `x`: float32 [n, {listed}], {what}", *named]
     for column in description.inputs:
         name = _cell(column.name)
         if isinstance(column, Number):
@@ -135,6 +133,16 @@ def _use(saved: Saved, path: Path, client: str, apart: float | None) -> list[str
         elif isinstance(column, Category) and column.parts:
             lines.append(f'- `{name}`: text [n], "" where it is missing')
     if saved.classes:
-        named = onnx_outputs(saved.predictor(client))
-        lines += ["", f"`{named[0]}` and `{named[1]}` [n, C] of the classes {', '.join(map(repr, saved.classes))}."]
+        answers = onnx_outputs(saved.predictor(client))
+        lines += ["", f"`{answers[0]}` and `{answers[1]}` [n, C] of the classes {', '.join(map(repr, saved.classes))}."]
     return lines
+
+
+def _windows(saved: Saved, client: str) -> list[str]:
+    """A line on each input of a window's steps; none of other examples."""
+    predictor = saved.predictor(client)
+    if predictor.series is not None:
+        named = predictor.series.inputs
+    else:
+        named = ["the reading", CLOCK][: predictor.shape[-1]] if predictor.readings else []
+    return [f"- `x[..., {i}]`: {_cell(name)}" for i, name in enumerate(named)]

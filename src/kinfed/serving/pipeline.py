@@ -1,7 +1,7 @@
 """Whole: a client's model together with what is done to rows before it and to its outputs after it, as one module."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +13,7 @@ from ..errors import UsageError
 from ..runs.predictor import Answers, Predictor
 
 Columns = dict[str, Tensor]
+MOST = 1e6  # deviation of an example's inputs, as that of a column that is constant in training has no bound
 
 
 class Whole(nn.Module):
@@ -28,12 +29,12 @@ class Whole(nn.Module):
         super().__init__()
         self.kind = next(model.parameters()).dtype
         self.model = model
-        description, readings = predictor.description, predictor.readings
+        description, scales = predictor.description, predictor.scales(client)
         self.before: nn.Module = nn.Identity()
         if description is not None:
             self.before = Encode(description, client)
-        elif readings is not None:
-            self.before = Readings(readings["mean"], readings["deviation"])
+        elif scales:
+            self.before = Readings(scales)
         self.after = Answering(predictor.answers)
 
     def forward(self, given: Columns | Tensor) -> Columns:
@@ -133,20 +134,21 @@ def _begin(year: Tensor) -> Tensor:
 
 
 class Readings(nn.Module):
-    """Windows on the scale of training, a missing reading being the last one before it, or the mean."""
+    """Windows on the scale of training, a missing reading or covariate being the last one before it, or the mean."""
 
-    def __init__(self, mean: float, deviation: float) -> None:
+    def __init__(self, scales: Sequence[tuple[float, float]]) -> None:
+        """`scales`: [C] mean and deviation of the first inputs of a step."""
         super().__init__()
-        self.register_buffer("scale", torch.tensor([mean, deviation], dtype=torch.float64))
+        self.register_buffer("scale", torch.tensor(scales, dtype=torch.float64))
 
     def forward(self, x: Tensor) -> Tensor:
         """[n, past, F] of the same."""
-        mean, deviation = self.scale.unbind()  # type: ignore[operator]
-        steps = list(((x[..., 0].double() - mean) / deviation).unbind(1))
+        mean, deviation = self.scale.unbind(1)  # type: ignore[operator]
+        steps = list(((x[..., : len(mean)].double() - mean) / deviation).unbind(1))
         last = torch.zeros_like(steps[0])
         for i, step in enumerate(steps):
             steps[i] = last = torch.where(step.isnan(), last, step)
-        return torch.cat([torch.stack(steps, 1)[..., None].to(x.dtype), x[..., 1:]], -1)
+        return torch.cat([torch.stack(steps, 1).to(x.dtype), x[..., len(mean) :]], -1)
 
 
 class Answering(nn.Module):
@@ -195,8 +197,9 @@ def example(predictor: Predictor, rows: int, seed: int = 0) -> Columns | Tensor:
     description = predictor.description
     if description is None:
         x = torch.randn(rows, *predictor.shape, generator=draw)
-        if predictor.readings is not None:
-            x[..., 0] = x[..., 0] * predictor.readings["deviation"] + predictor.readings["mean"]
+        if scales := predictor.scales(predictor.names[0]):
+            mean, deviation = torch.tensor(scales).unbind(1)
+            x[..., : len(scales)] = x[..., : len(scales)] * deviation.clamp(max=MOST) + mean
             x[:, :2, 0] = torch.nan
         return x
     columns: Columns = {}

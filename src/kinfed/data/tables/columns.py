@@ -148,13 +148,8 @@ class Calendar:
         """[n, parts] inputs of dates: [n] in seconds; all 0 but the last where there is none."""
         known = ~np.isnan(values)
         seconds = np.where(known, values, 0.0)
-        days = np.floor_divide(seconds, DAY)
-        begin = days.astype("datetime64[D]").astype("datetime64[Y]").astype("datetime64[D]").astype(np.int64)
-        season = 2 * np.pi * (days - begin) / 365.25
-        hour = 2 * np.pi * (seconds - DAY * days) / DAY
-        week = (days[:, None] + 3) % 7 == np.arange(7)  # 1 January 1970 was a Thursday
-        columns = [(years(seconds) - self.mean) / self.deviation, np.sin(season), np.cos(season), *week.T]
-        columns += [np.sin(hour), np.cos(hour)] if self.clock else []
+        columns = [(years(seconds) - self.mean) / self.deviation, *season(seconds), *weekday(seconds)]
+        columns += hour(seconds) if self.clock else []
         parts = [np.where(known, column, 0.0) for column in columns] + [~known] * bool(self.missing)
         return np.stack(parts, 1).astype(np.float64)
 
@@ -166,6 +161,32 @@ class Calendar:
 def _spread(known: NumberStatistics) -> float:
     """The deviation by which a column is scaled."""
     return NEVER if known.deviation <= ROUNDING * abs(known.mean) else known.deviation
+
+
+def hour(seconds: Numbers) -> list[Numbers]:
+    """Sine and cosine of the time of day of dates in seconds since 1970: [n]."""
+    angle = 2 * np.pi * (seconds - DAY * np.floor_divide(seconds, DAY)) / DAY
+    return [np.sin(angle), np.cos(angle)]
+
+
+def weekday(seconds: Numbers) -> list[Numbers]:
+    """Whether dates: [n] are a Monday, ..., a Sunday: 0 or 1."""
+    days = np.floor_divide(seconds, DAY)
+    return [np.asarray((days + 3) % 7 == i, np.float64) for i in range(7)]  # 1 January 1970 was a Thursday
+
+
+def month(seconds: Numbers) -> list[Numbers]:
+    """Whether dates: [n] are in January, ..., in December: 0 or 1."""
+    number = np.floor_divide(seconds, DAY).astype("datetime64[D]").astype("datetime64[M]").astype(np.int64) % 12
+    return [np.asarray(number == i, np.float64) for i in range(12)]
+
+
+def season(seconds: Numbers) -> list[Numbers]:
+    """Sine and cosine of the day of the year of dates: [n]."""
+    days = np.floor_divide(seconds, DAY)
+    begin = days.astype("datetime64[D]").astype("datetime64[Y]").astype("datetime64[D]").astype(np.int64)
+    angle = 2 * np.pi * (days - begin) / 365.25
+    return [np.sin(angle), np.cos(angle)]
 
 
 @dataclass(frozen=True)

@@ -140,11 +140,11 @@ class Preparation:
         return describe(self.client, statistics, dataset.owners, each, self.scale, self.categories)
 
 
-def of_column(raw: Raw, kind: str) -> Statistics:
-    """The statistics of a client's rows of one column."""
+def of_column(raw: Raw, kind: str, median: bool = True) -> Statistics:
+    """The statistics of a client's rows of one column; `median`: whether numbers are counted by value."""
     values = raw.values
     if kind == "number":
-        return NumberStatistics.of(values)
+        return NumberStatistics.of(values, median)
     known = values[~np.isnan(values)]
     if kind == "date":
         return DateStatistics(NumberStatistics.of(years(values), median=False), bool((known % DAY != 0).any()))

@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,10 +11,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ...errors import UsageError, several
-from ..windows import carried_forward
+from ..steps import calendar, calendar_names, carried_forward
+from ..windows import cut, side_by_side
+from .covariates import Covariates, Grid, cells_of, leads_of, names_of, scales_of
 from .formats import Formats
-from .frame import DAY, Frame
+from .frame import Frame
 from .owners import Owners
+from .schema import Description
 from .words import Codes
 
 
@@ -35,31 +38,81 @@ class Series:
     time: str  # column of times
     target: str  # column of readings
     past: int  # readings in a window
+    horizon: int  # readings that are forecast
     step: float | None  # from one to the next, in seconds if times are dates; None: each different time is a step
     dated: bool  # whether times are dates
-    clock: bool  # whether the time of day is an input, too
+    calendar: tuple[str, ...]  # features of times that are inputs, too
+    kinds: Mapping[str, str] = field(default_factory=dict)  # number or category, of columns that are covariates
+    future: tuple[str, ...] = ()  # those of them that are known ahead
+    static: tuple[str, ...] = ()  # those that are the same in all rows of a client
     mean: float = 0.0  # of readings
     deviation: float = 1.0
+    covariates: Description | None = None  # what training rows say of them
     formats: Formats = field(default_factory=Formats)  # by which text is read
     dropped: tuple[str, ...] = ()  # columns of the table that are none of these
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any], reading: Mapping[str, float]) -> "Series":
-        """The series that `to_dict` made, with the mean and deviation of its readings."""
-        formats = Formats.from_dict(values.get("formats", {}))  # none in older folders
-        dropped = tuple(values.get("dropped", ()))
-        former = {name: value for name, value in values.items() if name != "written"}
-        return cls(**{**former, **reading, "formats": formats, "dropped": dropped})
+    def from_dict(
+        cls, values: Mapping[str, Any], reading: Mapping[str, float], covariates: Mapping[str, Any] | None = None
+    ) -> "Series":
+        """The series that `to_dict` made, with mean and deviation of its readings, and its covariates' description."""
+        given: dict[str, Any] = {name: tuple(one) if isinstance(one, list) else one for name, one in values.items()}
+        given["formats"] = Formats.from_dict(values["formats"])
+        known = None if covariates is None else Description.from_dict(covariates)
+        return cls(**given | dict(reading), covariates=known)
+
+    @classmethod
+    def of_scale(cls, scale: Mapping[str, Any]) -> "Series":
+        """The series of a federation, or of a run's summary, by its `scale`."""
+        return cls.from_dict(scale["series"], scale["inputs"]["reading"], scale.get("covariates"))
 
     def to_dict(self) -> dict[str, Any]:
-        """The columns and the pace as JSON has them; the scale of readings is elsewhere."""
-        return {name: value for name, value in asdict(self).items() if name not in ("mean", "deviation")}
+        """The columns and the pace as JSON has them; the scale of readings and covariates is elsewhere."""
+        elsewhere = ("mean", "deviation", "covariates")
+        return {name: value for name, value in asdict(replace(self, covariates=None)).items() if name not in elsewhere}
+
+    @property
+    def columns(self) -> list[str]:
+        """Those of a table that new rows need beside the client's."""
+        return [self.time, self.target, *self.kinds]
+
+    @property
+    def leads(self) -> list[int]:
+        """How many steps later than the past ones future covariates are read."""
+        return leads_of(self.past, self.horizon)
+
+    @property
+    def inputs(self) -> list[str]:
+        """[F] the names of a step's inputs."""
+        beside = [] if self.covariates is None else names_of(self.covariates, self.future, self.leads)
+        return [self.target, *calendar_names(self.calendar), *beside]
+
+    def scales(self, client: str) -> list[tuple[float, float]]:
+        """[F] mean and deviation by which each of a step's inputs of a client is scaled."""
+        beside = [] if self.covariates is None else scales_of(self.covariates, self.future, self.leads, client)
+        return [(self.mean, self.deviation), *[(0.0, 1.0)] * len(calendar_names(self.calendar)), *beside]
+
+    def renamed(self, names: Mapping[str, str], client: str) -> "Series":
+        """The same of a table of one client, whose columns have other names."""
+        return replace(
+            self,
+            time=names.get(self.time, self.time),
+            target=names.get(self.target, self.target),
+            kinds={names.get(name, name): kind for name, kind in self.kinds.items()},
+            future=tuple(names.get(name, name) for name in self.future),
+            static=tuple(names.get(name, name) for name in self.static),
+            covariates=None if self.covariates is None else self.covariates.renamed(names, client),
+            formats=self.formats.renamed(names),
+            dropped=tuple(names.get(name, name) for name in self.dropped),
+        )
 
     def windows(self, frame: Frame, owners: Owners) -> Ahead:
         """A window for each row whose past is there: `past` steps without a gap, with a known reading in them.
 
-        The reading of the row itself is the last in its window. A warning counts rows without enough past; raises
-        UsageError if that is all of them, or if times are not as in training.
+        The reading of the row itself is the last in its window. With covariates that are known ahead a row also needs
+        the `horizon` steps after it, and rows after a client's last reading are there for these alone. A
+        warning counts rows without a window; raises UsageError if that is all of them, or if times are not as in
+        training.
         """
         frame = frame.read_as(self.formats)
         readings = frame.numbers(self.target)
@@ -72,23 +125,26 @@ class Series:
         steps = self._steps(frame, moments, ranks)
         held = np.flatnonzero(owners.who >= 0)
         known, first, place = np.unique(steps[held], return_index=True, return_inverse=True)
-        values = np.full((len(owners.names), len(known)), np.nan)
-        values[owners.who[held], place] = readings[held]
-        series, at = torch.from_numpy(values).to(torch.get_default_dtype()), torch.from_numpy(known)
-        total = torch.nn.functional.pad((~series.isnan()).cumsum(1), (1, 0))  # [N, T + 1]
-        begin, who = place - self.past + 1, owners.who[held]
-        usable = begin >= 0
-        begin = np.maximum(begin, 0)
-        usable &= known[place] - known[begin] == self.past - 1
-        usable &= (total[who, place + 1] > total[who, begin]).numpy()
-        self._tell(frame, usable)
-        clock = torch.from_numpy(moments[held][first] % DAY / DAY) if self.clock else None
-        parts = [((carried_forward(series, at) - self.mean) / self.deviation).nan_to_num(0)]
-        parts += [clock.to(series).expand_as(series)] if clock is not None else []
-        whole, width = torch.stack(parts, -1), len(parts)  # [N, T, F]
-        x = whole.as_strided((len(owners.names) * len(known) - self.past + 1, self.past, width), (width, width, 1))
-        where = (who * len(known) + begin)[usable]
-        return Ahead(x, torch.from_numpy(where), who[usable], held[usable])
+        grid = Grid(held, owners.who[held], place, (len(owners.names), len(known)))
+        values, at = grid.lay_out(readings), torch.from_numpy(known)
+        beside = self._beside(frame, owners, grid, at)
+        begin, usable = self._usable(frame, grid, values, known, beside)
+        scaled = ((carried_forward(torch.from_numpy(values), at) - self.mean) / self.deviation).nan_to_num(0)
+        channels = None
+        if beside is not None and self.covariates is not None:
+            channels = beside.channels(self.covariates, self.leads)
+        times = calendar(moments[held][first], self.calendar)
+        inputs = side_by_side(scaled.to(torch.get_default_dtype()), times, channels)
+        x = cut(inputs, self.past, len(owners.names) * len(known) - self.past + 1)
+        where = (grid.who * len(known) + begin)[usable]
+        return Ahead(x, torch.from_numpy(where), grid.who[usable], held[usable])
+
+    def _beside(self, frame: Frame, owners: Owners, grid: Grid, steps: Tensor) -> Covariates | None:
+        """The cells of covariates."""
+        if self.covariates is None:
+            return None
+        cells = cells_of(frame, self.kinds, self.static, grid, owners.names)
+        return Covariates(self.client, owners.names, self.kinds, cells, steps, self.future)
 
     def _steps(self, frame: Frame, moments: NDArray[Any], ranks: Codes) -> Codes:
         """[n] steps at the pace of training."""
@@ -104,10 +160,88 @@ class Series:
             )
         return np.asarray(steps.round().astype(np.int64))
 
+    def _usable(
+        self, frame: Frame, grid: Grid, values: NDArray[Any], known: Codes, beside: Covariates | None
+    ) -> tuple[Codes, NDArray[np.bool_]]:
+        """[n] where windows begin, and which of them can be used; a warning or UsageError says of the others why."""
+        total = _count(~np.isnan(values))
+        begin = grid.place - self.past + 1
+        usable = begin >= 0
+        begin = np.maximum(begin, 0)
+        usable &= known[grid.place] - known[begin] == self.past - 1
+        usable &= total[grid.who, grid.place + 1] > total[grid.who, begin]
+        self._tell(frame, usable)
+        if beside is None:
+            return begin, usable
+        if self.future:
+            last = np.where(~np.isnan(values), np.arange(len(known)), -1).max(1)  # [N] the last reading
+            asked = usable & (grid.place <= last[grid.who])
+            usable = asked & self._told_ahead(grid, known, beside)
+            if (short := asked & ~usable).any():
+                told = f"{self._lacking(frame, grid, short, known, beside)} ("
+                if not usable.any():
+                    raise UsageError(f"{told}no row got a forecast)")
+                warnings.warn(f"{told}{several(int(short.sum()), 'row')} got no forecast)", stacklevel=4)
+        for name, (cells, _) in beside.cells.items():
+            counts = _count(~np.isnan(cells))
+            stale = usable & (counts[grid.who, grid.place + 1] == counts[grid.who, begin])
+            if stale.any():
+                warnings.warn(self._stale(frame, grid, name, cells, stale), stacklevel=4)
+        return begin, usable
+
+    def _told_ahead(self, grid: Grid, known: Codes, beside: Covariates) -> NDArray[np.bool_]:
+        """[n] whether all that is known ahead is there, for every step to forecast."""
+        end = np.minimum(grid.place + self.horizon, len(known) - 1)
+        told = known[end] - known[grid.place] == self.horizon
+        for name in self.future:
+            counts = _count(~np.isnan(beside.cells[name].values))
+            told &= counts[grid.who, end + 1] - counts[grid.who, grid.place + 1] == self.horizon
+        return np.asarray(told)
+
+    def _lacking(self, frame: Frame, grid: Grid, short: NDArray[np.bool_], known: Codes, beside: Covariates) -> str:
+        """What the first row without a forecast lacks of what is known ahead."""
+        i = int(short.argmax())
+        who, place = grid.who[i], grid.place[i]
+        own = grid.who == who
+        rows = dict(zip(known[grid.place[own]].tolist(), grid.rows[own].tolist(), strict=True))
+        for later in range(1, self.horizon + 1):
+            row = rows.get(int(known[place]) + later)
+            if row is None:
+                return (
+                    f"{frame.place(grid.rows[i], self.future[0])}: there is no row {several(later, 'step')} after "
+                    f"this one, but '{self.future[0]}' must be known in the {several(self.horizon, 'step')} to "
+                    f"forecast; add a row for each, with '{self.target}' left empty"
+                )
+            for name in self.future:
+                if np.isnan(beside.cells[name].values[who, np.searchsorted(known, known[place] + later)]):
+                    return (
+                        f"{frame.place(row, name)}: there is no value in a step to forecast, where '{name}' must be "
+                        "known; fill it in"
+                    )
+        raise AssertionError("nothing is lacking")
+
+    def _stale(self, frame: Frame, grid: Grid, name: str, cells: NDArray[Any], stale: NDArray[np.bool_]) -> str:
+        """What to say of a covariate that ends before forecasts begin."""
+        i = int(stale.argmax())
+        before = np.flatnonzero(~np.isnan(cells[grid.who[i], : grid.place[i] + 1]))
+        count = int(stale.sum())
+        told = (
+            f"{several(count, 'forecast')} {'has' if count == 1 else 'have'} no value in the {self.past} steps before"
+        )
+        if len(before):
+            at = int(grid.rows[(grid.who == grid.who[i]) & (grid.place == before[-1])][0])
+            return f"{frame.place(at, name)}: this old value stands for later ones, as {told}; fill these in"
+        return f"{frame.place(grid.rows[i], name)}: {told} it, so it is taken to be as at most rows; fill it in"
+
     def _tell(self, frame: Frame, usable: NDArray[np.bool_]) -> None:
         short = int((~usable).sum())
         why = f"fewer than {self.past} steps without a gap, or without any reading, up to them"
         if short == len(usable):
             raise UsageError(f"{frame.name}: all {several(short, 'row')} have {why}; give more of each series")
         if short:
-            warnings.warn(f"{frame.name}: {several(short, 'row')} with {why} got no forecast", stacklevel=4)
+            warnings.warn(f"{frame.name}: {several(short, 'row')} with {why} got no forecast", stacklevel=5)
+
+
+def _count(known: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """[N, T + 1] how many are known: [N, T] before each step."""
+    return np.pad(known.cumsum(1), ((0, 0), (1, 0)))

@@ -19,16 +19,19 @@ from ..dataset import Dataset, Prepare, rows_by_owner
 from ..federation import Federation, divide
 from ..graph_files import read as read_graph
 from ..split import Split
+from ..steps import CLOCK, calendar
 from ..windows import Windows
 from . import doubts
+from .covariates import Covariates, Grid, cells_of
+from .covariates import doubts as doubts_of
 from .encoder import Preparation
 from .formats import FormatSettings
 from .frame import DAY, FEW, Frame, natural
 from .new_readings import Series
 from .open_table import frame_of, open_table
 from .owners import Owners
-from .schema import Raw, raw_of
-from .words import Numbers, Words
+from .schema import Description, Raw, raw_of
+from .words import Codes, Numbers, Words
 
 FEWEST = 10  # rows from which a column of text that is different in each names rows
 LEAST = 3  # rows of a client: one each for training, validation and test
@@ -56,7 +59,10 @@ class TableReader(FormatSettings):
     With `past` (and `time`) a row is a reading instead: every client has a series of its target, and examples are its
     windows: `past` readings are the input, the next `horizon` readings the target, also scored separately at the steps
     ahead in `horizons`, from 1, or these `quantiles` of each of them. A reading without a row, or without a value, is
-    missing. If the times are dates and steps are shorter than a day, the time of day is an input too.
+    missing. Columns of inputs are covariates: their cells in the past steps are inputs too, those of the columns
+    `future` also in the steps that are to be forecast; those of `static` are the same in all rows of a client. Inputs
+    by the `calendar` are the time of day (`clock`, as a share of it; the default if times are dates and steps are
+    shorter than a day), `hour` and `season` as angles, `weekday` and `month`.
 
     With `drop_missing` rows with any missing value are left out; clients with fewer than `least` rows, or known
     readings, are left out, and a warning names them. See `kinfed.data.graph_files.read` for files of links.
@@ -75,6 +81,9 @@ class TableReader(FormatSettings):
     horizon: Count = 1  # readings out
     horizons: Sequence[int] = ()  # steps ahead that are scored too, from 1
     quantiles: Sequence[float] = ()  # to forecast in place of one number, such as [0.1, 0.5, 0.9]
+    future: Sequence[str] = ()  # columns of inputs that are known ahead
+    static: Sequence[str] = ()  # columns of inputs that are the same in all rows of a client
+    calendar: Sequence[Literal["clock", "hour", "weekday", "month", "season"]] | None = None  # features of times
     edges: str | Path = ""  # file of links between clients
     weights: str = "weight"  # its column of weights
     distances: str = "distance"  # its column of distances, in place of weights
@@ -88,21 +97,33 @@ class TableReader(FormatSettings):
         super().__post_init__()
         if not self.targets:
             raise UsageError("a table needs a target: a column, or a list of columns; got none")
-        if self.past and (not self.time or len(self.targets) != 1 or self.features):
-            raise UsageError("windows (past) need a time column and one target, and take no other features")
-        if both := sorted({*self.features} & {*self.ignore}):
-            raise UsageError(f"column '{both[0]}' is in features and in ignore; leave it out of one")
+        if self.past and (not self.time or len(self.targets) != 1):
+            raise UsageError("windows (past) need a time column and one target")
+        self._check_inputs()
         if self.labels and len(self.targets) > 1:
             raise UsageError(f"several targets are numbers, so labels cannot be true; got {', '.join(self.targets)}")
         if self.counts and (self.labels or self.past or len(self.targets) > 1):
             other = "labels" if self.labels else "past" if self.past else "several targets"
             raise UsageError(f"counts are one number for each row, so they cannot go with {other}")
-        if not self.past and (self.horizon != 1 or self.horizons or self.quantiles):
-            raise UsageError("horizon, horizons and quantiles are for windows of series; set past too")
+        plain = {"horizon": 1, "horizons": (), "quantiles": (), "future": (), "static": (), "calendar": None}
+        given = [name for name, value in plain.items() if getattr(self, name) not in (value, [])]
+        if not self.past and given:
+            raise UsageError(f"{given[0]} is for windows of series; set past too, the readings that are the input")
         if self.quantiles:
             check_quantiles(self.quantiles)
         if late := [ahead for ahead in self.horizons if not 1 <= ahead <= self.horizon]:
             raise UsageError(f"horizons are steps ahead, from 1 to horizon, which is {self.horizon}; got {late[0]}")
+
+    def _check_inputs(self) -> None:
+        """Raise UsageError for a column that is said to be two things at once."""
+        said = {"ignore": self.ignore, "features": self.features, "future": self.future, "static": self.static}
+        for one, other in (("features", "ignore"), ("future", "ignore"), ("static", "ignore"), ("future", "static")):
+            if both := sorted({*said[one]} & {*said[other]}):
+                raise UsageError(f"column '{both[0]}' is in {one} and in {other}; leave it out of one")
+        for name in ("future", "static"):
+            if taken := sorted({*said[name]} & {self.client, self.time, *self.targets}):
+                what = "the client" if taken[0] == self.client else "time" if taken[0] == self.time else "the target"
+                raise UsageError(f"column '{taken[0]}' is {what}, so it cannot be in {name}; leave it out there")
 
     @property
     def targets(self) -> list[str]:
@@ -113,8 +134,7 @@ class TableReader(FormatSettings):
         """The data set in a file `.csv` (with a heading) or `.parquet`, in a folder of them, or in a database.
 
         Raises UsageError that names the file, line and column of what cannot be used. See
-        `kinfed.data.tables.databases.fetch`
-        for the query.
+        `kinfed.data.tables.databases.fetch` for the query.
         """
         if not isinstance(path, str | Path):
             raise UsageError(f"path must name a file; got {path!r:.80}")
@@ -124,8 +144,8 @@ class TableReader(FormatSettings):
         """The data set in a table; raises UsageError as `read` does."""
         needed = [self.client, *([self.time] if self.time else [])]
         frame.need([*needed, *self.targets, *self.features])
-        frame.need([*self.ignore])
-        frame.need([*self.formats.text])
+        for names in (self.ignore, self.future, self.static, self.formats.text):
+            frame.need([*names])
         frame = frame.read_as(self.formats).with_all(needed if self.drop_missing else [self.client])
         owner = frame.words(self.client)
         names = sorted(owner.names, key=natural)
@@ -135,15 +155,15 @@ class TableReader(FormatSettings):
             links = partial(read_graph, weights=self.weights, distances=self.distances, directed=self.directed)
             held = held._replace(graph=links(self.edges, names, sigma=self.sigma, threshold=self.threshold))
         if self.past:
-            cut = Windows(self.past, self.horizon, horizons=self.horizons, quantiles=self.quantiles)
-            return _series(frame, held, self, cut)
+            return self._series(frame, held)
         return self._rows(frame, held)
 
     def inputs(self, frame: Frame) -> list[str]:
-        """The columns of inputs; raises UsageError if none is left."""
+        """The columns of inputs; raises UsageError if none is left, unless readings are inputs."""
         taken = {self.client, self.time, *self.targets, *self.ignore, *frame.added}
-        inputs = list(self.features) or [column for column in frame.columns if column not in taken]
-        if not inputs:
+        named = dict.fromkeys([*self.features, *self.future, *self.static]) if self.features else ()
+        inputs = [*named] or [column for column in frame.columns if column not in taken]
+        if not inputs and not self.past:
             raise UsageError(f"{frame.name}: no column is left for the inputs; ignore fewer of them")
         return inputs
 
@@ -152,7 +172,7 @@ class TableReader(FormatSettings):
         kinds, raw, without = {}, {}, []
         for name in self.inputs(frame):
             kind = frame.kind(name)
-            if kind == "empty" or (kind not in KINDS and not self.features):
+            if kind == "empty" or (kind not in KINDS and not self.features) or (kind == "dates" and self.past):
                 without.append(f"'{name}' has no value in any row" if kind == "empty" else f"'{name}' holds {kind}")
                 continue
             frame.column(name)  # raises for a type that is none of these
@@ -162,8 +182,12 @@ class TableReader(FormatSettings):
                 del kinds[name], raw[name]
         if without:
             warnings.warn(f"{frame.name}: {'; '.join(without)}; left out of the inputs", stacklevel=4)
-        if not raw:
+        if not raw and not self.past:
             raise UsageError(f"{frame.name}: no column is left for the inputs; ignore fewer of them")
+        if lost := [name for name in (*self.future, *self.static) if name not in kinds]:
+            raise UsageError(
+                f"{frame.name}: '{lost[0]}' can be no covariate, as said above; leave it out of both lists"
+            )
         return kinds, raw
 
     def _rows(self, frame: Frame, held: Owners) -> Dataset:
@@ -214,6 +238,66 @@ class TableReader(FormatSettings):
             ),
         )
 
+    def _series(self, frame: Frame, held: Owners) -> Dataset:
+        """Windows of one series per client, from rows in any order."""
+        target, time = self.targets[0], self.time
+        readings, (kinds, raw) = frame.numbers(target), self._raw(frame)
+        later = {name: one for name, one in raw.items() if name in self.future}
+        doubts.warn(frame, {name: one for name, one in raw.items() if name not in later}, {}, labelled=False)
+        doubts.warn(frame, later, {target: readings}, labelled=False)
+        held = held.keep(~np.isnan(readings), self.least, f"known values of '{target}'", frame.name)
+        moments, steps, dated = frame.moments(time, held, series=True)
+        rows = np.flatnonzero(held.who >= 0)
+        known, first, place = np.unique(steps[rows], return_index=True, return_inverse=True)  # steps with any row
+        grid = Grid(rows, held.who[rows], place, (len(held.names), len(known)))
+        length = (moments.max() - moments.min()) / max(int(steps.max()), 1)
+        paced = bool(np.allclose(moments, moments.min() + steps * length, rtol=0, atol=0.01 * length))
+        series = Series(
+            self.client,
+            time,
+            target,
+            self.past,
+            self.horizon,
+            length if paced else None,
+            dated,
+            calendar_of(self.calendar, dated, length, frame.place(0, time)),
+            kinds,
+            tuple(self.future),
+            tuple(self.static),
+            formats=frame.trained_formats({time: "date" if dated else "number", target: "number", **kinds}),
+            dropped=_others(frame, [self.client, time, target, *kinds]),
+        )
+        covariates = self._covariates(frame, held, grid, series, known, readings) if kinds else None
+        times = calendar(moments[rows][first], series.calendar) if series.calendar else None
+        cut = Windows(self.past, self.horizon, horizons=self.horizons, quantiles=self.quantiles)
+        try:
+            values = grid.lay_out(readings).T
+            dataset = cut(values, known, held.names, calendar=times, covariates=covariates, graph=held.graph)
+        except UsageError as problem:
+            pace = f"a step is {length:g}{' seconds' if dated else ''}, the smallest distance between two times"
+            raise UsageError(f"{frame.name}: {problem} ({pace} in '{time}')") from None
+        assert dataset.prepare is not None
+        return replace(dataset, prepare=partial(_scaled, dataset.prepare, series, frame.name))
+
+    def _covariates(
+        self, frame: Frame, held: Owners, grid: Grid, series: Series, known: Codes, readings: Numbers
+    ) -> Covariates:
+        """The columns beside the target; a warning names what is doubtful about them."""
+        cells = cells_of(frame, series.kinds, self.static, grid, held.names)
+        found = Covariates(
+            self.client,
+            held.names,
+            series.kinds,
+            cells,
+            torch.from_numpy(known),
+            self.future,
+            self.scale,
+            self.categories,
+        )
+        for doubt in doubts_of(frame, found, grid, grid.lay_out(readings), self.past):
+            warnings.warn(doubt, stacklevel=5)
+        return found
+
 
 def from_csv(
     path: str | Path,
@@ -228,8 +312,7 @@ def from_csv(
 
     `client` and `target` name columns; the other settings are those of `kinfed.data.tables.table_reader.TableReader`,
     such as `time`, `past` for windows of series, and `edges`. Unless a split is given, clients with fewer than three
-    rows are left out, and a warning names them. Raises UsageError that names the file, line and column of what is
-    wrong.
+    rows are left out, and a warning names them. Raises UsageError that names file, line and column of what is wrong.
     """
     dataset = _reader(client, target, split, settings).read(path)
     return divide(dataset, rows_by_owner(dataset), Split() if split is None else split, seed)
@@ -330,41 +413,19 @@ def check_counts(frame: Frame, name: str, values: Numbers) -> None:
         )
 
 
-def _series(frame: Frame, held: Owners, reader: TableReader, cut: Windows) -> Dataset:
-    """Windows of one series per client, from rows in any order."""
-    target, time = reader.targets[0], reader.time
-    readings = frame.numbers(target)
-    doubts.warn(frame, {}, {target: readings}, labelled=False)
-    held = held.keep(~np.isnan(readings), reader.least, f"known values of '{target}'", frame.name)
-    moments, steps, dated = frame.moments(time, held, series=True)
-    assigned = held.who >= 0
-    known_steps = np.unique(steps[assigned])  # steps at which anybody has a row
-    values = np.full((len(known_steps), len(held.names)), np.nan)
-    values[np.searchsorted(known_steps, steps[assigned]), held.who[assigned]] = readings[assigned]
-    length = (moments.max() - moments.min()) / max(int(steps.max()), 1)
-    pace = f"a step is {length:g}{' seconds' if dated else ''}, the smallest distance between two times in '{time}'"
-    clock = (moments.min() + known_steps * length) % DAY / DAY if dated and length < DAY else None
-    paced = bool(np.allclose(moments, moments.min() + steps * length, rtol=0, atol=0.01 * length))
-    series = Series(
-        reader.client,
-        time,
-        target,
-        cut.past,
-        length if paced else None,
-        dated,
-        clock is not None,
-        formats=frame.trained_formats({time: "date" if dated else "number", target: "number"}),
-        dropped=_others(frame, [reader.client, time, target]),
-    )
-    try:
-        dataset = cut(values, known_steps, held.names, clock=clock, graph=held.graph)
-    except UsageError as problem:
-        raise UsageError(f"{frame.name}: {problem} ({pace})") from None
-    assert dataset.prepare is not None
-    return replace(dataset, prepare=partial(_scaled, dataset.prepare, series))
+def calendar_of(chosen: Sequence[str] | None, dated: bool, length: float, where: str) -> tuple[str, ...]:
+    """The features of times whose steps have this length; raises UsageError for those of times that are no dates."""
+    if chosen is None:
+        return (CLOCK,) if dated and length < DAY else ()
+    if chosen and not dated:
+        raise UsageError(f"{where}: times are numbers, which have no calendar; leave calendar out")
+    return tuple(chosen)
 
 
-def _scaled(prepare: Prepare, series: Series, dataset: Dataset, rows: Tensor) -> Dataset:
+def _scaled(prepare: Prepare, series: Series, table: str, dataset: Dataset, rows: Tensor) -> Dataset:
     """What `prepare` makes of the data set, which also says how to cut windows of new readings."""
+    new = not dataset.scale
     dataset = prepare(dataset, rows)
+    if new and "covariates" in dataset.scale:
+        Description.from_dict(dataset.scale["covariates"]).warn_of_constants(table)
     return replace(dataset, scale={**dataset.scale, "series": series.to_dict()})

@@ -96,6 +96,14 @@ def _other(words: Words, facts: Words) -> str:
             f"these columns are not in both its table and the others': {', '.join(sorted(own ^ others))}; "
             f"{', or '.join(fixes)}"
         )
+    said, known = words.get("series", {}), facts.get("series") or facts.get("agreed", {})
+    for name in ("future", "static"):
+        if name in said and said[name] != known.get(name, said[name]):
+            theirs = ", ".join(known[name]) or "none"
+            return (
+                f"its covariates of --{name} are {', '.join(said[name]) or 'none'}, at other sites {theirs}; give the "
+                "same at all sites"
+            )
     return (
         f"its examples are {words.get('shape')} with {words.get('task')}, those of the federation "
         f"{facts['shape']} with {facts['task']}"

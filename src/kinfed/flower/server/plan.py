@@ -50,6 +50,7 @@ class Deployment:
     counts: bool = False  # of tables: whether the target counts something: whole numbers from 0
     horizons: Sequence[int] = ()  # of series: steps ahead that are scored too, from 1
     quantiles: Sequence[float] = ()  # of series: to forecast in place of one number, such as [0.1, 0.5, 0.9]
+    calendar: Sequence[Literal["clock", "hour", "weekday", "month", "season"]] | None = None  # of series, as in a table
     beside: Sequence[str] = ("local",)  # what each site compares its model with in the end: local, and perhaps fedavg
 
     def __post_init__(self) -> None:

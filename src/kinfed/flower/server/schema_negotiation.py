@@ -13,11 +13,14 @@ import numpy as np
 import torch
 
 from ...core.tasks import Classification, Counts, Forecasting, Quantiles, Regression, Task
+from ...data.steps import calendar_names
 from ...data.tables import disclosure
 from ...data.tables.column_statistics import NumberStatistics, Statistics, WordStatistics, merged, shared
 from ...data.tables.columns import RARE
+from ...data.tables.covariates import leads_of, names_of
 from ...data.tables.frame import FEW, SHARED, natural
 from ...data.tables.schema import Description, Own, Target, of_clients
+from ...data.tables.table_reader import calendar_of
 from ...errors import RunError, UsageError
 from ..site.site_series import Clock
 from ..site.site_table import EMPTY, NAMES_ROWS
@@ -74,12 +77,11 @@ class Describing:
         shares = self._shares({client: reply.words["rows"] for client, reply in sorted(replies.items())})
         for client, share in shares.items():
             words = replies[client].words
-            told = {} if series else _statistics(words, self.facts["agreed"])
+            told = _statistics(words, self.facts["agreed"])
             self.told[client] = {name: shared(known, share) if share < 1 else known for name, known in told.items()}
             if not self.facts["agreed"].get("classes"):
                 answers[client] = [shared(known, share) if share < 1 else known for known in _answers(words)]
-        if not series:
-            self._prefer_shared_categories()
+        self._prefer_shared_categories()
         self._found(answers)
         return list(replies)
 
@@ -87,7 +89,8 @@ class Describing:
         """Ask sites that join later for statistics, for scales of their own; returns those that can join."""
         if "agreed" not in self.facts or not clients:
             return clients
-        description = self.facts.get("description", {"clients": {}, "inputs": []})
+        none: Words = {"clients": {}, "inputs": []}
+        description: Words = self.facts.get("description") or self.facts.get("covariates") or none
         columns = {name for own in description["clients"].values() for name in own}
         shared = {one["name"]: one for one in description["inputs"]}
         replies = self._ask(clients, 0, self._problem)
@@ -154,7 +157,8 @@ class Describing:
         if type(rows) is not int or not 0 < rows < LARGEST:
             return f"it claims to have {rows!r:.20} training rows"
         try:
-            if "times" not in agreed and any(_count(one) > rows for one in _statistics(reply.words, agreed).values()):
+            told = _statistics(reply.words, agreed)
+            if "times" not in agreed and any(_count(one) > rows for one in told.values()):
                 return f"its statistics are of more than its {rows:,} training rows"
             if not agreed.get("classes") and len(_answers(reply.words)) != len(agreed["targets"]):
                 return "it sent no statistics of its targets"
@@ -177,8 +181,7 @@ class Describing:
         if not classes:
             self._warn_of_units({client: dict(zip(targets, each, strict=True)) for client, each in answers.items()})
         if "times" in agreed:
-            clock = Clock.of(np.array(disclosure.expanded(agreed["times"])), agreed["dated"])
-            self.facts["shape"] = [agreed["past"], 1 if clock.daily is None else 2]
+            self._found_covariates()
             known: dict[str, Any] = {"mean": whole[0].mean, "deviation": whole[0].deviation}
             known |= {"horizons": tuple(agreed["horizons"])}
             quantiles = tuple(map(float, deployment.quantiles))
@@ -207,6 +210,18 @@ class Describing:
             "outputs": len(classes or targets),
             "task": plan.describe_task(task),
         }
+
+    def _found_covariates(self) -> None:
+        """Complete the facts: the description of covariates, and the shape of a window."""
+        agreed, deployment = self.facts["agreed"], self.planned.deployment
+        width = 1 + len(calendar_names(agreed["calendar"]))
+        if agreed["inputs"]:
+            found = of_clients("", self.told, deployment.scale, deployment.categories)
+            self._warn_of_units(self.told)
+            found.warn_of_constants("the sites' series")
+            self.facts["covariates"] = found.to_dict()
+            width += len(names_of(found, agreed["future"], leads_of(agreed["past"], agreed["horizon"])))
+        self.facts["shape"] = [agreed["past"], width]
 
     def _warn_of_units(self, told: Mapping[str, Mapping[str, Any]]) -> None:
         """Log which sites' numbers are of quite another size than the others'."""
@@ -245,10 +260,15 @@ class Describing:
                     f"client {client}: it has rows at {100 * len(own[client]) / len(whole):.0f} % of the times of all "
                     "sites; if clocks differ (time zones), correct its times"
                 )
-        first = next(iter(alike.values()))
+        first, clock = next(iter(alike.values())), Clock.of(whole)
+        dated = first["series"]["dated"]
         return {
-            "targets": first["columns"],
-            "dated": first["series"]["dated"],
+            "targets": first["columns"][:1],
+            "inputs": _inputs({client: one["kinds"] for client, one in series.items()}),
+            "future": first["series"]["future"],
+            "static": first["series"]["static"],
+            "calendar": list(calendar_of(self.planned.deployment.calendar, dated, clock.length, "flower.calendar")),
+            "dated": dated,
             "times": disclosure.stretches(whole.tolist(), disclosure.LONGEST),
             "past": first["shape"][0],
             "horizon": first["outputs"],
@@ -259,7 +279,7 @@ class Describing:
         """Find where validation and test begin, by the steps at which any site's windows begin."""
 
         agreed = self.facts["agreed"]
-        last = Clock.of(np.array(disclosure.expanded(agreed["times"])), agreed["dated"]).steps[-1]
+        last = Clock.agreed(agreed).steps[-1]
 
         def problem(client: str, reply: Message) -> str:
             try:
@@ -282,12 +302,12 @@ def why_not(agreed: Words, words: Words) -> str:
                 f"its column '{name}' is in {unit}, at other sites in {known}; convert it, or leave it out at all sites"
             )
     table = words.get("table")
-    if table is None:
-        return ""
     for name, kind in agreed["inputs"]:
-        own = table["kinds"][name]
+        own = (table or words["series"])["kinds"][name]
         if own not in (kind, EMPTY) and kind != "category":
             return f"its column '{name}' is {_called(own)}, at other sites {_called(kind)}; correct it, or name another"
+    if table is None:
+        return ""
     if agreed["classes"] and (new := {*table["labels"]} - {*agreed["classes"]}):
         return f"{len(new)} of its classes are not among the {len(agreed['classes'])} of the federation"
     if bool(table["labels"]) < bool(agreed["classes"]):
@@ -305,10 +325,10 @@ def _units(words: Words) -> dict[str, str]:
 
 def for_one(facts: Words, client: str) -> Words:
     """What a site is told of the columns: their description without the scales of others."""
-    told: Words = {key: facts[key] for key in ("agreed", "description") if key in facts}
-    if "description" in told:
-        own = {name: scales for name, scales in told["description"]["clients"].items() if name == client}
-        told["description"] = told["description"] | {"clients": own}
+    told: Words = {key: facts[key] for key in ("agreed", "description", "covariates") if key in facts}
+    for key in {"description", "covariates"} & told.keys():
+        own = {name: scales for name, scales in told[key]["clients"].items() if name == client}
+        told[key] = told[key] | {"clients": own}
     return told
 
 
@@ -318,7 +338,7 @@ def scale_of(facts: Words) -> dict[str, Any] | None:
         return None
     if "description" not in facts:
         reading = {"reading": {key: facts["task"][key] for key in ("mean", "deviation")}}
-        return {"inputs": reading, "targets": reading}
+        return {"inputs": reading, "targets": reading} | {key: facts[key] for key in ("covariates",) if key in facts}
     found = Description.from_dict(facts["description"])
     targets = {one.name: {"mean": one.mean, "deviation": one.deviation} for one in found.targets if not one.classes}
     return found.scale() | ({"targets": targets} if targets else {})
@@ -327,15 +347,7 @@ def scale_of(facts: Words) -> dict[str, Any] | None:
 def _columns(alike: Mapping[str, Words], planned: Plan) -> Words:
     """The columns in the order that most sites have, each of the kind that most say, and the classes."""
     tables = {client: words["table"] for client, words in sorted(alike.items())}
-    order = Counter(tuple(words["columns"]) for _, words in sorted(alike.items())).most_common(1)[0][0]
-    inputs = []
-    for name in order:
-        kinds = Counter(table["kinds"][name] for table in tables.values())
-        del kinds[EMPTY]
-        names_rows = kinds.pop(NAMES_ROWS, 0)
-        if kinds:
-            kinds["category"] += names_rows
-            inputs.append((name, max(kinds, key=lambda kind: (kinds[kind], kind == "category"))))
+    inputs = _inputs({client: table["kinds"] for client, table in tables.items()})
     labels = {label for table in tables.values() for label in table["labels"]}
     numeric = all(map(is_number, labels))
     votes = sum(1 if table["labels"] else -1 for table in tables.values())
@@ -353,14 +365,28 @@ def _columns(alike: Mapping[str, Words], planned: Plan) -> Words:
     return {"targets": targets, "inputs": inputs, "classes": classes, "counts": deployment.counts}
 
 
+def _inputs(kinds_of: Mapping[str, Mapping[str, str]]) -> list[tuple[str, str]]:
+    """The columns of inputs in the order that most sites have, each of the kind that most say."""
+    order = Counter(tuple(kinds) for _, kinds in sorted(kinds_of.items())).most_common(1)[0][0]
+    inputs = []
+    for name in order:
+        kinds = Counter(own[name] for own in kinds_of.values())
+        del kinds[EMPTY]
+        names_rows = kinds.pop(NAMES_ROWS, 0)
+        if kinds:
+            kinds["category"] += names_rows
+            inputs.append((name, max(kinds, key=lambda kind: (kinds[kind], kind == "category"))))
+    return inputs
+
+
 def _answers(words: Words) -> list[NumberStatistics]:
     """The statistics of targets that are numbers."""
     return [disclosure.from_json(one, "number", median=False) for one in words["answers"]]
 
 
 def _statistics(words: Words, agreed: Words) -> dict[str, Statistics]:
-    said = words["statistics"]
-    return {name: disclosure.from_json(said[name], kind) for name, kind in agreed["inputs"]}
+    said, median = words["statistics"], "times" not in agreed  # of covariates numbers are not counted by value
+    return {name: disclosure.from_json(said[name], kind, median) for name, kind in agreed["inputs"]}
 
 
 def _count(known: Any) -> int:

@@ -37,7 +37,8 @@ def kind(words: Words) -> str:
     if (table := words.get("table")) is not None:
         return json.dumps(["table", sorted(columns), table["targets"]])
     if (series := words.get("series")) is not None:
-        return json.dumps(["series", columns, shape, words.get("outputs"), series["dated"]])
+        beside = [sorted(columns[1:]), series["future"], series["static"]]
+        return json.dumps(["series", columns[0], beside, shape, words.get("outputs"), series["dated"]])
     outputs = None if task.get("name") == "Classification" else words.get("outputs")
     return json.dumps([shape, task.get("name"), outputs, columns])
 
@@ -61,6 +62,9 @@ def columns_misfit(words: Words) -> str:
         try:
             disclosure.expanded(series["times"])
             fits = type(series["dated"]) is bool and type(series["zoned"]) is bool and _are_units(series["units"])
+            kinds, named = series["kinds"], [*series["future"], *series["static"]]
+            fits &= [*kinds] == words["columns"][1:] and all(isinstance(kind, str) for kind in kinds.values())
+            fits &= {*named} <= kinds.keys() and len({*named}) == len(named)
         except (UsageError, LookupError, TypeError):
             fits = False
         return "" if fits else f"its times are {series!r:.80}"

@@ -34,6 +34,7 @@ KEPT = (
     "labels",
     "counts",
     "horizons",
+    "calendar",
     "quantiles",
     "classes",
 )  # settings of [flower] that say what examples are
@@ -170,6 +171,8 @@ def _greeting(words: Words) -> list[str]:
             f"the name of the target, {words['columns'][0]}, and the times of {several(count, 'reading')}, as "
             f"{several(len(series['times']), 'run')} of equal steps"
         )
+        if named := [f"{name} ({CALLED[kind]})" for name, kind in series["kinds"].items()]:
+            lines.append(f"names and kinds of {several(len(named), 'covariate')}: {_some(named)}")
     else:
         lines.append(f"the shape of an example, {words['shape']}, and {several(words['outputs'], 'class or output')}")
     return lines

@@ -83,7 +83,9 @@ def predictor_at(folder: Path) -> Predictor:
         planned = plan.resolve(words["table"])
     with expecting_own(folder / "description.json"):
         description = Description.from_dict(known["columns"]) if "columns" in known else None
-        series = Series.from_dict(known["series"], known["reading"]) if "series" in known else None
+        series = None
+        if "series" in known:
+            series = Series.from_dict(known["series"], known["reading"], known.get("covariates"))
     module, source = model_of(folder, planned, words)
     answers = _answers(words, description, series)
     shape = tuple(words["shape"])

@@ -19,7 +19,8 @@ class Reading(FormatSettings):
     """The settings of `kinfed flower node` that say how its file is read.
 
     With `time` the rows are split in time order. With `past`, too, they are readings of one series, of which
-    examples are windows: `past` readings are the input, the next `horizon` the target.
+    examples are windows: `past` readings are the input, the next `horizon` the target. Then all other columns are
+    covariates, known until the last reading, or, of those in `future`, also in the steps that are to be forecast.
     """
 
     target: str = "y"  # the column to predict, by the name that the sites agreed on
@@ -29,6 +30,8 @@ class Reading(FormatSettings):
     time: str = ""  # the column of times
     past: CountOrZero = 0  # readings in
     horizon: CountOrZero = 0  # readings out
+    future: Sequence[str] = ()  # columns of a series that are known ahead
+    static: Sequence[str] = ()  # columns of a series that are the same in all rows
     client: str = ""  # the column that names the clients of a gateway
     few_rows: bool = False  # whether gradients of few rows may leave the site, see `Disclosure`
 
@@ -39,6 +42,11 @@ class Reading(FormatSettings):
                 "a series needs --time COLUMN, --past READINGS and --horizon READINGS; give all three, or --time alone "
                 "for rows that are examples and split in time order, or none"
             )
+
+        if (self.future or self.static) and not self.past:
+            raise UsageError("--future and --static are for a series; give --time, --past and --horizon, too")
+        if both := sorted({*self.future, *self.static} & {*self.ignore}) or sorted({*self.future} & {*self.static}):
+            raise UsageError(f"column '{both[0]}' is in two of --future, --static and --ignore; leave it in one")
 
     def write(self, path: Path) -> None:
         """Write the settings to a file, which `read` reads."""

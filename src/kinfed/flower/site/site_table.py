@@ -16,7 +16,7 @@ from ...core.tasks import Classification, Task
 from ...data.federation import Federation
 from ...data.split import SPLITS, Rows, Split
 from ...data.tables import disclosure, doubts, table_reader
-from ...data.tables.column_statistics import NumberStatistics
+from ...data.tables.column_statistics import NumberStatistics, Statistics, WordStatistics
 from ...data.tables.encoder import of_column
 from ...data.tables.frame import FEW, Frame, natural
 from ...data.tables.open_table import open_table
@@ -76,7 +76,7 @@ class SiteTable:
         frame, targets = self.frame, self._targets(self.frame)
         target = targets[0]
         taken = {*targets, *self.reading.ignore, self.reading.time, *frame.added}
-        kinds = {name: _kind(frame, name) for name in frame.columns if name not in taken}
+        kinds = {name: kind_of(frame, name) for name in frame.columns if name not in taken}
         if not kinds:
             told = f"{frame.name}: no column is left for the inputs beside '{', '.join(targets)}'"
             raise UsageError(told, Fault.INPUTS)
@@ -109,33 +109,19 @@ class SiteTable:
                 "targets": targets,
                 "kinds": kinds,
                 "labels": labels,
-                "units": self._units([*targets, *kinds]),
+                "units": units_of(frame, [*targets, *kinds]),
                 "in_order": in_order,
             },
         }
-
-    def _units(self, names: Sequence[str]) -> Words:
-        """The unit in which each of these columns is written, a sign of money or %, of those that have one."""
-        return {name: unit for name in names if self.frame.kind(name) == "numbers" and (unit := self.frame.unit(name))}
 
     def describe(self, agreed: Words, split: Split, seed: int) -> Words:
         """Statistics of the training rows, none of them of a single row."""
         found = self._examples(agreed, split, seed)
         train = found.parts["train"].numpy()
-        most = self.reading.categories
         said = {}
         for name, kind in agreed["inputs"]:
-            raw = Raw(found.raw[name].values[train], found.raw[name].words)
-            own = _kind(self.frame, name)
-            # A number that is a category elsewhere is told as one only where it is not that of a few rows.
-            names, least = 0 if own == NAMES_ROWS else most, 1 if own == "category" else disclosure.FEWEST
-            said[name] = disclosure.to_json(disclosure.coarse(of_column(raw, kind), names, least))
-            if kind == "category" and len(raw.words) > most > 0:
-                warnings.warn(
-                    f"'{name}' has {len(raw.words):,} categories, of which the {most:,} most frequent are named to the "
-                    "server (--categories)",
-                    stacklevel=2,
-                )
+            known = of_column(Raw(found.raw[name].values[train], found.raw[name].words), kind)
+            said[name] = told_of(self.frame, name, known, self.reading.categories)
         if agreed["classes"] and len(only := found.y[found.parts["train"]].unique()) == 1:
             rows, name = several(len(train), "training row"), agreed["classes"][int(only)]
             warnings.warn(f"all {rows} are of one class, '{name}', so a model learns nothing else here", stacklevel=2)
@@ -222,7 +208,7 @@ class SiteTable:
         return split.by_own_time(self._times[torch.from_numpy(used)], 1, rows, draw)
 
 
-def _kind(frame: Frame, name: str) -> str:
+def kind_of(frame: Frame, name: str) -> str:
     """The kind of a column of inputs; raises UsageError for one that can be none."""
     kind = frame.kind(name)
     if kind == EMPTY:
@@ -233,6 +219,25 @@ def _kind(frame: Frame, name: str) -> str:
         if len({*words.names} - {""}) == int((~words.empty).sum()):
             return NAMES_ROWS
     return table_reader.KINDS[kind]
+
+
+def units_of(frame: Frame, names: Sequence[str]) -> Words:
+    """The unit in which each of these columns is written, a sign of money or %, of those that have one."""
+    return {name: unit for name in names if frame.kind(name) == "numbers" and (unit := frame.unit(name))}
+
+
+def told_of(frame: Frame, name: str, known: Statistics, most: int) -> Words:
+    """What leaves a site of a column: statistics of training rows, none of a single one, and `most` names at most."""
+    own = kind_of(frame, name)
+    if isinstance(known, WordStatistics) and len(known.counts) > most > 0:
+        warnings.warn(
+            f"'{name}' has {len(known.counts):,} categories, of which the {most:,} most frequent are named to the "
+            "server (--categories)",
+            stacklevel=3,
+        )
+    # A number that is a category elsewhere is told as one only where it is not that of a few rows.
+    names, least = 0 if own == NAMES_ROWS else most, 1 if own == "category" else disclosure.FEWEST
+    return disclosure.to_json(disclosure.coarse(known, names, least))
 
 
 def description_of(words: Mapping[str, Any]) -> Description:

@@ -29,6 +29,7 @@ OPTIONAL: dict[str, type] = {
     "judged": int,
     "agreed": dict,
     "description": dict,
+    "covariates": dict,
     "fedavg": str,
 }
 

@@ -12,9 +12,12 @@ from ...core.tasks import Classification, Counts, Forecasting, Quantiles, Regres
 from ...data.datasets import DATASETS, is_table
 from ...data.federation import Federation
 from ...data.split import SPLITS
+from ...data.steps import CLOCK
 from ...data.tables.columns import Category, Number, Unused
 from ...data.tables.frame import Frame
+from ...data.tables.new_readings import Series
 from ...data.tables.open_table import kind_of, open_table
+from ...data.tables.schema import Description
 from ...data.tables.table_reader import LEAST, TableReader
 from ...errors import FEW, UsageError, several, some
 from .default_model import CLIP
@@ -180,7 +183,8 @@ def looks_like_counts(y: torch.Tensor) -> bool:
 def _inputs(federation: Federation, reader: TableReader) -> str:
     if reader.past:
         last = several(reader.past, "reading")
-        return f"the last {last} of `{reader.targets[0]}`, to predict the next {reader.horizon}"
+        text = f"the last {last} of `{reader.targets[0]}`, to predict the next {reader.horizon}"
+        return text + _beside(Series.of_scale(federation.scale))
     kinds = _by_kind(federation)
     numbers, own = kinds["number"], _own_units(federation)
     whose = "all clients' training rows" if len(own) < len(numbers) else "each client's training rows"
@@ -193,6 +197,17 @@ def _inputs(federation: Federation, reader: TableReader) -> str:
             said.append(f"{len(kinds[kind])} {what} ({_listed(kinds[kind])})")
     said += [f"left out: {_listed(reader.ignore)}"] * bool(reader.ignore)
     return "; ".join(said)
+
+
+def _beside(series: Series) -> str:
+    """What else is an input of windows: columns, by when they are known, and the calendar."""
+    known = [] if series.covariates is None else [one.name for one in series.covariates.inputs if one.parts]
+    past = [name for name in known if name not in (*series.future, *series.static)]
+    said = [f"{_listed(past)}, known until then"] * bool(past)
+    said += [f"{_listed(series.future)}, known ahead"] * bool(series.future)
+    said += [f"{_listed(series.static)}, the same in all rows of a client"] * bool(series.static)
+    said += [f"the {' and '.join(series.calendar).replace(CLOCK, 'time of day')}"] * bool(series.calendar)
+    return f"; {'; '.join(said)}" * bool(said)
 
 
 def _by_kind(federation: Federation) -> dict[str, list[str]]:
@@ -294,16 +309,15 @@ def _doubts_of_columns(federation: Federation, reader: TableReader) -> list[str]
             )
     doubts += _doubts_of_units(federation, reader)
     if reader.past:
-        return doubts
+        described = Series.of_scale(federation.scale).covariates
+        return [*doubts, *([] if described is None else _doubts_of_text(described))]
     doubts += _doubts_of_sums(federation, reader)
     if isinstance(federation.task, Regression):
         targets = zip(reader.targets, federation.y.double().T, strict=True)
         if naming := [f"`{name}`" for name, values in targets if _names_rows(values)]:
             doubts.append(f"{_listed(naming)} is different in every row, as identifiers are: is it what to predict?")
     assert federation.columns is not None
-    for column in federation.columns.inputs:
-        if isinstance(column, Unused) or (isinstance(column, Category) and column.different > MANY):
-            doubts.append(f"`{column.name}`: {column}; --ignore leaves columns out")
+    doubts += _doubts_of_text(federation.columns)
     doubts += _doubts_of_missing(federation)
     places = {name: i for i, name in enumerate(federation.columns.names)}
     numbers = [column for column in federation.columns.inputs if isinstance(column, Number)]
@@ -312,6 +326,15 @@ def _doubts_of_columns(federation: Federation, reader: TableReader) -> list[str]
     if counting:
         doubts.append(f"different in every row, as identifiers are: {_listed(counting)}; --ignore leaves columns out")
     return doubts
+
+
+def _doubts_of_text(described: Description) -> list[str]:
+    """The columns of which nothing is an input, and those of so much different text that most of it is not."""
+    return [
+        f"`{column.name}`: {column}; --ignore leaves columns out"
+        for column in described.inputs
+        if isinstance(column, Unused) or (isinstance(column, Category) and column.different > MANY)
+    ]
 
 
 def _doubts_of_missing(federation: Federation) -> list[str]:

@@ -1,0 +1,50 @@
+"""Steps of series: what stands for a missing reading, and what the calendar says of the times."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from .tables.columns import WEEK, hour, month, season, weekday
+from .tables.frame import DAY
+from .tables.words import Numbers
+
+CLOCK = "clock"
+# What each feature of the calendar is called, input by input.
+CALENDAR: dict[str, tuple[str, ...]] = {
+    CLOCK: ("time of day",),
+    "hour": ("hour (sine)", "hour (cosine)"),
+    "weekday": WEEK,
+    "month": tuple(f"month {i + 1}" for i in range(12)),
+    "season": ("season (sine)", "season (cosine)"),
+}
+
+
+def calendar(seconds: Numbers, features: Sequence[str]) -> NDArray[np.float64]:
+    """[T, C] the features of times: [T] in seconds since 1970; a time of day lies in [0, 1), a weekday is 0 or 1."""
+    made = {CLOCK: lambda at: [at % DAY / DAY], "hour": hour, "weekday": weekday, "month": month, "season": season}
+    columns = [column for feature in features for column in made[feature](seconds)]
+    return np.stack(columns, 1).astype(np.float64) if columns else np.empty((len(seconds), 0))
+
+
+def calendar_names(features: Sequence[str]) -> list[str]:
+    """[C] what `calendar` returns, by name."""
+    return [name for feature in features for name in CALENDAR[feature]]
+
+
+def carried_forward(readings: Tensor, steps: Tensor) -> Tensor:
+    """readings: [N, T] with each NaN replaced by the last known reading since the last gap in steps: [T], if any."""
+    place = torch.arange(readings.shape[1])
+    gap = torch.nn.functional.pad(steps.diff() != 1, (1, 0))
+    since = torch.where(gap, place, 0).cummax(0).values  # [T] where the current stretch without a gap begins
+    last = torch.where(readings.isnan(), since, place).cummax(1).values
+    return readings.gather(1, last)
+
+
+def clock(start: np.datetime64, steps: NDArray[np.int64], minutes: float) -> NDArray[np.float64]:
+    """[T] the time of day in [0, 1) at each step; a step has `minutes` minutes."""
+    midnight = start.astype("datetime64[D]")
+    first = (start - midnight) / np.timedelta64(1, "m")
+    return np.asarray((first + steps * minutes) % 1440 / 1440, dtype=np.float64)

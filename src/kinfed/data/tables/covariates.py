@@ -1,0 +1,230 @@
+"""Covariates: columns beside the target of a series, whose cells are further inputs of its windows."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ...errors import UsageError, several
+from ..steps import carried_forward
+from .column_statistics import Statistics
+from .columns import Number
+from .encoder import of_column
+from .frame import Frame
+from .schema import Description, Raw, Scale, of_clients, raw_of
+from .words import Codes, Numbers
+
+
+class Grid(NamedTuple):
+    """Which cell of a table is a client's at a step."""
+
+    rows: Codes  # [n] rows of the table
+    who: Codes  # [n] whose they are
+    place: Codes  # [n] at which of the steps
+    shape: tuple[int, int]  # N, T
+
+    def lay_out(self, values: Numbers) -> Numbers:
+        """[N, T] values: [rows of the table], NaN where a client has no row."""
+        result = np.full(self.shape, np.nan)
+        result[self.who, self.place] = values[self.rows]
+        return result
+
+
+@dataclass(frozen=True)
+class Covariates:
+    """The cells of columns beside a target, of every client at every step, and when each is known.
+
+    A window's inputs are the cells of its past steps, and of columns `ahead` also those of the steps that are to be
+    forecast: `leads` says how many steps later than each past step they are read, so that windows stay views.
+    """
+
+    client: str  # the column that names the client
+    owners: Sequence[str]  # [N]
+    kinds: Mapping[str, str]  # number or category, by column
+    cells: Mapping[str, Raw]  # by column, with values [N, T], NaN where there is none
+    steps: Tensor  # [T] int64
+    ahead: Sequence[str]  # columns that are known ahead
+    scale: Scale = "auto"
+    categories: int = 50  # of a column, the most that are told apart
+
+    def statistics(self, seen: NDArray[np.bool_]) -> dict[str, dict[str, Statistics]]:
+        """What the cells that are seen: [N, T] say, by client and column; of empty ones nothing."""
+        told: dict[str, dict[str, Statistics]] = {}
+        for i, owner in enumerate(self.owners):
+            told[owner] = {}
+            for name, (values, words) in self.cells.items():
+                known = values[i][seen[i] & ~np.isnan(values[i])]
+                told[owner][name] = of_column(Raw(known, words), self.kinds[name], median=False)
+        return told
+
+    def describe(self, seen: NDArray[np.bool_]) -> Description:
+        """The columns as inputs, by the cells that are seen: [N, T]."""
+        return of_clients(self.client, self.statistics(seen), self.scale, self.categories)
+
+    def complete(self, former: Description, seen: NDArray[np.bool_]) -> Description:
+        """A description from before, with scales of their own for clients that it does not know, if others have such.
+
+        Raises UsageError where columns are not those.
+        """
+        if missing := [column.name for column in former.inputs if column.name not in self.cells]:
+            raise UsageError(f"column '{missing[0]}', an input of the existing models, is missing or empty")
+        if not former.clients:
+            return former
+        own = next(iter(former.clients.values())).keys()
+        found = replace(self, scale="client").describe(seen).clients
+        new = {who: {name: found[who][name] for name in own} for who in self.owners if who not in former.clients}
+        return replace(former, clients={**former.clients, **new})
+
+    def channels(self, known: Description, leads: Sequence[int]) -> Tensor:
+        """[N, T, C] the inputs of every step, as `names_of` calls them.
+
+        An empty cell is the last one before it, since the last gap in time, or else 0: the mean, or no category.
+        """
+        count, length = len(self.owners), len(self.steps)
+        cells = {
+            name: Raw(carried_forward(torch.from_numpy(values), self.steps).flatten().numpy(), words)
+            for name, (values, words) in self.cells.items()
+        }
+        who = np.repeat(np.arange(count), length)
+        every = known.features(cells, self.owners, who, torch.get_default_dtype()).view(count, length, -1)
+        later, at = [], 0
+        for column in known.inputs:
+            part = every[..., at : at + len(column.parts)]
+            at += len(column.parts)
+            empty = torch.from_numpy(np.isnan(cells[column.name].values)).view(count, length)
+            part[empty] = 0.0
+            later += [_later(part, lead) for lead in leads if column.name in self.ahead]
+        return torch.cat([every, *later], -1)
+
+
+def _later(part: Tensor, lead: int) -> Tensor:
+    """[N, T, C] what comes `lead` steps later; 0 at the end, where no window asks for it."""
+    return torch.nn.functional.pad(part[:, lead:], (0, 0, 0, min(lead, part.shape[1])))
+
+
+def leads_of(past: int, horizon: int) -> list[int]:
+    """How many steps later than the past ones future covariates are read, so that each step ahead is read once.
+
+    >>> leads_of(12, 3), leads_of(2, 5)
+    ([3], [2, 4, 5])
+    """
+    return sorted({min(past * (i + 1), horizon) for i in range(-(-horizon // past))})
+
+
+def names_of(known: Description, ahead: Sequence[str], leads: Sequence[int]) -> list[str]:
+    """[C] the names of `Covariates.channels`."""
+    later = [
+        f"{part}, {several(lead, 'step')} later"
+        for column in known.inputs
+        for lead in leads
+        if column.name in ahead
+        for part in column.parts
+    ]
+    return [*known.names, *later]
+
+
+def scales_of(known: Description, ahead: Sequence[str], leads: Sequence[int], client: str) -> list[tuple[float, float]]:
+    """[C] mean and deviation by which each of `Covariates.channels` of a client is scaled."""
+    own = known.clients.get(client, {})
+
+    def each(column: object) -> list[tuple[float, float]]:
+        if isinstance(column, Number) and column.name in own:
+            return [(own[column.name].mean, own[column.name].deviation)]
+        return column.scales()  # type: ignore[attr-defined, no-any-return]
+
+    later = [scale for one in known.inputs for _ in leads if one.name in ahead for scale in each(one)]
+    return [*(scale for one in known.inputs for scale in each(one)), *later]
+
+
+def cells_of(
+    frame: Frame, kinds: Mapping[str, str], static: Sequence[str], grid: Grid, owners: Sequence[str]
+) -> dict[str, Raw]:
+    """The columns as `Covariates.cells`; raises UsageError for a static one that changes within a client."""
+    cells = {}
+    for name, kind in kinds.items():
+        values, words = raw_of(frame, name, kind)
+        laid = grid.lay_out(values)
+        if name in static:
+            laid = np.broadcast_to(_constant(frame, name, values, grid, owners)[:, None], grid.shape).copy()
+        cells[name] = Raw(laid, words)
+    return cells
+
+
+def _constant(frame: Frame, name: str, values: Numbers, grid: Grid, owners: Sequence[str]) -> Numbers:
+    """[N] each client's one value of a static column, NaN of one without any."""
+    known = ~np.isnan(values[grid.rows])
+    rows, who = grid.rows[known], grid.who[known]
+    holders, first = np.unique(who, return_index=True)
+    of_client = np.zeros(len(owners), np.int64)
+    of_client[holders] = rows[first]
+    if (other := values[rows] != values[of_client[who]]).any():
+        row, client = int(rows[other.argmax()]), int(who[other.argmax()])
+        before = frame.row(of_client[client]).rpartition(", ")[2]
+        raise UsageError(
+            f"{frame.place(row, name)}: '{frame.cell(row, name)}', but '{frame.cell(of_client[client], name)}' in "
+            f"{before}, though '{name}' is static and both are of client '{owners[client]}'; correct the cell, or take "
+            "the column out of static"
+        )
+    result = np.full(len(owners), np.nan)
+    result[holders] = values[rows[first]]
+    return result
+
+
+def doubts(frame: Frame, covariates: Covariates, grid: Grid, readings: Numbers, past: int) -> Iterator[str]:
+    """What to doubt: columns that end before the readings: [N, T] do or count time, categories of one client alone."""
+    row_of = np.full(grid.shape, -1)
+    row_of[grid.who, grid.place] = grid.rows
+    last = _last(readings)
+    for name, (values, words) in covariates.cells.items():
+        ends = _last(values)
+        stale = np.flatnonzero((ends >= 0) & (last - ends >= (1 if name in covariates.ahead else past)))
+        if len(stale):
+            i = int(stale[0])
+            more = f" (as at {several(len(stale) - 1, 'more client')})" * (len(stale) > 1)
+            yield (
+                f"{frame.place(row_of[i, ends[i]], name)}: this is the last value of client '{covariates.owners[i]}', "
+                f"{several(int(last[i] - ends[i]), 'step')} before its last reading{more}, and stands for all later "
+                "ones; fill them in, or leave the column out with ignore"
+            )
+        if not words and _counts_time(values):
+            row = int(grid.rows[0])
+            yield (
+                f"{frame.place(row, name)}: '{name}' rises from row to row at every client, as counters do, so "
+                "forecasts lie beyond all that was trained on; leave it out with ignore"
+            )
+        if words and len(covariates.owners) > 1:
+            yield from _lonely(frame, name, Raw(values, words), row_of, covariates.owners)
+
+
+def _last(values: Numbers) -> Codes:
+    """[N] the last step with a value: [N, T], -1 if there is none."""
+    known = ~np.isnan(values)
+    return np.where(known.any(1), values.shape[1] - 1 - known[:, ::-1].argmax(1), -1)
+
+
+def _counts_time(values: Numbers) -> bool:
+    """Whether values: [N, T] rise from each row of a client to its next."""
+    each = [own[~np.isnan(own)] for own in values]
+    return any(len(own) > 1 for own in each) and all((np.diff(own) > 0).all() for own in each)
+
+
+def _lonely(frame: Frame, name: str, raw: Raw, row_of: Codes, owners: Sequence[str]) -> Iterator[str]:
+    """The first category that one client alone has."""
+    held = np.zeros((len(owners), len(raw.words)), bool)
+    who, at = np.nonzero(~np.isnan(raw.values))
+    held[who, raw.values[who, at].astype(np.int64)] = True
+    alone = np.flatnonzero(held.sum(0) == 1)
+    if not len(alone):
+        return
+    code = int(alone[0])
+    i = int(held[:, code].argmax())
+    at = np.flatnonzero((raw.values[i] == code) & (row_of[i] >= 0))
+    also = f", as {len(alone) - 1:,} more of its categories are of one client each" * (len(alone) > 1)
+    yield (
+        f"{frame.place(row_of[i, at[0]], name)}: only client '{owners[i]}' has '{raw.words[code]}'{also}, so others "
+        "neither learn from it nor teach it; write it as others do, or leave the column out with ignore"
+    )
