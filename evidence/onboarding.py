@@ -189,7 +189,7 @@ def oracle(case, seed, answers):
             continue
         at = whole.rows["test"][i]
         with torch.no_grad():
-            outputs = run.load_model(kin)(whole.x[at])
+            outputs = run.load_model(position=kin)(whole.x[at])
         score = whole.task.score(outputs, whole.y[at], torch.ones(len(at)))[whole.task.metric]
         rows.append({"client": whole.names[i], "examples": 0, ORACLE: float(score)})
     return {"rows": rows, "metric": whole.task.metric}
