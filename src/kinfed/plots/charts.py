@@ -242,6 +242,25 @@ def score_by_setting(
     write(figure, path)
 
 
+def scores_by_share(
+    shares: Sequence[float], panels: Mapping[str, Mapping[str, ArrayLike]], metric: str, path: Path
+) -> None:
+    """A panel a kind of attack, a line a method over shares of clients: [X]; scores are [X], as they are shown."""
+    figure = Figure(figsize=(3.1 * len(panels) + 1.3, 3), dpi=150, layout="constrained")
+    lines: list[Line2D] = []
+    for axes, (kind, scores) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True):
+        quiet(axes)
+        lines = [
+            axes.plot(shares, values, "o-", color=COLOURS[i % len(COLOURS)], linewidth=1.6, markersize=4, label=name)[0]
+            for i, (name, values) in enumerate(scores.items())
+        ]
+        axes.set_xlabel("share of clients that attack")
+        axes.set_ylabel(with_unit(metric))
+        title(axes, literal(kind))
+    legend(axes, lines)
+    write(figure, path)
+
+
 def weights_by_round(rounds: ArrayLike, panels: Mapping[str, ArrayLike], layers: Sequence[str], path: Path) -> None:
     """A panel a kind of weight, a line a layer from shallow (pale) to deep (dark): each panel is [T, L] at rounds: [T].
 

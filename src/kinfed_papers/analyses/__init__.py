@@ -14,6 +14,7 @@ ANALYSES = Shelf(
         "topologies": "topologies:topologies",
         "late": "late:late",
         "novel": "novel:novel",
+        "attacks": "attacks:attacks",
         "defence": "defence:defence",
     },
     base="kinfed.search.study:Finding",
