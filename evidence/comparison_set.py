@@ -39,7 +39,7 @@ def measure(source, name, seed):
         run = train(source, name, seed)
     except (RunError, UsageError) as problem:
         return {"problem": str(problem)}
-    seconds, found = time.process_time() - begun, run.summary()
+    seconds, found = time.process_time() - begun, run.summary
     numbers = 4 * found.clients * found.rounds  # bytes of one, in each round and for each client
     return {
         "model": found.chosen,

@@ -48,7 +48,7 @@ def errors(seed):
             "partial pooling": (PartialPooling(), line),
         }
         for name, (method, module) in methods.items():
-            summary = kinfed.fit(method, federation, module, seed=seed).summary()
+            summary = kinfed.fit(method, federation, module, seed=seed).summary
             found[known, name] = summary.scores[summary.chosen]["mean"]
     return found
 

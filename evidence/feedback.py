@@ -23,7 +23,7 @@ def measured(method, case, seed):
     federation = kinfed.Federation.from_arrays(*map(torch.from_numpy, (x, y, client)))
     torch.manual_seed(seed)
     net = torch.nn.Sequential(torch.nn.Linear(x.shape[1], 64), torch.nn.ReLU(), torch.nn.Linear(64, classes))
-    summary = kinfed.fit(method, federation, net, rounds=20, seed=seed).summary()
+    summary = kinfed.fit(method, federation, net, rounds=20, seed=seed).summary
     scores = summary.scores[summary.chosen]
     return 100 * (scores["validation"] - scores["mean"]), 100 * scores["mean"]
 

@@ -781,7 +781,7 @@ def fits(draw):
             asked["execution"] = Execution(**{draw.choice([f.name for f in fields(Execution)]): draw.choice(ODD)})
         asked["rounds"] = 2 if isinstance(asked["rounds"], int) and asked["rounds"] > 9 else asked["rounds"]
     found = kinfed.fit(made, federation, module, **asked)
-    repr(found), found.summary(), found.load_model(position=0)
+    repr(found), found.summary, found.model(position=0)
     keep(found, module)
 
 

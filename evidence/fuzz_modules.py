@@ -1079,7 +1079,7 @@ def check(number, draw):
     scores = first.history.test(first.history.chosen, "loss")
     kinfed.save(first, "kept")
     for i, expected in enumerate(plain(ask, make)):
-        kept, loaded = first.load_model(i), kinfed.load_model("kept", i, make())
+        kept, loaded = first.model(i), kinfed.load_model("kept", i, make())
         with torch.no_grad():
             own = x[test[i]]
             outputs = expected(own.clone())

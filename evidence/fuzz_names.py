@@ -28,7 +28,7 @@ from fuzz import PICTURES
 from fuzz_cases import Draw, Post, Wrong, cli
 
 import kinfed
-from kinfed import UsageError, load_model, load_run
+from kinfed import Run, UsageError, load_model
 from kinfed.cli.predict import opened
 from kinfed.data.tables.formats import MISSING
 from kinfed.data.tables.words import name_of
@@ -224,12 +224,12 @@ class Case:
             cli("compare", "r", "--confusion", f"--client={self.draw.choice(self.clients)}")
 
     def onboard(self):
-        if load_run("r").summary.method == "local":  # which nobody can join
+        if Run.open("r").summary.method == "local":  # which nobody can join
             return
         new = drawn(self.draw, 2, self.clients)
         self.write(Path("new.csv"), new, 12)
         cli("onboard", "r", "--data", "new.csv", "--shots", "0,5", "--rounds", "1", "--out", "joined")
-        check("newcomers", sorted(load_run("joined").names), sorted(map(plain, new)))
+        check("newcomers", sorted(Run.open("joined").names), sorted(map(plain, new)))
 
     def flower(self):
         sites, names = [], []

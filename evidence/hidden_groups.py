@@ -74,7 +74,7 @@ def train(source, name, seed, overrides=()):
 
 def measure(source, name, overrides=()):
     """Summaries of one method over the seeds."""
-    found = [train(source, name, seed, overrides).summary() for seed in SEEDS]
+    found = [train(source, name, seed, overrides).summary for seed in SEEDS]
     print(name, {m: [f.scores[m]["mean"] for f in found] for m in found[0].scores}, file=sys.stderr, flush=True)
     return found
 

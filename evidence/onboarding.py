@@ -27,7 +27,7 @@ import kinfed
 from kinfed.methods import METHODS
 from kinfed.runs.config import experiment as config
 from kinfed.runs.launch import launch
-from kinfed.runs.open_run import Saved
+from kinfed.runs.run import Run
 from kinfed.serving import joining_clients
 from kinfed.serving.onboarding import ALONE, BEST, SHARED, TUNED, Frozen, onboard
 from kinfed_papers.result_pages import keep, put, version
@@ -148,7 +148,7 @@ def measure(case, name, seed, answers, folder, shared):
         if shared is not None:
             (folder / "beside").mkdir()
             (folder / "beside" / "fedavg").symlink_to(shared[0].resolve())
-        saved = Saved.open(folder)
+        saved = Run.open(folder)
         found = joining_clients.of_run(saved, DATA)
         task = found[0].task
         frozen = Frozen(saved, task) if shared is None else Measured(saved, task, shared[1]["rows"])
@@ -189,7 +189,7 @@ def oracle(case, seed, answers):
             continue
         at = whole.rows["test"][i]
         with torch.no_grad():
-            outputs = run.load_model(position=kin)(whole.x[at])
+            outputs = run.model(position=kin)(whole.x[at])
         score = whole.task.score(outputs, whole.y[at], torch.ones(len(at)))[whole.task.metric]
         rows.append({"client": whole.names[i], "examples": 0, ORACLE: float(score)})
     return {"rows": rows, "metric": whole.task.metric}

@@ -27,7 +27,7 @@ def main(rounds: int = 20) -> None:
     at = federation.names.index("shop 3")
     others = run.relation.mean(0)[at].index_fill(0, torch.tensor(at), 0)  # the mean over layers: whom shop 3 listens to
     print("shop 3 listens to", [federation.names[i] for i in others.topk(3).indices.tolist()])
-    model = run.load_model("shop 3")
+    model = run.model("shop 3")
     print("its own model says", model(rows[3:4]).argmax().item(), "of its first row, and the label is", buys[3].item())
 
 

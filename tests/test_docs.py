@@ -48,9 +48,9 @@ def test_the_readmes_example_runs_and_its_models_load(tmp_path, monkeypatch, cap
     exec(python_block("README.md"), found)
     assert found["run"].relation.shape == (2, 12, 12)
     loaded = kinfed.load_model("my-arrays", "3", found["net"])
-    chosen = found["run"].load_model("3")
+    chosen = found["run"].model("3")
     assert all((a == b).all() for a, b in zip(loaded.parameters(), chosen.parameters(), strict=True))
-    scores = found["run"].summary().scores
+    scores = found["run"].summary.scores
     assert scores["own"]["mean"] > 0.9  # what averaging over opposite clients could not reach
     assert scores[found["run"].history.chosen]["mean"] >= scores["own"]["mean"] - 0.02  # no bad first look
     with pytest.raises(kinfed.UsageError, match="already holds a run"):

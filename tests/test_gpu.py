@@ -127,7 +127,7 @@ def test_a_module_and_examples_that_are_there_already_are_taken():
     agree(train(CPU), found)
     agree(train(CPU), train(CPU, data=there, module=network().to(DEVICE)))
     assert found.theta(position=0).device == CPU
-    assert {t.device for t in found.load_model(position=0).parameters()} == {CPU}
+    assert {t.device for t in found.model(position=0).parameters()} == {CPU}
     torch.testing.assert_close(found.reweighted_accuracy(), train(CPU).reweighted_accuracy())
 
 

@@ -154,7 +154,7 @@ def compare(folder, names, rounds):
         rounds=rounds,
         training=Training(5, 16, SGD(0.3)),
     )
-    table = {"local": alone.summary().of_clients[alone.history.chosen]}
+    table = {"local": alone.summary.of_clients[alone.history.chosen]}
     for method in ("kin", "hedge"):
         summary = json.loads((folder / method / "summary.json").read_text())
         scores = dict(zip(summary["names"], summary["clients_scores"][summary["chosen"]], strict=True))

@@ -121,8 +121,6 @@ if TYPE_CHECKING:
     from .report.explain.relation_difference import Difference as Difference
     from .report.explain.relation_difference import diff as diff
     from .runs.fit import fit as fit
-    from .runs.open_run import Saved as Saved
-    from .runs.open_run import load_run as load_run
     from .runs.results import save as save
     from .runs.run import Run as Run
     from .search.choose import Choice as Choice
@@ -168,7 +166,6 @@ _PLACES = {  # each public name, by its module
     "runs.fit": ("fit",),
     "runs.results": ("save",),
     "runs.run": ("Run",),
-    "runs.open_run": ("Saved", "load_run"),
     "flower.site.site_predictor": ("load_model",),
     "data.graphs": ("GRAPHS",),
     "methods": ("METHODS",),

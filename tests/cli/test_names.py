@@ -60,11 +60,11 @@ def test_slashes_and_stars_in_names_of_clients_and_modules_are_read_back(tmp_pat
     kinfed.save(run, tmp_path / "run")
     for name in SITES:
         loaded = kinfed.load_model(tmp_path / "run", name, Paths())
-        for key, value in run.load_model(name).state_dict().items():
+        for key, value in run.model(name).state_dict().items():
             assert torch.equal(loaded.state_dict()[key], value)
     one = kinfed.fit(kinfed.FedAvg(), federation, Paths(), rounds=1)  # all share its tensors
     kinfed.save(one, tmp_path / "one")
-    assert torch.equal(kinfed.load_run(tmp_path / "one", Paths()).theta("*"), one.theta("*"))
+    assert torch.equal(kinfed.Run.open(tmp_path / "one", Paths()).theta("*"), one.theta("*"))
 
 
 def test_a_client_called_all_answers_its_own_rows(tmp_path, monkeypatch, capsys):
@@ -96,7 +96,7 @@ def test_a_client_called_all_answers_its_own_rows(tmp_path, monkeypatch, capsys)
     assert main(["predict", "r", "more.csv"]) == 2
     frame = pandas.DataFrame(polars.concat([more, more]).to_dict(as_series=False))
     with pytest.warns(UserWarning, match="skipped 4 of 6 rows"):
-        assert kinfed.load_run("r").predictor()(frame).index.tolist() == [2, 5]
+        assert kinfed.Run.open("r").predictor()(frame).index.tolist() == [2, 5]
 
 
 def test_newcomers_of_any_name_get_models_that_are_read_back(tmp_path, monkeypatch, capsys):
@@ -115,7 +115,7 @@ def test_newcomers_of_any_name_get_models_that_are_read_back(tmp_path, monkeypat
 def test_a_number_is_a_name_and_a_position_has_a_keyword():
     federation = kinfed.from_frame(table([*"1234"]), client="site", target="y")
     run = kinfed.fit(kinfed.Local(), federation, nn.Linear(1, 2), rounds=1)
-    for ask in (run.theta, lambda *of, **at: run.load_model(*of, **at).weight):
+    for ask in (run.theta, lambda *of, **at: run.model(*of, **at).weight):
         assert torch.equal(ask(2), ask("2"))
         assert torch.equal(ask(np.int64(2)), ask(position=1))
         assert torch.equal(ask(position=-1), ask(4.0))
@@ -131,7 +131,7 @@ def test_a_number_is_a_name_and_a_position_has_a_keyword():
         with pytest.raises(UsageError, match=r"^(there is no client|name one client)[^\n]*$"):
             run.theta(**wrong)
     with pytest.raises(UsageError, match="for its position, from 0, write position=0"):
-        run.load_model(0)
+        run.model(0)
 
 
 CELLS = [
@@ -186,7 +186,7 @@ def test_an_input_that_is_constant_in_training_changes_no_answer(tmp_path):
         federation = kinfed.from_frame(frame, client="site", target="y")
     run = kinfed.fit(kinfed.FedAvg(), federation, nn.Linear(2, 2), rounds=1)
     kinfed.save(run, tmp_path / "run")
-    loaded = kinfed.load_run(tmp_path / "run", nn.Linear(2, 2))
+    loaded = kinfed.Run.open(tmp_path / "run", nn.Linear(2, 2))
     for predictor in (run.predictor(), loaded.predictor()):
         now, later = (predictor(frame.with_columns(year=polars.lit(year))) for year in (2024, 2100))
         assert now.equals(later)
@@ -234,7 +234,7 @@ def test_columns_of_any_name_are_exported(tmp_path, monkeypatch):
     assert [one.name for one in session.get_outputs()] == ["predicted predicted class", "predicted probabilities"]
     fed = {name: frame[name].to_numpy() for name in ["a", *names]} | {"cat": frame["cat"].to_numpy().astype(object)}
     answers, chances = session.run(None, fed)
-    wanted = kinfed.load_run("r").predictor("n")(frame)
+    wanted = kinfed.Run.open("r").predictor("n")(frame)
     assert answers.tolist() == wanted["y"].to_list()
     np.testing.assert_allclose(chances[:, 1], wanted["P(yes)"].to_numpy(), atol=1e-6)
 

@@ -39,6 +39,6 @@ def test_a_run_whose_mean_is_one_client_says_so():
     y = x.sum(1) * torch.tensor([1.0, 1.0, 90000.0, 1.0])[client]
     run = fit(Local(), Federation.from_arrays(x, y, client, task=Regression()), torch.nn.Linear(2, 1), rounds=1)
     tests = run.history.test(run.history.chosen).double()
-    (warning,) = run.summary().warnings
+    (warning,) = run.summary.warnings
     assert f" of {tests.mean():,.0f} comes from client 2 ({tests[2]:,.0f}); " in warning
     assert warning.endswith(f"that of the others is {tests[[0, 1, 3]].mean():.4g}")

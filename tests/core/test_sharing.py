@@ -437,7 +437,7 @@ def test_a_run_saves_whole_models_and_says_what_travelled(tmp_path):
         loaded = load_model(tmp_path / "run", module=module(), position=i)
         assert torch.equal(loaded[0].weight, module()[0].weight)
         rows = data.rows["test"][i]
-        torch.testing.assert_close(loaded(data.x[rows]), found.load_model(position=i)(data.x[rows]), rtol=0, atol=0)
+        torch.testing.assert_close(loaded(data.x[rows]), found.model(position=i)(data.x[rows]), rtol=0, atol=0)
     correct = [
         float(
             (load_model(tmp_path / "run", module=module(), position=i)(data.x[r]).argmax(1) == data.y[r])

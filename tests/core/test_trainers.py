@@ -292,7 +292,7 @@ def test_no_half_of_a_method_reads_test_examples(where):
     with pytest.raises(UsageError, match="Test examples are for evaluation only"):
         fit(Curious(where), federation(), module(), rounds=1, execution=Execution("loop"))
     found = fit(Curious("nowhere", feedback="test"), federation(), module(), rounds=1, execution=Execution("loop"))
-    assert found.summary()["leaking"]
+    assert found.summary["leaking"]
 
 
 class Scaled(nn.Module):
@@ -326,7 +326,7 @@ def test_an_extended_module_is_saved_and_loaded_as_it_was_scored(tmp_path):
     again = fit(Loud(), federation(), net, rounds=2, training=TRAINING, seed=3, execution=Execution("vmap"))
     torch.testing.assert_close(found.history.models, again.history.models)  # the seed fixes the layer's first numbers
     assert all(torch.equal(t, before[name]) for name, t in net.state_dict().items())
-    assert found.model.head_name == "0.4"
+    assert found.architecture.head_name == "0.4"
     save(found, tmp_path / "run")
     with pytest.raises(
         UsageError,
@@ -337,7 +337,7 @@ def test_an_extended_module_is_saved_and_loaded_as_it_was_scored(tmp_path):
     last = found.history.select("own") == found.history.rounds[-1]
     for i, rows in enumerate(federation().rows["test"]):
         x, y = found.federation.x[rows], found.federation.y[rows]
-        one, other = found.load_model(position=i), load_model(tmp_path / "run", module=net, method=Loud(), position=i)
+        one, other = found.model(position=i), load_model(tmp_path / "run", module=net, method=Loud(), position=i)
         assert torch.equal(one(x), other(x))
         assert not last or torch.isclose(cross_entropy(one(x), y), scored[i])
 

@@ -185,8 +185,8 @@ def test_a_model_that_evaluation_changes_is_trained_on_as_it_was_before():
     torch.manual_seed(0)
     net = Words()
     run = trained(net, "loop")
-    assert run.model.writes
-    assert float(run.model.theta[:27].view(9, 3).norm(dim=1).max()) > 0.6  # no pass of a trial has changed it
+    assert run.architecture.writes
+    assert float(run.architecture.theta[:27].view(9, 3).norm(dim=1).max()) > 0.6  # no pass of a trial has changed it
     torch.manual_seed(0)
     assert torch.equal(net.words.weight, Words().words.weight)
 
@@ -197,9 +197,9 @@ def test_inputs_that_are_changed_in_place_are_those_of_one_pass():
 
     net = nn.Sequential(type("Half", (nn.Module,), {"forward": halved})(), nn.Linear(4, 2))
     run = trained(net, "loop")
-    assert run.model.writes
+    assert run.architecture.writes
     x = X[:3].clone()
-    assert torch.equal(run.model(run.theta(0), x), run.model(run.theta(0), x))
+    assert torch.equal(run.architecture(run.theta(0), x), run.architecture(run.theta(0), x))
     assert torch.equal(x, X[:3])
 
 

@@ -73,8 +73,8 @@ def test_a_saved_model_reads_new_rows_by_the_scale_in_the_summary(tmp_path, monk
 def test_a_table_trains_from_python_and_scores_in_its_own_unit(tmp_path):
     federation = from_csv(write(tmp_path, HOUSES), client="town", target="price")
     run = fit(Local(), federation, nn.Linear(2, 1), rounds=25, training=Training(2, 4, SGD(0.1)))
-    assert run.summary().metric == "mae"
-    assert run.summary().scores["own"]["mean"] < 30  # prices differ by 1700
+    assert run.summary.metric == "mae"
+    assert run.summary.scores["own"]["mean"] < 30  # prices differ by 1700
 
 
 @pytest.mark.parametrize(
@@ -537,7 +537,7 @@ def test_methods_train_on_a_table_with_edges(tmp_path, method):
     edges = write(tmp_path, "from,to\nUlm,Bonn\n", "e.csv")
     federation = from_csv(write(tmp_path, HOUSES), client="town", target="price", edges=edges)
     run = fit(method, federation, nn.Linear(2, 1), rounds=2)
-    assert all(np.isfinite(score["mean"]) for score in run.summary().scores.values())
+    assert all(np.isfinite(score["mean"]) for score in run.summary.scores.values())
 
 
 UNITS = [("A", 1.0, 0.0), ("B", 1.0, 0.3), ("C", 100.0, 0.0), ("D", 1.0, 900.0)]

@@ -154,8 +154,8 @@ def test_split_at_random_as_some_papers_do_is_told():
     assert min(rows["test"]) < max(rows["train"])
     assert sum(map(len, rows.values())) == 57
     run = fit(Local(), shuffled, nn.Sequential(nn.Flatten(), nn.Linear(2, 2)), rounds=1)
-    assert run.summary().leaking
-    assert run.summary().caution == shuffled.caution
+    assert run.summary.leaking
+    assert run.summary.caution == shuffled.caution
 
 
 def test_a_client_uses_at_most_so_many_windows_on_the_right_side_of_the_same_cuts():
@@ -196,8 +196,8 @@ def test_a_linear_model_learns_to_forecast_a_sine():
     data = Windows(8, 4)(values, np.arange(400), list("abcd"))
     module = nn.Sequential(nn.Flatten(), nn.Linear(8, 4))
     run = fit(Local(), dealt(data), module, rounds=30, training=Training(2, 8, SGD(0.1)))
-    assert run.summary().metric == "mae"
-    assert run.summary().scores["own"]["mean"] < 1  # in the unit of the readings, whose deviation is 14
+    assert run.summary.metric == "mae"
+    assert run.summary.scores["own"]["mean"] < 1  # in the unit of the readings, whose deviation is 14
 
 
 @pytest.mark.parametrize("name", sorted(set(PARTITIONS) - {"natural"}))
@@ -241,7 +241,7 @@ def test_a_summary_tells_every_metric_and_the_tenths():
     values = 50 + 20 * np.sin(np.arange(120)[:, None] / np.linspace(3, 6, 30))
     data = Windows(4, 3, horizons=(1, 3))(values, np.arange(120), [f"s{i}" for i in range(30)])
     run = fit(FedAvg(), dealt(data), nn.Sequential(nn.Flatten(), nn.Linear(4, 3)), rounds=2)
-    score = run.summary().scores["shared"]
+    score = run.summary.scores["shared"]
     at = run.history.rounds.index(run.history.select("shared"))
     for metric in ("rmse", "mape", "mae@1", "rmse@3"):
         found = run.history.scores[at]["shared", "test", metric]

@@ -44,7 +44,7 @@ from kinfed.flower.wire import messages
 from kinfed.flower.wire.transport import unpack
 from kinfed.runs.config.experiment import resolve
 from kinfed.runs.launch import launch
-from kinfed.runs.open_run import Saved
+from kinfed.runs.run import OpenedRun
 from kinfed.serving import joining_clients
 from kinfed.serving.requests import answer
 
@@ -335,7 +335,7 @@ def test_a_folder_that_would_hold_sites_models_joins_nobody_and_says_so(tables, 
 def test_no_file_joins_sites_with_arrays(trial, tmp_path):
     trial("fedavg", rounds=1).serve()
     with pytest.raises(UsageError, match="was not trained on tables whose rows are examples"):
-        joining_clients.of_table(Saved.for_newcomers(tmp_path / "out"), tmp_path / "new.csv", None)
+        joining_clients.of_table(OpenedRun.for_newcomers(tmp_path / "out"), tmp_path / "new.csv", None)
 
 
 def test_what_a_site_cannot_predict_is_told_in_one_line(tables, tmp_path, capsys):
@@ -460,7 +460,7 @@ def compare(made, summary, federation):
     for i, name in enumerate(summary.names):
         (folder,) = (made.folder / "sites" / name / name).glob("*/model.safetensors")
         mine = load_file(folder)
-        for key, value in run.load_model(position=i).state_dict().items():
+        for key, value in run.model(position=i).state_dict().items():
             torch.testing.assert_close(mine[key], value, rtol=1e-5, atol=1e-5)
 
 

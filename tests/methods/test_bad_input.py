@@ -177,7 +177,7 @@ def test_a_model_or_optimiser_that_a_method_cannot_use_is_refused_in_one_line(na
 def test_what_a_second_head_is_added_to_can_be_frozen(name, frozen):
     """As can a shared head: the personal one is trained all the same."""
     found = run(METHODS[name](frozen=(frozen,)), module=TWO_LAYERS)
-    first, last = TWO_LAYERS.state_dict(), found.load_model(position=0).state_dict()
+    first, last = TWO_LAYERS.state_dict(), found.model(position=0).state_dict()
     head = next(n for n in last if n.endswith("personal_head.weight")), "2.weight"
     for name, tensor in last.items():
         plain = name.replace(".generic", "")
@@ -203,7 +203,7 @@ def test_more_clusters_or_neighbours_than_there_can_be_are_warned_of(name, setti
 @pytest.mark.parametrize("name", sorted({*METHODS} - {"scaffold", "pfedbayes"}))
 def test_every_other_method_takes_a_model_with_statistics_and_adam(name):
     settings = {"neighbours": 3} if name == "knn-per" else {}
-    found = run(METHODS[name](**settings), module=WITH_STATISTICS, optimiser=Adam(0.01)).summary()
+    found = run(METHODS[name](**settings), module=WITH_STATISTICS, optimiser=Adam(0.01)).summary
     assert 0 <= found.scores[found.chosen]["mean"] <= 1
 
 

@@ -46,7 +46,7 @@ def finished(method, federation, rounds=2, **settings):
     """What the server knows after so many rounds, and its state."""
     torch.manual_seed(0)
     run = fit(method, federation, torch.nn.Linear(4, 2), rounds=rounds, **settings)
-    return replace(run.left.roster, layout=run.model.layout), run.left.progress.server
+    return replace(run.final.roster, layout=run.architecture.layout), run.final.progress.server
 
 
 def told(method, federation, **settings):

@@ -113,7 +113,7 @@ def test_methods_with_rates_of_their_own_are_those_that_leave_the_optimiser_asid
             training=Training(optimiser=SGD(lr)),
             execution=Execution("loop"),
         )
-        scores.append(found.summary().clients_scores)
+        scores.append(found.summary.clients_scores)
     assert (scores[0] == scores[1]) == bool(Advises.of(make(name)).rates)
 
 
@@ -355,7 +355,7 @@ def test_the_loaded_model_is_the_one_that_was_scored(name, tmp_path):
     for i in range(len(data)):
         x, y = data.x[data.rows["test"][i]], data.y[data.rows["test"][i]]
         for loaded in (
-            found.load_model(position=i),
+            found.model(position=i),
             load_model(tmp_path / "run", module=plain, method=make(name), position=i),
         ):
             assert not loaded.training

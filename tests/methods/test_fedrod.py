@@ -37,7 +37,7 @@ def test_balanced_softmax_by_hand():
 
 def test_one_step_moves_base_and_generic_head_on_one_loss_and_the_personal_head_on_the_other():
     y = [0, 0, 1, 0]  # class 2 is absent
-    found = trained(y).load_model(position=0)
+    found = trained(y).model(position=0)
     base, generic = net()
     own = net()[1]
     z = base(X)

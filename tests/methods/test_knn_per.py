@@ -92,7 +92,7 @@ def test_votes_are_those_of_the_equations(norm, scale):
     found = run(KNNPer(neighbours=3, scale=scale), data, model, participation=0.67, execution=LOOP)
     history = found.history
     for i in range(3):
-        memory = found.load_model(position=i)
+        memory = found.model(position=i)
         net = memory.model
         base = net[:-1]
         x, y = data.x[data.rows["train"][i]], data.y[data.rows["train"][i]]

@@ -153,7 +153,7 @@ def test_labels_and_counts_are_learned():
     client, x = torch.arange(600) % 10, torch.randn(600, 3, generator=draw, dtype=torch.float64)
     level = torch.randn(10, generator=draw)[client]
     y = (x[:, 0] + level + 0.1 * torch.randn(600, generator=draw) > 0).long()
-    labels = solved(Federation.from_arrays(x, y, client), linear(outputs=2)).summary().scores["mixed"]["mean"]
+    labels = solved(Federation.from_arrays(x, y, client), linear(outputs=2)).summary.scores["mixed"]["mean"]
     assert labels > 0.9
     counts = torch.poisson((0.5 * x[:, 0] + 0.5 * level + 1).exp(), generator=draw)
     data = Federation.from_arrays(x, counts, client, task=Counts(float(counts.mean())))
@@ -166,10 +166,10 @@ def test_curves_bend_lines_and_what_cannot_be_solved_is_one_line():
     client, x = torch.arange(900) % 9, torch.rand(900, 2, generator=draw) * 4 - 2
     data = Federation.from_arrays(x, (2 * x[:, 0]).sin() + x[:, 1].square(), client)
     straight, bent = (solved(data, default_model(data, name)) for name in ("linear", "additive"))
-    errors = [run.summary().scores["mixed"]["mean"] for run in (straight, bent)]
+    errors = [run.summary.scores["mixed"]["mean"] for run in (straight, bent)]
     assert errors[1] < errors[0] / 3
     far = torch.tensor([[30.0, 0.0], [60.0, 0.0], [90.0, 0.0]])
-    answers = bent.load_model(position=0)(far).flatten()
+    answers = bent.model(position=0)(far).flatten()
     torch.testing.assert_close(answers[2] - answers[1], answers[1] - answers[0], rtol=1e-3, atol=1e-3)
     with pytest.raises(UsageError, match="none of them empty"):
         additive((3, 0), 1, columns=None)

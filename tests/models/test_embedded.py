@@ -126,7 +126,7 @@ def trained(tmp_path_factory):
 
 
 def test_a_run_is_rebuilt_from_its_folder(trained, capsys):
-    run = kinfed.load_run(trained / "run")
+    run = kinfed.Run.open(trained / "run")
     summary, config = run.summary, (trained / "run" / "config.toml").read_text()
     assert 'name = "embedded"\nwidth = 0' in config
     assert "columns" not in config
@@ -152,7 +152,7 @@ def test_it_exports_and_takes_newcomers(trained, capsys):
     [one] = json.loads(capsys.readouterr().out)
     assert one["apart"] < 1e-5
     assert main(["onboard", str(trained / "run"), "--shots", "6", "--out", str(trained / "joined")]) == 0
-    [name] = kinfed.load_run(trained / "joined").names
+    [name] = kinfed.Run.open(trained / "joined").names
     assert "embeddings.article" in kinfed.load_model(trained / "joined", name).state_dict()
 
 

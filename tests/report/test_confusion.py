@@ -44,7 +44,7 @@ def test_a_run_counts_its_test_examples_by_its_chosen_models(run, method):
     run = kinfed.fit(method(), run.federation, nn.Linear(3, 3), rounds=2)
     found, federation = run.confusion().to_dense(), run.federation
     for i, rows in enumerate(federation.rows["test"]):
-        taken = run.load_model(position=i)(federation.x[rows]).argmax(1)
+        taken = run.model(position=i)(federation.x[rows]).argmax(1)
         wanted = confusion_matrix(federation.y[rows], taken, labels=range(3))
         assert (found[i].numpy() == wanted).all()
         assert found[i].trace() == run.tested()[i].sum()

@@ -14,7 +14,7 @@ from kinfed.report.explain.reasons import explain
 from kinfed.runs.config import experiment
 from kinfed.runs.final_server import Reopened
 from kinfed.runs.launch import launch
-from kinfed.runs.open_run import Saved
+from kinfed.runs.run import Run
 from kinfed.simulation.execution import Execution
 
 NET = ["model=mlp", "model.hidden=[4]", "training.epochs=1", "federation.clients=4", "rounds=2"]
@@ -32,7 +32,7 @@ QUICK = {
 
 def trained(path, method="fedaghn", *overrides):
     launch(experiment.resolve(experiment.read(method, [*NET, *overrides])), path, Execution("loop", 1))
-    saved = Saved.open(path)
+    saved = Run.open(path)
     return saved, Reopened(saved, saved.task)
 
 
@@ -66,18 +66,18 @@ def test_the_full_row_scores_what_the_run_wrote_down(method, tmp_path):
 
 def test_scores_without_an_edge_by_another_way(digits):
     """The mixture made here by hand, layer by layer, on the client's test rows."""
-    saved = Saved.open(digits)
+    saved = Run.open(digits)
     run = Reopened(saved, saved.task)
     found = explain(digits, 1, 3)
     row = Remixed(run, 1).row
     theta = torch.zeros(saved.layout.size)
-    for layer, weights in zip(run.model.layout.layers, row, strict=True):
+    for layer, weights in zip(run.architecture.layout.layers, row, strict=True):
         rest = weights.clone()
         rest[3] = 0
         theta[layer.at] = (rest / rest.sum()) @ run.server.theta[:, layer.at]
     federation = saved.experiment.federation(None, saved.summary.seed)
     at = federation.rows["test"][1]
-    answers = run.model(theta, federation.x[at]).argmax(1)
+    answers = run.architecture(theta, federation.x[at]).argmax(1)
     assert found.sources[0].without == pytest.approx(float((answers == federation.y[at]).float().mean()))
     assert found.sources[0].last == pytest.approx(float(row[:, 3].mean()))
 
@@ -95,7 +95,7 @@ def test_weights_by_layer_and_round_and_what_was_compared(digits):
     assert found.sources[0].layers == pytest.approx(tuple(rows[at, :, order[0]].tolist()))
     assert found.sources[0].rounds == pytest.approx(tuple(mean[:, order[0]].tolist()))
     assert (found.layers, found.rounds) == (tuple(file["layers"].tolist()), (1, 2))
-    run = Reopened(saved := Saved.open(digits), saved.task)
+    run = Reopened(saved := Run.open(digits), saved.task)
     told = run.method.similarity(run.roster, run.server)
     assert found.compared == f"{told.what}, after round 2"
     assert found.sources[0].compared == pytest.approx(float(told.values[1, order[0]]))
@@ -107,7 +107,7 @@ def test_weights_by_layer_and_round_and_what_was_compared(digits):
 def test_a_method_that_compares_nothing_shows_how_models_moved(tmp_path):
     saved, run = trained(tmp_path / "run", "pfedla", *QUICK["pfedla"])
     found = explain(tmp_path / "run", 0, 1)
-    first = run.model.theta
+    first = run.architecture.theta
     a, b = saved.theta(position=0) - first, saved.theta(position=1) - first
     assert found.compared.startswith("cosine of how far the saved models moved")
     assert found.sources[0].compared == pytest.approx(float(a @ b / a.norm() / b.norm()), abs=1e-5)
@@ -128,14 +128,14 @@ def test_what_cannot_be_mixed_again_is_said(tmp_path):
 
 
 def test_a_mixture_that_is_not_what_was_sent_is_refused(digits, monkeypatch):
-    run = Reopened(saved := Saved.open(digits), saved.task)
+    run = Reopened(saved := Run.open(digits), saved.task)
     monkeypatch.setattr(type(run.method), "relation", lambda *_: torch.eye(4))
     with pytest.raises(UsageError, match="are not what fedaghn sends to this client"):
         Remixed(run, 0)
 
 
 def test_other_data_are_refused(digits):
-    run = Reopened(saved := Saved.open(digits), saved.task)
+    run = Reopened(saved := Run.open(digits), saved.task)
     run.former.how["data"] = "of others"
     with pytest.raises(UsageError, match="the data differ from those that"):
         Remixed(run, 0).load()

@@ -11,7 +11,7 @@ from torch import nn
 import kinfed
 from kinfed.core.engine import Rounds
 from kinfed.core.model import Model
-from kinfed.runs.open_run import Saved
+from kinfed.runs.run import Run
 from kinfed.serving.export import export
 
 SIZES = (5, 8, 11)
@@ -84,7 +84,7 @@ def test_every_client_has_what_a_loop_of_torch_alone_gives_it(method, executor):
     run = fit(method, rounds=5, executor=executor)
     at = run.history.select(run.history.chosen) + 1
     for i, wanted in enumerate(by_hand(at, isinstance(method, kinfed.FedAvg))):
-        found = run.load_model(i)
+        found = run.model(i)
         assert int(found.steps) == at
         for name, value in [*wanted.named_parameters(), *wanted.named_buffers()]:
             if "num_batches" not in name:
@@ -95,12 +95,12 @@ def test_every_client_has_what_a_loop_of_torch_alone_gives_it(method, executor):
 def test_executors_agree_on_clients_with_other_numbers_of_steps(method):
     one, other = (fit(method, executor=executor, batch=3) for executor in ("loop", "vmap"))
     for i, rows in enumerate(federation().rows["train"]):
-        theirs = other.load_model(i).state_dict()
-        for name, value in one.load_model(i).state_dict().items():
+        theirs = other.model(i).state_dict()
+        for name, value in one.model(i).state_dict().items():
             torch.testing.assert_close(theirs[name], value, atol=1e-9, rtol=1e-9)
         if type(method) is kinfed.FedAvg:
             at = one.history.select(one.history.chosen) + 1
-            assert int(one.load_model(i).steps) == at * -(-len(rows) // 3)
+            assert int(one.model(i).steps) == at * -(-len(rows) // 3)
 
 
 def test_a_resumed_run_ends_with_the_same_bits_and_its_folder_holds_each_clients_own(tmp_path):
@@ -110,10 +110,10 @@ def test_a_resumed_run_ends_with_the_same_bits_and_its_folder_holds_each_clients
     assert torch.equal(whole.history.models["theta"], again.history.models["theta"])
     assert whole.history.scores[-1].keys() == again.history.scores[-1].keys()
     kinfed.save(whole, tmp_path / "run")
-    export(Saved.open(tmp_path / "run", net()), ["0", "1", "2"], "safetensors", tmp_path / "out")
+    export(Run.open(tmp_path / "run", net()), ["0", "1", "2"], "safetensors", tmp_path / "out")
     x = federation().x
     for i in range(3):
-        mine = whole.load_model(i)
+        mine = whole.model(i)
         assert int(mine.steps) > 0
         loaded = kinfed.load_model(tmp_path / "run", i, net())
         assert torch.equal(loaded(x), mine(x))
@@ -159,9 +159,9 @@ def test_constants_leave_the_model_one_for_all_and_evaluation_leaves_no_trace():
     assert plain.history.shared == ["theta"]
     assert plain.model.layout.size == 10
     found = fit(kinfed.FedAvg(), module=net(lambda: Masked(counted_in_evaluation)))
-    assert int(found.load_model(0).flag) == 0
+    assert int(found.model(0).flag) == 0
     x = federation().x
-    assert torch.equal(found.model(found.theta(0), x), found.model(found.theta(0), x))
+    assert torch.equal(found.architecture(found.theta(0), x), found.architecture(found.theta(0), x))
 
 
 def test_what_cannot_be_kept_is_refused_in_a_line():
@@ -176,9 +176,9 @@ def test_what_cannot_be_kept_is_refused_in_a_line():
 
 def test_frozen_counts_stay_as_they_were():
     run = fit(kinfed.FedAvg(frozen=("steps", "norm.*")), executor="vmap")
-    assert all(int(run.load_model(i).steps) == 0 for i in range(3))
-    assert float(run.load_model(0).norm.running_mean.abs().sum()) == 0
-    assert int(run.load_model(0).seen[0]) > -7
+    assert all(int(run.model(i).steps) == 0 for i in range(3))
+    assert float(run.model(0).norm.running_mean.abs().sum()) == 0
+    assert int(run.model(0).seen[0]) > -7
 
 
 def test_bytes_are_held_exactly_by_every_kind_of_float():
@@ -204,4 +204,4 @@ class Doubled(nn.BatchNorm1d):
 def test_a_subclass_of_batch_norm_counts_its_clients_batches(method):
     module = net(lambda: nn.Sequential(nn.Linear(4, 3), Doubled(3), nn.Linear(3, 2)))
     run = fit(method, rounds=Rounds(3, evaluate_every=3), module=module)  # the last models are kept
-    assert [int(run.load_model(str(i))[1].num_batches_tracked) for i in range(len(SIZES))] == [3, 3, 3]
+    assert [int(run.model(str(i))[1].num_batches_tracked) for i in range(len(SIZES))] == [3, 3, 3]

@@ -64,9 +64,11 @@ def test_no_table_over_clients_holds_what_is_frozen(name, still, tmp_path):
     trained = 101  # numbers
     assert max(sizes.values()) <= 2 * trained  # of pfedbayes, which has two of each
     run = fit(name, still=still)
-    assert width(run.history.models["theta"]) == run.model.layout.size
-    assert run.left is not None
-    assert all(width(t) != run.model.layout.whole.size for t in tree_leaves(tuple(run.left)[:1]) if hasattr(t, "shape"))
+    assert width(run.history.models["theta"]) == run.architecture.layout.size
+    assert run.final is not None
+    assert all(
+        width(t) != run.architecture.layout.whole.size for t in tree_leaves(tuple(run.final)[:1]) if hasattr(t, "shape")
+    )
     kinfed.save(run, tmp_path / "run")
     found = load_file(tmp_path / "run" / "models.safetensors")
     still_named = [key for key in found if key.partition("/")[2].startswith("still.") and not key.endswith("rho")]
@@ -74,17 +76,17 @@ def test_no_table_over_clients_holds_what_is_frozen(name, still, tmp_path):
     begun = net().still.state_dict()
     assert all(torch.equal(found[f"*/still.{key}"], value) for key, value in begun.items())
     state = load_file(tmp_path / "run" / "state.safetensors")
-    assert state["roster.theta"].numel() == run.model.layout.size
+    assert state["roster.theta"].numel() == run.architecture.layout.size
     for client in "05":
         loaded = kinfed.load_model(tmp_path / "run", client, net(still), run.method)
         x = federation().x
-        assert torch.equal(loaded(x), run.load_model(client)(x))
+        assert torch.equal(loaded(x), run.model(client)(x))
 
 
 def test_modules_that_are_loaded_share_nothing_and_those_of_a_predictor_what_is_frozen(tmp_path):
     run = fit("local")
     kinfed.save(run, tmp_path / "run")
-    saved = kinfed.load_run(tmp_path / "run", net(), run.method)
+    saved = kinfed.Run.open(tmp_path / "run", net(), run.method)
     for load in (run.load_model, saved.module):
         first, second = load("0"), load("1")
         before = second.still.weight.clone()
@@ -109,7 +111,7 @@ def as_before(folder, run):
             arrays |= {f"{name}/{key[2:]}": value.clone() for name in names}
         if "roster.theta" in arrays:
             model = kinfed.Model(net())
-            layout = run.model.layout
+            layout = run.architecture.layout
             initial = model.layout.tensors(model.theta) | layout.tensors(arrays["roster.theta"])
             arrays["roster.theta"] = model.layout.flatten(initial)
         checkpoint.write(arrays, path, words)
@@ -125,9 +127,9 @@ def test_a_folder_in_which_every_client_has_what_is_frozen_is_read_and_goes_on(n
     x = federation().x
     for method in (None, run.method):
         loaded = kinfed.load_model(old.path, "3", net(), method)
-        assert torch.equal(loaded(x), run.load_model("3")(x))
-    roster = Former(old).roster(run.model.layout, kinfed.Training(), 0)
-    assert torch.equal(roster.theta, run.left.roster.theta)
+        assert torch.equal(loaded(x), run.model("3")(x))
+    roster = Former(old).roster(run.architecture.layout, kinfed.Training(), 0)
+    assert torch.equal(roster.theta, run.final.roster.theta)
     (tmp_path / "on").mkdir()
     link(old, RunFolder(tmp_path / "on"))
     on, once = fit(name, 4, folder=tmp_path / "on"), fit(name, 4)

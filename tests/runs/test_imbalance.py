@@ -68,7 +68,7 @@ def one_step(weights, executor):
     training = Training(epochs=1, batch=4, optimiser=SGD(1.0), class_weights=weights)
     data = Federation(x, y, rows, Classification(2))
     run = fit(Local(), data, net, rounds=1, training=training, execution=Execution(executor))
-    return run.load_model(position=0).weight[:, 0].tolist()
+    return run.model(position=0).weight[:, 0].tolist()
 
 
 @pytest.mark.parametrize("executor", ["loop", "vmap", "fused"])
@@ -255,7 +255,7 @@ def test_a_run_is_selected_by_the_score_that_is_asked_for():
         for by in ("", "accuracy", "balanced_accuracy", "auc", "loss")
     }
     for by, run in runs.items():
-        found = run.summary()
+        found = run.summary
         assert found.selected_by == (by or "accuracy")
         name = by or "accuracy"
         best = {m: run.history.curve(m, "validation", name).nanmean(1) for m in run.history.named_models}
@@ -270,7 +270,7 @@ def test_a_run_is_selected_by_the_score_that_is_asked_for():
     assert ("own", "test", "auc") not in fit(Local(), even, module(), rounds=1).history.scores[0]
     run = fit(Local(), even, module(), rounds=Rounds(1, select_by="auc"))
     assert ("own", "test", "auc") in run.history.scores[0]
-    told = run.summary()  # `kinfed compare` ranks by it
+    told = run.summary  # `kinfed compare` ranks by it
     known = [score for score in told.clients_selected["own"] if score is not None]
     assert sum(known) / len(known) == pytest.approx(told.scores["own"]["auc"])
 

@@ -96,4 +96,4 @@ def test_models_that_are_not_read_as_they_were_written_are_removed(monkeypatch, 
     assert not RunFolder(tmp_path / "r").is_finished
     monkeypatch.undo()
     kinfed.save(run, tmp_path / "s")
-    assert torch.equal(kinfed.load_run(tmp_path / "s", net()).theta("2"), run.theta("2"))
+    assert torch.equal(kinfed.Run.open(tmp_path / "s", net()).theta("2"), run.theta("2"))

@@ -97,7 +97,7 @@ def test_a_choice_races_models_says_what_a_ridge_does_and_gets_all_rows():
     scored, kept = choice.run.theta("s1"), again.theta("s1")
     assert not torch.equal(scored, kept)
     new = torch.zeros(1, 3)
-    assert torch.equal(choice.load_model("s1")(new), again.load_model("s1")(new))
+    assert torch.equal(choice.load_model("s1")(new), again.model("s1")(new))
     with pytest.raises(kinfed.UsageError, match="a frame with client= and target="):
         choose(frame)
 
@@ -118,7 +118,7 @@ def test_an_answer_behind_the_clients_own_mean_says_so_first():
 def test_fit_has_a_model_by_default():
     data = Federation.from_arrays(*rows())
     run = kinfed.fit(kinfed.FedAvg(), data, rounds=1)
-    assert [tuple(one.shape) for one in run.load_model(position=0).parameters()] == [(64, 3), (64,), (1, 64), (1,)]
+    assert [tuple(one.shape) for one in run.model(position=0).parameters()] == [(64, 3), (64,), (1, 64), (1,)]
 
 
 def test_series_have_their_last_value_and_their_last_season():

@@ -11,7 +11,7 @@ import kinfed
 from kinfed.cli import main
 from kinfed.errors import UsageError
 from kinfed.runs.config import experiment, plugins
-from kinfed.runs.open_run import Saved
+from kinfed.runs.run import Run
 from kinfed.runs.run_folder import RunFolder
 
 MINE = '''
@@ -404,9 +404,9 @@ def test_a_finished_run_knows_what_its_models_were_trained_for():
     Path("loss.py").write_text(example())
     arguments = [*patients("p.csv"), "rounds=1", "--method", "local", "--quiet"]
     assert main(["run", *arguments, "federation.task=loss.py:Focal", "--out", "own"]) == 0
-    task = Saved.open(Path("own")).task
+    task = Run.open(Path("own")).task
     assert (type(task).__name__, task.classes, task.gamma) == ("Focal", 2, 2.0)
     arguments[4] = "age,marker"
     assert main(["run", *arguments, "--out", "numbers"]) == 0
-    task = Saved.open(Path("numbers")).task
+    task = Run.open(Path("numbers")).task
     assert (task.names, task.mean[0]) == (("age", "marker"), RunFolder(Path("numbers")).read_summary().task["mean"][0])

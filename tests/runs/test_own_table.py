@@ -290,7 +290,7 @@ def test_every_kind_of_number_trains_alike_with_every_executor(tmp_path, target,
         module = experiment.module(federation, 0)
         how = {"training": experiment.training, "execution": Execution(executor)}
         runs.append(fit(experiment.method, federation, module, rounds=experiment.rounds, **how))
-    summaries = [run.summary() for run in runs]
+    summaries = [run.summary for run in runs]
     assert summaries[0].metric == metric
     for summary in summaries:
         assert others <= summary.scores[summary.chosen].keys()

@@ -69,7 +69,7 @@ def test_a_frame_gets_what_its_file_gets_and_keeps_its_library_and_index(shops, 
     without_target = [line.rpartition(",")[0] for line in (HEAD, *shop_lines(9, 1))]
     (shops / "new.csv").write_text("\n".join(without_target))
     _, rows, _ = predicted(capsys, shops / "run", "--client", "shop 3", shops / "new.csv")
-    predict = kinfed.load_run(shops / "run").predictor("shop 3")
+    predict = kinfed.Run.open(shops / "run").predictor("shop 3")
     frame = polars.read_csv(shops / "new.csv")
     assert [str(one) for one in predict(frame)["buys"]] == [row["buys"] for row in rows]
     given = pandas.read_csv(shops / "new.csv").set_index(pandas.Index(range(100, 109)))
@@ -288,5 +288,5 @@ def test_counts_and_quantiles_are_told_as_what_they_are(forecasts, tmp_path, cap
     code, rows, err = predicted(capsys, tmp_path / "q", forecasts / "levels.csv")
     assert code == 0, err
     assert list(rows[0])[4:] == ["level+1@0.1", "level+1@0.9", "level+2@0.1", "level+2@0.9"]
-    run = kinfed.load_run(tmp_path / "q")
+    run = kinfed.Run.open(tmp_path / "q")
     assert (run.task.quantiles, round(run.task.deviation)) == ((0.1, 0.9), 5)

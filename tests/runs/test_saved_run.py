@@ -37,7 +37,7 @@ def shops(tmp_path_factory):
 
 
 def test_an_opened_run_knows_its_clients_task_classes_columns_and_models(shops):
-    run = kinfed.load_run(shops / "run")
+    run = kinfed.Run.open(shops / "run")
     assert run.names == [f"shop {i}" for i in range(6)]
     assert run.task == kinfed.Classification(2, by_class=True)  # a rare class somewhere
     assert run.classes == ["no", "yes"]
@@ -47,11 +47,39 @@ def test_an_opened_run_knows_its_clients_task_classes_columns_and_models(shops):
     written = load_file(shops / "run" / "models.safetensors")
     assert torch.equal(run.personal("shop 3").features, written["shop 3/features"])
     x = torch.randn(5, 3)
-    mixed = run.module("shop 3")(x)
+    mixed = run.model("shop 3")(x)
     assert torch.equal(mixed, kinfed.load_model(shops / "run", "shop 3")(x))
     assert mixed.exp().sum(1).tolist() == pytest.approx([1.0] * 5, abs=1e-5)  # logarithms of its own probabilities
     with pytest.raises(UsageError, match=r"there is no client 'shop3'; did you mean 'shop 3'\?"):
-        run.module("shop3")
+        run.model("shop3")
+
+
+def test_a_run_says_the_same_before_it_is_written_and_after_it_is_opened(tmp_path):
+    draw = torch.Generator().manual_seed(2)
+    x = torch.randn(120, 4, generator=draw)
+    federation = kinfed.Federation.from_arrays(x, (x[:, 0] > 0).long(), torch.arange(120) % 4)
+    how = {"rounds": 2, "execution": kinfed.Execution("loop", workers=1)}
+    made = {
+        name: kinfed.fit(METHODS[name](), federation, nn.Linear(4, 2), **how) for name in ("kin", "local", "fedavg")
+    }
+    for name, run in made.items():
+        kinfed.save(run, tmp_path / name)
+    read = {name: kinfed.Run.open(tmp_path / name, nn.Linear(4, 2)) for name in made}
+    for name, run in made.items():
+        opened = read[name]
+        assert torch.equal(opened.relation, run.relation)
+        assert opened.score() == run.score() == pytest.approx(np.mean([run.score(client) for client in run.names]))
+        assert opened.score("3") == run.score("3") == run.history.test(run.history.chosen)[3]
+        assert opened.predict("2", x.numpy()).equals(run.predict("2", x.numpy()))
+        answers = run.model("2")(x).argmax(1)
+        assert opened.predict("2", x.numpy())["class"].cast(int).to_list() == answers.tolist()
+    verdicts = [runs["kin"].verdict(runs["local"], runs["fedavg"]) for runs in (made, read)]
+    assert verdicts[0].to_dict() == verdicts[1].to_dict()
+    fewer = kinfed.Federation.from_arrays(x[:80], (x[:80, 0] > 0).long(), torch.arange(80) % 4)
+    other = kinfed.fit(METHODS["local"](), fewer, nn.Linear(4, 2), **how)
+    for run in (made["kin"], read["kin"]):
+        with pytest.raises(UsageError, match=r"was not tested on the examples of"):
+            run.verdict(other)
 
 
 def test_files_of_runs_with_the_same_clients_and_shapes_are_told_apart(tmp_path):
@@ -70,21 +98,21 @@ def test_files_of_runs_with_the_same_clients_and_shapes_are_told_apart(tmp_path)
     for name in ("again", "seed", "rate"):
         (tmp_path / "a" / "models.safetensors").write_bytes(files[name])
         if name == "again":
-            kinfed.load_run(tmp_path / "a", torch.nn.Linear(4, 2))
+            kinfed.Run.open(tmp_path / "a", torch.nn.Linear(4, 2))
             continue
         with pytest.raises(
             UsageError, match=r"models\.safetensors is of another run than summary\.json; copy the whole"
         ):
-            kinfed.load_run(tmp_path / "a", torch.nn.Linear(4, 2))
+            kinfed.Run.open(tmp_path / "a", torch.nn.Linear(4, 2))
     summary = json.loads((tmp_path / "a" / "summary.json").read_text())
     del summary["identity"]  # as in a folder before runs had one, of which neither file says it
     (tmp_path / "a" / "summary.json").write_text(json.dumps(summary))
     save_file(load_file(tmp_path / "a" / "models.safetensors"), tmp_path / "a" / "models.safetensors")
-    kinfed.load_run(tmp_path / "a", torch.nn.Linear(4, 2))
+    kinfed.Run.open(tmp_path / "a", torch.nn.Linear(4, 2))
 
 
 def test_files_of_two_runs_are_told_apart(shops, tmp_path):
-    copy = kinfed.load_run(shops / "run").folder.path
+    copy = kinfed.Run.open(shops / "run").folder.path
     for name in ("config.toml", "summary.json", "models.safetensors"):
         (tmp_path / name).write_bytes((copy / name).read_bytes())
     models = load_file(tmp_path / "models.safetensors")
@@ -93,12 +121,12 @@ def test_files_of_two_runs_are_told_apart(shops, tmp_path):
     fewer = {k: v for k, v in models.items() if not k.startswith("shop 4/")}
     save_file(fewer, tmp_path / "models.safetensors", about)
     with pytest.raises(UsageError, match=r"not belong together: models\.safetensors has no model of client 'shop 4'"):
-        kinfed.load_run(tmp_path)
+        kinfed.Run.open(tmp_path)
     summary = json.loads((tmp_path / "summary.json").read_text())
     (tmp_path / "summary.json").write_text(json.dumps(summary | {"shape": [9]}))
     (tmp_path / "models.safetensors").write_bytes((copy / "models.safetensors").read_bytes())
     with pytest.raises(UsageError, match=r"the models do not fit this module .*not floating-point \[6, 9\]"):
-        kinfed.load_run(tmp_path).module(position=0)
+        kinfed.Run.open(tmp_path).model(position=0)
 
 
 class Counted(nn.Module):
@@ -127,13 +155,13 @@ def test_a_run_that_was_pickled_predicts_as_before(name):
     run = kinfed.fit(METHODS[name](), federation, Counted(norm), **how)
     again = pickle.loads(pickle.dumps(run))
     for i in range(3):
-        assert torch.equal(again.load_model(position=i)(x), run.load_model(position=i)(x))
-    assert ("steps" in again.model.layout.names) == (name != "pfedbayes")
+        assert torch.equal(again.model(position=i)(x), run.model(position=i)(x))
+    assert ("steps" in again.architecture.layout.names) == (name != "pfedbayes")
     assert again.predictor("1")(x.numpy()).equals(run.predictor("1")(x.numpy()))
-    assert again.summary() == run.summary()
-    assert torch.equal(again.model(again.theta(position=0), x), run.model(run.theta(position=0), x))
-    twin = again.model.twin().frozen
-    assert all(tensor is twin[key] for key, tensor in again.model.frozen.items())
+    assert again.summary == run.summary
+    assert torch.equal(again.architecture(again.theta(position=0), x), run.architecture(run.theta(position=0), x))
+    twin = again.architecture.twin().frozen
+    assert all(tensor is twin[key] for key, tensor in again.architecture.frozen.items())
 
 
 def test_equal_arrays_are_written_once_and_each_is_looked_at_once(monkeypatch):

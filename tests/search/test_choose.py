@@ -45,7 +45,7 @@ def test_it_finds_a_method_that_beats_one_model_for_all():
     model = choice.load_model("3")
     kept = {"kin": choice.run, "local": choice.local, "fedavg": choice.fedavg}[choice.answers["3"]]
     x = torch.randn(5, 3)
-    assert torch.equal(model(x), kept.load_model("3")(x))
+    assert torch.equal(model(x), kept.model("3")(x))
 
 
 def test_the_same_request_gives_the_same_choice_to_the_bit():

@@ -56,7 +56,7 @@ def test_an_onnx_model_answers_cells_as_the_run_does_without_kinfed(client, expo
         text=True,
         check=True,
     ).stdout
-    found, expected = json.loads(told), kinfed.load_run(shops / "run").predictor()(frame)
+    found, expected = json.loads(told), kinfed.Run.open(shops / "run").predictor()(frame)
     assert found["class"] == expected["buys"].to_list()
     chances = expected.select("P(no)", "P(yes)").to_numpy()
     np.testing.assert_allclose(found["probabilities"], chances, atol=1e-5)
@@ -67,7 +67,7 @@ def test_a_card_says_what_the_model_is(exported, shops):
     digest = hashlib.sha256((exported / "shop 3.onnx").read_bytes()).hexdigest()
     summary = json.loads((shops / "run" / "summary.json").read_text())
     score = summary["clients_scores"][summary["chosen"]][3]
-    beside = kinfed.load_run(shops / "run" / "beside" / "local").summary
+    beside = kinfed.Run.open(shops / "run" / "beside" / "local").summary
     local = beside.clients_scores[beside.chosen][3]
     for line in (
         "| licence | CC0 |",
@@ -80,7 +80,7 @@ def test_a_card_says_what_the_model_is(exported, shops):
         "of the classes 'no', 'yes'",
     ):
         assert line in text, text
-    relations = kinfed.load_run(shops / "run").folder.read_relations()
+    relations = kinfed.Run.open(shops / "run").folder.read_relations()
     weights = relations.weights[relations.selected][3]
     assert f"- shop {weights.argmax()}" in text
     assert f": {weights.max():.3f}" in text
@@ -92,7 +92,7 @@ def test_safetensors_hold_the_same_model(shops, capsys):
     assert main(asked) == 0
     (told,) = json.loads(capsys.readouterr().out)
     assert told["size"] == (out / "shop 3.safetensors").stat().st_size
-    run = kinfed.load_run(shops / "run")
+    run = kinfed.Run.open(shops / "run")
     arrays = load_file(out / "shop 3.safetensors")
     assert torch.equal(arrays["features"], run.personal("shop 3").features)
     assert torch.equal(run.layout.flatten(arrays), run.theta("shop 3"))
@@ -130,7 +130,7 @@ def test_onnx_models_of_series_and_of_counts_answer_as_the_run_does(tmp_path):
         run, out = tmp_path / name, tmp_path / "onnx" / name
         assert main(["run", f"{run}.csv", *words, *small, "--out", str(run)]) == 0
         assert main(["export", str(run), "--client", "a", "--out", str(out)]) == 0
-        expected = kinfed.load_run(run).predictor("a")(rows).select(columns).to_numpy()
+        expected = kinfed.Run.open(run).predictor("a")(rows).select(columns).to_numpy()
         found = onnxruntime.InferenceSession(out / "a.onnx").run(None, given)[0]
         np.testing.assert_allclose(found, expected, rtol=1e-5)
 
@@ -188,7 +188,7 @@ def test_a_client_whose_model_cannot_be_written_is_named_and_the_others_are_writ
     assert main(words) == 1
     err = capsys.readouterr().err
     assert "client shop 3: unexpected LookupError: no such tensor" in err
-    whole = {f"{name}.safetensors" for name in kinfed.load_run(shops / "run").names}
+    whole = {f"{name}.safetensors" for name in kinfed.Run.open(shops / "run").names}
     files = {path.name for path in (tmp_path / "models").iterdir()}
     assert files == {name + ending for name in whole - {"shop 3.safetensors"} for ending in ("", ".md")}
 

@@ -18,7 +18,7 @@ from kinfed.errors import UsageError
 from kinfed.methods import METHODS
 from kinfed.runs.config import experiment
 from kinfed.runs.launch import launch
-from kinfed.runs.open_run import Saved
+from kinfed.runs.run import Run
 from kinfed.serving import joining_clients
 from kinfed.serving.onboarding import ALONE, BEST, SHARED, Frozen, onboard
 from kinfed.simulation.execution import Execution
@@ -57,7 +57,7 @@ def trained(tmp_path, name="fedavg", *overrides, beside=()):
     settings = [f"federation.dataset.{key}={value}" for key, value in data.items()]
     raw = experiment.read(name, [*settings, *NET, *SETTINGS.get(name, []), *overrides])
     launch(experiment.resolve(raw), tmp_path / "run", Execution("loop", 1), beside=beside)
-    return Saved.open(tmp_path / "run")
+    return Run.open(tmp_path / "run")
 
 
 @pytest.mark.parametrize("name", [name for name in METHODS if not getattr(METHODS[name], "refuses", "")])
@@ -120,7 +120,7 @@ def test_newcomers_leave_no_trace_in_what_members_are_trained_on(tmp_path):
     raw = experiment.override(dict(saved.experiment.table), [f"federation.dataset.path={path}"])
     raw["federation"].pop("newcomers")
     launch(experiment.resolve(raw), tmp_path / "two" / "run", Execution("loop", 1))
-    summary = Saved.open(tmp_path / "two" / "run").summary
+    summary = Run.open(tmp_path / "two" / "run").summary
     assert summary.columns == saved.summary.columns
     assert summary.of_clients == saved.summary.of_clients
 
@@ -140,9 +140,9 @@ def test_a_table_of_newcomers_on_the_command_line(tmp_path, capsys):
         lines = list(csv.DictReader(file))
     assert {line["client"] for line in lines} == {"x", "Y"}
     assert {"fedaghn", ALONE, SHARED, BEST} <= {line["model"] for line in lines}
-    joined = Saved.open(tmp_path / "joined")  # a run's folder, which kinfed predict reads
+    joined = Run.open(tmp_path / "joined")  # a run's folder, which kinfed predict reads
     assert joined.names == ["x", "Y"]
-    assert joined.module("x")(torch.zeros(1, 3)).shape == (1, 2)
+    assert joined.model("x")(torch.zeros(1, 3)).shape == (1, 2)
     assert hashes(tmp_path / "run") == before
 
 
@@ -158,7 +158,7 @@ def test_a_newcomer_that_fails_is_named_and_the_others_join(tmp_path, capsys, mo
     err = " ".join(capsys.readouterr().err.split())
     assert "kinfed: newcomer Y: unexpected KeyError: 'Y'" in err
     assert "1 of 3 newcomers failed" in err
-    assert Saved.open(tmp_path / "joined").names == ["x", "z"]
+    assert Run.open(tmp_path / "joined").names == ["x", "z"]
 
 
 def test_a_newcomer_has_its_own_scale_where_members_have_theirs(tmp_path):
@@ -175,7 +175,7 @@ def test_a_newcomer_has_its_own_scale_where_members_have_theirs(tmp_path):
     settings = [f"federation.dataset.{key}={value}" for key, value in data.items()]
     raw = experiment.read("fedavg", [*settings, "federation.newcomers=['N']", *NET])
     launch(experiment.resolve(raw), tmp_path / "run", Execution("loop", 1))
-    saved = Saved.open(tmp_path / "run")
+    saved = Run.open(tmp_path / "run")
     assert saved.description.clients.keys() >= set("abcd")
     heat = np.array([float(row.split(",")[1]) for row in lines["N"]])
     for (one,) in (joining_clients.of_run(saved, None), joining_clients.of_table(saved, tmp_path / "new.csv", None)):
@@ -185,7 +185,7 @@ def test_a_newcomer_has_its_own_scale_where_members_have_theirs(tmp_path):
         np.testing.assert_allclose(place, expected, atol=1e-5)
     command = ["onboard", str(tmp_path / "run"), "--shots", "all", "how.executor=loop", "--out", str(tmp_path / "N")]
     assert execute([*command, "--data", str(tmp_path / "new.csv")]) == 0
-    joined = Saved.open(tmp_path / "N")
+    joined = Run.open(tmp_path / "N")
     assert joined.description.clients == {"N": dict(one.own)} == {"N": joined.description.clients["N"]}
     answers = joined.predictor()(polars.read_csv(tmp_path / "new.csv"))["sold"].to_numpy()
     truth = np.array([float(row.split(",")[2]) for row in lines["N"]])

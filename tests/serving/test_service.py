@@ -53,7 +53,7 @@ def address(shops):
 
 def test_json_and_csv_get_the_answers_of_the_run(address, shops):
     frame = polars.read_csv(shops / "shops.csv", infer_schema=False)
-    expected = kinfed.load_run(shops / "run").predictor()(frame)
+    expected = kinfed.Run.open(shops / "run").predictor()(frame)
     text = (shops / "shops.csv").read_bytes()
     got = requests.post(f"{address}/predict", data=text, headers={"Content-Type": "text/csv; charset=utf-8"})
     assert (got.status_code, got.headers["content-type"]) == (200, "text/csv; charset=utf-8")
@@ -62,7 +62,7 @@ def test_json_and_csv_get_the_answers_of_the_run(address, shops):
     assert found["P(yes)"].to_list() == pytest.approx(expected["P(yes)"].to_list(), abs=1e-6)
     rows = frame.drop("shop", "buys").to_dicts()[:5]
     told = requests.post(f"{address}/predict/shop 3", json={"rows": rows}).json()["answers"]
-    alone = kinfed.load_run(shops / "run").predictor("shop 3")(polars.DataFrame(rows))
+    alone = kinfed.Run.open(shops / "run").predictor("shop 3")(polars.DataFrame(rows))
     assert [one["buys"] for one in told] == alone["buys"].to_list()
     assert [one["P(yes)"] for one in told] == pytest.approx(alone["P(yes)"].to_list(), abs=1e-6)
     assert {one["client"] for one in told} == {"shop 3"}

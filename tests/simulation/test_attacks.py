@@ -197,7 +197,7 @@ def test_success_is_how_often_a_triggered_image_is_taken_for_the_target():
             training=Training(1, 32, SGD(1e-9)),
             attack=Backdoor(target=target),
         )
-        assert run.summary().attack["scores"]["own"]["success"] == success
+        assert run.summary.attack["scores"]["own"]["success"] == success
 
 
 def runs(method, attack=None, **settings):
@@ -208,8 +208,8 @@ def runs(method, attack=None, **settings):
 def test_nobody_attacking_is_the_clean_run_bit_for_bit(attack):
     clean, other = runs(FedAvg()), runs(FedAvg(), attack(share=0.0))
     assert torch.equal(clean.history.models["theta"], other.history.models["theta"])
-    assert clean.history.summary() == other.history.summary()
-    assert other.summary().attackers == []
+    assert clean.history.summary == other.history.summary()
+    assert other.summary.attackers == []
 
 
 @pytest.mark.parametrize("attack", ATTACKS.values())
@@ -230,14 +230,14 @@ def test_every_method_is_attacked_by_examples_and_by_uploads_or_says_why_not(nam
     data = replace(federation(), graph=Graph(torch.ones(6, 6) - torch.eye(6), "given"))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # few examples for neighbours
-        found = fit(METHODS[name](), data, module(), attack=LabelFlip(0.34), **how).summary()
+        found = fit(METHODS[name](), data, module(), attack=LabelFlip(0.34), **how).summary
         assert len(found.attack["attackers"]) == 2
         assert 0 <= found.attack["scores"][found.chosen]["mean"] <= 1
         if name in SEVERAL_MODELS:
             with pytest.raises(UsageError, match="sends none or several; choose an attack on examples"):
                 fit(METHODS[name](), data, module(), attack=Poison(0.34), **how)
         else:
-            assert "attackers" in fit(METHODS[name](), data, module(), attack=Poison(0.34), **how).summary().attack
+            assert "attackers" in fit(METHODS[name](), data, module(), attack=Poison(0.34), **how).summary.attack
 
 
 def test_attackers_have_no_say_in_what_is_selected_and_no_part_in_honest_scores():
@@ -249,8 +249,8 @@ def test_attackers_have_no_say_in_what_is_selected_and_no_part_in_honest_scores(
     for t, values in enumerate(accuracy):
         history.scores[t]["own", "validation", "accuracy"] = values
     assert history.select("own") == 2
-    assert history.summary()["own"]["validation"] == pytest.approx(0.3)
-    found = run.summary()
+    assert history.summary["own"]["validation"] == pytest.approx(0.3)
+    found = run.summary
     test = torch.tensor(found.clients_scores["own"])
     assert found.scores["own"]["mean"] == pytest.approx(float(test.mean()))
     assert found.attack["scores"]["own"]["mean"] == pytest.approx(float(test[honest].mean()))

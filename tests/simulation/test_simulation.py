@@ -104,7 +104,7 @@ def test_feedback_examples_are_set_aside_and_never_trained_on():
             assert len(overlap) == (21 if feedback == "train" else 0)
             assert (set(mine.tolist()) <= set(test.tolist())) == (feedback == "test")
         run = fit(method, data, dense(), rounds=1)
-        assert run.summary().leaking == (feedback == "test")
+        assert run.summary.leaking == (feedback == "test")
 
 
 def test_divergence_names_the_client_and_leaves_the_states_as_they_were():
@@ -194,7 +194,7 @@ def test_targets_that_a_model_does_not_give_are_refused():
 def test_model_without_vmap_trains_under_loop_from_python():
     run = fit(FedAvg(), federation(), Branching(), rounds=2)
     assert run.executor == "loop"
-    assert 0 <= run.summary().scores["shared"]["mean"] <= 1
+    assert 0 <= run.summary.scores["shared"]["mean"] <= 1
 
 
 def test_every_optimiser_and_regression_train():
@@ -203,8 +203,8 @@ def test_every_optimiser_and_regression_train():
     y = x @ torch.tensor([1.0, -2.0, 0.5]) + 1
     data = Federation.from_arrays(x, y, torch.arange(200) % 5)
     run = fit(FedAvg(), data, nn.Linear(3, 1), rounds=15, training=Training(2, 8, SGD(0.05, momentum=0.5)))
-    assert run.summary().metric == "mae"
-    assert run.summary().scores["shared"]["mean"] < 0.01
+    assert run.summary.metric == "mae"
+    assert run.summary.scores["shared"]["mean"] < 0.01
     validation = run.history.curve("shared", "validation", "mae").mean(1)
     assert run.history.select("shared") == run.history.rounds[int(validation.argmin())]
 

@@ -81,7 +81,7 @@ def test_executors_agree_and_the_saved_model_is_the_scored_one(method, tmp_path)
     scored = loop.history.scores[rounds][loop.history.chosen, "test", "accuracy"]
     for i, rows in enumerate(data.rows["test"]):
         for loaded in (
-            loop.load_model(position=i),
+            loop.model(position=i),
             kinfed.load_model(tmp_path / "run", module=module(), method=method, position=i),
         ):
             right = loaded(data.x[rows]).argmax(1) == data.y[rows]
@@ -107,9 +107,9 @@ def test_balanced_softmax_and_the_personal_head_by_hand():
     rows = {"train": [torch.arange(4)], "validation": [torch.arange(4, 8)], "test": [torch.arange(8, 12)]}
     data = Federation(x, y, rows, Classification(2))
     net = nn.Sequential(nn.Linear(1, 2), nn.Linear(2, 2)).double()
-    found = fit(
-        FedRoD(), data, net, rounds=1, training=Training(1, 4, SGD(0.1)), execution=Execution("loop")
-    ).load_model(position=0)
+    found = fit(FedRoD(), data, net, rounds=1, training=Training(1, 4, SGD(0.1)), execution=Execution("loop")).model(
+        position=0
+    )
 
     base, head = nn.Linear(1, 2).double(), nn.Linear(2, 2).double()
     base.load_state_dict(net[0].state_dict())

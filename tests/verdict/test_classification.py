@@ -34,15 +34,15 @@ def test_of_a_run_and_its_pooled_accuracy():
     second = [float((train == c).double().mean()) for c in (0, 1)]
     assert second != [0.5, 0.5]  # as they are in all of its examples
     for i, shares in enumerate(([1.0, 0.0], second)):
-        hits = run.load_model(position=i)(x[rows]).argmax(1) == y[rows]
+        hits = run.model(position=i)(x[rows]).argmax(1) == y[rows]
         parts = [(hits[y[rows] == c].double().sum(), (y[rows] == c).sum()) for c in (0, 1)]
         up, down = (sum(s * p[k] for s, p in zip(shares, parts, strict=True)) for k in (0, 1))
         expected.append(up / down)
     torch.testing.assert_close(run.reweighted_accuracy(), torch.stack(expected))
-    score = run.summary().scores["own"]
+    score = run.summary.scores["own"]
     assert "reweighted" not in score  # as it takes time
     asked = replace(run.federation, task=Classification(2, reweighted=True))
-    found = replace(run, federation=asked).summary().scores["own"]
+    found = replace(run, federation=asked).summary.scores["own"]
     assert found == {**score, "reweighted": pytest.approx(float(sum(expected)) / 2)}
     each = run.history.test("own")
     assert score["pooled"] == pytest.approx((12 * float(each[0]) + 4 * float(each[1])) / 16)

@@ -276,7 +276,7 @@ def test_scores_of_examples_are_those_of_the_models_that_are_saved(federation, t
     for method, run in runs.items():
         tested = run.tested()
         for i, rows in enumerate(federation.rows["test"]):
-            expected = (run.load_model(position=i)(federation.x[rows]).argmax(1) == federation.y[rows]).float()
+            expected = (run.model(position=i)(federation.x[rows]).argmax(1) == federation.y[rows]).float()
             assert torch.equal(tested[i], expected)
         means = torch.stack([one.mean() for one in tested])
         torch.testing.assert_close(means, run.history.test(run.history.chosen))

@@ -37,13 +37,13 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
 
 def _export(args: argparse.Namespace, console: Console) -> None:
     from ..flower.site.site_predictor import experiment_at
-    from ..runs.open_run import load_run  # it imports PyTorch
+    from ..runs.run import Run
     from ..serving.export import export
 
     if not (args.run / "summary.json").exists() and experiment_at(args.run) is not None:
         what = "is the folder of a site, whose model kinfed predict and kinfed serve use"
         raise UsageError(f"{args.run} {what}; only models of runs are exported")
-    saved = load_run(args.run)
+    saved = Run.open(args.run)
     clients = saved.names if of_all(args.client, saved.names) else [args.client]
     made = export(saved, clients, args.format, args.out, args.licence, args.force)
     if args.json:

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from ..data.tables.words import name_of
 from ..errors import RunError, UsageError, log_failure, several
-from ..runs.open_run import Saved
+from ..runs.run import OpenedRun
 from ..runs.run_folder import RunFolder
 from ..serving import joining_clients
 from ..serving.onboarding import ALONE, BEST, Frozen, Outcome, onboard, write
@@ -74,7 +74,7 @@ def _onboard(args: argparse.Namespace, console: Console) -> None:
     shots = shots_of(args.shots)
     if args.out is not None and args.out.exists() and any(args.out.iterdir()):
         raise UsageError(f"{args.out} is not empty; choose another folder")
-    saved = Saved.for_newcomers(args.run)
+    saved = OpenedRun.for_newcomers(args.run)
     wanted = [name.strip() for name in next(csv.reader([args.newcomers], skipinitialspace=True), []) if name.strip()]
     if args.data is None:
         if args.edges is not None:

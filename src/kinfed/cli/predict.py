@@ -70,11 +70,11 @@ def of_all(client: str | None, names: Sequence[str]) -> bool:
 def opened(path: Path) -> tuple[Any, str]:
     """The predictor of a finished run in a folder, or of a site's experiment, and its method."""
     from ..flower.site.site_predictor import experiment_at, predictor_at
-    from ..runs.open_run import load_run  # it imports PyTorch
+    from ..runs.run import Run  # it imports PyTorch
 
     experiment = None if (path / "summary.json").exists() else experiment_at(path)
     if experiment is None:
-        saved = load_run(path)
+        saved = Run.open(path)
         return saved.predictor(), saved.summary.method
     predictor = predictor_at(experiment)
     return predictor, predictor.source(predictor.names[0]).method

@@ -10,14 +10,14 @@ from ..core.trial import differ
 from ..errors import RunError, UsageError
 from ..simulation.distributed import Distributed
 from ..simulation.simulation import Simulation
-from .open_run import Saved
-from .run import Run
+from .run import OpenedRun
 from .run_folder import RunFolder
+from .trained_run import TrainedRun
 
 CLIENTS, EXAMPLES = 64, 2  # the most whose models are asked, and the test examples of each
 
 
-def check_agreement(run: Run, fleet: Simulation | Distributed) -> Run:
+def check_agreement(run: TrainedRun, fleet: Simulation | Distributed) -> TrainedRun:
     """The run, if clients' plain modules answer their own test examples as the models that were scored; else RunError.
 
     With more than CLIENTS clients every so many of them are asked.
@@ -31,7 +31,7 @@ def check_agreement(run: Run, fleet: Simulation | Distributed) -> Run:
     x, answers = fleet.answers(ids, own, {name: models[name] for name in shared}, EXAMPLES)
     with torch.no_grad():
         for i, asked, scored in zip(ids.tolist(), x.cpu(), answers.cpu(), strict=True):
-            module = run.load_model(position=i)
+            module = run.model(position=i)
             kept = module(asked.clone())
             if differ(kept, scored) and not _rounded(module, asked, kept, scored):
                 gap = float((kept - scored).abs().max()) if kept.shape == scored.shape else float("inf")
@@ -43,9 +43,9 @@ def check_agreement(run: Run, fleet: Simulation | Distributed) -> Run:
     return run
 
 
-def check_written(run: Run, folder: RunFolder, summary: Summary) -> None:
+def check_written(run: TrainedRun, folder: RunFolder, summary: Summary) -> None:
     """Raise RunError, and remove the file, unless the models that were written are the run's."""
-    saved, models, names = Saved.written(folder, run, summary), run.history.models, run.federation.names
+    saved, models, names = OpenedRun.written(folder, run, summary), run.history.models, run.federation.names
     for i in range(0, len(names), -(-len(names) // CLIENTS)):
         try:
             read = trees.pack(saved.personal(names[i]))

@@ -9,7 +9,7 @@ from ..errors import UsageError
 from .config import experiment as config
 from .config.experiment import Experiment
 from .final_state import Former
-from .open_run import UNREADABLE
+from .run import UNREADABLE
 from .run_folder import RunFolder
 
 ROUNDS = "rounds="

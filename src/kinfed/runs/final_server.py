@@ -8,13 +8,13 @@ from ..core.sharing import divide
 from ..core.tasks import Task
 from ..errors import UsageError
 from .final_state import Former
-from .open_run import Saved
+from .run import OpenedRun
 
 
 class Reopened:
     """A finished run's method, model, roster and server, from the state that its folder keeps."""
 
-    def __init__(self, saved: Saved, task: Task) -> None:
+    def __init__(self, saved: OpenedRun, task: Task) -> None:
         """Raises UsageError if the run kept no state, or has no config."""
         experiment, method = saved.experiment, saved.method
         if experiment is None or method is None:
@@ -23,7 +23,7 @@ class Reopened:
         self.former = Former(saved.folder)
         if self.former.every_name != saved.names:
             raise saved.folder.of_another(saved.folder.state)
-        model = saved.model
+        model = saved.architecture
         roster = self.former.roster(model.layout, experiment.training, saved.summary.seed)
         model.theta = roster.theta.to(model.theta.dtype)
         self.method, self.model = divide(method, model)

@@ -38,9 +38,9 @@ from .checkpoints import Checkpointer
 from .config import plugins
 from .config.default_model import default_model
 from .footprint import check, footprint
-from .run import Run
 from .run_folder import RunFolder
 from .tracker_feed import followed
+from .trained_run import TrainedRun
 
 
 def fit(
@@ -55,8 +55,8 @@ def fit(
     execution: Execution = Execution(),
     folder: str | Path | None = None,
     attack: Attack | None = None,
-) -> Run:
-    """Train one personalised model per client and return the Run.
+) -> TrainedRun:
+    """Train one personalised model per client and return the TrainedRun.
 
     `module` gives architecture and initial parameters, by default a small MLP; its head is the last nn.Linear, unless
     it is given as Model(module, head="NAME"). `rounds` may say which rounds are scored and selected, and `execution`
@@ -71,7 +71,7 @@ def fit(
     >>> x, client = torch.randn(60, 4), torch.arange(60) % 3
     >>> federation = kinfed.Federation.from_arrays(x, (x[:, 0] > 0).long(), client)
     >>> run = kinfed.fit(kinfed.FedAvg(), federation, torch.nn.Linear(4, 2), rounds=2)
-    >>> run.history.test("shared").shape, run.load_model("1")
+    >>> run.history.test("shared").shape, run.model("1")
     (torch.Size([3]), Linear(in_features=4, out_features=2, bias=True))
     """
     _check_kinds(method, federation, module, training, participation, seed, execution, folder, attack)
@@ -121,7 +121,7 @@ def fit(
         checkpointer.keep()
     left = checkpointer.left(roster, participation, rounds) if execution.keep_state else None
     took = checkpointer.at.seconds
-    made = Run(method, federation, model, history, origin, seed, fleet.how, fleet.reason, took, attack, left)
+    made = TrainedRun(method, federation, model, history, origin, seed, fleet.how, fleet.reason, took, attack, left)
     return check_agreement(made, fleet)
 
 

@@ -23,10 +23,10 @@ from .config.experiment import Experiment
 from .fit import fit
 from .repeats import run_seeds
 from .results import write_run
-from .run import Run
 from .run_folder import RunFolder
 from .test_scores import NO_VERDICT, chose_otherwise
 from .tracker_feed import catch_up
+from .trained_run import TrainedRun
 
 Begin = Callable[[str], None]
 OPEN = ("device", "executor", "workers", "precision")  # what decides about rounding, and may be left open
@@ -256,7 +256,7 @@ def _one(
     execution: Execution,
     data_dir: Path | None,
     federation: Federation | None = None,
-) -> Run:
+) -> TrainedRun:
     federation = federation or _federation(experiment, seed, out, data_dir)
     run = fit(
         experiment.method,

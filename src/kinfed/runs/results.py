@@ -25,11 +25,11 @@ from ..verdict.verdict import Verdict
 from . import final_state
 from .agreement import check_written
 from .config import experiment, plugins
-from .run import Run
 from .run_folder import RunFolder
+from .trained_run import TrainedRun
 
 
-def save(run: Run, folder: str | Path) -> Summary:
+def save(run: TrainedRun, folder: str | Path) -> Summary:
     """Write a run made with `kinfed.fit` as a run's folder, and return its summary.
 
     The folder has no config.toml: your own data and module are not in a config. Its models load with
@@ -51,12 +51,12 @@ def save(run: Run, folder: str | Path) -> Summary:
 
 
 def write_run(
-    run: Run,
+    run: TrainedRun,
     table: experiment.Table,
     folder: RunFolder,
     verdict: Verdict | None = None,
     problems: Sequence[str] = (),
-    refit: Run | None = None,
+    refit: TrainedRun | None = None,
     outside: list[dict[str, Any]] | None = None,
 ) -> Summary:
     """Write all files of a finished run; the summary comes last and marks it as finished.
@@ -68,16 +68,16 @@ def write_run(
     if isinstance(federation.task, Classification):
         with _picture(folder.path / "classes.png") as picture:
             charts.classes_by_client(federation.class_counts().numpy(), federation.class_names, names, picture)
-    summary, layers = run.summary(), run.sharing.layers
+    summary, layers = run.summary, run.sharing.layers
     write_history(run.history, run.relation, run.origin, layers, folder, federation.groups, summary.caution)
     draw_recall(summary, folder)
     identity = _identity(table, summary.seed, folder)
     kept = run if refit is None else refit
-    folder.write_models(kept.history, kept.model, exporter(run.method), identity)
+    folder.write_models(kept.history, kept.architecture, exporter(run.method), identity)
     check_written(kept, folder, summary)
     folder.write_clients(federation)
-    if run.left is not None:
-        final_state.write(run.left, run.history, folder.state, identity)
+    if run.final is not None:
+        final_state.write(run.final, run.history, folder.state, identity)
     problems = list(problems)
     with note_failure(problems, "single test examples have no scores"):
         if tested := run.tested():

@@ -1,290 +1,164 @@
-"""Run: the result of training."""
+"""Run: a finished run, just trained or opened from its folder."""
 
-import math
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from functools import cached_property, partial
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from numbers import Integral
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
+from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from ..core import trees
+from ..core import checkpoint, trees
 from ..core.copies import duplicate
-from ..core.graph import Origin
-from ..core.history import History
+from ..core.layout import Layout
 from ..core.method import Method
-from ..core.mixins import Predicts, export, leak
+from ..core.mixins import export, model_for
 from ..core.model import Model
 from ..core.sharing import Sharing
 from ..core.summary import Summary
-from ..core.tasks import TASKS, Classification, Counts, Regression, unit_of
-from ..data.federation import Federation
+from ..core.tasks import TASKS, Classification, Task
+from ..core.trees import Tree
+from ..data.tables.schema import Description
 from ..data.tables.words import known_name
 from ..errors import UsageError, nearest, several
-from ..simulation.attacks.attack import Attack
-from ..verdict.classification import confusion, count_correct, reweighted_accuracy
-from ..verdict.graph_quality import edge_auroc, group_weights
 from ..verdict.verdict import Verdict
-from .final_state import Left
+from .config import experiment as config
+from .config.experiment import Experiment
 from .predictor import Predictor, Source
-from .test_scores import Tested, intervals, of_examples, verdict
+from .run_folder import ALL, RunFolder
+from .test_scores import Tested, verdict
 
-BLOCK = 512  # test examples in one pass through a model
+UNREADABLE = (SafetensorError, OSError, RuntimeError, TypeError, LookupError)
 
 
-@dataclass
-class Run:
-    """A finished run."""
+class Run(ABC):
+    """A finished run: `kinfed.fit` returns one, and `Run.open` reads one from its folder.
 
-    method: Method
-    federation: Federation
-    model: Model
-    history: History
-    origin: Origin  # of the relation
-    seed: int
-    how: dict[str, Any]  # executor, workers, chunk, onednn, precision, device: the settings that affect rounding
-    reason: str  # why this executor was chosen
-    seconds: float
-    attack: Attack | None = None
-    left: Left | None = None  # what it can go on with; None if that was not asked for
+    A client is named, a number being the name of its digits; or `position` is its place, from 0.
+    """
 
-    def __repr__(self) -> str:
-        return f"Run({self.method}, {len(self.federation)} clients, {self.history.done} rounds, seed {self.seed})"
+    if TYPE_CHECKING:  # attributes of both kinds of runs
+
+        @property
+        def method(self) -> Method | None:
+            """What trained it; None: models that predict as plain modules do, of a folder by `kinfed.save`."""
+
+        @property
+        def architecture(self) -> Model:
+            """The model with the initial parameters; its `layout` says where each tensor is in theta."""
+
+        @property
+        def summary(self) -> Summary:
+            """The results as plain numbers: test scores per named model, the relation's quality, bytes, seconds."""
+
+    @staticmethod
+    def open(
+        folder: str | Path,
+        module: nn.Module | None = None,
+        method: Method | None = None,
+        head: str | None = None,
+    ) -> "OpenedRun":
+        """The run in a folder; architecture and method are rebuilt from its config.
+
+        Pass `module` if it was your own, as in a run written by `kinfed.save`; and `method` and `head` as they were
+        given to `fit` if the method extends or exports models in its own way. Raises UsageError if the folder holds no
+        finished run, or if its files do not belong together.
+        """
+        return OpenedRun.read(folder, module, method, head)
 
     @property
-    def executor(self) -> str:
-        """The name of the executor that ran the clients."""
-        return str(self.how["executor"])
+    @abstractmethod
+    def names(self) -> list[str]:
+        """The clients' names."""
 
     @property
-    def sharing(self) -> Sharing:
-        """Which tensors of the model travelled, which stayed with the clients, and which never moved."""
-        return Sharing.of(self.method, self.model.layout)
-
-    @property
+    @abstractmethod
     def relation(self) -> Tensor | None:
-        """[N, N] or [L, N, N] the relation at the chosen model's selected round, if models are mixed."""
-        if not self.history.relations:
-            return None
-        at = self.history.rounds.index(self.history.select(self.history.chosen))
-        return self.history.relations[at]
+        """[N, N] or [L, N, N] the relation at the chosen model's selected round; None if no models are mixed."""
+
+    @property
+    @abstractmethod
+    def by_client(self) -> Tested:
+        """The test scores of the clients that are no attackers."""
+
+    @abstractmethod
+    def personal(self, client: str) -> Tree:
+        """What a client's model consists of: `theta: [d]`, and what else its method predicts with, such as a memory."""
+
+    @abstractmethod
+    def shown(self, client: str) -> nn.Module:
+        """A client's model to be used as it is: it shares what is frozen with the modules of all clients."""
+
+    @abstractmethod
+    def source(self, client: str) -> Source:
+        """The method and the kind of model that answer for a client."""
+
+    @property
+    def layout(self) -> Layout:
+        """Where each tensor and each layer of a model lies in theta."""
+        return self.architecture.layout
+
+    def name(self, client: int | str | None = None, position: int | None = None) -> str:
+        """A client's name, by itself or by its position; raises UsageError, with the nearest, for an unknown one."""
+        return self.names[client_index(self.names, client, position)]
 
     def theta(self, client: int | str | None = None, *, position: int | None = None) -> Tensor:
-        """[d] one client's personalised model, by name or `position`: of the kind and round that validation prefers."""
-        return self.history.models["theta"][client_index(self.federation.names, client, position)].cpu()
+        """[d] one client's personalised model: of the kind and round that validation prefers."""
+        theta: Tensor = self.personal(self.name(client, position)).theta
+        return theta
 
-    def load_model(self, client: int | str | None = None, *, position: int | None = None) -> nn.Module:
-        """The client's personalised model, by name or `position`, as a plain module in evaluation mode: as scored."""
-        return duplicate(self._module(client, position))
-
-    def _module(self, client: int | str | None = None, position: int | None = None) -> nn.Module:
-        """The same to be used as it is: it shares what is frozen with the modules of all clients."""
-        i = client_index(self.federation.names, client, position)
-        personal = trees.named({name: values[i].cpu() for name, values in self.history.models.items()})
-        return export(self.method, self.model, personal)
+    def model(self, client: int | str | None = None, *, position: int | None = None) -> nn.Module:
+        """The client's personalised model, as a plain module in evaluation mode: as scored."""
+        return duplicate(self.shown(self.name(client, position)))
 
     def predictor(self, client: int | str | None = None, *, position: int | None = None) -> Predictor:
         """What applies a client's model to new rows; without a client, that of the client whom each row names."""
-        names, every = self.federation.names, client is None and position is None
-        name = None if every else names[client_index(names, client, position)]
-        source = Source(type(self.method).__name__.lower(), self.history.chosen)
-        return Predictor.of(self.summary(), self._module, lambda _: source, name)
+        name = None if client is None and position is None else self.name(client, position)
+        return Predictor.of(self.summary, self.shown, self.source, name)
 
-    def tested(self, split: str = "test") -> list[Tensor]:
-        """The score of every example of a split in the task's metric: [n] for each client, by its chosen model.
+    def predict(self, client: int | str | None, rows: Any) -> Any:
+        """A client's answers to new rows, a frame of polars or pandas or x: [n, ...]; see `kinfed.runs.predictor`.
 
-        Accuracy: 1 if the answer is right, else 0; errors: the example's own. An empty list if the models stayed at
-        their sites, if the metric is not defined for single examples, or if the split has none.
+        Without a client each row is answered by the model of the client that it names.
         """
-        return (self._of_test if split == "test" else self._answered(split))[0]
+        return self.predictor(client)(rows)
 
-    def confusion(self) -> Tensor:
-        """[N, C, C] int64 how many test examples of each class, the rows, a client's model takes for each, the columns.
-
-        It is sparse: `.to_dense()` fills in the zeros. The models are the clients' chosen ones. Raises UsageError
-        without classes, or if the models stayed at their sites.
-        """
-        found = self._of_test[1]
-        if found is None:
-            raise UsageError(
-                "a confusion table needs class labels, and models that are here; this run lacks one of them"
-            )
-        return found
-
-    @cached_property
-    def _of_test(self) -> tuple[list[Tensor], Tensor | None]:
-        return self._answered("test")
-
-    def _answered(self, split: str) -> tuple[list[Tensor], Tensor | None]:
-        """What `tested` and, of classes, `confusion` return."""
-        task, federation, model = self.federation.task, self.federation, self.model
-        rows = federation.rows[split]
-        if not self.history.kept_models or not any(map(len, rows)):
-            return [], None
-        device, plain = model.theta.device, not isinstance(self.method, Predicts)
-        x, y = federation.x, federation.y
-
-        def outputs(at: Tensor, i: int) -> Tensor:
-            apply = partial(model, self.theta(position=i).to(device)) if plain else self._module(position=i)
-            place = device if plain else torch.device("cpu")
-            return torch.cat([apply(x[part].to(place)).cpu() for part in at.split(BLOCK)])
-
-        with torch.no_grad():
-            if plain and "theta" in self.history.shared:  # one model for all clients
-                found = [outputs(torch.cat(list(rows)), 0)]
-            else:
-                found = [outputs(at, i) for i, at in enumerate(rows)]
-            truth = y[torch.cat(list(rows))].cpu()
-            answers, sizes = torch.cat(found), [len(at) for at in rows]
-            scores = of_examples(task, answers, truth).split(sizes)
-        undefined = any(len(own) and not own.isfinite().any() for own in scores)
-        kept = [] if undefined or not self._averages(scores, split) else list(scores)
-        return kept, confusion(answers, truth, sizes, task.classes) if isinstance(task, Classification) else None
-
-    def _averages(self, scores: Sequence[Tensor], split: str) -> bool:
-        """Whether clients' scores are the means of their examples', as not every score of a user's own is."""
-        history, task = self.history, self.federation.task
-        if type(task) in TASKS.values():
-            return True
-        at = history.rounds.index(history.select(history.chosen))
-        whole = history.scores[at].get((history.chosen, split, task.metric))
-        means = torch.stack([own.nanmean() for own in scores])
-        return whole is None or torch.allclose(means.double(), whole.double(), rtol=1e-3, atol=1e-5, equal_nan=True)
+    def score(self, client: int | str | None = None) -> float:
+        """The test score of the chosen model, in the task's metric: of one client, or the mean over those that are
+        no attackers."""
+        summary = self.summary
+        if client is None:
+            return float(summary.honest_scores[summary.chosen]["mean"])
+        return float(summary.of_clients[summary.chosen][client_index(self.names, client)])
 
     def verdict(self, local: "Run", fedavg: "Run | None" = None) -> Verdict:
         """What this run is worth over a run of Local, and of FedAvg, on the same federation with the same seed.
 
         Raises UsageError if these were tested on other examples.
         """
-        runs = [run for run in (self, local, fedavg) if run is not None]
-        for other in runs[1:]:
-            if not _same_tests(self.federation, other.federation):
-                raise UsageError(f"{other} was not tested on the examples of {self}; run both on the same federation")
-        history = self.history
-        mine, *others = ([run.by_client] for run in runs)
+        others = [run for run in (local, fedavg) if run is not None]
+        mine, theirs = self.by_client, [run.by_client for run in others]
+        for other, tested in zip(others, theirs, strict=True):
+            if other.names != self.names or not mine.is_of_the_same_examples(tested):
+                raise not_comparable(self, other)
+        summary = self.summary
         return verdict(
-            type(self.method).__name__.lower(),
-            mine,
-            *others,
-            metric=history.task.metric,
-            higher_is_better=history.task.higher_is_better,
-            unit=unit_of(history.task),
+            summary.method.lower(),
+            [mine],
+            *([one] for one in theirs),
+            metric=summary.metric,
+            higher_is_better=summary.higher_is_better,
+            unit=summary.unit,
         )
 
-    @property
-    def by_client(self) -> Tested:
-        """The test scores of the honest clients."""
-        history, examples = self.history, self.tested()
-        honest = [i for i in range(len(self.federation)) if history.honest is None or history.honest[i]]
-        names, means = self.federation.names, history.test(history.chosen).tolist()
-        return Tested(
-            {names[i]: means[i] for i in honest},
-            {names[i]: examples[i].numpy() for i in honest} if examples else None,
-            bool(leak(self.method) or self.federation.caution),
-        )
 
-    def reweighted_accuracy(self) -> Tensor:
-        """[N] accuracy of each client's model on all clients' test examples, weighted by its shares of labels.
-
-        The shares are those of its training examples. This is pFedGraph's protocol, which passes all clients' test
-        examples through every model. Raises UsageError if the task has no classes.
-        """
-        task = self.federation.task
-        if not isinstance(task, Classification):
-            raise UsageError("reweighted accuracy needs class labels; this task has none")
-        federation = self.federation.to(torch.device("cpu"))
-        rows = torch.cat(list(federation.rows["test"])).unique()
-        x, y = federation.x[rows], federation.y[rows]
-        counts = federation.class_counts(["train"]).double()
-        correct = []
-        with torch.no_grad():
-            for i in range(len(federation)):
-                module = self._module(position=i)
-                outputs = torch.cat([module(part.clone()) for part in x.split(512)])
-                correct.append(count_correct(outputs, y, task.classes))
-        total = torch.bincount(y, minlength=task.classes)
-        return reweighted_accuracy(torch.stack(correct), total, counts / counts.sum(1, keepdim=True))
-
-    def _pooled(self, model: str) -> dict[str, float]:
-        """The test metric over the test examples of all clients pooled, if it is a mean over examples."""
-        task = self.federation.task
-        if type(task) not in (Classification, Regression, Counts):
-            return {}
-        sizes = torch.tensor([len(rows) for rows in self.federation.rows["test"]]).double()
-        values = self.history.test(model).double()
-        known = ~values.isnan()
-        return {"pooled": float((values * sizes)[known].sum() / sizes[known].sum())}
-
-    def _by_class(self) -> dict[str, Any]:
-        """See `History.by_class`."""
-        task = self.federation.task
-        if not isinstance(task, Classification) or not task.by_class:
-            return {}
-        return self.history.by_class(self.federation.class_names, self.federation.class_counts(["test"]).cpu())
-
-    def summary(self) -> Summary:
-        """The results as plain numbers: test scores per named model, the relation's quality, bytes, seconds."""
-        history, task, federation = self.history, self.federation.task, self.federation
-        cautions = [why for why in (leak(self.method), federation.caution) if why]
-        scores = {name: score | self._pooled(name) for name, score in history.summary().items()}
-        if isinstance(task, Classification) and task.reweighted and history.models:  # none where they stay at sites
-            scores[history.chosen]["reweighted"] = float(self.reweighted_accuracy().nanmean())
-        return Summary.of(
-            history,
-            method=type(self.method).__name__,
-            seed=self.seed,
-            parameters=self.model.layout.parameters,
-            scores=scores,
-            intervals=intervals(history),
-            relation=self._quality(),
-            **self._by_class(),
-            attack=self._attacked(),
-            **self.how,
-            reason=self.reason,
-            seconds=round(self.seconds, 3),
-            sharing=self.sharing.summary(history.bytes_down, history.bytes_up, history.done),
-            leaking=bool(cautions),
-            caution="; ".join(cautions),
-            names=list(federation.names),
-            shape=list(federation.x.shape[1:]),
-            outputs=federation.outputs,
-            classes=list(federation.classes),
-            scale=dict(federation.scale),
-            columns=None if federation.columns is None else federation.columns.to_dict(),
-        )
-
-    def _attacked(self) -> dict[str, Any] | None:
-        """The attack, the attackers, and the scores of the others."""
-        if self.attack is None:
-            return None
-        attackers = self.attack.attackers(self.federation.names, self.seed).tolist()
-        return {
-            "name": type(self.attack).__name__,
-            **asdict(self.attack),
-            "attackers": [name for name, lies in zip(self.federation.names, attackers, strict=True) if lies],
-            "scores": self.history.under_attack(),
-        }
-
-    def _quality(self) -> dict[str, Any] | None:
-        """Where the relation comes from and how well it finds hidden groups; None if no models are mixed."""
-        relation, groups = self.relation, self.federation.groups
-        if relation is None:
-            return None
-        result: dict[str, Any] = {"origin": self.origin}
-        if groups is not None:
-            quality = {"auroc": edge_auroc(relation, groups), **group_weights(relation, groups)._asdict()}
-            # Values that are undefined with a single group, or groups of one, are left out.
-            result |= {name: value for name, value in quality.items() if math.isfinite(value)}
-        return result
-
-
-def _same_tests(one: Federation, other: Federation) -> bool:
-    """Whether the same clients have the same test rows."""
-    if list(one.names) != list(other.names):
-        return False
-    return all(torch.equal(a, b) for a, b in zip(one.rows["test"], other.rows["test"], strict=True))
+def not_comparable(one: Run, other: Run) -> UsageError:
+    """The error for runs on other test examples."""
+    return UsageError(f"{other} was not tested on the examples of {one}; run both on the same federation")
 
 
 def client_index(names: Sequence[str], client: object = None, position: int | None = None) -> int:
@@ -304,3 +178,231 @@ def client_index(names: Sequence[str], client: object = None, position: int | No
         return list(names).index(name)
     fix = f"; for its position, from 0, write position={client}" if isinstance(client, Integral) else ""
     raise UsageError(f"there is no client '{client!s:.80}'; {nearest(str(client), names)}{fix}")
+
+
+@dataclass(frozen=True, repr=False)
+class OpenedRun(Run):
+    """A finished run, read from its folder.
+
+    In the folder of a choice a client may keep the model of Local or FedAvg: `of(client)` is the run that its model is
+    from, and `theta`, `personal` and `model` give the model that it keeps.
+    """
+
+    folder: RunFolder
+    summary: Summary
+    architecture: Model  # `layout` says where its tensors are in theta
+    method: Method | None  # None: models that predict as plain modules do, of a run that `kinfed.save` wrote
+    experiment: Experiment | None  # of its config; None without one
+    parts: dict[str, dict[str, str]]  # by client, or "*" for all: names of tensors, and where each is in the file
+    _beside: dict[Path, "OpenedRun"] = field(default_factory=dict, compare=False)
+
+    def __repr__(self) -> str:
+        return f"Run.open({str(self.folder)!r})"
+
+    @classmethod
+    def read(
+        cls,
+        folder: str | Path,
+        module: nn.Module | None = None,
+        method: Method | None = None,
+        head: str | None = None,
+    ) -> "OpenedRun":
+        """See `Run.open`."""
+        place = RunFolder(folder)
+        summary = place.read_summary()
+        names, experiment = summary.client_names, None  # of a run with several seeds there are none: it raises
+        if summary.experiment is not None and not place.models.exists():
+            raise UsageError(
+                f"{folder}: its models stayed at the sites; predict there: kinfed predict kinfed-site/NAME FILE"
+            )
+        if module is None:
+            experiment = _experiment(place)
+            method = method or experiment.method
+            module = _module(place, summary, experiment)
+        if not isinstance(module, nn.Module):
+            raise UsageError(f"module must be an nn.Module, such as torch.nn.Linear(8, 2); got {module!r:.80}")
+        try:
+            place.check_models()
+            parts, maker = place.model_keys()
+            if maker and method is None:
+                raise UsageError(
+                    f"{folder}: only its method, {maker}, knows how its models predict; pass it as it was given to "
+                    "fit: Run.open(folder, module, method)"
+                )
+            one = parts.get(ALL, {}) | next((parts[name] for name in names if name in parts), {})
+            with safe_open(place.models, "pt") as file:
+                model = _model(module, method, head, {name: file.get_slice(key) for name, key in one.items()})
+        except UNREADABLE as problem:
+            raise _unfit(place, problem) from None
+        if parts.keys() - {ALL} and (lacking := [name for name in names if name not in parts]):
+            raise UsageError(
+                f"{folder}: its files do not belong together: {place.models.name} has no model of client "
+                f"'{lacking[0]}', whom {place.summary.name} names; copy the whole folder again, or run again"
+            )
+        return cls(place, summary, model, method, experiment, parts)
+
+    @classmethod
+    def written(cls, folder: RunFolder, run: Run, summary: Summary) -> "OpenedRun":
+        """The models of a run in a folder whose other files are yet to come."""
+        return cls(folder, summary, run.architecture, run.method, None, folder.model_keys()[0])
+
+    @classmethod
+    def for_newcomers(cls, folder: str | Path) -> "OpenedRun":
+        """The run in a folder as newcomers need it, who join by what its server remembers.
+
+        A run of real sites has no models, as these stayed at the sites. Raises UsageError as `Run.open` does.
+        """
+        place = RunFolder(folder)
+        summary = place.read_summary()
+        if summary.experiment is None:
+            return cls.read(folder)
+        experiment = _experiment(place)
+        model = model_for(experiment.method, _module(place, summary, experiment), None, torch.float32)
+        return cls(place, summary, model, experiment.method, experiment, {})
+
+    @property
+    def at_sites(self) -> bool:
+        """Whether its models and its clients' rows stayed at the sites of a real federation."""
+        return self.summary.experiment is not None
+
+    @property
+    def names(self) -> list[str]:
+        """The clients' names."""
+        return self.summary.client_names
+
+    @property
+    def relation(self) -> Tensor | None:
+        """See `Run.relation`."""
+        if self.summary.relation is None or not self.folder.relations.exists():
+            return None
+        found = self.folder.read_relations()
+        return torch.from_numpy(found.weights[found.selected])
+
+    @property
+    def by_client(self) -> Tested:
+        """See `Run.by_client`."""
+        return Tested.of(self.folder)
+
+    @property
+    def description(self) -> Description | None:
+        """What training rows say of a table's columns; None of other data."""
+        return Description.kept(self.summary.columns, str(self.folder))
+
+    @property
+    def task(self) -> Task:
+        """What the models were trained for: the task that its score belongs to, with its classes or its scale."""
+        described = dict(self.summary.task or {})
+        name = str(described.pop("name", ""))
+        settings: Any = {key: tuple(one) if isinstance(one, list) else one for key, one in described.items()}
+        if self.experiment is not None and (asked := self.experiment.task) is not None:
+            own: Any = asked.task
+            known = {key: settings[key] for key in asked.learnt if key in settings}
+            return cast(Task, replace(own, **known) if known else own)
+        kind: Any = TASKS.get(name)
+        if kind is None and self.summary.metric == Classification.metric:  # a run before tasks were kept
+            return Classification(self.summary.outputs or len(self.classes))
+        if kind is None:
+            raise UsageError(f"{self.folder.summary} does not say what the models were trained for; run again")
+        return cast(Task, kind(**settings))
+
+    @property
+    def classes(self) -> list[str]:
+        """The names of the classes in the order of the outputs, or their numbers; none where numbers are predicted."""
+        known = self.summary.classes
+        if isinstance(known, int):
+            return [str(c) for c in range(known)]
+        if not known and self.summary.metric == Classification.metric:
+            return [str(c) for c in range(self.summary.outputs or 0)]
+        return [str(c) for c in known or ()]
+
+    def of(self, client: str) -> "OpenedRun":
+        """The run whose model a client keeps: this one, or after a choice that of Local or FedAvg beside it."""
+        kept = self.folder.kept_beside(client)
+        if kept is None:
+            return self
+        if kept.path not in self._beside:
+            self._beside[kept.path] = OpenedRun.read(kept.path)
+        return self._beside[kept.path]
+
+    def personal(self, client: str) -> Tree:
+        """What a client's model consists of: `theta: [d]`, and what else its method predicts with, such as a memory."""
+        return self.of(client)._personal(client)
+
+    def shown(self, client: str) -> nn.Module:
+        """A client's model to be used as it is: it shares what is frozen with the modules of all clients."""
+        kept, personal = self.of(client), self.personal(client)
+        try:
+            if kept.method is None:
+                return kept.architecture.export(personal.theta)
+            return export(kept.method, kept.architecture, personal)
+        except (*UNREADABLE, AttributeError) as problem:
+            raise _unfit(kept.folder, problem) from None
+
+    def source(self, client: str) -> Source:
+        """The method and the kind of model that answer for a client."""
+        kept = self.of(client).summary
+        return Source(kept.method, kept.chosen)
+
+    @cached_property
+    def _file(self) -> Any:
+        return safe_open(self.folder.models, "pt")
+
+    def _personal(self, name: str) -> Tree:
+        """The same of this run itself."""
+        kind, tensors = self.architecture.theta.dtype, {}
+        try:
+            keys = {**self.parts.get(ALL, {}), **self.parts.get(name, {})}
+            # Copies: in the file a tensor may lie at an address for which products are rounded differently.
+            still = self.architecture.layout.frozen  # older files hold it for each client
+            arrays = {part: self._file.get_tensor(key).clone() for part, key in keys.items() if part not in still}
+            for e in self.architecture.layout.entries:
+                tensors[e.name] = got = arrays.pop(e.name)
+                if got.shape != e.shape or got.dtype != (e.dtype or kind):
+                    wanted = e.dtype or "floating-point"
+                    raise TypeError(f"'{e.name}' is {got.dtype} {list(got.shape)}, not {wanted} {list(e.shape)}")
+        except UNREADABLE as problem:
+            raise _unfit(self.folder, problem) from None
+        return trees.named({"theta": self.architecture.layout.flatten(tensors), **arrays})
+
+
+def _experiment(folder: RunFolder) -> Experiment:
+    """The experiment of a run's config, by which its architecture and its method are made."""
+    if not folder.is_begun:
+        raise UsageError(
+            f"{folder} has no config.toml with the architecture, as kinfed.save writes none; pass the module: "
+            "kinfed.Run.open(folder, module)"
+        )
+    made = config.of_sites if "flower" in folder.read_config() else config.of_run
+    return made(folder.config)
+
+
+def _module(folder: RunFolder, summary: Summary, experiment: Experiment) -> nn.Module:
+    if summary.shape is None or summary.outputs is None:
+        raise UsageError(f"{folder.summary} is not a run's summary: it has no 'shape' and 'outputs'")
+    return experiment.architecture(summary)
+
+
+def _model(module: nn.Module, method: Method | None, head: str | None, one: Mapping[str, Any]) -> Model:
+    """The model of a saved run, by the tensors of one client in its file, of which those that are frozen are read."""
+    types = {name: dtype for dtype, name in checkpoint.TYPES.items()}
+    known = [types[found.get_dtype()] for found in one.values()]
+    kind = next((dtype for dtype in known if dtype.is_floating_point), None)
+    model = Model(module, head, kind) if method is None else model_for(method, module, head, kind)
+    model = model.carry(one.keys())
+    if method is None:
+        layout = model.layout.freeze(frozenset(e.name for e in model.layout.entries if not (e.trainable or e.buffer)))
+    else:
+        layout = Sharing.of(method, model.layout).layout
+    initial = model.layout.tensors(model.theta)
+    for name in layout.frozen:
+        found: Tensor = one[name][...]
+        if found.shape != initial[name].shape:
+            raise TypeError(f"'{name}' is {list(found.shape)}, not {list(initial[name].shape)}")
+        initial[name] = found
+    model.theta = model.layout.flatten(initial)
+    return model.freeze(layout)
+
+
+def _unfit(folder: RunFolder, problem: Exception) -> UsageError:
+    why = f"it has no {problem}" if isinstance(problem, KeyError) else f"{problem!s:.300}"
+    return UsageError(f"{folder}: the models do not fit this module or cannot be read ({why})")

@@ -32,6 +32,11 @@ class Tested(NamedTuple):
         """[n] the scores of a client's examples; or [1] the client's."""
         return self.examples[client] if whole and self.examples is not None else np.array([self.means[client]])
 
+    def is_of_the_same_examples(self, other: "Tested") -> bool:
+        """Whether every client in both has as many test examples in each, as far as that was written."""
+        mine, theirs = self.examples or {}, other.examples or {}
+        return all(len(mine[name]) == len(theirs[name]) for name in mine.keys() & theirs.keys())
+
     @classmethod
     def of(cls, folder: RunFolder) -> "Tested":
         """Those in the folder of a finished run with one seed."""

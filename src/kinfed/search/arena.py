@@ -18,8 +18,8 @@ from ..data.federation import Federation
 from ..errors import log_failure
 from ..methods import METHODS
 from ..runs.fit import fit, seconds_by_round
-from ..runs.run import Run
 from ..runs.run_folder import RunFolder
+from ..runs.trained_run import TrainedRun
 from ..simulation.execution import Execution
 from . import successive_halving
 from .successive_halving import Array, Candidate, Entry
@@ -41,7 +41,7 @@ class Arena:
     seed: int = 0
     execution: Execution = Execution()
 
-    def train(self, candidate: Candidate, fold: int, until: int) -> Run:
+    def train(self, candidate: Candidate, fold: int, until: int) -> TrainedRun:
         """Train a candidate, from where it stands, and keep its checkpoint.
 
         Each fold has another seed and other examples for validation, and the same test examples. What a method warns
@@ -62,7 +62,7 @@ class Arena:
                 folder=self.place(candidate, fold),
             )
 
-    def refit(self, run: Run, candidate: Candidate) -> Run:
+    def refit(self, run: TrainedRun, candidate: Candidate) -> TrainedRun:
         """The candidate trained on all rows, those for validation and test too, as many rounds as were selected.
 
         Its models are of the kind that was chosen for the run. Its own scores are of rows that it has learned from.

@@ -26,8 +26,9 @@ from ..methods.solved import KNOWN
 from ..runs.config.default_model import CLIP, default_model
 from ..runs.outside_scores import Outside, compare
 from ..runs.reference_runs import BASES
-from ..runs.run import Run, client_index
+from ..runs.run import client_index
 from ..runs.test_scores import NO_VERDICT, Tested, verdict
+from ..runs.trained_run import TrainedRun
 from ..verdict.verdict import Verdict, judge
 from . import successive_halving
 from .arena import Arena
@@ -51,8 +52,10 @@ class Choice:
 
     standings: list[Standing]  # of all candidates, best first
     winner: Standing
-    run: Run  # the winner's, on the first fold
-    runs: dict[str, Run]  # and those of Local and FedAvg at their best rates, without one that failed at every rate
+    run: TrainedRun  # the winner's, on the first fold
+    runs: dict[
+        str, TrainedRun
+    ]  # and those of Local and FedAvg at their best rates, without one that failed at every rate
     bases: dict[str, Standing]  # at these rates
     answers: dict[str, str]  # by client, whose model it keeps: the winner's ("kin"), its own, or FedAvg's
     verdict: Verdict | None  # None without Local, or if the scores cannot be compared
@@ -61,15 +64,17 @@ class Choice:
     budget: int  # training rounds that the race was given
     trained: int  # and those that it took, without candidates that ended early
     outside: Outside | None = None  # what standard models do that need no federation
-    refits: dict[str, Run] = field(default_factory=dict)  # "kin", "local" and "fedavg", trained once more on all rows
+    refits: dict[str, TrainedRun] = field(
+        default_factory=dict
+    )  # "kin", "local" and "fedavg", trained once more on all rows
 
     @property
-    def local(self) -> Run | None:
+    def local(self) -> TrainedRun | None:
         """The run of Local at its best rate; None if it failed at every rate."""
         return self.runs.get("local")
 
     @property
-    def fedavg(self) -> Run | None:
+    def fedavg(self) -> TrainedRun | None:
         """The same of FedAvg."""
         return self.runs.get("fedavg")
 
@@ -88,7 +93,7 @@ class Choice:
         names = list(self.answers)
         name = names[client_index(names, client, position)]
         kept = self.answers[name]
-        return self.refits.get(kept, self.runs.get(kept, self.run)).load_model(name)
+        return self.refits.get(kept, self.runs.get(kept, self.run)).model(name)
 
     def ranking(self) -> list[dict[str, Any]]:
         """One row per candidate: its mean validation score, and its gain over the better of Local and FedAvg with a
@@ -307,7 +312,7 @@ def carry_out(
     allowed = allowance(arena, whole_request(arena, tried, asked))
     plan = successive_halving.rungs(arena.rounds.count, arena.rounds.evaluate_every, len(tried), folds, allowed)
     standings = successive_halving.run(tried, plan, folds, advance, arena.look, on_rung)
-    runs, bases, problems = dict[str, Run](), dict[str, Standing](), list[str]()
+    runs, bases, problems = dict[str, TrainedRun](), dict[str, Standing](), list[str]()
     for base in BASES:
         if (found := _train_to_end(arena, partial(successive_halving.base_of, standings, base))) is not None:
             bases[base], runs[base] = found
@@ -328,7 +333,7 @@ def carry_out(
         with note_failure(problems, "there is no comparison with models that need no federation"):
             outside = compare(arena.federation, kept({"kin": won[1], **runs}, answers))
             worth = _with(worth, outside)
-    again: dict[str, Run] = {}
+    again: dict[str, TrainedRun] = {}
     if refit:
         with note_failure(problems, "models are not trained once more on all rows"):
             again = _refits(arena, {"kin": won, **{base: (bases[base], runs[base]) for base in runs}}, answers)
@@ -342,13 +347,15 @@ def _with(verdict: Verdict | None, outside: Outside | None) -> Verdict | None:
     return replace(verdict, sentence="; ".join(filter(None, [outside.first, verdict.sentence, outside.last])))
 
 
-def _refits(arena: Arena, found: Mapping[str, tuple[Standing, Run]], answers: Mapping[str, str]) -> dict[str, Run]:
+def _refits(
+    arena: Arena, found: Mapping[str, tuple[Standing, TrainedRun]], answers: Mapping[str, str]
+) -> dict[str, TrainedRun]:
     """Those of the runs whose models any client keeps, and the winner's, trained once more on all rows."""
     kept = {"kin", *answers.values()}
     return {kind: arena.refit(run, one.candidate) for kind, (one, run) in found.items() if kind in kept}
 
 
-def _train_to_end(arena: Arena, pick: Callable[[], Standing | None]) -> tuple[Standing, Run] | None:
+def _train_to_end(arena: Arena, pick: Callable[[], Standing | None]) -> tuple[Standing, TrainedRun] | None:
     """A picked candidate and its finished run; one that fails is out, and another is picked. None if none is left."""
     while (one := pick()) is not None:
         try:
@@ -367,7 +374,7 @@ def _folder(folder: str | Path | None) -> Iterator[Path]:
         yield Path(place)
 
 
-def safest(run: Run, bases: Mapping[str, Run]) -> dict[str, str]:
+def safest(run: TrainedRun, bases: Mapping[str, TrainedRun]) -> dict[str, str]:
     """Whose model each client keeps: "kin", or "local" or "fedavg" where its validation examples clearly prefer it.
 
     `bases` has those of the two runs that there are. All keep the method's where examples have no scores of their own.
@@ -394,7 +401,7 @@ def _mean(scores: Tensor) -> float:
 
 
 def _judge(
-    winner: Standing, run: Run, bases: Mapping[str, Run], answers: Mapping[str, str], candidates: int
+    winner: Standing, run: TrainedRun, bases: Mapping[str, TrainedRun], answers: Mapping[str, str], candidates: int
 ) -> Verdict | None:
     """What the choice is worth, each client keeping the model of its answer; None without Local."""
     if "local" not in bases:
@@ -412,7 +419,7 @@ def _judge(
     )
 
 
-def kept(runs: Mapping[str, Run], answers: Mapping[str, str]) -> Tested:
+def kept(runs: Mapping[str, TrainedRun], answers: Mapping[str, str]) -> Tested:
     """The test scores of the choice: each client's by the model that it keeps, which is of one of the runs."""
     tested = {kind: one.by_client for kind, one in runs.items()}
     examples = {kind: one.examples for kind, one in tested.items()}

@@ -8,7 +8,7 @@ import numpy as np
 from .. import __version__
 from ..data.tables.columns import Calendar, Category, Number
 from ..errors import UsageError, several
-from ..runs.open_run import Saved
+from ..runs.run import OpenedRun
 from ..runs.run_folder import RunFolder
 from .pipeline import onnx_outputs
 
@@ -16,7 +16,7 @@ MOST = 5  # clients that a card lists
 CLOCK = "the time of day, from 0 to 1"
 
 
-def card(saved: Saved, client: str, path: Path, digest: str, licence: str = "", apart: float | None = None) -> str:
+def card(saved: OpenedRun, client: str, path: Path, digest: str, licence: str = "", apart: float | None = None) -> str:
     """The card of a client's exported model."""
     kept, source = saved.of(client), saved.source(client)
     summary = kept.summary
@@ -52,7 +52,7 @@ def _cell(text: object) -> str:
     return " ".join(str(text).replace("|", "\\|").split())
 
 
-def _data(saved: Saved) -> str:
+def _data(saved: OpenedRun) -> str:
     dataset = saved.summary.federation.get("dataset", {})
     path = f" ({dataset['path']})" if isinstance(dataset, dict) and "path" in dataset else ""
     return f"{saved.summary.dataset}{path}, {several(saved.summary.clients, 'client')}"
@@ -68,7 +68,7 @@ def _score_of(folder: RunFolder, client: str) -> float | None:
     return None if scores is None or client not in names else scores[names.index(client)]
 
 
-def _scores(saved: Saved, client: str) -> list[str]:
+def _scores(saved: OpenedRun, client: str) -> list[str]:
     """A table of this model's test score, and those of Local and FedAvg for the same client."""
     folder, summary = saved.folder, saved.of(client).summary
     places = {f"this model ({summary.method})": saved.of(client).folder}
@@ -84,7 +84,7 @@ def _scores(saved: Saved, client: str) -> list[str]:
     return [*rows, "", f"A {better} score is better."]
 
 
-def _listens(kept: Saved, client: str) -> list[str]:
+def _listens(kept: OpenedRun, client: str) -> list[str]:
     """The clients with the largest weights in this one's model."""
     try:
         relations = kept.folder.read_relations()
@@ -99,7 +99,7 @@ def _listens(kept: Saved, client: str) -> list[str]:
     return [f"The largest weights in its mixture ({relations.origin} relation{layers}):", "", *each]
 
 
-def _cautions(saved: Saved, kept: Saved) -> list[str]:
+def _cautions(saved: OpenedRun, kept: OpenedRun) -> list[str]:
     said = [kept.summary.caution] * bool(kept.summary.caution) + list(kept.summary.warnings)
     attackers = saved.summary.attackers
     said += [f"trained under attack by {', '.join(attackers[:MOST])}"] * bool(attackers)
@@ -109,7 +109,7 @@ def _cautions(saved: Saved, kept: Saved) -> list[str]:
     return [f"- {_cell(one)}" for one in [general, *said]]
 
 
-def _use(saved: Saved, path: Path, client: str, apart: float | None) -> list[str]:
+def _use(saved: OpenedRun, path: Path, client: str, apart: float | None) -> list[str]:
     """How the file is used."""
     description, named = saved.description, _windows(saved, client)
     if path.suffix == ".safetensors":
@@ -138,7 +138,7 @@ def _use(saved: Saved, path: Path, client: str, apart: float | None) -> list[str
     return lines
 
 
-def _windows(saved: Saved, client: str) -> list[str]:
+def _windows(saved: OpenedRun, client: str) -> list[str]:
     """A line on each input of a window's steps; none of other examples."""
     predictor = saved.predictor(client)
     if predictor.series is not None:

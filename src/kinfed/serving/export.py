@@ -10,8 +10,8 @@ from urllib.parse import quote
 from ..core import checkpoint, trees
 from ..errors import RunError, UsageError, log_failure, several
 from ..files import replacing, together
-from ..runs.open_run import Saved
 from ..runs.predictor import Predictor
+from ..runs.run import OpenedRun
 from . import onnx_file
 from .card import card
 from .pipeline import Whole
@@ -32,7 +32,7 @@ class Exported(NamedTuple):
 
 
 def export(
-    saved: Saved, clients: Sequence[str], kind: Format, out: Path, licence: str = "", again: bool = False
+    saved: OpenedRun, clients: Sequence[str], kind: Format, out: Path, licence: str = "", again: bool = False
 ) -> list[Exported]:
     """Write the model of each client into the folder `out`, and its card.
 
@@ -69,7 +69,7 @@ def export(
 
 
 def _exported(
-    saved: Saved, name: str, kind: Format, path: Path, written: Path, licence: str, forms: dict[Any, Any]
+    saved: OpenedRun, name: str, kind: Format, path: Path, written: Path, licence: str, forms: dict[Any, Any]
 ) -> Exported:
     """Write the model that will be at `path`, and its card."""
     begin = time.perf_counter()
@@ -92,13 +92,13 @@ def file_name(client: str) -> str:
     return name if len(name) <= LONGEST else f"{name[:LONGEST]}-{hashlib.sha256(client.encode()).hexdigest()[:16]}"
 
 
-def _write(saved: Saved, name: str, kind: Format, path: Path, forms: dict[Any, Any]) -> float | None:
+def _write(saved: OpenedRun, name: str, kind: Format, path: Path, forms: dict[Any, Any]) -> float | None:
     """Write one model; returns how far onnxruntime is from PyTorch."""
     about = {"client": name, **saved.source(name)._asdict(), "made by": "kinfed"}
     if kind == "safetensors":
         arrays = trees.pack(saved.personal(name))
         theta = arrays.pop("theta")
-        checkpoint.write({**saved.of(name).model.named(theta), **arrays}, path, about)
+        checkpoint.write({**saved.of(name).architecture.named(theta), **arrays}, path, about)
         return None
     predictor = saved.predictor(name)
     whole = Whole(saved.shown(name), predictor, name).eval()
@@ -106,7 +106,7 @@ def _write(saved: Saved, name: str, kind: Format, path: Path, forms: dict[Any, A
 
 
 def _write_onnx(
-    saved: Saved, whole: Whole, predictor: Predictor, path: Path, forms: dict[Any, Any], about: dict[str, str]
+    saved: OpenedRun, whole: Whole, predictor: Predictor, path: Path, forms: dict[Any, Any], about: dict[str, str]
 ) -> float:
     client = about["client"]
     shapes = tuple((key, tuple(value.shape)) for key, value in whole.state_dict().items())

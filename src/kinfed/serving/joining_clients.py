@@ -19,7 +19,7 @@ from ..data.tables.schema import Description, Own
 from ..data.tables.words import Numbers, known_name
 from ..errors import UsageError, nearest
 from ..runs.config import experiment as config
-from ..runs.open_run import Saved
+from ..runs.run import OpenedRun
 
 FEWEST = 5  # examples from which some are for validation
 
@@ -44,7 +44,7 @@ class Newcomer:
         return Federation(self.x, self.y, {k: [v] for k, v in parts.items()}, self.task, (self.name,), classes=classes)
 
 
-def of_table(saved: Saved, path: Path, edges: Path | None) -> list[Newcomer]:
+def of_table(saved: OpenedRun, path: Path, edges: Path | None) -> list[Newcomer]:
     """The newcomers in a file: one for each name in its column of clients, or without that column a single one.
 
     Everything is done to its rows that was done to training rows. Raises UsageError for rows that do not fit.
@@ -108,7 +108,7 @@ def scale_of(description: Description, cells: Mapping[str, Numbers], rows: Tenso
     return found
 
 
-def _links(saved: Saved, owners: list[str], edges: Path | None) -> list[tuple[Tensor, Tensor] | None]:
+def _links(saved: OpenedRun, owners: list[str], edges: Path | None) -> list[tuple[Tensor, Tensor] | None]:
     """What a file of links says of each newcomer and the clients of the run."""
     if edges is None:
         return [None] * len(owners)
@@ -121,7 +121,7 @@ def _links(saved: Saved, owners: list[str], edges: Path | None) -> list[tuple[Te
     return found
 
 
-def of_run(saved: Saved, data_dir: Path | None, wanted: Sequence[str] = ()) -> list[Newcomer]:
+def of_run(saved: OpenedRun, data_dir: Path | None, wanted: Sequence[str] = ()) -> list[Newcomer]:
     """The clients of the run's own data that were left out of it; all of them, or those that are `wanted`."""
     experiment = saved.experiment
     if saved.at_sites:
@@ -159,7 +159,7 @@ def of_run(saved: Saved, data_dir: Path | None, wanted: Sequence[str] = ()) -> l
     return result
 
 
-def _shuffled(rows: Tensor, saved: Saved, name: str) -> Tensor:
+def _shuffled(rows: Tensor, saved: OpenedRun, name: str) -> Tensor:
     """Rows in an order that is the same for every number of shots."""
     draw = generator(saved.summary.seed, "newcomer", int(tags([name])[0]))
     return rows[torch.randperm(len(rows), generator=draw)]

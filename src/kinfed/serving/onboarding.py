@@ -27,7 +27,7 @@ from ..methods.fedavg_ft import FedAvgFT
 from ..methods.local import Local
 from ..runs.config.plugins import called
 from ..runs.final_server import Reopened
-from ..runs.open_run import Saved
+from ..runs.run import OpenedRun, Run
 from ..runs.run_folder import ALL, RunFolder
 from ..simulation.execution import Execution
 from ..simulation.simulation import Simulation
@@ -65,7 +65,7 @@ class Outcome(NamedTuple):
 class Frozen(Reopened):
     """A finished federation that newcomers join one by one, each as if it were the only one; nothing else changes."""
 
-    def __init__(self, saved: Saved, task: Task, execution: Execution = Execution()) -> None:
+    def __init__(self, saved: OpenedRun, task: Task, execution: Execution = Execution()) -> None:
         """Raises UsageError if the run kept no state, or if its method has nothing for a newcomer."""
         if saved.method is not None and (why := Admits.of(saved.method).refuses):
             raise UsageError(f"{saved.folder} was trained by {saved.summary.method}, which no newcomer can join: {why}")
@@ -179,8 +179,8 @@ class Frozen(Reopened):
         if self.name == "fedavg" or not beside.is_finished:
             return None
         if not self.saved.at_sites:
-            return Saved.open(beside.path).theta(position=0)
-        other = Frozen(Saved.for_newcomers(beside.path), self.task, self.execution)
+            return Run.open(beside.path).theta(position=0)
+        other = Frozen(OpenedRun.for_newcomers(beside.path), self.task, self.execution)
         return other.as_sent(other.method.send(other.roster, other.server, other.roster.everyone[:1]))
 
     def best_existing(self, newcomer: Newcomer, count: int) -> tuple[str, float]:

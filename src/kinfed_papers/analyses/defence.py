@@ -14,7 +14,7 @@ from kinfed.methods.local import Local
 from kinfed.plots.drawing import Array, scaled
 from kinfed.plots.holdout import score_by_source
 from kinfed.runs.config.experiment import Experiment
-from kinfed.runs.open_run import Saved
+from kinfed.runs.run import Run
 from kinfed.runs.run_folder import RunFolder
 from kinfed.search.study import Finding, Row, Study, setting
 from kinfed.simulation.attacks.backdoor import Backdoor
@@ -88,8 +88,8 @@ def _tuned(study: Study, experiment: Experiment, folder: RunFolder, epochs: int)
     method = SimpleTuning(epochs)
     how = Execution(study.execution.executor, study.execution.workers, device="cpu")
     fleet = Simulation(federation, model, method, experiment.training, seed=seed, execution=how)
-    saved = Saved.open(folder.path)
-    theta = torch.stack([Model(saved.module(position=i)).theta for i in range(len(federation))])  # [N, d]
+    saved = Run.open(folder.path)
+    theta = torch.stack([Model(saved.model(position=i)).theta for i in range(len(federation))])  # [N, d]
     fleet.state = Params(theta)
     scores = fleet.evaluate(0, torch.arange(len(federation)), ()).scores
     metric = federation.task.metric

@@ -10,7 +10,7 @@ from kinfed.data.federation import Federation
 from kinfed.errors import UsageError
 from kinfed.plots.drawing import Array, scaled, with_unit
 from kinfed.plots.holdout import score_by_source
-from kinfed.runs.open_run import Saved
+from kinfed.runs.run import Run
 from kinfed.runs.run_folder import RunFolder
 from kinfed.search.study import Finding, Row, Study, setting
 
@@ -88,8 +88,8 @@ def _neighbours(folder: RunFolder, federations: Sequence[Federation], absent: Ar
     scores = np.full(absent.shape, np.nan)
     for seed, (one, federation) in enumerate(zip(folder.repeats(), federations, strict=True)):
         trained = np.flatnonzero(~absent[seed])
-        saved = Saved.open(one.path)
-        models = [Model(saved.module(position=i)) for i in trained.tolist()]
+        saved = Run.open(one.path)
+        models = [Model(saved.model(position=i)) for i in trained.tolist()]
         theta = torch.stack([model.theta for model in models])  # [n, d]
         assert federation.graph is not None
         links = federation.graph.weights[..., trained].view(-1, len(federation), len(trained)).mean(0)  # [N, n]

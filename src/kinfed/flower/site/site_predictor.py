@@ -14,9 +14,8 @@ from ...data.tables.new_readings import Series
 from ...data.tables.schema import Description
 from ...errors import UsageError
 from ...runs.config import plugins
-from ...runs.open_run import Saved
 from ...runs.predictor import Answers, Predictor, Source
-from ...runs.run import client_index
+from ...runs.run import Run, client_index
 from ..server import plan
 from ..server.plan import Plan
 from ..wire.messages import Words
@@ -53,13 +52,13 @@ def load_model(
 
     It is a plain module in evaluation mode: what was scored. A client is named, or `position` is its place, from 0; in
     the folder of a choice it is the model that the client keeps, which may be Local's or FedAvg's. See
-    `kinfed.runs.open_run.Saved.open` for the others and for errors. A site's folder has one client, which need not
+    `kinfed.Run.open` for the others and for errors. A site's folder has one client, which need not
     be named, and its architecture, so that it needs none of the others.
     """
     path = Path(folder)
     experiment = None if (path / "summary.json").exists() else experiment_at(path)
     if experiment is None:
-        return Saved.open(folder, module, method, head).module(client, position=position)
+        return Run.open(folder, module, method, head).model(client, position=position)
     predictor = predictor_at(experiment)
     names, alone = predictor.names, client is None and position is None
     own: nn.Module = duplicate(predictor.module(names[0 if alone else client_index(names, client, position)]))

@@ -18,8 +18,8 @@ from ...core.tasks import unit_of
 from ...data.federation import Federation
 from ...files import replacing
 from ...runs.config import plugins
-from ...runs.run import BLOCK
 from ...runs.test_scores import of_examples
+from ...runs.trained_run import BLOCK
 from ...simulation.execution import Execution
 from ...simulation.simulation import Simulation
 from ...verdict.one_client import OwnVerdict, judge_one

@@ -15,8 +15,7 @@ from ...core.sharing import undivided
 from ...core.summary import Summary
 from ...errors import UsageError, note_failure
 from ...runs.final_server import Reopened
-from ...runs.open_run import Saved
-from ...runs.run import client_index
+from ...runs.run import OpenedRun, Run, client_index
 from ...runs.run_folder import Relations, RunFolder
 from ...verdict.graph_quality import label_overlap
 from ..tables.text_table import Grid, defined, number
@@ -180,11 +179,11 @@ def explain(
     )
 
 
-def _opened(folder: RunFolder, notes: list[str]) -> Reopened | Saved | None:
+def _opened(folder: RunFolder, notes: list[str]) -> Reopened | OpenedRun | None:
     """The run as it was after its last round, or its models alone, or nothing."""
     saved = None
     with note_failure(notes, "nothing but weights is known"):
-        saved = Saved.open(folder.path)
+        saved = Run.open(folder.path)
     if saved is None:
         return None
     with note_failure(notes, NOT_MEASURED):
@@ -192,7 +191,7 @@ def _opened(folder: RunFolder, notes: list[str]) -> Reopened | Saved | None:
     return saved
 
 
-def _compared(opened: Reopened | Saved | None, i: int, places: Sequence[int], notes: list[str]) -> _Likeness | None:
+def _compared(opened: Reopened | OpenedRun | None, i: int, places: Sequence[int], notes: list[str]) -> _Likeness | None:
     """What the method compared, if the run has left it; else how the saved models of these clients are alike."""
     if opened is None:
         return None
@@ -216,7 +215,7 @@ def _compared(opened: Reopened | Saved | None, i: int, places: Sequence[int], no
 
 
 def _measured(
-    opened: Reopened | Saved | None, i: int, places: Sequence[int], data_dir: str | Path | None, notes: list[str]
+    opened: Reopened | OpenedRun | None, i: int, places: Sequence[int], data_dir: str | Path | None, notes: list[str]
 ) -> _Scores:
     """Scores of the client's mixture as it is, without each of these, and of its own model alone."""
     if not isinstance(opened, Reopened):

@@ -8,7 +8,7 @@ from ...core.sharing import undivided
 from ...errors import log_failure
 from ...runs.config import plugins
 from ...runs.final_server import Reopened
-from ...runs.open_run import Saved
+from ...runs.run import Run
 from ...runs.run_folder import RunFolder
 
 
@@ -23,7 +23,7 @@ def compared(folder: RunFolder) -> tuple[Compared, int] | str:
     try:
         if _has_own_code(folder):
             return ""
-        saved = Saved.open(folder.path)
+        saved = Run.open(folder.path)
         run = Reopened(saved, saved.task)
         found = run.compared()
     except Exception as problem:  # of another version, or with parts that are gone: nothing else of the run is lost

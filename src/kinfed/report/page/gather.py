@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ...errors import UsageError, some
+from ...runs.reference_runs import BASES
 from ...runs.run_folder import RunFolder
 from ...search.study import score
-from ...search.successive_halving import BASES
 from ..tables.compare import compare
 from ..tables.run_rows import Row
 

@@ -15,9 +15,9 @@ from ...core.summary import Summary
 from ...data.split import SPLITS
 from ...errors import UsageError, log_failure
 from ...methods import METHODS
+from ...runs.reference_runs import BASES
 from ...runs.run_folder import RunFolder
 from ...runs.test_scores import Tested, by_examples
-from ...search.successive_halving import BASES
 from ..explain.similarity import compared
 from ..tables.run_rows import Row
 from .gather import Gathered, folders_of

@@ -1,0 +1,273 @@
+"""A run that has just been trained."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property, partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..core import trees
+from ..core.graph import Origin
+from ..core.history import History
+from ..core.method import Method
+from ..core.mixins import Predicts, export, leak
+from ..core.model import Model
+from ..core.sharing import Sharing
+from ..core.summary import Summary
+from ..core.tasks import TASKS, Classification, Counts, Regression
+from ..core.trees import Tree
+from ..data.federation import Federation
+from ..errors import UsageError
+from ..simulation.attacks.attack import Attack
+from ..verdict.classification import confusion, count_correct, reweighted_accuracy
+from ..verdict.graph_quality import edge_auroc, group_weights
+from ..verdict.verdict import Verdict
+from .final_state import Left
+from .predictor import Source
+from .run import Run, not_comparable
+from .test_scores import Tested, intervals, of_examples
+
+BLOCK = 512  # test examples in one pass through a model
+
+
+@dataclass
+class TrainedRun(Run):
+    """A run that has just been trained: with its federation and its whole history."""
+
+    method: Method
+    federation: Federation
+    architecture: Model
+    history: History
+    origin: Origin  # of the relation
+    seed: int
+    how: dict[str, Any]  # executor, workers, chunk, onednn, precision, device: the settings that affect rounding
+    reason: str  # why this executor was chosen
+    seconds: float
+    attack: Attack | None = None
+    final: Left | None = None  # what it can go on with; None if that was not asked for
+
+    def __repr__(self) -> str:
+        return (
+            f"TrainedRun({self.method}, {len(self.federation)} clients, {self.history.done} rounds, seed {self.seed})"
+        )
+
+    @property
+    def executor(self) -> str:
+        """The name of the executor that ran the clients."""
+        return str(self.how["executor"])
+
+    @property
+    def sharing(self) -> Sharing:
+        """Which tensors of the model travelled, which stayed with the clients, and which never moved."""
+        return Sharing.of(self.method, self.architecture.layout)
+
+    @property
+    def relation(self) -> Tensor | None:
+        """[N, N] or [L, N, N] the relation at the chosen model's selected round, if models are mixed."""
+        if not self.history.relations:
+            return None
+        at = self.history.rounds.index(self.history.select(self.history.chosen))
+        return self.history.relations[at]
+
+    @property
+    def names(self) -> list[str]:
+        """The clients' names."""
+        return list(self.federation.names)
+
+    def source(self, client: str) -> Source:
+        """The method and the kind of model that answer for a client."""
+        return Source(type(self.method).__name__.lower(), self.history.chosen)
+
+    def personal(self, client: str) -> Tree:
+        """What a client's model consists of: `theta: [d]`, and what else its method predicts with, such as a memory."""
+        at = self.names.index(client)
+        return trees.named({name: values[at].cpu() for name, values in self.history.models.items()})
+
+    def shown(self, client: str) -> nn.Module:
+        """A client's model to be used as it is: it shares what is frozen with the modules of all clients."""
+        return export(self.method, self.architecture, self.personal(client))
+
+    def tested(self, split: str = "test") -> list[Tensor]:
+        """The score of every example of a split in the task's metric: [n] for each client, by its chosen model.
+
+        Accuracy: 1 if the answer is right, else 0; errors: the example's own. An empty list if the models stayed at
+        their sites, if the metric is not defined for single examples, or if the split has none.
+        """
+        return (self._of_test if split == "test" else self._answered(split))[0]
+
+    def confusion(self) -> Tensor:
+        """[N, C, C] int64 how many test examples of each class, the rows, a client's model takes for each, the columns.
+
+        It is sparse: `.to_dense()` fills in the zeros. The models are the clients' chosen ones. Raises UsageError
+        without classes, or if the models stayed at their sites.
+        """
+        found = self._of_test[1]
+        if found is None:
+            raise UsageError(
+                "a confusion table needs class labels, and models that are here; this run lacks one of them"
+            )
+        return found
+
+    @cached_property
+    def _of_test(self) -> tuple[list[Tensor], Tensor | None]:
+        return self._answered("test")
+
+    def _answered(self, split: str) -> tuple[list[Tensor], Tensor | None]:
+        """What `tested` and, of classes, `confusion` return."""
+        task, federation, model = self.federation.task, self.federation, self.architecture
+        rows = federation.rows[split]
+        if not self.history.kept_models or not any(map(len, rows)):
+            return [], None
+        device, plain = model.theta.device, not isinstance(self.method, Predicts)
+        x, y, names = federation.x, federation.y, self.names
+
+        def outputs(at: Tensor, i: int) -> Tensor:
+            apply = partial(model, self.personal(names[i]).theta.to(device)) if plain else self.shown(names[i])
+            place = device if plain else torch.device("cpu")
+            return torch.cat([apply(x[part].to(place)).cpu() for part in at.split(BLOCK)])
+
+        with torch.no_grad():
+            if plain and "theta" in self.history.shared:  # one model for all clients
+                found = [outputs(torch.cat(list(rows)), 0)]
+            else:
+                found = [outputs(at, i) for i, at in enumerate(rows)]
+            truth = y[torch.cat(list(rows))].cpu()
+            answers, sizes = torch.cat(found), [len(at) for at in rows]
+            scores = of_examples(task, answers, truth).split(sizes)
+        undefined = any(len(own) and not own.isfinite().any() for own in scores)
+        kept = [] if undefined or not self._averages(scores, split) else list(scores)
+        return kept, confusion(answers, truth, sizes, task.classes) if isinstance(task, Classification) else None
+
+    def _averages(self, scores: Sequence[Tensor], split: str) -> bool:
+        """Whether clients' scores are the means of their examples', as not every score of a user's own is."""
+        history, task = self.history, self.federation.task
+        if type(task) in TASKS.values():
+            return True
+        at = history.rounds.index(history.select(history.chosen))
+        whole = history.scores[at].get((history.chosen, split, task.metric))
+        means = torch.stack([own.nanmean() for own in scores])
+        return whole is None or torch.allclose(means.double(), whole.double(), rtol=1e-3, atol=1e-5, equal_nan=True)
+
+    def verdict(self, local: Run, fedavg: Run | None = None) -> Verdict:
+        """See `Run.verdict`; of runs that were just trained, test examples are compared one by one."""
+        for other in (local, fedavg):
+            if isinstance(other, TrainedRun) and not _same_tests(self.federation, other.federation):
+                raise not_comparable(self, other)
+        return super().verdict(local, fedavg)
+
+    @property
+    def by_client(self) -> Tested:
+        """The test scores of the honest clients."""
+        history, examples = self.history, self.tested()
+        honest = [i for i in range(len(self.federation)) if history.honest is None or history.honest[i]]
+        names, means = self.federation.names, history.test(history.chosen).tolist()
+        return Tested(
+            {names[i]: means[i] for i in honest},
+            {names[i]: examples[i].numpy() for i in honest} if examples else None,
+            bool(leak(self.method) or self.federation.caution),
+        )
+
+    def reweighted_accuracy(self) -> Tensor:
+        """[N] accuracy of each client's model on all clients' test examples, weighted by its shares of labels.
+
+        The shares are those of its training examples. This is pFedGraph's protocol, which passes all clients' test
+        examples through every model. Raises UsageError if the task has no classes.
+        """
+        task = self.federation.task
+        if not isinstance(task, Classification):
+            raise UsageError("reweighted accuracy needs class labels; this task has none")
+        federation = self.federation.to(torch.device("cpu"))
+        rows = torch.cat(list(federation.rows["test"])).unique()
+        x, y = federation.x[rows], federation.y[rows]
+        counts = federation.class_counts(["train"]).double()
+        correct = []
+        with torch.no_grad():
+            for name in self.names:
+                module = self.shown(name)
+                outputs = torch.cat([module(part.clone()) for part in x.split(512)])
+                correct.append(count_correct(outputs, y, task.classes))
+        total = torch.bincount(y, minlength=task.classes)
+        return reweighted_accuracy(torch.stack(correct), total, counts / counts.sum(1, keepdim=True))
+
+    def _pooled(self, model: str) -> dict[str, float]:
+        """The test metric over the test examples of all clients pooled, if it is a mean over examples."""
+        task = self.federation.task
+        if type(task) not in (Classification, Regression, Counts):
+            return {}
+        sizes = torch.tensor([len(rows) for rows in self.federation.rows["test"]]).double()
+        values = self.history.test(model).double()
+        known = ~values.isnan()
+        return {"pooled": float((values * sizes)[known].sum() / sizes[known].sum())}
+
+    def _by_class(self) -> dict[str, Any]:
+        """See `History.by_class`."""
+        task = self.federation.task
+        if not isinstance(task, Classification) or not task.by_class:
+            return {}
+        return self.history.by_class(self.federation.class_names, self.federation.class_counts(["test"]).cpu())
+
+    @property
+    def summary(self) -> Summary:
+        """The results as plain numbers: test scores per named model, the relation's quality, bytes, seconds."""
+        history, task, federation = self.history, self.federation.task, self.federation
+        cautions = [why for why in (leak(self.method), federation.caution) if why]
+        scores = {name: score | self._pooled(name) for name, score in history.summary().items()}
+        if isinstance(task, Classification) and task.reweighted and history.models:  # none where they stay at sites
+            scores[history.chosen]["reweighted"] = float(self.reweighted_accuracy().nanmean())
+        return Summary.of(
+            history,
+            method=type(self.method).__name__,
+            seed=self.seed,
+            parameters=self.architecture.layout.parameters,
+            scores=scores,
+            intervals=intervals(history),
+            relation=self._quality(),
+            **self._by_class(),
+            attack=self._attacked(),
+            **self.how,
+            reason=self.reason,
+            seconds=round(self.seconds, 3),
+            sharing=self.sharing.summary(history.bytes_down, history.bytes_up, history.done),
+            leaking=bool(cautions),
+            caution="; ".join(cautions),
+            names=list(federation.names),
+            shape=list(federation.x.shape[1:]),
+            outputs=federation.outputs,
+            classes=list(federation.classes),
+            scale=dict(federation.scale),
+            columns=None if federation.columns is None else federation.columns.to_dict(),
+        )
+
+    def _attacked(self) -> dict[str, Any] | None:
+        """The attack, the attackers, and the scores of the others."""
+        if self.attack is None:
+            return None
+        attackers = self.attack.attackers(self.federation.names, self.seed).tolist()
+        return {
+            "name": type(self.attack).__name__,
+            **asdict(self.attack),
+            "attackers": [name for name, lies in zip(self.federation.names, attackers, strict=True) if lies],
+            "scores": self.history.under_attack(),
+        }
+
+    def _quality(self) -> dict[str, Any] | None:
+        """Where the relation comes from and how well it finds hidden groups; None if no models are mixed."""
+        relation, groups = self.relation, self.federation.groups
+        if relation is None:
+            return None
+        result: dict[str, Any] = {"origin": self.origin}
+        if groups is not None:
+            quality = {"auroc": edge_auroc(relation, groups), **group_weights(relation, groups)._asdict()}
+            # Values that are undefined with a single group, or groups of one, are left out.
+            result |= {name: value for name, value in quality.items() if math.isfinite(value)}
+        return result
+
+
+def _same_tests(one: Federation, other: Federation) -> bool:
+    """Whether the same clients have the same test rows."""
+    if list(one.names) != list(other.names):
+        return False
+    return all(torch.equal(a, b) for a, b in zip(one.rows["test"], other.rows["test"], strict=True))
