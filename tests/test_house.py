@@ -37,7 +37,7 @@ LONGEST, MOST_ARGUMENTS = 50, 10
 METHOD_LINES, PART_LINES, METHOD_SETTINGS, REACH, HOOKS = 220, 130, 8, 300, 14
 COMMON = {"personal", "frozen", "bn"}  # settings of every method, of which none is its own
 
-PAPERS = {"cli", "report", "runs"}  # folders that still import what only papers need
+PAPERS = {"cli"}  # folders that still import what only papers need
 
 # What still exceeds. Each list only shrinks, and goes when it is empty.
 UPWARDS = {("core", "ops/fused")}  # local training by fused steps

@@ -208,6 +208,14 @@ def experiment(name: str, column: str) -> Table:
     return protocol.raw(protocol.rows[name.split(".")[0]], protocol.columns[column])
 
 
+def named_experiment(source: str) -> Table:
+    """The raw config of papers/PAPER/TABLE/COLUMN; raises UsageError if there is none."""
+    known = experiments()
+    if source not in known:
+        raise UsageError(f"there is no '{source}'; {nearest(source, known)} (kinfed papers list names all)")
+    return experiment(*known[source])
+
+
 def scaled(raw: Table, scale: float) -> Table:
     """A raw config for small machines: fewer rounds, and a share of each client's examples.
 

@@ -87,7 +87,7 @@ def test_modules_that_are_loaded_share_nothing_and_those_of_a_predictor_what_is_
     run = fit("local")
     kinfed.save(run, tmp_path / "run")
     saved = kinfed.Run.open(tmp_path / "run", net(), run.method)
-    for load in (run.load_model, saved.module):
+    for load in (run.model, saved.model):
         first, second = load("0"), load("1")
         before = second.still.weight.clone()
         with torch.no_grad():
@@ -134,7 +134,7 @@ def test_a_folder_in_which_every_client_has_what_is_frozen_is_read_and_goes_on(n
     link(old, RunFolder(tmp_path / "on"))
     on, once = fit(name, 4, folder=tmp_path / "on"), fit(name, 4)
     assert torch.equal(on.history.models["theta"], once.history.models["theta"])
-    for one, other in zip(*(trees.pack(tuple(r.left.progress[1:3])).values() for r in (on, once)), strict=True):
+    for one, other in zip(*(trees.pack(tuple(r.final.progress[1:3])).values() for r in (on, once)), strict=True):
         assert torch.equal(one, other)
 
 
@@ -155,6 +155,6 @@ def test_executors_agree_on_layers_of_which_a_part_is_frozen(name):
         ]
         for other in found[1:]:
             torch.testing.assert_close(other.history.models["theta"], found[0].history.models["theta"])
-        layout = found[0].model.layout
+        layout = found[0].architecture.layout
         assert layout.frozen == layout.match(frozen)
-        assert set(found[0].model.frozen) == layout.frozen
+        assert set(found[0].architecture.frozen) == layout.frozen

@@ -89,10 +89,10 @@ def test_two_rounds_and_two_more_are_four(name, tmp_path):
     before = finished(name, tmp_path, participation=participation)
     on = train(name, 4, tmp_path / "on", participation=participation)
     once = train(name, 4, None, participation=participation)
-    assert on.left is not None
-    assert once.left is not None
-    same(on.left.progress.server, once.left.progress.server)
-    same(on.left.progress.state, once.left.progress.state)
+    assert on.final is not None
+    assert once.final is not None
+    same(on.final.progress.server, once.final.progress.server)
+    same(on.final.progress.state, once.final.progress.state)
     same(on.history.models, once.history.models)
     for a, b in zip(on.history.scores, once.history.scores, strict=True):
         same({"/".join(k): v for k, v in a.items()}, {"/".join(k): v for k, v in b.items()})
@@ -123,7 +123,7 @@ def test_private_states_stay_with_their_clients_where_others_come_before(tmp_pat
     link(RunFolder(tmp_path / "begun"), RunFolder(tmp_path / "on"))
     run = train("local", 3, tmp_path / "on", data=data)
     once = train("local", 3, None, data=four)
-    mine, theirs = (one.left.progress.state[1].theta for one in (run, once))
+    mine, theirs = (one.final.progress.state[1].theta for one in (run, once))
     assert torch.equal(mine[[2, 3, 4, 0]], theirs)  # a client's batches are drawn by its name
     assert not torch.equal(mine[1], theirs[3])  # it has the same examples, but has trained for one round
 

@@ -59,10 +59,10 @@ def test_a_module_that_would_be_another_one_is_not_kept(monkeypatch, tmp_path):
 
 def test_the_clients_of_a_large_federation_are_asked_here_and_there(monkeypatch):
     asked = []
-    real = kinfed.Run.load_model
+    real = kinfed.Run.model
     monkeypatch.setattr(agreement, "CLIENTS", 3)
     monkeypatch.setattr(
-        kinfed.Run, "load_model", lambda run, position: asked.append(position) or real(run, position=position)
+        kinfed.Run, "model", lambda run, position: asked.append(position) or real(run, position=position)
     )
     fit(Local(), clients=8)
     assert asked == [0, 3, 6]

@@ -9,6 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
+from ..core.summary import Summary
 from ..data.datasets import called
 from ..data.federation import Federation
 from ..errors import UsageError
@@ -17,6 +18,7 @@ from ..runs.config import experiment as config
 from ..runs.config.experiment import Experiment, Table
 from ..runs.continuation import further
 from ..runs.launch import launch, resume
+from ..runs.run_folder import RunFolder
 from ..search.choice_folder import Request
 from ..simulation import distributed
 from ..simulation.execution import Execution
@@ -124,45 +126,69 @@ def _followed() -> argparse.ArgumentParser:
 
 
 def _run(args: argparse.Namespace, console: Console) -> None:
-    wanted = reference_runs.parse(args.beside)
+    """Run an experiment, a table of yours, or further what a run has finished."""
+    args.wanted = reference_runs.parse(args.beside)
     trackers.check(args.track)
     if args.former is not None:
-        return _further(args, console, wanted)
-    raw, yours = table_options.read(args.source, args, args.method), table_options.is_table(args.source)
-    if yours and "name" not in raw.get("method", {}):
+        continue_run(args, console)
+    elif table_options.is_table(args.source):
+        run_table(args, console)
+    else:
+        run_config(args, console)
+
+
+def run_config(args: argparse.Namespace, console: Console) -> None:
+    """Run a method on the built-in experiment, or what a config describes."""
+    experiment = config.resolve(table_options.read(args.source, args, args.method))
+    if args.budget:
+        raise UsageError("--budget is for finding a method on a table of yours; leave it out, or --method")
+    config.warn_of_idle(args.source, args.overrides, {experiment.method_name: experiment.method})
+    _train(experiment, args, console)
+
+
+def run_table(args: argparse.Namespace, console: Console) -> None:
+    """Train on a table of yours: with the method that is named, or with the one that suits it."""
+    raw = table_options.read(args.source, args, args.method)
+    if "name" not in raw.get("method", {}):
         return _choose(raw, args, console)
     if args.budget:
         raise UsageError("--budget is for finding a method on a table of yours; leave it out, or --method")
     experiment = config.resolve(raw)
-    source = experiment.method_name if yours else args.source
-    config.warn_of_idle(source, args.overrides, {experiment.method_name: experiment.method})
-    federation = _tell(experiment, args, console) if yours else None
-    with distributed.group(), Bar(console, args.quiet or not distributed.leads(), args.verbose) as bar:
-        summary = launch(experiment, args.out, _tracked(args, bar), data_dir(args), wanted, bar.begin, federation)
-    if summary:  # the process that leads has one
-        show(summary, args, console, hint=wanted == "auto")
-    if summary and yours and not args.quiet:
+    config.warn_of_idle(experiment.method_name, args.overrides, {experiment.method_name: experiment.method})
+    summary = _train(experiment, args, console, federation=_tell(experiment, args, console))
+    if summary and not args.quiet:
         console.print(f"repeat it with: kinfed run {summary.out}/config.toml --out DIR", soft_wrap=True)
-    if summary and args.open:
-        _open(Path(summary.out), args, console)
 
 
-def _tracked(args: argparse.Namespace, bar: Bar) -> Execution:
-    return replace(execution(args, bar), track=tuple(args.track))
-
-
-def _further(args: argparse.Namespace, console: Console, wanted: str | tuple[str, ...]) -> None:
+def continue_run(args: argparse.Namespace, console: Console) -> None:
     """Go on from a finished run."""
     if args.method or args.budget or (args.source and "=" not in args.source):
         what = args.source if "=" not in args.source else "--method" if args.method else "--budget"
         raise UsageError(f"--from goes on with the run's own method and config; leave out {what}, or --from")
     experiment, former = further(args.former, [args.source] * bool(args.source) + args.overrides)
+    _train(experiment, args, console, former=former)
+
+
+def _train(
+    experiment: Experiment,
+    args: argparse.Namespace,
+    console: Console,
+    federation: Federation | None = None,
+    former: RunFolder | None = None,
+) -> Summary | None:
+    """Launch a run, and show what it found; None in a process that does not lead."""
     with distributed.group(), Bar(console, args.quiet or not distributed.leads(), args.verbose) as bar:
-        summary = launch(experiment, args.out, _tracked(args, bar), data_dir(args), wanted, bar.begin, former=former)
+        tracked, place = _tracked(args, bar), data_dir(args)
+        summary = launch(experiment, args.out, tracked, place, args.wanted, bar.begin, federation, former)
     if summary:
-        show(summary, args, console, hint=wanted == "auto")
+        show(summary, args, console, hint=args.wanted == "auto")
         if args.open:
             _open(Path(summary.out), args, console)
+    return summary
+
+
+def _tracked(args: argparse.Namespace, bar: Bar) -> Execution:
+    return replace(execution(args, bar), track=tuple(args.track))
 
 
 def _open(folder: Path, args: argparse.Namespace, console: Console) -> None:

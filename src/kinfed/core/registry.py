@@ -8,6 +8,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 
+def load(place: str) -> Any:
+    """What "package.module:attribute" names, such as what `kinfed_papers` has, which the program imports nowhere."""
+    module, _, attribute = place.partition(":")
+    return getattr(import_module(module), attribute)
+
+
 class Made(NamedTuple):
     """A part that a function makes from its name."""
 
@@ -48,8 +54,7 @@ class Shelf(Mapping[str, Any]):
     @property
     def base(self) -> type:
         """What a part, or what it makes, is an instance of."""
-        module, _, attribute = self._base.partition(":")
-        return getattr(import_module(module), attribute)  # type: ignore[no-any-return]
+        return load(self._base)  # type: ignore[no-any-return]
 
     @property
     def base_name(self) -> str:

@@ -11,14 +11,13 @@ import tomli_w
 import torch
 from torch import nn
 
-from kinfed_papers import published_table
-
 from ...core import seeding
 from ...core.client import Training
 from ...core.engine import Participation, Rounds, check_seed
 from ...core.graph import Graph
 from ...core.method import Method
 from ...core.mixins import Advises
+from ...core.registry import load
 from ...core.seeding import generator, tags
 from ...core.summary import Summary
 from ...core.tasks import TASKS, Classification, Counts, Forecasting, Regression, Task, check_selection
@@ -42,6 +41,7 @@ from .plugins import Table as Table
 
 EMBEDDED = Path(__file__).parent
 DEFAULT = EMBEDDED / "rotated-digits.toml"
+PUBLISHED = "kinfed_papers.published_table:named_experiment"  # makes the raw config of papers/PAPER/TABLE/COLUMN
 BY_CLASS = ("by_class", "reweighted")  # optional scores of classification
 
 
@@ -160,10 +160,7 @@ def read(source: str, overrides: list[str]) -> Table:
         if _is_yours(_dataset_in(requested)):
             return requested
     elif not path.exists() and source.startswith("papers/"):
-        published = published_table.experiments()
-        if source not in published:
-            raise UsageError(f"there is no '{source}'; {nearest(source, published)} (kinfed list papers names all)")
-        return override(published_table.experiment(*published[source]), overrides)
+        return override(load(PUBLISHED)(source), overrides)
     elif path.suffix in (".csv", ".parquet"):
         settings = {"name": path.suffix[1:], "path": path, "client": "COLUMN", "target": "COLUMN"}
         hint = " ".join(f"federation.dataset.{key}={value}" for key, value in settings.items())
