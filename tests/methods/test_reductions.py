@@ -33,7 +33,9 @@ from kinfed.methods import (
     FedRep,
     FedRoD,
     FedSem,
+    Hedge,
     HeurFedAMP,
+    Kin,
     KNNPer,
     LGFedAvg,
     Local,
@@ -170,6 +172,12 @@ CASES = {
     "fedsem, a cluster for each": Case(FedSem(clusters=3), "cluster", *OWN, **EVERYONE),
     "pfedla, equal scores": Case(PFedLA(**STILL), "mixed", *UNIFORM, **EVERYONE),
     "pfedla, highest for oneself": Case(OwnLayers(**STILL), "own", *OWN, **EVERYONE),
+    "kin, a temperature at which all are alike": Case(Kin(tau=1e12), "mixed", *SHARED, **EVERYONE),
+    "kin, a temperature at which nobody is": Case(Kin(tau=1e-9), "own", *OWN, **EVERYONE),
+    "kin, all of its own": Case(Kin(own=1.0), "own", *OWN, **EVERYONE),
+    "kin, from its own model": Case(Kin(share=0.0), "own", *OWN),
+    "kin of one client": Case(Kin(), "own", *OWN, data="one", **EVERYONE),
+    "hedge of one client": Case(Hedge(feedback="train"), "own", *OWN, data="one", **EVERYONE),
     "knn-per, weight 0": Case(KNNPer(neighbours=3, weight=0.0), "mixed", *SHARED, **ROUNDING),
 }
 SIZES = (6, 3, 9)
