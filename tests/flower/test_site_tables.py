@@ -795,7 +795,7 @@ def test_other_units_at_a_site_are_warned_of_by_name(tables):
     summary = made.serve()
     warned = [line for line in made.lines if "in another unit" in line]
     assert len(warned) == 1
-    assert warned[0].startswith("client d: 'weight' is spread ")
+    assert warned[0].startswith("`weight` may be in another unit than at most clients: d (")
     assert summary.columns["clients"].keys() == set("abcdef")  # and it is scaled by each client's own
 
 
@@ -898,7 +898,7 @@ def test_a_series_in_another_unit_is_warned_of_by_name(meters):
     made = meters(change=lambda name: {"unit": 1000} if name == "d" else {}, rounds=1)
     made.serve()
     [told] = [line for line in made.lines if "in another unit" in line]
-    assert told.startswith("client d: 'load' is spread ")
+    assert told.startswith("`load` may be in another unit than at most clients: d (")
 
 
 def test_a_series_whose_times_name_two_clocks_is_refused(tmp_path):

@@ -2,7 +2,7 @@
 
 import re
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,8 @@ CODE = r"^\s*0\d+\s*$"  # text that is a number, and as a number would lose its 
 ZIP = re.compile(r"(?i)(^|[^a-z])(zip|zip ?code|postal|postal ?code|post ?code|plz)([^a-z]|$)")  # of a column's name
 EQUAL = 1e-9  # of a target's deviation, what may be left of it where it is an input again
 FEWEST = 10  # rows from which equal columns are no chance
+FAR = 100.0  # times that numbers of a client are as large as those of most from which their unit is doubted
+SHOWN = 8  # names that a sentence lists
 
 
 def warn(frame: Frame, raw: Mapping[str, Raw], targets: Mapping[str, Numbers], labelled: bool) -> None:
@@ -38,6 +40,27 @@ def warn(frame: Frame, raw: Mapping[str, Raw], targets: Mapping[str, Numbers], l
                     f"'{frame.cell(at, target)}', as in all rows; if it is not known before, leave it out with ignore",
                     stacklevel=4,
                 )
+
+
+def doubt_units(column: str, clients: Sequence[str], sizes: Numbers) -> str:
+    """What to say of clients whose numbers are `FAR` times as large as at most, or as small; "" if there are none.
+
+    `sizes`: [N] are the root mean squares of clients' numbers, 0 for clients without any.
+    """
+    known = np.sort(sizes[sizes > 0])
+    if len(known) < 2:
+        return ""
+    times = sizes / (known[0] if len(known) == 2 else np.median(known))
+    far = np.flatnonzero((times >= FAR) | ((times > 0) & (times <= 1 / FAR)))
+    if not len(far) or 2 * len(far) > len(known):
+        return ""
+    called = [f"{clients[i]} ({f'{times[i]:,.4g}' if times[i] < 1 else f'{times[i]:,.0f}'} times)" for i in far]
+    return f"`{column}` may be in another unit than at most clients: {listed(called)}; write all in one"
+
+
+def listed(names: Sequence[str]) -> str:
+    """Names, the first of many."""
+    return ", ".join(names[:SHOWN]) + (", ..." if len(names) > SHOWN else "")
 
 
 def _codes(frame: Frame, name: str, values: Numbers) -> Iterator[str]:

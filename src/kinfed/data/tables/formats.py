@@ -85,17 +85,18 @@ class Formats:
         """[n] text as numbers, NaN where there is none, infinity for anything else."""
         import polars
 
-        values = polars.Series([None] * len(column), dtype=polars.Float64)
-        if self.decimal == "." and not self.thousands and not self.units:
-            values = column.cast(polars.Float64, strict=False)
+        plain = self.decimal == "." and not self.thousands and not self.units
+        values = (column if plain else polars.repeat(None, len(column), dtype=polars.String, eager=True)).cast(
+            polars.Float64, strict=False
+        )
         left = values.is_null().to_numpy()
         if not left.any():
             return values.to_numpy()
         result = values.to_numpy(writable=True)
         rest = column.filter(left).fill_null("").str.strip_chars()
-        plain = self._plain(rest).cast(polars.Float64, strict=False).fill_null(np.inf)
+        numbers = self._plain(rest).cast(polars.Float64, strict=False).fill_null(np.inf)
         none = rest.str.to_lowercase().is_in(["", "nan", *MISSING])
-        result[left] = plain.set(none, np.nan).to_numpy()
+        result[left] = numbers.set(none, np.nan).to_numpy()
         return result
 
     def _plain(self, text: "polars.Series") -> "polars.Series":
@@ -117,7 +118,7 @@ class Formats:
         """[n] text that is a date in one of the formats that are said as seconds since 1970, NaN for anything else."""
         import polars
 
-        found = polars.Series([None] * len(column), dtype=polars.Datetime("us"))
+        found = polars.repeat(None, len(column), dtype=polars.Datetime("us"), eager=True)
         text = column.str.strip_chars()
         for form in self.dates:
             each = text.str.to_datetime(form, strict=False, time_unit="us")

@@ -99,10 +99,10 @@ class Frame:
 
     def unit(self, name: str) -> str:
         """The unit in which a column of numbers is written, "" if it names none."""
-        units = (
-            self.formats.units_of(self.column(name)).drop_nulls() if self.formats.units and self.is_text(name) else ()
-        )
-        return str(units[0]) if len(units) else ""
+        if not self.formats.units or not self.is_text(name):
+            return ""
+        units = self.formats.units_of(self.column(name)).drop_nulls().to_list()
+        return str(units[0]) if units else ""
 
     def renamed(self, names: Mapping[str, str]) -> "Frame":
         """The frame with columns under other names, by their own; raises UsageError if one is missing or double."""

@@ -6,7 +6,6 @@ No row is asked for: sites say which columns they have, then counts, sums and vo
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from statistics import median
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ from ...data.tables import disclosure
 from ...data.tables.column_statistics import NumberStatistics, Statistics, WordStatistics, merged, shared
 from ...data.tables.columns import RARE
 from ...data.tables.covariates import leads_of, names_of
+from ...data.tables.doubts import doubt_units
 from ...data.tables.frame import FEW, SHARED, natural
 from ...data.tables.schema import Description, Own, Target, of_clients
 from ...data.tables.table_reader import calendar_of
@@ -29,8 +29,6 @@ from . import plan, validation
 from .broker import Broker, too_few
 from .nodes import LARGEST
 from .plan import Plan
-
-UNITS = 100.0  # times that a column may be spread as far as at the median of the other sites, before units are doubted
 
 
 @dataclass
@@ -226,21 +224,11 @@ class Describing:
     def _warn_of_units(self, told: Mapping[str, Mapping[str, Any]]) -> None:
         """Log which sites' numbers are of quite another size than the others'."""
         for name in next(iter(told.values()), {}):
-            sizes = {}
-            for client, columns in told.items():
-                known = columns[name]
-                if isinstance(known, NumberStatistics) and known.known and known.deviation > 0:
-                    sizes[client] = known.deviation
-            for client, size in sizes.items():
-                others = [one for other, one in sizes.items() if other != client]
-                times = size / median(others) if others else 1.0
-                if max(times, 1 / times) < UNITS or (len(others) == 1 and times < 1):
-                    continue
-                text = f"{times:,.0f} times" if times > 1 else f"one {1 / times:,.0f}th of"
-                self.broker.log(
-                    f"client {client}: '{name}' is spread {text} as far as at the other site{'s' * (len(others) > 1)}; "
-                    "if it is in another unit there, correct that site's file"
-                )
+            known = [columns[name] for columns in told.values()]
+            if all(isinstance(one, NumberStatistics) for one in known):
+                sizes = [float(np.hypot(one.mean, one.deviation)) if one.known else 0.0 for one in known]
+                if doubt := doubt_units(name, [*told], np.array(sizes)):
+                    self.broker.log(doubt)
 
     def _times(self, alike: Mapping[str, Words]) -> Words:
         """The times of all sites' series together, and how windows are cut."""

@@ -1,7 +1,7 @@
 """One's own table: from a file and the names of two columns to an experiment, with every choice as a sentence."""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,6 +14,7 @@ from ...data.federation import Federation
 from ...data.split import SPLITS
 from ...data.steps import CLOCK
 from ...data.tables.columns import Category, Number, Unused
+from ...data.tables.doubts import SHOWN, doubt_units, listed
 from ...data.tables.frame import Frame
 from ...data.tables.new_readings import Series
 from ...data.tables.open_table import kind_of, open_table
@@ -29,10 +30,8 @@ MOSTLY = 0.8  # the share of a class from which accuracy says little
 NEAR = 0.01  # how far from a whole number float32 may put one
 MANY = 200  # categories of a column, of which most are too rare to learn from
 ROUNDED = 1e-6  # of the largest number of a column, what float32 may leave of a zero
-FAR = 100.0  # times that numbers of a client are as large as those of most from which their unit is doubted
 EXACT = 0.05  # of a target's deviation, what a line of the inputs may leave of what is no sum of them
 MOST = 20_000  # rows from which that is told
-SHOWN = 8  # names that a sentence lists
 
 
 def config(
@@ -188,14 +187,14 @@ def _inputs(federation: Federation, reader: TableReader) -> str:
     kinds = _by_kind(federation)
     numbers, own = kinds["number"], _own_units(federation)
     whose = "all clients' training rows" if len(own) < len(numbers) else "each client's training rows"
-    text = f"{several(len(numbers), 'column')} ({_listed(numbers)}), scaled to mean 0 and deviation 1 over {whose}"
+    text = f"{several(len(numbers), 'column')} ({listed(numbers)}), scaled to mean 0 and deviation 1 over {whose}"
     if own and len(own) < len(numbers):
-        text += f", but {_listed(own)} over each client's, as if in units of its own (federation.dataset.scale)"
+        text += f", but {listed(own)} over each client's, as if in units of its own (federation.dataset.scale)"
     said = [text.replace("column", "number", 1) if len(kinds) > 1 else text] * bool(numbers)
     for kind, what in (("category", "of text, an input for each category"), ("date", "of dates, by the calendar")):
         if kind in kinds:
-            said.append(f"{len(kinds[kind])} {what} ({_listed(kinds[kind])})")
-    said += [f"left out: {_listed(reader.ignore)}"] * bool(reader.ignore)
+            said.append(f"{len(kinds[kind])} {what} ({listed(kinds[kind])})")
+    said += [f"left out: {listed(reader.ignore)}"] * bool(reader.ignore)
     return "; ".join(said)
 
 
@@ -262,7 +261,7 @@ def _doubts_of_clients(federation: Federation, reader: TableReader) -> list[str]
     small = [f"{name} ({n})" for name, n in zip(federation.names, rows, strict=True) if n < SMALL]
     if small:
         who = some(len(small), len(rows), "client")
-        doubts.append(f"{who} fewer than {SMALL} {what}, too few to tell what they gain: {_listed(small)}")
+        doubts.append(f"{who} fewer than {SMALL} {what}, too few to tell what they gain: {listed(small)}")
     most = rows.index(max(rows))
     if len(rows) > 2 and rows[most] > sum(rows) / 2:
         share = 100 * rows[most] / sum(rows)
@@ -272,7 +271,7 @@ def _doubts_of_clients(federation: Federation, reader: TableReader) -> list[str]
     if isinstance(federation.task, Classification) and (only := _of_one_class(federation)):
         who = some(len(only), len(rows), "client")
         whose = "its own model" if len(only) == 1 else "their own models"
-        doubts.append(f"{who} training rows of one class alone, so {whose} can predict no other: {_listed(only)}")
+        doubts.append(f"{who} training rows of one class alone, so {whose} can predict no other: {listed(only)}")
     if not any(len(part) for part in federation.rows["validation"]):
         doubts.append("there are no validation examples, so the last round's models are kept and nothing can be chosen")
     return doubts
@@ -300,14 +299,21 @@ def _doubts_of_columns(federation: Federation, reader: TableReader) -> list[str]
             if n <= max(1, len(counts) // 10)
         ]
         if rare:
-            doubts.append(f"few of the {len(counts):,} clients have these classes: {_listed(rare)}")
+            doubts.append(f"few of the {len(counts):,} clients have these classes: {listed(rare)}")
         largest, share = int(counts.sum(0).argmax()), float(counts.sum(0).max() / counts.sum())
         if share > MOSTLY:
             doubts.append(
                 f"{100 * share:.0f} % of rows are '{federation.class_names[largest]}', so accuracy says little; "
                 "select_by=balanced_accuracy training.class_weights=balanced may help"
             )
-    doubts += _doubts_of_units(federation, reader)
+    rows, who = _rows_of(federation)
+    numbers = _numbers_of(federation, reader, rows, who)
+    measured = (
+        {}
+        if reader.past or not isinstance(federation.task, Regression)
+        else dict(zip(reader.targets, federation.y[rows].double().T, strict=True))
+    )
+    doubts += _doubts_of_units(federation, numbers | measured, who)
     if reader.past:
         described = Series.of_scale(federation.scale).covariates
         return [*doubts, *([] if described is None else _doubts_of_text(described))]
@@ -315,16 +321,14 @@ def _doubts_of_columns(federation: Federation, reader: TableReader) -> list[str]
     if isinstance(federation.task, Regression):
         targets = zip(reader.targets, federation.y.double().T, strict=True)
         if naming := [f"`{name}`" for name, values in targets if _names_rows(values)]:
-            doubts.append(f"{_listed(naming)} is different in every row, as identifiers are: is it what to predict?")
+            doubts.append(f"{listed(naming)} is different in every row, as identifiers are: is it what to predict?")
     assert federation.columns is not None
     doubts += _doubts_of_text(federation.columns)
-    doubts += _doubts_of_missing(federation)
-    places = {name: i for i, name in enumerate(federation.columns.names)}
-    numbers = [column for column in federation.columns.inputs if isinstance(column, Number)]
-    whole = [one.name for one in numbers if not one.missing]
-    counting = [name for name in whole if _names_rows(_read(federation, places[name], name))]
+    doubts += _doubts_of_missing(federation, rows, who)
+    missing = {one.name for one in federation.columns.inputs if isinstance(one, Number) and one.missing}
+    counting = [name for name, values in numbers.items() if name not in missing and _names_rows(values)]
     if counting:
-        doubts.append(f"different in every row, as identifiers are: {_listed(counting)}; --ignore leaves columns out")
+        doubts.append(f"different in every row, as identifiers are: {listed(counting)}; --ignore leaves columns out")
     return doubts
 
 
@@ -337,37 +341,32 @@ def _doubts_of_text(described: Description) -> list[str]:
     ]
 
 
-def _doubts_of_missing(federation: Federation) -> list[str]:
+def _doubts_of_missing(federation: Federation, rows: torch.Tensor, who: torch.Tensor) -> list[str]:
     """The clients none of whose rows has a value in a column that others have."""
     assert federation.columns is not None
-    rows, who = _rows_of(federation)
-    doubts = []
+    doubts, count = [], torch.bincount(who, minlength=len(federation))  # [N]
+    columns = {column.name for column in federation.columns.inputs}
     for place, part in enumerate(federation.columns.names):
         name = part.removesuffix(" is missing")
-        if name == part or name not in {column.name for column in federation.columns.inputs}:
+        if name == part or name not in columns:
             continue
         without = federation.x[rows, place] > float(federation.x[rows, place].mean())
-        empty = [one for i, one in enumerate(federation.names) if bool(without[who == i].all())]
-        if empty and len(empty) < len(federation):
-            doubts.append(f"`{name}` has no value in any row of {_listed(empty)}: it is filled in as missing cells are")
+        empty = torch.bincount(who[without], minlength=len(federation)) == count
+        names = [federation.names[i] for i in empty.nonzero().flatten().tolist()]
+        if names and len(names) < len(federation):
+            doubts.append(f"`{name}` has no value in any row of {listed(names)}: it is filled in as missing cells are")
     return doubts
 
 
-def _doubts_of_units(federation: Federation, reader: TableReader) -> list[str]:
+def _doubts_of_units(federation: Federation, numbers: Mapping[str, torch.Tensor], who: torch.Tensor) -> list[str]:
     """The clients at which a number is so much larger or smaller than at most that it may be in another unit."""
-    rows, who = _rows_of(federation)
-    doubts, read = [], _numbers_of(federation, reader, rows)
-    for name, values in read.items():
-        sizes = torch.stack([values[who == i].abs().median() for i in range(len(federation))])  # [N]
+    doubts, rows = [], torch.bincount(who, minlength=len(federation)).clamp(min=1)  # [N]
+    for name, values in numbers.items():
+        squares = torch.zeros(len(federation), dtype=torch.float64).index_add_(0, who, values.square())
+        sizes = (squares / rows).sqrt()
         sizes[sizes < ROUNDED * values.abs().max()] = 0  # what scaling and back leave of a zero
-        times = sizes / sizes[sizes > 0].median() if (sizes > 0).any() else torch.ones(len(sizes))
-        far = ((times >= FAR) | ((times > 0) & (times <= 1 / FAR))).nonzero().flatten().tolist()
-        called = [
-            f"{federation.names[i]} ({f'{times[i]:,.4g}' if times[i] < 1 else f'{times[i]:,.0f}'} times)" for i in far
-        ]
-        if called and 2 * len(far) < len(sizes) + 1:
-            doubts.append(f"`{name}` may be in another unit than at most clients: {_listed(called)}; write all in one")
-    return doubts
+        doubts.append(doubt_units(name, federation.names, sizes.numpy()))
+    return [doubt for doubt in doubts if doubt]
 
 
 def _doubts_of_sums(federation: Federation, reader: TableReader) -> list[str]:
@@ -389,7 +388,9 @@ def _doubts_of_sums(federation: Federation, reader: TableReader) -> list[str]:
     ]
 
 
-def _numbers_of(federation: Federation, reader: TableReader, rows: torch.Tensor) -> dict[str, torch.Tensor]:
+def _numbers_of(
+    federation: Federation, reader: TableReader, rows: torch.Tensor, who: torch.Tensor
+) -> dict[str, torch.Tensor]:
     """[n] the numbers of these rows, by column: of windows, the reading before the first that is to be forecast."""
     if reader.past:
         scale = federation.scale["inputs"]["reading"]
@@ -397,10 +398,7 @@ def _numbers_of(federation: Federation, reader: TableReader, rows: torch.Tensor)
     assert federation.columns is not None
     places = {name: i for i, name in enumerate(federation.columns.names)}
     numbers = [one.name for one in federation.columns.inputs if isinstance(one, Number)]
-    read = {name: _read(federation, places[name], name) for name in numbers}
-    if isinstance(federation.task, Regression):
-        read |= dict(zip(reader.targets, federation.y[rows].double().T, strict=True))
-    return read
+    return {name: _read(federation, rows, who, places[name], name) for name in numbers}
 
 
 def _rows_of(federation: Federation) -> tuple[torch.Tensor, torch.Tensor]:
@@ -410,20 +408,20 @@ def _rows_of(federation: Federation) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.cat(parts), who
 
 
-def _read(federation: Federation, column: int, name: str) -> torch.Tensor:
-    """[n] an input as it is in the file, up to rounding."""
-    rows, who = _rows_of(federation)
-    own = federation.scale.get("clients", {})
+def _read(federation: Federation, rows: torch.Tensor, who: torch.Tensor, column: int, name: str) -> torch.Tensor:
+    """[n] an input of these rows as it is in the file, up to rounding; `who` says whose they are."""
+    own, values = federation.scale.get("clients", {}), federation.x[:, column][rows].double()
+    if not any(name in scales for scales in own.values()):
+        scale = federation.scale["inputs"][name]
+        return values.mul_(scale["deviation"]).add_(scale["mean"])
     scales = [own.get(client, {}).get(name, federation.scale["inputs"][name]) for client in federation.names]
     mean, deviation = (torch.tensor([scale[key] for scale in scales]).double() for key in ("mean", "deviation"))
-    return federation.x[rows, column].double() * deviation[who] + mean[who]
+    return values * deviation[who] + mean[who]
 
 
 def _names_rows(values: torch.Tensor) -> bool:
     """Whether values: [n] are whole numbers that are different in every row, as identifiers are."""
+    if bool(((values[:MANY] - values[:MANY].round()).abs() >= NEAR).any()):  # most columns, at once
+        return False
     whole = bool((values - values.round()).abs().max() < NEAR)
     return whole and len(values) > SMALL and len(values.round().unique()) == len(values)
-
-
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(names[:SHOWN]) + ", ..." * (len(names) > SHOWN)
