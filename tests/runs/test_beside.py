@@ -6,7 +6,9 @@ from unittest import mock
 
 import numpy as np
 import pytest
+import torch
 
+import kinfed
 from kinfed.cli import main
 from kinfed.errors import RunError, UsageError
 from kinfed.report.tables.compare import compare
@@ -309,3 +311,19 @@ def test_compare_takes_local_from_the_compared_runs_or_from_beside(tmp_path):
     (tmp_path / "fedaghn/tested.safetensors").write_bytes(b"broken")
     with pytest.raises(UsageError, match=r"tested\.safetensors cannot be read"):
         compare([tmp_path / "fedaghn"])
+
+
+def test_runs_beside_a_run_have_no_pictures(tmp_path):
+    folder = RunFolder(tmp_path / "a")
+    references = [folder.beside("local"), folder.beside("fedavg"), folder.beside("local").of_seed(1)]
+    assert [one.is_reference for one in references] == [True, True, True]
+    assert [one.is_reference for one in (folder, folder.of_seed(1))] == [False, False]
+    draw = torch.Generator().manual_seed(0)
+    x, client = torch.randn(30, 4, generator=draw), torch.arange(30) % 3
+    federation = kinfed.Federation.from_arrays(x, (x[:, 0] > 0).long(), client)
+    run = kinfed.fit(kinfed.Local(), federation, torch.nn.Linear(4, 2), rounds=1)
+    kinfed.save(run, folder.path)
+    assert [results.charts.classes_by_client.call_count, results.charts.accuracy_by_round.call_count] == [1, 1]
+    kinfed.save(run, references[0].path)
+    assert [results.charts.classes_by_client.call_count, results.charts.accuracy_by_round.call_count] == [1, 1]
+    assert references[0].history.read_bytes() == folder.history.read_bytes()

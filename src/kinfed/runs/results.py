@@ -61,16 +61,20 @@ def write_run(
 ) -> Summary:
     """Write all files of a finished run; the summary comes last and marks it as finished.
 
+    A run that others are compared with (Local's and FedAvg's beside it) gets no pictures, which take longer than it.
+
     `table` is the config, without parts that were your own. `problems` join the warnings. The models are those of
     `refit`, the same training on all rows, if there is one; all else is of the run.
     """
     names, federation = list(run.federation.names), run.federation
-    if isinstance(federation.task, Classification):
-        with _picture(folder.path / "classes.png") as picture:
-            charts.classes_by_client(federation.class_counts().numpy(), federation.class_names, names, picture)
     summary, layers = run.summary, run.sharing.layers
-    write_history(run.history, run.relation, run.origin, layers, folder, federation.groups, summary.caution)
-    draw_recall(summary, folder)
+    folder.write_history(run.history, run.origin, layers, summary.caution)
+    if not folder.is_reference:
+        if isinstance(federation.task, Classification):
+            with _picture(folder.path / "classes.png") as picture:
+                charts.classes_by_client(federation.class_counts().numpy(), federation.class_names, names, picture)
+        draw_history(run.history, run.relation, run.origin, layers, folder, federation.groups, summary.caution)
+        draw_recall(summary, folder)
     identity = _identity(table, summary.seed, folder)
     kept = run if refit is None else refit
     folder.write_models(kept.history, kept.architecture, exporter(run.method), identity)
@@ -127,7 +131,7 @@ def _identity(table: experiment.Table, seed: int, folder: RunFolder) -> str:
     return hashlib.sha256(known).hexdigest()[:16]
 
 
-def write_history(
+def draw_history(
     history: History,
     relation: Tensor | None,
     origin: Origin,
@@ -136,8 +140,7 @@ def write_history(
     groups: Tensor | None = None,
     caution: str = "",
 ) -> None:
-    """Write tables and pictures of a run, without its models; `caution` says why its scores are not a fair estimate."""
-    folder.write_history(history, origin, layers, caution)
+    """Draw a run's scores and its relation; `caution` says why its scores are not a fair estimate."""
     names, metric, out = list(history.names), history.task.metric, folder.path
     split = "validation" if (history.headline, "validation", metric) in history.scores[0] else "test"
     curves = {name: history.curve(name, split, metric).numpy() for name in history.named_models}

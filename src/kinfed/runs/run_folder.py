@@ -34,6 +34,7 @@ Array = NDArray[Any]
 STAR = "*"  # the owner, in a key, of a tensor that all share
 ALL = ""  # the same among owners, of whom one may be called *
 QUOTED = "quoted"  # how keys write names
+BESIDE = "beside"  # the folder of runs that a run is compared with
 SAME = ".same"  # ends the name of a file in place of a seed's folder, which names the folder of an equal run
 
 
@@ -131,9 +132,14 @@ class RunFolder:
                 raise problem
             yield
 
+    @property
+    def is_reference(self) -> bool:
+        """Whether it is `beside` another run, which is compared with it, or one seed of such a run."""
+        return BESIDE in (self.path.parent.name, self.path.parent.parent.name)
+
     def beside(self, method: str) -> "RunFolder":
         """The folder of the run of Local, or of FedAvg, beside this one."""
-        return RunFolder(self.path / "beside" / method)
+        return RunFolder(self.path / BESIDE / method)
 
     def of_seed(self, seed: int) -> "RunFolder":
         """The folder of one seed of several."""

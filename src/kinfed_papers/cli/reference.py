@@ -14,7 +14,7 @@ from kinfed.cli.training import Bar, show
 from kinfed.errors import UsageError
 from kinfed.runs.config import experiment as config
 from kinfed.runs.config import parts
-from kinfed.runs.results import write_history
+from kinfed.runs.results import draw_history
 from kinfed.runs.run_folder import RunFolder
 from kinfed.simulation.devices import pick_device
 from kinfed_papers.references import REFERENCES
@@ -62,7 +62,8 @@ def _reference(args: argparse.Namespace, console: Console) -> None:
                 folder.path.rmdir()
         raise
     config.write({**experiment.table, "reference": settings}, folder.config)
-    write_history(run.history, None, "given", [], folder)
+    folder.write_history(run.history, "given", [])
+    draw_history(run.history, None, "given", [], folder)
     summary = replace(
         run.summary(),
         method=args.reference,

@@ -51,7 +51,7 @@ def doubt_units(column: str, clients: Sequence[str], sizes: Numbers) -> str:
     if len(known) < 2:
         return ""
     times = sizes / (known[0] if len(known) == 2 else np.median(known))
-    far = np.flatnonzero((times >= FAR) | ((times > 0) & (times <= 1 / FAR)))
+    far = np.flatnonzero((times >= FAR) | ((times > 0) & (times <= 1 / FAR))).tolist()
     if not len(far) or 2 * len(far) > len(known):
         return ""
     called = [f"{clients[i]} ({f'{times[i]:,.4g}' if times[i] < 1 else f'{times[i]:,.0f}'} times)" for i in far]

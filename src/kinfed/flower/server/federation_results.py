@@ -42,7 +42,8 @@ def summarise(
     relation = history.relations[at] if history.relations else None
     sharing, caution = Sharing.of(planned.learning.method, model.layout), leak(planned.learning.method)
     traffic = fleet.traffic
-    results.write_history(history, relation, origin, sharing.layers, out, caution=caution)
+    out.write_history(history, origin, sharing.layers, caution)
+    results.draw_history(history, relation, origin, sharing.layers, out, caution=caution)
     _write_bytes(traffic, fleet.used, out.path / "bytes.csv")
     totals = _total_bytes(traffic, history.done)
     task, agreed = history.task, facts.get("agreed", {})

@@ -202,9 +202,9 @@ def _beside(series: Series) -> str:
     """What else is an input of windows: columns, by when they are known, and the calendar."""
     known = [] if series.covariates is None else [one.name for one in series.covariates.inputs if one.parts]
     past = [name for name in known if name not in (*series.future, *series.static)]
-    said = [f"{_listed(past)}, known until then"] * bool(past)
-    said += [f"{_listed(series.future)}, known ahead"] * bool(series.future)
-    said += [f"{_listed(series.static)}, the same in all rows of a client"] * bool(series.static)
+    said = [f"{listed(past)}, known until then"] * bool(past)
+    said += [f"{listed(series.future)}, known ahead"] * bool(series.future)
+    said += [f"{listed(series.static)}, the same in all rows of a client"] * bool(series.static)
     said += [f"the {' and '.join(series.calendar).replace(CLOCK, 'time of day')}"] * bool(series.calendar)
     return f"; {'; '.join(said)}" * bool(said)
 
