@@ -16,7 +16,7 @@ import kinfed
 from kinfed.cli import main, table_options
 from kinfed.cli.list import PUBLISHED, SHELVES
 from kinfed.cli.options import HOW
-from kinfed.cli.program import COMMANDS, parser_of
+from kinfed.cli.program import COMMANDS, SHELLS, parser_of
 from kinfed.data.datasets import DATASETS
 from kinfed.data.datasets.sources import ORIGINALS
 from kinfed.data.tables.open_table import kind_of
@@ -181,9 +181,14 @@ def test_every_command_on_a_page_is_one_that_kinfed_takes(page, tmp_path, monkey
         named = words[0] in COMMANDS and whole
         if named or (words[-1].endswith("...") and page.parent.name != "methods"):
             continue  # spoken of, not shown
-        asked = parser_of(words[0]).parse_args(words)
+        if words[0] == "--print-completion":
+            assert {*words[1:]} <= {"SHELL", *SHELLS}, command
+            continue
+        asked, behind = parser_of(words[0]).parse_known_args(words)
+        assert not behind or hasattr(asked, "overrides"), command
+        assert all("=" in one and not one.startswith("-") for one in behind), command  # settings after an option
         if hasattr(asked, "overrides"):
-            asked.overrides = [one for one in asked.overrides if not one.startswith(HOW)]
+            asked.overrides = [one for one in (*asked.overrides, *behind) if not one.startswith(HOW)]
         if words[0] == "sweep":
             study = Study(experiment.read(asked.source, []), Execution(), tmp_path)
             sweep(study, asked.method.split(",") if asked.method else [], asked.overrides).check()
@@ -197,7 +202,7 @@ def test_every_command_on_a_page_is_one_that_kinfed_takes(page, tmp_path, monkey
             raise AssertionError(f"there is no table {asked.table}: {command}")
         elif words[0] == "list" and (asked.subject in PUBLISHED or asked.subject in SHELVES):
             assert set(asked.fetch or ()) <= set(ORIGINALS), command
-            if asked.subject == "datasets" and asked.name:
+            if asked.subject == "datasets" and asked.overrides:
                 parts.make(DATASETS, experiment.override({"name": asked.name}, asked.overrides), "dataset", given=1)
         elif table_options.is_table(given := getattr(asked, "source", "") or getattr(asked, "subject", "")):
             rows = [(who, i, i % 2) for who in "AB" for i in range(9)]

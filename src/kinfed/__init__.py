@@ -120,6 +120,8 @@ if TYPE_CHECKING:
     from .report.explain.reasons import explain as explain
     from .report.explain.relation_difference import Difference as Difference
     from .report.explain.relation_difference import diff as diff
+    from .runs.estimators import Classifier as Classifier
+    from .runs.estimators import Regressor as Regressor
     from .runs.fit import fit as fit
     from .runs.results import save as save
     from .runs.run import Run as Run
@@ -163,6 +165,7 @@ _PLACES = {  # each public name, by its module
     "data.datasets": ("DATASETS",),
     "errors": ("DataError", "RunError", "UsageError"),
     "search.choose": ("Choice", "choose"),
+    "runs.estimators": ("Classifier", "Regressor"),
     "runs.fit": ("fit",),
     "runs.results": ("save",),
     "runs.run": ("Run",),

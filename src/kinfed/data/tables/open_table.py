@@ -74,7 +74,7 @@ def frame_of(data: Any, name: str = "the frame") -> Frame:
     if isinstance(data, polars.LazyFrame):
         data = data.collect()
     if not isinstance(data, polars.DataFrame):
-        data = _from_pandas(data)
+        data = convert_pandas(data)
     if not data.height or not data.width:
         raise UsageError(f"{name} has no rows")
     table, strange = _plain(_named(name, data.columns, data))
@@ -251,7 +251,7 @@ def _plain(table: "polars.DataFrame") -> "tuple[polars.DataFrame, dict[str, str]
     return polars.DataFrame(columns), strange
 
 
-def _from_pandas(data: Any) -> "polars.DataFrame":
+def convert_pandas(data: Any) -> "polars.DataFrame":
     """A frame of pandas, by its columns' arrays, which need no other package."""
     import polars
 
