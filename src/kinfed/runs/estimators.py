@@ -154,7 +154,7 @@ class _Grouped(BaseEstimator):  # type: ignore[misc]
         frame = self._frame(X, reset=False)
         names = np.array(self._names_of(groups, len(frame)), object)
         # In double precision a row's answer does not depend on the rows that are asked for beside it.
-        module = lru_cache(KEPT)(lambda name: self.run_.load_model(name).double())
+        module = lru_cache(KEPT)(lambda name: self.run_.model(name).double())
         predictor, group = replace(self.run_.predictor(), module=module), self._columns[0]
         known = np.isin(names, self.groups_)
         parts = [np.empty((0, 0))] * 2
