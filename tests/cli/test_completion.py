@@ -35,7 +35,7 @@ def script(tmp_path, capsys):
         (["res"], "resume"),
         (["run", "--tr"], "--track"),
         (["flower", "d"], "down"),
-        (["flower", "up", "--m"], "--metrics"),
+        (["flower", "up", "--i"], "--insecure"),
         (["export", "my-run", "--format", ""], "onnx safetensors"),
     ],
 )

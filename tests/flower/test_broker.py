@@ -110,7 +110,7 @@ def test_a_silent_client_is_waited_for_until_the_deadline_and_no_longer(world):
     replies = broker.request("round", requests("abc"), needed=2)
     assert set(replies) == {"a", "c"}
     assert 100 < clock.now - begin < 103
-    assert lines[-1] == "continuing without b: no reply; a node that is restarted is tried again"
+    assert lines[-1] == "continuing without b: no reply in time; it is asked again in the next round"
 
 
 @pytest.mark.parametrize("share", [0.3, 0.6, 0.8, 0.95])
@@ -285,6 +285,33 @@ def test_a_client_is_identified_by_its_key(world):
     meet(broker, "a")
     assert set(broker.nodes.clients) == {"a"}
     assert lines[-1] == "cannot use the node of carol: it claims to be client b, but its key is that of carol"
+
+
+def test_a_client_that_went_away_is_not_said_to_be_silent(world):
+    clock, transport, broker, lines = world("abc")
+    meet(broker, "abc")
+    del transport.online[2]
+    begin = clock.now
+    assert set(broker.request("round", requests("abc"), needed=2)) == {"a", "c"}
+    assert clock.now - begin < 5
+    assert lines[-1] == "continuing without b: not connected; it is asked again once it is"
+    assert broker.problems["b"] == "it is not connected"
+
+
+@pytest.mark.parametrize("keys", [{1: "a", 2: "b", 3: "c"}, {}], ids=["keys", "none"])
+def test_only_sites_that_the_plan_names_are_asked(world, keys):
+    """By their keys they are not even greeted; without keys each says who it is, and is told that it is not asked."""
+    _, transport, broker, lines = world("abc")
+    transport.keys = keys
+    broker.nodes.members = (lambda: {b"%d" % node: name for node, name in keys.items()}) if keys else None
+    broker.nodes.sites = ("a", "c")
+    meet(broker, "ac")
+    assert set(broker.nodes.clients) == {"a", "c"}
+    if keys:
+        assert {client for client, *_ in transport.sent} == {"a", "c"}
+    else:
+        assert any("the plan does not name it (flower.sites)" in line for line in lines)
+    assert set(broker.request("round", requests("ac"))) == {"a", "c"}
 
 
 def test_only_the_keys_of_members_take_part_and_no_longer_than_they_are_members(world):

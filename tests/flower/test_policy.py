@@ -1,5 +1,6 @@
 """A site decides for itself: what no message of the server's can change."""
 
+import csv
 import json
 
 import pytest
@@ -15,6 +16,7 @@ from kinfed.flower.site.policy import Policy
 from kinfed.flower.site.site import Site
 from kinfed.flower.site.site_check import Here
 from kinfed.flower.site.site_reading import Reading
+from kinfed.flower.wire.messages import Message
 from kinfed.runs.config import experiment
 
 PLAN = """
@@ -49,11 +51,13 @@ def asked(tmp_path):
     return go
 
 
-def test_by_default_only_plans_run_that_the_operator_agreed_to(asked, tmp_path):
+def test_by_default_only_plans_run_that_the_operator_agreed_to(asked, tmp_path, capsys):
     with pytest.raises(RunError, match="has agreed to no plan of this split and seed"):
         asked(Policy())
     command = ["flower", "agree", "a", str(tmp_path / "plan.toml"), "--state", str(tmp_path / "site")]
+    command += ["--data", str(tmp_path / "a.csv"), "--device", "cpu"]
     assert main(command) == main(command) == 0
+    assert "what leaves this site for the server" in " ".join(capsys.readouterr().err.split())
     assert len(json.loads((tmp_path / "site" / "a" / policy.AGREED).read_text())) == 1
     assert asked(Policy()).rounds == 3
     assert asked(Policy(), "flower.deadline=5.0").rounds == 3  # the server's own affair
@@ -72,6 +76,8 @@ def test_by_default_only_plans_run_that_the_operator_agreed_to(asked, tmp_path):
         ({}, "rounds=1000000", "allows 1,000 rounds, and the plan has 1,000,000"),
         ({"epochs": 5}, "training.epochs=6", "allows 5 epochs, and the plan has 6"),
         ({"parameters": 20}, "rounds=3", "allows 20 parameters, and the plan has"),
+        ({"training_rows": 60}, "rounds=3", "has 42 training rows, and its sums reveal single rows"),
+        ({"step_rows": 9}, "rounds=3", "a step of training takes 8 rows"),
     ],
 )
 def test_limits_hold_whatever_a_plan_asks(asked, rules, override, why):
@@ -83,6 +89,42 @@ def test_a_disk_is_not_filled_with_experiments(asked):
     assert asked(Policy(runs="any", experiments=1)).rounds == 3
     with pytest.raises(RunError, match="keeps 1 experiments; its operator may delete old ones"):
         asked(Policy(runs="any", experiments=1))
+
+
+def test_a_full_folder_takes_part_in_nothing_more(asked, tmp_path):
+    (tmp_path / "site" / "a").mkdir(parents=True)
+    (tmp_path / "site" / "a" / "old").write_bytes(b"0" * 2_000_000)
+    with pytest.raises(RunError, match="its policy allows 1 MB, and its folder takes 2"):
+        asked(Policy(runs="any", disk=1))
+
+
+def test_only_scores_that_the_policy_names_leave(asked, tmp_path):
+    assert asked(Policy(runs="any", scores=["loss", "accuracy"]), "select_by=loss").rounds == 3
+    rows = list(csv.DictReader((tmp_path / "out-1" / "history.csv").open()))
+    assert {row["metric"] for row in rows} >= {"loss", "accuracy"}
+    known = {row["metric"] for row in rows if row["value"] not in ("", "nan")}
+    assert known == {"loss", "accuracy"}
+
+
+def test_statistics_are_of_as_many_rows_as_the_policy_asks(tmp_path):
+    """Of 60 rows: no category of fewer than 20, and no value that stands for fewer."""
+    lines = [f"{i % 7},{'rare' if i < 12 else 'often'},{i % 2}" for i in range(60)]
+    (tmp_path / "a.csv").write_text("\n".join(["p,q,y", *lines]) + "\n")
+    agreed = {"targets": ["y"], "inputs": [["p", "number"], ["q", "category"]], "classes": ["0", "1"], "counts": False}
+    words = {"agreed": agreed, "split": {}, "seed": 0}
+    told = {}
+    for rows in (5, 20):
+        rules = Policy(runs="any", statistic_rows=rows)
+        site = Site("a", tmp_path / "a.csv", tmp_path / "site", "cpu", Reading(), (), print, rules)
+        told[rows] = site.reply("describe", Message(words, {})).words["statistics"]
+    assert set(told[5]["q"]["counts"]) == {"rare", "often"}
+    assert set(told[20]["q"]["counts"]) == {"often"}
+    assert told[20]["q"]["others"] == told[5]["q"]["counts"]["rare"]
+    assert all(count >= 20 for _, count in told[20]["p"]["near"])
+    assert sum(count for _, count in told[20]["p"]["near"]) == told[5]["p"]["known"]
+    strict = Policy(runs="any", statistic_rows=1000)
+    site = Site("a", tmp_path / "a.csv", tmp_path / "site", "cpu", Reading(), (), print, strict)
+    assert site.reply("describe", Message(words, {})).words["statistics"]["p"]["known"] == 0
 
 
 @pytest.mark.parametrize(

@@ -88,7 +88,7 @@ FAULTS = {  # where it happens: what happens, and what is said about it
     ("d", 4): (claiming(round=7), "client d out: it replies for round 7"),
     ("e", 4): (claiming(client="a"), "client e out: the reply is from client 'a'"),
     ("a", 5): (failed(2, "<class 'ValueError'>"), "client a out: <class 'ValueError'>"),
-    ("b", 5): (lambda answer: None, "continuing without b: no reply"),
+    ("b", 5): (lambda answer: None, "continuing without b: no reply in time"),
 }
 
 

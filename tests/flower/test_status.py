@@ -1,24 +1,17 @@
-"""What a run writes down while it goes on, and what its user and Prometheus read of it."""
+"""What a run writes down while it goes on, and what its user reads of it."""
 
 import json
 import os
-import shutil
-import socket
-import subprocess
-import sys
 import time
-import urllib.request
 
 import pytest
 
 pytest.importorskip("flwr", reason="flwr is not installed: pip install 'kinfed[flower]'")
 
-from prometheus_client.parser import text_string_to_metric_families as parsed
-
 from kinfed.cli import main
-from kinfed.errors import RunError, UsageError
+from kinfed.errors import RunError
 from kinfed.flower.programs import hardening, keys, superlink
-from kinfed.flower.server import metrics, server, status
+from kinfed.flower.server import server, status
 from kinfed.flower.wire.link import Link
 
 
@@ -94,57 +87,6 @@ def test_the_status_on_screen_and_as_json(home, runs, capsys):
     assert json.loads(capsys.readouterr().out)["run"]["round"] == 4
 
 
-def scraped(port):
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
-                text = answer.read().decode()
-            return {(s.name, *s.labels.values()): s.value for family in parsed(text) for s in family.samples}
-        except OSError:
-            time.sleep(0.05)
-    raise AssertionError("nobody answers")
-
-
-def test_what_prometheus_scrapes(home, runs):
-    found = {
-        (f"kinfed_{key}" if isinstance(key, str) else key): value
-        for family in metrics.Federation(home).collect()
-        for key, value in (((s.name, *s.labels.values()), s.value) for s in family.samples)
-    }
-    assert found["kinfed_site_online", "ann"] == 1
-    assert found["kinfed_site_online", "bob"] == 0
-    assert found["kinfed_site_left_out", "bob"] == 1
-    assert found["kinfed_site_down_bytes", "ann"] == 5000
-    assert ("kinfed_site_used_rounds", "new") not in found
-    assert found["kinfed_round",] == 4
-    assert found["kinfed_run_state", "running"] == 1
-    assert found["kinfed_score", "test", "accuracy", "own"] == 0.75
-
-
-def test_metrics_are_served_on_this_machine_and_end_with_down(home, free_port):
-    port, said = free_port(), []
-    superlink.measure(home, port, said.append)
-    try:
-        assert scraped(port)["kinfed_superlink_up",] == 0
-        assert said == [f"metrics for Prometheus are at http://127.0.0.1:{port}/metrics, on this machine only"]
-    finally:
-        with pytest.raises(UsageError, match="no SuperLink"):
-            superlink.down(home, print)
-    with pytest.raises(OSError, match="refused"):
-        urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5)
-
-
-def test_a_port_that_is_taken_is_refused(home):
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        with pytest.raises(UsageError, match="is in use; choose another for --metrics"):
-            superlink.measure(home, taken.getsockname()[1], print)
-    with pytest.raises(UsageError, match="must be a port, 1 to 65535; got 70000"):
-        superlink.measure(home, 70000, print)
-
-
 def test_a_run_writes_down_how_it_is_doing(trial):
     trial = trial("fedaghn", rounds=3, deadline=0.5)
     trial.grid.faults["b", 3] = lambda answer: None
@@ -169,54 +111,3 @@ def test_a_run_that_fails_writes_down_why(trial, monkeypatch):
         trial.serve()
     words = json.loads((trial.folder / "out" / status.FILE).read_text())
     assert (words["state"], words["why"]) == ("failed", "the disk is full")
-
-
-@pytest.mark.slow
-@pytest.mark.needs("prometheus", "prometheus")
-def test_prometheus_shows_within_a_minute_that_a_site_was_killed(tmp_path, free_port):
-    import numpy as np
-
-    home, port, ask, nodes = tmp_path / "home", free_port(), free_port(), []
-    (tmp_path / "prometheus.yml").write_text(
-        f"global: {{scrape_interval: 5s}}\nscrape_configs: [{{job_name: kinfed, static_configs: "
-        f'[{{targets: ["127.0.0.1:{port}"]}}]}}]\n'
-    )
-    kinfed = [sys.executable, "-m", "kinfed", "flower"]
-
-    def value(site):
-        url = f"http://127.0.0.1:{ask}/api/v1/query?query=kinfed_site_online{{site=%22{site}%22}}"
-        try:
-            found = json.load(urllib.request.urlopen(url, timeout=5))["data"]["result"]
-        except OSError:
-            return None
-        return float(found[0]["value"][1]) if found else None
-
-    def wait(site, wanted, seconds):
-        began = time.monotonic()
-        while value(site) != wanted:
-            assert time.monotonic() - began < seconds, (site, value(site))
-            time.sleep(1)
-        return time.monotonic() - began
-
-    def start(*command, **how):
-        nodes.append(subprocess.Popen([*command], cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
-
-    subprocess.run([*kinfed, "keys", "keys", "ann", "bob"], cwd=tmp_path, check=True)
-    try:
-        up = ["up", "--home", home, "--keys", "keys", "--port", str(free_port()), "--metrics", str(port)]
-        subprocess.run([*kinfed, *up], cwd=tmp_path, check=True)
-        address = json.loads((home / "link.json").read_text())["address"]
-        for site in ("ann", "bob"):
-            np.savez(tmp_path / f"{site}.npz", x=np.zeros((9, 2), np.float32), y=np.arange(9) % 2)
-            start(*kinfed, "node", site, "--data", f"{site}.npz", "--server", address, "--keys", f"keys/sites/{site}")
-        start(shutil.which("prometheus"), f"--web.listen-address=127.0.0.1:{ask}", "--config.file=prometheus.yml")
-        wait("ann", 1, 300)  # nodes start slowly on a machine that is busy with other work
-        wait("bob", 1, 300)
-        nodes[1].kill()
-        print(f"\na killed site is shown as lost after {wait('bob', 0, 60):.0f} s")  # docs/deploy.md has it: pytest -s
-        assert value("ann") == 1
-    finally:
-        for one in nodes:
-            one.terminate()
-            one.wait()
-        subprocess.run([*kinfed, "down", "--home", home], cwd=tmp_path, check=False)

@@ -45,13 +45,14 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     _add_up(actions, server, common)
     _add_node(actions, common)
     _add_run(actions, server, common)
-    agree = _action(actions, "agree", [common], "at a site with --policy: agree to a plan")
-    agree.add_argument("site", metavar="SITE", help="this client's name; of a gateway's, SITE.CLIENT")
+    agree = _action(actions, "agree", [common], "at a site: show what would leave in runs of a plan, and agree to it")
+    agree.add_argument("site", metavar="SITE", help="this client's name")
     agree.add_argument("plan", metavar="FILE.toml", help="the config of the run, as the server's operator sent it")
-    agree.add_argument(
-        "--state", type=Path, default=Path("kinfed-site"), metavar="DIR", help="the node's (default: kinfed-site)"
-    )
+    _add_examples(agree)
     agree.set_defaults(command=_agree)
+    log = _action(actions, "log", [common], "verify and print an audit log: what left, to whom, and what came")
+    log.add_argument("where", type=Path, metavar="DIR", help="a run's folder, or a site's, such as kinfed-site/ann")
+    log.set_defaults(command=_log)
     app = _action(actions, "app", [common], "write a plan as an app that flwr run starts on any Flower deployment")
     app.add_argument("folder", type=Path, metavar="DIR", help="the folder for the app")
     app.add_argument("plan", metavar="FILE.toml", help="the config of the run; see docs/deploy.md")
@@ -96,18 +97,31 @@ def _add_up(actions: Any, server: argparse.ArgumentParser, common: argparse.Argu
     up.add_argument("--insecure", action="store_true", help="use no keys: for trials on one machine")
     up.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1, this machine only)")
     up.add_argument("--port", type=int, default=8000, help="port to listen on (default: 8000)")
-    up.add_argument(
-        "--metrics",
-        type=int,
-        metavar="PORT",
-        help="serve metrics to Prometheus at http://127.0.0.1:PORT/metrics (default: none)",
-    )
     up.set_defaults(command=_up)
 
 
 def _add_node(actions: Any, common: argparse.ArgumentParser) -> None:
     node = _action(actions, "node", [common], "take part as a client until interrupted")
     node.add_argument("site", metavar="SITE", help="this client's name")
+    _add_examples(node)
+    node.add_argument(
+        "--server", default="127.0.0.1:8000", metavar="HOST:PORT", help="where the server is (default: 127.0.0.1:8000)"
+    )
+    node.add_argument("--keys", type=Path, metavar="DIR", help="this site's folder of keys, with ca.crt and key")
+    node.add_argument("--insecure", action="store_true", help="use no keys: for trials on one machine")
+    node.add_argument(
+        "--check",
+        nargs="?",
+        const="",
+        metavar="FILE.toml",
+        help="connect to nobody: say whether the file, and the model of this config, fit, and what would leave the "
+        "site",
+    )
+    node.set_defaults(command=_node)
+
+
+def _add_examples(node: argparse.ArgumentParser) -> None:
+    """Which examples a site has, how they are read, and within which limits they are used."""
     node.add_argument(
         "--data",
         required=True,
@@ -127,11 +141,6 @@ def _add_node(actions: Any, common: argparse.ArgumentParser) -> None:
     _add_reading(node)
     _add_limits(node)
     node.add_argument(
-        "--server", default="127.0.0.1:8000", metavar="HOST:PORT", help="where the server is (default: 127.0.0.1:8000)"
-    )
-    node.add_argument("--keys", type=Path, metavar="DIR", help="this site's folder of keys, with ca.crt and key")
-    node.add_argument("--insecure", action="store_true", help="use no keys: for trials on one machine")
-    node.add_argument(
         "--state",
         type=Path,
         default=Path("kinfed-site"),
@@ -139,15 +148,6 @@ def _add_node(actions: Any, common: argparse.ArgumentParser) -> None:
         help="folder for private state and models (default: kinfed-site)",
     )
     node.add_argument("--device", default="auto", help="where to train: auto, cpu, cuda or cuda:i (default: auto)")
-    node.add_argument(
-        "--check",
-        nargs="?",
-        const="",
-        metavar="FILE.toml",
-        help="connect to nobody: say whether the file, and the model of this config, fit, and what would leave the "
-        "site",
-    )
-    node.set_defaults(command=_node)
 
 
 def _add_limits(node: argparse.ArgumentParser) -> None:
@@ -235,7 +235,7 @@ def _add_run(actions: Any, server: argparse.ArgumentParser, common: argparse.Arg
         default=[],
         metavar="WHERE",
         help="track the run in tensorboard, mlflow (at $MLFLOW_TRACKING_URI) or a class of yours, FILE.py:NAME; may be "
-        "repeated; --resume keeps the trackers (docs/trackers.md)",
+        "repeated; --resume keeps the trackers (docs/tracking.md)",
     )
     run.add_argument(
         "--beside",
@@ -274,26 +274,17 @@ def _up(args: argparse.Namespace, console: Console) -> None:
 
     keys = _keys_or_insecure(args, "kinfed flower keys DIR SITE ...")
     superlink.up(Path(args.home), args.host, args.port, keys, _printer(console))
-    if args.metrics is not None:
-        superlink.measure(Path(args.home), args.metrics, _printer(console))
 
 
 def _node(args: argparse.Namespace, console: Console) -> None:
     _prepare()
     from ..flower.programs import node
     from ..flower.site import site_examples
-    from ..flower.site.policy import Policy
     from ..flower.wire.link import Link
 
     reading = _reading(args)
     if args.check is not None:
-        from ..flower.site.site_check import rehearse
-
-        config_file = Path(args.check) if args.check else None
-        examples = site_examples.opened(args.data, args.query, reading)
-        if args.client:  # what one client is checked for, with the rows of all
-            reading = dataclasses.replace(reading, ignore=(*reading.ignore, args.client), client="")
-        rehearse(args.site, examples, reading, args.code, args.device, config_file, _printer(console))
+        _check(args, Path(args.check) if args.check else None, console)
         return
     keys = _keys_or_insecure(args, "kinfed flower keys on the server")
     host, colon, port = args.server.rpartition(":")
@@ -304,10 +295,29 @@ def _node(args: argparse.Namespace, console: Console) -> None:
             raise UsageError(f"{keys} lacks {name}; --keys must name this site's folder, made by kinfed flower keys")
     link = Link(args.server, str(keys / "ca.crt") if keys else "")
     key = keys / "key" if keys else None
-    rules = Policy.read(args.policy) if args.policy else None
+    rules = _rules(args)
     examples = site_examples.opened(args.data, args.query, reading)
     told = _printer(console)
     node.run(args.site, examples, reading, args.state, link, key, args.device, args.code, told, rules)
+
+
+def _check(args: argparse.Namespace, plan: Path | None, console: Console) -> Any:
+    """Say what would leave a site; returns its examples."""
+    from ..flower.site import site_examples
+    from ..flower.site.site_check import rehearse
+
+    reading = _reading(args)
+    examples = site_examples.opened(args.data, args.query, reading)
+    if args.client:  # what one client is checked for, with the rows of all
+        reading = dataclasses.replace(reading, ignore=(*reading.ignore, args.client), client="")
+    rehearse(args.site, examples, reading, args.code, args.device, plan, _printer(console), _rules(args))
+    return examples
+
+
+def _rules(args: argparse.Namespace) -> Any:
+    from ..flower.site.policy import Policy
+
+    return Policy.read(args.policy) if args.policy else None
 
 
 def _reading(args: argparse.Namespace) -> Any:
@@ -385,19 +395,37 @@ def _run(args: argparse.Namespace, console: Console) -> None:
 
 def _agree(args: argparse.Namespace, console: Console) -> None:
     _prepare()
-    from ..flower.programs import keys
-    from ..flower.server import plan, site_references
-    from ..flower.site import policy
+    from ..flower.server import plan
+    from ..flower.server.site_references import fedavg_of, wanted
+    from ..flower.site import gateway, policy
 
-    keys.check_name(args.site)
-    planned = plan.resolve(experiment.read(args.plan, []))
-    also = [site_references.fedavg_of(planned, 1)] if "fedavg" in site_references.wanted(planned) else []
-    hashed = policy.agree([planned, *also], args.state / args.site)
-    console.print(
-        f"{args.site} takes part in runs of this plan, {hashed[:16]}; what would leave: kinfed flower node {args.site} "
-        f"--data FILE --check {args.plan}",
-        soft_wrap=True,
-    )
+    examples = _check(args, Path(args.plan), console)
+    with plugins.local(args.code):
+        planned = plan.resolve(experiment.read(args.plan, []))
+        also = [fedavg_of(planned, 1)] if "fedavg" in wanted(planned) else []
+        names = [args.site]
+        if args.client:
+            names = [*gateway.names_in(gateway.table_of(examples), args.client, args.site)]
+        hashed = {policy.agree([planned, *also], args.state / name) for name in names}
+    console.print(f"agreed: {args.site} takes part in runs of this plan, {hashed.pop()[:16]}", soft_wrap=True)
+
+
+def _log(args: argparse.Namespace, console: Console) -> None:
+    _prepare()
+    from ..flower.wire import audit
+
+    path, count, last = audit.find(args.where), 0, None
+    for last in audit.read(path):
+        count += 1
+        if args.json:
+            print(json.dumps(last))
+        else:
+            arrow, size = "->" if last["way"] == "sent" else "<-", quantity(last["bytes"], "B")
+            line = f"{last['at']} {arrow} {last['peer']} {last['kind']}, {size}: {', '.join(last['holds'])}"
+            literal().print(f"{line} ({last['message'][:16]})", soft_wrap=True)
+    if not args.json:
+        end = f"; the hash of the last is {last['hash']}" if last else ""
+        console.print(f"{path}: {count:,} messages, each as it was written{end}", soft_wrap=True)
 
 
 def _app(args: argparse.Namespace, console: Console) -> None:

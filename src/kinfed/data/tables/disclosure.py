@@ -19,25 +19,25 @@ NEAR = 1e-5  # seconds, or units of numbers, within which two times are the same
 FORMS = {"number": NumberStatistics, "category": WordStatistics, "date": DateStatistics}
 
 
-def coarse(known: Statistics, names: int | None = None, least: int = 1) -> Any:
+def coarse(known: Statistics, names: int | None = None, least: int = 1, fewest: int = FEWEST) -> Any:
     """Statistics without what single rows say; `names` is of how many categories the names may be told, None: of all.
 
     Names of categories in fewer than `least` rows are not told either.
-    Numbers of fewer than `FEWEST` rows are left out altogether; of others, nothing but counts, the mean and the
-    deviation, both `rounded`, and `near`, whose values stand for `FEWEST` rows or more each.
+    Numbers of fewer than `fewest` rows are left out altogether; of others, nothing but counts, the mean and the
+    deviation, both `rounded`, and `near`, whose values stand for `fewest` rows or more each.
     """
     if isinstance(known, DateStatistics):
-        return DateStatistics(coarse(known.years), known.clock)
+        return DateStatistics(coarse(known.years, fewest=fewest), known.clock)
     if isinstance(known, WordStatistics):
         order = sorted(known.counts, key=lambda word: (-known.counts[word], natural(word)))
         told = [word for word in order[:names] if known.counts[word] >= least]
         rest = sum(known.counts[word] for word in order[len(told) :])
         counts = {word: known.counts[word] for word in told}
         return WordStatistics(counts, known.missing, known.others + rest, known.unnamed + len(order) - len(told))
-    if known.known < FEWEST:
+    if known.known < fewest:
         return NumberStatistics(0, known.missing, 0.0, 0.0, (), {})
     rough = rounded(known)
-    return rough._replace(distinct=_distinct(rough), near=_grouped(rough.near, rough.known))
+    return rough._replace(distinct=_distinct(rough, fewest), near=_grouped(rough.near, rough.known, fewest))
 
 
 def rounded(known: NumberStatistics) -> NumberStatistics:
@@ -50,19 +50,19 @@ def rounded(known: NumberStatistics) -> NumberStatistics:
     return known._replace(mean=mean, deviation=deviation) if math.isfinite(mean) else known
 
 
-def _distinct(known: NumberStatistics) -> tuple[float, ...]:
+def _distinct(known: NumberStatistics, fewest: int) -> tuple[float, ...]:
     """As many different values, which are real ones only if they are all and each is in enough rows, or 0 and 1."""
     few = len(known.distinct) < DISTINCT
-    enough = all(known.near.get(float(cut(np.array([one]))[0]), 0) >= FEWEST for one in known.distinct)
+    enough = all(known.near.get(float(cut(np.array([one]))[0]), 0) >= fewest for one in known.distinct)
     if few and (enough or set(known.distinct) <= {0.0, 1.0} or len(known.distinct) == 1):
         return known.distinct
     spread = math.sqrt(2) * (known.deviation or 1.0)  # irrational, so that none is a value of a row
     return tuple(known.mean + spread * place for place in ((-1, 1) if few else (-1, 1, 2)))
 
 
-def _grouped(near: Mapping[float, int], rows: int) -> dict[float, int]:
+def _grouped(near: Mapping[float, int], rows: int, fewest: int) -> dict[float, int]:
     """How often values are there, neighbours together: a value of many rows by itself, or the mean of several."""
-    least = max(FEWEST, math.ceil(rows / GROUPS))
+    least = max(fewest, math.ceil(rows / GROUPS))
     groups: list[list[tuple[float, int]]] = [[]]
     for value in sorted(near):
         if sum(count for _, count in groups[-1]) >= least:
@@ -74,7 +74,7 @@ def _grouped(near: Mapping[float, int], rows: int) -> dict[float, int]:
     for group in groups:
         value, count = max(group, key=lambda one: one[1], default=(0.0, 0))
         total = sum(count for _, count in group)
-        if count < FEWEST and total:
+        if count < fewest and total:
             value = float(cut(np.array([sum(one * times for one, times in group) / total]))[0])
         result[value] = result.get(value, 0) + total
     return result if near else {}

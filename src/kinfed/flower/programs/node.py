@@ -17,7 +17,8 @@ from ..site.gateway import Gateway, parted
 from ..site.policy import Policy
 from ..site.site import Site
 from ..site.site_reading import Reading
-from ..wire import transport
+from ..wire import audit, transport
+from ..wire.audit import AuditLog
 from ..wire.connection import Arrived, Connection
 from ..wire.link import Link
 from ..wire.messages import Message, plain
@@ -78,12 +79,13 @@ def run(
         link.wait_for_server(tell)
         try:
             with _interruptible(), Connection(link, key, home, tell) as connection:
+                log_of_messages = AuditLog(home / audit.FILE)
                 many = f" with {len(site.sites)} clients" if isinstance(site, Gateway) else ""
                 tell(f"client {client} is connected{many} to {link.address}; its log is {home / 'node.log'}")
                 while True:
                     arrived = connection.receive()
                     if arrived is not None:
-                        connection.answer(arrived, transport.pack(_answer(site, arrived, tell)))
+                        connection.answer(arrived, transport.pack(_audited(site, arrived, tell, log_of_messages, link)))
         except RunError as problem:
             raise RunError(f"the node of {client} ended: {problem}") from None
 
@@ -101,6 +103,17 @@ def _interruptible() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _audited(site: Site | Gateway, arrived: Arrived, tell: Report, log: AuditLog, link: Link) -> Message:
+    """The site's reply to a message, once it is in the site's audit log; a refusal if that cannot be written."""
+    reply = _answer(site, arrived, tell)
+    try:
+        log.note("sent", link.address, arrived.kind.partition(".")[2], reply)
+    except RunError as problem:
+        tell(str(problem))
+        return Message({"client": site.name, "refused": f"client {site.name}: its audit log cannot be written"}, {})
+    return reply
 
 
 def _answer(site: Site | Gateway, arrived: Arrived, tell: Report) -> Message:

@@ -1,6 +1,5 @@
 """The server's SuperLink: started, stopped, and told whose keys to admit."""
 
-import importlib.util
 import itertools
 import json
 from collections.abc import Callable
@@ -16,7 +15,7 @@ from . import keys as certificates
 from .subprocesses import end, is_alive, is_free, is_loopback, make_private, secret, start
 
 Report = Callable[[str], object]
-LINK, METRICS, LAST = "link.json", "metrics.pid", "run.json"
+LINK, LAST = "link.json", "run.json"
 PROGRAM = "hub"
 _RESTART = "restart it: kinfed flower down, then up"
 
@@ -72,41 +71,8 @@ def up(home: Path, host: str, port: int, keys: Path | None, report: Report) -> L
     return link
 
 
-def measure(home: Path, port: int, report: Report) -> None:
-    """Start what serves metrics for Prometheus on this machine, in place of one that was started before."""
-    if importlib.util.find_spec("prometheus_client") is None:
-        raise UsageError("--metrics needs prometheus-client, which is not installed: pip install 'kinfed[flower]'")
-    if not 0 < port < 65536:
-        raise UsageError(f"--metrics must be a port, 1 to 65535; got {port}")
-    before, on = _measuring(home)
-    if (not before or on != port) and not is_free("127.0.0.1", port):
-        raise UsageError(f"port {port} of this machine is in use; choose another for --metrics")
-    _end_metrics(home)
-    with held(), (home / "metrics.log").open("wb") as log:
-        process = start("metrics", str(home.resolve()), str(port), home=home, log=log)
-        with replacing(home / METRICS) as part:
-            part.write_text(f"{process.pid} {port}")
-    report(f"metrics for Prometheus are at http://127.0.0.1:{port}/metrics, on this machine only")
-
-
-def _measuring(home: Path) -> tuple[int, int]:
-    """The process that serves metrics, and its port; 0 if there is none."""
-    try:
-        pid, port = map(int, (home / METRICS).read_text().split())
-        return (pid, port) if is_alive(pid, "metrics") else (0, 0)
-    except (OSError, ValueError):
-        return 0, 0
-
-
-def _end_metrics(home: Path) -> None:
-    if pid := _measuring(home)[0]:
-        end(pid)
-    (home / METRICS).unlink(missing_ok=True)
-
-
 def down(home: Path, report: Report) -> None:
     """Stop the SuperLink, and with it the runs in progress."""
-    _end_metrics(home)
     now = running(home)
     if (out := last_run(home)) and (pid := ending.process(out)):
         end(pid)

@@ -27,9 +27,9 @@ def agree(planned: Plan, broker: Broker) -> Words:
         return max(counted.items(), key=lambda item: item[1]) if counted else (None, 0)
 
     def dismiss_others() -> None:
-        """Tell sites what differs from the others' once all that are needed are here, and too few are alike."""
+        """Tell sites what differs from the others' once most are alike, or all that are needed are here."""
         kind, alike = majority()
-        if alike < wanted <= len(clients):
+        if alike < wanted and len(clients) >= min(wanted, 2) and (2 * alike > len(clients) or len(clients) >= wanted):
             most = next(words for words in clients.values() if validation.kind(words) == kind)
             for client, words in [*clients.items()]:
                 if validation.kind(words) != kind:

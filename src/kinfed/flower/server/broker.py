@@ -86,6 +86,7 @@ class Broker:
     log: Callable[[str], None] = print
     poll: float = 0.2  # seconds
     members: Callable[[], Mapping[bytes, str]] | None = None  # public keys and their clients; None: whoever is online
+    sites: Collection[str] = ()  # that are asked; none: all
     round: int = 0  # the one in progress, from 1; 0 before the first
     traffic: dict[str, dict[int, list[int]]] = field(default_factory=dict)  # bytes down and up, by client and round
     looked: Callable[[], None] = lambda: None  # called after each look at which nodes are online
@@ -98,7 +99,7 @@ class Broker:
     _extended: set[str] = field(default_factory=set)  # clients that were given more time and have not replied since
 
     def __post_init__(self) -> None:
-        self.nodes = Nodes(self.log, self.members)
+        self.nodes = Nodes(self.log, self.members, self.sites)
 
     def discover(self, enough: Callable[[], bool], waiting_for: str) -> None:
         """Greet all nodes until enough clients are known and every node that is online has replied."""
@@ -169,13 +170,21 @@ class Broker:
         if 0 < request.missing <= len(request.awaited):
             raise RunError(too_few(messages, request.replies, needed))
         if request.waiting:
-            removed = {client for client in request.waiting if self.nodes.is_removed(client)}
-            self.problems |= dict.fromkeys(request.waiting, "no reply") | dict.fromkeys(removed, "it was removed")
-            if removed:
-                self.log(f"continuing without {_list(removed)}: removed from sites/ of the server's keys")
-            if silent := request.waiting.keys() - removed:
-                self.log(f"continuing without {_list(silent)}: no reply; a node that is restarted is tried again")
+            self._report_waiting(request.waiting)
         return request.replies
+
+    def _report_waiting(self, waiting: Collection[str]) -> None:
+        """Log, and note for each client, why a request goes on without it."""
+        removed = {client for client in waiting if self.nodes.is_removed(client)}
+        away = {client for client in {*waiting} - removed if not self.nodes.is_online(client)}
+        for clients, problem, why in (
+            (removed, "it was removed", "removed from sites/ of the server's keys"),
+            (away, "it is not connected", "not connected; it is asked again once it is"),
+            ({*waiting} - removed - away, "no reply", "no reply in time; it is asked again in the next round"),
+        ):
+            self.problems |= dict.fromkeys(clients, problem)
+            if clients:
+                self.log(f"continuing without {_list(clients)}: {why}")
 
     def _advance(self, kind: str, request: _Request) -> bool:
         """Send what can be sent and take what has arrived; returns whether the request is over."""

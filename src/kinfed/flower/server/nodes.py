@@ -1,7 +1,7 @@
 """Which clients there are, and at which node each is: learned by greeting every node that comes online."""
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -47,6 +47,7 @@ class Nodes:
 
     log: Callable[[str], None]
     members: Callable[[], Mapping[bytes, str]] | None  # public keys and their clients; None: anyone online is a member
+    sites: Collection[str] = ()  # whose nodes alone are asked, by the names of their keys; none: all
     clients: dict[str, Words] = field(default_factory=dict)  # every client that was met, with its reply to the greeting
     online: dict[int, Node] = field(default_factory=dict)
     at: dict[str, int] = field(default_factory=dict)  # the node where each client was last
@@ -82,6 +83,7 @@ class Nodes:
                 self.log(f"ignoring the node {name}: its key is not in sites/ of the server's keys")
             self._strangers = strangers
             online = {id: node._replace(name=names[node.key]) for id, node in online.items() if id not in strangers}
+            online = {id: node for id, node in online.items() if not self.sites or node.name in self.sites}
         self.online = online
 
     def greetings(self, now: float, busy: set[int], again: bool) -> list[tuple[int, Message]]:
@@ -108,7 +110,10 @@ class Nodes:
         words: Words = {"refused": reply.why} if isinstance(reply, Failure) else reply.words
         known = self.online.get(node, Node("", ""))
         self._greeted[node] = known.stamp
-        if isinstance(words.get("clients"), dict):
+        site = known.name or str(words.get("client"))
+        if self.sites and site not in self.sites:
+            why = "the plan does not name it (flower.sites)"
+        elif isinstance(words.get("clients"), dict):
             why = self._meet_gateway(node, known, words)
         else:
             why = self._meet_client(node, known, words)

@@ -29,6 +29,7 @@ class Deployment:
     """How the server deals with sites that are late, offline, new or wrong."""
 
     clients: int = 2  # sites that must be connected before round 1
+    sites: Sequence[str] = ()  # the sites that are asked, by the names of their keys; none: all
     deadline: float = 600.0  # seconds after which a round continues with the sites that have replied ...
     quorum: float = 0.5  # ... if they are at least this share of the sites that were asked; otherwise it waits ...
     patience: float = 3600.0  # ... up to this many seconds, after which the run ends, to be resumed later

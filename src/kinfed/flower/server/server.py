@@ -32,7 +32,8 @@ from ...runs.final_state import Left
 from ...runs.run_folder import RunFolder
 from ...runs.tracker_feed import followed
 from ...verdict.verdict import Verdict
-from ..wire import messages
+from ..wire import audit, messages
+from ..wire.audit import AuditedTransport, AuditLog
 from ..wire.messages import Message, Words
 from . import federation_trackers, plan, schema_negotiation
 from . import site_references as beside
@@ -71,11 +72,15 @@ def serve(
     requests that cannot work and RunError if too few sites take part; the checkpoint of the last round is kept.
     """
     deployment = planned.deployment
-    broker = Broker(transport, deployment.deadline, deployment.patience, log, poll, members)
     make_folder(out)
     with only_process(out, log):
         if (folder := RunFolder(out)).is_finished:  # by a process that has ended meanwhile
             return folder.read_summary()
+        audited = AuditedTransport(transport, AuditLog(out / audit.FILE))
+        broker = Broker(audited, deployment.deadline, deployment.patience, log, poll, members, deployment.sites)
+        unknown = [] if members is None else [*{*deployment.sites} - {*members().values()}]
+        if unknown:
+            log(f"flower.sites names {', '.join(sorted(unknown))}, whose key is not in sites/ of the server's keys")
         watch = Watch(out, planned.learning.rounds.count, broker)
         try:
 

@@ -25,20 +25,21 @@ class Withheld(UsageError):
 
 @dataclass(frozen=True)
 class Disclosure:
-    """The limits of a site: `draws` is the file that remembers draws; with `few_rows` its operator allows few rows."""
+    """The limits of a site: `draws` is the file that remembers draws, the others are rows that must be there."""
 
     draws: Path
-    few_rows: bool = False
+    training: int = TRAINING  # for all training, and for sums
+    step: int = STEP  # for a gradient
 
     def check_draw(self, data: Path, split: Split, seed: int, rows: Mapping[str, Any]) -> None:
         """Raise Withheld unless these are the rows of each split: [n] that were drawn of this content of a file before.
 
         What two draws are answered by differs in single rows, which a server could compute.
         """
-        if len(rows["train"]) < TRAINING and not self.few_rows:
+        if len(rows["train"]) < self.training:
             raise Withheld(
                 f"it has {several(len(rows['train']), 'training row')}, and its sums reveal single rows if there are "
-                f"fewer than {TRAINING}: it takes part only if its operator says so (--few-rows)"
+                f"fewer than {self.training}: it takes part only if its operator says so (--few-rows)"
             )
         drawn = hashlib.sha256()
         for part in SPLITS:
@@ -64,20 +65,18 @@ class Disclosure:
 
     def check_steps(self, method: Method, batch: int, rows: Mapping[str, int]) -> None:
         """Raise Withheld if a gradient that is uploaded is of too few rows; `rows` are how many each split has."""
-        if self.few_rows:
-            return
         own = getattr(method, "batch", None)  # of a method that has one of its own
         step = min(rows["train"], own or batch)
-        if step < STEP:
+        if step < self.step:
             raise Withheld(
-                f"a step of training takes {several(step, 'row')}, and {REVEALS}; set training.batch to {STEP} or "
+                f"a step of training takes {several(step, 'row')}, and {REVEALS}; set training.batch to {self.step} or "
                 "more, or have the site's operator allow it (--few-rows)"
             )
-        count = rows.get("held_out", STEP)
-        if method.feedback != "none" and count < STEP:
+        count = rows.get("held_out", self.step)
+        if method.feedback != "none" and count < self.step:
             raise Withheld(
                 f"the method takes feedback from {several(count, 'row')}, and {REVEALS}; set method.feedback to "
-                f"'train' or the split so that there are {STEP}, or have the site's operator allow it (--few-rows)"
+                f"'train' or the split so that there are {self.step}, or have the site's operator allow it (--few-rows)"
             )
 
 

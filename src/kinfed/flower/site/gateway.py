@@ -25,32 +25,42 @@ MOST = 2000  # clients of one gateway
 SAME = "tensors: "  # begins what is told of all clients alike
 
 
-def parted(examples: Path | Frame, column: str, site: str, folder: Path) -> dict[str, Path]:
-    """A file of its own for each client that a column names, by the client's name in the federation, SITE.CLIENT.
+def names_in(frame: Frame, column: str, site: str) -> dict[str, int]:
+    """The clients that a column names, by their names in the federation, SITE.CLIENT, with their places in the column.
 
-    Raises UsageError for what holds no such column, and for names that no site can have.
+    Raises UsageError for a column that is not there, and for names that no site can have.
     """
-    if isinstance(examples, Path) and (examples.suffix.lower() == ".npz" or not kind_of(examples)):
-        raise UsageError(f"--client names a column of a table, but {examples} is none: give a .csv or .parquet")
-    frame = open_table(examples) if isinstance(examples, Path) else examples
     frame.need([column])
     words = frame.words(column)
     if (empty := np.flatnonzero(words.empty)).size:
         raise UsageError(f"{frame.name}: {frame.place(int(empty[0]), column)} is empty, so its row is no client's")
-    names = {f"{site}.{name}": i for i, name in enumerate(words.names) if name}
+    there = np.unique(words.codes)
+    names = {f"{site}.{name}": i for i, name in enumerate(words.names) if name and i in there}
     bad = [name for name in names if not re.fullmatch(NAME, name)]
     if bad or len(names) > MOST:
         told = f"{bad[0]!r} cannot be a client's name" if bad else f"it names {len(names):,} clients, over {MOST:,}"
         raise UsageError(f"{frame.name}: column '{column}': {told}; letters, digits, '.', '_' and '-' may be used")
+    return names
+
+
+def table_of(examples: Path | Frame) -> Frame:
+    """The table of a gateway; raises UsageError for a file that holds none."""
+    if not isinstance(examples, Path):
+        return examples
+    if examples.suffix.lower() == ".npz" or not kind_of(examples):
+        raise UsageError(f"--client names a column of a table, but {examples} is none: give a .csv or .parquet")
+    return open_table(examples)
+
+
+def parted(examples: Path | Frame, column: str, site: str, folder: Path) -> dict[str, Path]:
+    """A file of its own for each client that a column names, by the client's name; see `names_in` for errors."""
+    frame = table_of(examples)
+    names, codes = names_in(frame, column, site), frame.words(column).codes
     make_folder(folder)
-    files = {}
+    files = {name: folder / f"{name}.parquet" for name in names}
     for name, code in names.items():
-        rows = words.codes == code
-        if not rows.any():
-            continue
-        files[name] = folder / f"{name}.parquet"
         with replacing(files[name]) as part:
-            frame.keep(rows).write(part)
+            frame.keep(codes == code).write(part)
     return files
 
 

@@ -8,12 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...core.settings import Count, Settings
+from ...data.tables import disclosure
 from ...errors import RunError, UsageError
 from ...files import make_folder, replacing
 from ...runs.config import parts, plugins
 from ...runs.config.experiment import Table
 from ..server.plan import Plan
-from .drawn_rows import Withheld
+from ..wire.messages import Words
+from .drawn_rows import STEP, TRAINING, Withheld
 
 AGREED = "agreed.json"  # in a site's folder: hashes of plans
 
@@ -29,6 +31,11 @@ class Policy(Settings):
     epochs: Count = 100  # of local training in a round
     parameters: Count = 10_000_000  # of a model
     experiments: Count = 100  # whose folders are kept at the site
+    disk: Count = 10_000  # megabytes that these may take
+    training_rows: Count = TRAINING  # at least: for training
+    step_rows: Count = STEP  # at least: of which a gradient may be
+    statistic_rows: Count = disclosure.FEWEST  # at least: that a number, or a category's name, stands for
+    scores: Sequence[str] = ()  # that leave, such as loss and accuracy; none: all
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -67,6 +74,40 @@ class Policy(Settings):
                 f"its operator has not agreed to this plan (kinfed flower agree {folder.name} plan.toml); its hash is "
                 f"{digest(table)[:16]}"
             )
+
+    def check_disk(self, folder: Path) -> None:
+        """Raise Withheld if a site's folder takes more than its rules allow."""
+        taken = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) / 1e6
+        if taken > self.disk:
+            raise Withheld(
+                f"its policy allows {self.disk:,} MB, and its folder takes {taken:,.0f}; delete old experiments"
+            )
+
+    def check_score(self, metric: str) -> None:
+        """Raise Withheld unless a score may leave."""
+        if not self.lets_out(metric):
+            raise Withheld(f"its policy lets {', '.join(self.scores)} leave, not {metric}")
+
+    def lets_out(self, metric: str) -> bool:
+        """Whether a score may leave."""
+        return not self.scores or metric in self.scores
+
+    def coarser(self, said: Words) -> Words:
+        """A description as it may leave: its numbers of so many rows or more, its categories' names too."""
+        if self.statistic_rows <= disclosure.FEWEST:
+            return said
+        rows, kept = self.statistic_rows, dict(said)
+        for part in ("statistics", "answers"):
+            whole = said.get(part, {})
+            each = {
+                name: disclosure.coarse(
+                    disclosure.from_json(one, one["kind"], median=part != "answers"), None, rows, rows
+                )
+                for name, one in (whole.items() if isinstance(whole, dict) else enumerate(whole))
+            }
+            told = {name: disclosure.to_json(one) for name, one in each.items()}
+            kept |= {part: told if isinstance(whole, dict) else [*told.values()]} if part in said else {}
+        return kept
 
     def check_description(self, split: Table, seed: int, folder: Path) -> None:
         """Raise Withheld unless the operator has agreed to a plan that divides the rows so."""

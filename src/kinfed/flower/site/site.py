@@ -77,8 +77,9 @@ class Site:
         self.name, self.folder = name, folder / name
         self._data, self._device, self._code = data, pick_device(device), code
         self._reading, self._report = reading or Reading(), report
-        self._limits = Disclosure(folder / f"{name}.draws.json", self._reading.few_rows)
-        self._policy = policy or Policy(runs="any")
+        rules = self._policy = policy or Policy(runs="any")
+        rows = (1, 1) if self._reading.few_rows else (rules.training_rows, rules.step_rows)
+        self._limits = Disclosure(folder / f"{name}.draws.json", *rows)
         self._last: tuple[Any, Federation, Simulation] | None = None  # see `_held`
 
     def reply(self, kind: str, message: Message) -> Message:
@@ -126,7 +127,7 @@ class Site:
         data = site_examples.find(self._data, self.name, self._reading, self._limits)
         with understanding(), at_home(data):
             said = data.describe(words["agreed"], split, words["seed"])
-        return Message({"client": self.name, **said}, {})
+        return Message({"client": self.name, **self._policy.coarser(said)}, {})
 
     def _join(self, invitation: Message) -> Message:
         words = invitation.words
@@ -139,6 +140,7 @@ class Site:
         sent = invitation.arrays.get("theta")
         count = 0 if sent is None else sent.numel()
         self._policy.check(planned, words["table"], count, self.folder, str(words["experiment"]))
+        self._policy.check_disk(self.folder)
         federation, model = self._examples(invitation, planned)
         simulation = self._simulate(planned, federation, model)
         problem = messages.problem_with(invitation.arrays, messages.forms({"theta": model.theta}))
@@ -167,6 +169,7 @@ class Site:
     def begin(self, message: Message) -> "Message | Work":
         """A round up to what must be computed for it; a reply if it needs nothing."""
         messages.check("round", message.words)
+        self._policy.check_disk(self.folder)
         folder = self._at(message.words)
         invitation = folder.invitation()
         if invitation is None:
@@ -207,7 +210,8 @@ class Site:
             assert outcome.evaluation is not None
             round, evaluation = work.part.evaluate[0], outcome.evaluation
             work.models.save(round, {name: trees.pick(model, 0) for name, model in evaluation.models.items()})
-            state.reply.words["scores"] = [[*key, float(value)] for key, value in evaluation.scores.items()]
+            scores = [[*key, float(value)] for key, value in evaluation.scores.items() if self._policy.lets_out(key[2])]
+            state.reply.words["scores"] = scores
             state.reply.words["evaluated"] = round
             work.models.select(work.words)
         if work.part.train is not None:
@@ -241,6 +245,7 @@ class Site:
         assert joined is not None
         planned = self._plan(joined.words)
         federation, model = self._examples(joined, planned)
+        self._policy.check_score(federation.task.metric)
         beside = str(words.get("fedavg", ""))
         verdict, alone = site_verdict.compare(planned, federation, model, kept, folder.path, str(self._device), beside)
         self._report(verdict.sentence)

@@ -6,7 +6,7 @@ methods need two. What the site replies is listed; so the list is of the program
 
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from ..wire import messages
 from ..wire.messages import Message, Words
 from . import site_examples
 from .drawn_rows import REVEALS, STEP
+from .policy import Policy
 from .site import Site
 from .site_reading import Reading
 
@@ -78,10 +79,12 @@ def rehearse(
     device: str,
     run: Path | None,
     report: Report,
+    policy: Policy | None = None,
 ) -> None:
     """Report whether a site's file and the model of a run's config fit, and what would leave the site.
 
-    Without a config only the file is checked, with a linear model. Raises UsageError or RunError for what does not fit.
+    Without a config only the file is checked, with a linear model. What `policy` withholds is not listed. Raises
+    UsageError or RunError for what does not fit.
     """
     keys.check_name(client)
     with plugins.local(code):
@@ -106,7 +109,8 @@ def rehearse(
             def hear(text: str) -> None:
                 told.append(text if data == examples else text.replace(str(data), called).replace(data.name, called))
 
-            sites = [Site(name, data, Path(folder), device, reading, code, hear) for name in names]
+            rules = None if policy is None else replace(policy, runs="any")
+            sites = [Site(name, data, Path(folder), device, reading, code, hear, rules) for name in names]
             here = Here(sites)
             if "refused" in sites[0].reply("hello", Message({}, {})).words:
                 raise UsageError(told[0].removeprefix(f"client {client}: "))
@@ -149,7 +153,7 @@ def _leaving(left: dict[str, Message], batch: int) -> list[str]:
 
 
 def _arrays(message: Message) -> str:
-    forms = messages.forms(message.arrays).items()
+    forms = messages.forms({name: t for name, t in message.arrays.items() if t.numel()}).items()
     listed = [f"{name} ({dtype.removeprefix('torch.')} {list(shape)})" for name, (dtype, shape) in forms]
     size = f", {trees.size(message.arrays):,} bytes" if listed else ""
     return f"; tensors: {_some(listed)}{size}" if listed else ""

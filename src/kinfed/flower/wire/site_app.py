@@ -14,8 +14,10 @@ from flwr.clientapp import ClientApp
 from ...errors import RunError, UsageError
 from ...files import make_folder
 from ..programs.keys import check_name
+from ..site.policy import Policy
 from ..site.site import Site
 from ..site.site_reading import Reading
+from ..wire import audit
 from . import transport
 from .messages import Message, plain
 
@@ -32,6 +34,7 @@ def reply(kind: str, envelope: Envelope, context: Context) -> Envelope:
         if "refused" in message.words:
             _print(f"the server cannot use this node: {plain(message.words['refused'])}")
         answer = site.reply(kind, message)
+        audit.AuditLog(site.folder / "node" / audit.FILE).note("sent", "the SuperLink", kind, answer)
     except (UsageError, RunError) as problem:
         answer = Message({"client": name, "refused": f"client {name}: {problem}"}, {})
         _print(answer.words["refused"])
@@ -41,8 +44,8 @@ def reply(kind: str, envelope: Envelope, context: Context) -> Envelope:
 def _site(node: Mapping[str, Any], run: Mapping[str, Any]) -> Site:
     """The site of a node, by its own settings; in a simulation, whose nodes have numbers, by those of the run.
 
-    A node's: `data`, and perhaps `client-id` (the name of that file), `state-dir`, `device`, `code`, and of a table
-    `target`, `time` or `ignore`. A run's: `data`, a folder of one file a client, and `reading`.
+    A node's: `data`, and perhaps `client-id` (the name of that file), `state-dir`, `device`, `code`, `policy`, and of a
+    table `target`, `time` or `ignore`. A run's: `data`, a folder of one file a client, and `reading`.
     """
     data = str(node.get("data", ""))
     if not data and run.get("data") and "partition-id" in node:
@@ -65,8 +68,9 @@ def _site(node: Mapping[str, Any], run: Mapping[str, Any]) -> Site:
     code = [Path(line) for line in str(node.get("code", "")).splitlines()]
     folder = Path(str(node.get("state-dir", "") or Path.home() / ".kinfed" / "sites"))
     make_folder(folder)
-    device = str(node.get("device", "auto"))
-    return Site(name, Path(data), folder, device, replace(reading, **own), code, _print)
+    device, rules = str(node.get("device", "auto")), str(node.get("policy", ""))
+    policy = Policy.read(Path(rules)) if rules else None
+    return Site(name, Path(data), folder, device, replace(reading, **own), code, _print, policy)
 
 
 def _print(text: str) -> None:

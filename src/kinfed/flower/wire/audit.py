@@ -1,0 +1,144 @@
+"""The audit log of a site, and of a run at the server: what was sent, to whom, and what came, one line each.
+
+A line is JSON and holds the hash of the line before it and its own, so that a line that is changed, or taken out before
+the last one, shows. Both sides note the same hash of a message, so that their logs can be compared. What cannot be
+written down is not sent.
+"""
+
+import datetime
+import fcntl
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from ...errors import RunError, UsageError
+from ...files import make_folder
+from ..server.nodes import Failure, Node, Transport
+from . import messages
+from .messages import Message, Words
+
+FILE = "audit.jsonl"
+FIRST = "0" * 64  # in place of the hash before the first line
+
+
+class AuditLog:
+    """An audit log, to which lines are only ever added."""
+
+    def __init__(self, path: Path) -> None:
+        """Go on with the log at `path`; raises RunError if its last line is damaged."""
+        make_folder(path.parent)
+        self._path, self._last = path, FIRST
+        if path.exists():
+            content = path.read_bytes()
+            whole = content.rpartition(b"\n")[0]
+            if content[len(whole) + 1 :]:  # of a program that was killed as it wrote
+                os.truncate(path, len(whole) + bool(whole))
+            if whole:
+                self._last = _checked(path, len(whole.splitlines()), whole.splitlines()[-1], None)["hash"]
+
+    def note(self, way: str, peer: str, kind: str, message: Message) -> None:
+        """Add a line for a message that is "sent" to, or has "come" from, a peer; raises RunError if that fails."""
+        said = {
+            "at": f"{datetime.datetime.now(datetime.UTC):%Y-%m-%dT%H:%M:%SZ}",
+            "way": way,
+            "peer": peer,
+            "kind": kind,
+            "holds": _holds(message),
+            "bytes": messages.size(message),
+            "message": messages.digest(message),
+            "before": self._last,
+        }
+        line = json.dumps(said | {"hash": _hash(said)}).encode() + b"\n"
+        try:
+            with self._path.open("ab", buffering=0) as file:
+                fcntl.flock(file, fcntl.LOCK_EX)
+                size = os.fstat(file.fileno()).st_size
+                try:
+                    if file.write(line) < len(line):
+                        raise OSError("the disk is full")
+                except OSError:
+                    os.ftruncate(file.fileno(), size)
+                    raise
+        except OSError as problem:
+            why = problem.strerror or problem
+            raise RunError(f"the audit log {self._path} cannot be written ({why}), so nothing is sent") from None
+        self._last = _hash(said)
+
+
+class AuditedTransport:
+    """A transport that notes in an audit log what it brings to nodes and what comes from them."""
+
+    def __init__(self, transport: Transport, log: AuditLog) -> None:
+        self._transport, self._log = transport, log
+        self._names: dict[int, str] = {}
+        self._sent: dict[str, tuple[str, str]] = {}  # kind of a message and name of its node, by the message's id
+
+    def nodes(self) -> dict[int, Node]:
+        """The nodes that are online."""
+        found = self._transport.nodes()
+        self._names |= {id: node.name or str(id) for id, node in found.items()}
+        return found
+
+    def push(self, node: int, kind: str, message: Message, seconds: float) -> str:
+        """Send a message; returns its id, empty if it could not be sent."""
+        name = self._names.get(node, str(node))
+        self._log.note("sent", name, kind, message)
+        id = self._transport.push(node, kind, message, seconds)
+        self._sent[id] = kind, name
+        return id
+
+    def pull(self, ids: Iterable[str]) -> dict[str, Message | Failure]:
+        """The replies that have arrived, by the id of the message that they reply to."""
+        found = self._transport.pull(ids)
+        for id, reply in found.items():
+            kind, name = self._sent.pop(id, ("", ""))
+            if isinstance(reply, Message):
+                self._log.note("come", name, kind, reply)
+        return found
+
+
+def find(path: Path) -> Path:
+    """The audit log that a path names: a file, the folder of a run, or that of a site."""
+    for one in (path, path / FILE, path / "node" / FILE):
+        if one.is_file():
+            return one
+    raise UsageError(f"{path} has no audit log; give the folder of a run, or a site's, such as kinfed-site/ann")
+
+
+def read(path: Path) -> Iterator[Words]:
+    """The lines of an audit log, each checked; raises RunError naming the first that is not as it was written."""
+    before = FIRST
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            said = _checked(path, number, line, before)
+            before = said["hash"]
+            yield said
+
+
+def _checked(path: Path, number: int, line: bytes, before: str | None) -> Words:
+    """A line's content, if its hash, and that of the line `before`, are right."""
+    try:
+        said: dict[str, Any] = json.loads(line)
+        own = said.pop("hash")
+        good = own == _hash(said) and before in (None, said["before"])
+    except (ValueError, LookupError, TypeError, AttributeError):
+        good = False
+    if not good:
+        raise RunError(f"{path}, line {number}: it is not what was written there, or a line before it is missing")
+    return {**said, "hash": own}
+
+
+def _holds(message: Message) -> list[str]:
+    """The names of what a message holds; of several clients' those of all, each once."""
+    parts = message.words.get("bundle")
+    if not isinstance(parts, dict):
+        return sorted({*message.words} - {"client"}) + sorted(message.arrays)
+    words = {name for part in parts.values() if isinstance(part, dict) for name in part} - {"client"}
+    return sorted(words) + sorted({name.partition("/")[2] for name in message.arrays})
+
+
+def _hash(said: Words) -> str:
+    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
