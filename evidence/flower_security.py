@@ -31,6 +31,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, utils
 from flower_federation import Federation, environment
 from flwr.proto.fleet_pb2 import ActivateNodeRequest, PullMessagesRequest
 from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
+from flwr.proto.message_pb2 import PushObjectRequest
 from flwr.proto.node_pb2 import Node
 
 from kinfed.flower.programs import hardening
@@ -305,6 +306,34 @@ def huge_bodies(them, key, pid):
         )
 
 
+def bodies_of_a_site(them, key, pid, node):
+    """Whole bodies of the longest kind, many at once: what the SuperLink's memory grows by, and keeps."""
+    piece = PushObjectRequest(
+        node=Node(node_id=int(node)), run_id=1, object_id="0" * 64, object_content=b"x" * (hardening.LARGEST - 1000)
+    ).SerializeToString()
+    for path in ("/v1/fleet/push-object", "/v1/fleet/push-messages"):
+        Path(f"/proc/{pid}/clear_refs").write_text("5")
+        before, found = memory(pid, now=True), []
+
+        def push(path=path, found=found):
+            found.extend(them.call("POST", path, piece, sign(key))[0] for _ in range(5))
+
+        threads = [threading.Thread(target=push) for _ in range(10)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        most = memory(pid)
+        time.sleep(5)
+        left = memory(pid, now=True)
+        them.note(
+            f"50 bodies of {hardening.LARGEST >> 20} MiB to `{path}`, 10 at once",
+            "a site, signed by its own key",
+            f"{tally(found)}; SuperLink at {before} MiB before, {most} at most, {left} five seconds after",
+            most - before < 250 and left - before < 150,
+        )
+
+
 def half_sent(them):
     heads = {
         "Idle connections": b"",
@@ -492,6 +521,7 @@ def main():
             every_path(them, paths)
             calls_of_sites(them)
             huge_bodies(them, key, running["pid"])
+            bodies_of_a_site(them, key, running["pid"], node)
             half_sent(them)
             flood(them)
             replays(them, key, node)
