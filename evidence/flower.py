@@ -1,9 +1,10 @@
 """What a federation on Flower costs: bytes of every method, and seconds of a round beside those of an empty app.
 
     python evidence/flower.py bytes      every method at six sites in one process: what travels, by name
-    python evidence/flower.py seconds    SuperLink and SuperNodes on this machine, over TLS
+    python evidence/flower.py seconds    a server and its sites on this machine, over TLS
+    python evidence/flower.py gateways   one site with 4, 20 and 50 clients
 
-Both write their part of docs/evidence/flower.md.
+Each writes its part of docs/evidence/flower.md.
 """
 
 import argparse
@@ -15,7 +16,7 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
-from flower_federation import Federation, deal, environment
+from flower_federation import Federation, deal, environment, memory
 
 from kinfed.core import trees
 from kinfed.flower.server import broker, plan, server
@@ -92,6 +93,34 @@ def count_bytes():
     write("bytes", "Bytes per client and round", "evidence/flower.py bytes", head + "\n".join(lines))
 
 
+def seconds_of(said):
+    """Seconds of each round but the first, which waits for sites to join."""
+    return [float(line.split(", ")[1].split(" s")[0]) for line in said if re.match(r"round \d+ of", line)][1:]
+
+
+def measure_gateways(counts, rounds):
+    """Seconds of a round, bytes and memory of one site that has so many clients, which train as one batch."""
+    lines = []
+    for count in counts:
+        with tempfile.TemporaryDirectory() as folder, Federation(Path(folder), 1, clients=count) as federation:
+            said = federation.train("fedavg", rounds, flower={"clients": count, "classes": 0, "beside": []})
+            seconds, each = seconds_of(said), json.loads((federation.out / "summary.json").read_text())
+            sent = each["bytes_per_client_and_round"]
+            lines.append(
+                f"| {count} | {statistics.median(seconds):.1f} | {min(seconds):.1f} to {max(seconds):.1f} | "
+                f"{memory(federation.nodes['site-1'].pid)} | {sent['down']:,} | {sent['up']:,} |"
+            )
+            print(lines[-1], flush=True)
+    head = (
+        f"{environment()} One site, started with `--client`, over TLS with its key; FedAvg, a perceptron of "
+        f"{each['parameters']:,} parameters, 36 rows a client, {rounds} rounds, without the first. Memory is that of "
+        "the site's one process after the run (PSS).\n\n"
+        "| clients | seconds a round, median | least to most | MiB | bytes down, a client and round | up |\n"
+        "| --- | --- | --- | --- | --- | --- |\n"
+    )
+    write("gateways", "Many clients at one site", "evidence/flower.py gateways", head + "\n".join(lines))
+
+
 def time_rounds(nodes, rounds):
     """Seconds of a round, of an app that does nothing and of FedAvg and FedAGHN."""
     with tempfile.TemporaryDirectory() as folder, Federation(Path(folder), nodes) as federation:
@@ -99,9 +128,9 @@ def time_rounds(nodes, rounds):
         found = {"an empty app": empty}
         for name, hidden in (("fedavg", 64), ("fedaghn", 64), ("fedavg", 4096)):
             said = federation.train(name, rounds, model={"name": "mlp", "hidden": [hidden]})
-            seconds = [float(line.split(", ")[1].split(" s")[0]) for line in said if re.match(r"round \d+ of", line)]
             size = 4 * json.loads((federation.out / "summary.json").read_text())["parameters"]
-            found[f"{name}, a model of {size / 1e6:.2g} MB"] = seconds[1:]  # the first waits for sites to join
+            found[f"{name}, a model of {size / 1e6:.2g} MB"] = seconds_of(said)
+        each = [memory(node.pid) for node in federation.nodes.values()]
     floor = statistics.median(found["an empty app"])
     lines = [
         f"| {name} | {statistics.median(s):.1f} | {min(s):.1f} to {max(s):.1f} | {statistics.median(s) / floor:.2f} |"
@@ -109,10 +138,11 @@ def time_rounds(nodes, rounds):
     ]
     print("\n".join(lines))
     head = (
-        f"{environment()} SuperLink and {nodes} SuperNodes on this one machine, over TLS with keys; {rounds} rounds "
-        "each, without the first. An empty app's round is one message without content to every node and back. The "
-        "time of Flower itself is the floor: nodes ask for messages every 3 seconds, and every message starts a new "
-        "Python process, which for kinfed loads PyTorch.\n\n"
+        f"{environment()} A server and {nodes} sites on this one machine, over TLS with keys; {rounds} rounds each, "
+        "without the first. An empty app's round is one message without content to every node and back, by Flower's "
+        "own SuperLink and SuperNodes, which ask for messages every 3 seconds and start a Python process for each: "
+        f"Flower's floor, measured just before. A site's process took {min(each)} to {max(each)} MiB (PSS) after the "
+        "last run.\n\n"
         "| | seconds, median | least to most | of the empty app's |\n| --- | --- | --- | --- |\n"
     )
     write("seconds", "Seconds per round", f"evidence/flower.py seconds --nodes {nodes}", head + "\n".join(lines))
@@ -125,8 +155,13 @@ def write(part, title, command, text):
 
 if __name__ == "__main__":
     asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    asked.add_argument("what", choices=["bytes", "seconds"])
+    asked.add_argument("what", choices=["bytes", "seconds", "gateways"])
     asked.add_argument("--nodes", type=int, default=2)
     asked.add_argument("--rounds", type=int, default=6)
     asked = asked.parse_args()
-    count_bytes() if asked.what == "bytes" else time_rounds(asked.nodes, asked.rounds)
+    if asked.what == "bytes":
+        count_bytes()
+    elif asked.what == "seconds":
+        time_rounds(asked.nodes, asked.rounds)
+    else:
+        measure_gateways((4, 20, 50), asked.rounds)

@@ -34,6 +34,23 @@ def deal(folder, names):
         np.savez(folder / name / "data.npz", x=images[mine], y=labels[mine])
 
 
+def deal_table(folder, clients, rows=36):
+    """Write a table of digits of so many clients, which its column `ward` names, for one site."""
+    images, labels = load_digits(return_X_y=True)
+    order = np.random.default_rng(0).permutation(len(images))[: clients * rows]
+    lines = [",".join([*(f"p{i}" for i in range(64)), "digit", "ward"])]
+    for place, i in enumerate(order):
+        lines.append(",".join([*(f"{x:g}" for x in images[i]), f"d{labels[i]}", f"w{place % clients}"]))
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "data.csv").write_text("\n".join(lines) + "\n")
+
+
+def memory(pid):
+    """MiB that a process has for itself, with its share of what it shares (PSS)."""
+    text = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    return int(re.search(r"^Pss:\s+(\d+)", text, re.M)[1]) // 1024
+
+
 def environment():
     """What measurements were made on."""
     return (
@@ -45,16 +62,19 @@ def environment():
 class Federation:
     """SuperLink and nodes; as a context, all that was started is ended with it.
 
-    `more` is added to the environments of sites, by name.
+    `more` is added to the environments of sites, by name. With `clients` each site is a gateway of so many.
     """
 
-    def __init__(self, folder, count, **more):
+    def __init__(self, folder, count, clients=0, **more):
+        self.clients = clients
         self.folder, self.names, self.nodes, self._more = folder, [f"site-{i + 1}" for i in range(count)], {}, more
         self.environment = {**os.environ, "KINFED_FLOWER_HOME": str(folder / "server")}
         self.runs, self.out, self.port = 0, None, free_port()
 
     def __enter__(self):
         deal(self.folder, self.names)
+        for name in self.names if self.clients else []:
+            deal_table(self.folder / name, self.clients)
         self.kinfed("keys", "keys", *self.names)
         self.up()
         for name in self.names:
@@ -79,7 +99,8 @@ class Federation:
 
     def start(self, name):
         """Start a site's node."""
-        command = [KINFED, "flower", "node", name, "--data", "data.npz", "--server", f"127.0.0.1:{self.port}"]
+        examples = ["data.csv", "--client", "ward", "--target", "digit"] if self.clients else ["data.npz"]
+        command = [KINFED, "flower", "node", name, "--data", *examples, "--server", f"127.0.0.1:{self.port}"]
         command += ["--keys", str(self.folder / "keys" / "sites" / name), "--state", ".", "--device", "cpu"]
         with (self.folder / name / "said.log").open("a") as log:
             self.nodes[name] = subprocess.Popen(

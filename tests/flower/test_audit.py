@@ -24,7 +24,7 @@ REPLY = Message({"client": "ann", "round": 0, "scores": []}, {"upload/theta": to
 @pytest.fixture
 def log(tmp_path):
     """A log of three messages, by two programs, one after the other."""
-    path = tmp_path / "ann" / "node" / audit.FILE
+    path = audit.of_site(tmp_path, "ann")
     first = AuditLog(path)
     first.note("sent", "hub:8000", "hello", Message({"client": "ann", "kinfed": "1"}, {}))
     first.note("sent", "hub:8000", "round", REPLY)
@@ -37,9 +37,9 @@ def test_a_log_says_what_was_sent_to_whom(log, capsys):
     assert [line["kind"] for line in lines] == ["hello", "round", "verdict"]
     assert lines[1]["holds"] == ["round", "scores", "upload/theta"]
     assert (lines[1]["bytes"], lines[1]["message"]) == (messages.size(REPLY), messages.digest(REPLY))
-    assert main(["flower", "log", str(log.parents[1]), "--json"]) == 0
+    assert main(["flower", "log", str(log.parent / "ann"), "--json"]) == 0
     assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == lines
-    assert main(["flower", "log", str(log.parents[1])]) == 0
+    assert main(["flower", "log", str(log.parent / "ann")]) == 0
     assert "3 messages, each as it was written" in " ".join(capsys.readouterr().err.split())
 
 
@@ -100,7 +100,7 @@ def test_both_sides_note_the_same_messages(trial):
     assert {line["kind"] for line in lines} == {"hello", "join", "round"}
     sent = set()
     for name in run.examples:
-        own = [*audit.read(run.folder / "sites" / name / name / "node" / audit.FILE)]
+        own = [*audit.read(audit.of_site(run.folder / "sites" / name, name))]
         sent |= {line["message"] for line in own if line["kind"] == "round"}
     assert came == sent
 

@@ -9,6 +9,7 @@ connections, counted before TLS, and one key a bounded number of bytes under way
 import asyncio
 import base64
 import datetime
+import gc
 import hashlib
 import hmac
 import ipaddress
@@ -20,8 +21,10 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 HEADER = b"kinfed-secret"
-LARGEST = 16 << 20  # bytes of a call; Flower cuts arrays into pieces of 5 MiB
-AT_ONCE = 2 * LARGEST  # bytes of one key that may be under way
+LARGEST = 8 << 20  # bytes of a call; Flower cuts arrays into pieces of 5 MiB
+AT_ONCE = LARGEST + (1 << 16)  # bytes of one key that may be under way: a node makes one call after another
+LONG = 1 << 20  # bytes of a body whose memory is given back at once
+ALL_AT_ONCE = 8 * LARGEST  # of all keys
 PATIENCE = 30.0  # seconds that a connection may say nothing
 CONNECTIONS = 256  # of one address at once, those that have not greeted by TLS yet included
 VALID = datetime.timedelta(seconds=310)  # in which Flower may take a signature for fresh, and some
@@ -186,9 +189,9 @@ class Gate:
         if scope["type"] != "http":
             return None
         path = scope["raw_path"]
-        near = is_near((scope["client"] or ("",))[0])
+        near = bool(scope["client"]) and scope["client"][0] == scope["server"][0]  # this machine, called by itself
         verdict = self._doorman.judge(scope["method"], path, scope["headers"], near)
-        if not verdict.status and self._under_way[verdict.key] + verdict.length > AT_ONCE:
+        if not verdict.status and self._is_too_much(verdict):
             verdict = Verdict(503, "too many bytes at once")
         if verdict.status:
             self._log(scope, path, verdict.why)
@@ -203,6 +206,13 @@ class Gate:
             self._under_way[verdict.key] -= verdict.length
             if not self._under_way[verdict.key]:
                 del self._under_way[verdict.key]
+            if verdict.length > LONG:  # what refuses it may keep it in a circle of references
+                gc.collect()
+
+    def _is_too_much(self, verdict: Verdict) -> bool:
+        """Whether a call's body would be too many bytes under way of one key, or of all; nodes try again."""
+        own, every = self._under_way[verdict.key], self._under_way.total()
+        return own + verdict.length > AT_ONCE or (verdict.length > 0 and every + verdict.length > ALL_AT_ONCE)
 
     def _log(self, scope: Any, path: bytes, why: str) -> None:
         """Log what was refused, once a minute, so that strangers cannot fill the disk."""
@@ -218,14 +228,6 @@ async def _answer(send: Any, status: int, text: str) -> None:
     headers = [(b"content-type", b"text/plain"), (b"connection", b"close")]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": text.encode()})
-
-
-def is_near(address: str) -> bool:
-    """Whether a caller's address is one of this machine's own."""
-    try:
-        return ipaddress.ip_address(address.partition("%")[0]).is_loopback
-    except ValueError:
-        return False
 
 
 class Listener(socket.socket):
@@ -282,6 +284,7 @@ def _in_time(receive: Any) -> Any:
 def serve(app: Any, doorman: Doorman, bound: socket.socket, certificate: str = "", key: str = "") -> None:
     """Serve an application behind the gate until a signal ends this process."""
     server = guarded(app, doorman, certificate, key)
+    gc.freeze()  # so that later collections are quick
     server.run(sockets=[Listener(bound)])
 
 

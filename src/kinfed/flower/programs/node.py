@@ -79,7 +79,7 @@ def run(
         link.wait_for_server(tell)
         try:
             with _interruptible(), Connection(link, key, home, tell) as connection:
-                log_of_messages = AuditLog(home / audit.FILE)
+                log_of_messages = AuditLog(audit.of_site(state, client))
                 many = f" with {len(site.sites)} clients" if isinstance(site, Gateway) else ""
                 tell(f"client {client} is connected{many} to {link.address}; its log is {home / 'node.log'}")
                 while True:

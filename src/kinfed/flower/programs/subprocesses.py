@@ -24,6 +24,7 @@ def quiet(home: Path) -> dict[str, str]:
         "FLWR_DISABLE_UPDATE_CHECK": "1",
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
         "PYTHONUNBUFFERED": "1",
+        "MALLOC_MMAP_THRESHOLD_": "1000000",  # or glibc keeps the memory of each long message
     }
 
 

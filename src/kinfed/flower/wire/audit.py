@@ -100,9 +100,14 @@ class AuditedTransport:
         return found
 
 
+def of_site(state: Path, name: str) -> Path:
+    """The audit log of a site, beside its folder, which may be deleted."""
+    return state / f"{name}.{FILE}"
+
+
 def find(path: Path) -> Path:
     """The audit log that a path names: a file, the folder of a run, or that of a site."""
-    for one in (path, path / FILE, path / "node" / FILE):
+    for one in (path, path / FILE, of_site(path.parent, path.name)):
         if one.is_file():
             return one
     raise UsageError(f"{path} has no audit log; give the folder of a run, or a site's, such as kinfed-site/ann")

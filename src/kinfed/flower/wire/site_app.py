@@ -34,7 +34,7 @@ def reply(kind: str, envelope: Envelope, context: Context) -> Envelope:
         if "refused" in message.words:
             _print(f"the server cannot use this node: {plain(message.words['refused'])}")
         answer = site.reply(kind, message)
-        audit.AuditLog(site.folder / "node" / audit.FILE).note("sent", "the SuperLink", kind, answer)
+        audit.AuditLog(audit.of_site(site.folder.parent, name)).note("sent", "the SuperLink", kind, answer)
     except (UsageError, RunError) as problem:
         answer = Message({"client": name, "refused": f"client {name}: {problem}"}, {})
         _print(answer.words["refused"])
