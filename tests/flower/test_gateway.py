@@ -74,7 +74,7 @@ def test_clients_of_gateways_end_with_the_models_that_each_gets_at_a_node_of_its
     grouped, single, told = federation
     sizes, real = [], site_cohort.compute
     monkeypatch.setattr(
-        "kinfed.flower.site.gateway.cohort.compute", lambda parts, *one: sizes.append(len(parts)) or real(parts, *one)
+        "kinfed.flower.site.site_cohort.compute", lambda parts, *one: sizes.append(len(parts)) or real(parts, *one)
     )
     ours, theirs = (train(sites, tmp_path / f"out-{i}", method) for i, sites in enumerate((grouped, single)))
     assert set(sizes) == {4, 2}
@@ -100,7 +100,7 @@ def test_a_client_that_fails_harms_no_other_of_its_gateway(federation, tmp_path,
             raise RuntimeError("of its own")
         return real(parts, *one)
 
-    monkeypatch.setattr("kinfed.flower.site.gateway.cohort.compute", compute)
+    monkeypatch.setattr("kinfed.flower.site.site_cohort.compute", compute)
     summary = train(grouped, tmp_path / "out", "fedavg")
     assert "h.a" in summary.names
     assert any("client h.b: RuntimeError: of its own" in line for line in told)
