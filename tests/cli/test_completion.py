@@ -49,7 +49,7 @@ def test_bash_offers_what_may_come(script, typed, offered):
 @pytest.mark.parametrize("shell", SHELLS)
 def test_each_shell_has_a_script_that_names_every_command(script, shell):
     path = script(shell)
-    assert all(word in path.read_text() for word in ("onboard", "track", "metrics"))
+    assert all(word in path.read_text() for word in ("onboard", "track", "insecure"))
     check = {"zsh": ["-f", "-n"], "fish": ["--no-config", "-n"], "bash": ["-n"], "tcsh": ["-n"]}.get(shell)
     if check and shutil.which(shell):
         subprocess.run([shell, *check, path], check=True)
