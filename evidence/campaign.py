@@ -422,7 +422,7 @@ def publish(asked):
 
 def check(asked):
     """Name the numbers in sentences that no command has printed."""
-    found = [line for page in sorted(asked.results.glob("*.md")) for line in campaign_pages.unprinted(page)]
+    found = [line for page in campaign_pages.result_pages(asked.results) for line in campaign_pages.unprinted(page)]
     if found:
         sys.exit("\n".join([*found, f"{len(found)} numbers in sentences that no command has printed"]))
 

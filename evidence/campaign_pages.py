@@ -33,6 +33,7 @@ STATED = re.compile(r"(?<![\w.\-/=\[])(\d+(?:,\d{3})*(?:\.\d+)?)(?!\w|\.\d)(?:<!
 ABOVE = re.compile(r"^- (.+)$", re.MULTILINE)  # what a table tells of its settings
 MADE_WITH = re.compile(r"^Made with (.+)\.\\?$", re.MULTILINE)
 HISTORY = ("column", "method", "model", "score", "seeds")
+GUIDES = ("analyses", "public-codes", "reproduce")  # pages beside the results, whose numbers are settings
 COUNTED = re.compile(r"^Of (\d+) runs: ", re.MULTILINE)
 RESULTS = Path(__file__).parents[1] / "docs" / "papers"
 
@@ -276,6 +277,11 @@ def means(path, scores):
             if line["split"] == "test" and line["metric"] in scores:
                 found[line["model"], line["metric"], int(line["round"])].append(float(line["value"]))
     return {key: statistics.fmean(values) for key, values in found.items()}
+
+
+def result_pages(folder):
+    """The pages of a folder that tell results."""
+    return [page for page in sorted(folder.glob("*.md")) if page.stem not in GUIDES]
 
 
 def unprinted(page):

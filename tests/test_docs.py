@@ -100,7 +100,7 @@ def test_parts_of_deciding_experiments_are_what_their_files_of_scores_give(monke
 def test_the_numbers_in_sentences_on_pages_of_results_are_printed_by_commands(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "evidence"))
     pages = importlib.import_module("campaign_pages")
-    found = [line for page in sorted(pages.RESULTS.glob("*.md")) for line in pages.unprinted(page)]
+    found = [line for page in pages.result_pages(pages.RESULTS) for line in pages.unprinted(page)]
     assert not found, "\n".join(found)
 
 
