@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from kinfed.files import replacing
+from kinfed.report.tables.text_table import duration
 
 NAME = "machines.txt"  # in the folder of a table: a line for each machine and version that trained its runs
 
@@ -46,10 +47,3 @@ def sentences(known: Sequence[str], seconds: float) -> list[str]:
     said = [f"Made with {line}." for line in known]
     took = f"Training of all runs: {duration(seconds)} by the clock, beside whatever else ran."
     return [*said, took] if seconds else said
-
-
-def duration(seconds: float) -> str:
-    """The time in a readable unit."""
-    if seconds < 90:
-        return f"{seconds:.0f} s" if seconds >= 1 else "under 1 s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

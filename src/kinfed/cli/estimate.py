@@ -8,11 +8,9 @@ from rich.console import Console
 from rich.progress import Progress, TextColumn
 from rich.table import Table
 
-from kinfed_papers import published_table
-from kinfed_papers.cli.reproduce import jobs, read, request
-from kinfed_papers.environment import duration
-
+from ..core.registry import load
 from ..errors import RunError, UsageError, explain
+from ..report.tables.text_table import duration
 from ..runs import reference_runs
 from ..runs.config import experiment as config
 from ..runs.config.experiment import Experiment
@@ -25,13 +23,14 @@ from .options import add_settings, columns, place
 from .training import data_dir, unwatched
 
 CHOOSING = "choosing: a candidate"
+TABLES = "kinfed_papers.cli.reproduce"  # has the options and the runs of published tables
 
 
 def add(commands: Any, common: argparse.ArgumentParser) -> None:
     """Add the command to the parser."""
     ahead = commands.add_parser(
         "estimate",
-        parents=[request(), columns(), place(), common],
+        parents=[load(f"{TABLES}:request")(), columns(), place(), common],
         description="Time a few rounds with some of the examples, a few seconds for each method and column, and "
         "extrapolate.",
         epilog="example: kinfed estimate pfedgat.table1 --column cifar10/iid --seeds 1 --scale 0.1",
@@ -56,6 +55,7 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
 def _estimate(args: argparse.Namespace, console: Console) -> None:
     if args.budget <= 0:
         raise UsageError(f"--budget is a time in seconds, so it must be positive; got {args.budget:g}")
+    args.published = load(f"{TABLES}:is_published")(args.subject)
     runs, parallel = _runs(args)
     where = unwatched(args, workers=1 if len(runs) > 1 and parallel > 1 else None)
     costs: dict[str, tuple[Cost, int]] = {}
@@ -76,7 +76,7 @@ def _estimate(args: argparse.Namespace, console: Console) -> None:
                 if name == CHOOSING:
                     cost = cost._replace(seconds=PRICE * cost.seconds, measured=f"FedAvg's on {cost.measured}")
                 costs[name] = cost, count
-                if name != CHOOSING and args.subject not in published_table.tables() and not note:
+                if name != CHOOSING and not args.published and not note:
                     extra, note = reference_runs.plan(experiment, federation)
                     runs += [(f"{other}, beside it", one, one.seeds) for other, one in extra.items()]
             except (UsageError, RunError) as problem:
@@ -90,35 +90,19 @@ def _estimate(args: argparse.Namespace, console: Console) -> None:
 
 def _runs(args: argparse.Namespace) -> tuple[list[tuple[str, Experiment, int]], int]:
     """The name of each experiment, the experiment, and how many runs it has; and how many runs go in parallel."""
-    if args.subject not in published_table.tables():
-        yours = table_options.is_table(args.subject)
-        if (
-            (args.method and not yours)
-            or args.column
-            or args.seeds is not None
-            or args.scale != 1
-            or args.jobs is not None
-        ):
-            raise UsageError(
-                "--method, --column, --seeds, --scale and --jobs are for published tables, such as pfedgat.table1"
-            )
-        choosing = yours and not args.method
-        method = "fedavg" if choosing else args.method
-        experiment = config.resolve(table_options.read(args.subject, args, method if yours else ""))
-        if choosing:
-            return [(CHOOSING, experiment, RUNS)], 1
-        return [(experiment.method_name, experiment, experiment.seeds)], 1  # a run's seeds come one after the other
-    if args.overrides:
+    if args.published:
+        return load(f"{TABLES}:runs_of")(args)  # type: ignore[no-any-return]
+    yours = table_options.is_table(args.subject)
+    if (args.method and not yours) or args.column or args.seeds is not None or args.scale != 1 or args.jobs is not None:
         raise UsageError(
-            f"{args.subject} is a published table, whose settings are fixed; leave {args.overrides[0]} out"
+            "--method, --column, --seeds, --scale and --jobs are for published tables, such as pfedgat.table1"
         )
-    made = read(args, args.subject)
-    runs = [
-        (f"{cell.row.name} on {cell.column.name}", cell.experiment, made.count)
-        for cell in made.cells()
-        if cell.experiment is not None
-    ]
-    return runs, max(1, min(jobs(args), sum(count for *_, count in runs)))
+    choosing = yours and not args.method
+    method = "fedavg" if choosing else args.method
+    experiment = config.resolve(table_options.read(args.subject, args, method if yours else ""))
+    if choosing:
+        return [(CHOOSING, experiment, RUNS)], 1
+    return [(experiment.method_name, experiment, experiment.seeds)], 1  # a run's seeds come one after the other
 
 
 def _tell(costs: dict[str, tuple[Cost, int]], parallel: int, as_json: bool, note: str) -> None:

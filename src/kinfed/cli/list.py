@@ -3,17 +3,12 @@
 import argparse
 import inspect
 import json
-import os
 import textwrap
-from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kinfed_papers.analyses import ANALYSES
-from kinfed_papers.references import REFERENCES
-
 from .. import __version__
-from ..core.registry import Shelf
+from ..core.registry import Shelf, load
 from ..data.datasets import DATASETS
 from ..data.graphs import GRAPHS
 from ..data.partitions import PARTITIONS
@@ -34,10 +29,12 @@ SHELVES: dict[str, tuple[Shelf, int]] = {  # name: the shelf, and how many argum
     "graphs": (GRAPHS, 2),
     "models": (MODELS, 2),
     "attacks": (ATTACKS, 0),
-    "analyses": (ANALYSES, 1),
-    "references": (REFERENCES, 0),
+    "analyses": (load("kinfed_papers.analyses:ANALYSES"), 1),
+    "references": (load("kinfed_papers.references:REFERENCES"), 0),
 }
 
+PUBLISHED = ("papers", "tables", "claims")
+CONTENTS = "kinfed_papers.cli.contents"  # says what they hold
 TITLE = "kinfed: graph-guided personalised federated learning"
 OWN = "kinfed's own"  # the first family
 OWN_TOO = ("panacea with method.structure=moved", "partial-pooling")  # and what else no paper has
@@ -100,12 +97,13 @@ def _list(args: argparse.Namespace, console: "Console") -> None:
     if args.cite:
         return _cite(args.name)
     if args.coverage:
-        return _coverage(args.json, console.width)
+        load(f"{CONTENTS}:show_coverage")(args.json, console.width)
+        return
     entries = _entries(args)
     if args.json:
         print(json.dumps(entries))
     elif args.subject == "claims":
-        _show_claims(entries, console.width)
+        load(f"{CONTENTS}:show_claims")(entries, console.width)
     elif args.subject == "methods" and args.name is None:
         _show_families()
     else:
@@ -140,7 +138,7 @@ def _entries(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
     if args.subject in PUBLISHED:
         if args.name:
             raise UsageError(f"kinfed list {args.subject} takes no name; got '{args.name}'")
-        return PUBLISHED[args.subject]()
+        return load(f"{CONTENTS}:ENTRIES")[args.subject]()  # type: ignore[no-any-return]
     shelf, given = SHELVES[args.subject]
     if args.name is None and not args.json:
         return {name: {"what": shelf.summary(name)} for name in shelf}
@@ -226,70 +224,6 @@ def _origin(name: str) -> dict[str, Any]:
             paper = {"authors": authors, "year": year, "title": title} if title else None
             return {"family": family, "paper": paper, "differs": METHODS.differs(name)}
     return {}
-
-
-def _tables() -> dict[str, dict[str, Any]]:
-    from kinfed_papers import published_table
-
-    loaded = {name: published_table.load(name) for name in published_table.tables()}
-    return {
-        name: {"what": table.title, "methods": list(table.rows), "columns": list(table.columns)}
-        for name, table in loaded.items()
-    }
-
-
-def _papers() -> dict[str, dict[str, Any]]:
-    from kinfed_papers import published_table
-
-    entries = {}
-    for name, (table, column) in published_table.experiments().items():
-        at = published_table.load(table).columns[column]
-        entries[name] = {"what": f"{at.dataset}, {at.setting}" + " (a subset)" * at.subset}
-    return entries
-
-
-def _claims() -> dict[str, dict[str, Any]]:
-    from kinfed_papers.claims import answered
-    from kinfed_papers.coverage import claims
-
-    tested = {
-        f"{table}: {one.claim.says} ({one.claim.where})": {"what": one.text, "answer": one.told}
-        for table, one in claims()
-    }
-    shown = {
-        f"{one.paper}: {one.says} ({one.where})": {
-            "what": one.shows + f" See docs/{one.page}." * bool(one.page),
-            "answer": one.answer,
-        }
-        for one in answered()
-    }
-    return {**tested, **shown}
-
-
-def _show_claims(entries: dict[str, dict[str, Any]], width: int) -> None:
-    """Each claim with its answer, and below it the numbers, on lines that the terminal can show."""
-    for name, entry in entries.items():
-        print(textwrap.fill(f"{entry['answer']}: {name}", width, subsequent_indent="  "))
-        print(textwrap.fill(entry["what"], width, initial_indent="    ", subsequent_indent="    "))
-    counts = Counter(entry["answer"].partition(" (")[0] for entry in entries.values())
-    print(f"{len(entries)} verdicts: {', '.join(f'{count} {answer}' for answer, count in counts.most_common())}")
-
-
-def _coverage(as_json: bool, width: int) -> None:
-    from kinfed_papers.coverage import coverage, text
-    from kinfed_papers.reproduction import WITHOUT_FILE
-
-    folder = os.environ.get("KINFED_DATA")
-    at_hand = {path.stem for path in Path(folder).glob("*.npz")} if folder else set()
-    covered = coverage(at_hand | {*WITHOUT_FILE})
-    if as_json:
-        print(json.dumps([one._asdict() for one in covered]))
-        return
-    for line in text(covered, width):
-        print(line)
-
-
-PUBLISHED = {"papers": _papers, "tables": _tables, "claims": _claims}
 
 
 def _toml(value: Any) -> str:

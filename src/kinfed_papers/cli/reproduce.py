@@ -19,7 +19,7 @@ from kinfed.cli.console import show as show_tables
 from kinfed.cli.options import add_how, place
 from kinfed.cli.training import activity_column, data_dir, unwatched
 from kinfed.data.split import LEAST
-from kinfed.errors import RunError, log_failure, several
+from kinfed.errors import RunError, UsageError, log_failure, several
 from kinfed.files import make_folder, replacing, sweep_up
 from kinfed.report.tables.statistics_tables import grids
 from kinfed.report.tables.text_table import Grid
@@ -118,6 +118,26 @@ def jobs(args: argparse.Namespace) -> int:
 def cores() -> int:
     """How many cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def is_published(subject: str) -> bool:
+    """Whether a name is that of a published table."""
+    return subject in published_table.tables()
+
+
+def runs_of(args: argparse.Namespace) -> tuple[list[tuple[str, Experiment, int]], int]:
+    """Of the table in `args.subject` each cell's name, experiment and number of runs; and how many go in parallel."""
+    if args.overrides:
+        raise UsageError(
+            f"{args.subject} is a published table, whose settings are fixed; leave {args.overrides[0]} out"
+        )
+    made = read(args, args.subject)
+    runs = [
+        (f"{cell.row.name} on {cell.column.name}", cell.experiment, made.count)
+        for cell in made.cells()
+        if cell.experiment is not None
+    ]
+    return runs, max(1, min(jobs(args), sum(count for *_, count in runs)))
 
 
 def _reproduce(args: argparse.Namespace, console: Console) -> None:

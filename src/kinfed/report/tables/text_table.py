@@ -135,3 +135,10 @@ def tex(text: str) -> str:
     for plain, command in (("±", r"$\pm$"), ("~", r"\textasciitilde{}"), ("<", "$<$")):
         text = text.replace(plain, command)
     return text
+
+
+def duration(seconds: float) -> str:
+    """The time in a readable unit."""
+    if seconds < 90:
+        return f"{seconds:.0f} s" if seconds >= 1 else "under 1 s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
