@@ -214,8 +214,9 @@ def page(known):
         BOOSTING,
         "over the best alone",
         "over the best pooled",
+        "measured with",
     ]
-    lines = [f"| {' | '.join(heads)} |", f"| --- | --- |{' ---: |' * (len(heads) - 2)}"]
+    lines = [f"| {' | '.join(heads)} |", f"| --- | --- |{' ---: |' * (len(heads) - 3)} --- |"]
     over = []
     for name, one in known.items():
         if "now" not in one:
@@ -226,15 +227,15 @@ def page(known):
         over.append(ratios)
         cells = [name, one["now"]["size"], "" if before is None else f"{before:.3f}", f"**{errors['kinfed']:.3f}**"]
         cells += [f"{errors[model]:.3f}" for model in (EACH, CLIENT, BOOSTING)] + [f"{one:.2f}" for one in ratios]
+        cells.append(one["now"]["version"])
         lines.append(f"| {' | '.join(cells)} |")
     mean = [f"{np.mean(column):.2f}" for column in zip(*over, strict=True)]
     worst = [f"{max(column):.2f}" for column in zip(*over, strict=True)]
-    lines += [f"| mean | | | | | | | {' | '.join(mean)} |", f"| worst | | | | | | | {' | '.join(worst)} |", ""]
+    lines += [f"| mean | | | | | | | {' | '.join(mean)} | |", f"| worst | | | | | | | {' | '.join(worst)} | |", ""]
     for name, one in known.items():
         if "now" in one:
             lines += [f"- {name}, `{one['now']['chosen']}`: {one['now']['sentence']}"]
-    told = sorted({one["now"]["version"] for one in known.values() if "now" in one})
-    return "\n".join([f"`python evidence/tables.py --tables DIR --keep DIR`, {'; '.join(told)}.", "", *lines])
+    return "\n".join(["`python evidence/tables.py --tables DIR --keep DIR`.", "", *lines])
 
 
 def main():
