@@ -96,8 +96,8 @@ def _check_clients(frame: Frame, reader: TableReader) -> None:
     if not reader.past and enough < 2:
         raise UsageError(
             f"{frame.name}: '{reader.client}' has {several(len(names), 'different value')}, of which {enough} "
-            f"{'has' if enough == 1 else 'have'} {least} rows or more, but two clients are needed; name the column "
-            "that says which client a row belongs to"
+            f"{'has' if enough == 1 else 'have'} {least} rows or more, but two clients are needed, each with rows for "
+            "training, validation and test; name the column that says which client a row belongs to, or give more rows"
         )
 
 
