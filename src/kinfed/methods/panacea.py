@@ -22,7 +22,7 @@ from ..errors import UsageError
 from ..ops.similarity import cosine, inner
 from .parts.graph_hypernetwork import GCN, MLP, draw_pairs, link_loss
 from .parts.heads import FullHeads, Heads
-from .parts.hypernetwork import Dense, Hypernetwork, step
+from .parts.hypernetwork import Dense, Hypernetwork, draw_layers, perceptron, step
 
 
 class Network(NamedTuple):
@@ -54,6 +54,11 @@ class Moved(Settings):
     """
 
     tau: Positive = 0.1  # the temperature: the smaller, the fewer are linked
+
+    def links(self, moved):
+        """[N, N] A, of moved: [N, d]."""
+        alike, still = (cosine(inner(moved, moved)) - 1) / max(self.tau, 1e-30), (moved == 0).all(1)
+        return alike.exp().masked_fill(still | still[:, None], 0).fill_diagonal_(0)
 
 
 @dataclass(frozen=True)
@@ -96,7 +101,7 @@ class Panacea(Hypernetwork, Explains, Advises):
             )
         draw, theta = roster.generator("panacea"), roster.theta
         embedding = roster.normal("panacea.embedding", self.embedding)
-        encoder = self.encoder.draw(self.embedding, draw, theta)
+        encoder = draw_layers([self.embedding] + [self.encoder.hidden] * self.encoder.layers, draw, theta)
         network = Network(embedding, encoder, self.decoder.draw(self.encoder.hidden, self.optimiser, draw, theta))
         server = Server(network, (), theta.new_zeros(len(roster), len(theta) if learned else 0))
         if self.residual:
@@ -104,30 +109,19 @@ class Panacea(Hypernetwork, Explains, Advises):
             network = network._replace(decoder=self.decoder.scale(network.decoder, z, theta, roster.layout))
         return server._replace(network=network, opt_state=self.optimiser.init(tree_leaves(network)))
 
-    def known_links(self, roster):
-        """[N, N] A: the graph's weights without self-links; None if nothing uses them, or no graph is known."""
+    def links(self, roster, server):
+        """[N, N] A without self-links, given or learned; None if nothing uses them, or no graph is known."""
+        if isinstance(self.structure, Moved):
+            return roster.memo.once("panacea", (self, server.moved), lambda: self.structure.links(server.moved))
         if roster.graph is None or not (self.encoder.needs_graph or self.reconstruction):
             return None
         weights = roster.graph.weights.to(roster.theta)
         return weights - torch.diag(weights.diagonal())
 
-    def links(self, roster, server):
-        """[N, N] A, of the known or of the learned graph; None if there is none."""
-        if not isinstance(self.structure, Moved):
-            return self.known_links(roster)
-        moved = server.moved
-
-        def learn():
-            alike = ((cosine(inner(moved, moved)) - 1) / max(self.structure.tau, 1e-30)).exp()
-            still = (moved == 0).all(1)
-            return alike.masked_fill(still | still[:, None], 0).fill_diagonal_(0)
-
-        return roster.memo.once("panacea", (self, moved), learn)
-
     def encode(self, roster, server):
         """[N, e] Z."""
         network, averaging = server.network, self.encoder.averaging(self.links(roster, server))
-        return self.encoder.encode(network.encoder, network.embedding, averaging)
+        return perceptron(network.embedding, *network.encoder, averaging)  # Equation 3
 
     def write(self, roster, network, z):
         """[K, d] models from z: [K, e] (Equation 3)."""
@@ -144,7 +138,7 @@ class Panacea(Hypernetwork, Explains, Advises):
             pairs = draw_pairs(roster, draw)
 
             def generate(network, pairs=pairs):
-                z = self.encoder.encode(network.encoder, network.embedding, averaging)
+                z = perceptron(network.embedding, *network.encoder, averaging)
                 return self.write(roster, network, z[cohort]), self.reconstruct(z, links, pairs)
 
             (theta, loss), pull_back = vjp(generate, server.network)
@@ -164,11 +158,6 @@ class Panacea(Hypernetwork, Explains, Advises):
         """[] L_d; zero if it does not count, or there is no graph."""
         counts = self.reconstruction and links is not None
         return link_loss(z, links, pairs, isinstance(self.structure, Moved)) if counts else z.new_zeros(())
-
-    def add_clients(self, roster, server, newcomers):
-        wide = super().add_clients(roster, server, newcomers)
-        moved = server.moved.new_zeros(len(roster), server.moved.shape[1])
-        return wide._replace(moved=put(moved, roster.others(newcomers), server.moved))
 
     def diagnostics(self, roster, server, cohort, sent, uploads):
         z, links = self.encode(roster, server), self.links(roster, server)

@@ -3,7 +3,7 @@
 Differs: the gradients of all clients of a round are averaged; the authors' program takes one client a round.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, NamedTuple
 
 from torch.func import vjp
@@ -52,6 +52,10 @@ class PFedHN(Hypernetwork, Explains):
         embedding = roster.normal("pfedhn.embedding", size)
         network = Network(embedding, *draw_layers(widths, draw, roster.theta))
         return Server(network, self.optimiser.init(tree_leaves(network)))
+
+    def add_clients(self, roster, server, newcomers):
+        width = server.network.embedding.shape[1]  # chosen when there were fewer clients
+        return Hypernetwork.add_clients(replace(self, embedding=width), roster, server, newcomers)
 
     def generate(self, network, cohort):
         """[K, d] the cohort's models."""

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from ...core.method import Roster
 from ...core.settings import Count, Settings
-from .hypernetwork import Dense, draw_layers
 
 ALL_PAIRS = 512  # up to this many clients the link loss uses every pair
 PAIRS = 8192  # pairs that it uses in each step otherwise
@@ -23,22 +22,9 @@ class MLP(Settings):
     hidden: Count = 100  # e, the width of each
     needs_graph: ClassVar[bool] = False
 
-    def draw(self, size: int, draw: torch.Generator, like: Tensor) -> Dense:
-        """W_1, ..., W_L for embeddings of this size."""
-        return draw_layers([size] + [self.hidden] * self.layers, draw, like)
-
     def averaging(self, links: Tensor | None) -> Tensor | None:
         """[N, N] P, from links: [N, N]; None: that is I."""
         return None
-
-    def encode(self, network: Dense, embedding: Tensor, averaging: Tensor | None) -> Tensor:
-        """[N, e] Z = P f(... f(P H W_1) ...) W_L with f ReLU, from embedding: [N, m] H (Equation 3)."""
-        x, last = embedding, self.layers - 1
-        for layer, (weight, bias) in enumerate(zip(*network, strict=True)):
-            x = x if averaging is None else averaging @ x
-            x = x @ weight.T + bias
-            x = x.relu() if layer < last else x
-        return x
 
 
 @dataclass(frozen=True)

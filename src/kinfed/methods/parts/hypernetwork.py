@@ -42,11 +42,15 @@ def draw_layers(widths: list[int], draw: torch.Generator, like: Tensor) -> Dense
     return Dense(tuple(u[:, 1:].clone() for u in both), tuple(u[:, 0].clone() for u in both))
 
 
-def perceptron(x: Tensor, weights: tuple[Tensor, ...], biases: tuple[Tensor, ...]) -> Tensor:
-    """[K, out] of the last layer for x: [K, in], with ReLU between the layers."""
-    for weight, bias in zip(weights[:-1], biases[:-1], strict=True):
-        x = (x @ weight.T + bias).relu()
-    return x @ weights[-1].T + biases[-1]
+def perceptron(
+    x: Tensor, weights: tuple[Tensor, ...], biases: tuple[Tensor, ...], averaging: Tensor | None = None
+) -> Tensor:
+    """[K, out] of the last layer for x: [K, in], with ReLU between the layers; averaging: [K, K] is before each."""
+    for layer, (weight, bias) in enumerate(zip(weights, biases, strict=True)):
+        x = x.relu() if layer else x
+        x = x if averaging is None else averaging @ x
+        x = x @ weight.T + bias
+    return x
 
 
 def check_size(who: str, widths: list[int], optimiser: Optimiser, limit: float, like: Tensor, advice: str) -> None:
@@ -75,29 +79,18 @@ class Hypernetwork(Method, Admits):
     bn: Normalisation = field(default="local", kw_only=True)  # running statistics stay with the clients
     client_clip = math.inf  # norm of the gradient in each local step
 
-    def known_links(self, roster: Roster) -> Tensor | None:
+    def links(self, roster: Roster, server: Tree) -> Tensor | None:
         """[N, N] the links between clients with similar embeddings; None if there are none."""
         return None
 
     def add_clients(self, roster: Roster, server: Tree, newcomers: Tensor) -> Tree:
         """A newcomer's embedding is the mean of its neighbours', or of all clients' if it has none."""
-        known, table = roster.others(newcomers), server.network.embedding
-        links = self.known_links(roster)
+        wide, known = super().add_clients(roster, server, newcomers), roster.others(newcomers)
+        links, table = self.links(roster, wide), server.network.embedding
         near = table.new_zeros(len(newcomers), len(known)) if links is None else links[newcomers][:, known]
         near = torch.where(near.sum(1, keepdim=True) > 0, near, 1.0)
-
-        def widen(table: Tensor, rows: Tensor) -> Tensor:
-            wide = table.new_zeros(len(roster), table.shape[1])
-            return put(put(wide, known, table), newcomers, rows)
-
-        embedding = widen(table, near / near.sum(1, keepdim=True) @ table)
-        kept = {
-            part: (widen(moments[0], torch.zeros_like(embedding[newcomers])), *moments[1:])  # the embedding's are first
-            for part, moments in server.opt_state._asdict().items()
-            if part != "step" and moments
-        }
-        network, opt_state = server.network._replace(embedding=embedding), server.opt_state._replace(**kept)
-        return server._replace(network=network, opt_state=opt_state)
+        embedding = put(wide.network.embedding, newcomers, near / near.sum(1, keepdim=True) @ table)
+        return wide._replace(network=wide.network._replace(embedding=embedding))
 
     def join(self, roster: Roster, server: Tree, newcomers: Tensor, uploads: Tree) -> Tree:
         """A newcomer's embedding is fitted to its model by steps of the server's optimiser; the network is frozen."""
