@@ -205,18 +205,20 @@ def test_every_command_on_a_page_is_one_that_kinfed_takes(page, tmp_path, monkey
             if asked.subject == "datasets" and asked.overrides:
                 parts.make(DATASETS, experiment.override({"name": asked.name}, asked.overrides), "dataset", given=1)
         elif table_options.is_table(given := getattr(asked, "source", "") or getattr(asked, "subject", "")):
-            rows = [(who, i, i % 2) for who in "AB" for i in range(9)]
-            columns = f"{asked.client}, price, {asked.target}"
+            listed = [one for names in (asked.time, asked.future, asked.static) for one in names.split(",") if one]
+            more = [one for one in listed if one != "price"]
+            rows = [(who, i, i % 2, *[i] * len(more)) for who in "AB" for i in range(9)]
+            columns = ", ".join([asked.client, "price", asked.target, *more])
             if kind_of(given) == "sql":
                 given = "sqlite:///shops.db"
                 with closing(sqlite3.connect("shops.db")) as made, made:
                     made.execute("DROP TABLE IF EXISTS sales")
                     made.execute(f"CREATE TABLE sales ({columns})")
-                    made.executemany("INSERT INTO sales VALUES (?, ?, ?)", rows)
+                    made.executemany(f"INSERT INTO sales VALUES ({', '.join('?' * len(rows[0]))})", rows)
                 Path("site.sql").write_text("SELECT * FROM sales")
             else:
                 Path(given).parent.mkdir(exist_ok=True)
-                Path(given).write_text("\n".join([columns, *(f"{who},{i},{y}" for who, i, y in rows)]))
+                Path(given).write_text("\n".join([columns, *(",".join(map(str, row)) for row in rows)]))
             experiment.resolve({"method": "local"} | table_options.read(given, asked, getattr(asked, "method", "")))
         elif getattr(asked, "former", None):  # the run's own config, with settings changed
             assert all("=" in one for one in (asked.source, *asked.overrides) if one), command

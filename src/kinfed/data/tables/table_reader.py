@@ -185,9 +185,8 @@ class TableReader(FormatSettings):
         if not raw and not self.past:
             raise UsageError(f"{frame.name}: no column is left for the inputs; ignore fewer of them")
         if lost := [name for name in (*self.future, *self.static) if name not in kinds]:
-            raise UsageError(
-                f"{frame.name}: '{lost[0]}' can be no covariate, as said above; leave it out of both lists"
-            )
+            why = next((one for one in without if one.startswith(f"'{lost[0]}' ")), f"'{lost[0]}' is no input")
+            raise UsageError(f"{frame.name}: {why}, so it is no covariate; take it out of future and static")
         return kinds, raw
 
     def _rows(self, frame: Frame, held: Owners) -> Dataset:
