@@ -84,7 +84,7 @@ def test_a_papers_grid_is_tried_but_for_what_is_named(ask):
         settings(methods=("fedporx",))
 
 
-@pytest.mark.parametrize("name", [name for name in METHODS if METHODS[name].grid])
+@pytest.mark.parametrize("name", [name for name in METHODS if getattr(METHODS[name], "grid", {})])
 def test_a_papers_grid_is_of_settings_that_the_method_has(name, ask):
     wanted = ask(methods=(name,), by_paper=True)
     tried = math.prod(map(len, METHODS[name].grid.values()))
