@@ -20,10 +20,11 @@ sys.path.insert(0, str(Path(__file__).parent / "peers"))
 from networks import build
 from workload import AHEAD, WORKLOADS, images, series
 
-from kinfed import METHODS, SGD, Federation, RunError, Training, UsageError, fit
+from kinfed import SGD, Federation, RunError, Training, UsageError, fit
 from kinfed.core.tasks import Classification, Regression
 from kinfed.errors import explain
 from kinfed.files import replacing
+from kinfed.methods import METHODS
 from kinfed.models import MODELS
 from kinfed.simulation.execution import Execution
 

@@ -21,8 +21,9 @@ from pathlib import Path
 import torch
 from tune_hidden_groups import tried
 
-from kinfed import METHODS, GraphMethod, Params, fit
+from kinfed import Params, fit
 from kinfed.core.rows import put
+from kinfed.methods import METHODS, GraphMethod
 from kinfed.runs.config import experiment as config
 
 SEEDS = (0, 1, 2)

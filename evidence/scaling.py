@@ -93,7 +93,7 @@ def measure(path, scale, method, seed):
         torch.nn.Linear(federation.x.shape[1], 64), torch.nn.ReLU(), torch.nn.Linear(64, federation.outputs)
     )
     try:
-        summary = kinfed.fit(kinfed.METHODS[method](), federation, net, rounds=ROUNDS, seed=seed).summary
+        summary = kinfed.fit(kinfed.methods.METHODS[method](), federation, net, rounds=ROUNDS, seed=seed).summary
     except kinfed.RunError:
         return np.nan
     score = summary.scores[summary.chosen]["mean"]

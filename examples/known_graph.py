@@ -31,7 +31,7 @@ def main(rounds: int = 20) -> None:
         ("no graph", identity(federation, 0)),
     ):
         related = replace(federation, graph=graph)
-        run = kinfed.fit(kinfed.METHODS["sfl"](), related, nn.Linear(2, 1), rounds=rounds, training=training)
+        run = kinfed.fit(kinfed.methods.METHODS["sfl"](), related, nn.Linear(2, 1), rounds=rounds, training=training)
         print(f"{name}: {run.history.task.metric} {run.history.test(run.history.headline).mean():.3f}")
 
 

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import torch
 
 import kinfed
-from kinfed import Averaging, Params, UsageError
+from kinfed import Params, UsageError
+from kinfed.methods import Averaging
 
 
 @dataclass(frozen=True)

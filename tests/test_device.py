@@ -10,7 +10,8 @@ import torch
 from torch import nn
 from torch.utils import backend_registration
 
-from kinfed import METHODS, SGD, Federation, Training, fit
+from kinfed import SGD, Federation, Training, fit
+from kinfed.methods import METHODS
 from kinfed.models import MODELS
 from kinfed.simulation.execution import Execution
 

@@ -95,7 +95,7 @@ def test_what_only_readers_of_the_sources_need_is_not_on_the_site():
 
 def test_signatures_name_plain_types():
     generated = importlib.import_module("generated")
-    made = kinfed.Dirichlet.__init__
+    made = kinfed.partitions.Dirichlet.__init__
     given = dict(made.__annotations__)
     try:
         generated._annotations(None, made, True)
@@ -139,9 +139,9 @@ def test_every_setting_of_every_part_is_on_its_page():
     for shelf in ("methods", "datasets", "partitions", "graphs", "models", "attacks"):
         assert f"<!-- settings: {shelf} -->" in pages
     parts = "\n".join(generated.shelf("methods"))
-    assert all(f"### `{name}`" in parts for name in kinfed.METHODS)
-    sharpness = sentences(kinfed.FedAGHN)["sharpness"].replace("*", r"\*")
-    assert f"| `sharpness` | {sharpness} | `{kinfed.FedAGHN().sharpness}` | " in parts
+    assert all(f"### `{name}`" in parts for name in kinfed.methods.METHODS)
+    sharpness = sentences(kinfed.methods.FedAGHN)["sharpness"].replace("*", r"\*")
+    assert f"| `sharpness` | {sharpness} | `{kinfed.methods.FedAGHN().sharpness}` | " in parts
     epochs = "| `epochs` | passes over a client's training examples in a round | `2` | a whole number, at least 1 |"
     assert epochs in "\n".join(generated.part("Training"))
 
@@ -149,10 +149,10 @@ def test_every_setting_of_every_part_is_on_its_page():
 def test_every_public_name_is_on_the_page_of_names_once():
     generated = importlib.import_module("generated")
     text = (DOCS / "api.md").read_text()
-    made = "\n".join(line for _, asked in generated.MARK.findall(text) for line in generated.public(asked, text))
-    named = re.findall(r"\.\. (?:autoclass|autofunction|py:data):: kinfed\.(\w+)", made)
-    methods = {type_.__name__ for type_ in kinfed.METHODS.values()}
-    assert sorted(named) == sorted(set(kinfed.__all__) - methods)
+    made = "\n".join(line for _, asked in generated.MARK.findall(text) for line in generated.public(asked))
+    named = re.findall(r"\.\. (?:autoclass|autofunction|py:data):: kinfed\.([\w.]+)", made)
+    parts = [f"methods.{name}" for names in kinfed.methods.parts.PARTS.values() for name in names]
+    assert sorted(named) == sorted([*kinfed.__all__, *parts])
 
 
 @pytest.mark.parametrize("formula", [r"\bar\theta_i", r"\tilde x_{1, \dots, M}", r"\overline{\|z\|^2}_{ic}"])

@@ -13,9 +13,10 @@ import torch.distributed as dist
 from processes import kinfed
 from torch import nn
 
-from kinfed import METHODS, SGD, Adam, Federation, Participation, RunError, Training, fit
+from kinfed import SGD, Adam, Federation, Participation, RunError, Training, fit
 from kinfed.core.model import Model
 from kinfed.core.tasks import Classification
+from kinfed.methods import METHODS
 from kinfed.models import MODELS
 from kinfed.simulation.attacks import ATTACKS
 from kinfed.simulation.execution import Execution

@@ -11,7 +11,14 @@ from pkgutil import resolve_name
 import pytest
 
 import kinfed
-from kinfed import ATTACKS, DATASETS, GRAPHS, METHODS, MODELS, PARTITIONS, SGD, TASKS, Adam
+from kinfed import SGD, Adam
+from kinfed.core.tasks import TASKS
+from kinfed.data.datasets import DATASETS
+from kinfed.data.graphs import GRAPHS
+from kinfed.data.partitions import PARTITIONS
+from kinfed.methods import METHODS
+from kinfed.models import MODELS
+from kinfed.simulation.attacks import ATTACKS
 
 ROOT = Path(kinfed.__file__).parent
 PAGES = [Path(__file__).parents[1] / name for name in ("README.md", "CONTRIBUTING.md", "docs", "examples")]
@@ -37,6 +44,13 @@ def raised(tree):
     return [text for node in ast.walk(tree) if isinstance(node, ast.Raise) for text in words_of(node)]
 
 
+def known_names():
+    """Public names, and those on shelves."""
+    shelves = (METHODS, ATTACKS, PARTITIONS)
+    parts = {name for names in kinfed.methods.parts.PARTS.values() for name in names}
+    return {*kinfed.__all__, *parts, *(part.__name__ for shelf in shelves for part in shelf.values())}
+
+
 def can_be_had(dotted):
     """Whether `import kinfed` is enough, or an import of a module of it."""
     try:
@@ -49,17 +63,30 @@ def test_every_public_name_is_there_and_is_declared_for_type_checkers():
     for name in kinfed.__all__:
         assert getattr(kinfed, name) is not None
     (declared,) = [node for node in ast.parse((ROOT / "__init__.py").read_text()).body if isinstance(node, ast.If)]
-    told = {(node.module, alias.name) for node in declared.body for alias in node.names}
-    assert told == {(module, name) for module, names in kinfed._PLACES.items() for name in names}
+    told = {f"{node.module or ''}.{alias.name}".strip(".") for node in declared.body for alias in node.names}
+    named = {f"{module}.{name}" for module, names in kinfed._PLACES.items() for name in names}
+    assert told == named | {*kinfed._SHELVES.values()}
+    assert len(kinfed.__all__) <= 55
     assert set(kinfed.__all__) <= set(dir(kinfed))
     with pytest.raises(ImportError):
         exec("from kinfed import FedAvgg")
 
 
-@pytest.mark.parametrize("shelf", [METHODS, ATTACKS, PARTITIONS], ids=["methods", "attacks", "partitions"])
-def test_the_classes_of_a_shelf_are_exported(shelf):
-    for name, part in shelf.items():
-        assert getattr(kinfed, part.__name__) is part, name
+@pytest.mark.parametrize("shelf", ["methods", "attacks", "partitions"])
+def test_the_classes_of_a_shelf_are_on_it_by_their_own_names(shelf):
+    (parts,) = (one for name, one in vars(getattr(kinfed, shelf)).items() if name == shelf.upper())
+    for part in parts.values():
+        assert getattr(getattr(kinfed, shelf), part.__name__) is part
+
+
+def test_what_methods_are_made_of_is_beside_them_and_is_declared_for_type_checkers():
+    for name in (name for names in kinfed.methods.parts.PARTS.values() for name in names):
+        assert getattr(kinfed.methods, name) is not None
+    (declared,) = [
+        node for node in ast.parse((ROOT / "methods/parts/__init__.py").read_text()).body if isinstance(node, ast.If)
+    ]
+    told = {alias.name for node in declared.body for alias in node.names}
+    assert told == {name for names in kinfed.methods.parts.PARTS.values() for name in names}
 
 
 def test_tasks_and_optimisers_are_exported_and_the_classes_that_own_parts_derive_from():
@@ -72,7 +99,7 @@ def test_tasks_and_optimisers_are_exported_and_the_classes_that_own_parts_derive
 
 def test_no_error_asks_for_a_name_that_cannot_be_imported():
     """`kinfed.NAME` anywhere, and in an error also NAME(...): a user is to write it, so the package exports it."""
-    own = {*kinfed.__all__, *dir(builtins), "dataclass"}  # which authors of methods import anyway
+    own = {*known_names(), *dir(builtins), "dataclass"}  # which authors of methods import anyway
     for path, tree in trees().items():
         for line, text in words_of(tree):
             for dotted in DOTTED.findall(text):
@@ -85,7 +112,7 @@ def test_no_error_asks_for_a_name_that_cannot_be_imported():
 def test_no_error_calls_a_thing_by_a_class_that_is_not_public():
     """A user meets class names in errors; those that are no plain words must be importable."""
     classes = {node.name for tree in trees().values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
-    private = {name for name in classes - set(kinfed.__all__) if not name.startswith("_")}
+    private = {name for name in classes - known_names() if not name.startswith("_")}
     for path, tree in trees().items():
         for line, text in raised(tree):
             named = set(re.findall(r"(?<=[a-z,:;] )[A-Z]\w+(?![\w-])", text)) & private

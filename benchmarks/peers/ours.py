@@ -54,7 +54,7 @@ ready(error(module, few, replace(training, epochs=1)))
 wait()
 begun = time.perf_counter()
 kinfed.fit(
-    kinfed.METHODS["fedavg"](),
+    kinfed.methods.METHODS["fedavg"](),
     data,
     module,
     rounds=1000,

@@ -7,6 +7,7 @@ import io
 import json
 import re
 from collections.abc import Iterator
+from operator import attrgetter
 from types import SimpleNamespace
 from typing import Any, Union, get_args, get_type_hints
 
@@ -89,44 +90,34 @@ def _toml(value: Any) -> str:
     return "[" + ", ".join(map(_toml, value)) + "]" if isinstance(value, list | tuple) else json.dumps(value)
 
 
-# Public names by the folder of kinfed that they are from; "rest" is all that no other mark of the page asks for.
+# Public names, as a mark of the page asks for them: names, "methods" for what methods are made of, or "shelves".
 
 
-def folders() -> dict[str, list[str]]:
-    """Public names by folder."""
-    found: dict[str, list[str]] = {}
-    for module, names in kinfed._PLACES.items():
-        found.setdefault(module.partition(".")[0], []).extend(names)
-    return found
-
-
-def public(asked: str, text: str) -> Iterator[str]:
-    """The public names of folders, one after the other."""
-    taken = {folder for _, line in MARK.findall(text) for folder in line.split()}
-    wanted = [name for name in folders() if name not in taken] if asked == "rest" else asked.split()
-    names = [name for folder in wanted for name in folders().get(folder, ()) if folder != "methods" or name in BASES]
-    for name in sorted(names, key=str.lower):
+def public(asked: str) -> Iterator[str]:
+    """The descriptions of public names, one after the other."""
+    if asked == "methods":
+        names = [f"methods.{name}" for part in kinfed.methods.parts.PARTS.values() for name in part]
+    else:
+        names = list(kinfed._SHELVES) if asked == "shelves" else asked.split()
+    for name in names:
         yield from _described(name)
 
 
-BASES = ("METHODS", "Averaging", "GraphMethod")  # of the folder of methods; each method is among the settings
-
-
 def _described(name: str) -> Iterator[str]:
-    kind = getattr(kinfed, name)
+    kind = attrgetter(name)(kinfed)
     yield "```{eval-rst}"
     if inspect.isclass(kind):
         yield f".. autoclass:: kinfed.{name}\n   :members:"
     elif inspect.isfunction(kind):
         yield f".. autofunction:: kinfed.{name}"
+    elif inspect.ismodule(kind):
+        yield f".. py:data:: kinfed.{name}\n\n   {kind.__doc__.partition(chr(10))[0]}"
     else:
         yield f".. py:data:: kinfed.{name}\n\n   {_constant(name, kind)}"
     yield "```\n"
 
 
 def _constant(name: str, value: Any) -> str:
-    if isinstance(value, dict) or hasattr(value, "keys"):
-        return f"Parts by name: {', '.join(f'``{key}``' for key in value)}."
     return f"An annotation: {described(value)}."
 
 
@@ -172,7 +163,7 @@ def _read(app: Sphinx, name: str, source: list[str]) -> None:
     def made(match: re.Match[str]) -> str:
         kind, asked = match[1], match[2]
         if kind == "api":
-            return "\n".join(public(asked, source[0]))
+            return "\n".join(public(asked))
         made_by = top() if asked == "top" else part(asked) if asked[0].isupper() else shelf(asked)
         return "\n".join(made_by)
 

@@ -20,8 +20,9 @@ from pathlib import Path
 import numpy as np
 from sklearn.datasets import load_digits
 
-from kinfed import METHODS, SGD, Federation, Split, Training, fit
+from kinfed import SGD, Federation, Split, Training, fit
 from kinfed.flower.server import plan
+from kinfed.methods import METHODS
 
 KINFED = str(Path(sys.executable).with_name("kinfed"))
 EXAMPLES = 90  # of a site

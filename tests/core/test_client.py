@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from kinfed import SGD, Adam, Federation, Training, UsageError, towards
+from kinfed import SGD, Adam, Federation, Training, UsageError
 from kinfed.core.model import Model
 from kinfed.core.tasks import Classification
-from kinfed.methods import Local
+from kinfed.methods import Local, towards
 from kinfed.simulation.execution import Execution
 from kinfed.simulation.simulation import Simulation
 

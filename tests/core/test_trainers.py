@@ -7,11 +7,11 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from kinfed import METHODS, SGD, Federation, Params, Training, UsageError, fit, load_model, towards
+from kinfed import SGD, Federation, Params, Training, UsageError, fit, load_model
 from kinfed.core.mixins import Extends, Predicts, model_for
 from kinfed.core.model import Model
 from kinfed.core.tasks import Classification
-from kinfed.methods import Local
+from kinfed.methods import METHODS, Local, towards
 from kinfed.models import MODELS
 from kinfed.runs.results import save
 from kinfed.simulation.execution import Execution

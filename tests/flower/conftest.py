@@ -78,7 +78,7 @@ class Change(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Between(kinfed.Averaging):
+class Between(kinfed.methods.Averaging):
     """Each client trains from a point between its own model and the mean of all."""
 
     share: float = 0.5

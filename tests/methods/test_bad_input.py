@@ -5,10 +5,10 @@ import pytest
 import torch
 from torch import nn
 
-from kinfed import METHODS, SGD, Adam, Federation, Graph, Training, UsageError, fit
+from kinfed import SGD, Adam, Federation, Graph, Training, UsageError, fit
 from kinfed.cli import main
 from kinfed.core.tasks import Classification
-from kinfed.methods import DPFL, IFCA, SFL, FedAGHN, FedCedar, FedFomo, Panacea, PFedGAT, PFedHN, fedfomo, ifca
+from kinfed.methods import DPFL, IFCA, METHODS, SFL, FedAGHN, FedCedar, FedFomo, Panacea, PFedGAT, PFedHN, fedfomo, ifca
 from kinfed.methods.parts.heads import FullHeads
 from kinfed.simulation.execution import Execution
 

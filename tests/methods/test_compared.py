@@ -5,27 +5,24 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kinfed import (
+from kinfed import FedAvg, Federation, Hedge, fit
+from kinfed.core.graph import Graph
+from kinfed.core.mixins import Explains
+from kinfed.methods import (
     CFL,
     DPFL,
     IFCA,
+    METHODS,
     SFL,
     FedAGHN,
     FedAMP,
-    FedAvg,
     FedCedar,
-    Federation,
     FedFomo,
     FedSem,
-    Hedge,
     HeurFedAMP,
     PFedGAT,
     PFedGraph,
-    fit,
 )
-from kinfed.core.graph import Graph
-from kinfed.core.mixins import Explains
-from kinfed.methods import METHODS
 from kinfed.methods.parts.hypernetwork import Hypernetwork
 from kinfed.methods.sfl import Similarity
 from kinfed.ops.sparsify import project_simplex

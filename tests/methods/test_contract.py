@@ -367,7 +367,7 @@ def test_who_predicts_in_a_way_of_its_own_exports_what_does_so():
         def predict(self, client, personal, x):
             return 2 * client.model(personal.theta, x)
 
-    with pytest.raises(UsageError, match=r"Sharp has 'predict', which counts in .* kinfed.Predicts only; add it"):
+    with pytest.raises(UsageError, match=r"Sharp has 'predict', which counts in .* kinfed.methods.Predicts only"):
         model_for(Sharp(), module())
 
     class Half(Sharp, Predicts):

@@ -11,7 +11,7 @@ from kinfed import SGD, Training
 CASES = {
     **{name: (variants.METHODS[name], variants.BASE.get(name, {})) for name in variants.METHODS},
     "a personal head": (kinfed.FedAvg, {"personal": ("head.*",)}),
-    "a frozen layer": (kinfed.FedAGHN, {"frozen": ("0.*",)}),
+    "a frozen layer": (kinfed.methods.FedAGHN, {"frozen": ("0.*",)}),
     "norms at home": (kinfed.FedAvg, {"bn": "personal"}),
 }
 

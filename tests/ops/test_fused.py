@@ -8,12 +8,12 @@ from torch import nn
 from torch.func import functional_call
 
 import kinfed.ops.fused
-from kinfed import SGD, Federation, Training, towards
+from kinfed import SGD, Federation, Training
 from kinfed.core.client import Quadratic
 from kinfed.core.layout import Layout
 from kinfed.core.model import Model
 from kinfed.core.tasks import Classification, Counts, Forecasting, Quantiles, Regression
-from kinfed.methods import Local
+from kinfed.methods import Local, towards
 from kinfed.models import MODELS
 from kinfed.ops.fused import LOSSES, Batches, Descent, Fused, Unfused
 from kinfed.ops.fused.dense import Span

@@ -9,6 +9,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 import kinfed
+from kinfed import methods
 from kinfed.core.engine import Rounds
 from kinfed.core.model import Model
 from kinfed.runs.run import Run
@@ -91,7 +92,7 @@ def test_every_client_has_what_a_loop_of_torch_alone_gives_it(method, executor):
                 torch.testing.assert_close(dict(found.state_dict(), seen=found.seen)[name], value, atol=1e-12, rtol=0)
 
 
-@pytest.mark.parametrize("method", [kinfed.FedAvg(), kinfed.Ditto(), kinfed.FedRep()], ids=lambda m: type(m).__name__)
+@pytest.mark.parametrize("method", [kinfed.FedAvg(), methods.Ditto(), methods.FedRep()], ids=lambda m: type(m).__name__)
 def test_executors_agree_on_clients_with_other_numbers_of_steps(method):
     one, other = (fit(method, executor=executor, batch=3) for executor in ("loop", "vmap"))
     for i, rows in enumerate(federation().rows["train"]):
@@ -171,7 +172,7 @@ def test_what_cannot_be_kept_is_refused_in_a_line():
     with pytest.raises(kinfed.UsageError, match=r"buffer 'flag' .* changes its shape or type .* int32 \[1\] to int32"):
         fit(kinfed.Local(), module=net(lambda: Masked(longer_with_each_pass)))
     with pytest.raises(kinfed.UsageError, match=r"pfedbayes: training moves buffers \(mask, flag\)"):
-        fit(kinfed.PFedBayes(), module=net(lambda: Masked(lambda self, x: self.training and self.flag.add_(1))))
+        fit(kinfed.methods.PFedBayes(), module=net(lambda: Masked(lambda self, x: self.training and self.flag.add_(1))))
 
 
 def test_frozen_counts_stay_as_they_were():

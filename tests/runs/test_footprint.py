@@ -173,7 +173,7 @@ def test_fit_and_estimate_refuse_by_the_same_number_before_anything_is_written(m
     x = torch.randn(300, 4)
     data = kinfed.Federation.from_arrays(x, (x[:, 0] > 0).long(), torch.arange(300) % 60)
     with pytest.raises(kinfed.UsageError, match=r"for 60 clients the server needs .* tables over pairs of clients"):
-        kinfed.fit(kinfed.FedAMP(), data, nn.Linear(4, 2), rounds=1, folder=tmp_path / "run")
+        kinfed.fit(kinfed.methods.FedAMP(), data, nn.Linear(4, 2), rounds=1, folder=tmp_path / "run")
     assert not (tmp_path / "run").exists()
     kinfed.fit(kinfed.FedAvg(), data, nn.Linear(4, 2), rounds=1)
     monkeypatch.setattr(module, "free_memory", lambda device: 30_000)
@@ -226,7 +226,7 @@ def layer():
 
 @pytest.mark.parametrize("full", FULL, ids=["torch", "numpy"])
 def test_memory_that_runs_out_in_a_round_is_one_line_and_loses_no_finished_round(full, monkeypatch, tmp_path):
-    real, held = kinfed.FedAMP.aggregate, []
+    real, held = kinfed.methods.FedAMP.aggregate, []
 
     def aggregate(self, roster, server, cohort, uploads):
         if roster.round == 2:
@@ -240,17 +240,17 @@ def test_memory_that_runs_out_in_a_round_is_one_line_and_loses_no_finished_round
         return written(path, *what)
 
     written = module_of_checkpoints.save
-    whole = kinfed.fit(kinfed.FedAMP(), few(), layer(), rounds=4)
+    whole = kinfed.fit(kinfed.methods.FedAMP(), few(), layer(), rounds=4)
     with monkeypatch.context() as now:
-        now.setattr(kinfed.FedAMP, "aggregate", aggregate)
+        now.setattr(kinfed.methods.FedAMP, "aggregate", aggregate)
         now.setattr(module_of_checkpoints, "save", save)
         with pytest.raises(kinfed.RunError, match=r"^round 3: out of memory.*; the rounds before are kept in ") as told:
-            kinfed.fit(kinfed.FedAMP(), few(), layer(), rounds=4, folder=tmp_path)
+            kinfed.fit(kinfed.methods.FedAMP(), few(), layer(), rounds=4, folder=tmp_path)
     assert "\n" not in str(told.value)
     assert ("40 GB more" in str(told.value)) == (full is FULL[0])
     with safe_open(tmp_path / "checkpoint.safetensors", "pt") as file:
         assert file.metadata()["done"] == "2"
-    again = kinfed.fit(kinfed.FedAMP(), few(), layer(), rounds=4, folder=tmp_path)
+    again = kinfed.fit(kinfed.methods.FedAMP(), few(), layer(), rounds=4, folder=tmp_path)
     assert torch.equal(again.history.models["theta"], whole.history.models["theta"])
 
 

@@ -27,12 +27,12 @@ from kinfed.core.optimiser import SGD
 class Stay(kinfed.Local):
     """Local under another name."""
 
-    share: kinfed.Share = 0.5  # of nothing
+    share: kinfed.methods.Share = 0.5  # of nothing
 
 
 class Plain(kinfed.Local):
     kind: ClassVar[str] = "plain"
-    share: kinfed.Share = 0.5
+    share: kinfed.methods.Share = 0.5
 
 
 class Net(nn.Module):
@@ -336,7 +336,7 @@ def test_the_task_of_the_page_is_known_to_all_that_people_read(capsys):
 def test_a_task_of_ones_own_takes_the_scale_of_numbers_from_the_table():
     Path("huber.py").write_text(
         "from dataclasses import dataclass\nfrom torch.nn.functional import huber_loss\nimport kinfed\n"
-        "@dataclass(frozen=True)\nclass Huber(kinfed.Regression):\n    beyond: kinfed.Positive = 1.0\n"
+        "@dataclass(frozen=True)\nclass Huber(kinfed.Regression):\n    beyond: kinfed.methods.Positive = 1.0\n"
         "    def loss(self, outputs, y):\n"
         "        return huber_loss(outputs, self.scaled(y), reduction='none', delta=self.beyond).mean(-1)\n"
     )

@@ -7,8 +7,9 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_map
 
-from kinfed import SGD, Execution, FedAGHN, FedAvg, Federation, FedRep, Regression, Split, Training, UsageError, choose
+from kinfed import SGD, Execution, FedAvg, Federation, Regression, Split, Training, UsageError, choose
 from kinfed.errors import explain
+from kinfed.methods import FedAGHN, FedRep
 from kinfed.search import choose as choose_module
 from kinfed.search.arena import Arena
 

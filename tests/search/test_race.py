@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from kinfed import Classification, FedAGHN, FedAvg, Local, Regression, Rounds, Training
+from kinfed import Classification, FedAvg, Local, Regression, Rounds, Training
 from kinfed.core.history import History
+from kinfed.methods import FedAGHN
 from kinfed.search.successive_halving import (
     Candidate,
     Entry,

@@ -68,7 +68,8 @@ def test_when_one_process_fails_all_end_and_one_alone_goes_on_from_there(tmp_pat
 SHARED = """
 import sys, torch
 from torch import nn
-from kinfed import SGD, Execution, Federation, METHODS, RunError, Training, fit
+from kinfed import SGD, Execution, Federation, RunError, Training, fit
+from kinfed.methods import METHODS
 from kinfed.simulation import distributed, evaluation, state_store as states
 from kinfed.simulation.distributed import Distributed
 from kinfed.methods import Local

@@ -7,10 +7,11 @@ import pytest
 import torch
 from torch import nn
 
-from kinfed import CFL, SGD, FedAMP, Federation, PFedGraph, Poison, RunError, Training, UsageError, fit
+from kinfed import SGD, Federation, RunError, Training, UsageError, fit
 from kinfed.core.fleet import is_finite
 from kinfed.core.model import Model
-from kinfed.methods import FedAGHN, FedAvg, FedAvgFT, Local
+from kinfed.methods import CFL, FedAGHN, FedAMP, FedAvg, FedAvgFT, Local, PFedGraph
+from kinfed.simulation.attacks import Poison
 from kinfed.simulation.execution import Execution
 from kinfed.simulation.simulation import Simulation
 

@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from kinfed import Averaging, NonNegative, Params, towards
+from kinfed import Params
+from kinfed.methods import Averaging, NonNegative, towards
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from torch import nn
 from torch.nn.functional import cross_entropy, one_hot
 
-from kinfed import Averaging, Params, UsageError
+from kinfed import Params, UsageError
 from kinfed.core.mixins import Extends
+from kinfed.methods import Averaging
 
 
 class TwoHeads(nn.Module):

@@ -10,8 +10,9 @@ from torch import nn
 from torch.nn.functional import cross_entropy, one_hot
 
 import kinfed
-from kinfed import METHODS, SGD, Averaging, Federation, Params, Training, fit
+from kinfed import SGD, Federation, Params, Training, fit
 from kinfed.core.tasks import Classification
+from kinfed.methods import METHODS, Averaging
 from kinfed.simulation.execution import Execution
 
 sys.path.insert(0, str(Path(__file__).parent))

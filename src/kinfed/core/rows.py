@@ -66,7 +66,7 @@ def take(table: Tensor, cohort: Tensor) -> Tensor:
     """Rows of the cohort: [K] of table: [N, ...]; the table itself, not a copy, if the cohort is everyone in order.
 
     >>> import torch
-    >>> kinfed.take(torch.tensor([[1.0], [2.0], [3.0]]), torch.tensor([2, 0])).tolist()
+    >>> kinfed.methods.take(torch.tensor([[1.0], [2.0], [3.0]]), torch.tensor([2, 0])).tolist()
     [[3.0], [1.0]]
     """
     if _is_everyone(cohort, len(table)):
@@ -80,7 +80,7 @@ def put(table: Tensor, cohort: Tensor, rows: Tensor) -> Tensor:
     If the cohort is everyone in order, this is `rows` itself.
 
     >>> import torch
-    >>> kinfed.put(torch.zeros(3, 1), torch.tensor([2, 0]), torch.tensor([[3.0], [1.0]])).tolist()
+    >>> kinfed.methods.put(torch.zeros(3, 1), torch.tensor([2, 0]), torch.tensor([[3.0], [1.0]])).tolist()
     [[1.0], [0.0], [3.0]]
     """
     rows = rows.to(table.dtype)

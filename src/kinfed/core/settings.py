@@ -34,7 +34,7 @@ LARGEST_COUNT = 2**31
 class In:
     """An interval that a number must lie in, such as "[0, 1)".
 
-    >>> 1.0 in kinfed.In("[0, 1)")
+    >>> 1.0 in kinfed.methods.In("[0, 1)")
     False
     """
 

@@ -82,7 +82,7 @@ def _axes(tree: Tree, axis: Axis | None, where: str) -> Tree:
     if axis is None:
         raise UsageError(
             f"{where} does not declare which of its axes index clients; make it a field of a NamedTuple with the "
-            "annotation kinfed.PerClient, kinfed.Shared or kinfed.Pairwise"
+            "annotation kinfed.methods.PerClient, kinfed.methods.Shared or kinfed.methods.Pairwise"
         )
     return axis
 

@@ -1,8 +1,10 @@
 """The methods in families, by the name that a config or the command line uses, each with the paper that it is from."""
 
-from typing import NamedTuple
+from importlib import import_module
+from typing import Any, NamedTuple
 
 from ..core.registry import Shelf
+from .parts import MODULES
 
 
 class Listed(NamedTuple):
@@ -181,4 +183,7 @@ METHODS = Shelf(
     by_file=True,
 )
 
-__getattr__ = METHODS.attribute
+
+def __getattr__(name: str) -> Any:
+    """A method by its class's name, or what methods are made of."""
+    return getattr(import_module(f"kinfed.{MODULES[name]}"), name) if name in MODULES else METHODS.attribute(name)

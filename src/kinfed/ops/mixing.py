@@ -20,7 +20,7 @@ def weighted_mean(theta: Tensor, weights: Tensor) -> Tensor:
     """[d] mean of theta: [K, d] with weights: [K] of any positive sum.
 
     >>> import torch
-    >>> kinfed.weighted_mean(torch.tensor([[0.0, 2.0], [4.0, 2.0]]), torch.tensor([3, 1]))
+    >>> kinfed.methods.weighted_mean(torch.tensor([[0.0, 2.0], [4.0, 2.0]]), torch.tensor([3, 1]))
     tensor([1., 2.])
     """
     weights = weights.to(theta.dtype)  # counts would be divided in float32

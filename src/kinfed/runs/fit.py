@@ -157,7 +157,7 @@ def _check_kinds(
     if not isinstance(folder, str | Path | None):
         raise UsageError(f"folder must be a path, such as 'runs/mine'; got {folder!r}")
     if not isinstance(attack, Attack | None):
-        raise UsageError(f"attack must be one such as kinfed.Poison(share=0.2); got {attack!r:.80}")
+        raise UsageError(f"attack must be one such as kinfed.attacks.Poison(share=0.2); got {attack!r:.80}")
 
 
 def _corrupted(federation: Federation, attack: Attack | None, seed: int) -> tuple[Federation, Tensor]:

@@ -1,1 +1,54 @@
-"""Parts that methods are built from."""
+"""Parts that methods are built from; `kinfed.methods` has those that a method of yours is made of."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ...core.client import Client as Client
+    from ...core.client import Quadratic as Quadratic
+    from ...core.client import towards as towards
+    from ...core.method import SharedParams as SharedParams
+    from ...core.mixins import Admits as Admits
+    from ...core.mixins import Advises as Advises
+    from ...core.mixins import Explains as Explains
+    from ...core.mixins import Extends as Extends
+    from ...core.mixins import Predicts as Predicts
+    from ...core.optimiser import OptState as OptState
+    from ...core.rows import put as put
+    from ...core.rows import take as take
+    from ...core.settings import Count as Count
+    from ...core.settings import CountOrZero as CountOrZero
+    from ...core.settings import In as In
+    from ...core.settings import NonNegative as NonNegative
+    from ...core.settings import Positive as Positive
+    from ...core.settings import Settings as Settings
+    from ...core.settings import Share as Share
+    from ...core.trees import Like as Like
+    from ...core.trees import ModelOf as ModelOf
+    from ...core.trees import Pairwise as Pairwise
+    from ...core.trees import PerClient as PerClient
+    from ...core.trees import Shared as Shared
+    from ...ops.mixing import mix as mix
+    from ...ops.mixing import weighted_mean as weighted_mean
+    from ..bases import Averaging as Averaging
+    from ..bases import GraphMethod as GraphMethod
+
+PARTS = {  # beside kinfed.Method, Params and Roster: by the module
+    "core.client": ("Client", "Quadratic", "towards"),
+    "core.method": ("SharedParams"),
+    "core.mixins": ("Admits", "Advises", "Explains", "Extends", "Predicts"),
+    "core.optimiser": ("OptState"),
+    "core.rows": ("put", "take"),
+    "core.settings": ("Count", "CountOrZero", "In", "NonNegative", "Positive", "Settings", "Share"),
+    "core.trees": ("Like", "ModelOf", "Pairwise", "PerClient", "Shared"),
+    "methods.bases": ("Averaging", "GraphMethod"),
+    "ops.mixing": ("mix", "weighted_mean"),
+}
+MODULES = {name: module for module, names in PARTS.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    """A part by its name, imported when it is first asked for."""
+    if name not in MODULES:
+        raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+    return getattr(import_module(f"kinfed.{MODULES[name]}"), name)
