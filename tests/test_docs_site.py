@@ -20,7 +20,6 @@ from numpy.typing import ArrayLike
 
 import kinfed
 from kinfed.cli import main
-from kinfed.core.registry import Shelf
 from kinfed.core.settings import sentences
 
 ROOT = Path(__file__).parents[1]
@@ -252,9 +251,10 @@ def test_examples_in_docstrings_of_public_names_give_what_they_show(tmp_path, mo
     monkeypatch.chdir(tmp_path)
     finder, runner = doctest.DocTestFinder(recurse=True), doctest.DocTestRunner(optionflags=doctest.ELLIPSIS)
     with_examples = 0
-    for name in kinfed.__all__:
-        part = getattr(kinfed, name)
-        if isinstance(part, Shelf) or not getattr(part, "__module__", "").startswith("kinfed"):
+    parts = [(name, kinfed.methods) for names in kinfed.methods.parts.PARTS.values() for name in names]
+    for name, place in [*((name, kinfed) for name in kinfed.__all__), *parts]:
+        part = getattr(place, name)
+        if not getattr(part, "__module__", "").startswith("kinfed"):
             continue
         for test in finder.find(part, name, globs={"kinfed": kinfed}):
             with_examples += bool(test.examples)

@@ -14,7 +14,7 @@ from ..data.graphs import GRAPHS
 from ..data.partitions import PARTITIONS
 from ..errors import UsageError, nearest
 from ..methods import FAMILIES, METHODS
-from ..methods.solved import KNOWN
+from ..methods.solved import SOLVED
 from ..models import MODELS
 from ..simulation.attacks import ATTACKS
 from .options import add_settings, columns, data_folder
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 SHELVES: dict[str, tuple[Shelf, int]] = {  # name: the shelf, and how many arguments of its parts are not settings
-    "methods": (KNOWN, 0),
+    "methods": (METHODS, 0),
     "datasets": (DATASETS, 1),
     "partitions": (PARTITIONS, 0),
     "graphs": (GRAPHS, 2),
@@ -142,6 +142,8 @@ def _entries(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
     shelf, given = SHELVES[args.subject]
     if args.name is None and not args.json:
         return {name: {"what": shelf.summary(name)} for name in shelf}
+    if args.name in SOLVED:
+        shelf = SOLVED
     names = list(shelf) if args.name is None else [args.name]
     entries = {name: _described(shelf, name, given) for name in names}
     return {name: {**entry, **_origin(name)} for name, entry in entries.items()}

@@ -35,9 +35,9 @@ if TYPE_CHECKING:
 
 PARTS = {  # beside kinfed.Method, Params and Roster: by the module
     "core.client": ("Client", "Quadratic", "towards"),
-    "core.method": ("SharedParams"),
+    "core.method": ("SharedParams",),
     "core.mixins": ("Admits", "Advises", "Explains", "Extends", "Predicts"),
-    "core.optimiser": ("OptState"),
+    "core.optimiser": ("OptState",),
     "core.rows": ("put", "take"),
     "core.settings": ("Count", "CountOrZero", "In", "NonNegative", "Positive", "Settings", "Share"),
     "core.trees": ("Like", "ModelOf", "Pairwise", "PerClient", "Shared"),
