@@ -112,10 +112,11 @@ def _list(args: argparse.Namespace, console: "Console") -> None:
 
 def _list_data(args: argparse.Namespace, console: "Console") -> None:
     """Data sets, one of them, or what is in a table of yours or an experiment."""
-    from . import datasets  # it imports PyTorch
+    from . import datasets, table_options  # they import PyTorch
 
     if args.subject != "datasets":
         if not datasets.is_data(args.subject):
+            table_options.check_no_file(args.subject)  # says what is wrong with a file that is there
             known = nearest(args.subject, (*SHELVES, *PUBLISHED))
             raise UsageError(f"there is no '{args.subject}' to list, and no such table or experiment; {known}")
         datasets.inspect(args)
