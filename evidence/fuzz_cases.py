@@ -398,6 +398,12 @@ def overrides(draw):
             run(draw, name, *told)
 
 
+FORMATS = (  # in which a table is said to be written
+    *({"decimal": ","}, {"thousands": ","}, {"decimal": ",", "thousands": "."}, {"units": ["%", "€"]}),
+    *({"dates": "%d.%m.%Y"}, {"dates": ["%Y-%m-%d %H:%M:%S"]}, {"dates": "?"}, {"text": ["a"]}, {"text": ["none"]}),
+)
+
+
 def cells(draw, series):
     """Rows of a table: dicts with client, y, when and inputs a, b."""
     names = draw.sample(NAMES, draw.choice([1, 2, 3, 5])) if draw.random() < 0.7 else range(draw.choice([2, 8, 60]))
@@ -450,6 +456,7 @@ def tabulate(draw, series):
     settings |= {"time": "when", "past": draw.choice([1, 3, 9]), "horizon": draw.choice([1, 2])} if series else {}
     settings |= {} if series else {"features": ["a", "b"]}
     settings |= draw.choice([{}, {}, {"drop_missing": True}, {"least": 3}])
+    settings |= draw.choice([{}, {}, {}, *FORMATS])
     if draw.random() < 0.2:
         settings["edges"] = links(draw, list(dict.fromkeys(str(row["client"]) for row in rows))[:300])
     return settings
@@ -464,7 +471,7 @@ def tables(draw):
             draw.broken or config.resolve(json.loads(json.dumps(table))).federation(Path(), 0)
             break
     if draw.random() < 0.3 and {"path", "client", "target"} <= settings.keys():
-        known = inspect.signature(kinfed.data.tables.table_reader.TableReader).parameters
+        known = {"path", *inspect.signature(kinfed.data.tables.table_reader.TableReader).parameters}
         federation = from_csv(**{key: value for key, value in settings.items() if key in known})
         net = nn.Sequential(nn.Flatten(), nn.Linear(federation.x[0].numel(), federation.outputs))
         return keep(kinfed.fit(METHODS["fedavg"](), federation, net, rounds=1, execution=Execution("loop")), net)
