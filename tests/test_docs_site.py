@@ -266,7 +266,7 @@ def test_examples_in_docstrings_of_public_names_give_what_they_show(tmp_path, mo
 def test_the_ten_minutes_show_what_the_commands_say(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     page = (DOCS / "start.md").read_text()
-    predict, make = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    predict, estimators, make = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     exec(make, {})
     Path("examples").mkdir()
     table = Path("shops.csv").rename("examples/shops.csv")
@@ -280,3 +280,4 @@ def test_the_ten_minutes_show_what_the_commands_say(tmp_path, monkeypatch, capsy
     capsys.readouterr()
     exec(predict, {})
     assert re.fullmatch(r"\[('(yes|no)'(, )?){3}\]\n", capsys.readouterr().out)
+    exec(estimators.replace("rounds=20", "rounds=1"), {})
