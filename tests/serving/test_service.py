@@ -207,13 +207,15 @@ def test_more_requests_than_may_wait_are_told_to_come_again(shops, monkeypatch):
         ThreadPoolExecutor(20) as pool,
     ):
         sent = [pool.submit(requests.post, f"{address}/predict/shop 1", json={"rows": [ROW]}) for _ in range(3)]
-        while len(service.server.server_state.tasks) < 3:
+        while service.server is None or len(service.server.server_state.tasks) < 3:
             time.sleep(0.01)
         late = list(pool.map(lambda _: requests.post(f"{address}/predict/shop 1", json={"rows": [ROW]}), range(20)))
         assert {one.status_code for one in late} == {503}
         go.set()
         assert [one.result().status_code for one in sent] == [200] * 3
-        metrics = requests.get(f"{address}/metrics").text
+        while (got := requests.get(f"{address}/metrics")).status_code == 503:  # until the server has seen them closed
+            time.sleep(0.01)
+        metrics = got.text
     assert 'kinfed_requests_total{status="200"} 3.0' in metrics
     assert "kinfed_rows_total 3.0" in metrics
 
