@@ -390,7 +390,6 @@ def test_the_closing_table_says_what_its_words_mean(capsys, tmp_path):
     with pytest.raises(SystemExit):
         main(["run", "--help"])
     told = " ".join(capsys.readouterr().out.split())
-    assert "loop: client by client; vmap: clients in batches; fused: in batches without autograd" in told
     assert "kinfed run shops.csv --client shop --target buys --out shops" in told
 
 

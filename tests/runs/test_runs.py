@@ -57,7 +57,7 @@ def test_a_saved_run_says_that_its_module_must_be_given(tmp_path):
     federation = experiment.federation(None, 0)
     module = experiment.module(federation, 0)
     results.save(fit(experiment.method, federation, module, rounds=1), tmp_path / "mine")
-    with pytest.raises(UsageError, match=r"pass the module: load_model\(folder, client, module\)"):
+    with pytest.raises(UsageError, match=r"pass the module: kinfed\.Run\.open\(folder, module\)"):
         load_model(tmp_path / "mine", "3")
     assert load_model(tmp_path / "mine", "3", module).training is False
 
@@ -79,7 +79,7 @@ def test_what_a_first_seed_found_is_kept_where_a_later_one_is_refused(tmp_path, 
 
 def test_what_cannot_be_drawn_or_scored_takes_no_results_away(tmp_path, monkeypatch):
     monkeypatch.setattr("kinfed.plots.charts.accuracy_by_client", lambda *_: 1 / 0)
-    monkeypatch.setattr("kinfed.runs.run.Run._answered", lambda *_: {}["rows"])
+    monkeypatch.setattr("kinfed.runs.trained_run.TrainedRun._answered", lambda *_: {}["rows"])
     experiment = config.resolve(config.read("fedaghn", SMALL))
     with pytest.warns(
         UserWarning, match=r"accuracy-by-client\.png is missing, as it cannot be drawn: .*division by zero"
