@@ -5,6 +5,10 @@ import os
 from pathlib import Path
 
 HOW = "how."  # settings of how a run is carried out: fields of kinfed.Execution
+CARRIED_OUT = (
+    "how.executor (loop: client by client; vmap: clients in batches; fused: in batches without autograd; auto), "
+    "how.workers (cores), how.precision (float32, tf32, bf16) and how.checkpoint_seconds say how it is carried out"
+)
 
 
 def count(text: str) -> int:
@@ -78,12 +82,11 @@ def columns() -> argparse.ArgumentParser:
 
 def add_settings(parser: argparse.ArgumentParser, what: str = "settings to change, such as training.epochs=5") -> None:
     """Add the settings of an experiment, and of how it is carried out."""
-    help = f"{what}; how.executor=loop and its like say how it is carried out (docs/runs.md)"
+    help = f"{what}; {CARRIED_OUT}"
     parser.add_argument("overrides", nargs="*", default=[], metavar="key=value", help=help)
 
 
 def add_how(parser: argparse.ArgumentParser) -> None:
     """Add settings of how to carry out what is there already, and no others."""
-    help = "how it is carried out, such as how.executor=loop (docs/runs.md)"
-    parser.add_argument("overrides", nargs="*", default=[], metavar="how.key=value", help=help)
+    parser.add_argument("overrides", nargs="*", default=[], metavar="how.key=value", help=CARRIED_OUT)
     parser.set_defaults(only_how=True)
