@@ -276,18 +276,10 @@ def test_a_newcomer_to_sites_is_told_what_one_to_the_equal_simulation_is(
     told += [predicted(tmp_path / "too", tmp_path / "new.csv", capsys, "--client", "new")]
     assert {row["client"] for row in told[0]} == {"new"}
     if "beside" in flower:
-        _exported_alike(tmp_path, told[0], capsys)
+        assert main(["explain", str(tmp_path / "joined"), "--client", "new"]) == 2
+        assert "holds models of newcomers alone, whose weights were not kept" in capsys.readouterr().err
     if target == "fruit":
         assert [row["fruit"] for row in told[0]] == [row["fruit"] for row in told[1]]
-
-
-def _exported_alike(tmp_path, answers, capsys):
-    """The newcomer's model as ONNX answers as its folder does, and nobody says whom it learns from."""
-    assert main(["export", str(tmp_path / "joined"), "--out", str(tmp_path / "onnx")]) == 0
-    found = predicted(tmp_path / "onnx", tmp_path / "new.csv", capsys)
-    assert [float(row["sold"]) for row in found] == pytest.approx([float(row["sold"]) for row in answers], rel=1e-4)
-    assert main(["explain", str(tmp_path / "joined"), "--client", "new"]) == 2
-    assert "holds models of newcomers alone, whose weights were not kept" in capsys.readouterr().err
 
 
 def test_what_a_servers_folder_cannot_give_is_told_in_one_line(tables, trial, tmp_path, capsys):
