@@ -332,7 +332,7 @@ def test_an_extended_module_is_saved_and_loaded_as_it_was_scored(tmp_path):
     save(found, tmp_path / "run")
     with pytest.raises(
         UsageError,
-        match=r"only its method, Loud, knows how its models predict.*: load_model\(folder, client, module, method\)",
+        match=r"only its method, Loud, knows how its models predict.*: Run.open\(folder, module, method\)",
     ):
         load_model(tmp_path / "run", module=net, position=0)
     scored = found.history.scores[-1]["own", "test", "loss"]
