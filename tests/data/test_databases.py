@@ -148,7 +148,7 @@ def test_postgres_gives_what_sqlite_gives(postgres, sqlite, capsys):
     code = main(["list", postgres, "--query", "site.sql", *COLUMNS])
     out = capsys.readouterr().out
     assert code == 0
-    assert "--query site.sql --client shop --target buys" in out
+    assert "--client shop --target buys --query site.sql" in out
     assert main(["run", "b/config.toml", "--out", "c"]) == 0
     assert Path("c/models.safetensors").read_bytes() == models[0]
 

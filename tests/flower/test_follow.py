@@ -40,7 +40,7 @@ def process(tmp_path, monkeypatch, finished):
     def start(module, *arguments, home, log):
         lines, ended, seconds = ways.pop(0)
         text = PROCESS.format(lines=lines, ended=ended, seconds=seconds, summary=summary)
-        command = [sys.executable, "-c", text, *arguments, f"kinfed.flower.{module}"]
+        command = [sys.executable, "-c", text, *arguments, f"kinfed.flower.programs.{module}"]
         made.append(subprocess.Popen(command, start_new_session=True))
         return made[-1]
 

@@ -40,6 +40,8 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
 
 
 def _reference(args: argparse.Namespace, console: Console) -> None:
+    if how := [setting for setting in args.overrides if setting.startswith("how.")]:
+        raise UsageError(f"a reference trains one network, step by step: '{how[0]}' has no meaning for it")
     table = config.read(args.source, args.overrides)
     reference, settings = parts.call(REFERENCES[args.reference], table.pop("reference", {}), "reference")
     experiment = config.resolve(table)
