@@ -287,7 +287,7 @@ def test_where_nothing_is_compared_a_sentence_says_how_weights_come_about(tmp_pa
 
 def test_no_code_of_ones_own_is_loaded_for_a_page(tmp_path):
     mine = tmp_path / "mine.py"
-    mine.write_text("from kinfed import FedAMP\nclass Mine(FedAMP):\n    pass\n")
+    mine.write_text("from kinfed.methods import FedAMP\nclass Mine(FedAMP):\n    pass\n")
     out = tmp_path / "run"
     assert main(["run", f"{mine}:Mine", "rounds=1", "federation.clients=4", "--quiet", "--out", str(out)]) == 0
     mine.write_text("raise SystemExit('loaded')\n")

@@ -71,13 +71,13 @@ def test_scores_without_an_edge_by_another_way(digits):
     found = explain(digits, 1, 3)
     row = Remixed(run, 1).row
     theta = torch.zeros(saved.layout.size)
-    for layer, weights in zip(run.architecture.layout.layers, row, strict=True):
+    for layer, weights in zip(run.model.layout.layers, row, strict=True):
         rest = weights.clone()
         rest[3] = 0
         theta[layer.at] = (rest / rest.sum()) @ run.server.theta[:, layer.at]
     federation = saved.experiment.federation(None, saved.summary.seed)
     at = federation.rows["test"][1]
-    answers = run.architecture(theta, federation.x[at]).argmax(1)
+    answers = run.model(theta, federation.x[at]).argmax(1)
     assert found.sources[0].without == pytest.approx(float((answers == federation.y[at]).float().mean()))
     assert found.sources[0].last == pytest.approx(float(row[:, 3].mean()))
 
@@ -107,7 +107,7 @@ def test_weights_by_layer_and_round_and_what_was_compared(digits):
 def test_a_method_that_compares_nothing_shows_how_models_moved(tmp_path):
     saved, run = trained(tmp_path / "run", "pfedla", *QUICK["pfedla"])
     found = explain(tmp_path / "run", 0, 1)
-    first = run.architecture.theta
+    first = run.model.theta
     a, b = saved.theta(position=0) - first, saved.theta(position=1) - first
     assert found.compared.startswith("cosine of how far the saved models moved")
     assert found.sources[0].compared == pytest.approx(float(a @ b / a.norm() / b.norm()), abs=1e-5)

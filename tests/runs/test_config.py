@@ -74,6 +74,7 @@ def test_least_config_is_filled_in():
             "epochs": 2,
             "batch": 8,
             "optimiser": {"name": "sgd", "lr": 0.1, "momentum": 0.0, "weight_decay": 0.0},
+            "clip": float("inf"),
         },
         "method": {"name": "local", "personal": [], "frozen": [], "bn": "averaged"},
     }
@@ -292,7 +293,7 @@ def test_sources_that_cannot_be_read(tmp_path):
         ({"federation.split": {"tset": 0.3}}, "unknown key 'federation.split.tset'; did you mean 'test'"),
         ({"model": {"name": "mlp", "hidden": 5}}, "model.hidden must be a list; got 5"),
         ({"model": {"name": "mlp", "hidden": [5, "6"]}}, r"model.hidden\[1\] must be a whole number; got '6'"),
-        ({"model": {"name": "mlp", "width": 5}}, "unknown key 'model.width'; known: hidden"),
+        ({"model": {"name": "mlp", "width": 5}}, "unknown key 'model.width'; known: cut, hidden"),
         ({"model": 5}, "model needs a name"),
         (
             {"method": {"name": "fedprox", "mu": 1e39}},
@@ -343,9 +344,9 @@ def test_examples_with_owners_are_theirs_and_a_table_gets_an_mlp(tmp_path):
     found = resolve({"method": "local", "federation": {"dataset": csv}}).table
     assert found["federation"]["partition"] == {"name": "natural"}
     assert found["federation"]["clients"] == 0  # as many as the file has
-    assert found["model"] == {"name": "mlp", "hidden": [64]}
+    assert found["model"] == {"name": "mlp", "hidden": [64], "cut": 3.0}
     smaller = resolve({"method": "local", "federation": {"dataset": csv}, "model": {"hidden": [8]}}).table
-    assert smaller["model"] == {"name": "mlp", "hidden": [8]}
+    assert smaller["model"] == {"name": "mlp", "hidden": [8], "cut": 3.0}
     table = [f"federation.dataset.{key}={value}" for key, value in csv.items()]
     # Rates that were tuned on digits are not for your own table.
     assert read("fedavg", table) == {"method": {"name": "fedavg"}, "federation": {"dataset": csv}}
