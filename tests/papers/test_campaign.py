@@ -443,7 +443,7 @@ def test_models_that_a_killed_campaign_has_left_are_deleted(camp, finished):
 def test_what_programs_have_measured_outlives_a_full_disk(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(EVIDENCE))
     page, federations, compared, deciding = map(
-        importlib.import_module, ("page", "federations", "comparison_set", "deciding")
+        importlib.import_module, ("kinfed_papers.result_pages", "federations", "comparison_set", "deciding")
     )
     answers, text, scores = tmp_path / "answers.json", tmp_path / "page.md", tmp_path / "deciding"
     answers.write_text("{}")

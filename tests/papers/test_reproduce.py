@@ -286,7 +286,7 @@ def test_what_cannot_be_run_is_a_line_unless_it_is_asked_for(capsys, tmp_path):
         (["--method", "local", "--jobs", "0"], "jobs counts parallel runs, so it must be at least 1; got 0"),
         (
             ["how.workers=0"],
-            "Execution.workers must be at least 1; got 0 (cores to use: loop trains a client on each; None: all)",
+            "how.workers must be at least 1; got 0 (cores to use: loop trains a client on each; None: all)",
         ),
         (
             ["how.checkpoint_seconds=nan"],
