@@ -290,7 +290,7 @@ def test_what_cannot_be_run_is_a_line_unless_it_is_asked_for(capsys, tmp_path):
         ),
         (
             ["how.checkpoint_seconds=nan"],
-            "Execution.checkpoint_seconds must be zero or more; got nan (the least time between checkpoints)",
+            "how.checkpoint_seconds must be zero or more; got nan (the least time between checkpoints)",
         ),
     ):
         _, err = reproduce(capsys, *arguments, "--out", "nothing", code=2)
