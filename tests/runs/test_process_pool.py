@@ -60,7 +60,7 @@ def _wait_for(path, seconds=60):
 PROGRAM = """
 import sys
 from pathlib import Path
-from kinfed.runs import config
+from kinfed.runs.config import experiment as config
 from kinfed.interrupts import heard
 from kinfed.runs.pool import carry_out
 from kinfed.simulation.execution import Execution
