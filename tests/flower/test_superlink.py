@@ -27,7 +27,7 @@ def slow_superlink(tmp_path, monkeypatch):
     """A SuperLink that never answers; returns the number of its process, once there is one."""
 
     def start(module, *arguments, home, log):
-        command = ["sh", "-c", f"echo $$ > {tmp_path}/pid; sleep 60", f"kinfed.flower.{module}"]
+        command = ["sh", "-c", f"echo $$ > {tmp_path}/pid; sleep 60", f"{subprocesses.__package__}.{module}"]
         return subprocess.Popen(command, start_new_session=True)
 
     monkeypatch.setattr(superlink, "start", start)
@@ -82,7 +82,7 @@ def test_a_superlink_is_known_to_down_whenever_its_start_is_interrupted(tmp_path
     started = []
 
     def start(module, *arguments, home, log):
-        command = [sys.executable, "-c", "import time; time.sleep(30)", f"kinfed.flower.{module}"]
+        command = [sys.executable, "-c", "import time; time.sleep(30)", f"{subprocesses.__package__}.{module}"]
         started.append(subprocess.Popen(command, start_new_session=True))
         os.kill(os.getpid(), signal.SIGTERM)  # before anything is written
         return started[0]
@@ -101,7 +101,7 @@ def test_a_superlink_is_known_to_down_whenever_its_start_is_interrupted(tmp_path
 def test_down_ends_the_run_in_progress_too(tmp_path):
     out = tmp_path / "out"
     out.mkdir()
-    command = [sys.executable, "-c", "import time; time.sleep(30)", f"kinfed.flower.{ending.PROGRAM}"]
+    command = [sys.executable, "-c", "import time; time.sleep(30)", f"{ending.__package__}.{ending.PROGRAM}"]
     with subprocess.Popen(command, start_new_session=True) as run:
         ending.note(out, pid=run.pid)
         (tmp_path / superlink.LAST).write_text(json.dumps({"out": str(out)}))

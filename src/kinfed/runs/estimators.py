@@ -74,10 +74,6 @@ class _Grouped(BaseEstimator):  # type: ignore[misc]
         tags.non_deterministic = False
         return tags
 
-    def predict(self, X: Any, groups: Any = None) -> NDArray[Any]:
-        """[n] what each group's model answers to its rows X: [n, d]; for other groups the mean of all models."""
-        raise NotImplementedError
-
     def _train(self, X: Any, target: Sequence[Any], groups: Any, labels: bool) -> Self:
         """Train on rows whose targets: [n] are texts, if `labels`, or numbers."""
         if len(target) < 2:
@@ -210,7 +206,7 @@ class Classifier(ClassifierMixin, _Grouped):  # type: ignore[misc]
         return self._answers(X, groups)
 
     def predict(self, X: Any, groups: Any = None) -> NDArray[Any]:
-        """[n] the most probable class."""
+        """[n] the most probable class of each row X: [n, d], by its group's model; see `predict_proba`."""
         check_is_fitted(self)
         classes: NDArray[Any] = self.classes_[self.predict_proba(X, groups).argmax(1)]
         return classes
@@ -251,7 +247,7 @@ class Regressor(RegressorMixin, _Grouped):  # type: ignore[misc]
         return self._train(X, y, groups, labels=False)
 
     def predict(self, X: Any, groups: Any = None) -> NDArray[np.float64]:
-        """[n] numbers in the unit of y."""
+        """[n] numbers in the unit of y, by the model of each row's group; for other groups the mean of all models'."""
         return self._answers(X, groups)[:, 0]
 
     def score(self, X: Any, y: Any, groups: Any = None, sample_weight: Any = None) -> float:

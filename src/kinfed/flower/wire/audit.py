@@ -51,7 +51,8 @@ class AuditLog:
             "message": messages.digest(message),
             "before": self._last,
         }
-        line = json.dumps(said | {"hash": _hash(said)}).encode() + b"\n"
+        own = _hash(said)
+        line = json.dumps(said | {"hash": own}).encode() + b"\n"
         try:
             with self._path.open("ab", buffering=0) as file:
                 fcntl.flock(file, fcntl.LOCK_EX)
@@ -65,7 +66,7 @@ class AuditLog:
         except OSError as problem:
             why = problem.strerror or problem
             raise RunError(f"the audit log {self._path} cannot be written ({why}), so nothing is sent") from None
-        self._last = _hash(said)
+        self._last = own
 
 
 class AuditedTransport:

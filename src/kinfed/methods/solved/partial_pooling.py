@@ -18,6 +18,7 @@ from ...core.settings import Count, NonNegative
 from ...core.tasks import Classification, Counts, Forecasting, Quantiles, Regression
 from ...core.trees import Pairwise, PerClient, Shared, Tree
 from ...errors import UsageError
+from ...models.log_linear import Exponential
 
 LEAST, MOST = 1e-8, 1e8  # bounds of variances and of penalties, in squared standard deviations
 SETTLED = 1e-4  # a change of coefficients that is none
@@ -105,7 +106,8 @@ class PartialPooling(Method, Explains, Advises):
         if client.model.layout.head and _bias(client.model.layout):
             inputs = torch.cat([inputs, torch.ones_like(inputs[:, :1])], 1)
         coefficients = _coefficients(client.model.layout, received.theta)
-        link = getattr(client.model.module.get_submodule(client.model.head_name or ""), "link", None)
+        head = client.model.module.get_submodule(client.model.head_name or "")
+        link = head.link if isinstance(head, Exponential) else None
         return (), sums(client.task, inputs.double(), y, real.double(), coefficients, link)
 
     def aggregate(self, roster: Roster, server: Tree, cohort: Tensor, uploads: Tree) -> Tree:
