@@ -56,7 +56,7 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         "subject", metavar="WHAT", help=f"{', '.join([*SHELVES, *PUBLISHED])}; or FILE.csv, FILE.toml, papers/..."
     )
     shelf.add_argument("name", nargs="?", metavar="NAME", help="a part, such as fedaghn or mine.py:Stay")
-    add_settings(shelf, "settings of the data set or experiment that is looked at")
+    add_settings(shelf, "settings of the data set or experiment that is looked at", how=False)
     shelf.add_argument("--cite", action="store_true", help="with methods: how to cite kinfed and what it has it from")
     shelf.add_argument(
         "--fetch",

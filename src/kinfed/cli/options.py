@@ -80,13 +80,16 @@ def columns() -> argparse.ArgumentParser:
     return parser
 
 
-def add_settings(parser: argparse.ArgumentParser, what: str = "settings to change, such as training.epochs=5") -> None:
-    """Add the settings of an experiment, and of how it is carried out."""
-    help = f"{what}; {CARRIED_OUT}"
+def add_settings(
+    parser: argparse.ArgumentParser, what: str = "settings to change, such as training.epochs=5", how: bool = True
+) -> None:
+    """Add the settings of an experiment, and of `how` it is carried out if the command does that."""
+    help = f"{what}; {CARRIED_OUT}" if how else what
     parser.add_argument("overrides", nargs="*", default=[], metavar="key=value", help=help)
+    parser.set_defaults(carries_out=how)
 
 
 def add_how(parser: argparse.ArgumentParser) -> None:
     """Add settings of how to carry out what is there already, and no others."""
     parser.add_argument("overrides", nargs="*", default=[], metavar="how.key=value", help=CARRIED_OUT)
-    parser.set_defaults(only_how=True)
+    parser.set_defaults(only_how=True, carries_out=True)

@@ -76,6 +76,9 @@ def execute(arguments: list[str] | None) -> int:
     if hasattr(args, "overrides"):
         args.how = [one for one in args.overrides if one.startswith(HOW)]
         args.overrides = [one for one in args.overrides if one not in args.how]
+        if args.how and not getattr(args, "carries_out", False):
+            parser.prog = f"kinfed {arguments[0]}"
+            parser.error(f"settings of how a run is carried out have no meaning here; got '{args.how[0]}'")
         if args.overrides and getattr(args, "only_how", False):
             parser.prog = f"kinfed {arguments[0]}"
             parser.error(

@@ -164,6 +164,6 @@ def _check_bases(method: Method) -> None:
         if hooks and not isinstance(method, base):
             name = type(method).__name__
             raise UsageError(
-                f"{name} has '{hooks[0]}', which counts in a method that derives from kinfed.{base.__name__} only; add "
-                f"it to the bases of {name}, or choose another name"
+                f"{name} has '{hooks[0]}', which counts in a method that derives from kinfed.methods.{base.__name__} "
+                f"only; add it to the bases of {name}, or choose another name"
             )

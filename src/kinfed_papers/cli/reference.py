@@ -32,7 +32,7 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     )
     reference.add_argument("reference", choices=list(REFERENCES), metavar="REFERENCE", help=", ".join(REFERENCES))
     reference.add_argument("source", metavar="FILE.toml|papers/...", help="the experiment whose data to use")
-    add_settings(reference, "settings of the experiment, or of the reference as reference.KEY=VALUE")
+    add_settings(reference, "settings of the experiment, or of the reference as reference.KEY=VALUE", how=False)
     reference.add_argument(
         "--out", type=Path, metavar="DIR", help="the run's folder (default: runs/REFERENCE/DATASET/TIME)"
     )
@@ -40,8 +40,6 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
 
 
 def _reference(args: argparse.Namespace, console: Console) -> None:
-    if how := [setting for setting in args.overrides if setting.startswith("how.")]:
-        raise UsageError(f"a reference trains one network, step by step: '{how[0]}' has no meaning for it")
     table = config.read(args.source, args.overrides)
     reference, settings = parts.call(REFERENCES[args.reference], table.pop("reference", {}), "reference")
     experiment = config.resolve(table)
