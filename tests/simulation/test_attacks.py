@@ -208,7 +208,7 @@ def runs(method, attack=None, **settings):
 def test_nobody_attacking_is_the_clean_run_bit_for_bit(attack):
     clean, other = runs(FedAvg()), runs(FedAvg(), attack(share=0.0))
     assert torch.equal(clean.history.models["theta"], other.history.models["theta"])
-    assert clean.history.summary == other.history.summary()
+    assert clean.history.summary() == other.history.summary()
     assert other.summary.attackers == []
 
 
@@ -249,7 +249,7 @@ def test_attackers_have_no_say_in_what_is_selected_and_no_part_in_honest_scores(
     for t, values in enumerate(accuracy):
         history.scores[t]["own", "validation", "accuracy"] = values
     assert history.select("own") == 2
-    assert history.summary["own"]["validation"] == pytest.approx(0.3)
+    assert history.summary()["own"]["validation"] == pytest.approx(0.3)
     found = run.summary
     test = torch.tensor(found.clients_scores["own"])
     assert found.scores["own"]["mean"] == pytest.approx(float(test.mean()))
