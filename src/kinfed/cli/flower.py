@@ -235,7 +235,7 @@ def _add_run(actions: Any, server: argparse.ArgumentParser, common: argparse.Arg
         default=[],
         metavar="WHERE",
         help="track the run in tensorboard, mlflow (at $MLFLOW_TRACKING_URI) or a class of yours, FILE.py:NAME; may be "
-        "repeated; --resume keeps the trackers (docs/tracking.md)",
+        "repeated; --resume keeps the trackers (docs/runs.md)",
     )
     run.add_argument(
         "--beside",

@@ -28,7 +28,7 @@ class Execution(Settings):
     device: str = "auto"  # cpu, cuda or cuda:NUMBER
     onednn: bool | None = None  # whether that library computes products on a CPU; None: by the rule in kinfed.ops.gemm
     checkpoint_seconds: NonNegative = 10.0  # the least time between checkpoints
-    track: tuple[str, ...] = ()  # tensorboard, mlflow, or FILE.py:NAME of yours; see docs/tracking.md
+    track: tuple[str, ...] = ()  # tensorboard, mlflow, or FILE.py:NAME of yours; see docs/runs.md
     keep_state: bool = True  # whether a finished run keeps the state with which it can go on and newcomers can join
     progress: Progress = lambda history, rounds: None  # called with the history so far and the number of rounds
     planned: Callable[[Sharing], None] = lambda sharing: None  # called with what will travel, before the first round
