@@ -18,11 +18,6 @@ def draw_all(folder):
     charts.accuracy_by_client({k: c[-1] for k, c in curves.items()}, NAMES, "test accuracy", folder / "client.png")
     relation, layers, groups = rng.random((2, 6, 6)), ["base", "head"], np.array([0, 1, 0, 1, 0, 1])
     heatmaps.relation_heatmap(relation, NAMES, "learned", folder / "relation.png", groups, layers)
-    heatmaps.relation_grid({("a", "b"): relation[0], ("c", "b"): relation[1]}, folder / "grid.png", {"b": groups})
-    heatmaps.score_grid(rng.random((2, 3)), ("x", "12"), ("y", "345"), "test accuracy", folder / "map.png", (1, 2))
-    charts.score_by_setting(["1", "2"], rng.random((2, 3)), "x", "test accuracy", folder / "setting.png", 1)
-    charts.score_by_name({"a": [0.1, 0.2], "b": [0.3, 0.4]}, "test accuracy", "what", folder / "name.png")
-    charts.weights_by_round([1, 2, 3, 4], {"own": rng.random((4, 2))}, layers, folder / "weights.png")
     charts.classes_by_client(rng.integers(0, 9, (6, 10)), list("0123456789"), NAMES, folder / "classes.png")
 
 
@@ -34,13 +29,8 @@ def test_every_chart_is_a_png_and_the_same_each_time(tmp_path):
     assert [file.name for file in files] == [
         "classes.png",
         "client.png",
-        "grid.png",
-        "map.png",
-        "name.png",
         "relation.png",
         "round.png",
-        "setting.png",
-        "weights.png",
     ]
     for file in files:
         assert file.read_bytes() == (tmp_path / "again" / file.name).read_bytes()
@@ -67,14 +57,7 @@ def test_sizes_from_one_client_to_many_draw_without_warnings(tmp_path, recwarn, 
     heatmaps.relation_heatmap(relation, names, "learned", tmp_path / "layers.png", np.arange(clients) % 3)
     counts = rng.integers(0, 9, (clients, classes)) + 1
     charts.classes_by_client(counts, [str(c) for c in range(classes)], names, tmp_path / "classes.png")
-    heatmaps.relation_grid({("a", "b"): relation[0]}, tmp_path / "grid.png")
-    settings = rng.random((classes // 2, 3))
-    values = [str(value) for value in range(len(settings))]
-    heatmaps.score_grid(settings, ("x", values), ("y", "abc"), "loss", tmp_path / "map.png", (0, 2))
-    charts.score_by_setting(values, settings, "x", "loss", tmp_path / "setting.png", 0)
-    charts.score_by_name(dict(zip(names, rng.random((clients, 1)), strict=True)), "loss", "", tmp_path / "name.png")
-    charts.weights_by_round([7], {"own": rng.random((1, classes))}, ["l"] * classes, tmp_path / "weights.png")
-    assert len(list(tmp_path.iterdir())) == 10
+    assert len(list(tmp_path.iterdir())) == 5
     assert [str(w.message) for w in recwarn] == []
 
 
@@ -100,42 +83,6 @@ def test_over_seeds_the_band_spans_all_of_them(tmp_path, figures):
     assert {(x, round(y)) for x, y in band.get_paths()[0].vertices} == {(1, 10), (1, 60), (2, 20), (2, 70)}
     assert list(target.get_ydata()) == [45, 45]
     assert "3 seeds" in axes.get_title(loc="left")
-
-
-def test_scores_by_name_show_means_and_every_seed(tmp_path, figures):
-    charts.score_by_name({"a": [0.1, 0.3], "b": [0.5, 0.6]}, "test accuracy", "graphs", tmp_path / "a.png")
-    axes = figures[0].axes[0]
-    _, seeds, mean = axes.get_lines()[:3]
-    assert (seeds.get_xdata(), mean.get_xdata()) == (pytest.approx([10, 30]), pytest.approx([20]))
-    assert [text.get_text() for text in axes.texts] == ["20.0 %", "55.0 %"]
-    assert axes.get_ylim()[0] > axes.get_ylim()[1]  # the first on top
-    assert axes.get_title(loc="left") == "graphs; small dots: seeds"
-
-
-def test_scores_by_setting_show_the_range_of_seeds(tmp_path, figures):
-    charts.score_by_setting(["2", "8"], [[1.0, 3.0], [4.0, 6.0]], "clusters", "mse", tmp_path / "a.png")
-    axes = figures[0].axes[0]
-    assert axes.get_lines()[0].get_ydata() == pytest.approx([2, 5])
-    assert [bar[:, 1].tolist() for bar in axes.collections[0].get_segments()] == [[1, 3], [4, 6]]
-    assert [label.get_text() for label in axes.get_xticklabels()] == ["2", "8"]
-
-
-def test_weights_by_round_have_a_panel_a_kind_and_a_line_a_layer(tmp_path, figures):
-    own, other = np.arange(6).reshape(3, 2), -np.arange(6).reshape(3, 2)
-    charts.weights_by_round([1, 5, 9], {"own": own, "other": other}, ["fc1", "head"], tmp_path / "a.png")
-    left, right = figures[0].axes
-    assert [line.get_ydata().tolist() for line in left.get_lines()] == [[0, 2, 4], [1, 3, 5]]
-    assert [line.get_ydata().tolist() for line in right.get_lines()] == [[0, -2, -4], [-1, -3, -5]]
-    assert [text.get_text() for text in right.get_legend().get_texts()] == ["fc1", "head"]
-    with pytest.raises(UsageError, match=r"weights of own must be \[2, 2\] for 2 rounds and 2 layers; got \[3, 2\]"):
-        charts.weights_by_round([1, 5], {"own": own}, ["fc1", "head"], tmp_path / "b.png")
-
-
-def test_of_many_layers_some_are_named_the_deepest_among_them(tmp_path, figures):
-    names = [f"layer {i}" for i in range(30)]
-    charts.weights_by_round([1], {"own": np.zeros((1, 30))}, names, tmp_path / "a.png")
-    named = [text.get_text() for text in figures[0].axes[0].get_legend().get_texts()]
-    assert named == [f"layer {i}" for i in range(2, 30, 3)]
 
 
 def test_an_error_is_not_shown_in_percent(tmp_path, figures):

@@ -48,33 +48,6 @@ def test_layers_are_averaged_above_and_shown_one_by_one(tmp_path, figures):
     assert values == pytest.approx({"": 0.3, "base": 0.1, "head": 0.5})
 
 
-def test_grid_sorts_each_column_by_its_groups_and_tells_the_range(tmp_path, figures):
-    relation = np.array([[0.5, 0.1, 0.4], [0.2, 0.6, 0.2], [0.3, 0.0, 0.7]])
-    panels = {(row, column): part for row, part in (("a", relation), ("b", relation.T)) for column in ("iid", "groups")}
-    heatmaps.relation_grid(panels, tmp_path / "a.png", {"groups": [0, 1, 0]})
-    plain, sorted_, below, turned = figures[0].axes
-    assert plain.get_images()[0].get_array().data.tolist() == relation.tolist()
-    order = [0, 2, 1]
-    assert sorted_.get_images()[0].get_array().data.tolist() == relation[order][:, order].tolist()
-    assert turned.get_images()[0].get_array().data.tolist() == relation.T[order][:, order].tolist()
-    assert [line.get_ydata()[0] for line in sorted_.get_lines()[::2]] == [1.5]
-    assert plain.get_lines()[:] == []
-    assert plain.get_xlabel() == "0 to 0.4\nown 0.6"
-    assert [plain.get_title(), sorted_.get_title(), turned.get_title()] == ["iid", "groups", ""]
-    assert [plain.get_ylabel(), turned.get_ylabel(), below.get_ylabel()] == ["a", "", "b"]
-
-
-def test_map_has_the_first_setting_across_numbers_in_cells_and_a_frame(tmp_path, figures):
-    scores = [[0.1, 0.2, 0.3], [0.4, 0.5, 0.66666]]  # [X, Y]
-    heatmaps.score_grid(scores, ("x", ["1", "2"]), ("y", "abc"), "accuracy", tmp_path / "a.png", (1, 0))
-    axes = figures[0].axes[0]
-    cells = {tuple(text.get_position()): text.get_text() for text in axes.texts}
-    assert cells == {(0, 0): "10.0", (0, 1): "20.0", (0, 2): "30.0", (1, 0): "40.0", (1, 1): "50.0", (1, 2): "66.7"}
-    assert axes.patches[0].get_xy() == (0.5, -0.5)
-    assert [label.get_text() for label in axes.get_yticklabels()] == ["a", "b", "c"]
-    assert axes.get_ylim()[0] < axes.get_ylim()[1]  # the first at the bottom
-
-
 def test_what_does_not_fit_is_refused(tmp_path):
     path = tmp_path / "a.png"
     with pytest.raises(UsageError, match=r"relation of 6 clients must be \[6, 6\].*got \[1, 5, 5\]"):
@@ -83,8 +56,6 @@ def test_what_does_not_fit_is_refused(tmp_path):
         heatmaps.relation_heatmap(np.ones((2, 6, 6)), NAMES, "given", path, layers=["head"])
     with pytest.raises(UsageError, match="6 clients need 6 group labels; got 2"):
         heatmaps.relation_heatmap(np.ones((6, 6)), NAMES, "given", path, [0, 1])
-    with pytest.raises(UsageError, match=r"relation of a, b must be \[N, N\].*got \[6, 6\] and 2 groups"):
-        heatmaps.relation_grid({("a", "b"): np.ones((6, 6))}, path, {"b": [0, 1]})
     assert not path.exists()
 
 

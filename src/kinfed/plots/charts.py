@@ -3,10 +3,9 @@
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
-from matplotlib import colormaps
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from numpy.typing import ArrayLike
@@ -18,7 +17,6 @@ from .drawing import (
     FAINT,
     INK,
     MARKS,
-    MOST,
     SMALL,
     by_round,
     legend,
@@ -26,12 +24,13 @@ from .drawing import (
     number,
     page,
     quiet,
+    sample_clients,
     scaled,
     title,
     with_unit,
     write,
 )
-from .lettering import literal, number_illegible
+from .lettering import number_illegible
 
 
 def accuracy_by_round(
@@ -156,11 +155,8 @@ def classes_by_client(counts: ArrayLike, class_names: Sequence[str], client_name
             f"got {list(counts_by_client.shape)}"
         )
     client_names, class_names = number_illegible(client_names), number_illegible(class_names)
-    label = "client"
-    if clients > MOST:
-        some = np.linspace(0, clients - 1, MOST).round().astype(int)
-        label = f"{MOST} of {clients:,} clients"
-        clients, client_names, counts_by_client = MOST, [client_names[i] for i in some], counts_by_client[some]
+    shown, label = sample_clients(clients)
+    clients, client_names, counts_by_client = len(shown), [client_names[i] for i in shown], counts_by_client[shown]
     across = float(np.clip(9 / clients, 0.045, 0.45))
     up = float(np.clip(7 / classes, 0.045, min(0.32, max(0.15, 2 * across))))
     width, height = clients * across, classes * up
@@ -174,8 +170,8 @@ def classes_by_client(counts: ArrayLike, class_names: Sequence[str], client_name
     usual = float(np.quantile(counts_by_client[i, c], 0.98, method="higher"))
     cell = min(width / (clients + 0.4), height / (classes + 0.4))  # inches; the limits below leave 0.4 of one around
     area = (72 * 0.95 * cell) ** 2 / usual  # square points an example
-    shown = np.clip(area * counts_by_client[i, c], 1.0, area * usual)
-    axes.scatter(i, c, s=shown, color=COLOURS[0], linewidths=0, alpha=0.8, zorder=3)
+    areas = np.clip(area * counts_by_client[i, c], 1.0, area * usual)
+    axes.scatter(i, c, s=areas, color=COLOURS[0], linewidths=0, alpha=0.8, zorder=3)
     axes.set_xlim(-0.7, clients - 0.3)
     axes.set_ylim(classes - 0.3, -0.7)
     name_ticks(axes, "x", np.arange(clients), client_names, width)
@@ -195,103 +191,6 @@ def classes_by_client(counts: ArrayLike, class_names: Sequence[str], client_name
     widest = math.sqrt(area * sizes[-1])
     legend(axes, bubbles, title="examples", labelspacing=max(0.5, 0.7 * widest / SMALL), handlelength=widest / SMALL)
     write(figure, path)
-
-
-def score_by_name(scores: Mapping[str, ArrayLike], metric: str, what: str, path: Path) -> None:
-    """A row per name, a dot on the mean over seeds, and a small dot per seed: each of the scores is [S].
-
-    `what` says above the picture what is compared; a metric whose name ends in accuracy is shown in percent.
-    """
-    figure, axes = page(6, 0.9 + 0.34 * len(scores))
-    for y, values in enumerate(scaled(score, metric) for score in scores.values()):
-        if len(values) > 1:
-            axes.plot([values.min(), values.max()], [y, y], color=FAINT, linewidth=4, solid_capstyle="round", zorder=1)
-            axes.plot(values, np.full(len(values), y), "o", color=COLOURS[0], markersize=3.5, alpha=0.6, zorder=2)
-        axes.plot(values.mean(), y, "o", color=COLOURS[0], markersize=9, markeredgecolor="white", zorder=3)
-        label = (values.mean(), y), (0, 7)
-        axes.annotate(number(float(values.mean()), metric), *label, textcoords="offset points", **_ABOVE)
-    axes.set_ylim(len(scores) - 0.5, -0.75)
-    axes.margins(x=0.08)
-    axes.set_yticks(range(len(scores)), list(map(literal, scores)))
-    axes.set_xlabel(with_unit(metric))
-    axes.grid(axis="x", color=FAINT, linewidth=0.6)
-    title(axes, what + ("; small dots: seeds" if max(map(np.size, scores.values())) > 1 else ""))
-    write(figure, path)
-
-
-def score_by_setting(
-    names: Sequence[str], scores: ArrayLike, setting: str, metric: str, path: Path, chosen: int | None = None
-) -> None:
-    """A line over the values of a setting, with a bar from the worst to the best seed: `scores: [X, S]`.
-
-    `names: [X]` are the values, evenly spaced as they are listed; `chosen` is the one that validation prefers.
-    """
-    values = scaled(scores, metric)
-    at, mean = np.arange(len(names)), values.mean(1)
-    figure, axes = page(5.5, 3.6)
-    axes.vlines(at, values.min(1), values.max(1), color=COLOURS[0], alpha=0.3, linewidth=4)
-    axes.plot(at, mean, "o-", color=COLOURS[0], linewidth=1.8, markersize=5)
-    if chosen is not None:
-        axes.plot(at[chosen], mean[chosen], "o", color=COLOURS[1], markersize=10, zorder=4)
-    axes.margins(x=0.06)
-    name_ticks(axes, "x", at, names, 4.5)
-    axes.set_xlabel(setting)
-    axes.set_ylabel(with_unit(metric))
-    several = f" over {values.shape[1]} seeds, with their range" if values.shape[1] > 1 else ""
-    title(axes, f"mean{several}" + ("" if chosen is None else "; large dot: best on validation data"))
-    write(figure, path)
-
-
-def scores_by_share(
-    shares: Sequence[float], panels: Mapping[str, Mapping[str, ArrayLike]], metric: str, path: Path
-) -> None:
-    """A panel a kind of attack, a line a method over shares of clients: [X]; scores are [X], as they are shown."""
-    figure = Figure(figsize=(3.1 * len(panels) + 1.3, 3), dpi=150, layout="constrained")
-    lines: list[Line2D] = []
-    for axes, (kind, scores) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True):
-        quiet(axes)
-        lines = [
-            axes.plot(shares, values, "o-", color=COLOURS[i % len(COLOURS)], linewidth=1.6, markersize=4, label=name)[0]
-            for i, (name, values) in enumerate(scores.items())
-        ]
-        axes.set_xlabel("share of clients that attack")
-        axes.set_ylabel(with_unit(metric))
-        title(axes, literal(kind))
-    legend(axes, lines)
-    write(figure, path)
-
-
-def weights_by_round(rounds: ArrayLike, panels: Mapping[str, ArrayLike], layers: Sequence[str], path: Path) -> None:
-    """A panel a kind of weight, a line a layer from shallow (pale) to deep (dark): each panel is [T, L] at rounds: [T].
-
-    Raises UsageError if a panel is not [T, L].
-    """
-    at = np.asarray(rounds)
-    figure = Figure(figsize=(2.3 * len(panels) + 1.1, 2.7), dpi=150, layout="constrained")
-    shades = colormaps["viridis_r"](np.linspace(0.1, 1, len(layers)))
-    lines: list[Line2D] = []
-    for axes, (name, panel) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True):
-        weights = np.asarray(panel, dtype=np.float64)
-        if weights.shape != (len(at), len(layers)):
-            raise UsageError(
-                f"the weights of {name} must be [{len(at)}, {len(layers)}] for {len(at)} rounds and {len(layers)} "
-                f"layers; got {list(weights.shape)}"
-            )
-        quiet(axes)
-        lines = [
-            axes.plot(at, weights[:, i], color=shades[i], linewidth=1.6, marker="o" if len(at) == 1 else "")[0]
-            for i in range(len(layers))
-        ]
-        title(axes, name)
-        by_round(axes, 5)
-    every = math.ceil(len(layers) / 12)  # as many names as there is room for, the deepest among them
-    for line, layer in zip(lines, layers, strict=True):
-        line.set_label(layer)
-    legend(axes, lines[::-1][::every][::-1])
-    write(figure, path)
-
-
-_ABOVE: dict[str, Any] = {"ha": "center", "va": "bottom", "fontsize": SMALL, "color": INK}
 
 
 def _round_sizes(largest: int) -> list[int]:

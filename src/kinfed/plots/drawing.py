@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.colorbar import Colorbar
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
@@ -90,6 +91,20 @@ def legend(axes: Axes, handles: Sequence[Line2D], **how: Any) -> None:
         **how,
     )
     legend.get_title().set(fontsize=SMALL, color=INK)
+
+
+def label_bar(bar: Colorbar, label: str) -> None:
+    """What a bar of colours stands for, beside it."""
+    bar.outline.set_visible(False)
+    bar.ax.tick_params(labelsize=SMALL, color=INK, labelcolor=INK)
+    bar.set_label(label, fontsize=NORMAL, color=INK)
+
+
+def sample_clients(count: int) -> tuple[NDArray[np.int64], str]:
+    """[n] the positions of clients that a picture with a column for each shows, evenly chosen; and what these are."""
+    if count <= MOST:
+        return np.arange(count), "client"
+    return np.linspace(0, count - 1, MOST).round().astype(np.int64), f"{MOST} of {count:,} clients"
 
 
 def scaled(values: ArrayLike, metric: str) -> Array:

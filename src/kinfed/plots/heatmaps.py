@@ -1,7 +1,7 @@
-"""Heat maps: relations between clients, and scores over two settings."""
+"""Heat maps: relations between clients, and recall by client and class."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,27 +9,23 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure, SubFigure
 from matplotlib.image import AxesImage
-from matplotlib.patches import Rectangle
 from numpy.typing import ArrayLike, NDArray
 
 from ..errors import UsageError
-from ..verdict.statistics import is_share
 from .drawing import (
-    COLOURS,
     FAINT,
     INK,
     LONGEST,
-    MOST,
     NORMAL,
     OWN,
     SMALL,
     TITLE,
     Array,
+    label_bar,
     name_ticks,
     page,
-    scaled,
+    sample_clients,
     title,
-    with_unit,
     write,
 )
 from .lettering import number_illegible
@@ -103,60 +99,11 @@ def _sorted(
 
 def _coloured(above: Figure | SubFigure, axes: Axes, mean: NDArray[Any], borders: NDArray[Any]) -> None:
     """The relation mean: [N, N] and its colour bar, which also shows the clients' own weights."""
-    image, own = _panel(axes, mean, borders), mean.diagonal()
+    image, own = draw_relation(axes, mean, borders), mean.diagonal()
     alike = np.ptp(own) < 5e-4 * abs(own).max()
-    bar = above.colorbar(image, ax=axes, shrink=0.8, pad=0.02)
-    bar.outline.set_visible(False)
-    bar.ax.tick_params(labelsize=SMALL, color=INK, labelcolor=INK)
-    bar.set_label(
-        "weight between different clients\n(own weight, in grey: " + (f"{own[0]:.3g})" if alike else f"{_range(own)})"),
-        fontsize=NORMAL,
-        color=INK,
-    )
-
-
-def relation_grid(
-    panels: Mapping[tuple[str, str], ArrayLike], path: Path, groups: Mapping[str, ArrayLike] | None = None
-) -> None:
-    """A grid of relations, [N, N] each, by the names of every row and column; each in its own colours.
-
-    `groups: [N]` by column: its clients are sorted by them, with lines between. Raises UsageError if they do not fit.
-    """
-    rows = list(dict.fromkeys(row for row, _ in panels))
-    columns = list(dict.fromkeys(column for _, column in panels))
-    figure = Figure(figsize=(1.9 * len(columns) + 0.6, 2.15 * len(rows) + 0.4), dpi=150, layout="constrained")
-    grid = figure.subplots(len(rows), len(columns), squeeze=False)
-    for i, row in enumerate(rows):
-        for j, column in enumerate(columns):
-            axes = grid[i, j]
-            axes.set_xticks([])
-            axes.set_yticks([])
-            weights = np.asarray(panels[row, column], dtype=np.float64)
-            count = len(weights)
-            labels = np.asarray((groups or {}).get(column, np.zeros(count, np.int64)))
-            if weights.shape != (count, count) or labels.shape != (count,):
-                raise UsageError(
-                    f"the relation of {row}, {column} must be [N, N] with a group a client; got {list(weights.shape)} "
-                    f"and {len(labels)} groups"
-                )
-            order = np.argsort(labels, kind="stable")
-            _panel(axes, weights[np.ix_(order, order)], np.flatnonzero(np.diff(labels[order])) + 0.5)
-            others = weights[~np.eye(count, dtype=bool)]
-            own = weights.diagonal().mean()
-            axes.set_xlabel(f"{_range(others)}\nown {own:.2g}", fontsize=SMALL - 1, color=INK)
-            if not i:
-                axes.set_title(column, fontsize=NORMAL, color=INK)
-            if not j:
-                axes.set_ylabel(row, fontsize=NORMAL, color=INK)
-    figure.suptitle(
-        "rows receive, columns give; the own weight is grey, colours span all others,\n"
-        "from the least to the greatest, which stand below",
-        x=0.02,
-        ha="left",
-        fontsize=SMALL,
-        color=INK,
-    )
-    write(figure, path)
+    itself = f"{own[0]:.3g}" if alike else span(own)
+    label = f"weight between different clients\n(own weight, in grey: {itself})"
+    label_bar(above.colorbar(image, ax=axes, shrink=0.8, pad=0.02), label)
 
 
 def recall_heatmap(
@@ -180,11 +127,8 @@ def recall_heatmap(
             f"got {list(percent.shape)} and {list(whole.shape)}"
         )
     client_names, class_names = number_illegible(client_names), number_illegible(class_names)
-    label = "client"
-    if clients > MOST:
-        shown = np.linspace(0, clients - 1, MOST).round().astype(int)
-        label = f"{MOST} of {clients:,} clients"
-        clients, client_names, percent = MOST, [client_names[i] for i in shown], percent[shown]
+    shown, label = sample_clients(clients)
+    clients, client_names, percent = len(shown), [client_names[i] for i in shown], percent[shown]
     longest = 0.05 + 0.07 * min(LONGEST, max(map(len, client_names)))  # inches that a name takes
     across, up = float(np.clip(9 / clients, 0.02, max(0.5, longest))), float(np.clip(7 / classes, 0.06, 0.45))
     first, gap = max(1.0, 0.4 / across), 0.12 / across  # columns that all clients together take, and what parts them
@@ -217,53 +161,8 @@ def recall_heatmap(
     axes.set_xlabel(label)
     axes.set_ylabel("class")
     title(axes, what + ("; grey: no examples" if np.isnan(percent).any() else ""))
-    bar = figure.colorbar(shades, ax=axes, pad=0.02, ticks=[0, 50, 100], aspect=max(8, 20 * height / 3))
-    bar.outline.set_visible(False)
-    bar.ax.tick_params(labelsize=SMALL, color=INK, labelcolor=INK)
-    bar.set_label("recall (%)", fontsize=NORMAL, color=INK)
-    write(figure, path)
-
-
-def score_grid(
-    scores: ArrayLike,
-    across: tuple[str, Sequence[str]],
-    up: tuple[str, Sequence[str]],
-    metric: str,
-    path: Path,
-    chosen: tuple[int, int] | None = None,
-) -> None:
-    """Scores [X, Y] over two settings, each given as its name and its values, as colours and in numbers.
-
-    `chosen` is where validation is best. A metric whose name ends in accuracy is shown in percent.
-    """
-    values = scaled(scores, metric).T  # [Y, X]
-    (x, xs), (y, ys) = across, up
-    width, height = 0.75 * len(xs) + 0.6, 0.5 * len(ys) + 0.4
-    figure, axes = page(width + 1.6, height + 0.7)
-    axes.grid(False)
-    image = axes.imshow(values, cmap="YlGnBu", origin="lower", aspect="auto")
-    middle = (np.nanmin(values) + np.nanmax(values)) / 2
-    for (j, i), value in np.ndenumerate(values):
-        if math.isnan(value):  # that run failed
-            continue
-        colour = "white" if value > middle else INK
-        label = f"{value:.1f}" if is_share(metric) else f"{value:.3g}"
-        axes.text(i, j, label, ha="center", va="center", fontsize=NORMAL, color=colour)
-    if chosen is not None:
-        corner = (chosen[0] - 0.5, chosen[1] - 0.5)
-        axes.add_patch(Rectangle(corner, 1, 1, fill=False, edgecolor=COLOURS[1], linewidth=2.5, clip_on=False))
-        title(axes, "frame: best on validation data")
-    name_ticks(axes, "x", np.arange(len(xs)), xs, width)
-    name_ticks(axes, "y", np.arange(len(ys)), ys, height)
-    axes.tick_params(length=0)
-    for spine in axes.spines.values():
-        spine.set_visible(False)
-    axes.set_xlabel(x)
-    axes.set_ylabel(y)
-    bar = figure.colorbar(image, ax=axes, pad=0.03)
-    bar.outline.set_visible(False)
-    bar.ax.tick_params(labelsize=SMALL, color=INK, labelcolor=INK)
-    bar.set_label(with_unit(metric), fontsize=NORMAL, color=INK)
+    aspect = max(8, 20 * height / 3)
+    label_bar(figure.colorbar(shades, ax=axes, pad=0.02, ticks=[0, 50, 100], aspect=aspect), "recall (%)")
     write(figure, path)
 
 
@@ -282,13 +181,13 @@ def _layers(figure: SubFigure, weights: Array, names: Sequence[str], borders: Ar
         axes.set_visible(False)
     for axes, name, layer in zip(panels, names, weights, strict=False):
         axes.set_visible(True)
-        _panel(axes, layer, borders)
-        axes.set_title(f"{name}\n{_range(layer[others])}", fontsize=SMALL - 1.5, color=INK)
+        draw_relation(axes, layer, borders)
+        axes.set_title(f"{name}\n{span(layer[others])}", fontsize=SMALL - 1.5, color=INK)
         axes.set_xticks([])
         axes.set_yticks([])
 
 
-def _panel(axes: Axes, weights: Array, borders: Array) -> AxesImage:
+def draw_relation(axes: Axes, weights: Array, borders: Array) -> AxesImage:
     """Draw one relation [N, N], in colours for the others and in grey for the client itself."""
     itself = np.eye(len(weights), dtype=bool)
     others = weights[~itself] if len(weights) > 1 else np.zeros(1)
@@ -308,5 +207,6 @@ def _panel(axes: Axes, weights: Array, borders: Array) -> AxesImage:
     return image
 
 
-def _range(values: Array) -> str:
+def span(values: Array) -> str:
+    """The least and the greatest of the values, in words."""
     return f"{values.min():.2g} to {values.max():.2g}" if values.size else "no other client"

@@ -8,10 +8,10 @@ from torch import Tensor
 
 from kinfed.core.graph import Graph
 from kinfed.errors import UsageError
-from kinfed.plots.heatmaps import relation_grid
 from kinfed.search.study import Finding, Row, Study, setting
 from kinfed.verdict.graph_quality import edge_auroc, hops, rank_correlation
 
+from ..plots.relations import relation_grid
 from .weights import over_seeds
 
 FAR = 3  # hops, from which pairs are counted together

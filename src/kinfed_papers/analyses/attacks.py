@@ -5,9 +5,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from kinfed.errors import UsageError
-from kinfed.plots.charts import scores_by_share
 from kinfed.plots.drawing import Array, scaled
 from kinfed.search.study import Finding, Row, Study, score, setting
+
+from ..plots.scores import scores_by_share
 
 
 def attacks(

@@ -5,8 +5,9 @@ from collections.abc import Sequence
 from kinfed.data.federation import Federation
 from kinfed.data.graphs import GRAPHS
 from kinfed.errors import UsageError
-from kinfed.plots.charts import score_by_name
 from kinfed.search.study import Finding, Study, score, setting
+
+from ..plots.scores import score_by_name
 
 
 def controls(study: Study, graphs: Sequence[str] | None = None) -> Finding:

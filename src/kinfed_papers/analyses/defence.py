@@ -12,7 +12,6 @@ from kinfed.core.model import Model
 from kinfed.errors import UsageError
 from kinfed.methods.local import Local
 from kinfed.plots.drawing import Array, scaled
-from kinfed.plots.holdout import score_by_source
 from kinfed.runs.config.experiment import Experiment
 from kinfed.runs.run import Run
 from kinfed.runs.run_folder import RunFolder
@@ -20,6 +19,8 @@ from kinfed.search.study import Finding, Row, Study, setting
 from kinfed.simulation.attacks.backdoor import Backdoor
 from kinfed.simulation.execution import Execution
 from kinfed.simulation.simulation import Simulation
+
+from ..plots.scores import score_by_source
 
 
 @dataclass(frozen=True)

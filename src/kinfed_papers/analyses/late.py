@@ -9,9 +9,10 @@ from kinfed.core.engine import latecomers
 from kinfed.core.seeding import tags
 from kinfed.errors import RunError, UsageError
 from kinfed.plots.drawing import Array, scaled, with_unit
-from kinfed.plots.joining import LINES, early_and_late
 from kinfed.runs.run_folder import RunFolder
 from kinfed.search.study import Finding, Row, Study, score, scores_by_round, setting
+
+from ..plots.joining import LINES, early_and_late
 
 
 def late(

@@ -6,13 +6,12 @@ from torch import Tensor
 
 from kinfed.errors import UsageError
 from kinfed.methods import METHODS
-from kinfed.plots.charts import weights_by_round
 from kinfed.plots.drawing import Array
-from kinfed.plots.heatmaps import relation_grid
 from kinfed.runs.config import parts
 from kinfed.search.study import Finding, Row, Study
 from kinfed.verdict.graph_quality import group_weights
 
+from ..plots.relations import relation_grid, weights_by_round
 from .weights import blocks, look, over_seeds, similar
 
 

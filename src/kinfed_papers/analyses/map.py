@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from kinfed.errors import UsageError
-from kinfed.plots.charts import score_by_setting
-from kinfed.plots.heatmaps import score_grid
 from kinfed.search.study import Finding, Row, Study, score, setting
+
+from ..plots.scores import score_by_setting, score_grid
 
 Value = str | int | float | bool
 

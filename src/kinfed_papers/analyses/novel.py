@@ -9,11 +9,11 @@ from kinfed.core.model import Model
 from kinfed.data.federation import Federation
 from kinfed.errors import UsageError
 from kinfed.plots.drawing import Array, scaled, with_unit
-from kinfed.plots.holdout import score_by_source
 from kinfed.runs.run import Run
 from kinfed.runs.run_folder import RunFolder
 from kinfed.search.study import Finding, Row, Study, setting
 
+from ..plots.scores import score_by_source
 from .late import held_back, hold_back
 
 ABLATIONS = {  # of Panacea: without its graph generator, and without any graph

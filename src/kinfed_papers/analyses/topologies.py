@@ -7,10 +7,11 @@ import torch
 
 from kinfed.data.partitions.topologies import NODES
 from kinfed.errors import UsageError
-from kinfed.plots import rand
 from kinfed.plots.drawing import Array
 from kinfed.search.study import Finding, Row, Study, setting
 from kinfed.verdict.graph_quality import rand_by_round
+
+from ..plots import rand
 
 
 def topologies(

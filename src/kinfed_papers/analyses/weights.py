@@ -12,7 +12,6 @@ from kinfed.core.tasks import Classification
 from kinfed.data.federation import Federation
 from kinfed.errors import UsageError
 from kinfed.plots.drawing import Array
-from kinfed.plots.heatmaps import relation_grid
 from kinfed.runs.run_folder import RunFolder
 from kinfed.search.study import Finding, Row, Study, setting
 from kinfed.verdict.graph_quality import (
@@ -24,6 +23,8 @@ from kinfed.verdict.graph_quality import (
     label_overlap,
     row_entropy,
 )
+
+from ..plots.relations import relation_grid
 
 
 def weights(

@@ -8,9 +8,9 @@ import pytest
 from kinfed import UsageError
 from kinfed.core.engine import Participation, Rounds, latecomers
 from kinfed.core.seeding import tags
-from kinfed.plots.joining import LINES, early_and_late
 from kinfed.runs.run_folder import RunFolder
 from kinfed_papers.analyses.late import held_back, hold_back, late
+from kinfed_papers.plots.joining import LINES, early_and_late
 
 NAMES = [str(i) for i in range(5)]
 LATE = [latecomers(seed, tags(NAMES), 0.4).tolist() for seed in (0, 1)]  # two of five

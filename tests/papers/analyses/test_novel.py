@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from kinfed import UsageError, load_model
-from kinfed.plots.holdout import score_by_source
 from kinfed.runs.run_folder import RunFolder
 from kinfed_papers.analyses.late import held_back
 from kinfed_papers.analyses.novel import novel
+from kinfed_papers.plots.scores import score_by_source
 
 SPIRAL = (
     'federation={dataset={name="synthetic", clients=10, per_class=10}, partition="natural", clients=0}',

@@ -5,10 +5,10 @@ import pytest
 import torch
 
 from kinfed import UsageError
-from kinfed.plots.rand import rand_by_round
 from kinfed.runs.run_folder import RunFolder
 from kinfed.verdict.graph_quality import clusters
 from kinfed_papers.analyses.topologies import topologies
+from kinfed_papers.plots.rand import rand_by_round
 
 
 def mixture(label):

@@ -9,8 +9,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from numpy.typing import ArrayLike
 
-from ..errors import UsageError
-from .drawing import COLOURS, INK, NORMAL, SMALL, by_round, quiet, scaled, title, with_unit, write
+from kinfed.errors import UsageError
+from kinfed.plots.drawing import COLOURS, INK, NORMAL, SMALL, by_round, quiet, scaled, title, with_unit, write
 
 LINES = {
     "early clients": COLOURS[0],

@@ -7,8 +7,8 @@ import numpy as np
 from matplotlib.lines import Line2D
 from numpy.typing import ArrayLike
 
-from ..errors import UsageError
-from .drawing import COLOURS, INK, by_round, legend, page, title, write
+from kinfed.errors import UsageError
+from kinfed.plots.drawing import COLOURS, INK, by_round, legend, page, title, write
 
 
 def rand_by_round(rounds: ArrayLike, curves: Mapping[str, ArrayLike], every: int, path: Path) -> None:

@@ -1,0 +1,1 @@
+"""Pictures that only analyses of papers draw, in the style of kinfed's own."""
