@@ -174,7 +174,7 @@ def test_folders_and_files_that_are_none_are_told_in_one_line(shops, tmp_path, c
     del summary["columns"]
     (tmp_path / "summary.json").write_text(json.dumps(summary))
     code, _, err = predicted(capsys, tmp_path, shops / "shops.csv")
-    assert (code, "was made before runs kept what became of each column; run it again" in err) == (2, True)
+    assert (code, "has no description of its columns, so new rows cannot be read; run it again" in err) == (2, True)
 
 
 def test_numbers_are_in_their_own_unit_and_runs_predict_without_a_folder():
