@@ -158,7 +158,8 @@ class Predictor:
             readings = ((inputs["reading"]["mean"], inputs["reading"]["deviation"]),)
         if description is None and series is None and inputs and not readings:
             raise UsageError(
-                f"{summary.out or 'the run'} has no description of its columns, so new rows cannot be read; run it again"
+                f"{summary.out or 'the run'} has no description of its columns, so new rows cannot be read; "
+                "run it again"
             )
         answers = Answers.of(summary, description)
         kept, client = lru_cache(KEPT)(module), client or only(names, description)
