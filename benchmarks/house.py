@@ -1,4 +1,4 @@
-"""Figures of the code's structure and of its start-up, for docs/architecture.md.
+"""Figures of the code's structure and of its start-up.
 
     python benchmarks/house.py [CHECKOUT] [--seconds]
 
