@@ -9,7 +9,7 @@ check     name the numbers in those pages' sentences that no command has printed
 
 The queue is campaign.toml: entries in order of worth, each of which asks for methods and columns of a table, a number
 of seeds, and perhaps a scale and a precision; or for a program that goes on by itself with what it has left. Runs lie
-in KEEP/PART/runs/COLUMN/METHOD/seed-SEED, where `kinfed reproduce --out KEEP/PART` puts them too; one is done if it is
+in KEEP/PART/runs/COLUMN/METHOD/seed-SEED, where `kinfed papers run --out KEEP/PART` puts them too; one is done if it is
 there, or if its numbers are on a page: what another machine has published is not run again. A run that failed has a
 file failed.txt, which says why; delete it to try again. A run whose checkpoint is broken, or of another version of
 kinfed, begins again. The models of a finished run are deleted: tables need its scores only.

@@ -14,7 +14,7 @@ from kinfed import UsageError
 from kinfed.files import replacing
 from kinfed_papers import published_table
 from kinfed_papers.claim_verdicts import seeds_of
-from kinfed_papers.cli import reproduce
+from kinfed_papers.cli import run as reproduce
 from kinfed_papers.environment import remembered, sentences
 from kinfed_papers.reproduction import MEASURES
 from kinfed_papers.result_pages import PART, put

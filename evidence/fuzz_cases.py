@@ -129,7 +129,7 @@ def cli(*words):
         raise Wrong("unexpected", text)
     lines = [line for line in text.split("\n") if line.strip() and not line.startswith("kinfed: warning: ")]
     if code:
-        several = words[0] in ("sweep", "estimate", "analyse")  # they tell of each run that failed
+        several = words[0] in ("sweep", "papers")  # they tell of each run that failed
         if not lines or (len(lines) > 1 and not several) or not all(line.startswith("kinfed: ") for line in lines):
             raise Wrong("lines", text)
         out = Path(words[words.index("--out") + 1] if words[0] == "run" else "nowhere")
@@ -388,12 +388,13 @@ def overrides(draw):
             cli("sweep", name, *small, "training.batch=2,8", "--out", "swept", *how)
         case 1:
             analysis = draw.choice(["weights", "curves", "controls", "map", "layers"])
-            cli("analyse", analysis, name, *small, "--out", "seen", *how)
+            cli("papers", "analyse", analysis, name, *small, "--out", "seen", *how)
         case 2:
             many = f"clients={draw.choice(ODD) if draw.broken else 3}"
             cli("list", "datasets", draw.choice(["digits", "synthetic", "mnist", "csv"]), many, "--data-dir", ".")
         case 3:
-            cli("estimate", name, *small, "--budget", "0.01", *how)
+            with mock.patch("kinfed.cli.estimate.SECONDS", 0.01):
+                cli("run", name, *small, "--dry-run", *how)
         case _:
             run(draw, name, *told)
 
@@ -809,7 +810,7 @@ def keep(found, module):
 
 KINDS = {  # name: what runs a case, how many of them, what they are
     "config": (configs, 1200, "config files: every method, partition, graph, model and attack"),
-    "override": (overrides, 600, "the same as overrides; also sweep, analyse, estimate, list"),
+    "override": (overrides, 600, "the same as overrides; also sweep, papers analyse, list, --dry-run"),
     "table": (tables, 800, "CSV and Parquet files"),
     "npz": (archives, 500, "image sets, traffic, climate and domains in a data directory"),
     "edges": (edges, 500, "graphs in CSV, GraphML, npz and npy, and training along them"),

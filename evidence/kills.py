@@ -236,7 +236,7 @@ def command(kind, executor, precision, jobs, often):
         return ["run", "fedaghn", *SMALL, "--out", "out", *how]
     if kind == "sweep":
         return ["sweep", "fedaghn", *SMALL, "training.optimiser.lr=0.1,0.2", "--out", "out", *beside, *how]
-    return ["reproduce", "made.table1", "--out", "out", *beside, *how]
+    return ["papers", "run", "made.table1", "--out", "out", *beside, *how]
 
 
 def numbers(folder):

@@ -3,7 +3,7 @@
     KINFED_DATA=DIR python evidence/references.py [DATASET[=EPOCHS[/STRIDE]] ...]
 
 STGCN and Graph WaveNet on the subsets of SFL's Table 1 that are at hand, an hour ahead, written into
-docs/papers/references.md, and beside the tables of `kinfed reproduce` for the page on coverage. Runs are kept in
+docs/papers/references.md, and beside the tables of `kinfed papers run` for the page on coverage. Runs are kept in
 --keep; a reference has no checkpoint, so one that was interrupted begins again. Fewer EPOCHS than the reference's own
 make it short, as do windows only every STRIDE steps, and the page says so.
 """
@@ -35,7 +35,7 @@ def words(reference, dataset, asked):
     """What `kinfed` is given for one of them."""
     short = [f"reference.epochs={asked.epochs[dataset]}"] * (asked.epochs[dataset] != ALL)
     short += [f"federation.dataset.stride={asked.stride[dataset]}"] * (asked.stride[dataset] > 1)
-    return ["reference", reference, f"papers/sfl/table1/{dataset}", *short]
+    return ["papers", "reference", reference, f"papers/sfl/table1/{dataset}", *short]
 
 
 def train(asked):

@@ -14,7 +14,7 @@ import pytest
 
 import kinfed
 from kinfed.cli import main, table_options
-from kinfed.cli.list import PUBLISHED, SHELVES
+from kinfed.cli.list import SHELVES
 from kinfed.cli.options import HOW
 from kinfed.cli.program import COMMANDS, SHELLS, parser_of
 from kinfed.data.datasets import DATASETS
@@ -26,6 +26,7 @@ from kinfed.search.study import Study
 from kinfed.search.sweep import sweep
 from kinfed.simulation.execution import Execution
 from kinfed_papers.analyses import ANALYSES
+from kinfed_papers.cli.list import SUBJECTS
 from kinfed_papers.published_table import load, tables
 
 ROOT = Path(__file__).parents[1]
@@ -177,7 +178,8 @@ def test_every_command_on_a_page_is_one_that_kinfed_takes(page, tmp_path, monkey
     shutil.copy("config.toml", "choice/best.toml")
     for command in commands(page.read_text()):
         words = shlex.split(command, comments=True)[1:]
-        whole = len(words) == 1 or (len(words) == 2 and (words[1] in ANALYSES or words[0] == "flower"))
+        asked = words[1:] if words[0] == "papers" else words
+        whole = len(asked) < 2 or (len(asked) == 2 and (asked[1] in ANALYSES or asked[0] == "flower"))
         named = words[0] in COMMANDS and whole
         if named or (words[-1].endswith("...") and page.parent.name != "methods"):
             continue  # spoken of, not shown
@@ -192,15 +194,14 @@ def test_every_command_on_a_page_is_one_that_kinfed_takes(page, tmp_path, monkey
         if words[0] == "sweep":
             study = Study(experiment.read(asked.source, []), Execution(), tmp_path)
             sweep(study, asked.method.split(",") if asked.method else [], asked.overrides).check()
-        elif (
-            words[0] in ("reproduce", "estimate") and (name := getattr(asked, "table", "") or asked.subject) in tables()
-        ):
-            known_rows, known_columns = load(name).rows, load(name).columns
+        elif words[:2] == ["papers", "run"]:
+            assert asked.table in tables(), command
+            known_rows, known_columns = load(asked.table).rows, load(asked.table).columns
             assert {*asked.method.split(","), "", "mine.py:Stay"} <= {*known_rows, "", "mine.py:Stay"}, command
             assert {*asked.column.split(","), ""} <= {*known_columns, ""}, command
-        elif words[0] == "reproduce":
-            raise AssertionError(f"there is no table {asked.table}: {command}")
-        elif words[0] == "list" and (asked.subject in PUBLISHED or asked.subject in SHELVES):
+        elif words[:2] == ["papers", "list"]:
+            assert asked.subject in SUBJECTS, command
+        elif words[0] == "list" and asked.subject in SHELVES:
             assert set(asked.fetch or ()) <= set(ORIGINALS), command
             if asked.subject == "datasets" and asked.overrides:
                 parts.make(DATASETS, experiment.override({"name": asked.name}, asked.overrides), "dataset", given=1)

@@ -29,7 +29,7 @@ def shelf(name: str) -> Iterator[str]:
     """All parts of a kind, with their settings, as `kinfed list` has them."""
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
-        main(["list", name, "--json"])
+        main([*(["papers"] if name in ("analyses", "references") else []), "list", name, "--json"])
     family = None
     for part, entry in json.loads(printed.getvalue()).items():
         if entry.get("family") != family:

@@ -97,7 +97,7 @@ def of_csv(path: Path) -> list[Figure]:
                 if line["ours"]
             ]
     except (OSError, KeyError, ValueError) as problem:
-        raise UsageError(f"{path} is not a table.csv of kinfed reproduce: {problem!r:.80}") from None
+        raise UsageError(f"{path} is not a table.csv of kinfed papers run: {problem!r:.80}") from None
 
 
 def seeds_of(line: Mapping[str, str]) -> dict[int, float]:

@@ -1,6 +1,6 @@
 """How many of the papers' printed figures are measured, and why the others are not.
 
-Measured ones are counted from the tables in a checkout: docs/papers/tables/TABLE/table.csv, as `kinfed reproduce`
+Measured ones are counted from the tables in a checkout: docs/papers/tables/TABLE/table.csv, as `kinfed papers run`
 writes them; a part of a table is in TABLE-PART.
 """
 

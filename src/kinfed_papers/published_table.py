@@ -212,7 +212,7 @@ def named_experiment(source: str) -> Table:
     """The raw config of papers/PAPER/TABLE/COLUMN; raises UsageError if there is none."""
     known = experiments()
     if source not in known:
-        raise UsageError(f"there is no '{source}'; {nearest(source, known)} (kinfed list papers names all)")
+        raise UsageError(f"there is no '{source}'; {nearest(source, known)} (kinfed papers list experiments names all)")
     return experiment(*known[source])
 
 

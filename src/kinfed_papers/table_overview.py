@@ -17,7 +17,7 @@ WIDE = 6  # columns beside each other
 
 
 def overview(path: Path, lines: Lines) -> Front:
-    """A folder of `kinfed reproduce`: the table, what becomes of the paper's claims, statistics, and each column."""
+    """A folder of `kinfed papers run`: the table, what becomes of the paper's claims, statistics, and each column."""
     name, title, source = _known(path)
     measured = [line for line in lines if line["ours"]]
     if not measured:

@@ -243,8 +243,8 @@ def test_compare_and_list(tmp_path, capsys):
         (["run", "fedavg", "rounds=two"], "rounds must be a whole number; got 'two'"),
         (["run", "fedavg", "rounds=0"], "rounds must be a whole number, at least 1"),
         (["run", "fedavg", f"training.epochs={'9' * 300}"], f"got {'9' * 40}...{'9' * 10}"),
-        (["analyse", "weigths", "fedavg"], "there is no analysis 'weigths'; did you mean 'weights'?"),
-        (["analyse", "defence", "cfl", "analysis=1000"], "analysis must be a table; got 1000"),
+        (["papers", "analyse", "weigths", "fedavg"], "there is no analysis 'weigths'; did you mean 'weights'?"),
+        (["papers", "analyse", "defence", "cfl", "analysis=1000"], "analysis must be a table; got 1000"),
         (
             ["sweep", "pfedme", "training.optimiser=3,-0.5"],
             "training.optimiser must be 'sgd' or 'adam' or 'FILE.py",
@@ -272,9 +272,9 @@ def test_compare_and_list(tmp_path, capsys):
             ["sweep", "fedavg", "how.checkpoint_seconds=nan"],
             "how.checkpoint_seconds must be zero or more; got nan",
         ),
-        (["estimate", "fedavg", "how.workers=0"], "how.workers must be at least 1; got 0"),
+        (["run", "fedavg", "--dry-run", "how.workers=0"], "how.workers must be at least 1; got 0"),
         (
-            ["estimate", "fedavg", "how.checkpoint_seconds=-1"],
+            ["run", "fedavg", "--dry-run", "how.checkpoint_seconds=-1"],
             "how.checkpoint_seconds must be zero or more; got -1",
         ),
         (["run", "fedavg", "--device", "cuda:7"], "device 'cuda:7' is not here"),

@@ -1,6 +1,7 @@
-"""kinfed run, inspect and estimate on a table of one's own, with no config."""
+"""kinfed run, list and choose on a table of one's own, with no config."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import polars
@@ -105,14 +106,19 @@ def test_inspect_says_what_run_would_do(shops, capsys):
     assert told["doubts"] == []
 
 
-def test_estimate_takes_a_table(shops, capsys):
-    own = ["shops.csv", *COLUMNS, "--ignore", "note", "rounds=1", "--budget", "0.1", "--json"]
-    code, out, _ = kinfed(capsys, "estimate", *own, "--method", "local")
+def test_a_dry_run_of_a_table_trains_nothing(shops, capsys, monkeypatch):
+    monkeypatch.setattr("kinfed.cli.estimate.SECONDS", 0.1)
+    own = ["shops.csv", *COLUMNS, "--ignore", "note", "rounds=1", "--dry-run", "--json", "--quiet", "--out", "a"]
+    code, out, _ = kinfed(capsys, "run", *own, "--method", "local")
     assert (code, list(json.loads(out)["runs"])) == (0, ["local"])
-    code, out, _ = kinfed(capsys, "estimate", *own)  # of choosing a method
-    (found,) = json.loads(out)["runs"].values()
-    assert (code, found["runs"]) == (0, 9)
-    assert json.loads(out)["seconds"] == pytest.approx(9 * found["seconds"])
+    for command, more, times in (("run", (), 9), ("choose", ("--seeds", "2"), 18), ("choose", ("--budget", "12"), 12)):
+        code, out, _ = kinfed(capsys, command, *own, *more)  # of choosing a method
+        (found,) = json.loads(out)["runs"].values()
+        assert (code, found["runs"]) == (0, times)
+        assert json.loads(out)["seconds"] == pytest.approx(times * found["seconds"])
+    code, _, err = kinfed(capsys, "choose", *own, "--budget", "5m")
+    assert (code, err) == (2, "kinfed: --budget 5m says itself how long it takes: give it in rounds, or leave it out\n")
+    assert not Path("a").exists()
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""kinfed analyse as a person uses it."""
+"""kinfed papers analyse as a person uses it."""
 
 import csv
 import json
@@ -13,7 +13,7 @@ SMALL = ["rounds=2", "federation.clients=6", "federation.partition.groups=2"]
 
 def analyse(capsys, *arguments):
     """Exit code, standard output, standard error."""
-    code = main(["analyse", *arguments])
+    code = main(["papers", "analyse", *arguments])
     out, err = capsys.readouterr()
     return code, out, err
 

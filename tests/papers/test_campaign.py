@@ -194,7 +194,7 @@ def test_what_is_finished_is_published_once_and_nothing_is_taken_away(camp, fini
     before, _, rest = files[page].partition("<!-- made.table1 -->")
     assert before == "# Made\n\nOf people.\n\n"
     assert rest.endswith("<!-- end of made.table1 -->\n\nMore.\n")
-    assert "kinfed reproduce made.table1 --method local,fedavg" in rest
+    assert "kinfed papers run made.table1 --method local,fedavg" in rest
     assert "loss is NaN" in rest
     assert "[statistics](tables/made.table1/statistics.md)" in rest
     assert "Paired differences in points" in (kept / "statistics.md").read_text()

@@ -19,6 +19,8 @@ from kinfed.data.windows import Windows
 from kinfed_papers.references import REFERENCES, GraphWaveNet
 from kinfed_papers.references.centralised import JOINT, _Series, train
 
+WAVENET = ("papers", "reference", "graph-wavenet")
+
 
 def relay(length=260, count=4, holes=0.0, **how):
     """A ring in which every sensor says next what its predecessor says now: nobody can know it alone."""
@@ -152,10 +154,7 @@ def test_the_command_leaves_a_folder_that_compares_with_runs(experiment, tmp_pat
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     out = str(tmp_path / "a")
-    assert (
-        main(["reference", "graph-wavenet", *experiment, "reference.epochs=2", "--out", out, "--json", "--verbose"])
-        == 0
-    )
+    assert main([*WAVENET, *experiment, "reference.epochs=2", "--out", out, "--json", "--verbose"]) == 0
     said = capsys.readouterr()
     summary = json.loads(said.out)
     assert (summary["method"], summary["rounds"], summary["clients"]) == ("graph-wavenet", 2, 3)
@@ -163,24 +162,24 @@ def test_the_command_leaves_a_folder_that_compares_with_runs(experiment, tmp_pat
     assert "centralised" in said.err
     assert (tmp_path / "a" / "mae-by-round.png").exists()
     assert not (tmp_path / "a" / "relations.npz").exists()
-    again = ["reference", "graph-wavenet", *experiment[:2], out + "/config.toml", "--out", str(tmp_path / "again")]
+    again = [*WAVENET, *experiment[:2], out + "/config.toml", "--out", str(tmp_path / "again")]
     assert main([*again, "--quiet"]) == 0
     for name in ("config.toml", "history.csv"):
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "again" / name).read_bytes()
     assert main(["run", *experiment, "--out", str(tmp_path / "b"), "--quiet"]) == 0
     assert main(["compare", out, str(tmp_path / "b")]) == 0
     assert "graph-wavenet" in capsys.readouterr().out
-    assert main(["reference", "graph-wavenet", *experiment, "--out", out]) == 2
+    assert main([*WAVENET, *experiment, "--out", out]) == 2
     assert "already holds a run" in capsys.readouterr().err
-    assert main(["reference", "graph-wavenet", *experiment, "reference.epoch=2"]) == 2
+    assert main([*WAVENET, *experiment, "reference.epoch=2"]) == 2
     assert "unknown key 'reference.epoch'; did you mean 'epochs'?" in capsys.readouterr().err
-    assert main(["reference", "graph-wavenet", *experiment, "federation.split.validation=0.01"]) == 2
+    assert main([*WAVENET, *experiment, "federation.split.validation=0.01"]) == 2
     assert "the validation share covers 4 steps, but a window needs 24" in capsys.readouterr().err
-    assert main(["reference", "graph-wavenet", *experiment, "seeds=2"]) == 2
+    assert main([*WAVENET, *experiment, "seeds=2"]) == 2
     assert "a reference is trained once: write seeds=1" in capsys.readouterr().err
-    assert main(["reference", "graph-wavenet", *experiment, "reference.lr=1e30", "--out", "diverged"]) == 1
+    assert main([*WAVENET, *experiment, "reference.lr=1e30", "--out", "diverged"]) == 1
     assert "training diverged" in capsys.readouterr().err
     assert not list(Path.cwd().iterdir())
     for unused in (["how.executor=loop"], ["how.workers=1"], ["how.precision=bf16"], ["how.checkpoint_seconds=5"]):
         with pytest.raises(SystemExit):
-            main(["reference", "graph-wavenet", *experiment, *unused])
+            main([*WAVENET, *experiment, *unused])

@@ -248,7 +248,7 @@ def test_older_and_broken_tables(tmp_path):
     assert of_csv(path) == [Figure("c", "D", "S", "A", "MAE", {0: 2.5}, ("subset",))]
     for text in ("a,b\n1,2\n", f"{HEADER}\nc,D,S,a,A,MAE,many,\n"):
         path.write_text(text)
-        with pytest.raises(UsageError, match=r"is not a table\.csv of kinfed reproduce"):
+        with pytest.raises(UsageError, match=r"is not a table\.csv of kinfed papers run"):
             of_csv(path)
 
 

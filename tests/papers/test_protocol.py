@@ -199,16 +199,16 @@ def test_other_methods_have_the_papers_settings_for_them():
 
 
 def test_names_are_listed_and_a_wrong_one_is_put_right(capsys):
-    assert main(["list", "papers", "--json"]) == 0
+    assert main(["papers", "list", "experiments", "--json"]) == 0
     entries = json.loads(capsys.readouterr().out)
     assert entries["papers/fedaghn/table3/cifar10/groups"]["what"].startswith("CIFAR-10 (4-layer CNN+BN), case study")
-    assert main(["list", "tables", "--json"]) == 0
+    assert main(["papers", "list", "tables", "--json"]) == 0
     entries = json.loads(capsys.readouterr().out)
     assert set(entries) == set(published_table.tables())
     assert entries["pfedgat.table3"]["what"].startswith("Accuracy of 10, 25 and 50 clients")
     with pytest.raises(UsageError, match="there is no 'papers/sfl/table1/metr'; did you mean"):
         experiment.read("papers/sfl/table1/metr", [])
-    with pytest.raises(UsageError, match=r"'papers/nope'; did you mean '[^']+'\? \(kinfed list papers names all\)$"):
+    with pytest.raises(UsageError, match=r"'papers/nope'; did you mean '[^']+'\? \(kinfed papers list experiments "):
         experiment.read("papers/nope", [])
     with pytest.raises(UsageError, match="there is no table"):
         published_table.load("sfl.tabel1")

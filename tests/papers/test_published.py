@@ -107,11 +107,11 @@ def test_numbers_are_whole_in_csv():
 
 def test_markdown_and_latex_are_well_formed(tmp_path):
     shown = sheet(made(tmp_path), LINES)
-    page = markdown(shown, "kinfed reproduce made.table")
+    page = markdown(shown, "kinfed papers run made.table")
     tables = [line for line in page.splitlines() if line.startswith("|")]
     assert {line.count("|") for line in tables} == {6}
-    assert "```console\n$ kinfed reproduce made.table\n```" in page
-    tex = latex(shown, "kinfed reproduce made.table").splitlines()
+    assert "```console\n$ kinfed papers run made.table\n```" in page
+    tex = latex(shown, "kinfed papers run made.table").splitlines()
     body = [line for line in tex if line.endswith(r"\\") and "multicolumn" not in line]
     assert {line.count("&") - line.count(r"\&") for line in body} == {4}
     assert r"Local\_1 & 50.00 $\pm$ 2.50 & 42.00 $\pm$ 2.83 & -8.00 & subset, scaled 0.2, [1], [2] \\" in tex

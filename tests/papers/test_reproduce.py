@@ -1,4 +1,4 @@
-"""kinfed reproduce as a person uses it, on a table made up for the test."""
+"""kinfed papers run as a person uses it, on a table made up for the test."""
 
 import csv
 import dataclasses
@@ -106,7 +106,7 @@ def made(tmp_path, monkeypatch):
 
 def reproduce(capsys, *arguments, code=0):
     """Standard output, standard error, and the lines of table.csv, by column and method."""
-    assert main(["reproduce", "made.table9", *arguments]) == code
+    assert main(["papers", "run", "made.table9", *arguments]) == code
     out, err = capsys.readouterr()
     return out, err
 
@@ -163,7 +163,7 @@ def test_ours_stands_beside_the_printed_and_what_is_finished_is_kept(tmp_path, c
     assert ours in err
     assert f"(digits/iid) | 50.50 ± 0.25 | {ours} |" in page  # one method: a row for each figure
     assert f"(digits/iid) & 50.50 $\\pm$ 0.25 & {ours.replace('±', '$' + chr(92) + 'pm$')} &" in tex
-    assert "$ kinfed reproduce made.table9 --method local --column digits/iid,digits/shards,digits/average" in page
+    assert "$ kinfed papers run made.table9 --method local --column digits/iid,digits/shards,digits/average" in page
     assert "- 4 clients, all in a round; 12 rounds of 1 epoch, batch 16, sgd (lr 0.1)" in page
     assert "; evaluated every 4 rounds." in page
     assert "[1] two shards a client." in page
@@ -188,7 +188,7 @@ def test_ours_stands_beside_the_printed_and_what_is_finished_is_kept(tmp_path, c
     assert found["digits/iid", "local"]["seeds"] == "1"
     page = (tmp_path / "reproductions/made.table9/table.md").read_text()
     # What it shows came bit by bit; its command makes all of it at once.
-    assert "$ kinfed reproduce made.table9 --method local,made,pfedgat --column digits/iid,digits/shards" in page
+    assert "$ kinfed papers run made.table9 --method local,made,pfedgat --column digits/iid,digits/shards" in page
     reproduce(capsys, *asked)
     assert {key: line for key, line in table().items() if key[1] == "local"} == written
 
@@ -296,19 +296,22 @@ def test_what_cannot_be_run_is_a_line_unless_it_is_asked_for(capsys, tmp_path):
         _, err = reproduce(capsys, *arguments, "--out", "nothing", code=2)
         assert err == f"kinfed: {said}\n"
         assert not (tmp_path / "nothing").exists()
-    assert main(["reproduce", "made.tabel9"]) == 2
+    assert main(["papers", "run", "made.tabel9"]) == 2
     assert "there is no table 'made.tabel9'; did you mean 'made.table9'?" in capsys.readouterr().err
 
 
+DRY = ("papers", "run", "made.table9", "--dry-run")
+
+
 def test_an_estimate_comes_first(capsys):
-    assert main(["estimate", "made.table9", "--column", "digits/iid", "--seeds", "3", "--jobs", "2", "--json"]) == 0
+    assert main([*DRY, "--column", "digits/iid", "--seeds", "3", "--jobs", "2", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert set(found["runs"]) == {f"{m} on digits/iid" for m in ("local", "made", "pfedgat", "fedavg", "fedavg-ft")}
     assert found["seconds"] == pytest.approx(sum(3 * one["seconds"] for one in found["runs"].values()) / 2)
     assert all(one["runs"] == 3 and one["seconds"] > 0 and one["memory"] > 2**26 for one in found["runs"].values())
-    assert main(["estimate", "fedavg", "rounds=1000", "--json"]) == 0
+    assert main(["run", "fedavg", "--dry-run", "rounds=1000", "--beside", "none", "--json"]) == 0
     long = json.loads(capsys.readouterr().out)
-    assert main(["estimate", "fedavg", "rounds=10", "--json"]) == 0
+    assert main(["run", "fedavg", "--dry-run", "rounds=10", "--beside", "none", "--json"]) == 0
     short = json.loads(capsys.readouterr().out)
     assert long["seconds"] > 10 * short["seconds"]
 
@@ -316,7 +319,7 @@ def test_an_estimate_comes_first(capsys):
 def test_an_estimates_numbers_are_whole_in_a_narrow_terminal(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "60")
     monkeypatch.setattr("kinfed.cli.estimate.estimate", lambda *_: Cost(7200, 2**31, "9.1 % of the examples"))
-    assert main(["estimate", "made.table9", "--column", "digits/shards", "--method", "pfedgat", "--jobs", "1"]) == 0
+    assert main([*DRY, "--column", "digits/shards", "--method", "pfedgat", "--jobs", "1"]) == 0
     told = capsys.readouterr().out
     assert max(map(len, told.splitlines())) <= 60
     assert "…" not in told
@@ -395,7 +398,7 @@ def test_equal_runs_are_made_once(capsys, tmp_path):
     (papers / "table8.toml").write_text(TABLE.replace('"9"', '"8"') + twins)
     (papers / "printed.csv").write_text(NUMBERS + "\n" + NUMBERS.partition("\n")[2].replace("9,D", "8,D"))
     published_table.load.cache_clear()
-    assert main(["reproduce", "made.table8", *asked, "--seeds", "2", "--json", "--quiet"]) == 0
+    assert main(["papers", "run", "made.table8", *asked, "--seeds", "2", "--json", "--quiet"]) == 0
     other = "reproductions/made.table8"
     shared = table(other)["digits/iid", "local"]
     assert shared["flags"] == "the run of made.table9/digits/iid/local"
@@ -404,34 +407,32 @@ def test_equal_runs_are_made_once(capsys, tmp_path):
         "seed-0.same",
         "seed-1",
     ]
-    assert main(["reproduce", "made.table8", *asked[2:], "--method", "alone,local", "--seeds", "3", "--quiet"]) == 0
+    assert main(["papers", "run", "made.table8", *asked[2:], "--method", "alone,local", "--seeds", "3", "--quiet"]) == 0
     assert table(other)["digits/iid", "alone"]["by_seed"] == table(other)["digits/iid", "local"]["by_seed"]
     made = [path.name for path in (tmp_path / other / "runs/digits/iid").glob("*/seed-?")]
     assert sorted(made) == ["seed-1", "seed-2"]  # the second seed of one row was there, and the third is run once
 
     # Runs in another precision are not equal; and a run whose twin is gone is made again.
-    assert (
-        main(["reproduce", "made.table8", *asked, "--seeds", "1", "how.precision=bf16", "--out", "reproductions/low"])
-        == 0
-    )
+    low = ["--seeds", "1", "how.precision=bf16", "--out", "reproductions/low"]
+    assert main(["papers", "run", "made.table8", *asked, *low]) == 0
     assert table("reproductions/low")["digits/iid", "local"]["flags"] == "bf16"
     shutil.rmtree(tmp_path / "reproductions/made.table9")
     shutil.rmtree(tmp_path / other / "runs/digits/iid/alone")
-    assert main(["reproduce", "made.table8", *asked, "--seeds", "1", "--quiet"]) == 0
+    assert main(["papers", "run", "made.table8", *asked, "--seeds", "1", "--quiet"]) == 0
     assert table(other)["digits/iid", "local"]["by_seed"].startswith(first["by_seed"])
     assert (tmp_path / other / "runs/digits/iid/local/seed-0/summary.json").exists()
 
 
 @pytest.mark.skipif(not COMMITTED.exists(), reason="measured tables are in a checkout, not in an installed kinfed")
 def test_coverage_and_claims_are_listed(capsys):
-    assert main(["list", "tables", "--coverage"]) == 0
+    assert main(["papers", "list", "coverage"]) == 0
     shown = capsys.readouterr().out
     assert re.search(r"made.table9 +16 +0 +0 +0 +0 +9\n +not run yet: 9; not in kinfed: 4; needs svhn: 3\n", shown)
-    assert main(["list", "tables", "--coverage", "--json"]) == 0
+    assert main(["papers", "list", "coverage", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)[-1]["printed"] == 16
-    assert main(["list", "claims"]) == 0
-    assert main(["list", "methods", "--coverage"]) == 2
-    assert "--coverage is of tables; got 'kinfed list methods'" in capsys.readouterr().err
+    assert main(["papers", "list", "claims"]) == 0
+    assert main(["papers", "list", "claims", "made"]) == 2
+    assert capsys.readouterr().err == "kinfed: kinfed papers list claims takes no name; got 'made'\n"
 
 
 def test_the_table_comes_with_intervals_pairs_ranks_and_agreement_with_print(tmp_path, capsys):

@@ -264,7 +264,7 @@ def test_a_verdict_is_on_honest_clients_and_marked_where_scores_leak(tmp_path):
 
 
 @pytest.mark.beside
-def test_the_rule_counts_what_is_trained_and_estimate_tells_it(capsys, monkeypatch):
+def test_the_rule_counts_what_is_trained_and_a_dry_run_tells_it(capsys, monkeypatch):
     experiment = config.resolve(config.read("cfl", [*SMALL, "training.epochs=4", "participation=0.5", "seeds=2"]))
     federation = experiment.federation(None, 0)
     examples = int(federation.sizes.sum())
@@ -274,15 +274,17 @@ def test_the_rule_counts_what_is_trained_and_estimate_tells_it(capsys, monkeypat
     steps = ["training.steps=6", "training.batch=10", "model.name=mlp", "model.hidden=[100]"]
     larger = config.resolve(config.read("cfl", [*SMALL[:3], *steps]))
     assert reference_runs.work(larger, federation) == 4 * 60 * 3 * (65 * 100 + 101 * 10)
-    assert main(["estimate", "cfl", *SMALL]) == 0
+    assert main(["run", "cfl", *SMALL, "--dry-run"]) == 0
     told = capsys.readouterr().out
     assert "local and fedavg will be trained beside it, as that is cheap: " in told
     assert "fedavg, beside it" in told
     monkeypatch.setattr(reference_runs, "CHEAP", 1e3)
-    assert main(["estimate", "cfl", *SMALL, "--json"]) == 0
+    assert main(["run", "cfl", *SMALL, "--dry-run", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert list(found["runs"]) == ["cfl"]
     assert "will be trained beside it only with --beside local,fedavg: " in found["beside"]
+    assert main(["run", "cfl", *SMALL, "--dry-run", "--json", "--beside", "local"]) == 0
+    assert list(json.loads(capsys.readouterr().out)["runs"]) == ["cfl", "local, beside it"]
 
 
 @pytest.mark.beside

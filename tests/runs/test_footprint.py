@@ -168,7 +168,7 @@ def test_what_will_not_fit_is_refused_with_the_setting_that_helps(name, settings
     check(parts, clients, CPU)
 
 
-def test_fit_and_estimate_refuse_by_the_same_number_before_anything_is_written(monkeypatch, tmp_path, capsys):
+def test_fit_and_a_dry_run_refuse_by_the_same_number_before_anything_is_written(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(module, "free_memory", lambda device: 100_000)
     x = torch.randn(300, 4)
     data = kinfed.Federation.from_arrays(x, (x[:, 0] > 0).long(), torch.arange(300) % 60)
@@ -178,7 +178,7 @@ def test_fit_and_estimate_refuse_by_the_same_number_before_anything_is_written(m
     kinfed.fit(kinfed.FedAvg(), data, nn.Linear(4, 2), rounds=1)
     monkeypatch.setattr(module, "free_memory", lambda device: 30_000)
     asked = ["fedamp", "federation.clients=20", "federation.partition.groups=2", "model=linear", "rounds=2"]
-    assert main(["estimate", *asked]) == 2
+    assert main(["run", *asked, "--dry-run"]) == 2
     told = " ".join(capsys.readouterr().err.split())
     assert main(["run", *asked, "--beside", "none", "--out", str(tmp_path / "other")]) == 2
     again = " ".join(capsys.readouterr().err.split())

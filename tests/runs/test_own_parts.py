@@ -229,9 +229,9 @@ def test_what_is_no_such_part_is_one_line_and_code_2(arguments, said, capsys):
     [
         "sweep mine.py:{} seed=0,1",
         "sweep local seed=0,1 --method local,mine.py:{}",
-        "reproduce pfedgat.table1 --method fedavg,mine.py:{} --out out",
-        "estimate mine.py:{}",
-        "analyse weights mine.py:{} --out out",
+        "papers run pfedgat.table1 --method fedavg,mine.py:{} --out out",
+        "run mine.py:{} --dry-run",
+        "papers analyse weights mine.py:{} --out out",
         "list methods mine.py:{}",
     ],
 )
@@ -327,7 +327,7 @@ def test_the_task_of_the_page_is_known_to_all_that_people_read(capsys):
     assert "f1 in % (higher is better)" in capsys.readouterr().out
     assert main(["report", "out", "--out", "page.html"]) == 0
     assert f"{100 * summary.scores['shared']['mean']:.1f} %" in Path("page.html").read_text()
-    assert main(["estimate", *patients("p.csv"), *task, "--method", "fedavg"]) == 0
+    assert main(["run", *patients("p.csv"), *task, "--method", "fedavg", "--dry-run"]) == 0
     mixed = ["--method", "local,fedavg", "--budget", "6", "--out", "chosen"]
     assert main(["choose", *patients("p.csv"), *task[:2], "rounds=1", *mixed]) == 0
     assert "f1, %" in " ".join("".join(capsys.readouterr()).split())

@@ -23,7 +23,8 @@ from ..search.successive_halving import Entry
 from ..search.sweep import parse
 from ..verdict.statistics import is_share
 from . import table_options
-from .options import add_settings, columns, detail, place
+from .estimate import candidates, dry_run
+from .options import add_dry_run, add_settings, columns, detail, place
 from .training import Bar, data_dir, describe, score_text, unwatched
 
 SHOWN = 10  # candidates in the table
@@ -64,6 +65,7 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     )
     choosing.add_argument("--jobs", type=int, default=1, metavar="N", help="runs in parallel (default: 1)")
     choosing.add_argument("--out", type=Path, metavar="DIR", help="the folder of the choice (default: choices/TIME)")
+    add_dry_run(choosing)
     choosing.set_defaults(command=_choose)
 
 
@@ -86,6 +88,8 @@ def _choose(args: argparse.Namespace, console: Console) -> None:
         grid,
         **table_options.door(args),
     )
+    if args.dry_run:
+        return dry_run([candidates(request)], args, console, request.jobs)
     show_choice(choose_for(request, args, console), args, console)
 
 

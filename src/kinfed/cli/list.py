@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import __version__
-from ..core.registry import Shelf, load
+from ..core.registry import Shelf
 from ..data.datasets import DATASETS
 from ..data.graphs import GRAPHS
 from ..data.partitions import PARTITIONS
@@ -29,12 +29,8 @@ SHELVES: dict[str, tuple[Shelf, int]] = {  # name: the shelf, and how many argum
     "graphs": (GRAPHS, 2),
     "models": (MODELS, 2),
     "attacks": (ATTACKS, 0),
-    "analyses": (load("kinfed_papers.analyses:ANALYSES"), 1),
-    "references": (load("kinfed_papers.references:REFERENCES"), 0),
 }
 
-PUBLISHED = ("papers", "tables", "claims")
-CONTENTS = "kinfed_papers.cli.contents"  # says what they hold
 TITLE = "kinfed: graph-guided personalised federated learning"
 OWN = "kinfed's own"  # the first family
 OWN_TOO = ("panacea with method.structure=moved", "partial-pooling")  # and what else no paper has
@@ -52,9 +48,7 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         epilog="examples: kinfed list methods; kinfed list methods fedprox; kinfed list datasets --fetch metr_la; "
         "kinfed list datasets metr_la stride=12; kinfed list shops.csv --client shop --target buys",
     )
-    shelf.add_argument(
-        "subject", metavar="WHAT", help=f"{', '.join([*SHELVES, *PUBLISHED])}; or FILE.csv, FILE.toml, papers/..."
-    )
+    shelf.add_argument("subject", metavar="WHAT", help=f"{', '.join(SHELVES)}; or FILE.csv, FILE.toml, papers/...")
     shelf.add_argument("name", nargs="?", metavar="NAME", help="a part, such as fedaghn or mine.py:Stay")
     add_settings(shelf, "settings of the data set or experiment that is looked at", how=False)
     shelf.add_argument("--cite", action="store_true", help="with methods: how to cite kinfed and what it has it from")
@@ -73,41 +67,30 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         help="with --fetch: read the original files from this folder; download nothing",
     )
     shelf.add_argument("--picture", type=Path, metavar="FILE.png", help="also draw what is in the data, as this file")
-    shelf.add_argument(
-        "--coverage",
-        action="store_true",
-        help="with tables: how many published figures have been measured, by docs/papers/tables of a checkout, and "
-        "why the others have not ($KINFED_DATA names the folder of the data sets)",
-    )
     shelf.set_defaults(command=_list)
 
 
 def _list(args: argparse.Namespace, console: "Console") -> None:
     if args.name and "=" in args.name:
         args.name, args.overrides = None, [args.name, *args.overrides]
-    for option, subject in (("cite", "methods"), ("fetch", "datasets"), ("coverage", "tables")):
+    for option, subject in (("cite", "methods"), ("fetch", "datasets")):
         if getattr(args, option) and args.subject != subject:
             raise UsageError(f"--{option} is of {subject}; got 'kinfed list {args.subject}'")
     if args.folder and not args.fetch:
         raise UsageError("--from goes with --fetch")
-    if args.subject not in (*SHELVES, *PUBLISHED) or args.subject == "datasets":
+    if args.subject not in SHELVES or args.subject == "datasets":
         return _list_data(args, console)
     if args.overrides:
         raise UsageError(f"kinfed list {args.subject} takes no settings; got '{args.overrides[0]}'")
     if args.cite:
         return _cite(args.name)
-    if args.coverage:
-        load(f"{CONTENTS}:show_coverage")(args.json, console.width)
-        return
     entries = _entries(args)
     if args.json:
         print(json.dumps(entries))
-    elif args.subject == "claims":
-        load(f"{CONTENTS}:show_claims")(entries, console.width)
     elif args.subject == "methods" and args.name is None:
         _show_families()
     else:
-        _show(entries)
+        show_entries(entries)
 
 
 def _list_data(args: argparse.Namespace, console: "Console") -> None:
@@ -117,7 +100,7 @@ def _list_data(args: argparse.Namespace, console: "Console") -> None:
     if args.subject != "datasets":
         if not datasets.is_data(args.subject):
             table_options.check_no_file(args.subject)  # says what is wrong with a file that is there
-            known = nearest(args.subject, (*SHELVES, *PUBLISHED))
+            known = nearest(args.subject, SHELVES)
             raise UsageError(f"there is no '{args.subject}' to list, and no such table or experiment; {known}")
         datasets.inspect(args)
     elif args.fetch:
@@ -130,24 +113,22 @@ def _list_data(args: argparse.Namespace, console: "Console") -> None:
         if args.json:
             print(json.dumps({args.name: {**entries[args.name], **facts}}))
         else:
-            _show(entries)
+            show_entries(entries)
             datasets.show_facts(facts)
 
 
 def _entries(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
-    """What there is, or what is named, with its settings."""
-    if args.subject in PUBLISHED:
-        if args.name:
-            raise UsageError(f"kinfed list {args.subject} takes no name; got '{args.name}'")
-        return load(f"{CONTENTS}:ENTRIES")[args.subject]()  # type: ignore[no-any-return]
+    """What is on a shelf, or what is named, with its settings."""
     shelf, given = SHELVES[args.subject]
-    if args.name is None and not args.json:
+    entries = entries_of(SOLVED if args.name in SOLVED else shelf, given, args.name, details=args.json)
+    return {name: {**entry, **_origin(name)} for name, entry in entries.items()} if args.name or args.json else entries
+
+
+def entries_of(shelf: Shelf, given: int, name: str | None, details: bool) -> dict[str, dict[str, Any]]:
+    """What is on a shelf, or the part of this name, which has its settings; all of them have with `details`."""
+    if name is None and not details:
         return {name: {"what": shelf.summary(name)} for name in shelf}
-    if args.name in SOLVED:
-        shelf = SOLVED
-    names = list(shelf) if args.name is None else [args.name]
-    entries = {name: _described(shelf, name, given) for name in names}
-    return {name: {**entry, **_origin(name)} for name, entry in entries.items()}
+    return {name: _described(shelf, name, given) for name in ([name] if name else shelf)}
 
 
 def _show_families() -> None:
@@ -177,7 +158,7 @@ def _bibtex(kind: str, key: str, **fields: object) -> str:
     return "\n".join([f"@{kind}{{{key},", *(f"  {name} = {{{value}}}," for name, value in fields.items()), "}"])
 
 
-def _show(entries: dict[str, dict[str, Any]]) -> None:
+def show_entries(entries: dict[str, dict[str, Any]]) -> None:
     """Parts, each with its settings if it has them."""
     for name, entry in entries.items():
         print(f"{name}  {entry['what']}")

@@ -89,6 +89,12 @@ def add_settings(
     parser.set_defaults(carries_out=how)
 
 
+def add_dry_run(parser: argparse.ArgumentParser) -> None:
+    """Add the option to be told of the cost, and train nothing."""
+    what = "train nothing: time a few seconds of it, and say how much time and memory all of it takes"
+    parser.add_argument("--dry-run", action="store_true", help=what)
+
+
 def add_how(parser: argparse.ArgumentParser) -> None:
     """Add settings of how to carry out what is there already, and no others."""
     parser.add_argument("overrides", nargs="*", default=[], metavar="how.key=value", help=CARRIED_OUT)

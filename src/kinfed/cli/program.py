@@ -31,32 +31,27 @@ SHELLS = ("bash", "zsh", "fish", "tcsh", "powershell")
 COMMANDS = {
     "run": Command("run", "train one personalised model per client"),
     "resume": Command("run", "continue an interrupted run"),
-    "reproduce": Command(
-        "kinfed_papers.cli.reproduce", "rerun a published table and show our numbers beside the paper's"
-    ),
-    "estimate": Command("estimate", "how much time and memory a run or a published table will take"),
-    "choose": Command("choose", "find the method and the learning rate that suit your clients"),
-    "sweep": Command("sweep", "try every combination of settings, and choose on validation data"),
-    "analyse": Command(
-        "kinfed_papers.cli.analyse", "look deeper: what a graph is worth, whose models are mixed, late clients and more"
-    ),
-    "predict": Command("predict", "predict new rows with the models of a finished run"),
-    "export": Command("export", "write clients' models as ONNX or safetensors, with a model card each"),
-    "serve": Command("serve", "serve predictions over HTTP, from the models of a finished run"),
-    "compare": Command("compare", "compare finished runs side by side, or who learns from whom in two of them"),
-    "explain": Command(
-        "explain", "why one client learns from another: weights, what was compared, the score without it"
-    ),
-    "report": Command("report", "write one HTML page about finished runs: verdict, graph, clients, curves, settings"),
-    "onboard": Command("onboard", "give new clients models from a finished run, and score them"),
-    "reference": Command("kinfed_papers.cli.reference", "train one published network on all clients' series together"),
-    "flower": Command("flower", "run a real federation: every client on its own machine"),
-    "list": Command("list", "list methods, data sets and other parts; get a data set; see what is in a table"),
+    "choose": Command("choose", "find the method and rate that suit your clients"),
+    "sweep": Command("sweep", "try combinations of settings, on validation data"),
+    "compare": Command("compare", "compare finished runs, or their relations"),
+    "explain": Command("explain", "say why one client learns from another"),
+    "report": Command("report", "write one HTML page about finished runs"),
+    "predict": Command("predict", "predict new rows with the models of a run"),
+    "export": Command("export", "write clients' models as ONNX or safetensors"),
+    "serve": Command("serve", "serve predictions of a run over HTTP"),
+    "onboard": Command("onboard", "give new clients models from a finished run"),
+    "flower": Command("flower", "run a real federation, a machine per client"),
+    "list": Command("list", "list methods, data sets and other parts; look at data"),
+    "papers": Command("kinfed_papers.cli", "run a published table again, and analyse its methods"),
 }
 
 
 class _Parser(argparse.ArgumentParser):
     """A parser that reports an error in one line, like all other errors."""
+
+    def __init__(self, **how: Any) -> None:
+        super().__init__(**how)
+        self.set_defaults(parser=self)  # of the innermost command, whose options are meant
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"kinfed: {short(message)}; {self.prog} --help lists the options\n")
@@ -69,19 +64,16 @@ def execute(arguments: list[str] | None) -> int:
     args, rest = parser.parse_known_args(arguments)
     behind = [word for word in rest if "=" in word and not word.startswith("-") and hasattr(args, "overrides")]
     if len(behind) < len(rest):
-        parser.prog = f"kinfed {arguments[0]}"  # whose options they are not
-        parser.error(f"unrecognized arguments: {' '.join(word for word in rest if word not in behind)}")
+        args.parser.error(f"unrecognized arguments: {' '.join(word for word in rest if word not in behind)}")
     if behind:  # settings after an option
         args.overrides = [*args.overrides, *behind]
     if hasattr(args, "overrides"):
         args.how = [one for one in args.overrides if one.startswith(HOW)]
         args.overrides = [one for one in args.overrides if one not in args.how]
         if args.how and not getattr(args, "carries_out", False):
-            parser.prog = f"kinfed {arguments[0]}"
-            parser.error(f"settings of how a run is carried out have no meaning here; got '{args.how[0]}'")
+            args.parser.error(f"settings of how a run is carried out have no meaning here; got '{args.how[0]}'")
         if args.overrides and getattr(args, "only_how", False):
-            parser.prog = f"kinfed {arguments[0]}"
-            parser.error(
+            args.parser.error(
                 f"only settings of how it is carried out can change, such as how.executor=loop; got "
                 f"'{args.overrides[0]}'"
             )
@@ -141,8 +133,8 @@ def parser_of(*chosen: str) -> argparse.ArgumentParser:
         prog="kinfed", description="Graph-guided personalised federated learning: every client learns from its kin."
     )
     parser.add_argument("--version", action="version", version=f"kinfed {__version__}")
-    what = "print a script with which this shell completes commands and options, to be read when it starts"
-    parser.add_argument("--print-completion", choices=SHELLS, action=_Completion, help=what)
+    what = f"print a script with which a shell completes commands: {', '.join(SHELLS)}"
+    parser.add_argument("--print-completion", choices=SHELLS, action=_Completion, metavar="SHELL", help=what)
     commands = parser.add_subparsers(action=_Commands, required=True, metavar="COMMAND")
     modules = dict.fromkeys(COMMANDS[name].module for name in chosen if name in COMMANDS)
     for name, command in COMMANDS.items():

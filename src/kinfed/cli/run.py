@@ -24,7 +24,8 @@ from ..simulation import distributed
 from ..simulation.execution import Execution
 from . import table_options
 from .choose import choose_for, show_choice
-from .options import add_how, add_settings, columns, detail, place
+from .estimate import Planned, candidates, dry_run
+from .options import add_dry_run, add_how, add_settings, columns, detail, place
 from .report import show_page, write_page
 from .training import Bar, data_dir, execution, show
 
@@ -71,8 +72,9 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         metavar="WHICH",
         default="auto",
         help="baselines to train beside the run, to end with a verdict on what learning from others is worth: "
-        "local,fedavg, local or none (default: local,fedavg where that is cheap, see kinfed estimate)",
+        "local,fedavg, local or none (default: local,fedavg where that is cheap, see --dry-run)",
     )
+    add_dry_run(run)
     run.add_argument(
         "--open",
         action="store_true",
@@ -166,6 +168,9 @@ def continue_run(args: argparse.Namespace, console: Console) -> None:
         what = args.source if "=" not in args.source else "--method" if args.method else "--budget"
         raise UsageError(f"--from goes on with the run's own method and config; leave out {what}, or --from")
     experiment, former = further(args.former, [args.source] * bool(args.source) + args.overrides)
+    if args.dry_run:  # of the rounds that are added
+        more = experiment.rounds.count - former.read_summary().rounds
+        experiment = config.resolve({**experiment.table, "rounds": more})
     _train(experiment, args, console, former=former)
 
 
@@ -176,7 +181,11 @@ def _train(
     federation: Federation | None = None,
     former: RunFolder | None = None,
 ) -> Summary | None:
-    """Launch a run, and show what it found; None in a process that does not lead."""
+    """Launch a run, and show what it found; None in a process that does not lead, or of a dry run."""
+    if args.dry_run:  # a run's seeds come one after the other
+        planned = Planned(experiment.method_name, experiment, experiment.seeds)
+        dry_run([planned], args, console, beside=args.wanted, federation=federation)
+        return None
     with distributed.group(), Bar(console, args.quiet or not distributed.leads(), args.verbose) as bar:
         tracked, place = _tracked(args, bar), data_dir(args)
         summary = launch(experiment, args.out, tracked, place, args.wanted, bar.begin, federation, former)
@@ -217,6 +226,8 @@ def _choose(raw: Table, args: argparse.Namespace, console: Console) -> None:
         raise UsageError("--beside goes with --method; without it Local and FedAvg are always beside the winner")
     request.check()
     federation = _tell(request.experiment("local"), args, console)
+    if args.dry_run:
+        return dry_run([candidates(request)], args, console, federation=federation)
     show_choice(choose_for(request, args, console, federation), args, console)
     if args.open:
         _open(request.out, args, console)

@@ -19,8 +19,9 @@ from ..runs.config import experiment
 from ..search.study import Study
 from ..search.sweep import Sweep, parse, sweep
 from .console import show
+from .estimate import Planned, dry_run
 from .findings import tell, write
-from .options import add_settings, place
+from .options import add_dry_run, add_settings, place
 from .training import Bar, data_dir, execution
 
 
@@ -43,6 +44,7 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     sweeping.add_argument("--grid", choices=["paper"], help=what)
     sweeping.add_argument("--jobs", type=int, default=1, metavar="N", help="runs in parallel (default: 1)")
     sweeping.add_argument("--out", type=Path, metavar="DIR", help="the sweep's folder (default: sweeps/TIME)")
+    add_dry_run(sweeping)
     sweeping.set_defaults(command=_sweep)
 
 
@@ -59,6 +61,9 @@ def _sweep(args: argparse.Namespace, console: Console) -> None:
             if not args.quiet:
                 console.print(line)
         experiment.warn_of_idle(args.source, args.overrides, wanted.configured)
+        if args.dry_run:
+            count = len(wanted.seeds)
+            return dry_run([Planned(*one, count) for one in wanted.experiments().items()], args, console, args.jobs)
         try:
             failed = _carry_out(wanted, args, bar, console)
         except KeyboardInterrupt as stop:

@@ -74,6 +74,11 @@ class Sweep:
                 runs[f"{one.name}/seed-{seed}"] = [*overrides, f"seed={seed}", "seeds=1"]
         return runs
 
+    def experiments(self) -> dict[str, Experiment]:
+        """What every setting runs, with the first seed, by its name: METHOD/SETTING."""
+        first, runs = f"/seed-{self.seeds[0]}", self.runs()
+        return {one.name: self._experiment(one.method, runs[one.name + first]) for one in self.settings()}
+
     def check(self) -> list[str]:
         """The cost, one line per method. Raises UsageError if a config is wrong or has no validation data."""
         if len(self.grid.get("select_by", ())) > 1:

@@ -1,4 +1,4 @@
-"""kinfed analyse."""
+"""kinfed papers analyse."""
 
 import argparse
 import time
@@ -17,13 +17,15 @@ from kinfed.search.study import Study
 from ..analyses import ANALYSES
 
 
-def add(commands: Any, common: argparse.ArgumentParser) -> None:
-    """Add the command to the parser."""
-    analyse = commands.add_parser(
+def add(actions: Any, common: argparse.ArgumentParser) -> None:
+    """Add the action to the parser."""
+    what = "analyse what a graph is worth, whose models are mixed"
+    analyse = actions.add_parser(
         "analyse",
         parents=[place(), common],
+        help=what,
         description="Run what an analysis needs and write its table and pictures. Finished runs are kept.",
-        epilog="""example: kinfed analyse controls panacea seeds=3 'analysis.graphs=["oracle","shuffled"]'""",
+        epilog="""example: kinfed papers analyse controls panacea seeds=3 'analysis.graphs=["oracle","shuffled"]'""",
     )
     analyse.add_argument("analysis", metavar="ANALYSIS", help=", ".join(ANALYSES))
     what = "the experiment: the built-in one with this method, or that of a config"

@@ -1,4 +1,4 @@
-"""kinfed reference."""
+"""kinfed papers reference."""
 
 import argparse
 import time
@@ -22,13 +22,14 @@ from kinfed_papers.references import REFERENCES
 from ..references.centralised import train
 
 
-def add(commands: Any, common: argparse.ArgumentParser) -> None:
-    """Add the command to the parser."""
-    reference = commands.add_parser(
+def add(actions: Any, common: argparse.ArgumentParser) -> None:
+    """Add the action to the parser."""
+    reference = actions.add_parser(
         "reference",
         parents=[place(), detail(), common],
+        help="train one network on all clients' series together",
         description="Train a centralised reference on the data of an experiment: the same readings, split and scores.",
-        epilog="example: kinfed reference graph-wavenet papers/sfl/table1/metr_la reference.epochs=10",
+        epilog="example: kinfed papers reference graph-wavenet papers/sfl/table1/metr_la reference.epochs=10",
     )
     reference.add_argument("reference", choices=list(REFERENCES), metavar="REFERENCE", help=", ".join(REFERENCES))
     reference.add_argument("source", metavar="FILE.toml|papers/...", help="the experiment whose data to use")

@@ -172,11 +172,11 @@ def test_from_an_empty_folder_to_a_papers_table(capsys, publish, tmp_path, monke
     assert "48 clients" in out
     assert main(["run", "papers/panacea/table2/tpt48", "rounds=2", "evaluate_every=2", "--out", "one"]) == 0
     assert "panacea on tpt48: 48 clients" in capsys.readouterr().err
-    asked = ["reproduce", "panacea.table2", "--method", "fedavg,panacea", "--column", "tpt48"]
+    asked = ["papers", "run", "panacea.table2", "--method", "fedavg,panacea", "--column", "tpt48"]
     assert main([*asked, "--seeds", "1", "--scale", "0.001", "--out", "table"]) == 0
     page = (tmp_path / "table" / "table.md").read_text()
     assert page.count(", scaled 0.001 |") == 2
-    assert "$ kinfed reproduce panacea.table2 --method fedavg,panacea --column tpt48 --seeds 1 --scale 0.001" in page
+    assert "$ kinfed papers run panacea.table2 --method fedavg,panacea --column tpt48 --seeds 1 --scale 0.001" in page
 
 
 def test_ctrl_c_keeps_what_has_arrived_and_the_same_command_goes_on(capsys, publish, publisher, tmp_path, monkeypatch):

@@ -1,4 +1,4 @@
-"""kinfed reproduce."""
+"""kinfed papers run."""
 
 import argparse
 import json
@@ -16,10 +16,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from kinfed.cli.compare import write_tables
 from kinfed.cli.console import show as show_tables
-from kinfed.cli.options import add_how, place
+from kinfed.cli.estimate import Planned, dry_run
+from kinfed.cli.options import add_dry_run, add_how, place
 from kinfed.cli.training import activity_column, data_dir, unwatched
 from kinfed.data.split import LEAST
-from kinfed.errors import RunError, UsageError, log_failure, several
+from kinfed.errors import RunError, log_failure, several
 from kinfed.files import make_folder, replacing, sweep_up
 from kinfed.report.tables.statistics_tables import grids
 from kinfed.report.tables.text_table import Grid
@@ -41,18 +42,29 @@ STATISTICS = Path("statistics") / "statistics.md"
 LINK = f"\nIntervals, paired tests, scores before and after local training, mean ranks: [statistics]({STATISTICS}).\n"
 
 
-def request() -> argparse.ArgumentParser:
-    """Options that select a part of a published table."""
-    parser = argparse.ArgumentParser(add_help=False)
-    parser.add_argument(
+def add(actions: Any, common: argparse.ArgumentParser) -> None:
+    """Add the action to the parser."""
+    run = actions.add_parser(
+        "run",
+        parents=[place(), common],
+        help="run a table again, our numbers beside the paper's",
+        description="Run a published table's methods on its columns, several seeds each, and put our numbers beside "
+        "the published ones: table.md, table.csv and table.tex, with intervals, paired tests and mean ranks in "
+        "statistics/. Finished runs are kept and interrupted ones resumed, so "
+        "repeating the command does the rest. kinfed papers list tables names the tables.",
+        epilog="example: kinfed papers run pfedgat.table1 --method pfedgat,fedavg --column cifar10/iid --scale 0.1",
+    )
+    run.add_argument("table", metavar="ID", help="the table, such as pfedgat.table1")
+    add_how(run)
+    run.add_argument(
         "--method",
         metavar="NAME,...",
         default="",
         help="rows of the table, other methods of kinfed, or your own, mine.py:Stay (default: all rows)",
     )
-    parser.add_argument("--column", metavar="NAME,...", default="", help="columns of the table (default: all)")
-    parser.add_argument("--seeds", type=int, metavar="N", help="runs of each cell (default: as many as the paper has)")
-    parser.add_argument(
+    run.add_argument("--column", metavar="NAME,...", default="", help="columns of the table (default: all)")
+    run.add_argument("--seeds", type=int, metavar="N", help="runs of each cell (default: as many as the paper has)")
+    run.add_argument(
         "--scale",
         type=float,
         default=1.0,
@@ -62,49 +74,33 @@ def request() -> argparse.ArgumentParser:
         f"least {LEAST_ROUNDS} times where rounds are selected; clients and local epochs stay; the table says so "
         "(default: 1)",
     )
-    parser.add_argument("--jobs", type=int, metavar="N", help="runs in parallel (default: one per core; 1 on a GPU)")
-    return parser
-
-
-def add(commands: Any, common: argparse.ArgumentParser) -> None:
-    """Add the command to the parser."""
-    reproduce = commands.add_parser(
-        "reproduce",
-        parents=[request(), place(), common],
-        description="Run a published table's methods on its columns, several seeds each, and put our numbers beside "
-        "the published ones: table.md, table.csv and table.tex, with intervals, paired tests and mean ranks in "
-        "statistics/. Finished runs are kept and interrupted ones resumed, so "
-        "repeating the command does the rest. kinfed list tables names the tables.",
-        epilog="example: kinfed reproduce pfedgat.table1 --method pfedgat,fedavg --column cifar10/iid --scale 0.1",
-    )
-    reproduce.add_argument("table", metavar="ID", help="the table, such as pfedgat.table1")
-    add_how(reproduce)
-    reproduce.add_argument(
+    run.add_argument("--jobs", type=int, metavar="N", help="runs in parallel (default: one per core; 1 on a GPU)")
+    run.add_argument(
         "--model", metavar="NAME", default="", help="a network in place of the paper's, such as mlp or mine.py:Net"
     )
-    reproduce.add_argument(
+    run.add_argument(
         "--out",
         type=Path,
         metavar="DIR",
         help="folder for the results (default: reproductions/ID, with -scaled-F if scaled)",
     )
-    reproduce.set_defaults(command=_reproduce)
+    add_dry_run(run)
+    run.set_defaults(command=_run)
 
 
-def read(args: argparse.Namespace, table: str, out: Path | None = None) -> Reproduction:
-    """The reproduction of a table with these options."""
+def read(args: argparse.Namespace) -> Reproduction:
+    """The reproduction that the options ask for."""
     scaled = f"-scaled-{args.scale:g}" if args.scale < 1 else ""
-    model = getattr(args, "model", "")
-    scaled += f"-{plugins.called(model)}" if model else ""
+    scaled += f"-{plugins.called(args.model)}" if args.model else ""
     return Reproduction(
-        published_table.load(table),
-        out or Path("reproductions") / f"{table}{scaled}",
+        published_table.load(args.table),
+        args.out or Path("reproductions") / f"{args.table}{scaled}",
         data_dir(args),
         [name for name in args.method.split(",") if name],
         [name for name in args.column.split(",") if name],
         args.seeds,
         args.scale,
-        model,
+        args.model,
     )
 
 
@@ -120,28 +116,12 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def is_published(subject: str) -> bool:
-    """Whether a name is that of a published table."""
-    return subject in published_table.tables()
-
-
-def runs_of(args: argparse.Namespace) -> tuple[list[tuple[str, Experiment, int]], int]:
-    """Of the table in `args.subject` each cell's name, experiment and number of runs; and how many go in parallel."""
-    if args.overrides:
-        raise UsageError(
-            f"{args.subject} is a published table, whose settings are fixed; leave {args.overrides[0]} out"
-        )
-    made = read(args, args.subject)
-    runs = [
-        (f"{cell.row.name} on {cell.column.name}", cell.experiment, made.count)
-        for cell in made.cells()
-        if cell.experiment is not None
-    ]
-    return runs, max(1, min(jobs(args), sum(count for *_, count in runs)))
-
-
-def _reproduce(args: argparse.Namespace, console: Console) -> None:
-    made, parallel = read(args, args.table, args.out), jobs(args)
+def _run(args: argparse.Namespace, console: Console) -> None:
+    made, parallel = read(args), jobs(args)
+    if args.dry_run:
+        cells = [(cell, cell.experiment) for cell in made.cells() if cell.experiment is not None]
+        planned = [Planned(f"{one.row.name} on {one.column.name}", each, made.count) for one, each in cells]
+        return dry_run(planned, args, console, parallel)
     made.lines()  # raises before anything is run if the folder's runs do not fit into the table
     if parallel > 0:  # or it is refused below
         made.share(unwatched(args).precision)
@@ -267,7 +247,7 @@ def _verdicts(made: Reproduction, lines: Sequence[Line]) -> list[Verdict]:
 
 def command(made: Reproduction, lines: Sequence[Line]) -> str:
     """The command that makes everything in the table, which may have been made by several commands."""
-    words = ["kinfed", "reproduce", made.protocol.name]
+    words = ["kinfed", "papers", "run", made.protocol.name]
     for option, names, whole in (
         ("--method", {line.row.name for line in lines}, {name: row.asked for name, row in made.protocol.rows.items()}),
         ("--column", {line.column.name for line in lines}, {name: name for name in made.protocol.columns}),
