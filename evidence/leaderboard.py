@@ -1,4 +1,7 @@
-"""docs/results.md, from the tables that other programs have committed: python evidence/leaderboard.py"""
+"""Who is best, from the tables that other programs have committed: python evidence/leaderboard.py
+
+Methods at their defaults in docs/results.md, columns of published tables in docs/papers/reproduce.md.
+"""
 
 import csv
 import json
@@ -11,6 +14,7 @@ from kinfed_papers.result_pages import put
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGE = DOCS / "results.md"
+PAPERS = DOCS / "papers" / "reproduce.md"
 FEDERATIONS = {  # short names
     "shops with opposite customers": "opposite customers",
     "small shops, customers alike": "customers alike",
@@ -30,9 +34,9 @@ LEAKS = {"oracle"}  # what no method could know
 
 
 def main():
-    """Write the two tables of the page."""
+    """Write a table into each of the two pages."""
     put(PAGE, "defaults", "\n".join(board()), "Leaderboard")
-    put(PAGE, "published", "\n".join(published()), "Leaderboard")
+    put(PAPERS, "published", "\n".join(published()), "Published tables")
 
 
 def gains_of(rows):
@@ -88,13 +92,13 @@ def places(data, methods):
 
 
 def published():
-    """Of each column of the published tables: who is best here, and who in print."""
+    """Of each column of the published tables: who is best here, and who in the paper."""
     yield "Computed by `python evidence/leaderboard.py` from `docs/papers/tables`.\n"
-    yield "| data set | setting | score | Local | FedAvg | best here | its score | best in print | seeds | remarks |"
+    yield "| data set | setting | score | Local | FedAvg | best here | its score | in the paper | seeds | remarks |"
     yield "| --- | --- | --- | ---: | ---: | --- | ---: | --- | ---: | --- |"
     files = sorted((DOCS / "papers" / "tables").glob("*/table.csv"))
     for file in (one for one in files if not one.parent.name.endswith("-controls")):  # those are not of the papers
-        page = f"papers/{file.parent.name.partition('.')[0]}-tables.md"
+        page = f"{file.parent.name.partition('.')[0]}-tables.md"
         columns = {}
         for row in csv.DictReader(file.open()):
             columns.setdefault((row["column"], row["metric"]), []).append(row)

@@ -53,7 +53,12 @@ class Spent(NamedTuple):
 
 @dataclass
 class History:
-    """What is known of a run so far; `names` are the clients', `every` is the number of rounds per evaluation."""
+    """Every evaluated round of a run, as `run.history` has it; rounds count from 0.
+
+    `test("own")`: [N] are the clients' test scores of a kind of model at the round that validation prefers, `chosen` is
+    the kind that validation prefers. `bytes_down` and `bytes_up` are sums over the run, `every` is the number of rounds
+    per evaluation.
+    """
 
     names: tuple[str, ...]
     task: Task

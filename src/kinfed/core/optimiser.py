@@ -70,7 +70,7 @@ class SGD(Settings):
 
 @dataclass(frozen=True)
 class Adam(Settings):
-    """Adam (Kingma & Ba, 2015), with bias correction; weight decay is added to the gradient."""
+    """Adam (Kingma and Ba, 2015), with bias correction; weight decay is added to the gradient."""
 
     lr: Positive = 0.001  # learning rate
     beta1: Annotated[float, In("[0, 1)")] = 0.9  # decay of the mean of gradients

@@ -24,10 +24,11 @@ from .tables.schema import Description
 
 @dataclass(frozen=True)
 class Federation:
-    """N clients over a pool of examples `x: [n, ...]`, `y: [n, ...]`.
+    """N clients over a pool of examples `x: [n, ...]`, `y: [n, ...]`, as by `Federation.from_arrays` or `from_csv`.
 
-    `rows[split][i]` are client i's rows of the pool (a backdoor adds a split, `triggered`). `graph` is the relation
-    that methods may use; `groups: [N]` are the true hidden groups, for scoring learned graphs only: no method sees it.
+    `rows[split][i]`, with "train", "validation" and "test" as splits, are client i's rows of the pool (a backdoor adds
+    a split, `triggered`). `graph` is the relation that methods may use; `groups: [N]` are the true hidden groups, for
+    scoring learned graphs only: no method sees them. Raises UsageError for parts that do not fit each other.
     """
 
     x: Tensor
@@ -176,11 +177,21 @@ class Federation:
     ) -> "Federation":
         """A federation from your own arrays.
 
-        `x: [n, ...]` are inputs, `y: [n]` labels (integers or text: classification) or targets (floats: regression),
-        `client: [n]` says which client owns each example; clients are ordered by this value. `graph: [N, N]` is a
-        known relation in that order. Each client's examples are split at random into train, validation and test; with
-        `time: [n]`, whole numbers such as days, or datetime64, in time order, with the same two cuts for all.
-        Raises UsageError for data that cannot be trained on.
+        Args:
+            x: [n, ...] inputs, used as they are: scale them yourself.
+            y: [n] labels (integers or text: classification), or [n] or [n, targets] floats (regression).
+            client: [n] which client owns each example; clients are ordered by this value.
+            split: the shares for validation and test; by default 0.1 and 0.2, class by class.
+            seed: by which each client's examples are split.
+            task: the loss and the scores; by default by the kind of y.
+            graph: [N, N] a known relation, in the order of clients.
+            time: [n] whole numbers such as days, or datetime64: splits in time order, with the same two cuts for all.
+
+        Returns:
+            The federation.
+
+        Raises:
+            UsageError: the data cannot be trained on; it names what and where.
 
         >>> import torch
         >>> x, y, client = torch.randn(60, 4), torch.arange(60) % 2, torch.arange(60) % 3

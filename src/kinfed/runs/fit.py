@@ -56,16 +56,30 @@ def fit(
     folder: str | Path | None = None,
     attack: Attack | None = None,
 ) -> TrainedRun:
-    """Train one personalised model per client and return the TrainedRun.
+    """Train one personalised model for each client.
 
-    `module` gives architecture and initial parameters, by default a small MLP; its head is the last nn.Linear, unless
-    it is given as Model(module, head="NAME"). `rounds` may say which rounds are scored and selected, and `execution`
-    where and how they run. With a `folder` the run writes checkpoints there, also on KeyboardInterrupt, and resumes
-    from the one it finds, with bit-identical results: in the same precision, on the same device, by the same executor.
-    The last two may be changed; a warning then says that results are equal only to rounding. Signals are left to the
-    caller. With an `attack` some clients carry it out; they are ignored in selecting the round, and the summary has
-    scores of the others beside those of all. Raises UsageError for requests that cannot work and RunError when training
-    diverges or a file cannot be written; the last good checkpoint is kept.
+    Args:
+        method: what server and clients do in a round, such as `kinfed.Kin()`.
+        federation: the clients' examples, already split.
+        module: architecture and initial parameters; by default a small MLP. Its head is the last nn.Linear, unless it
+            is given as `Model(module, head="NAME")`.
+        rounds: how many, or a `Rounds`, which also says which of them are scored and by which score one is selected.
+        training: how every client trains locally.
+        participation: the share of clients in a round, or a `Participation`.
+        seed: fixes every draw: same seed, same bytes, on one machine's CPU.
+        execution: where and how it runs; changes results by rounding at most.
+        folder: where checkpoints are written, also on KeyboardInterrupt. A checkpoint that is there is continued, with
+            bit-identical results in the same precision, on the same device, by the same executor; with another device
+            or executor, after a warning, up to rounding.
+        attack: what some clients do to their examples or uploads; they do not count when the round is selected.
+
+    Returns:
+        The `Run`, with every client's model at the round that validation prefers. Nothing but checkpoints is written:
+        `kinfed.save` keeps it.
+
+    Raises:
+        UsageError: the request cannot work.
+        RunError: training diverges, or a file cannot be written; the last good checkpoint is kept.
 
     >>> import torch
     >>> x, client = torch.randn(60, 4), torch.arange(60) % 3

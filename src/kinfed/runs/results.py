@@ -30,10 +30,20 @@ from .trained_run import TrainedRun
 
 
 def save(run: TrainedRun, folder: str | Path) -> Summary:
-    """Write a run made with `kinfed.fit` as a run's folder, and return its summary.
+    """Write a run made with `kinfed.fit` as a run's folder, as `kinfed run` does.
 
-    The folder has no config.toml: your own data and module are not in a config. Its models load with
-    `load_model(folder, client, module)`. Raises UsageError if the folder holds a finished run already.
+    The folder has no config.toml, as your own data and module are not in a config, so its models load with
+    `load_model(folder, client, module)`.
+
+    Args:
+        run: what `fit` returned.
+        folder: where it is written; created if it is not there.
+
+    Returns:
+        The run's summary, as in summary.json.
+
+    Raises:
+        UsageError: the folder holds a finished run already.
 
     >>> import torch
     >>> x, client = torch.randn(60, 4), torch.arange(60) % 3

@@ -36,9 +36,12 @@ UNREADABLE = (SafetensorError, OSError, RuntimeError, TypeError, LookupError)
 
 
 class Run(ABC):
-    """A finished run: `kinfed.fit` returns one, and `Run.open` reads one from its folder.
+    """One personalised model for each client, and what they are worth: the result of `kinfed.fit`, or `Run.open`.
 
-    A client is named, a number being the name of its digits; or `position` is its place, from 0.
+    `score()` is the mean test score, `model(client)` a client's model, `predict(client, rows)` its answers to new rows,
+    `relation` who learned from whom, `verdict(alone)` what that was worth, `summary` all numbers and `history` every
+    round. A client is named, a number being the name of its digits; or `position` is its place, from 0. An unknown
+    client raises UsageError with the nearest name.
     """
 
     if TYPE_CHECKING:  # attributes of both kinds of runs
@@ -64,9 +67,16 @@ class Run(ABC):
     ) -> "OpenedRun":
         """The run in a folder; architecture and method are rebuilt from its config.
 
-        Pass `module` if it was your own, as in a run written by `kinfed.save`; and `method` and `head` as they were
-        given to `fit` if the method extends or exports models in its own way. Raises UsageError if the folder holds no
-        finished run, or if its files do not belong together.
+        Args:
+            folder: of a finished run.
+            module: if it was your own, as in a run written by `kinfed.save`.
+            method, head: as they were given to `fit`, if the method extends or exports models in its own way.
+
+        Returns:
+            The run, whose models are read when they are asked for.
+
+        Raises:
+            UsageError: the folder holds no finished run, or its files do not belong together.
         """
         return OpenedRun.read(folder, module, method, head)
 

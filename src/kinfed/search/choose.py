@@ -48,7 +48,11 @@ KIN = (0.0, 1.0)  # how far it then draws clients to their kin
 
 @dataclass(frozen=True)
 class Choice:
-    """What a race has chosen, and what it is worth on the test examples, which were used once."""
+    """The winner of a choice, and what it is worth on the test examples, which were used once.
+
+    `choose` returns it. `run` is the winner's `Run`, `ranking()` has a line for each candidate, `verdict` says what the
+    winner was worth over Local and FedAvg, and `load_model(client)` is the model that a client should keep.
+    """
 
     standings: list[Standing]  # of all candidates, best first
     winner: Standing
@@ -147,21 +151,29 @@ def choose(
     target: str | Sequence[str] = "",
     **how: Any,
 ) -> Choice:
-    """Find the method and the rate of local training that suit a federation, and train one model per client with them.
+    """Find the method and the learning rate that suit a federation, and train one model for each client with them.
 
-    `budget` is the number of training rounds of all candidates together, or a time such as "5m" or "90s", which is
-    turned into a number of rounds at the beginning; by default nine runs of all rounds. `methods` are names, or
-    methods with settings; by default seven, and SFL too if the graph is known. With several `seeds` each candidate is
-    trained that often, each time with other examples for validation. `how` is what `fit` takes too: rounds, training,
-    participation, seed and execution. With a `folder` the race is kept there, and the same call goes on after an
-    interruption. Test examples are used once, at the end.
+    Candidates are compared on validation examples; test examples are used once, at the end.
 
-    In place of a federation it takes a frame of polars or pandas, of which `client` and `target` name columns. Without
-    a `module` models race too: a small MLP with each method and, where the task allows it, linear models and random
-    features that `partial-pooling` solves. With `refit` the models that clients keep are trained once more, on all
-    rows; scores stay those of the split.
+    Args:
+        federation: the clients' examples, or a frame of polars or pandas, of which `client` and `target` name columns.
+        module: as in `fit`. Without it models are candidates too: a small MLP with each method and, where the task
+            allows it, linear models that `partial-pooling` solves.
+        budget: training rounds of all candidates together, or a time such as "5m" or "90s", which is converted to
+            rounds at the beginning; by default nine runs of all rounds.
+        methods: names, or methods with settings; by default seven, and SFL too if the graph is known.
+        seeds: how often each candidate is trained, each time with other examples for validation.
+        folder: where candidates are kept; the same call continues after an interruption.
+        refit: train the models that clients keep once more, on all rows; scores stay those of the split.
+        client, target: columns of a frame.
+        how: what `fit` takes too: rounds, training, participation, seed and execution.
 
-    Raises UsageError for requests that cannot work, RunError if no candidate could be trained.
+    Returns:
+        The `Choice`: ranking, winner, verdict, and the model that each client should keep.
+
+    Raises:
+        UsageError: the request cannot work.
+        RunError: no candidate could be trained.
     """
     known = [one.name for one in fields(Arena)[4:]]
     if unknown := sorted(set(how) - set(known)):

@@ -39,9 +39,11 @@ class Difference:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a method is worth on these clients' test examples, in a sentence and in numbers.
+    """What a method is worth on these clients' test examples, in a sentence and in numbers; `print` shows the sentence.
 
-    `gain`, `lose` and `undecided` name the clients whose test examples say so, against learning alone.
+    `over["local"]` and `over["fedavg"]` have the mean difference and its interval: points for accuracies, shares of the
+    other's error for errors. `gain`, `lose` and `undecided` name clients, against learning alone, by their own test
+    examples. How it is decided: docs/verdict.md.
     """
 
     sentence: str

@@ -307,11 +307,23 @@ def from_csv(
     seed: int = 0,
     **settings: Any,
 ) -> Federation:
-    """A federation from your own file, one row per example or reading: .csv with a heading, .parquet, or a folder.
+    """A federation from your own file.
 
-    `client` and `target` name columns; the other settings are those of `kinfed.data.tables.table_reader.TableReader`,
-    such as `time`, `past` for windows of series, and `edges`. Unless a split is given, clients with fewer than three
-    rows are left out, and a warning names them. Raises UsageError that names file, line and column of what is wrong.
+    Args:
+        path: a .csv or .tsv with a heading, a .parquet, or a folder of such files; one row per example or reading.
+        client: the column that names each row's owner.
+        target: the column to predict, or several, which are numbers.
+        split: the shares for validation and test, by default 0.1 and 0.2. Without it, clients with fewer than three
+            rows are left out, and a warning names them.
+        seed: by which rows are split.
+        settings: those of the data set `csv` (`kinfed list datasets csv`), such as `time`, `past` for windows of
+            series, `decimal`, and `edges` for a known graph.
+
+    Returns:
+        The federation: `x: [n, inputs]`, scaled by training rows; its `columns` apply the same to new rows.
+
+    Raises:
+        UsageError: names file, line and column of what is wrong.
     """
     dataset = _reader(client, target, split, settings).read(path)
     return divide(dataset, rows_by_owner(dataset), Split() if split is None else split, seed)
@@ -330,10 +342,20 @@ def from_sql(
     seed: int = 0,
     **settings: Any,
 ) -> Federation:
-    """A federation from what a query finds in a database: `postgresql://USER@HOST/DATABASE` or `sqlite:///FILE`.
+    """A federation from what a query finds in a database.
 
-    `query` is SQL that begins with SELECT or WITH, or a file of it, FILE.sql; it runs in a transaction that can only
-    read. A password is in ~/.pgpass or PGPASSWORD, never in the address. See `from_csv` for the other settings.
+    Args:
+        address: `postgresql://USER@HOST/DATABASE` or `sqlite:///FILE`. A password is in ~/.pgpass or PGPASSWORD, never
+            in the address.
+        query: SQL that begins with SELECT or WITH, or a file of it, FILE.sql; it runs in a transaction that can only
+            read.
+        client, target, split, seed, settings: see `from_csv`.
+
+    Returns:
+        The federation, as by `from_csv`; rows are sorted by their cells.
+
+    Raises:
+        UsageError: the query cannot be run, or names row and column of what is wrong.
     """
     dataset = _reader(client, target, split, settings).read(address, query)
     return divide(dataset, rows_by_owner(dataset), Split() if split is None else split, seed)
@@ -348,9 +370,17 @@ def from_frame(
     seed: int = 0,
     **settings: Any,
 ) -> Federation:
-    """A federation from a frame of polars or pandas, one row per example or reading; see `from_csv`.
+    """A federation from a frame of polars or pandas, one row per example or reading.
 
-    Raises UsageError that names the row, from 1, and the column of what is wrong.
+    Args:
+        frame: the rows.
+        client, target, split, seed, settings: see `from_csv`.
+
+    Returns:
+        The federation, as by `from_csv`.
+
+    Raises:
+        UsageError: names the row, from 1, and the column of what is wrong.
 
     >>> import polars
     >>> rows = {"shop": ["A", "B"] * 30, "price": range(60), "sold": [i % 7 + 0.5 for i in range(60)]}

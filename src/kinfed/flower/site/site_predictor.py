@@ -50,10 +50,18 @@ def load_model(
 ) -> nn.Module:
     """A client's personalised model from a run's folder, or a site's own from its folder at the site.
 
-    It is a plain module in evaluation mode: what was scored. A client is named, or `position` is its place, from 0; in
-    the folder of a choice it is the model that the client keeps, which may be Local's or FedAvg's. See
-    `kinfed.Run.open` for the others and for errors. A site's folder has one client, which need not
-    be named, and its architecture, so that it needs none of the others.
+    Args:
+        folder: of a run, a choice or, at a site of a real federation, an experiment.
+        client: its name; a site's folder has one client, which need not be named.
+        module, method, head: what was your own in the run, see `kinfed.Run.open`.
+        position: the client's place, from 0, in place of its name.
+
+    Returns:
+        The module that was scored, in evaluation mode; of a choice the model that the client keeps, which may be
+        Local's or FedAvg's.
+
+    Raises:
+        UsageError: there is no finished run or no such client, or the run needs your module.
     """
     path = Path(folder)
     experiment = None if (path / "summary.json").exists() else experiment_at(path)

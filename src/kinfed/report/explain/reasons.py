@@ -128,12 +128,22 @@ class _Heard(NamedTuple):
 def explain(
     run: str | Path, client: int | str, of: int | str | None = None, data_dir: str | Path | None = None, top: int = TOP
 ) -> Reasons:
-    """Why a client of a finished run learns from another (`of`), or from the `top` clients of most weight.
+    """Why a client of a finished run learns from others.
 
-    Scores are measured on the run's own data, from `data_dir` where they are not
-    a file of yours: the models of the last round are mixed again by the client's weights without one of them. What
-    cannot be told is left out, and `notes` say why. Raises UsageError for a run without a relation, for one of real
-    sites, and for a client that is not there.
+    Args:
+        run: its folder. Its data must still be there, unchanged: the models of the last round are mixed again without
+            one of them, and scored.
+        client: whose mixture is explained, by name.
+        of: one other client; by default the `top` clients of most weight.
+        data_dir: the folder of data sets that are not files of yours.
+        top: how many clients.
+
+    Returns:
+        For each of these clients its weight by layer and by round, what the method compared, and the client's test
+        score without it. What cannot be told is left out, and `notes` say why.
+
+    Raises:
+        UsageError: the run has no relation, or is one of real sites, or there is no such client.
     """
     folder = RunFolder(run)
     summary = folder.read_summary()

@@ -152,9 +152,18 @@ def diff(
 ) -> Difference:
     """What changed from the relation of one finished run to that of another of the same clients.
 
-    `rounds` are those of each run, from 1; None: the one that validation selects. Another client's weight is an edge
-    from `edge` on: by default half of an even share, 1 / 2N. Relations of other layers are compared by their means over
-    layers. Raises UsageError for runs of other clients or without a relation.
+    Args:
+        before, after: folders of the runs; the same one twice compares two of its rounds.
+        rounds: one of each run, from 1; None: the one that validation selects.
+        edge: the least weight, in (0, 1], of another client that counts as an edge; by default half of an even share,
+            1 / 2N.
+
+    Returns:
+        The difference, with `edges()`, `by_client()` and `by_layer()`. Relations of other layers are compared by their
+        means over layers.
+
+    Raises:
+        UsageError: the runs are of other clients, or have no relation.
     """
     folders = RunFolder(before), RunFolder(after)
     names, other = (folder.read_summary().client_names for folder in folders)
