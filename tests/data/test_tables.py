@@ -364,7 +364,7 @@ def test_what_cannot_be_used_is_refused_with_its_place(tmp_path, text, how, said
         ({"features": ["x", 1.5]}, "features[1] must be text; got 1.5"),
         ({"features": "x"}, "features must be a list; got 'x'"),
         ({"client": None}, "client must be text; got None"),
-        ({"threshold": "low"}, "threshold must be a number; got 'low'"),
+        ({"edges": 3}, "edges must be text or 'FILE.py:NAME' or GraphFile(...); got 3"),
     ],
 )
 def test_settings_of_a_table_are_checked_before_it_is_read(how, said):

@@ -203,8 +203,8 @@ def test_six_detectors_of_metr_la_over_tls(tmp_path):
     )
     common = PLAN | {"method": "sfl", "model": {"name": "gru", "hidden": 8}}
     common |= {"training": PLAN["training"] | {"batch": 128, "epochs": 1}}
-    graph = {"distances": "km", "horizons": [3, 12]}
-    flower = {"clients": 6, "graph": str(tmp_path / "map.csv"), "beside": [], **graph}
+    graph = {"path": str(tmp_path / "map.csv"), "distances": "km"}
+    flower = {"clients": 6, "graph": graph, "beside": [], "horizons": [3, 12]}
     (tmp_path / "plan.toml").write_text(tomli_w.dumps(common | {"flower": flower}))
     with sites(tmp_path, nodes):
         summary = json.loads(run(tmp_path, "flower", "run", "plan.toml", "--out", "sites", "--json"))

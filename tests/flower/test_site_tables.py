@@ -24,6 +24,7 @@ from kinfed.cli.predict import opened
 from kinfed.core.mixins import model_for
 from kinfed.core.seeding import generator
 from kinfed.core.tasks import Classification, Regression
+from kinfed.data.graph_files import GraphFile
 from kinfed.data.split import Split
 from kinfed.data.tables import disclosure
 from kinfed.data.tables import open_table as reading
@@ -521,8 +522,8 @@ def meters(trial, tmp_path):
 def test_sites_with_series_end_with_the_models_of_a_simulation(meters, tmp_path, quantiles):
     miles = [f"{a},{b},{1 + abs(i - j)}\n" for i, a in enumerate("abcdef") for j, b in enumerate("abcdef") if i < j]
     (tmp_path / "map.csv").write_text("from,to,miles\n" + "".join(miles))
-    graph = {"graph": str(tmp_path / "map.csv"), "distances": "miles", "sigma": 2.0, "horizons": [2]}
-    made = meters("sfl", rounds=2, quantiles=quantiles, **graph)
+    links = {"path": str(tmp_path / "map.csv"), "distances": "miles", "sigma": 2.0}
+    made = meters("sfl", rounds=2, quantiles=quantiles, graph=links, horizons=[2])
     summary = made.serve()
     federation = kinfed.from_csv(
         tmp_path / "all.csv",
@@ -532,9 +533,7 @@ def test_sites_with_series_end_with_the_models_of_a_simulation(meters, tmp_path,
         past=6,
         horizon=4,
         horizons=[2],
-        edges=tmp_path / "map.csv",
-        distances="miles",
-        sigma=2.0,
+        edges=GraphFile(**links),
         quantiles=quantiles,
         seed=11,
     )

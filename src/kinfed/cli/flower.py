@@ -16,7 +16,7 @@ from ..errors import UsageError
 from ..files import make_folder
 from ..report.tables.text_table import quantity
 from ..runs import reference_runs, trackers
-from ..runs.config import experiment, plugins
+from ..runs.config import experiment, parts, plugins
 from ..runs.run_folder import RunFolder
 from ..runs.tracker_feed import catch_up
 from .console import literal
@@ -347,6 +347,7 @@ def _names(listed: str) -> tuple[str, ...]:
 
 def _run(args: argparse.Namespace, console: Console) -> None:
     _prepare()
+    from ..data.graph_files import GraphFile
     from ..flower.programs import follow, superlink
     from ..flower.server import federation_trackers, plan
 
@@ -380,8 +381,9 @@ def _run(args: argparse.Namespace, console: Console) -> None:
         if (out / "config.toml").exists():
             raise UsageError(f"{out} already holds a run; resume it: kinfed flower run --resume {out}")
         table = plugins.absolute(planned.table)  # the run's process works in another folder
-        if planned.deployment.graph:
-            table["flower"]["graph"] = str(Path(planned.deployment.graph).resolve())
+        if graph := planned.deployment.graph:
+            links = GraphFile(graph) if isinstance(graph, str) else graph
+            table["flower"]["graph"] = parts.plain(dataclasses.replace(links, path=str(Path(links.path).resolve())))
         make_folder(out)
         experiment.write(table, out / "config.toml")
     federation_trackers.ask(out, args.track)

@@ -5,6 +5,7 @@ import difflib
 import math
 import warnings
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from ..core.graph import Graph, check_graph
+from ..core.settings import Settings
 from ..errors import UsageError, nearest
 from .tables.words import known_name
 
@@ -123,6 +125,24 @@ def read(
         raise UsageError(f"{path} cannot be read as a graph: {reason}") from problem
 
 
+@dataclass(frozen=True)
+class GraphFile(Settings):
+    """A file of links between clients, and how it is read; see `read`."""
+
+    path: str  # .csv, .graphml, .npz or .npy
+    weights: str = "weight"  # its column of weights
+    distances: str = "distance"  # its column of distances, in place of weights
+    directed: bool = False  # whether a link holds in one direction alone
+    sigma: float | None = None  # of the kernel that turns distances into weights; left out: their deviation
+    threshold: float = 0.1  # weights below it are no link
+
+
+def read_links(links: str | Path | GraphFile, names: Sequence[str], strangers: bool = False) -> Graph:
+    """The relation of the clients `names` from a file, which may be said with its settings; see `read`."""
+    settings = asdict(links) if isinstance(links, GraphFile) else {"path": links}
+    return read(**settings, names=names, strangers=strangers)
+
+
 Links = Iterable[tuple[str, str, str, float]]  # place in the file, from, to, value
 
 
@@ -147,14 +167,15 @@ def _from_csv(
         for column in heading if value is None else []:  # others may be notes
             for meant in difflib.get_close_matches(column, ["weight", "distance"]):
                 raise UsageError(
-                    f"unknown column '{column}'; did you mean '{meant}'? Rename it, or set {meant}s='{column}'"
+                    f"unknown column '{column}'; did you mean '{meant}'? Rename it, or set {meant}s='{column}' beside "
+                    "the file's path"
                 )
         others = [column for column in heading if column not in ("from", "to")]
         if value is None and others:
             warnings.warn(
                 f"{path}: every link has the weight 1, because no column is named weight or distance and "
                 f"{', '.join(others)} {'is' if len(others) == 1 else 'are'} ignored; to use a column, set "
-                f"weights='{others[0]}' or distances='{others[0]}'",
+                f"weights='{others[0]}' or distances='{others[0]}' beside the file's path",
                 stacklevel=4,
             )
 

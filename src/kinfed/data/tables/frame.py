@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from ...errors import Fault, UsageError, nearest, some
 from .formats import MISSING, TRUTH, Formats, looks_like_date, looks_like_number
 from .owners import Owners
-from .times import SAMPLE, compact_seconds, iso_seconds, seconds_of, steps_of, zone_of
+from .times import SAMPLE, Clock, Times, compact_seconds, iso_seconds, seconds_of, steps_of, zone_of
 from .words import Codes, Numbers, Words, merged, name_of, words_of
 
 if TYPE_CHECKING:
@@ -452,8 +452,8 @@ class Frame:
             return False
         return bool((known != known.round()).any() or len(np.unique(known)) > FEW)
 
-    def moments(self, name: str, held: Owners, series: bool) -> tuple[Numbers, Codes, bool]:
-        """[n] times as numbers, [n] as steps from 0, and whether they are dates (then in seconds).
+    def times(self, name: str, held: Owners, series: bool) -> Times:
+        """A column of times.
 
         If times are not a whole number of steps apart, such as months, each one counts as a step. Raises UsageError if
         a time cannot be read, or if rows are the readings of a series and a client has two at the same time.
@@ -462,18 +462,20 @@ class Frame:
         stamps, rank = np.unique(moments, return_inverse=True)
         if series:
             self._check_once(name, held, rank)
-        steps, whole = steps_of(stamps)
-        if not whole:
-            assigned = held.who >= 0
-            share = assigned.sum() / max(1, len(held.names) * len(np.unique(rank[assigned])))
-            if series and share < SHARED:
-                warnings.warn(
-                    f"{self.name}: times in '{name}' are not a whole number of steps apart, so each of {len(stamps):,} "
-                    f"different times is a step, and a client has rows at {100 * share:.0f} % of these; if clocks are "
-                    "just inexact, round the times first",
-                    stacklevel=4,
-                )
-        return moments, steps[rank], dated
+            self._check_pace(name, held, stamps, rank)
+        return Times(moments, Clock.of(stamps), rank, dated)
+
+    def _check_pace(self, name: str, held: Owners, stamps: Numbers, rank: Codes) -> None:
+        """Warn of different times, whose ranks are given, that are no whole number of steps apart."""
+        assigned = held.who >= 0
+        share = assigned.sum() / max(1, len(held.names) * len(np.unique(rank[assigned])))
+        if share < SHARED and not steps_of(stamps)[1]:
+            warnings.warn(
+                f"{self.name}: times in '{name}' are not a whole number of steps apart, so each of {len(stamps):,} "
+                f"different times is a step, and a client has rows at {100 * share:.0f} % of these; if clocks are "
+                "just inexact, round the times first",
+                stacklevel=5,
+            )
 
     def _moments(self, name: str) -> tuple[Numbers, bool]:
         """[n] times as numbers, and whether they are dates; raises UsageError if one cannot be read."""

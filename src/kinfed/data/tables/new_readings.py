@@ -116,13 +116,11 @@ class Series:
         """
         frame = frame.read_as(self.formats)
         readings = frame.numbers(self.target)
-        moments, ranks, dated = frame.moments(self.time, owners, series=True)
-        if dated != self.dated:
-            kinds = ("numbers", "dates")
-            raise UsageError(
-                f"{frame.place(0, self.time)}: times are {kinds[dated]}, but the run was trained on {kinds[self.dated]}"
-            )
-        steps = self._steps(frame, moments, ranks)
+        times = frame.times(self.time, owners, series=True)
+        if times.dated != self.dated:
+            here, trained = ("dates", "numbers") if times.dated else ("numbers", "dates")
+            raise UsageError(f"{frame.place(0, self.time)}: times are {here}, but the run was trained on {trained}")
+        steps = times.steps if self.step is None else self._steps(frame, times.moments, self.step)
         held = np.flatnonzero(owners.who >= 0)
         known, first, place = np.unique(steps[held], return_index=True, return_inverse=True)
         grid = Grid(held, owners.who[held], place, (len(owners.names), len(known)))
@@ -133,8 +131,8 @@ class Series:
         channels = None
         if beside is not None and self.covariates is not None:
             channels = beside.channels(self.covariates, self.leads)
-        times = calendar(moments[held][first], self.calendar)
-        inputs = side_by_side(scaled.to(torch.get_default_dtype()), times, channels)
+        features = calendar(times.moments[held][first], self.calendar)
+        inputs = side_by_side(scaled.to(torch.get_default_dtype()), features, channels)
         x = cut(inputs, self.past, len(owners.names) * len(known) - self.past + 1)
         where = (grid.who * len(known) + begin)[usable]
         return Ahead(x, torch.from_numpy(where), grid.who[usable], held[usable])
@@ -146,17 +144,15 @@ class Series:
         cells = cells_of(frame, self.kinds, self.static, grid, owners.names)
         return Covariates(self.client, owners.names, self.kinds, cells, steps, self.future)
 
-    def _steps(self, frame: Frame, moments: NDArray[Any], ranks: Codes) -> Codes:
-        """[n] steps at the pace of training."""
-        if self.step is None:
-            return ranks
-        steps = (moments - moments.min()) / self.step
+    def _steps(self, frame: Frame, moments: NDArray[Any], length: float) -> Codes:
+        """[n] steps of this length, as in training."""
+        steps = (moments - moments.min()) / length
         off = np.abs(steps - steps.round()) > 0.01
         if off.any():
             unit = " seconds" if self.dated else ""
             raise UsageError(
                 f"{frame.place(int(off.argmax()), self.time)}: this time is not a whole number of steps of "
-                f"{self.step:g}{unit} after the first, as times in training were; leave such rows out"
+                f"{length:g}{unit} after the first, as times in training were; leave such rows out"
             )
         return np.asarray(steps.round().astype(np.int64))
 

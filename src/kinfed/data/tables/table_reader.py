@@ -9,33 +9,28 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from ...core.settings import Count, CountOrZero
 from ...core.tasks import Classification, Counts, Regression, Task, check_quantiles
-from ...errors import Fault, UsageError
+from ...errors import UsageError
 from ..dataset import Dataset, Prepare, rows_by_owner
 from ..federation import Federation, divide
-from ..graph_files import read as read_graph
+from ..graph_files import GraphFile, read_links
 from ..split import Split
-from ..steps import CLOCK, calendar
 from ..windows import Windows
 from . import doubts
-from .covariates import Covariates, Grid, cells_of
-from .covariates import doubts as doubts_of
 from .encoder import Preparation
 from .formats import FormatSettings
-from .frame import DAY, FEW, Frame, natural
+from .frame import Frame, natural
 from .new_readings import Series
 from .open_table import frame_of, open_table
 from .owners import Owners
-from .schema import Description, Raw, raw_of
-from .words import Codes, Numbers, Words
+from .row_examples import EMPTY, KINDS, NAMES_ROWS, class_names, column_kind, read_rows
+from .schema import Description, raw_of
+from .series_examples import calendar_of, cut_series
 
-FEWEST = 10  # rows from which a column of text that is different in each names rows
 LEAST = 3  # rows of a client: one each for training, validation and test
-KINDS = {"numbers": "number", "text": "category", "dates": "date"}  # of cells, as the kinds of columns
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +60,8 @@ class TableReader(FormatSettings):
     shorter than a day), `hour` and `season` as angles, `weekday` and `month`.
 
     With `drop_missing` rows with any missing value are left out; clients with fewer than `least` rows, or known
-    readings, are left out, and a warning names them. See `kinfed.data.graph_files.read` for files of links.
+    readings, are left out, and a warning names them. Links between clients are in a file, or in a `GraphFile`,
+    which says how it is read.
     """
 
     client: str  # column that names the client a row belongs to
@@ -84,12 +80,7 @@ class TableReader(FormatSettings):
     future: Sequence[str] = ()  # columns of inputs that are known ahead
     static: Sequence[str] = ()  # columns of inputs that are the same in all rows of a client
     calendar: Sequence[Literal["clock", "hour", "weekday", "month", "season"]] | None = None  # features of times
-    edges: str | Path = ""  # file of links between clients
-    weights: str = "weight"  # its column of weights
-    distances: str = "distance"  # its column of distances, in place of weights
-    directed: bool = False  # whether a link holds in one direction alone
-    sigma: float | None = None  # of the kernel that turns distances into weights; left out: their deviation
-    threshold: float = 0.1  # weights below it are no link
+    edges: str | Path | GraphFile = ""  # file of links between clients
     drop_missing: bool = False  # whether rows that lack any value are left out
     least: CountOrZero = 0  # rows, or known readings, that a client must have
 
@@ -152,8 +143,7 @@ class TableReader(FormatSettings):
         place = {name: i for i, name in enumerate(names)}
         held = Owners(names, np.array([place[name] for name in owner.names])[owner.codes], None)
         if self.edges:
-            links = partial(read_graph, weights=self.weights, distances=self.distances, directed=self.directed)
-            held = held._replace(graph=links(self.edges, names, sigma=self.sigma, threshold=self.threshold))
+            held = held._replace(graph=read_links(self.edges, names))
         if self.past:
             return self._series(frame, held)
         return self._rows(frame, held)
@@ -167,58 +157,56 @@ class TableReader(FormatSettings):
             raise UsageError(f"{frame.name}: no column is left for the inputs; ignore fewer of them")
         return inputs
 
-    def _raw(self, frame: Frame) -> tuple[dict[str, str], dict[str, Raw]]:
-        """The kind of each column of inputs, and what is in it; columns that cannot be any are left out, by name."""
-        kinds, raw, without = {}, {}, []
+    def _kinds(self, frame: Frame) -> dict[str, str]:
+        """The kind of each column of inputs; a warning names columns that cannot be any, which are left out."""
+        kinds, without = {}, {}
         for name in self.inputs(frame):
-            kind = frame.kind(name)
-            if kind == "empty" or (kind not in KINDS and not self.features) or (kind == "dates" and self.past):
-                without.append(f"'{name}' has no value in any row" if kind == "empty" else f"'{name}' holds {kind}")
-                continue
-            frame.column(name)  # raises for a type that is none of these
-            kinds[name], raw[name] = KINDS[kind], raw_of(frame, name, KINDS[kind])
-            if kind == "text" and len(frame) > FEWEST and len(raw[name].words) == (~np.isnan(raw[name].values)).sum():
-                without.append(f"'{name}' is different in every row, as identifiers are")
-                del kinds[name], raw[name]
+            kind = column_kind(frame, name)
+            if kind == EMPTY:
+                without[name] = f"'{name}' has no value in any row"
+            elif kind == NAMES_ROWS:
+                without[name] = f"'{name}' is different in every row, as identifiers are"
+            elif (kind not in KINDS.values() and not self.features) or (kind == "date" and self.past):
+                without[name] = f"'{name}' holds {'dates' if kind == 'date' else kind}"
+            else:
+                frame.column(name)  # raises for a type that is none of these
+                kinds[name] = kind
         if without:
-            warnings.warn(f"{frame.name}: {'; '.join(without)}; left out of the inputs", stacklevel=4)
-        if not raw and not self.past:
+            warnings.warn(f"{frame.name}: {'; '.join(without.values())}; left out of the inputs", stacklevel=4)
+        if not kinds and not self.past:
             raise UsageError(f"{frame.name}: no column is left for the inputs; ignore fewer of them")
         if lost := [name for name in (*self.future, *self.static) if name not in kinds]:
-            why = next((one for one in without if one.startswith(f"'{lost[0]}' ")), f"'{lost[0]}' is no input")
+            why = without.get(lost[0], f"'{lost[0]}' is no input")
             raise UsageError(f"{frame.name}: {why}, so it is no covariate; take it out of future and static")
-        return kinds, raw
+        return kinds
+
+    def _task(self, classes: Sequence[str] | None) -> Task:
+        """What is learnt of rows; the scale of numbers is not known yet."""
+        if classes is not None:
+            return Classification(len(classes))
+        return Counts() if self.counts else Regression(names=tuple(self.targets))
 
     def _rows(self, frame: Frame, held: Owners) -> Dataset:
         """The data set in which every row is an example."""
-        kinds, raw = self._raw(frame)
-        y, task, classes, missing = _target(frame, self)
-        columns = y.double().reshape(len(y), -1).T.numpy()  # [k, n]
-        known = {name: np.where(missing[name], np.nan, each) for name, each in zip(missing, columns, strict=True)}
-        doubts.warn(frame, raw, known, bool(classes))
-        usable = ~np.any(list(missing.values()), axis=0)
-        if self.drop_missing:
-            usable &= ~np.any([np.isnan(one.values) for one in raw.values()], axis=0)
-        if not usable.all():
-            what = "lack a value" if self.drop_missing else f"have no {' or no '.join(self.targets)}"
-            count, first = f"{int((~usable).sum()):,} of {len(usable):,}", frame.row(int(usable.argmin()))
-            if not usable.any():
-                raise UsageError(f"{frame.name}: all {len(usable):,} rows {what}")
-            warnings.warn(f"{frame.name}: {count} rows {what} and were left out (the first: {first})", stacklevel=3)
-        held = held.keep(usable, self.least, "rows", frame.name)
-        steps = frame.moments(self.time, held, series=False)[1] if self.time else None
+        kinds, targets = self._kinds(frame), self.targets
+        classes = class_names(frame, targets, False if self.counts else self.labels)
+        found = read_rows(frame, kinds, targets, classes, self.counts, self.drop_missing)
+        if classes and len(classes) == 1 and found.usable.sum() > 1:
+            only = f"'{targets[0]}' is '{classes[0]}' in all rows"
+            raise UsageError(f"{frame.name}: {only}, so there is nothing to learn")
+        held = held.keep(found.usable, self.least, "rows", frame.name)
+        steps = frame.times(self.time, held, series=False).steps if self.time else None
         # Rows that are left out are dropped here, as a partition may deal the others anew.
-        used = np.flatnonzero(usable & (held.who >= 0))
-        words = {name: one.words for name, one in raw.items()}
-        x = np.empty((len(used), len(raw)))
-        for i, one in enumerate(raw.values()):
+        used = np.flatnonzero(found.usable & (held.who >= 0))
+        x = np.empty((len(used), len(kinds)))
+        for i, one in enumerate(found.raw.values()):
             x[:, i] = one.values[used]
         return Dataset(
             # In float64 until it is scaled: float32 cannot distinguish numbers far from zero that are close together.
             torch.from_numpy(x),
-            y[torch.from_numpy(used)],
-            task,
-            classes,
+            found.y[torch.from_numpy(used)],
+            self._task(classes),
+            tuple(classes or ()),
             client=torch.from_numpy(held.who[used]),
             graph=held.graph,
             owners=tuple(held.names),
@@ -227,75 +215,46 @@ class TableReader(FormatSettings):
             prepare=Preparation(
                 frame.name,
                 self.client,
-                self.targets,
+                targets,
                 kinds,
-                words,
+                found.words,
                 self.scale,
                 self.categories,
-                frame.trained_formats(kinds | ({} if classes else dict.fromkeys(self.targets, "number"))),
-                _others(frame, [self.client, *self.targets, *kinds]),
+                frame.trained_formats(kinds | ({} if classes else dict.fromkeys(targets, "number"))),
+                _others(frame, [self.client, *targets, *kinds]),
             ),
         )
 
     def _series(self, frame: Frame, held: Owners) -> Dataset:
         """Windows of one series per client, from rows in any order."""
         target, time = self.targets[0], self.time
-        readings, (kinds, raw) = frame.numbers(target), self._raw(frame)
+        readings, kinds = frame.numbers(target), self._kinds(frame)
+        raw = {name: raw_of(frame, name, kind) for name, kind in kinds.items()}
         later = {name: one for name, one in raw.items() if name in self.future}
         doubts.warn(frame, {name: one for name, one in raw.items() if name not in later}, {}, labelled=False)
         doubts.warn(frame, later, {target: readings}, labelled=False)
         held = held.keep(~np.isnan(readings), self.least, f"known values of '{target}'", frame.name)
-        moments, steps, dated = frame.moments(time, held, series=True)
-        rows = np.flatnonzero(held.who >= 0)
-        known, first, place = np.unique(steps[rows], return_index=True, return_inverse=True)  # steps with any row
-        grid = Grid(rows, held.who[rows], place, (len(held.names), len(known)))
-        length = (moments.max() - moments.min()) / max(int(steps.max()), 1)
-        paced = bool(np.allclose(moments, moments.min() + steps * length, rtol=0, atol=0.01 * length))
+        times = frame.times(time, held, series=True)
+        clock, place = times.of_rows(np.flatnonzero(held.who >= 0))
         series = Series(
             self.client,
             time,
             target,
             self.past,
             self.horizon,
-            length if paced else None,
-            dated,
-            calendar_of(self.calendar, dated, length, frame.place(0, time)),
+            clock.length if clock.paced else None,
+            times.dated,
+            calendar_of(self.calendar, times.dated, clock.length, frame.place(0, time)),
             kinds,
             tuple(self.future),
             tuple(self.static),
-            formats=frame.trained_formats({time: "date" if dated else "number", target: "number", **kinds}),
+            formats=frame.trained_formats({time: "date" if times.dated else "number", target: "number", **kinds}),
             dropped=_others(frame, [self.client, time, target, *kinds]),
         )
-        covariates = self._covariates(frame, held, grid, series, known, readings) if kinds else None
-        times = calendar(moments[rows][first], series.calendar) if series.calendar else None
-        cut = Windows(self.past, self.horizon, horizons=self.horizons, quantiles=self.quantiles)
-        try:
-            values = grid.lay_out(readings).T
-            dataset = cut(values, known, held.names, calendar=times, covariates=covariates, graph=held.graph)
-        except UsageError as problem:
-            pace = f"a step is {length:g}{' seconds' if dated else ''}, the smallest distance between two times"
-            raise UsageError(f"{frame.name}: {problem} ({pace} in '{time}')") from None
+        windows = Windows(self.past, self.horizon, horizons=self.horizons, quantiles=self.quantiles)
+        dataset = cut_series(frame, held, clock, place, series, windows, self.scale, self.categories)
         assert dataset.prepare is not None
         return replace(dataset, prepare=partial(_scaled, dataset.prepare, series, frame.name))
-
-    def _covariates(
-        self, frame: Frame, held: Owners, grid: Grid, series: Series, known: Codes, readings: Numbers
-    ) -> Covariates:
-        """The columns beside the target; a warning names what is doubtful about them."""
-        cells = cells_of(frame, series.kinds, self.static, grid, held.names)
-        found = Covariates(
-            self.client,
-            held.names,
-            series.kinds,
-            cells,
-            torch.from_numpy(known),
-            self.future,
-            self.scale,
-            self.categories,
-        )
-        for doubt in doubts_of(frame, found, grid, grid.lay_out(readings), self.past):
-            warnings.warn(doubt, stacklevel=5)
-        return found
 
 
 def from_csv(
@@ -398,57 +357,6 @@ def _reader(client: str, target: str | Sequence[str], split: Split | None, setti
 
 def _others(frame: Frame, used: Sequence[str]) -> tuple[str, ...]:
     return tuple(name for name in frame.columns if name not in used)
-
-
-def _target(frame: Frame, reader: TableReader) -> tuple[Tensor, Task, tuple[str, ...], dict[str, NDArray[np.bool_]]]:
-    """y: [n] labels or [n, k] numbers, the task, the names of classes, and where a target is missing."""
-    words: Words | None = None
-    targets, labelled = reader.targets, False if reader.counts else reader.labels
-    if labelled is not False and len(targets) == 1:
-        words = frame.words(targets[0]) if labelled else frame.labels(targets[0])
-    if words is not None:
-        classes = sorted({*words.names} - {""}, key=natural)
-        if len(classes) == 1 and (~words.empty).sum() > 1:
-            raise UsageError(
-                f"{frame.name}: '{targets[0]}' is '{classes[0]}' in all rows, so there is nothing to learn"
-            )
-        if len(classes) > max(FEW, len(frame) / 2):
-            raise UsageError(
-                f"{frame.name}: '{targets[0]}' has {len(classes):,} different labels in {len(frame):,} rows, so it "
-                "names rows rather than classes; predict another column"
-            )
-        index = {"": 0} | {name: i for i, name in enumerate(classes)}
-        y = torch.from_numpy(np.array([index[name] for name in words.names], np.int64)[words.codes])
-        return y, Classification(len(classes)), tuple(classes), {targets[0]: words.empty}
-    columns = {name: frame.numbers(name) for name in targets}
-    y = torch.from_numpy(np.nan_to_num(np.stack(list(columns.values()), 1)))
-    missing = {name: np.isnan(values) for name, values in columns.items()}
-    if not reader.counts:
-        return y, Regression(names=tuple(targets)), (), missing
-    [(name, values)] = columns.items()
-    check_counts(frame, name, values)
-    return y, Counts(), (), missing
-
-
-def check_counts(frame: Frame, name: str, values: Numbers) -> None:
-    """Raise UsageError that names the first of a column's values: [n] that is no count; NaN is none at all."""
-    wrong = ((values < 0) | (values != np.round(values))) & ~np.isnan(values)
-    if wrong.any():
-        at = int(wrong.argmax())
-        raise UsageError(
-            f"{frame.place(at, name)}: {values[at]:g} is not a count, a whole number from 0; correct it, or predict "
-            "the column as a number: leave counts out",
-            Fault.COUNT,
-        )
-
-
-def calendar_of(chosen: Sequence[str] | None, dated: bool, length: float, where: str) -> tuple[str, ...]:
-    """The features of times whose steps have this length; raises UsageError for those of times that are no dates."""
-    if chosen is None:
-        return (CLOCK,) if dated and length < DAY else ()
-    if chosen and not dated:
-        raise UsageError(f"{where}: times are numbers, which have no calendar; leave calendar out")
-    return tuple(chosen)
 
 
 def _scaled(prepare: Prepare, series: Series, table: str, dataset: Dataset, rows: Tensor) -> Dataset:

@@ -1,7 +1,7 @@
 """Times in text as seconds, and as steps."""
 
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -13,6 +13,42 @@ if TYPE_CHECKING:
 ISO = {10: "%Y-%m-%d", 16: "%Y-%m-%d %H:%M", 19: "%Y-%m-%d %H:%M:%S"}  # dates that are read at once, by length
 SAMPLE = 10_000  # cells that tell whether a column of text holds dates
 ZONED = re.compile(r"(.*\d:\d\d\S*?) ?(?:Z|([+-]\d\d)(?::?(\d\d))?)", re.IGNORECASE)
+
+
+class Clock(NamedTuple):
+    """The steps at which any client has a row."""
+
+    times: Numbers  # [T] ascending
+    steps: Codes  # [T] from 0
+    length: float  # of a step, in seconds if times are dates
+    paced: bool  # whether times are a whole number of steps apart
+
+    @classmethod
+    def of(cls, times: Numbers) -> "Clock":
+        """Of different times: [T], ascending."""
+        steps = steps_of(times)[0]
+        length = float((times[-1] - times[0]) / max(int(steps[-1]), 1))
+        paced = np.allclose(times, times[0] + steps * length, rtol=0, atol=0.01 * length)
+        return cls(times, steps, length, bool(paced))
+
+
+class Times(NamedTuple):
+    """A column of times."""
+
+    moments: Numbers  # [n]
+    clock: Clock
+    place: Codes  # [n] of each row among the clock's steps
+    dated: bool  # whether times are dates; then in seconds
+
+    @property
+    def steps(self) -> Codes:
+        """[n] the step of each row."""
+        return self.clock.steps[self.place]
+
+    def of_rows(self, rows: Codes) -> tuple[Clock, Codes]:
+        """The clock without steps at which none of these rows is, and the place of each row among the others."""
+        used, place = np.unique(self.place[rows], return_inverse=True)
+        return self.clock._replace(times=self.clock.times[used], steps=self.clock.steps[used]), place
 
 
 def steps_of(stamps: Numbers) -> tuple[Codes, bool]:

@@ -13,6 +13,7 @@ from ...core.mixins import model_for
 from ...core.model import Model
 from ...core.seeding import generator
 from ...core.tasks import Classification, Counts, Forecasting, Quantiles, Regression, Task, check_quantiles
+from ...data.graph_files import GraphFile
 from ...data.split import Split
 from ...data.tables.schema import Description
 from ...errors import UsageError
@@ -39,12 +40,7 @@ class Deployment:
     decay: float = 0.5  # "decay": a client that missed k rounds is used in a share decay**k of the rounds
     classes: int = 0  # 0: taken from the sites' labels
     by_class: bool | None = None  # scores by class; None: if there are two classes
-    graph: str = ""  # a file on the server with a known relation of the clients, see kinfed.data.graph_files.read
-    weights: str = "weight"  # its column of weights
-    distances: str = "distance"  # its column of distances, in place of weights
-    directed: bool = False  # whether a link holds in one direction alone
-    sigma: float | None = None  # of the kernel that turns distances into weights; left out: their deviation
-    threshold: float = 0.1  # weights below it are no link
+    graph: str | GraphFile = ""  # a file on the server with a known relation of the clients
     scale: Literal["auto", "federation", "client"] = "auto"  # of tables: whose training rows give the scale of inputs
     categories: int = 50  # of tables: of a column of text, the most that are told apart
     labels: bool = True  # of tables: whether few whole numbers as a target are classes
@@ -125,6 +121,13 @@ def resolve(raw: Table) -> Plan:
     table = {**learning.table, "federation": {"split": split_table}, "flower": deployment_table}
     table |= plugins.code(table, raw.get("code", {}))
     return Plan(table, learning, split, deployment)
+
+
+def with_method(planned: Plan, name: str, **flower: Any) -> Plan:
+    """The plan of another method for the same sites, with nothing beside it; what is frozen stays frozen."""
+    table = {key: value for key, value in planned.table.items() if key != "code"}
+    method = {"name": name, "frozen": table["method"].get("frozen", [])}
+    return resolve({**table, "method": method, "flower": table["flower"] | {"graph": "", "beside": []} | flower})
 
 
 def describe_task(task: Task) -> dict[str, Any]:

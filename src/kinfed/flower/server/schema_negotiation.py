@@ -19,11 +19,12 @@ from ...data.tables.columns import RARE
 from ...data.tables.covariates import leads_of, names_of
 from ...data.tables.doubts import doubt_units
 from ...data.tables.frame import FEW, SHARED, natural
+from ...data.tables.row_examples import EMPTY, NAMES_ROWS
 from ...data.tables.schema import Description, Own, Target, of_clients
-from ...data.tables.table_reader import calendar_of
+from ...data.tables.series_examples import calendar_of
+from ...data.tables.times import Clock
 from ...errors import RunError, UsageError
-from ..site.site_series import Clock
-from ..site.site_table import EMPTY, NAMES_ROWS
+from ..site.site_series import clock_of
 from ..wire.messages import Message, Words
 from . import plan, validation
 from .broker import Broker, too_few
@@ -267,7 +268,7 @@ class Describing:
         """Find where validation and test begin, by the steps at which any site's windows begin."""
 
         agreed = self.facts["agreed"]
-        last = Clock.agreed(agreed).steps[-1]
+        last = clock_of(agreed).steps[-1]
 
         def problem(client: str, reply: Message) -> str:
             try:

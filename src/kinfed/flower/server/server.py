@@ -317,17 +317,7 @@ class _Run:
         self.history.add_clients(self.fleet.names)
 
     def _read_graph(self) -> None:
-        map = self.planned.deployment
-        graph = graph_files.read(
-            map.graph,
-            self.fleet.names,
-            weights=map.weights,
-            distances=map.distances,
-            directed=map.directed,
-            sigma=map.sigma,
-            threshold=map.threshold,
-            strangers=True,
-        )
+        graph = graph_files.read_links(self.planned.deployment.graph, self.fleet.names, strangers=True)
         self.facts["graph"] = graph.weights.tolist()
 
     def _roster(self) -> Roster:

@@ -33,10 +33,7 @@ def wanted(planned: Plan) -> list[str]:
 
 def fedavg_of(planned: Plan, clients: int) -> Plan:
     """The plan of FedAvg beside another, by so many sites."""
-    table = {key: value for key, value in planned.table.items() if key != "code"}
-    flower = table["flower"] | {"graph": "", "beside": [], "clients": max(1, clients)}
-    method = {"name": "fedavg", "frozen": table["method"].get("frozen", [])}
-    return plan.resolve({**table, "method": method, "flower": flower})
+    return plan.with_method(planned, "fedavg", clients=max(1, clients))
 
 
 def train(planned: Plan, clients: Collection[str], out: Path, serve: Serve, log: Callable[[str], Any]) -> Words:

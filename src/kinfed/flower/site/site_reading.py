@@ -1,15 +1,24 @@
 """How a site's operator wants its file read: which columns, under which names, and what may be told of them."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ...core.settings import CountOrZero
 from ...data.tables.formats import FORMATS, FormatSettings
-from ...errors import RunError, UsageError
+from ...data.tables.frame import Frame
+from ...data.tables.open_table import open_table
+from ...data.tables.owners import Owners
+from ...data.tables.row_examples import column_kind
+from ...errors import Fault, RunError, UsageError
 from ...files import replacing
+from ..wire.messages import Words
+from .drawn_rows import Disclosure
 
 NAMES = 1000  # categories of a column whose names leave a site, unless its operator says otherwise
 
@@ -48,6 +57,10 @@ class Reading(FormatSettings):
         if both := sorted({*self.future, *self.static} & {*self.ignore}) or sorted({*self.future} & {*self.static}):
             raise UsageError(f"column '{both[0]}' is in two of --future, --static and --ignore; leave it in one")
 
+    def targets(self, frame: Frame) -> list[str]:
+        """The columns to predict: several, with commas between, if no column has the whole name."""
+        return [self.target] if self.target in frame.columns else [name.strip() for name in self.target.split(",")]
+
     def write(self, path: Path) -> None:
         """Write the settings to a file, which `read` reads."""
         with replacing(path) as part:
@@ -60,6 +73,58 @@ class Reading(FormatSettings):
             return cls(**json.loads(path.read_text()))
         except (OSError, ValueError, TypeError) as problem:
             raise RunError(f"{path} cannot be read ({problem}); start the node again") from None
+
+
+@dataclass(frozen=True)
+class OwnTable:
+    """The table of the site `name`, whose columns have the names that the sites agreed on."""
+
+    path: Path
+    name: str
+    reading: Reading
+    limits: Disclosure | None = None
+
+    @cached_property
+    def frame(self) -> Frame:
+        """Its cells; raises UsageError for a column that the reading names and the file lacks."""
+        reading, frame = self.reading, open_table(self.path).renamed(self.reading.columns)
+        times = [reading.time] if reading.time else []
+        for names in (reading.targets(frame), times, reading.formats.text, reading.ignore, reading.future):
+            frame.need([*names])
+        frame.need([*reading.static])
+        return frame.read_as(reading.formats)
+
+    @cached_property
+    def targets(self) -> list[str]:
+        """The columns to predict."""
+        return self.reading.targets(self.frame)
+
+    @cached_property
+    def kinds(self) -> dict[str, str]:
+        """The kind of each column that may be an input; raises UsageError for a type that can be none."""
+        taken = {*self.targets, self.reading.time, *self.reading.ignore, *self.frame.added}
+        names = [name for name in self.frame.columns if name not in taken]
+        for name in names:
+            self.frame.column(name)  # raises for a type that is no number, text or date
+        return {name: column_kind(self.frame, name) for name in names}
+
+    @property
+    def held(self) -> Owners:
+        """Whose the rows are."""
+        return Owners([self.name], np.zeros(len(self.frame), np.int64), None)
+
+    def units(self, names: Iterable[str]) -> Words:
+        """The unit in which each of these columns is written, a sign of money or %, of those that have one."""
+        units = {name: self.frame.unit(name) for name in names}
+        return {name: unit for name, unit in units.items() if unit and self.frame.kind(name) == "numbers"}
+
+    def check_asked(self, inputs: Iterable[str], targets: Iterable[str] = ()) -> None:
+        """Raise UsageError for columns that the server asks for, but that are not there, or stay here."""
+        asked = [*targets, *inputs]
+        self.frame.need(asked)
+        if withheld := {*asked} - {*self.kinds, *self.targets}:
+            told = f"{self.frame.name}: the server asks for column '{min(withheld)}', which stays here"
+            raise UsageError(f"{told} (--ignore, --time)", Fault.WITHHELD)
 
 
 def formats_of(pairs: Sequence[str]) -> dict[str, Any]:

@@ -1,10 +1,9 @@
 """A site's table, every row an example: what it tells of its columns, and its examples by what all sites said."""
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,20 +14,15 @@ from ...core.seeding import generator, tags
 from ...core.tasks import Classification, Task
 from ...data.federation import Federation
 from ...data.split import SPLITS, Rows, Split
-from ...data.tables import disclosure, doubts, table_reader
+from ...data.tables import disclosure
 from ...data.tables.column_statistics import NumberStatistics, Statistics, WordStatistics
 from ...data.tables.encoder import of_column
-from ...data.tables.frame import FEW, Frame, natural
-from ...data.tables.open_table import open_table
-from ...data.tables.owners import Owners
-from ...data.tables.schema import Description, Raw, raw_of
+from ...data.tables.row_examples import NAMES_ROWS, class_names, read_rows
+from ...data.tables.schema import Description, Raw
 from ...data.tables.words import Codes
 from ...errors import Fault, UsageError, several
 from ..wire.messages import Words
-from .drawn_rows import Disclosure
-from .site_reading import Reading
-
-EMPTY, NAMES_ROWS = "empty", "identifier"  # kinds of columns that are no input unless they are more elsewhere
+from .site_reading import OwnTable
 
 
 class _Examples(NamedTuple):
@@ -40,77 +34,42 @@ class _Examples(NamedTuple):
 
 
 @dataclass(frozen=True)
-class SiteTable:
-    """The table of the site `name`; its methods raise UsageError, with what is in the table, for what is wrong."""
-
-    path: Path
-    name: str
-    reading: Reading
-    limits: Disclosure | None = None
-
-    @cached_property
-    def frame(self) -> Frame:
-        """The table, its columns named as the sites agreed."""
-        frame = open_table(self.path).renamed(self.reading.columns).read_as(self.reading.formats)
-        frame.need([*self.reading.formats.text])
-        frame.need(self._targets(frame))
-        frame.need([*self.reading.ignore])
-        frame.need([self.reading.time] * bool(self.reading.time))
-        return frame
+class SiteTable(OwnTable):
+    """A table whose rows are examples; its methods raise UsageError, with what is in the table, for what is wrong."""
 
     @cached_property
     def _times(self) -> Tensor | None:
         """[n] the rows' times as steps from 0, if they are split by these."""
         if not self.reading.time:
             return None
-        held = Owners([self.name], np.zeros(len(self.frame), np.int64), None)
-        return torch.from_numpy(self.frame.moments(self.reading.time, held, series=False)[1])
-
-    def _targets(self, frame: Frame) -> list[str]:
-        """The columns to predict."""
-        target = self.reading.target
-        return [target] if target in frame.columns else [name.strip() for name in target.split(",")]
+        return torch.from_numpy(self.frame.times(self.reading.time, self.held, series=False).steps)
 
     def hello(self) -> Words:
         """What the server must know to see which tables fit together."""
-        frame, targets = self.frame, self._targets(self.frame)
-        target = targets[0]
-        taken = {*targets, *self.reading.ignore, self.reading.time, *frame.added}
-        kinds = {name: kind_of(frame, name) for name in frame.columns if name not in taken}
+        frame, targets, kinds = self.frame, self.targets, self.kinds
         if not kinds:
             told = f"{frame.name}: no column is left for the inputs beside '{', '.join(targets)}'"
             raise UsageError(told, Fault.INPUTS)
-        if len(targets) > 1:
-            found = None
+        labels = class_names(frame, targets, None)
+        task: Words = {"name": "Regression"}
+        if labels is None:
             for name in targets:
                 frame.numbers(name)  # raises if it holds anything else
-        else:
-            found = frame.labels(target)
-        in_order = self._times is not None  # raises for what is no time
-        labels = [] if found is None else sorted({*found.names} - {""}, key=natural)
-        if found is None:
-            task: Words = {"name": "Regression"}
-        else:
-            if not labels:
-                raise UsageError(f"{frame.name}: '{target}' has no value in any row", Fault.TARGET)
-            if len(labels) > max(FEW, len(frame) / 2):
-                raise UsageError(
-                    f"{frame.name}: '{target}' has {len(labels):,} different labels in {len(frame):,} rows, so it "
-                    "names rows rather than classes; predict another column",
-                    Fault.TARGET,
-                )
+        elif labels:
             task = {"name": "Classification", "classes": len(labels)}
+        else:
+            raise UsageError(f"{frame.name}: '{targets[0]}' has no value in any row", Fault.TARGET)
         return {
             "shape": [len(kinds)],
-            "outputs": max(len(labels), len(targets)),
+            "outputs": len(labels or targets),
             "task": task,
             "columns": list(kinds),
             "table": {
                 "targets": targets,
                 "kinds": kinds,
-                "labels": labels,
-                "units": units_of(frame, [*targets, *kinds]),
-                "in_order": in_order,
+                "labels": labels or [],
+                "units": self.units([*targets, *kinds]),
+                "in_order": self._times is not None,  # raises for what is no time
             },
         }
 
@@ -121,7 +80,7 @@ class SiteTable:
         said = {}
         for name, kind in agreed["inputs"]:
             known = of_column(Raw(found.raw[name].values[train], found.raw[name].words), kind)
-            said[name] = told_of(self.frame, name, known, self.reading.categories)
+            said[name] = told_of(self.kinds[name], name, known, self.reading.categories)
         if agreed["classes"] and len(only := found.y[found.parts["train"]].unique()) == 1:
             rows, name = several(len(train), "training row"), agreed["classes"][int(only)]
             warnings.warn(f"all {rows} are of one class, '{name}', so a model learns nothing else here", stacklevel=2)
@@ -158,37 +117,16 @@ class SiteTable:
 
     def _examples(self, agreed: Words, split: Split, seed: int) -> _Examples:
         """The examples in this table's order, and how they are split: as among those of all sites."""
-        frame, target, classes = self.frame, agreed["targets"][0], agreed["classes"]
-        asked = [*agreed["targets"], *(name for name, _ in agreed["inputs"])]
-        frame.need(asked)
-        if withheld := {*asked} & {*self.reading.ignore, self.reading.time}:
-            told = f"{frame.name}: the server asks for column '{min(withheld)}', which stays here (--ignore, --time)"
-            raise UsageError(told, Fault.WITHHELD)
-        if classes:
-            found = frame.labels(target) or frame.words(target)
-            index = {name: i for i, name in enumerate(classes)}
-            codes = np.array([index.get(name, -1) for name in found.names], np.int64)[found.codes]
-            usable, y = codes >= 0, torch.from_numpy(codes)
-        else:
-            numbers = np.stack([frame.numbers(name) for name in agreed["targets"]], 1)
-            usable, y = np.all(~np.isnan(numbers), axis=1), torch.tensor(numbers)
-        if agreed["counts"]:
-            table_reader.check_counts(frame, target, numbers[:, 0])
-        if not usable.all():
-            few, first = f"{int((~usable).sum()):,} of {len(usable):,}", frame.row(int(usable.argmin()))
-            warnings.warn(
-                f"{few} rows have no {' or no '.join(agreed['targets'])} and were left out (the first: {first})",
-                stacklevel=2,
-            )
-        used = np.flatnonzero(usable)
-        whole = {name: raw_of(frame, name, kind) for name, kind in agreed["inputs"]}
-        known = np.where(usable[:, None], y.double().numpy().reshape(len(y), -1), np.nan)  # [n, k]
-        doubts.warn(frame, whole, dict(zip(agreed["targets"], known.T, strict=True)), bool(classes))
-        raw = {name: Raw(one.values[used], one.words) for name, one in whole.items()}
-        y = y[torch.from_numpy(used)]
+        kinds, classes = dict(agreed["inputs"]), agreed["classes"]
+        self.check_asked(kinds, agreed["targets"])
+        found = read_rows(self.frame, kinds, agreed["targets"], classes, agreed["counts"])
+        used = np.flatnonzero(found.usable)
+        raw = {name: Raw(one.values[used], one.words) for name, one in found.raw.items()}
+        y = found.y[torch.from_numpy(used)]
         parts = self._parts(used, y if classes else None, split, seed)
         if not parts:
-            raise UsageError(f"{frame.name} has too few rows for training, validation and test: {len(used)}", Fault.FEW)
+            few = f"{self.frame.name} has too few rows for training, validation and test: {len(used)}"
+            raise UsageError(few, Fault.FEW)
         if self.limits:
             self.limits.check_draw(self.path, split, seed, {name: used[part.numpy()] for name, part in parts.items()})
         return _Examples(raw, y, parts)
@@ -208,27 +146,11 @@ class SiteTable:
         return split.by_own_time(self._times[torch.from_numpy(used)], 1, rows, draw)
 
 
-def kind_of(frame: Frame, name: str) -> str:
-    """The kind of a column of inputs; raises UsageError for one that can be none."""
-    kind = frame.kind(name)
-    if kind == EMPTY:
-        return EMPTY
-    frame.column(name)  # raises for a type that is no number, text or date
-    if kind == "text" and len(frame) > table_reader.FEWEST:
-        words = frame.words(name)
-        if len({*words.names} - {""}) == int((~words.empty).sum()):
-            return NAMES_ROWS
-    return table_reader.KINDS[kind]
+def told_of(own: str, name: str, known: Statistics, most: int) -> Words:
+    """What leaves a site of a column: statistics of training rows, none of a single one, and `most` names at most.
 
-
-def units_of(frame: Frame, names: Sequence[str]) -> Words:
-    """The unit in which each of these columns is written, a sign of money or %, of those that have one."""
-    return {name: unit for name in names if frame.kind(name) == "numbers" and (unit := frame.unit(name))}
-
-
-def told_of(frame: Frame, name: str, known: Statistics, most: int) -> Words:
-    """What leaves a site of a column: statistics of training rows, none of a single one, and `most` names at most."""
-    own = kind_of(frame, name)
+    `own` is the kind that the column has at this site.
+    """
     if isinstance(known, WordStatistics) and len(known.counts) > most > 0:
         warnings.warn(
             f"'{name}' has {len(known.counts):,} categories, of which the {most:,} most frequent are named to the "

@@ -25,7 +25,6 @@ from ...simulation.simulation import Simulation
 from ...verdict.one_client import OwnVerdict, judge_one
 from ..server import plan
 from ..server.plan import Plan
-from ..wire.messages import Words
 from .site_predictor import VERDICT
 
 ALONE = "alone.safetensors"  # in the folder of an experiment at a site
@@ -47,7 +46,7 @@ def compare(
     examples; that model and the verdict are written to `folder`, with `beside`, the experiment that FedAvg's is of.
     """
     learning, rounds, task = planned.learning, planned.learning.rounds, federation.task
-    method = _local(planned).learning.method
+    method = plan.with_method(planned, "local").learning.method
     execution = Execution("loop", onednn=False, device=device)
     fleet = Simulation(federation, model, method, learning.training, seed=learning.seed, execution=execution)
     history = History(tuple(federation.names), task, rounds.evaluate_every, select_by=rounds.select_by)
@@ -68,12 +67,6 @@ def compare(
     with replacing(folder / VERDICT) as part:
         part.write_text(json.dumps(verdict.to_dict() | {"beside": beside}, indent=1) + "\n", encoding="utf-8")
     return verdict, float(history.test(history.chosen)[0])
-
-
-def _local(planned: Plan) -> Plan:
-    """The same plan with the method Local."""
-    table: Words = {key: value for key, value in planned.table.items() if key not in ("code", "flower")}
-    return plan.resolve({**table, "method": {"name": "local", "frozen": planned.table["method"].get("frozen", [])}})
 
 
 def _scores(module: nn.Module, federation: Federation, rows: Tensor) -> NDArray[Any]:

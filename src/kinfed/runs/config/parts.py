@@ -98,12 +98,13 @@ def named(requested: Any, where: str, known: Iterable[str]) -> Table:
 def _part(kinds: Sequence[type], requested: Any, where: str, default: Any) -> tuple[Any, Table]:
     """The object that a setting names, of one of `kinds` or of the user's own class, and its complete table.
 
-    A table without a name changes the setting's default; naming the default's own class keeps its other settings.
+    A table without a name changes the setting's default, or makes the one kind that may stand for text; naming the
+    default's own class keeps its other settings.
     """
     known: dict[str, Any] = {name_of(kind): kind for kind in kinds if is_dataclass(kind)}
     has_default = isinstance(default, tuple(known.values()))
-    if isinstance(requested, dict) and "name" not in requested and has_default:
-        requested = {"name": name_of(type(default)), **requested}
+    if isinstance(requested, dict) and "name" not in requested and (has_default or (str in kinds and len(known) == 1)):
+        requested = {"name": name_of(type(default)) if has_default else next(iter(known)), **requested}
     requested = named(requested, where, known)
     name = requested.pop("name")
     kind = take(known, name, where)

@@ -1,0 +1,112 @@
+"""Rows of a table as examples: the kinds of columns, classes, and cells by what one reader or all sites agreed on."""
+
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ...errors import Fault, UsageError
+from . import doubts
+from .frame import FEW, Frame, natural
+from .schema import Raw, raw_of
+from .words import Numbers
+
+FEWEST = 10  # rows from which a column of text that is different in each names rows
+EMPTY, NAMES_ROWS = "empty", "identifier"  # kinds of columns that are no input
+KINDS = {"numbers": "number", "text": "category", "dates": "date"}  # of cells, as the kinds of columns
+
+
+class RowExamples(NamedTuple):
+    """The rows of a table, among them those that cannot be used."""
+
+    raw: dict[str, Raw]  # inputs, by column
+    y: Tensor  # [n] places of classes, or [n, k] numbers; anything in rows that are not usable
+    usable: NDArray[np.bool_]  # [n] which rows have a target
+
+    @property
+    def words(self) -> dict[str, Sequence[str]]:
+        """The text of each column."""
+        return {name: one.words for name, one in self.raw.items()}
+
+
+def column_kind(frame: Frame, name: str) -> str:
+    """The kind of a column of inputs, `EMPTY`, `NAMES_ROWS`, or the type of cells that can be no input."""
+    kind = frame.kind(name)
+    if kind == "text" and len(frame) > FEWEST:
+        words = frame.words(name)
+        if len({*words.names} - {""}) == int((~words.empty).sum()):
+            return NAMES_ROWS
+    return KINDS.get(kind, kind)
+
+
+def class_names(frame: Frame, targets: Sequence[str], labelled: bool | None) -> list[str] | None:
+    """The names of the classes to predict, in order; None if the targets are numbers.
+
+    `labelled` says whether the target is a label; None: if it holds text or few whole numbers. Raises UsageError for
+    labels that name rows.
+    """
+    if labelled is False or len(targets) > 1:
+        return None
+    words = frame.words(targets[0]) if labelled else frame.labels(targets[0])
+    if words is None:
+        return None
+    names = sorted({*words.names} - {""}, key=natural)
+    if len(names) > max(FEW, len(frame) / 2):
+        raise UsageError(
+            f"{frame.name}: '{targets[0]}' has {len(names):,} different labels in {len(frame):,} rows, so it "
+            "names rows rather than classes; predict another column",
+            Fault.TARGET,
+        )
+    return names
+
+
+def read_rows(
+    frame: Frame,
+    kinds: Mapping[str, str],
+    targets: Sequence[str],
+    classes: Sequence[str] | None,
+    counts: bool = False,
+    drop_missing: bool = False,
+) -> RowExamples:
+    """The rows as examples whose inputs are columns of these kinds; a warning counts those without a target.
+
+    `counts`: the target is a whole number from 0; `drop_missing`: rows that lack any input are not usable either.
+    Raises UsageError that names the cell that is not what it should be, or if no row is usable.
+    """
+    if classes is None:
+        known = np.stack([frame.numbers(name) for name in targets], 1)  # [n, k]
+        if counts:
+            _check_counts(frame, targets[0], known[:, 0])
+        y = torch.from_numpy(np.nan_to_num(known))
+    else:
+        words, index = frame.words(targets[0]), {name: i for i, name in enumerate(classes)}
+        places = np.array([index.get(name, -1) for name in words.names], np.int64)[words.codes]
+        known, y = np.where(places < 0, np.nan, places)[:, None], torch.from_numpy(places)
+    raw = {name: raw_of(frame, name, kind) for name, kind in kinds.items()}
+    doubts.warn(frame, raw, dict(zip(targets, known.T, strict=True)), classes is not None)
+    usable = np.asarray(~np.isnan(known).any(1), bool)
+    if drop_missing:
+        usable &= ~np.any([np.isnan(one.values) for one in raw.values()], axis=0)
+    if not usable.all():
+        what = "lack a value" if drop_missing else f"have no {' or no '.join(targets)}"
+        if not usable.any():
+            raise UsageError(f"{frame.name}: all {len(usable):,} rows {what}", Fault.TARGET)
+        count, first = f"{int((~usable).sum()):,} of {len(usable):,}", frame.row(int(usable.argmin()))
+        warnings.warn(f"{frame.name}: {count} rows {what} and were left out (the first: {first})", stacklevel=4)
+    return RowExamples(raw, y, usable)
+
+
+def _check_counts(frame: Frame, name: str, values: Numbers) -> None:
+    """Raise UsageError that names the first of a column's values: [n] that is no count; NaN is none at all."""
+    wrong = ((values < 0) | (values != np.round(values))) & ~np.isnan(values)
+    if wrong.any():
+        at = int(wrong.argmax())
+        raise UsageError(
+            f"{frame.place(at, name)}: {values[at]:g} is not a count, a whole number from 0; correct it, or predict "
+            "the column as a number: leave counts out",
+            Fault.COUNT,
+        )

@@ -1,0 +1,60 @@
+"""Rows of a table as readings of series: the steps at which they were read, and the windows cut from them."""
+
+import warnings
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from ...errors import UsageError
+from ..dataset import Dataset
+from ..steps import CLOCK, calendar
+from ..windows import Windows
+from .covariates import Covariates, Grid, cells_of, doubts
+from .frame import DAY, Frame
+from .new_readings import Series
+from .owners import Owners
+from .schema import Scale
+from .times import Clock
+from .words import Codes
+
+
+def calendar_of(chosen: Sequence[str] | None, dated: bool, length: float, where: str) -> tuple[str, ...]:
+    """The features of times whose steps have this length; raises UsageError for those of times that are no dates."""
+    if chosen is None:
+        return (CLOCK,) if dated and length < DAY else ()
+    if chosen and not dated:
+        raise UsageError(f"{where}: times are numbers, which have no calendar; leave calendar out")
+    return tuple(chosen)
+
+
+def cut_series(
+    frame: Frame,
+    held: Owners,
+    clock: Clock,
+    place: Codes,
+    series: Series,
+    windows: Windows,
+    scale: Scale = "auto",
+    categories: int = 50,
+) -> Dataset:
+    """Windows of one series per client, from rows in any order.
+
+    place: [m] says where the clients' rows are among the clock's steps, without rows that belong to none. A warning
+    names what is doubtful about covariates. See `Covariates` for `scale` and `categories`.
+    """
+    rows = np.flatnonzero(held.who >= 0)
+    grid = Grid(rows, held.who[rows], place, (len(held.names), len(clock.steps)))
+    readings, covariates = grid.lay_out(frame.numbers(series.target)), None
+    if series.kinds:
+        cells, steps = cells_of(frame, series.kinds, series.static, grid, held.names), torch.from_numpy(clock.steps)
+        covariates = Covariates(series.client, held.names, series.kinds, cells, steps, series.future, scale, categories)
+        for doubt in doubts(frame, covariates, grid, readings, series.past):
+            warnings.warn(doubt, stacklevel=5)
+    times = calendar(clock.times, series.calendar) if series.calendar else None
+    try:
+        return windows(readings.T, clock.steps, held.names, calendar=times, covariates=covariates, graph=held.graph)
+    except UsageError as problem:
+        unit = " seconds" if series.dated else ""
+        pace = f"a step is {clock.length:g}{unit}, the smallest distance between two times"
+        raise UsageError(f"{frame.name}: {problem} ({pace} in '{series.time}')", problem.fault) from None
