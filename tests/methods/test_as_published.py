@@ -227,6 +227,22 @@ def ditto(ours):
     return {"own": own, "shared": [w] * N}
 
 
+@paper("apfl")
+def apfl(ours):
+    w, own = ours.theta, ours.copies()
+    for _ in range(ROUNDS):
+        copies, after = [], []
+        for v, examples in zip(own, ours.train, strict=True):
+            mine = w
+            for _ in range(EPOCHS):
+                way = slope(0.5 * v + 0.5 * mine, examples)
+                mine, v = mine - RATE * slope(mine, examples), v - RATE * 0.5 * way
+            copies.append(mine)
+            after.append(v)
+        own, w = after, ours.mean(copies)
+    return {"mixed": [0.5 * v + 0.5 * w for v in own], "shared": [w] * N}
+
+
 @paper("pfedme")
 def pfedme(ours):
     w = ours.theta
@@ -564,6 +580,19 @@ def sfl(ours):
             u.append(sum(own[j] for j in near) / len(near))
         w = sum(u) / N
     return {"mixed": u, "own": own, "shared": [w] * N}
+
+
+@paper("fedu", links=LINKS)
+def fedu(ours):
+    own = ours.copies()
+    for _ in range(ROUNDS):
+        ends = [descended(v, examples) for v, examples in zip(own, ours.train, strict=True)]
+        pulls = [
+            sum(a * (end - other) for a, other in zip(row, ends, strict=True))
+            for row, end in zip(LINKS, ends, strict=True)
+        ]
+        own = [end - RATE * EPOCHS * 0.01 * pull for end, pull in zip(ends, pulls, strict=True)]
+    return {"mixed": own, "own": ends}
 
 
 @paper("fedcedar")

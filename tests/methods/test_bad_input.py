@@ -157,6 +157,8 @@ WITH_STATISTICS = nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.ReLU(), n
         ("fedsem", TWO_LAYERS, {"layers": ("hed.*",)}, r"no tensor of the model matches 'hed\.\*'"),
         ("fedfomo", TWO_LAYERS, {"train": 1}, "sets a ninth .* client 0, 1, 2 has only one"),
         ("scaffold", TWO_LAYERS, {"optimiser": Adam(0.01)}, "scaffold needs plain SGD"),
+        ("apfl", TWO_LAYERS, {"optimiser": SGD(0.1, momentum=0.9)}, "apfl needs plain SGD"),
+        ("fedu", TWO_LAYERS, {"optimiser": Adam(0.01)}, "fedu needs SGD"),
         ("fedprox", TWO_LAYERS, {"mu": 20.0}, r"fedprox: lr \* pull is 2, .* lower method.mu or the learning rate"),
         ("fedprox-ft", TWO_LAYERS, {"mu": 20.0}, r"fedprox-ft: lr \* pull is 2, .* lower method.mu"),
         ("ditto", TWO_LAYERS, {"pull": 20.0}, r"ditto: lr \* pull is 2"),
@@ -200,7 +202,7 @@ def test_more_clusters_or_neighbours_than_there_can_be_are_warned_of(name, setti
     assert all("\n" not in str(w.message) for w in seen)
 
 
-@pytest.mark.parametrize("name", sorted({*METHODS} - {"scaffold", "pfedbayes"}))
+@pytest.mark.parametrize("name", sorted({*METHODS} - {"scaffold", "apfl", "fedu", "pfedbayes"}))
 def test_every_other_method_takes_a_model_with_statistics_and_adam(name):
     settings = {"neighbours": 3} if name == "knn-per" else {}
     found = run(METHODS[name](**settings), module=WITH_STATISTICS, optimiser=Adam(0.01)).summary

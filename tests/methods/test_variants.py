@@ -77,6 +77,7 @@ VARIANTS = {
     "fedprox-ft": [{"mu": 0.5, "epochs": 1}, {"length": 2}, {"mu": 0.5, "scope": "head"}, {"bn": "local"}],
     "ditto": [{"pull": 0.5}, {"epochs": 2}, {"bn": "local"}],
     "pfedme": [{"pull": 0.5, "steps": 2}, {"share": 0.2, "beta": 1.5}, {"lr": 0.2, "pull": 0.1}, {"bn": "local"}],
+    "apfl": [{"alpha": 0.25}, {"adaptive": True}, {"adaptive": True, "bn": "local"}],
     "pfedbayes": [
         {"zeta": 1.0, "steps": 1},
         {"lr": 0.02, "sigma": 0.1},
@@ -147,6 +148,7 @@ VARIANTS = {
         {"structure": QP(neighbours=3, beta=0.5, gamma=0.5)},
         {"structure": Released()},
     ],
+    "fedu": [{"pull": 0.3}, {"pull": 0.3, "bn": "local"}],
     "fedcedar": [
         {"clusters": 3},
         {"steps": 0},

@@ -53,6 +53,7 @@ FAMILIES: dict[str, dict[str, Listed]] = {
             "ditto:Ditto", "Li et al.", 2021, "Ditto: Fair and Robust Federated Learning Through Personalization"
         ),
         "pfedme": Listed("pfedme:PFedMe", "Dinh et al.", 2020, "Personalized Federated Learning with Moreau Envelopes"),
+        "apfl": Listed("apfl:APFL", "Deng et al.", 2020, "Adaptive Personalized Federated Learning"),
         "pfedbayes": Listed(
             "pfedbayes:PFedBayes",
             "Zhang et al.",
@@ -114,6 +115,12 @@ FAMILIES: dict[str, dict[str, Listed]] = {
     },
     "Graphs of the clients": {
         "sfl": Listed("sfl:SFL", "Chen et al.", 2022, "Personalized Federated Learning With a Graph"),
+        "fedu": Listed(
+            "fedu:FedU",
+            "Dinh et al.",
+            2022,
+            "A New Look and Convergence Rate of Federated Multi-Task Learning With Laplacian Regularization",
+        ),
         "fedcedar": Listed(
             "fedcedar:FedCedar",
             "Wang et al.",
