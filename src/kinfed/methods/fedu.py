@@ -1,7 +1,8 @@
 """FedU: models of linked clients are pulled together along the graph (Dinh et al., 2022, Algorithm 1).
 
 Differs: the paper has no eta for all data, and 0.01 is that of most of its released commands; a round has as many local
-steps as the training settings say, for each client. Without a known graph all pairs of clients are linked by weight 1.
+steps as the training settings say, for each client; one that joins late starts from the mean of all. Without a known
+graph all pairs of clients are linked by weight 1.
 """
 
 import warnings
@@ -66,7 +67,7 @@ class FedU(CohortMixing, Advises):
         if (keeps < 0).any():
             warnings.warn(
                 f"fedu: a step of the pull is {float(1 - keeps.min()):.3g} times the way to a client's neighbours, so "
-                "its own weight is negative; lower method.pull, to at most this many times less, or the learning rate",
+                "its own weight is negative; divide method.pull by that or more, or lower the learning rate",
                 stacklevel=2,
             )
         return rows + torch.diag(keeps)
