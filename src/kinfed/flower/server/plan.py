@@ -103,6 +103,8 @@ def resolve(raw: Table) -> Plan:
     learning = experiment.learning(raw, frozenset({"federation", "flower"}))
     if learning.seeds != 1:
         raise UsageError("a federation runs one seed at a time; leave out seeds")
+    if "weights" in learning.table["model"]:
+        raise UsageError("model.weights names a file of this machine, which sites do not have; leave it out of a plan")
     if learning.participation.late or learning.participation.by_group:
         raise UsageError(
             "participation.late and by_group are for simulations only; in a federation sites join when started"

@@ -38,6 +38,7 @@ from ...simulation.attacks.attack import Attack
 from . import plugins
 from .parts import call, check_keys, make, named, table_of, take, value_of
 from .plugins import Table as Table
+from .weights_file import load_weights
 
 EMBEDDED = Path(__file__).parent
 DEFAULT = EMBEDDED / "rotated-digits.toml"
@@ -139,7 +140,10 @@ class Experiment:
         """The model with its initial parameters, the same for every client; the global random state is unchanged."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(generator(seed, "model").initial_seed())
-            return self.model(tuple(federation.x.shape[1:]), federation.outputs, columns=federation.columns)
+            module = self.model(tuple(federation.x.shape[1:]), federation.outputs, columns=federation.columns)
+        if weights := self.table["model"].get("weights"):
+            load_weights(module, Path(weights))
+        return module
 
     def architecture(self, known: Summary) -> nn.Module:
         """The model of a finished run, whose summary this is, with initial parameters of no meaning."""
@@ -365,7 +369,13 @@ def learning(raw: Table, beside: frozenset[str] = frozenset({"federation"})) -> 
     tuned, name = table_of(raw, "methods", ""), plugins.called(chosen["name"])
     check_keys(tuned, {*KNOWN, name}, "methods.")
     method, method_table = make(KNOWN, _over(table_of(tuned, name, "methods."), chosen), "method")
-    model, model_table = make(MODELS, raw.get("model"), "model", given=2)
+    asked = raw.get("model")
+    weights = value_of(asked, "weights", str, "", "model.") if isinstance(asked, dict) else ""
+    if isinstance(asked, dict):
+        asked = {name: value for name, value in asked.items() if name != "weights"}
+    model, model_table = make(MODELS, asked, "model", given=2)
+    if weights:
+        model_table["weights"] = str(Path(weights).absolute())
     table = {
         **top,
         "participation": participation_table,
