@@ -90,12 +90,17 @@ class Answers:
             answer = polars.Series(self.classes, dtype=polars.String).gather(chances.argmax(1).numpy())
             each = zip(self.classes, chances.T.contiguous().numpy(), strict=True)
             return {_free(self.targets[0] if self.targets else "class"): answer} | {f"P({c})": p for c, p in each}
-        values = outputs.double()
-        if self.counts:
-            values = values.exp() * torch.tensor(self.mean).double()
-        elif self.mean:
-            values = values * torch.tensor(self.deviation).double() + torch.tensor(self.mean).double()
+        values = self.in_units(outputs.double())
         return dict(zip(self._names(values.shape[1]), values.T.contiguous().numpy(), strict=True))
+
+    def in_units(self, outputs: Tensor) -> Tensor:
+        """[n, C] numbers in the targets' own units, of outputs: [n, C]."""
+        if not self.mean:
+            return outputs
+        mean = torch.tensor(self.mean, dtype=torch.float64)
+        if self.counts:
+            return outputs.double().exp() * mean
+        return torch.addcmul(mean, outputs.double(), torch.tensor(self.deviation, dtype=torch.float64))
 
     def _names(self, count: int) -> list[str]:
         """The names of so many numbers: the targets, or steps ahead of one."""
@@ -245,7 +250,7 @@ class Predictor:
         x = x.float().div(127.5).sub(1) if x.dtype == torch.uint8 else x.float()
         given = [self.names[i] for i in np.broadcast_to(who, len(x))]
         if self.scales(given[0]):
-            x = _filled(x, torch.tensor([self.scales(name) for name in given]))
+            x = fill_windows(x, torch.tensor([self.scales(name) for name in given], dtype=torch.float64))
         if not bool(x.isfinite().all()):
             bad = int((~x.isfinite()).flatten(1).any(1).nonzero()[0])
             raise UsageError(f"x holds NaN or infinity, first in example {bad}; fill or drop these values first")
@@ -322,10 +327,18 @@ def _free(name: str) -> str:
     return f"predicted {name}" if name in ABOUT else name
 
 
-def _filled(x: Tensor, scales: Tensor) -> Tensor:
-    """Windows x: [n, past, F], the first C inputs scaled by scales: [n, C, 2]; a missing one is that before, or 0."""
-    count = scales.shape[1]
-    values, place = x[..., :count], torch.arange(x.shape[1])[:, None]
-    last = torch.where(values.isnan(), 0, place).cummax(1).values
-    mean, deviation = scales[:, None].unbind(-1)
-    return torch.cat([((values.gather(1, last) - mean) / deviation).nan_to_num(0), x[..., count:]], -1)
+def fill_windows(x: Tensor, scales: Tensor) -> Tensor:
+    """Windows x: [n, past, F] with the first C inputs of a step on the scale of training; a missing one is that before.
+
+    One that is missing from the first step on is the mean. `scales` are mean and deviation, [C, 2] or [n, C, 2] for each
+    window, float64.
+    """
+    mean, deviation = scales.unbind(-1)
+    count = mean.shape[-1]
+    last = torch.zeros_like(x[:, 0, :count].double())
+    steps = []
+    for step in x[..., :count].double().unbind(1):
+        scaled = (step - mean) / deviation
+        last = torch.where(scaled.isnan(), last, scaled)
+        steps.append(last)
+    return torch.cat([torch.stack(steps, 1).to(x.dtype), x[..., count:]], -1)

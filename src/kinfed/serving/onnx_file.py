@@ -218,7 +218,6 @@ def _reason(problem: BaseException) -> str:
         one = one.__cause__
     if found := re.search(r"op='([\w.:]+)'", " ".join(texts)):
         operator = found[1].replace(".", "::", 1)
-        operator = found[1].replace(".", "::", 1)
         return f"there is no ONNX operator for {operator}; write the model without it, or use --format safetensors"
     if any("data-dependent" in text for text in texts):
         return "its forward pass branches on the values of its inputs; write it with torch.where"

@@ -10,7 +10,7 @@ from ..data.tables.columns import WEEK, Calendar, Category, Number
 from ..data.tables.frame import DAY
 from ..data.tables.schema import Description, Own
 from ..errors import UsageError
-from ..runs.predictor import Answers, Predictor
+from ..runs.predictor import Answers, Predictor, fill_windows
 
 Columns = dict[str, Tensor]
 MOST = 1e6  # deviation of an example's inputs, as that of a column that is constant in training has no bound
@@ -134,7 +134,7 @@ def _begin(year: Tensor) -> Tensor:
 
 
 class Readings(nn.Module):
-    """Windows on the scale of training, a missing reading or covariate being the last one before it, or the mean."""
+    """Windows on the scale of training, as `fill_windows` makes them."""
 
     def __init__(self, scales: Sequence[tuple[float, float]]) -> None:
         """`scales`: [C] mean and deviation of the first inputs of a step."""
@@ -143,12 +143,7 @@ class Readings(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[n, past, F] of the same."""
-        mean, deviation = self.scale.unbind(1)  # type: ignore[operator]
-        steps = list(((x[..., : len(mean)].double() - mean) / deviation).unbind(1))
-        last = torch.zeros_like(steps[0])
-        for i, step in enumerate(steps):
-            steps[i] = last = torch.where(step.isnan(), last, step)
-        return torch.cat([torch.stack(steps, 1).to(x.dtype), x[..., len(mean) :]], -1)
+        return fill_windows(x, self.scale)  # type: ignore[arg-type]
 
 
 class Answering(nn.Module):
@@ -156,22 +151,13 @@ class Answering(nn.Module):
 
     def __init__(self, answers: Answers) -> None:
         super().__init__()
-        self.mean: Tensor
-        self.deviation: Tensor
-        self.classes = bool(answers.classes)
-        if answers.mean:
-            self.register_buffer("mean", torch.tensor(answers.mean, dtype=torch.float64))
-            self.register_buffer("deviation", torch.tensor(answers.deviation, dtype=torch.float64))
-        self.scaled, self.counts = bool(answers.mean), answers.counts
+        self.answers = answers
 
     def forward(self, outputs: Tensor) -> Columns:
         """By name."""
-        if self.classes:
+        if self.answers.classes:
             return {"class": outputs.argmax(1), "probabilities": outputs.softmax(1)}
-        values = outputs.flatten(1)
-        if self.counts:
-            return {"prediction": values.double().exp() * self.mean}
-        return {"prediction": torch.addcmul(self.mean, values.double(), self.deviation) if self.scaled else values}
+        return {"prediction": self.answers.in_units(outputs.flatten(1))}
 
 
 def words(column: Category) -> tuple[dict[str, int], int]:

@@ -13,7 +13,14 @@ from functools import partial
 from typing import Any
 from urllib.parse import quote
 
+import prometheus_client as prometheus
 import torch
+import uvicorn
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 
 from ..data.tables.words import known_name
 from ..errors import UsageError, nearest
@@ -68,24 +75,15 @@ class Service:
 
     def __init__(self, predictor: Predictor, method: str, token: str = "", limits: Limits = Limits()) -> None:
         self.predictor, self.method, self.token, self.limits = predictor, method, token, limits
-        self.server: Any = None  # while it runs
+        self.server: uvicorn.Server | None = None  # while it runs
         self._free = asyncio.Semaphore(limits.workers)
-        self._measure()
-
-    def _measure(self) -> None:
-        import prometheus_client as prometheus
-
         self.registry = registry = prometheus.CollectorRegistry()
         self._count = prometheus.Counter("kinfed_requests", "Requests by status", ["status"], registry=registry)
         self._seconds = prometheus.Histogram("kinfed_request_seconds", "Seconds of a request", registry=registry)
         self._rows = prometheus.Counter("kinfed_rows", "Rows answered", registry=registry)
 
-    def app(self) -> Any:
+    def app(self) -> Starlette:
         """The program that a server of ASGI runs."""
-        from starlette.applications import Starlette
-        from starlette.exceptions import HTTPException
-        from starlette.routing import Route
-
         routes = [
             Route("/predict", self._predict, methods=["POST"]),
             Route("/predict/{client:path}", self._predict, methods=["POST"]),
@@ -93,12 +91,11 @@ class Service:
             Route("/health", self._health),
             Route("/metrics", self._metrics),
         ]
-        return Starlette(routes=routes, exception_handlers={HTTPException: _no_such, Exception: _broken})
+        handlers: dict[Any, Any] = {HTTPException: _no_such, Refused: _refused, Exception: _broken}
+        return Starlette(routes=routes, exception_handlers=handlers)
 
     def run(self, at: socket.socket) -> None:
         """Answer until a signal to stop; requests that are being answered are finished."""
-        import uvicorn
-
         torch.set_num_threads(max(1, torch.get_num_threads() // self.limits.workers))
         config = uvicorn.Config(
             self.app(),
@@ -115,46 +112,43 @@ class Service:
         with told_to_requests():
             self.server.run(sockets=[at])
 
-    async def _predict(self, request: Any) -> Any:
+    async def _predict(self, request: Request) -> Response:
         begin = time.perf_counter()
         try:
-            response = await self._answered(request)
+            response = await self._answer(request)
         except Refused as problem:
-            response = _error(problem.status, problem.why)
+            response = _refused(request, problem)
         self._count.labels(str(response.status_code)).inc()
         self._seconds.observe(time.perf_counter() - begin)
         return response
 
-    async def _answered(self, request: Any) -> Any:
-        from starlette.responses import Response
-
+    async def _answer(self, request: Request) -> Response:
         self._admit(request)
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind not in (CSV, JSON):
             raise Refused(415, f"send {JSON} or {CSV} as Content-Type; got '{kind:.80}'")
         client = request.path_params.get("client")
-        predictor = self.predictor if client is None else self.predictor.of_client(self._named(client))
-        body = await self._body(request)
+        predictor = self.predictor if client is None else self.predictor.of_client(self._known(client))
+        body = await self._read_body(request)
         async with self._free:
             work = partial(_work, predictor, body, kind)
             text, rows, headers = await asyncio.get_running_loop().run_in_executor(None, work)
         self._rows.inc(rows)
         return Response(text, headers=headers, media_type=kind)
 
-    def _admit(self, request: Any) -> None:
+    def _admit(self, request: Request) -> None:
+        """Raise Refused for a request without the token, if there is one."""
         given = request.headers.get("authorization", "").encode("latin-1")
         if self.token and not hmac.compare_digest(given, f"Bearer {self.token}".encode()):
             raise Refused(401, "this needs the header Authorization: Bearer TOKEN")
 
-    def _named(self, client: str) -> str:
+    def _known(self, client: str) -> str:
         if (client := known_name(client, self.predictor.names)) not in self.predictor.names:
             raise Refused(404, f"there is no client '{client:.80}'; {nearest(client[:80], self.predictor.names)}")
         return client
 
-    async def _body(self, request: Any) -> bytes:
+    async def _read_body(self, request: Request) -> bytes:
         """The body; what is too large is read to its end, unless the sender waits to be asked, and forgotten."""
-        from starlette.requests import ClientDisconnect
-
         most = int(self.limits.megabytes * 1e6)
         large = Refused(413, f"a request may have {self.limits.megabytes:g} MB; send fewer rows at a time")
         length, body, size = request.headers.get("content-length", ""), bytearray(), 0
@@ -171,26 +165,15 @@ class Service:
             raise large
         return bytes(body)
 
-    async def _clients(self, request: Any) -> Any:
-        return self._told(request, lambda: json.dumps({"clients": list(self.predictor.names)}), JSON)
+    async def _clients(self, request: Request) -> Response:
+        self._admit(request)
+        return JSONResponse({"clients": list(self.predictor.names)})
 
-    async def _metrics(self, request: Any) -> Any:
-        from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+    async def _metrics(self, request: Request) -> Response:
+        self._admit(request)
+        return Response(prometheus.generate_latest(self.registry), media_type=prometheus.CONTENT_TYPE_LATEST)
 
-        return self._told(request, lambda: generate_latest(self.registry), CONTENT_TYPE_LATEST)
-
-    def _told(self, request: Any, text: Any, kind: str) -> Any:
-        from starlette.responses import Response
-
-        try:
-            self._admit(request)
-        except Refused as problem:
-            return _error(problem.status, problem.why)
-        return Response(text(), media_type=kind)
-
-    async def _health(self, request: Any) -> Any:
-        from starlette.responses import JSONResponse
-
+    async def _health(self, request: Request) -> Response:
         return JSONResponse({"status": "ok", "method": self.method, "clients": len(self.predictor.names)})
 
 
@@ -204,16 +187,15 @@ def _work(predictor: Predictor, body: bytes, kind: str) -> tuple[str, int, dict[
     return f'{{"answers": {found.write_json()}{more}}}', len(found), {}
 
 
-def _error(status: int, why: str) -> Any:
-    from starlette.responses import JSONResponse
+def _refused(request: Request, problem: Refused) -> Response:
+    headers = {"WWW-Authenticate": "Bearer"} if problem.status == 401 else None
+    return JSONResponse({"error": problem.why}, problem.status, headers=headers)
 
-    return JSONResponse({"error": why}, status, headers={"WWW-Authenticate": "Bearer"} if status == 401 else None)
 
-
-async def _no_such(request: Any, problem: Any) -> Any:
+def _no_such(request: Request, problem: HTTPException) -> Response:
     known = "POST /predict/CLIENT, POST /predict, GET /clients, GET /health, GET /metrics"
-    return _error(problem.status_code, f"{request.method} {request.url.path[:80]} is none of {known}")
+    return JSONResponse({"error": f"{request.method} {request.url.path[:80]} is none of {known}"}, problem.status_code)
 
 
-async def _broken(request: Any, problem: Exception) -> Any:
-    return _error(500, f"unexpected {type(problem).__name__}; please report it")
+def _broken(request: Request, problem: Exception) -> Response:
+    return JSONResponse({"error": f"unexpected {type(problem).__name__}; please report it"}, 500)
