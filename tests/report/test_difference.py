@@ -38,15 +38,15 @@ def test_edges_rows_and_collapse_by_hand(two):
         ("bob", "cid"): (0.25, 0.5, "stronger"),
     }
     (whole,) = found.by_layer()
-    assert (whole.edges_before, whole.edges_after, whole.gained, whole.lost) == (3, 2, 1, 2)
+    assert (whole.before.edges, whole.after.edges, whole.gained, whole.lost) == (3, 2, 1, 2)
     assert whole.overlap == pytest.approx((0.5 + 0.75 + 1) / 3)
     # ann's weights for the others turned round; bob's were equal before, cid's are always: these are not defined
     assert whole.correlation == pytest.approx(-1)
-    assert (whole.own_before, whole.own_after) == pytest.approx((2 / 3, 2 / 3))
+    assert (whole.before.own, whole.after.own) == pytest.approx((2 / 3, 2 / 3))
     # rows of ann and bob have 0.75 in common, of ann and cid 0, of bob and cid 0.25; then 0.5 each
-    assert whole.consensus_before == pytest.approx((0.75 + 0 + 0.25) / 3)
-    assert whole.consensus_after == pytest.approx(0.5)
-    assert whole.isolation_before == whole.isolation_after == pytest.approx((2 - 1) / 2)
+    assert whole.before.consensus == pytest.approx((0.75 + 0 + 0.25) / 3)
+    assert whole.after.consensus == pytest.approx(0.5)
+    assert whole.before.isolation == whole.after.isolation == pytest.approx((2 - 1) / 2)
     first, second, third = found.by_client()
     assert (first.client, first.gained, first.lost, first.overlap) == ("ann", 1, 1, 0.5)
     assert (second.client, second.gained, second.lost, second.overlap) == ("bob", 0, 1, 0.75)
@@ -85,7 +85,7 @@ def test_negative_weights_have_no_overlap_but_a_correlation(run_of, tmp_path):
     found = diff(tmp_path / "a", tmp_path / "b")
     (whole,) = found.by_layer()
     assert math.isnan(whole.overlap)
-    assert math.isnan(whole.consensus_before)
+    assert math.isnan(whole.before.consensus)
     assert whole.correlation == pytest.approx(1)
     assert "some weights are negative" in found.notes[0]
 

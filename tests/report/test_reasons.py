@@ -9,7 +9,7 @@ import torch
 
 from kinfed.cli import main
 from kinfed.errors import UsageError
-from kinfed.report.explain.counterfactual import Remixed, alone, without
+from kinfed.report.explain.counterfactual import Counterfactual, alone, without
 from kinfed.report.explain.reasons import explain
 from kinfed.runs.config import experiment
 from kinfed.runs.final_server import Reopened
@@ -56,12 +56,11 @@ def test_a_row_without_an_edge_by_hand():
 @pytest.mark.parametrize("method", QUICK)
 def test_the_full_row_scores_what_the_run_wrote_down(method, tmp_path):
     saved, run = trained(tmp_path / "run", method, *QUICK[method])
-    remixed = Remixed(run, 2)
-    assert remixed.row.sum(-1).allclose(torch.ones(()), atol=1e-5)
-    client = remixed.load()
+    client = Counterfactual(run, 2)
+    assert client.row.sum(-1).allclose(torch.ones(()), atol=1e-5)
     last = _last(saved, "mixed")
-    assert client.score(remixed.row) == pytest.approx(last[2], abs=1e-6)
-    assert client.score(alone(remixed.row, 2)) == pytest.approx(_last(saved, "own")[2], abs=1e-6)
+    assert client.score(client.row) == pytest.approx(last[2], abs=1e-6)
+    assert client.score(alone(client.row, 2)) == pytest.approx(_last(saved, "own")[2], abs=1e-6)
 
 
 def test_scores_without_an_edge_by_another_way(digits):
@@ -69,7 +68,7 @@ def test_scores_without_an_edge_by_another_way(digits):
     saved = Run.open(digits)
     run = Reopened(saved, saved.task)
     found = explain(digits, 1, 3)
-    row = Remixed(run, 1).row
+    row = Counterfactual(run, 1).row
     theta = torch.zeros(saved.layout.size)
     for layer, weights in zip(run.model.layout.layers, row, strict=True):
         rest = weights.clone()
@@ -131,14 +130,14 @@ def test_a_mixture_that_is_not_what_was_sent_is_refused(digits, monkeypatch):
     run = Reopened(saved := Run.open(digits), saved.task)
     monkeypatch.setattr(type(run.method), "relation", lambda *_: torch.eye(4))
     with pytest.raises(UsageError, match="are not what fedaghn sends to this client"):
-        Remixed(run, 0)
+        Counterfactual(run, 0)
 
 
 def test_other_data_are_refused(digits):
     run = Reopened(saved := Run.open(digits), saved.task)
     run.former.how["data"] = "of others"
     with pytest.raises(UsageError, match="the data differ from those that"):
-        Remixed(run, 0).load()
+        (client := Counterfactual(run, 0)).score(client.row)
 
 
 def test_on_the_command_line(digits, capsys):

@@ -1,7 +1,8 @@
-"""Remixed: what one client's mixture of models would score if it heard others, by a finished run's last state."""
+"""Counterfactual: what one client would score if it learned from others, by a finished run's last state."""
 
 import warnings
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -23,13 +24,13 @@ MIXED = "mixed"  # the model that a client is scored with as it was sent
 TOLERANCE = 1e-5  # of the largest number: how far a mixture may be from what the method sends
 
 
-class Remixed:
+class Counterfactual:
     """One client of a reopened run, whose mixture of the clients' last models can be made and scored again.
 
     `row: [N]`, or [L, N] with one a layer, are its weights after the last round.
     """
 
-    def __init__(self, run: Reopened, client: int) -> None:
+    def __init__(self, run: Reopened, client: int, data_dir: Path | None = None) -> None:
         """`client` is a position. Raises UsageError unless its mixture by `row` is what the method sends to it."""
         method, summary = run.method, run.saved.summary
         models = getattr(run.server, Explains.of(undivided(method)).mixes, None)
@@ -37,7 +38,7 @@ class Remixed:
             raise UsageError(f"{summary.method} keeps no clients' models that its server mixes by these weights")
         if run.former.names != run.saved.names:
             raise UsageError(f"{run.saved.folder} ended before its late clients joined")
-        self.run, self.client, self._models = run, client, models  # [N, d]
+        self.run, self.client, self.data_dir, self._models = run, client, data_dir, models  # [N, d]
         roster = replace(run.roster, round=run.former.done - 1)  # as when the last round was scored
         self._sent = trees.pick(method.send(roster, run.server, roster.everyone), torch.tensor([client]))
         relation = method.relation(roster, run.server, roster.everyone)
@@ -56,15 +57,30 @@ class Remixed:
         layout = method.sharing.shared if isinstance(method, Divided) else self.run.model.layout
         return (mix_freely if row.ndim == 1 else mix)(row[..., None, :], self._models, layout)[0]
 
-    def load(self, data_dir: Path | None = None) -> "Scored":
-        """The client with its test examples; raises UsageError unless the data are those of the run."""
+    def score(self, row: Tensor) -> float:
+        """The task's metric of the mixture by a row: [N] or [L, N], on the client's test examples.
+
+        Raises UsageError unless the data are those of the run.
+        """
+        fleet, run = self._fleet, self.run
+        sent = self._sent._replace(**{trees.model_field(self._sent): self.mixture(row)[None]})
+        here = torch.tensor([self.client], device=fleet.device)
+        scores = fleet.evaluate(run.former.done - 1, here, tree_map(lambda t: t.to(fleet.device), sent)).scores
+        key = MIXED, "test", fleet.task.metric
+        if key not in scores:
+            raise UsageError(f"{run.saved.summary.method} scores no model named '{MIXED}'")
+        return float(scores[key][0])
+
+    @cached_property
+    def _fleet(self) -> Simulation:
+        """All clients of the run with their examples."""
         run, experiment = self.run, self.run.experiment
         folder, seed = run.saved.folder, run.saved.summary.seed
         if experiment.attack is not None:
             raise UsageError(f"the clients of {folder} were trained under an attack")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the run itself said what is to be known of its data
-            federation = experiment.federation(data_dir, seed, known=continuation.known(folder, seed))
+            federation = experiment.federation(self.data_dir, seed, known=continuation.known(folder, seed))
         if experiment.rounds.select_by:
             federation = replace(federation, task=selected_task(federation.task, experiment.rounds.select_by))
         if federation.digest() != run.former.how.get("data"):
@@ -73,29 +89,7 @@ class Remixed:
             federation, run.model, run.method, experiment.training, seed=seed, execution=Execution("loop", 1)
         )
         fleet.states.restore(run.former.states(fleet.states.keep()))
-        return Scored(self, fleet)
-
-    def message(self, row: Tensor) -> trees.Tree:
-        """What the client would be sent with other weights: [1, ...]."""
-        return self._sent._replace(**{trees.model_field(self._sent): self.mixture(row)[None]})
-
-
-class Scored:
-    """The same with its test examples."""
-
-    def __init__(self, remixed: Remixed, fleet: Simulation) -> None:
-        self._remixed, self._fleet = remixed, fleet
-
-    def score(self, row: Tensor) -> float:
-        """The task's metric of the mixture by a row: [N] or [L, N], on the client's test examples."""
-        fleet, remixed = self._fleet, self._remixed
-        sent = tree_map(lambda t: t.to(fleet.device), remixed.message(row))
-        here = torch.tensor([remixed.client], device=fleet.device)
-        scores = fleet.evaluate(remixed.run.former.done - 1, here, sent).scores
-        key = MIXED, "test", fleet.task.metric
-        if key not in scores:
-            raise UsageError(f"{remixed.run.saved.summary.method} scores no model named '{MIXED}'")
-        return float(scores[key][0])
+        return fleet
 
 
 def without(row: Tensor, other: int) -> Tensor | None:

@@ -19,7 +19,7 @@ from ...runs.run import OpenedRun, Run, client_index
 from ...runs.run_folder import Relations, RunFolder
 from ...verdict.graph_quality import label_overlap
 from ..tables.text_table import Grid, defined, number
-from .counterfactual import MIXED, Remixed, alone, without
+from .counterfactual import MIXED, Counterfactual, alone, without
 from .relation_difference import relations_of
 
 Array = NDArray[Any]
@@ -232,8 +232,8 @@ def _measured(
         return _Scores()
     scores = None
     with note_failure(notes, NOT_MEASURED):
-        remixed = Remixed(opened, i)
-        client, row = remixed.load(None if data_dir is None else Path(data_dir)), remixed.row
+        client = Counterfactual(opened, i, None if data_dir is None else Path(data_dir))
+        row = client.row
         less = {j: without(row, j) for j in places}
         scores = {j: math.nan if one is None else client.score(one) for j, one in less.items()}
         whole, own = client.score(row), client.score(alone(row, i))

@@ -1,7 +1,7 @@
 """Difference: what changed between the relations of two runs of the same clients, edge by edge."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,22 +32,31 @@ class Edge(NamedTuple):
     what: str  # gained, lost, stronger or weaker
 
 
+class Figures(NamedTuple):
+    """How a relation is in one layer. NaN where weights are negative, so that rows are no distributions."""
+
+    edges: int
+    own: float  # mean weight of a client for itself
+    consensus: float
+    isolation: float
+
+
 class Layer(NamedTuple):
     """What changed in one layer. NaN where a number is not defined, as with negative weights."""
 
     layer: str
-    edges_before: int
-    edges_after: int
-    gained: int
+    gained: int  # edges
     lost: int
     overlap: float  # mean over clients of `kinfed.verdict.graph_quality.row_overlap`
     correlation: float  # mean over clients of `kinfed.verdict.graph_quality.row_correlation`
-    own_before: float  # mean weight of a client for itself
-    own_after: float
-    consensus_before: float
-    consensus_after: float
-    isolation_before: float
-    isolation_after: float
+    before: Figures
+    after: Figures
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON; None where a number is not defined."""
+        figures = {"before": self.before._asdict(), "after": self.after._asdict()}
+        plain = {f"{key}_{when}": value for when, one in figures.items() for key, value in one.items()}
+        return _plain({key: value for key, value in self._asdict().items() if key not in figures} | plain)
 
 
 class Client(NamedTuple):
@@ -95,56 +104,43 @@ class Difference:
 
     def by_layer(self) -> list[Layer]:
         """What changed in each layer; all together first."""
-        return [self._layer(i) for i in range(len(self.layers))]
+        return [self._layer(*one) for one in zip(self.layers, self.before, self.after, strict=True)]
 
     def by_client(self) -> list[Client]:
         """What changed for each client, those of which least is left first."""
-        before, after = torch.from_numpy(self.before[0]), torch.from_numpy(self.after[0])
-        gained, lost = self._moved(0)
-        overlap, correlation = _alike(before, after)
-        rows = zip(
-            self.clients,
-            gained.sum(1).tolist(),
-            lost.sum(1).tolist(),
-            overlap,
-            correlation,
-            before.diagonal().tolist(),
-            after.diagonal().tolist(),
-            strict=True,
-        )
-        found = [Client(*row) for row in rows]
+        before, after = self.before[0], self.after[0]
+        a, b = self._edges(before), self._edges(after)
+        counts = (b & ~a).sum(1), (a & ~b).sum(1)
+        columns = *counts, *_alike(before, after), before.diagonal(), after.diagonal()
+        found = [Client(*row) for row in zip(self.clients, *(column.tolist() for column in columns), strict=True)]
         return sorted(found, key=lambda one: one.correlation if math.isnan(one.overlap) else one.overlap)
 
     def to_dict(self, top: int = 0) -> dict[str, Any]:
         """For JSON, with so many edges, those that changed most; 0: all."""
-        edges = self.edges()
         facts: dict[str, Any] = {"runs": self.runs, "methods": self.methods, "rounds": self.rounds, "edge": self.edge}
-        tables: dict[str, Sequence[Any]] = {
-            "layers": self.by_layer(),
-            "clients": self.by_client(),
-            "edges": edges[:top] if top else edges,
-        }
-        plain = {name: [_plain(one._asdict()) for one in rows] for name, rows in tables.items()}
-        return facts | plain | {"notes": self.notes}
+        layers = [one.to_dict() for one in self.by_layer()]
+        clients, edges = ([_plain(one._asdict()) for one in rows] for rows in (self.by_client(), self.edges()))
+        return facts | {"layers": layers, "clients": clients, "edges": edges[: top or None], "notes": self.notes}
 
-    def _moved(self, layer: int) -> tuple[Array, Array]:
-        """[N, N] bool which edges of a layer were gained, and which lost."""
-        others = ~np.eye(len(self.clients), dtype=bool)
-        before, after = (each[layer] >= self.edge for each in (self.before, self.after))
-        return after & ~before & others, before & ~after & others
+    def _edges(self, weights: Array) -> Array:
+        """[N, N] bool which of the weights are edges."""
+        edges: Array = (weights >= self.edge) & ~np.eye(len(weights), dtype=bool)
+        return edges
 
-    def _layer(self, layer: int) -> Layer:
-        pair = torch.from_numpy(self.before[layer]), torch.from_numpy(self.after[layer])
-        others = ~np.eye(len(self.clients), dtype=bool)
-        edges, edges_after = (int(((each[layer] >= self.edge) & others).sum()) for each in (self.before, self.after))
-        gained, lost = (int(each.sum()) for each in self._moved(layer))
-        overlap, correlation = (float(np.nanmean(each)) if _any(each) else math.nan for each in _alike(*pair))
-        own, own_after = (float(each.diagonal().mean()) for each in pair)
-        consensus, isolation = (
-            [_figure(each, one) for one in pair] for each in (graph_quality.consensus, graph_quality.isolation)
+    def _layer(self, name: str, before: Array, after: Array) -> Layer:
+        a, b = self._edges(before), self._edges(after)
+        overlap, correlation = (
+            float(np.nanmean(one)) if not np.isnan(one).all() else math.nan for one in _alike(before, after)
         )
-        moved = self.layers[layer], edges, edges_after, gained, lost, overlap, correlation
-        return Layer(*moved, own, own_after, consensus[0], consensus[1], isolation[0], isolation[1])
+        return Layer(
+            name,
+            int((b & ~a).sum()),
+            int((a & ~b).sum()),
+            overlap,
+            correlation,
+            _figures(before, int(a.sum())),
+            _figures(after, int(b.sum())),
+        )
 
 
 def diff(
@@ -209,64 +205,50 @@ def relations_of(folder: RunFolder) -> Relations:
 
 def grids(found: Difference, top: int = TOP) -> list[Grid]:
     """A difference as tables: by layer, by client, by edge; of the last two so many rows."""
-    clients, edges = found.by_client(), found.edges()
-    layers = found.by_layer()
+    layers, clients, edges = found.by_layer(), found.by_client(), found.edges()
     a, b = (f"{run} (round {round})" for run, round in zip(found.runs, found.rounds, strict=True))
-    rest = [f"an edge is a weight of {found.edge:.3g} or more for another client", *found.notes]
+
+    def table(
+        name: str, title: str, headings: str, rows: list[list[str]], notes: Sequence[str] = (), words: int = 1
+    ) -> Grid:
+        return Grid(name, title, headings.split(","), [rows], notes, words=words)
+
+    def most(title: str, count: int) -> str:
+        return f"{title}, {top} of {count:,}" if top and count > top else title
+
     return [
-        Grid(
+        table(
             "layers",
             f"from {a} to {b}",
-            ["", "edges", "gained", "lost", "overlap", "correlation"],
-            [[_layer_cells(one) for one in layers]],
-            rest,
-            [_plain(one._asdict()) for one in layers],
+            ",edges,gained,lost,overlap,correlation",
+            [[one.layer, f"{one.before.edges:,} -> {one.after.edges:,}", *_changed(one)] for one in layers],
+            [f"an edge is a weight of {found.edge:.3g} or more for another client", *found.notes],
         ),
-        Grid(
+        table(
             "collapse",
             "how far the graph collapsed",
-            ["", "own weight", "consensus", "isolation"],
-            [[_collapse_cells(one) for one in layers]],
+            ",own weight,consensus,isolation",
+            [[one.layer, *map(_arrow, one.before[1:], one.after[1:])] for one in layers],
         ),
-        Grid(
+        table(
             "clients",
-            f"clients whose rows changed most{_of(top, len(clients))}",
-            ["client", "gained", "lost", "overlap", "correlation", "own weight"],
-            [[_client_cells(one) for one in clients[: top or None]]],
-            [],
-            [_plain(one._asdict()) for one in clients],
+            most("clients whose rows changed most", len(clients)),
+            "client,gained,lost,overlap,correlation,own weight",
+            [[one.client, *_changed(one), _arrow(one.own_before, one.own_after)] for one in clients[: top or None]],
         ),
-        Grid(
+        table(
             "edges",
-            f"edges that changed most{_of(top, len(edges))}",
-            ["client", "learns from", "layer", "before", "after", ""],
-            [[[*one[:3], f"{one.before:.3f}", f"{one.after:.3f}", one.what] for one in edges[: top or None]]],
+            most("edges that changed most", len(edges)),
+            "client,learns from,layer,before,after,",
+            [[*one[:3], f"{one.before:.3f}", f"{one.after:.3f}", one.what] for one in edges[: top or None]],
             [] if edges else ["no edge changed"],
-            [_plain(one._asdict()) for one in edges],
             words=3,
         ),
     ]
 
 
-def _of(top: int, count: int) -> str:
-    return f", {top} of {count:,}" if top and count > top else ""
-
-
-def _layer_cells(one: Layer) -> list[str]:
-    counts = [f"{one.edges_before:,} -> {one.edges_after:,}", f"{one.gained:,}", f"{one.lost:,}"]
-    return [one.layer, *counts, number(one.overlap), number(one.correlation)]
-
-
-def _collapse_cells(one: Layer) -> list[str]:
-    pairs = [(one.own_before, one.own_after), (one.consensus_before, one.consensus_after)]
-    pairs.append((one.isolation_before, one.isolation_after))
-    return [one.layer, *(_arrow(*pair) for pair in pairs)]
-
-
-def _client_cells(one: Client) -> list[str]:
-    counts = [f"{one.gained:,}", f"{one.lost:,}"]
-    own = _arrow(one.own_before, one.own_after)
-    return [one.client, *counts, number(one.overlap), number(one.correlation), own]
+def _changed(one: Layer | Client) -> list[str]:
+    return [f"{one.gained:,}", f"{one.lost:,}", number(one.overlap), number(one.correlation)]
 
 
 def _arrow(before: float, after: float) -> str:
@@ -275,20 +257,18 @@ def _arrow(before: float, after: float) -> str:
     return f"{before:.3f} -> {after:.3f}"
 
 
-def _alike(before: torch.Tensor, after: torch.Tensor) -> tuple[list[float], list[float]]:
+def _alike(before: Array, after: Array) -> tuple[Array, Array]:
     """[N] the overlap and the correlation of rows."""
+    pair = torch.from_numpy(before), torch.from_numpy(after)
     positive = bool((before >= 0).all() and (after >= 0).all())
-    overlap = graph_quality.row_overlap(before, after).tolist() if positive else [math.nan] * len(before)
-    return overlap, graph_quality.row_correlation(before, after).tolist()
+    overlap = graph_quality.row_overlap(*pair).numpy() if positive else np.full(len(before), math.nan)
+    return overlap, graph_quality.row_correlation(*pair).numpy()
 
 
-def _figure(what: Callable[[torch.Tensor], float], relation: torch.Tensor) -> float:
-    """A figure of a relation whose rows are distributions; else NaN."""
-    return what(relation) if bool((relation >= 0).all()) else math.nan
-
-
-def _any(values: Sequence[float]) -> bool:
-    return any(not math.isnan(value) for value in values)
+def _figures(weights: Array, edges: int) -> Figures:
+    relation, positive = torch.from_numpy(weights), bool((weights >= 0).all())
+    known = (graph_quality.consensus(relation), graph_quality.isolation(relation)) if positive else (math.nan, math.nan)
+    return Figures(edges, float(weights.diagonal().mean()), *known)
 
 
 def _plain(row: dict[str, Any]) -> dict[str, Any]:
