@@ -180,7 +180,9 @@ def test_names_of_any_letters_are_legible_in_pictures_with_one_warning(tmp_path,
     for picture in (
         lambda: charts.accuracy_by_client({"own": np.arange(8.0)}, ODD, "test accuracy", tmp_path / "client.png"),
         lambda: charts.classes_by_client(np.ones((8, 3), int), ["猫", "$", "犬 $_{$"], ODD, tmp_path / "classes.png"),
-        lambda: heatmaps.relation_heatmap(draw.random((8, 8)), ODD, "learned", tmp_path / "relation.png"),
+        lambda: heatmaps.relation_heatmap(
+            draw.random((8, 8)), ODD, "learned", tmp_path / "relation.png", np.zeros(8, int)
+        ),
         lambda: heatmaps.recall_heatmap(
             draw.random((8, 1)), [0.5], ["$x_{$ 🍕"], ODD, "recall of $x_{$ 猫", tmp_path / "recall.png"
         ),

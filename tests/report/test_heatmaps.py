@@ -26,6 +26,16 @@ def test_heatmap_colours_span_the_others_and_clients_stand_by_group(tmp_path, fi
     assert "own weight, in grey: 0.9" in figures[0].axes[1].get_ylabel()
 
 
+def test_without_groups_clients_that_learn_from_each_other_stand_together(tmp_path, figures):
+    relation = np.where(np.arange(6)[:, None] % 2 == np.arange(6) % 2, 0.3, 0.01)
+    heatmaps.relation_heatmap(relation, NAMES, "learned", tmp_path / "a.png")
+    axes = figures[0].axes[0]
+    shown = [int(label.get_text().split()[1]) % 2 for label in axes.get_yticklabels()]
+    assert shown in ([0, 0, 0, 1, 1, 1], [1, 1, 1, 0, 0, 0])
+    assert (axes.get_images()[0].get_array()[:3, :3].compressed() == 0.3).all()
+    assert axes.get_xlabel() == "giving client, sorted by links"
+
+
 def test_rounding_noise_is_not_drawn_as_structure(tmp_path, figures):
     noise = 1e-9 * np.random.default_rng(0).random((6, 6))
     heatmaps.relation_heatmap(1 / 6 + noise, NAMES, "given", tmp_path / "a.png")
@@ -42,7 +52,7 @@ def test_weights_that_round_to_nothing_are_drawn_as_nothing(tmp_path, figures):
 def test_layers_are_averaged_above_and_shown_one_by_one(tmp_path, figures):
     layers = np.stack([np.full((6, 6), 0.1), np.full((6, 6), 0.3)])
     layers[1, 0, 1] = 0.5
-    heatmaps.relation_heatmap(layers, NAMES, "learned", tmp_path / "a.png", layers=["base", "head"])
+    heatmaps.relation_heatmap(layers, NAMES, "learned", tmp_path / "a.png", np.zeros(6), ["base", "head"])
     panels = [axes for axes in figures[0].axes if axes.get_images() and axes.get_visible()]
     values = {axes.get_title().split("\n")[0]: float(axes.get_images()[0].get_array()[0, 1]) for axes in panels}
     assert values == pytest.approx({"": 0.3, "base": 0.1, "head": 0.5})

@@ -128,7 +128,7 @@ def accuracy_by_client(
         dots.append(dot)
     for label, score in others.items():
         (dash,) = axes.plot(x, score[order], "_", color=INK, zorder=3.5)
-        dash.set(markersize=float(np.clip(0.9 * step, 3, 14)), markeredgewidth=1.6)
+        dash.set(markersize=float(np.clip(0.6 * step, 3, 14)), markeredgewidth=1.6)
         dash.set_label(f"{label}, mean {number(float(np.nanmean(score)), metric)}")
         dots.append(dash)
     axes.set_ylabel(with_unit(metric))

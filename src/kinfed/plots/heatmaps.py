@@ -12,10 +12,12 @@ from matplotlib.image import AxesImage
 from numpy.typing import ArrayLike, NDArray
 
 from ..errors import UsageError
+from ..verdict.graph_quality import order_by_links
 from .drawing import (
     FAINT,
     INK,
     LONGEST,
+    MOST,
     NORMAL,
     OWN,
     SMALL,
@@ -41,10 +43,10 @@ def relation_heatmap(
 ) -> None:
     """Row i shows what client i receives of each other client; with [L, N, N] the mean, and a small panel per layer.
 
-    `relation: [N, N]` or [L, N, N], `origin` as of a `Graph`, `groups: [N]` are the true groups, if known:
-    clients are then sorted by them. Colours span the weights between different clients only, since a client's own
-    weight may be far above or below them; it stands in grey, and in numbers beside the colour bar. Raises UsageError
-    if the shapes do not fit.
+    `relation: [N, N]` or [L, N, N], `origin` as of a `Graph`, `groups: [N]` are the true groups, if known: clients are
+    then sorted by them, and else so that those who learn from each other stand together. Colours span the weights
+    between different clients only, since a client's own weight may be far above or below them; it stands in grey, and
+    in numbers beside the colour bar. Raises UsageError if the shapes do not fit.
     """
     weights, labels, order = _sorted(relation, len(names), groups, layers)
     borders = np.flatnonzero(np.diff(labels)) + 0.5
@@ -64,7 +66,8 @@ def relation_heatmap(
     axes = above.subplots()
     _coloured(above, axes, weights.mean(0), borders)
     axes.set_ylabel("receiving client", fontsize=NORMAL, color=INK)
-    axes.set_xlabel("giving client" + ("" if groups is None else ", sorted by true group"), fontsize=NORMAL, color=INK)
+    by = "by links" if groups is None else "by true group"
+    axes.set_xlabel(f"giving client, sorted {by}", fontsize=NORMAL, color=INK)
     for which in ("x", "y"):
         if groups is None or count <= 40:
             name_ticks(axes, which, np.arange(count), [names[i] for i in order], side)
@@ -81,7 +84,10 @@ def relation_heatmap(
 def _sorted(
     relation: ArrayLike, count: int, groups: ArrayLike | None, layers: Sequence[str]
 ) -> tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.int64]]:
-    """Weights: [L, N, N] and labels: [N] sorted by group, and that order; raises UsageError if shapes do not fit."""
+    """Weights: [L, N, N] and labels: [N] sorted by group or else by links, and that order.
+
+    Raises UsageError if shapes do not fit.
+    """
     weights = np.asarray(relation, dtype=np.float64)
     weights = weights[None] if weights.ndim == 2 else weights
     labels = np.zeros(count, np.int64) if groups is None else np.asarray(groups)
@@ -93,7 +99,8 @@ def _sorted(
         raise UsageError(f"{count} clients need {count} group labels; got {len(labels)}")
     if len(weights) > 1 and layers and len(layers) != len(weights):
         raise UsageError(f"{len(weights)} layers need {len(weights)} names; got {len(layers)}")
-    order = np.argsort(labels, kind="stable")
+    links = order_by_links(weights.mean(0)) if groups is None and count <= MOST else np.arange(count)
+    order = links[np.argsort(labels[links], kind="stable")]
     return weights[:, order][:, :, order], labels[order], order
 
 

@@ -330,8 +330,8 @@ def _free(name: str) -> str:
 def fill_windows(x: Tensor, scales: Tensor) -> Tensor:
     """Windows x: [n, past, F] with the first C inputs of a step on the scale of training; a missing one is that before.
 
-    One that is missing from the first step on is the mean. `scales` are mean and deviation, [C, 2] or [n, C, 2] for each
-    window, float64.
+    One that is missing from the first step on is the mean. `scales` are means and deviations, [C, 2] or [n, C, 2] for
+    each window, float64.
     """
     mean, deviation = scales.unbind(-1)
     count = mean.shape[-1]

@@ -5,9 +5,11 @@ over its layers first. Groups are integer labels [N]; their values mean nothing,
 belong together without falling into groups, `edge_auroc` and `group_weights` take [N, N] bool instead: which do.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ..errors import UsageError
@@ -142,6 +144,21 @@ def adjusted_rand_index(a: Tensor, b: Tensor) -> float:
     from sklearn.metrics import adjusted_rand_score  # here, as it would add a second to every start
 
     return float(adjusted_rand_score(a.cpu().numpy(), b.cpu().numpy()))
+
+
+def order_by_links(relation: NDArray[Any]) -> NDArray[Any]:
+    """[N] an order in which clients that learn much from each other stand together, by relation: [N, N].
+
+    By average linkage of the weights in both directions; that of the relation where these are all alike.
+    """
+    both = np.asarray(relation, np.float64) + np.asarray(relation, np.float64).T
+    apart = (both.max() - both)[np.triu_indices(len(both), 1)]
+    if len(both) < 3 or np.ptp(apart) <= 1e-5 * np.abs(both).max():
+        return np.arange(len(both))
+    from scipy.cluster.hierarchy import leaves_list, linkage
+
+    order: NDArray[Any] = leaves_list(linkage(apart, "average"))
+    return order
 
 
 def clusters(relation: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ from ...methods import METHODS
 from ...runs.reference_runs import BASES
 from ...runs.run_folder import RunFolder
 from ...runs.test_scores import Tested, by_examples
+from ...verdict.graph_quality import order_by_links
 from ..explain.similarity import compared
 from ..tables.run_rows import Row
 from .gather import Gathered, folders_of
@@ -342,14 +343,8 @@ def _instead(summary: Summary, clusters: bool) -> str:
 def _order(count: int, facts: dict[str, Any], relation: Array | None) -> list[int]:
     """Clients such that those who learn from each other stand together: by group, and within by the relation."""
     groups = np.array(facts.get("groups", [0] * count))
-    leaves = np.arange(count)
-    if relation is not None and relation.shape == (count, count) and 2 < count <= MANY:
-        from scipy.cluster.hierarchy import leaves_list, linkage
-
-        both = relation + relation.T
-        np.fill_diagonal(both, 0)
-        apart = (both.max() - both)[np.triu_indices(count, 1)]
-        leaves = leaves_list(linkage(apart, "average"))
+    shown = relation is not None and relation.shape == (count, count) and count <= MANY
+    leaves = order_by_links(relation) if relation is not None and shown else np.arange(count)
     if len(groups) != count:
         groups = np.zeros(count)
     result: list[int] = leaves[np.argsort(groups[leaves], kind="stable")].tolist()

@@ -352,8 +352,9 @@ function drawHeat() {
   document.querySelector(".views").classList.toggle("alone", !f);
   if (!f) return;
   const [pen, width, height] = canvas("heat", 0.96);
-  const named = N <= 40, longest = Math.max(...NAMES.map((n) => Math.min(8, n.length)));
-  const margin = named ? 12 + 7 * longest : 8, cell = (Math.min(width, height) - margin - 4) / N;
+  const longest = Math.max(...NAMES.map((n) => Math.min(8, n.length))), side = Math.min(width, height) - 4;
+  const named = (side - 12 - 7 * longest) / N >= 8;  // pixels that a name needs
+  const margin = named ? 12 + 7 * longest : 8, cell = (side - margin) / N;
   const low = f.sorted[0] ?? 0, high = f.sorted[f.sorted.length - 1] ?? 1, whole = f.weights.length === N * (N - 1), floor = whole ? low : 0;
   grid = { margin, cell };
   pen.fillStyle = shade(0);
@@ -366,7 +367,7 @@ function drawHeat() {
     pen.fillStyle = css("--noise");
     pen.fillRect(margin + rank[i] * cell, margin + rank[i] * cell, Math.max(1, cell * 0.99), Math.max(1, cell * 0.99));
   }
-  pen.font = "11px system-ui, sans-serif";
+  pen.font = `${Math.min(11, Math.floor(cell))}px system-ui, sans-serif`;
   pen.fillStyle = css("--soft");
   for (let k = 0; named && k < N; k++) axisName(pen, k, longest);
   borders(pen);
@@ -608,10 +609,10 @@ function showPanel() {
 }
 function scoreTable(i) {
   const rows = DATA.methods.map((m) => {
-    const exact = m.scores[i];
-    return [m.label, score(exact), exact === null ? "–" : String(exact), m.gain.local ? difference(m.gain.local[i]) : ""];
+    const exact = m.scores[i], shown = make("span", score(exact), exact === null ? {} : { title: `${exact} in history.csv` });
+    return [m.label, shown, m.gain.local ? difference(m.gain.local[i]) : ""];
   });
-  const box = make("div", "", {}, make("h4", `Test ${metric}`), table(["Method", "Score", "In history.csv", "Over Local"], rows, "Its scores"));
+  const box = make("div", "", {}, make("h4", `Test ${metric}`), table(["Method", "Score", "Over Local"], rows, "Its scores"));
   if (DATA.methods.some((m) => m.seeds.length > 1)) box.append(make("p", "means over seeds", { class: "hint more" }));
   return box;
 }
