@@ -13,7 +13,7 @@ from kinfed.errors import RunError, UsageError
 from kinfed.flower.server import federation_trackers
 from kinfed.flower.server.server import serve
 from kinfed.flower.wire.transport import GridTransport
-from kinfed.runs import tracker_feed
+from kinfed.runs import trackers
 from kinfed.runs.run_folder import RunFolder
 
 OWN = '''
@@ -22,23 +22,14 @@ import json
 class Mine:
     """Appends to a file of the run's folder; is away while there is a file `away`."""
 
-    def begin(self, run):
+    def __init__(self, run):
         self.path = run.folder / "mine.jsonl"
-        self.check()
-        return max((one["round"] for one in self.known()), default=0)
 
-    def check(self):
+    def log(self, step, numbers, picture=None):
         if (self.path.parent / "away").exists():
             raise ConnectionError("nobody answers")
-
-    def known(self):
-        lines = map(json.loads, self.path.read_text().splitlines()) if self.path.exists() else []
-        return [line for line in lines if "round" in line]
-
-    def record(self, round, seconds, values, picture):
-        self.check()
         with self.path.open("a") as file:
-            print(json.dumps({"round": round, "values": values}), file=file)
+            print(json.dumps({"round": step, "values": numbers}), file=file)
 
     def end(self, outcome):
         with self.path.open("a") as file:
@@ -50,8 +41,7 @@ class Mine:
 def out(tmp_path, monkeypatch):
     """The folder of a run that a tracker of one's own is to follow."""
     (tmp_path / "mine.py").write_text(OWN)
-    monkeypatch.setattr(tracker_feed, "PAUSES", (0.001, 0.002))
-    monkeypatch.setattr(tracker_feed, "PICTURES", 0)
+    monkeypatch.setattr(trackers, "PICTURES", 0)
     folder = tmp_path / "followed"
     folder.mkdir()
     monkeypatch.chdir(tmp_path)
@@ -91,31 +81,22 @@ def test_a_federations_run_is_followed_and_a_resumed_one_goes_on(trial, out):
     assert [(one["spent/bytes_down"], one["spent/bytes_up"]) for one in told] == spent
 
 
-def test_a_tracker_that_is_away_holds_up_nobody_and_is_sent_the_rest_when_asked(trial, out, recwarn, capsys):
+def test_a_tracker_that_is_away_holds_up_nobody(trial, out, recwarn, capsys):
     (out / "away").touch()
-    trial = trial("fedavg", rounds=2)
-    summary = carry_out(trial, out)
-    assert summary.rounds == 2
-    said = [str(one.message) for one in recwarn if "Mine" in str(one.message)]
-    assert "fails, and the run goes on without: ConnectionError: nobody answers" in said[0]
-    assert said[1].endswith(f"lacks rounds 1 to 2; to send them: kinfed flower run --resume {out}")
+    assert carry_out(trial("fedavg", rounds=2), out).rounds == 2
+    (said,) = [str(one.message) for one in recwarn if "Mine" in str(one.message)]
+    assert said.endswith("fails, and the run goes on without: ConnectionError: nobody answers")
     (out / "config.toml").write_text("rounds = 2\n")
-    for _ in range(2):  # it is still away, and every command says so
-        assert main(["flower", "run", "--resume", str(out)]) == 0
-        told = " ".join(capsys.readouterr().err.split())
-        assert f"Mine lacks rounds 1 to 2; to send them: kinfed flower run --resume {out}" in told
-    (out / "away").unlink()
-    assert main(["flower", "run", "--resume", str(out)]) == 0
-    assert [one["round"] for one in sent(out, "round")] == [1, 2]
+    assert main(["flower", "run", "--resume", str(out), "--track", "tensorboard"]) == 2
+    assert "this one has finished; leave --track out" in capsys.readouterr().err
 
 
 @pytest.mark.slow
-def test_a_real_mlflow_server_has_every_round_of_a_federation(trial, tmp_path, mlflow_server, monkeypatch, capsys):
+def test_a_real_mlflow_server_has_every_round_of_a_federation(trial, tmp_path, mlflow_server, monkeypatch):
     from mlflow import MlflowClient
 
-    address, start, stop = mlflow_server
-    monkeypatch.setattr(tracker_feed, "PAUSES", (0.1, 0.2))
-    monkeypatch.setattr(tracker_feed, "PICTURES", 0)
+    address, start, _ = mlflow_server
+    monkeypatch.setattr(trackers, "PICTURES", 0)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", address)
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "sites")
     out = tmp_path / "followed"
@@ -124,16 +105,7 @@ def test_a_real_mlflow_server_has_every_round_of_a_federation(trial, tmp_path, m
     monkeypatch.delenv("MLFLOW_TRACKING_URI")  # the run's process has another environment
     monkeypatch.delenv("MLFLOW_EXPERIMENT_NAME")
     start()
-
-    def leave(text):
-        if text.startswith("round 3 of 4"):
-            stop()
-
-    with pytest.warns(UserWarning, match="mlflow lacks rounds"):
-        carry_out(trial("fedaghn", rounds=4), out, leave)
-    start()
-    assert main(["flower", "run", "--resume", str(out)]) == 0
-    assert "lacks" not in capsys.readouterr().err
+    carry_out(trial("fedaghn", rounds=4), out)
     client = MlflowClient(address)
     (run,) = client.search_runs([client.get_experiment_by_name("sites").experiment_id])
     assert run.info.status == "FINISHED"

@@ -18,7 +18,6 @@ from ..report.tables.text_table import quantity
 from ..runs import reference_runs, trackers
 from ..runs.config import experiment, parts, plugins
 from ..runs.run_folder import RunFolder
-from ..runs.tracker_feed import catch_up
 from .console import literal
 from .training import show
 
@@ -234,7 +233,7 @@ def _add_run(actions: Any, server: argparse.ArgumentParser, common: argparse.Arg
         action="append",
         default=[],
         metavar="WHERE",
-        help="track the run in tensorboard, mlflow (at $MLFLOW_TRACKING_URI) or a class of yours, FILE.py:NAME; may be "
+        help="track the run in tensorboard, mlflow, wandb or a class of yours, FILE.py:NAME; may be "
         "repeated; --resume keeps the trackers (docs/runs.md)",
     )
     run.add_argument(
@@ -362,7 +361,8 @@ def _run(args: argparse.Namespace, console: Console) -> None:
             raise UsageError(f"{out} is not the folder of a run: it has no config.toml")
         if (folder := RunFolder(out)).is_finished:
             console.print(f"the run in {out} has finished", soft_wrap=True)
-            catch_up(folder, args.track)
+            if args.track:
+                raise UsageError("trackers follow a run while it goes on, and this one has finished; leave --track out")
             show(folder.read_summary(), args, console)
             return
         raw = experiment.read(str(out / "config.toml"), [])

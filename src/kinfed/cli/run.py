@@ -121,7 +121,7 @@ def _followed() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="WHERE",
-        help="track the run in tensorboard, mlflow (at $MLFLOW_TRACKING_URI) or a class of yours, FILE.py:NAME; may be "
+        help="track the run in tensorboard, mlflow, wandb or a class of yours, FILE.py:NAME; may be "
         "repeated; resume keeps the trackers (docs/runs.md)",
     )
     return running

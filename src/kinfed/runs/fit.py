@@ -39,7 +39,7 @@ from .config import plugins
 from .config.default_model import default_model
 from .footprint import check, footprint
 from .run_folder import RunFolder
-from .tracker_feed import followed
+from .trackers import followed
 from .trained_run import TrainedRun
 
 

@@ -25,7 +25,6 @@ from .repeats import run_seeds
 from .results import write_run
 from .run_folder import RunFolder
 from .test_scores import NO_VERDICT, chose_otherwise
-from .tracker_feed import catch_up
 from .trained_run import TrainedRun
 
 Begin = Callable[[str], None]
@@ -102,17 +101,18 @@ def resume(
         raced = "; a choice goes on with the command that began it" * (path / "race").exists()
         raise UsageError(f"{folder} is not a run's folder: it has no config.toml{raced}")
     if distributed.agree(folder.is_finished) and not beside:
-        return _caught_up(folder, execution)
+        return _read_finished(folder, execution)
     with folder.alone():
         return _resume_alone(folder, execution, data_dir, beside, on_begin, federation)
 
 
-def _caught_up(folder: RunFolder, execution: Execution) -> Summary | None:
-    """The summary of a finished run, whose trackers have got all of it; None in a process that is not the leader."""
+def _read_finished(folder: RunFolder, execution: Execution) -> Summary | None:
+    """The summary of a finished run; None in a process that is not the leader."""
+    if execution.track:
+        raise UsageError(f"{folder} has finished: trackers follow a run while it goes on; leave --track out")
     if not distributed.leads():
         return None
     folder.tidy()
-    catch_up(folder, execution.track)
     return folder.read_summary()
 
 
@@ -127,7 +127,7 @@ def _resume_alone(
     """The same, of a run in whose folder no other program works."""
     experiment = config.of_run(folder.config)
     if distributed.agree(folder.is_finished):  # perhaps by the program that worked in it until now
-        summary = _caught_up(folder, execution)
+        summary = _read_finished(folder, execution)
         return _compare(experiment, folder, execution, data_dir, beside, on_begin) if beside else summary
     asked = beside or distributed.agree(folder.read_how().get("beside", ()))
     try:

@@ -1,14 +1,38 @@
-"""Trackers: what follows a run from outside while it goes on, such as TensorBoard or an MLflow server."""
+"""Trackers: what follows a run while it goes on: TensorBoard, MLflow, Weights & Biases, or a class of yours.
+
+One that fails is left out from then on, with a warning. RUN/track.json says which round each has got last, so a run
+that is resumed goes on there.
+"""
 
 import importlib.util
+import json
+import math
 import os
 import re
-from collections.abc import Mapping, Sequence
+import time
+import uuid
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple, Protocol, cast
 
-from ..errors import UsageError, nearest
-from .config import plugins
+from torch import Tensor
+
+from ..core.history import History
+from ..errors import RunError, UsageError, nearest
+from ..files import replacing
+from ..plots.heatmaps import relation_heatmap
+from ..simulation import distributed
+from ..verdict.graph_quality import row_entropy
+from .config import experiment, plugins
+from .run_folder import RunFolder
+
+FEW = 50  # clients, each of whose own scores and notes are logged, too
+PICTURES = 10  # of the relation in a run
+CALL = 1000  # numbers in one call of MLflow, which takes no more; a hundred settings, of 500 characters
 
 
 class Tracked(NamedTuple):
@@ -17,60 +41,37 @@ class Tracked(NamedTuple):
     id: str  # of this run alone, and the same when it is resumed
     name: str  # its folder, as it was given
     folder: Path
-    began: float  # seconds since 1970
     settings: dict[str, str]  # of its config, such as method.name
 
 
 class Tracker(Protocol):
-    """What follows a run: a class without arguments, of which one object is made for each run.
+    """What follows a run: a class that is called with the run, `Tracked`, also when that is resumed."""
 
-    Its functions are called in a thread of their own, one after another. Each may take long, and may raise: it is then
-    called again, with the same arguments, until it does not. So it must do no harm to call one twice.
-    """
-
-    def begin(self, run: Tracked) -> int:
-        """Begin a run, or take it up again; returns the last round that is there already, counted from 1, or 0."""
-
-    def record(self, round: int, seconds: float, values: Mapping[str, float], picture: Path | None) -> None:
-        """Record a round, from 1, that was over `seconds` after the run began.
-
-        `values` are numbers by names such as test/accuracy/own, and `picture` is a PNG of the relation, if there is
-        one, that is gone once this returns. Rounds come in order, each once.
-        """
+    def log(self, step: int, numbers: Mapping[str, float], picture: Path | None = None) -> None:
+        """Log a round, from 1: numbers by names such as test/accuracy/own, and a PNG that is gone once this returns."""
 
     def end(self, outcome: str) -> None:
         """The run is over for now: finished, interrupted or failed."""
 
 
 class TensorBoard:
-    """Writes RUN/tensorboard, for `tensorboard --logdir runs`: the whole run anew whenever it is begun or resumed."""
+    """Writes RUN/tensorboard, for `tensorboard --logdir runs`."""
 
-    def __init__(self) -> None:
-        _need("tensorboard", "tensorboard")
-
-    def begin(self, run: Tracked) -> int:
-        """Begin anew: what is there may lack rounds that a killed process had not written yet."""
+    def __init__(self, run: Tracked) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        folder = run.folder / "tensorboard"
-        for old in folder.glob("events.out.tfevents.*"):
-            old.unlink()
-        self._began, self._writer = run.began, SummaryWriter(str(folder), purge_step=0)
+        self._writer = SummaryWriter(str(run.folder / "tensorboard"))
         lines = [f"| {name} | {value.replace('|', chr(92) + '|')} |" for name, value in run.settings.items()]
-        text = "\n".join(["| setting | value |", "| --- | --- |", *lines])
-        self._writer.add_text("settings", text, 0, run.began)
-        return 0
+        self._writer.add_text("settings", "\n".join(["| setting | value |", "| --- | --- |", *lines]), 0)
 
-    def record(self, round: int, seconds: float, values: Mapping[str, float], picture: Path | None) -> None:
-        """Write a round's numbers, each as a curve, and its picture."""
-        at = self._began + seconds
-        for name, value in values.items():
-            self._writer.add_scalar(name, value, round, at)
+    def log(self, step: int, numbers: Mapping[str, float], picture: Path | None = None) -> None:
+        """Write each number as a point of a curve."""
+        for name, value in numbers.items():
+            self._writer.add_scalar(name, value, step)
         if picture is not None:
             from matplotlib.image import imread
 
-            pixels = imread(picture)[:, :, :3]
-            self._writer.add_image("relation", pixels, round, at, "HWC")
+            self._writer.add_image("relation", imread(picture)[:, :, :3], step, dataformats="HWC")
         self._writer.flush()
 
     def end(self, outcome: str) -> None:
@@ -79,102 +80,236 @@ class TensorBoard:
 
 
 class MLflow:
-    """Sends to the server at MLFLOW_TRACKING_URI, as a run of the experiment MLFLOW_EXPERIMENT_NAME, or else kinfed."""
+    """Sends to MLFLOW_TRACKING_URI in the background, as a run of MLFLOW_EXPERIMENT_NAME, or else of kinfed."""
 
-    LAST = "spent/seconds"  # sent last of a round: a round that has it is whole
-    MOST_METRICS, MOST_SETTINGS, LONGEST = 1000, 100, 500  # in one call, and of a setting's value
-
-    def __init__(self) -> None:
-        _need("mlflow", "mlflow")
-        self._uri = os.environ.get("MLFLOW_TRACKING_URI", "")
-        if not self._uri:
-            raise UsageError(
-                "track=mlflow needs the server's address: export MLFLOW_TRACKING_URI=http://127.0.0.1:5000, say"
-            )
-        # Its own waiting would add up to minutes, in which nobody is told that the server is away.
-        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
+    def __init__(self, run: Tracked) -> None:
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")  # its own would add up to minutes
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
-
-    def begin(self, run: Tracked) -> int:
-        """Find the run by its id, or make one, and ask which rounds it has."""
         from mlflow import MlflowClient
-
-        self._client, self._began = MlflowClient(self._uri), run.began
-        name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "kinfed")
-        known = self._client.get_experiment_by_name(name)
-        experiment = self._client.create_experiment(name) if known is None else known.experiment_id
-        found = self._client.search_runs([experiment], f"tags.`kinfed id` = '{run.id}'")
-        if not found:
-            tags = {"kinfed id": run.id, "kinfed folder": str(run.folder.resolve())}
-            made = self._client.create_run(experiment, int(1000 * run.began), tags, run.name)
-            self._id = made.info.run_id
-            self._write_settings(run.settings)
-            return 0
-        self._id = found[0].info.run_id
-        self._client.update_run(self._id, "RUNNING")
-        self._write_settings(run.settings)
-        return max((one.step for one in self._client.get_metric_history(self._id, self.LAST)), default=0)
-
-    def _write_settings(self, settings: Mapping[str, str]) -> None:
         from mlflow.entities import Param
 
-        params = [Param(_plain(name), value[: self.LONGEST]) for name, value in settings.items()]
-        for i in range(0, len(params), self.MOST_SETTINGS):
-            self._client.log_batch(self._id, params=params[i : i + self.MOST_SETTINGS])
+        self._client, self._sending = MlflowClient(os.environ["MLFLOW_TRACKING_URI"]), list[Any]()
+        name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "kinfed")
+        known = self._client.get_experiment_by_name(name)
+        under = known.experiment_id if known else self._client.create_experiment(name)
+        found = self._client.search_runs([under], f"tags.`kinfed id` = '{run.id}'")
+        made = found[0] if found else self._client.create_run(under, tags={"kinfed id": run.id}, run_name=run.name)
+        self._id = made.info.run_id
+        self._client.update_run(self._id, "RUNNING")
+        params = [Param(_plain(key), value[: CALL // 2]) for key, value in run.settings.items()]
+        for i in range(0, len(params), CALL // 10):
+            self._client.log_batch(self._id, params=params[i : i + CALL // 10])
 
-    def record(self, round: int, seconds: float, values: Mapping[str, float], picture: Path | None) -> None:
-        """Send a round's picture and then its numbers."""
+    def log(self, step: int, numbers: Mapping[str, float], picture: Path | None = None) -> None:
+        """Send the picture, and have the numbers sent."""
         from mlflow.entities import Metric
 
         if picture is not None:
-            numbered = picture.rename(picture.with_name(f"round-{round:05d}.png"))
-            try:
-                self._client.log_artifact(self._id, str(numbered), "relation")
-            finally:
-                numbered.rename(picture)
-        at = int(1000 * (self._began + seconds))
-        named = {_plain(name): value for name, value in values.items()}
-        named[self.LAST] = named.pop(self.LAST, seconds)
-        metrics = [Metric(name, value, at, round) for name, value in named.items()]
-        for i in range(0, len(metrics), self.MOST_METRICS):
-            self._client.log_batch(self._id, metrics[i : i + self.MOST_METRICS])
+            self._client.log_artifact(self._id, str(picture), "relation")
+        metrics = [Metric(_plain(name), value, int(1000 * time.time()), step) for name, value in numbers.items()]
+        for i in range(0, len(metrics), CALL):
+            self._sending.append(self._client.log_batch(self._id, metrics[i : i + CALL], synchronous=False))
 
     def end(self, outcome: str) -> None:
-        """Set the run's state."""
+        """Wait until all is sent."""
+        for one in self._sending:
+            one.wait()
         states = {"finished": "FINISHED", "interrupted": "KILLED", "failed": "FAILED"}
         self._client.set_terminated(self._id, states[outcome])
 
 
-TRACKERS: dict[str, type[Any]] = {"tensorboard": TensorBoard, "mlflow": MLflow}
+class WandB:
+    """Logs to Weights & Biases, in the project WANDB_PROJECT, or else kinfed."""
+
+    def __init__(self, run: Tracked) -> None:
+        import wandb
+
+        project = os.environ.get("WANDB_PROJECT", "kinfed")
+        how = {"name": run.name, "id": run.id, "dir": str(run.folder), "config": run.settings, "resume": "allow"}
+        self._image, self._run = wandb.Image, wandb.init(project=project, **how)
+
+    def log(self, step: int, numbers: Mapping[str, float], picture: Path | None = None) -> None:
+        """Log the numbers, and the picture as `relation`."""
+        self._run.log({**numbers, **({"relation": self._image(str(picture))} if picture else {})}, step=step)
+
+    def end(self, outcome: str) -> None:
+        """Finish the run."""
+        self._run.finish(exit_code=int(outcome != "finished"))
 
 
-def make(name: str) -> Tracker:
-    """The tracker of a name, or of a class of yours; raises UsageError if it cannot be used."""
-    if not plugins.is_path(name):
-        if name not in TRACKERS:
-            raise UsageError(f"there is no tracker '{name}'; {nearest(name, TRACKERS)} Yours: FILE.py:NAME")
-        return cast(Tracker, TRACKERS[name]())
-    kind = plugins.load(name, "track")
-    try:
-        tracker = kind()
-    except UsageError:
-        raise
-    except Exception as problem:
-        raise UsageError(f"track: '{name}' cannot be made: {type(problem).__name__}: {problem}") from problem
-    if lacks := [one for one in ("begin", "record", "end") if not callable(getattr(tracker, one, None))]:
-        raise UsageError(f"track: '{name}' is not a tracker: it lacks {', '.join(lacks)}")
-    return cast(Tracker, tracker)
+TRACKERS: dict[str, Callable[[Tracked], Any]] = {"tensorboard": TensorBoard, "mlflow": MLflow, "wandb": WandB}
+
+
+def find(name: str) -> Callable[[Tracked], Tracker]:
+    """The class of a tracker's name, or a class of yours; raises UsageError if it cannot be used."""
+    if plugins.is_path(name):
+        kind = plugins.load(name, "track")
+        if lacks := [one for one in ("log", "end") if not callable(getattr(kind, one, None))]:
+            raise UsageError(f"track: '{name}' is not a tracker: it lacks {', '.join(lacks)}")
+        return cast(Callable[[Tracked], Tracker], kind)
+    if name not in TRACKERS:
+        raise UsageError(f"there is no tracker '{name}'; {nearest(name, TRACKERS)} Yours: FILE.py:NAME")
+    if importlib.util.find_spec(name) is None:
+        raise UsageError(f"track={name} needs a package that is not installed: pip install 'kinfed[{name}]'")
+    if name == "mlflow" and not os.environ.get("MLFLOW_TRACKING_URI"):
+        raise UsageError("track=mlflow needs the server's address: export MLFLOW_TRACKING_URI=http://127.0.0.1:5000")
+    return TRACKERS[name]
 
 
 def check(names: Sequence[str]) -> None:
     """Raise UsageError unless all of these can be used."""
     for name in names:
-        make(name)
+        find(name)
 
 
-def _need(package: str, extra: str) -> None:
-    if importlib.util.find_spec(package) is None:
-        raise UsageError(f"track={extra} needs a package that is not installed: pip install 'kinfed[{extra}]'")
+def numbers_of(history: History, t: int) -> dict[str, float]:
+    """What is logged of the evaluated round `t`: numbers by name, without those that are not defined.
+
+    Of a score or a note of clients: the mean, the lowest and the highest, and each of up to FEW clients', of scores in
+    the task's metric. Attackers do not count.
+    """
+    found: dict[str, float] = {}
+    for (model, split, metric), values in history.scores[t].items():
+        values = values if history.honest is None else values.masked_fill(~history.honest, math.nan)
+        named = history.names if metric == history.task.metric else ()
+        found |= _over_clients(f"{split}/{metric}/{model}", values, named)
+    for note, values in history.diagnostics[t].items():
+        name = f"note/{note}"
+        found |= _over_clients(name, values, history.names) if values.ndim else {name: float(values)}
+    relation = _relation(history, t)
+    if relation is not None and not (relation < 0).any():
+        found["relation/entropy"] = float(row_entropy(relation).nanmean())
+    for spent in (one for one in history.spent if one.round == history.rounds[t]):
+        amounts = {key: value for key, value in spent._asdict().items() if value is not None and key != "round"}
+        found |= {f"spent/{key}": value for key, value in amounts.items()}
+    return {name: value for name, value in found.items() if math.isfinite(value)}
+
+
+def _over_clients(name: str, values: Tensor, names: Sequence[str]) -> dict[str, float]:
+    known = values[~values.isnan()].double()
+    if not len(known):
+        return {}
+    found = {name: float(known.mean()), f"{name}/lowest": float(known.min()), f"{name}/highest": float(known.max())}
+    if len(names) <= FEW:
+        found |= {f"{name}/client {one}": value for one, value in zip(names, values.tolist(), strict=False)}
+    return found
+
+
+def _relation(history: History, t: int) -> Tensor | None:
+    """[N, N] or [L, N, N] who learned from whom in an evaluated round."""
+    return history.relations[t] if t < len(history.kept_relations) else None
+
+
+@contextmanager
+def followed(
+    names: Sequence[str], folder: RunFolder | None, rounds: int, origin: str, layers: Sequence[str] = ()
+) -> Iterator[Callable[[History], None]]:
+    """Have trackers follow a run; what is given is called with its history after every round.
+
+    A run that is resumed is followed by the trackers that it began with, unless others are named.
+    """
+    if names and folder is None:
+        raise UsageError(f"track={','.join(names)} needs the run's folder: fit(..., folder='runs/mine')")
+    feed = _Feed(names, folder, rounds, origin, layers) if folder is not None and distributed.leads() else None
+    outcome, last = "failed", list[History]()
+
+    def follow(history: History) -> None:
+        last[:] = [history]
+        if feed:
+            feed.send(history)
+
+    try:
+        yield follow
+        outcome = "finished"
+    except KeyboardInterrupt:
+        outcome = "interrupted"
+        raise
+    finally:
+        if feed:
+            for history in last:
+                feed.send(history)  # with the scores that the last round was waiting for
+            feed.end(outcome)
+
+
+class _Feed:
+    """The trackers of a run, and the last round that each has got."""
+
+    def __init__(
+        self, names: Sequence[str], folder: RunFolder, rounds: int, origin: str, layers: Sequence[str]
+    ) -> None:
+        self._path, self._rounds, self._origin, self._layers = folder.path / "track.json", rounds, origin, layers
+        known = self._read()
+        names = names or [*known["trackers"]]
+        check(names)
+        self._id, self._sent = known["id"], {**dict.fromkeys(names, 0), **known["trackers"]}
+        self._drawn, self._done = 0, 0
+        run = Tracked(self._id, str(folder), folder.path, _settings(folder) if names else {})
+        self._trackers: dict[str, Tracker] = {}
+        for name in names:
+            if (made := self._attempt(name, find(name), run)) is not None:
+                self._trackers[name] = made
+        if names:
+            self._write()
+
+    def send(self, history: History) -> None:
+        """Log the evaluated rounds that are new, with a picture of each tenth of the run."""
+        for t in range(self._done, len(history.rounds)):
+            step = history.rounds[t] + 1
+            tenth, relation = PICTURES * step // max(self._rounds, 1), _relation(history, t)
+            names = [name for name in self._trackers if self._sent[name] < step]
+            numbers = numbers_of(history, t) if names else {}
+            with TemporaryDirectory() as folder:
+                picture = Path(folder) / f"round-{step:05d}.png"
+                if names and relation is not None and tenth > self._drawn:
+                    draw = partial(relation_heatmap, layers=self._layers)
+                    self._attempt("a picture", draw, relation.numpy(), history.names, self._origin, picture)
+                for name in names:
+                    self._attempt(name, self._trackers[name].log, step, numbers, picture if picture.exists() else None)
+                    self._sent[name] = step if name in self._trackers else self._sent[name]
+            self._drawn, self._done = tenth, t + 1
+            if names:
+                self._write()
+
+    def end(self, outcome: str) -> None:
+        """Have the trackers end."""
+        for name in [*self._trackers]:
+            self._attempt(name, self._trackers[name].end, outcome)
+
+    def _attempt(self, name: str, function: Callable[..., Any], *arguments: Any) -> Any:
+        """What a function returns; if it fails, nothing is asked of this tracker any more."""
+        try:
+            return function(*arguments)
+        except Exception as problem:
+            self._trackers.pop(name, None)
+            said = re.sub(r"://[^/\s]*@", "://", f"{type(problem).__name__}: {problem}")  # which may be a password
+            why = " ".join(said.split())[:160]
+            warnings.warn(f"{name} fails, and the run goes on without: {why}", stacklevel=2)
+
+    def _read(self) -> dict[str, Any]:
+        try:
+            known = json.loads(self._path.read_text(encoding="utf-8"))
+            return {"id": str(known["id"]), "trackers": {name: int(last) for name, last in known["trackers"].items()}}
+        except FileNotFoundError:
+            return {"id": uuid.uuid4().hex, "trackers": {}}
+        except (OSError, ValueError, LookupError, TypeError, AttributeError) as problem:
+            told = f"{self._path} cannot be read ({problem!s:.80}); delete it to track the run as a new one"
+            raise RunError(told) from None
+
+    def _write(self) -> None:
+        with replacing(self._path) as part:
+            part.write_text(json.dumps({"id": self._id, "trackers": self._sent}) + "\n", encoding="utf-8")
+
+
+def _settings(folder: RunFolder) -> dict[str, str]:
+    """The config of a run's folder, flat."""
+
+    def flat(table: Mapping[str, Any], before: str = "") -> dict[str, str]:
+        found: dict[str, str] = {}
+        for key, value in table.items():
+            found |= flat(value, f"{before}{key}.") if isinstance(value, dict) else {f"{before}{key}": str(value)}
+        return found
+
+    return flat(experiment.read(str(folder.config), [])) if folder.is_begun else {}
 
 
 def _plain(name: str) -> str:

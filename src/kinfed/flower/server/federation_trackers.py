@@ -14,7 +14,7 @@ from ...runs import trackers
 from ...runs.config import plugins
 
 FILE = ".trackers"  # in a run's folder
-PREFIX = "MLFLOW_"  # of what trackers read of the environment
+PREFIXES = ("MLFLOW_", "WANDB_")  # of what trackers read of the environment
 
 
 def ask(out: Path, names: Sequence[str]) -> None:
@@ -24,7 +24,7 @@ def ask(out: Path, names: Sequence[str]) -> None:
     trackers.check(names)
     words = {
         "names": [plugins.absolute({"name": name})["name"] if plugins.is_path(name) else name for name in names],
-        "environment": {name: value for name, value in os.environ.items() if name.startswith(PREFIX)},
+        "environment": {name: value for name, value in os.environ.items() if name.startswith(PREFIXES)},
     }
     with replacing(out / FILE) as part:
         part.touch(mode=0o600)  # an address may hold a password

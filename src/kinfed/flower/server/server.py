@@ -30,7 +30,7 @@ from ...runs import final_state
 from ...runs.config import experiment, plugins
 from ...runs.final_state import Left
 from ...runs.run_folder import RunFolder
-from ...runs.tracker_feed import followed
+from ...runs.trackers import followed
 from ...verdict.verdict import Verdict
 from ..wire import audit, messages
 from ..wire.audit import AuditedTransport, AuditLog
@@ -155,8 +155,8 @@ class _Run:
         if self.at.done:
             self._evaluate_again()
         origin, layers = Explains.of(self.method).origin_of(self.roster), self._layers()
-        names, again = federation_trackers.asked(self.out), "kinfed flower run --resume"
-        with followed(names, self.folder, self.rounds.count, origin, layers, again) as self.follow:
+        names = federation_trackers.asked(self.out)
+        with followed(names, self.folder, self.rounds.count, origin, layers) as self.follow:
             self._train()
             if not self.history.rounds:
                 raise RunError(
