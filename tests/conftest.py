@@ -1,5 +1,6 @@
 """What all tests share."""
 
+import base64
 import os
 import shutil
 import socket
@@ -7,6 +8,7 @@ import subprocess
 import time
 import urllib.request
 import venv
+from pathlib import Path
 
 # More threads would only get in each other's way: tests run side by side. What needs several asks for them itself.
 os.environ["OMP_NUM_THREADS"] = "1"  # before PyTorch is imported, and for the programs that tests start
@@ -21,7 +23,7 @@ from kinfed.runs.run_folder import RunFolder
 
 # Property tests draw the same examples in every run of continuous integration, and new ones elsewhere. How long drawing
 # them takes says how busy the machine is, and fails nothing.
-TIMELESS = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+TIMELESS = {"max_examples": 25, "deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
 settings.register_profile("kinfed", derandomize=bool(os.environ.get("CI")), **TIMELESS)
 settings.load_profile("kinfed")
 
@@ -49,6 +51,40 @@ def pytest_runtest_setup(item):
         program, package = mark.args
         if shutil.which(program) is None:
             pytest.skip(f"needs {program}: apt-get install {package}")
+
+
+BLANK = base64.b64decode(
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR4nGP4//8/AAX+Av4N70a4AAAAAElFTkSuQmCC"
+) + bytes(2000)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quick():
+    """Nothing waits for the disk, and pictures are blank, whose drawing takes longer than the training of most runs."""
+    real = Figure.savefig
+
+    def savefig(figure, path, **how):
+        if drawn:
+            real(figure, path, **how)
+        else:
+            Path(path).write_bytes(BLANK)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Figure, "savefig", savefig)
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        yield
+
+
+drawn = []
+
+
+@pytest.fixture(autouse=True)
+def looked_at(request):
+    """Pictures are drawn where a test looks at them."""
+    if "pictures" in request.keywords or "figures" in request.fixturenames:
+        drawn.append(True)
+    yield
+    drawn.clear()
 
 
 @pytest.fixture(autouse=True)

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
@@ -43,7 +43,6 @@ def module():
 
 
 @given(arrays, st.sampled_from([1, 7, 1 << 20]))
-@settings(max_examples=60)
 def test_the_formats_own_library_reads_what_is_written(tmp_path_factory, shapes, piece):
     path = tmp_path_factory.mktemp("a") / "a"
     draw = torch.Generator().manual_seed(0)

@@ -6,7 +6,7 @@ from dataclasses import fields
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -53,7 +53,6 @@ def look(sizes, what, batch=3, epochs=2, executor="loop", module=None, data=None
     return data, fleet.train(0, torch.arange(len(sizes)), ())[1]
 
 
-@settings(max_examples=25)
 @given(st.lists(st.integers(2, 11), min_size=1, max_size=4), st.integers(1, 5), st.integers(1, 3))
 def test_an_epoch_shows_every_example_once_in_both_executors(sizes, batch, epochs):
     def weights(client):

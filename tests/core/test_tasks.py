@@ -2,7 +2,6 @@
 
 import math
 
-import hypothesis
 import pytest
 import torch
 from hypothesis import given
@@ -174,7 +173,6 @@ def test_scores_by_class_by_hand():
     assert set(Classification(3).score(outputs, y, torch.ones(7))) == {"accuracy", "loss"}
 
 
-@hypothesis.settings(max_examples=60)
 @given(st.integers(2, 40), st.integers(2, 6), st.integers(0, 10**6), st.booleans())
 def test_scores_by_class_are_scikit_learns_for_the_classes_that_are_there(n, classes, seed, ties):
     draw = torch.Generator().manual_seed(seed)

@@ -520,6 +520,7 @@ def test_a_table_runs_from_the_command_line(tmp_path, capsys, monkeypatch):
     assert "levels.csv has no column 'levl'; did you mean 'level'?" in capsys.readouterr().err
 
 
+@pytest.mark.pictures
 @pytest.mark.parametrize("time", ["", "age"])
 def test_a_table_of_rows_with_one_number_as_target_can_be_looked_at(tmp_path, capsys, monkeypatch, time):
     monkeypatch.chdir(tmp_path)

@@ -7,7 +7,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -84,7 +84,6 @@ def test_windows_are_views_that_stay_views():
     assert torch.equal(_to(plain[:, 1:], torch.device("cpu")), plain[:, 1:])
 
 
-@settings(max_examples=60)
 @given(
     length=st.integers(12, 80),
     past=st.integers(1, 6),

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import minimize
 from torch import nn
@@ -173,7 +173,6 @@ def test_cosine_stays_in_range():
     assert found.min() >= -1
 
 
-@settings(max_examples=50)
 @given(st.integers(1, 8), st.integers(1, 6), st.integers(0, 10_000))
 def test_gram_against_products_and_cdist(count, size, seed):
     theta = random(count, size, seed=seed)
@@ -254,7 +253,6 @@ def test_simplex_of_huge_numbers(dtype):
     assert project_simplex(rows).tolist() == [[1, 0, 0], [0.5, 0.5, 0]]
 
 
-@settings(max_examples=50)
 @given(st.lists(st.lists(st.integers(0, 3), min_size=5, max_size=5), min_size=1, max_size=4), st.integers(1, 7))
 def test_the_largest_of_a_row_and_of_equals_the_first(rows, count):
     found = largest(torch.tensor(rows, dtype=float64), count)

@@ -4,6 +4,8 @@ import pytest
 from kinfed.errors import UsageError
 from kinfed_papers.plots import relations, scores
 
+pytestmark = pytest.mark.pictures
+
 
 def draw_all(folder):
     rng = np.random.default_rng(0)

@@ -8,6 +8,8 @@ from matplotlib.font_manager import findfont
 from kinfed.errors import RunError, UsageError
 from kinfed.plots import charts, heatmaps, lettering
 
+pytestmark = pytest.mark.pictures
+
 NAMES = [f"client {i}" for i in range(6)]
 
 

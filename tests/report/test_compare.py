@@ -256,31 +256,6 @@ def test_runs_of_one_method_are_numbered_and_named_by_folder(tmp_path):
     assert lines[5:] == [f"! {NO_LOCAL} fedavg", f"1: {two}", f"2: {one}"]
 
 
-def test_the_fullest_table_fits_eighty_columns(tmp_path):
-    long = ("per-fedavg", "generated")
-    for seed in range(2):
-        for method in ("local", "fedaghn", long[0]):
-            scores = [min(1.0, 0.1 * seed + 0.005 * i) for i in range(200)]
-            write(
-                tmp_path / method / f"seed-{seed}",
-                method,
-                scores,
-                seed=seed,
-                leaking=method == long[0],
-                relation={"origin": "learned", "auroc": 0.5},
-                seconds=86400.0,
-                scores={long[1]: {"mean": 0.5, "std": 0.2, "worst5": 0.1, "best5": 1.0, "round": 2}},
-                clients_scores={long[1]: scores},
-                chosen=long[1],
-            )
-    comparison = compare([tmp_path / "local", tmp_path / "fedaghn", tmp_path / long[0]])
-    narrow, wide = drawn(comparison), drawn(comparison, width=300)
-    assert narrow[:6] == wide[:6]
-    assert max(map(len, narrow[:6])) <= 80
-    assert not any("…" in line for line in narrow)
-    assert wide[5].split()[:3] == ["per-fedavg", "*", "generated"]
-
-
 def test_numbers_in_the_table(tmp_path):
     write(tmp_path / "run", "fedamp", [0.25, 0.75], relation={"origin": "learned", "auroc": 0.875})
     lines = drawn(compare([tmp_path / "run"]))

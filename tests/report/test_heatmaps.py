@@ -5,6 +5,8 @@ from PIL import Image
 from kinfed.errors import UsageError
 from kinfed.plots import heatmaps
 
+pytestmark = pytest.mark.pictures
+
 NAMES = [f"client {i}" for i in range(6)]
 GROUPS = np.array([0, 1, 0, 1, 0, 1])
 

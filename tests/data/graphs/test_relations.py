@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kinfed.cli import main
@@ -62,7 +62,6 @@ def test_scale_is_the_spread_of_the_finite_distances_between_clients():
     torch.testing.assert_close(distance(1000 * table).weights, distance(table).weights)
 
 
-@settings(max_examples=50)
 @given(st.lists(st.tuples(st.floats(-9, 9), st.floats(-9, 9)), min_size=3, max_size=6, unique=True), st.floats(0, 1))
 def test_kernel_falls_with_distance(points, threshold):
     points = torch.tensor(points, dtype=torch.float64)
@@ -143,7 +142,6 @@ def test_shared_labels_can_be_shuffled_too():
     assert any(torch.equal(renamed(known, order), links.weights) for order in orders)
 
 
-@settings(max_examples=50)
 @given(st.integers(2, 8), st.integers(0, 10_000))
 def test_random_keeps_the_number_of_links(count, seed):
     upper = anything(count, seed).triu(1)

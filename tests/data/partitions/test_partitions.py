@@ -53,7 +53,7 @@ def cases(draw):
     return name, setting, images(n, classes, draw(st.integers(0, 99)), clients), clients, draw(st.integers(0, 99))
 
 
-@settings(max_examples=300)
+@settings(max_examples=60)
 @given(cases())
 def test_every_example_has_one_owner_and_the_generator_decides(case):
     name, setting, dataset, clients, seed = case

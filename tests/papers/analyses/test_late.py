@@ -109,6 +109,7 @@ def test_holding_back_keeps_the_rest_of_participation(study):
     assert made.experiment([hold_back(made, 0.25, 1)]).participation == Participation(0.5, 0, 0.25, 1)
 
 
+@pytest.mark.pictures
 def test_a_real_run_tells_what_its_history_holds(study, tmp_path):
     made = study("fedaghn", "seeds=2", "rounds=4")
     found = late(made, ["fedaghn"], share=0.25, joins=2)

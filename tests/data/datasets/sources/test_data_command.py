@@ -101,6 +101,7 @@ def test_wrong_requests_end_in_one_line(arguments, code, said, capsys, publisher
     assert {path.name for path in tmp_path.rglob("*")} <= {"d"}  # the data directory, empty
 
 
+@pytest.mark.pictures
 def test_inspecting_series_tells_gaps_missing_readings_and_links(capsys, tmp_path):
     values = np.arange(120.0).reshape(40, 3) + 1
     values[5:8, 1] = 0
@@ -149,6 +150,7 @@ def test_inspecting_an_experiment_tells_what_is_really_used(capsys, tmp_path):
     assert found["examples"] == 1797
 
 
+@pytest.mark.pictures
 @pytest.mark.parametrize("name", ["digits", "synthetic"])
 def test_pictures_of_images_and_points(name, capsys):
     picture = Path("/".join(["folder"] * 20)) / "p.png"  # longer than a line, and not cut
