@@ -16,7 +16,6 @@ import pandas as pd
 import pytest
 import torch
 from rich.table import Table
-from rich.text import Text
 from safetensors.torch import load_file
 
 import kinfed
@@ -381,23 +380,6 @@ def test_a_folder_that_holds_a_run_is_not_written_over(capsys, tmp_path):
     assert "already holds a run" in err
 
 
-def test_the_closing_table_says_what_its_words_mean(capsys, tmp_path):
-    code, _, err = kinfed_run(capsys, "run", "fedaghn", *SMALL, "--out", str(tmp_path / "a"))
-    told = " ".join(err.split())
-    assert code == 0
-    assert "worst client best client" in told  # of six, 5 % is nobody
-    assert "own: the client's, after local training; mixed: made for the client, before local training" in told
-    with pytest.raises(SystemExit):
-        main(["run", "--help"])
-    told = " ".join(capsys.readouterr().out.split())
-    assert "kinfed run shops.csv --client shop --target buys --out shops" in told
-
-
-def test_an_endless_name_is_not_repeated_whole(capsys):
-    code, _, err = kinfed_run(capsys, "run", "fedavg", "--out", "x" * 300)
-    assert (code, err.strip()) == (1, f"kinfed: {'x' * 40}...{'x' * 10}/config.toml: File name too long")
-
-
 def test_a_folder_that_cannot_be_made(capsys, tmp_path):
     (tmp_path / "file").write_text("")
     code, _, err = kinfed_run(capsys, "run", "local", *SMALL, "--out", str(tmp_path / "file" / "run"))
@@ -521,17 +503,3 @@ def test_no_name_and_no_digit_of_a_table_is_cut_off(width):
     printed = console.file.getvalue()
     assert all(printed.count(number) == 2 for number in ("77.78", "+3.3 (-1.4 to +8.1)", "100.00"))
     assert {"fedaghn", "words", "that", "may", "wrap"} <= set(printed.split())
-
-
-@pytest.mark.parametrize("terminal", [True, False])
-def test_words_are_never_broken(terminal):
-    """What is to be copied stays in one piece, however narrow a terminal is; a log has one line."""
-    path = "runs/a/folder/that/is/longer/than/a/line/of/this/terminal"
-    words = "the report is in a folder, and not opened"
-    for text in (f"{words}: {path}", Text(f"{words}: {path}", style="bold"), "[red] :smile: [/]"):
-        console = Literal(file=io.StringIO(), force_terminal=terminal, width=30, color_system=None)
-        console.print(text, soft_wrap=True)
-        printed = console.file.getvalue()
-        assert printed.split() == str(text).split()
-        assert terminal or len(printed.splitlines()) == 1
-        assert all(len(line.rstrip()) <= 30 or line.strip() == path for line in printed.splitlines() if terminal)

@@ -45,6 +45,7 @@ SETTINGS = {
     "norms": {"bn": "personal"},
     "all": {"personal": ("head",), "frozen": ("0.weight",), "bn": "local"},
 }
+PARTS = [(name, each) for name in ("fedavg", "fedpac", "sfl") for each in ("personal", "frozen")]  # alone
 BESIDES = {"fedpac": 2 * 3 * 4 + 3 + 1, "fedfomo": 5, "dpfl": 10, "ifca": 1}  # further numbers of an upload
 # Vectors as long as the shared part that a client uploads in a round; of the others one.
 UPLOADS = {"local": 0, "scaffold": 2, "pfedgat": 2, "hedge": 2}
@@ -117,8 +118,9 @@ def same(a, b, exact=True):
         torch.testing.assert_close(a[key], b[key], rtol=0 if exact else 1e-9, atol=0 if exact else 1e-10, msg=key)
 
 
-@pytest.mark.parametrize("settings", SETTINGS)
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize(
+    ("name", "settings"), [*((name, each) for name in METHODS for each in ("norms", "all")), *PARTS]
+)
 def test_every_method_shares_what_it_should_and_nothing_else(name, settings):
     """Counted in bytes, and looked for: no number of a personal or frozen tensor is in any upload."""
     method = METHODS[name](**SETTINGS[settings])

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import kinfed.data.split
@@ -17,7 +17,6 @@ X, Y = torch.randn(40, 3), torch.arange(40) % 2
 CLIENT = np.repeat(["west", "east"], 20)
 
 
-@settings(max_examples=40)
 @given(st.lists(st.integers(3, 30), min_size=1, max_size=5), st.floats(0.05, 0.4), st.floats(0.0, 0.4))
 @example([4], 0.375, 0.375)  # both round to half of the examples
 @example([3], 0.9, 0.05)

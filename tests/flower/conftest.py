@@ -20,7 +20,6 @@ from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
-from kinfed import files
 from kinfed.core import trees
 from kinfed.core.engine import run
 from kinfed.core.graph import Graph
@@ -290,7 +289,6 @@ def trial(grid, tmp_path, examples, monkeypatch):
     for module, names in ((charts, ("accuracy_by_round", "accuracy_by_client")), (heatmaps, ("relation_heatmap",))):
         for name in names:
             monkeypatch.setattr(module, name, lambda *_, **__: None)
-    monkeypatch.setattr(files.os, "fsync", lambda descriptor: None)
     monkeypatch.setattr("kinfed.flower.server.broker.LOOK", 0.0)
     monkeypatch.setattr("kinfed.flower.server.broker.RETRY", 0.0)
     monkeypatch.setattr("kinfed.flower.server.nodes.RETRY", 0.0)

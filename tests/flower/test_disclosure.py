@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 import torch
+from kinds import KINDS
 from safetensors.torch import load_file
 
 from kinfed import __version__
@@ -15,7 +16,6 @@ from kinfed.flower.site.site_check import Here
 from kinfed.flower.site.site_reading import Reading
 from kinfed.flower.wire import messages
 from kinfed.flower.wire.messages import Message
-from kinfed.methods import METHODS
 
 AGREED = {
     "targets": ["sick"],
@@ -120,7 +120,7 @@ def test_gradients_of_few_rows_leave_only_if_the_operator_says_so(hospital, raw,
     assert "refused" not in invite(willing, **raw)
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", KINDS)
 def test_no_sites_model_lies_in_the_folder_that_newcomers_are_given(trial, name, tmp_path, monkeypatch):
     """Nothing in any file of the run's folder is what a site uploaded in the last round."""
     made, uploads, finish = trial(name, rounds=2), [], Site.finish

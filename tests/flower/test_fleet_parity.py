@@ -1,11 +1,10 @@
-"""Every method, unchanged, at six sites: the same models as in a simulation, one message a client and round."""
+"""Methods, unchanged, at six sites: the same models as in a simulation, one message a client and round."""
 
 import numpy as np
 import pytest
 import torch
+from kinds import KINDS
 from safetensors.torch import load_file
-
-from kinfed.methods import METHODS
 
 ROUNDS = 4
 
@@ -13,7 +12,7 @@ ROUNDS = 4
 PARTS = {"personal": ["head.*"], "frozen": ["fc1.bias"]}  # of a model that do not travel
 
 
-@pytest.mark.parametrize(("name", "parts"), [*((name, {}) for name in METHODS), ("fedavg", PARTS), ("sfl", PARTS)])
+@pytest.mark.parametrize(("name", "parts"), [*((name, {}) for name in KINDS), ("fedavg", PARTS), ("sfl", PARTS)])
 def test_sites_end_with_the_models_of_a_simulation(name, parts, trial, examples, tmp_path):
     trial = trial(name, share=0.5, rounds=ROUNDS, method=parts)
     expected = trial.simulate()

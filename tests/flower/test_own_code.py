@@ -24,9 +24,6 @@ def mine(tmp_path, own_code):
     return path
 
 
-TRIALS = Path(__file__).parents[1] / "trials"
-
-
 def give(trial, text, name="mine.py", without=1):
     """Have all sites but the last `without` started with a file of their own."""
     copy = trial.folder / name
@@ -63,29 +60,6 @@ def test_sites_with_the_file_end_with_the_models_of_a_simulation(trial, mine, ow
     lines = [line for line in trial.lines if "left client f out" in line]
     assert lines
     assert all(why in line for line in lines)
-
-
-@pytest.mark.parametrize(
-    ("file", "name", "settings"), [("ditto.py", "Ditto", {"lam": 0.5}), ("fedrod.py", "FedRoD", {})]
-)
-def test_methods_written_outside_the_package_end_with_the_models_of_a_simulation(trial, file, name, settings):
-    """Ditto keeps a second model at home; FedRoD extends the module, keeps a head, and has an objective of its own."""
-    trial = trial(f"{TRIALS / file}:{name}", linked=False, method=settings)
-    give(trial, (TRIALS / file).read_text(), file, without=0)
-    summary = trial.serve()
-    assert summary["names"] == list(trial.examples)
-    expected = trial.simulate()
-    trial.compare(expected)
-    assert summary["chosen"] == expected.history.chosen
-    for i, site in enumerate(trial.examples):
-        (saved,) = (trial.folder / "sites" / site / site).glob("*/model.safetensors")
-        wanted = expected.layout.tensors(expected.history.models["theta"][i])
-        found = load_file(saved)
-        assert found.keys() == wanted.keys()
-        for tensor, value in wanted.items():
-            torch.testing.assert_close(found[tensor], value, rtol=1e-5, atol=1e-5)
-    for key, scores in summary["clients_scores"].items():
-        assert scores == pytest.approx(expected.history.test(key).tolist(), abs=1e-5)
 
 
 COUNTING = """

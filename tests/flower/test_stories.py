@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from kinfed import files
 from kinfed.cli import flower, main
 from kinfed.cli.program import parser_of
 from kinfed.flower.server import plan
@@ -64,7 +63,6 @@ def nodes(shown):
 @pytest.mark.parametrize("story", ["shops", pytest.param("sensors", marks=pytest.mark.slow)])
 def test_sites_that_start_as_the_page_says_are_told_whether_kin_helped(story, tmp_path, monkeypatch, capsys):
     """Two rounds, without Flower between server and sites."""
-    monkeypatch.setattr(files.os, "fsync", lambda descriptor: None)
     shown, told = prepare(story, monkeypatch, tmp_path), []
     for command, lines in shown.items():
         if "--check" in command:

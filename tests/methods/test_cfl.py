@@ -7,9 +7,7 @@ import pytest
 import torch
 
 from kinfed.core.method import Params
-from kinfed.errors import UsageError
 from kinfed.methods import CFL, FedAvg
-from kinfed.methods.cfl import Server
 
 float64 = torch.float64
 PAIRS = torch.tensor([[1.0, 0.0], [0.9, 0.1], [-1.0, 0.1], [-0.9, 0.0]], dtype=float64)
@@ -164,20 +162,6 @@ def test_running_statistics_do_not_split(roster, perceptron):
     change[:, known.layout.trainable.nonzero()[:2, 0]] = PAIRS
     change[:, ~known.layout.trainable] = 100 * directions(0, 180, 0, 180).repeat(1, 3)
     assert groups(aggregate(method, known, method.start(known), change).label) == {frozenset({0, 1}), frozenset({2, 3})}
-
-
-def test_state_has_the_clients_first(roster):
-    server = CFL().start(roster(3, size=2))
-    assert isinstance(server, Server)
-    assert [tuple(t.shape) for t in server] == [(1, 2), (3,), (3, 2), (3,)]
-
-
-@pytest.mark.parametrize(
-    "wrong", [{"begin": -1}, {"min_size": 0}, {"linkage": "average"}, {"eps1": -1.0}, {"eps2": -1.0}, {"gamma": -1.0}]
-)
-def test_refuses(wrong):
-    with pytest.raises(UsageError, match=rf"^CFL\.{next(iter(wrong))} must be "):
-        CFL(**wrong)
 
 
 def test_the_latest_updates_count(roster):

@@ -6,14 +6,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
 from kinfed import UsageError
-from kinfed.core.client import Training
-from kinfed.core.engine import sample
 from kinfed.core.mixins import join
-from kinfed.core.optimiser import SGD
-from kinfed.methods import IFCA, FedAvg, FedSem, fedsem, ifca
+from kinfed.methods import IFCA, FedSem, fedsem, ifca
 from kinfed.methods.ifca import Upload, shuffled
 
 float64 = torch.float64
@@ -23,20 +19,6 @@ FOUR = [[3.0, 0.1], [3.1, -0.1], [-3.0, 0.1], [-2.9, 0.2]]  # two groups, opposi
 def served(method, theta, label):
     kind = ifca.Server if isinstance(method, IFCA) else fedsem.Server
     return kind(torch.as_tensor(theta, dtype=float64), torch.tensor(label))
-
-
-def test_one_cluster_is_uniform_fedavg(examples, noisy, perceptron, executor):
-    x, y = noisy(3, 2, sizes=[7, 5, 9])
-    training = Training(2, 3, SGD(0.1, momentum=0.9))
-    ours, fedavg = (
-        examples(perceptron(norm=True), x, y, m, training=training, executor=executor)
-        for m in (FedSem(clusters=1), FedAvg(uniform=True))
-    )
-    one, other = (t.run(4, participation=0.67).theta for t in (ours, fedavg))
-    torch.testing.assert_close(one[0], other, rtol=0, atol=1e-14)
-    cohorts = [sample(replace(ours.roster, round=t), 0.67) for t in range(4)]
-    seen = torch.zeros(3).index_fill(0, torch.cat(cohorts), 1.0)
-    torch.testing.assert_close(ours.history.relations[-1], (seen / seen.sum()).expand(3, 3))
 
 
 def test_clients_choose_by_their_loss_by_hand(bowls, executor):
@@ -160,18 +142,6 @@ def test_random_models_are_the_first_one_in_another_order(roster, perceptron):
                 assert torch.equal(model[entry.at], known.theta[entry.at])
     assert len({tuple(m.tolist()) for m in models}) == 4
     assert torch.equal(models[:2], shuffled(known, 2))
-
-
-def test_a_step_of_fedsem_brings_models_and_centres_closer(roster):
-    draw = torch.Generator().manual_seed(1)
-    known, method = replace(roster(30, nn.Linear(4, 1).double()), round=1), FedSem(clusters=3)
-    uploads = type("Uploads", (), {"theta": torch.randn(30, 5, generator=draw, dtype=float64)})
-    server, costs = served(method, uploads.theta[:3], [0] * 30), []
-    for _ in range(4):
-        server = method.aggregate(known, server, known.everyone, uploads)
-        costs.append(float((uploads.theta - server.theta[server.label]).square().sum()))
-    assert costs == sorted(costs, reverse=True)
-    assert costs[-1] < costs[0]
 
 
 def test_bad_input_is_one_line(bowls):

@@ -90,11 +90,6 @@ def test_cfl_compares_updates_and_averaging_nothing(federation):
     assert told(FedAvg(), federation)[0] is None
 
 
-def cosines(vectors):
-    """[N, N] by a loop over pairs."""
-    return torch.tensor([[torch.cosine_similarity(a, b, dim=0) for b in vectors] for a in vectors])
-
-
 def same(found, expected, **tolerance):
     torch.testing.assert_close(found.double(), expected.double(), **{"atol": 1e-5, "rtol": 1e-4, **tolerance})
 

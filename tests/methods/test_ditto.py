@@ -33,12 +33,6 @@ def test_the_shared_model_never_hears_of_the_personal_one(examples, noisy, perce
     assert (weak.own != strong.own).all()
 
 
-def test_a_strong_pull_holds_the_personal_model_at_the_shared_one(bowls):
-    trial = bowls(Ditto(pull=1e6), [3.0, -5.0], start=1.0, lr=1e-7, epochs=100)
-    trial.run(1)
-    assert (trial.own - 1).abs().max() < 6e-6  # h |w - b| / pull
-
-
 def test_a_pull_that_overshoots_is_refused(bowls):
     with pytest.raises(UsageError, match=r"ditto: lr \* pull is 2, but from 2 on .* lower method.pull or the learning"):
         bowls(Ditto(pull=20.0), [1.0]).run(1)

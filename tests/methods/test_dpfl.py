@@ -77,11 +77,3 @@ def test_rounds_are_those_of_the_equations(norm, share, examples, noisy, percept
     found = trial.method.relation(trial.roster, server, None)
     np.testing.assert_allclose(found, relation, rtol=0, atol=1e-12)
     assert math.isclose(float(found.sum()), 4)
-
-
-def test_opposite_clients_do_not_take_each_other(bowls):
-    trial = bowls(DPFL(feedback="train", models=3), [[3.0, 0.2], [3.0, -0.2], [-3.0, 0.1], [-3.0, -0.1]])
-    trial.run(8)
-    relation = trial.history.relations[-1]
-    assert not relation[:2, 2:].any()
-    assert not relation[2:, :2].any()

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kinfed.core.client import Training
@@ -38,39 +38,12 @@ def test_attention_of_trained_models(bowls, executor):
     torch.testing.assert_close(trial.loss("mixed"), mixed, rtol=0, atol=1e-6)
 
 
-@pytest.mark.filterwarnings("ignore:fedamp")
-@settings(max_examples=50)
-@given(
-    st.lists(st.lists(st.floats(-3, 3), min_size=2, max_size=2), min_size=2, max_size=6),
-    st.floats(0.01, 5),
-    st.floats(0.1, 5),
-)
-def test_attention_is_symmetric_and_rows_sum_to_one(roster, theta, alpha, sigma):
-    theta, known = torch.tensor(theta, dtype=float64), roster(len(theta), size=2)
-    graph = FedAMP(alpha=alpha, sigma=sigma).graph(known, Params(theta), known.everyone)
-    torch.testing.assert_close(graph, graph.T, rtol=0, atol=1e-12)
-    torch.testing.assert_close(graph.sum(1), torch.ones(len(theta), dtype=float64), rtol=0, atol=1e-11)
-    off = graph - torch.diag(graph.diagonal())
-    assert (off >= 0).all()
-    assert (off <= alpha / sigma + 1e-12).all()
-
-
 def test_identical_models_stay_and_distant_models_are_strangers(roster):
     known, method = roster(3, size=2), FedAMP(alpha=0.2, sigma=1.0)
     same = torch.tensor([[1.5, -2.0]] * 3, dtype=float64)
     torch.testing.assert_close(method.send(known, Params(same), known.everyone).theta, same, rtol=0, atol=1e-15)
     graph = method.graph(known, Params(100 * THREE), known.everyone)
     assert torch.equal(graph, torch.eye(3, dtype=float64))
-
-
-def test_published_constants_keep_at_least_four_fifths(roster):
-    known = roster(20, size=3)
-    theta = torch.randn(20, 3, generator=torch.Generator().manual_seed(0), dtype=float64)
-    graph = FedAMP(alpha=100.0, sigma=1e4).graph(known, Params(theta), known.everyone)
-    off = graph - torch.diag(graph.diagonal())
-    assert off.max() <= 0.01
-    assert graph.diagonal().min() >= 0.81
-    assert off.sum() == pytest.approx(3.8, rel=0.01)  # nearby models: almost the bound
 
 
 def test_the_pull_has_a_live_gradient(bowls, executor):
@@ -83,19 +56,6 @@ def test_the_pull_has_a_live_gradient(bowls, executor):
     _, uploads = trial.fleet.train(0, trial.roster.everyone, sent)
     left = (1 - 0.1 * 0.3 / 0.5) ** 2
     torch.testing.assert_close(uploads.theta, sent.theta + left * (theta - sent.theta), rtol=0, atol=1e-14)
-
-
-def test_many_steps_reach_the_proximal_point(bowls):
-    # argmin of h/2 (w - b)^2 + pull / (2 alpha) (w - u)^2 with pull / alpha = 2.
-    method = FedAMP(alpha=0.5, sigma=2.0, pull=1.0)
-    trial = bowls(method, [3.0, -1.0], h=[1.0, 2.0], lr=0.1, epochs=300)
-    theta = torch.tensor([[0.0], [1.0]], dtype=float64)
-    sent = method.send(trial.roster, Params(theta), trial.roster.everyone)
-    trial.fleet.state = Params(theta)
-    _, uploads = trial.fleet.train(0, trial.roster.everyone, sent)
-    u = sent.theta.squeeze(1)
-    expected = torch.stack([(3 + 2 * u[0]) / 3, (-2 + 2 * u[1]) / 4])
-    torch.testing.assert_close(uploads.theta.squeeze(1), expected, rtol=0, atol=1e-12)
 
 
 def test_only_the_cohort_is_mixed(roster):
@@ -186,14 +146,7 @@ def test_divergence_names_the_weights_too(bowls, executor):
         trial.fleet.train(0, trial.roster.everyone, sent)
 
 
-@pytest.mark.parametrize("wrong", [{"sigma": 0.0}, {"alpha": -1.0}, {"pull": -1.0}, {"neighbours": -1}])
-def test_refuses(wrong):
-    with pytest.raises(UsageError, match=rf"^FedAMP\.{next(iter(wrong))} must be "):
-        FedAMP(**wrong)
-
-
 @pytest.mark.filterwarnings("ignore:fedamp")
-@settings(max_examples=30)
 @given(st.integers(1, 9), st.integers(1, 9), st.integers(0, 10_000))
 def test_few_neighbours_are_still_a_mean_and_all_are_everyone(roster, count, neighbours, seed):
     known, method = roster(count, size=6), FedAMP(alpha=0.3, sigma=3.0, neighbours=neighbours)

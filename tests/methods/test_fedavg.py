@@ -2,8 +2,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import nn
 
 from kinfed.core.client import Training
@@ -86,20 +84,6 @@ def test_running_statistics_stay_at_their_client_if_asked(examples, noisy, perce
         replace(method, bn="mine")
 
 
-@pytest.mark.parametrize("method", [FedAvg, FedProx])
-def test_refuses_a_negative_noise(method):
-    with pytest.raises(
-        UsageError, match=rf"^{method.__name__}.noise must be zero or more; got -0.1 \(standard deviation"
-    ):
-        method(noise=-0.1)
-
-
-def test_one_full_batch_step_descends_the_weighted_loss(bowls):
-    server = bowls(FedAvg(), [0.0, 4.0, -1.0], h=[1.0, 2.0, 0.5], start=1.0, copies=[2, 5, 3]).run(1)
-    slope = 0.2 * 1 * (1 - 0) + 0.5 * 2 * (1 - 4) + 0.3 * 0.5 * (1 + 1)
-    assert float(server.theta) == pytest.approx(1 - 0.1 * slope, abs=1e-14)
-
-
 def test_one_client_is_central_training(examples, noisy, perceptron):
     x, y = noisy(1, 2)
     trial = examples(perceptron(), x, y, FedAvg(), training=Training(3, 100, SGD(0.1, momentum=0.9)))
@@ -120,30 +104,3 @@ def test_five_local_steps_bias_the_limit(bowls, executor):
     # x = (0.9^5 x + 0.8^5 x + 4 (1 - 0.8^5)) / 2 has the solution 2.4858619, not the optimum 8/3.
     trial = bowls(FedAvg(), [0.0, 4.0], h=[1.0, 2.0], start=1.0, epochs=5, executor=executor, every=40)
     assert float(trial.run(40).theta) == pytest.approx(2.4858619, abs=5e-8)
-
-
-@settings(max_examples=20)
-@given(
-    st.lists(st.tuples(st.floats(-3, 3), st.floats(0.1, 2), st.integers(1, 4)), min_size=2, max_size=4),
-    st.randoms(use_true_random=False),
-)
-def test_renaming_clients_renames_results(bowls, clients, random):
-    order = list(range(len(clients)))
-    random.shuffle(order)
-
-    def found(clients):
-        b, h, copies = zip(*clients, strict=True)
-        trial = bowls(FedAvg(), b, h=h, copies=copies, epochs=2)
-        trial.run(2)
-        return trial.headline, trial.loss("shared")
-
-    models, losses = found(clients)
-    models_after, losses_after = found([clients[i] for i in order])
-    torch.testing.assert_close(models_after, models[order], rtol=0, atol=1e-12)
-    torch.testing.assert_close(losses_after, losses[order], rtol=0, atol=1e-11)
-
-
-def test_sends_the_model_both_ways(bowls):
-    trial = bowls(FedAvg(), [[1.0, 2.0], [5.0, 6.0], [0.0, 0.0]])
-    trial.run(4)
-    assert trial.history.bytes_up == trial.history.bytes_down == 4 * 3 * 2 * 8

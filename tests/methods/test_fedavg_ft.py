@@ -3,7 +3,6 @@ import torch
 
 from kinfed.core.client import Training
 from kinfed.core.optimiser import SGD
-from kinfed.errors import UsageError
 from kinfed.methods import FedAvg, FedAvgFT
 
 
@@ -31,18 +30,6 @@ def test_a_round_may_be_counted_in_steps():
     assert Training(steps=5).span(3) == {"steps": 15}
 
 
-def test_no_epoch_is_fedavg(examples, noisy, perceptron, executor):
-    x, y = noisy(3, 2)
-    training = Training(epochs=2, batch=3, optimiser=SGD(0.1))
-    tuned, plain = (
-        examples(perceptron(), x, y, m, training=training, executor=executor) for m in (FedAvgFT(epochs=0), FedAvg())
-    )
-    tuned.run(3)
-    plain.run(3)
-    assert torch.equal(tuned.loss("tuned"), plain.loss("shared"))
-    assert torch.equal(tuned.headline, plain.headline)
-
-
 def test_tuning_never_feeds_back(examples, noisy, perceptron, executor):
     x, y = noisy(3, 2)
     training = Training(epochs=2, batch=3, optimiser=SGD(0.1))
@@ -61,15 +48,3 @@ def test_head_alone(examples, noisy, perceptron):
     for tuned in trial.headline:
         assert torch.equal(tuned[base], server.theta[base])
         assert (tuned[head] != server.theta[head]).all()
-
-
-@pytest.mark.parametrize(
-    ("wrong", "said"),
-    [
-        ({"scope": "body"}, "scope must be one of 'all', 'head'; got 'body'"),
-        ({"epochs": -1}, "epochs must be zero or more; got -1"),
-    ],
-)
-def test_refuses(wrong, said):
-    with pytest.raises(UsageError, match=f"^FedAvgFT.{said}"):
-        FedAvgFT(**wrong)

@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kinfed.core.seeding import key, tags
@@ -103,7 +103,6 @@ def test_probes_leave_buffers_alone(roster, perceptron):
     assert (steps[..., known.layout.trainable] != 0).any()
 
 
-@settings(max_examples=50)
 @given(st.integers(1, 12), st.integers(0, 10_000))
 def test_balanced_signs_sum_to_zero(count, seed):
     signs = draw_signs(key(seed, "test"), NAMES[:3], NAMES[:count])

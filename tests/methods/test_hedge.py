@@ -88,20 +88,6 @@ def test_a_lesson_by_hand(roster, cohort):
     close(after.sharpness, server.sharpness - 0.7 * agreed(torch.stack(by_sharpness)))
 
 
-def test_by_home_and_by_sharpness_are_derivatives_of_the_mixture(roster):
-    # The signs in which all numbers are learned, against autograd of sum_i <answer_i, mixture_i>.
-    known, models, answer = roster(4, size=5), random(4, 5), random(4, 5, seed=2)
-    server = evidence(known)
-
-    def losses(p, q):
-        return (Hedge().weights(server._replace(home=p, sharpness=q), known.everyone) @ models * answer).sum(1)
-
-    own = torch.autograd.functional.jacobian(losses, (server.home, server.sharpness))
-    after = taught(Hedge(lr=1.0), known, server, models, change=random(4, 5, seed=1), answer=answer)
-    close(after.home, server.home - agreed(own[0]))
-    close(after.sharpness, server.sharpness - agreed(own[1]))
-
-
 def test_it_depends_on_no_scale(roster):
     known, models = roster(6, size=5), random(6, 5)
     server = evidence(known)
@@ -238,16 +224,6 @@ def test_the_equations_once_more(roster, settings, cohorts):
     close(server.home, torch.tensor(log_p, dtype=float64), atol=1e-7)
     close(server.sharpness, torch.tensor(log_q, dtype=float64), atol=1e-7)
     close(method.send(known, server, known.everyone).theta, torch.from_numpy(sent), atol=1e-7)
-
-
-def test_the_order_of_clients_does_not_matter(roster):
-    known, models = roster(6, size=5), random(6, 5)
-    change, answer, order = random(6, 5, seed=1), random(6, 5, seed=2), torch.tensor([4, 2, 0, 5, 1, 3])
-    one = taught(Hedge(), known, Hedge().start(known), models, change=change, answer=answer)
-    other = known.part(order)
-    other = taught(Hedge(), other, Hedge().start(other), models[order], change=change[order], answer=answer[order])
-    close(other.theta, one.theta[order])
-    close(other.against, one.against[order][:, order])
 
 
 def test_nobody_moved_and_nobody_is_sent_a_nan(roster):

@@ -215,16 +215,6 @@ def test_newcomers_are_sent_the_mean_and_after_training_the_models_of_their_kin(
     close(method.send(known, stayed, new).theta[0], before.theta.mean(0))
 
 
-def test_clients_of_two_kinds_learn_from_their_own(bowls, executor):
-    goals = [[3.0, 0.0], [-3.0, 0.0], [3.0, 0.5], [-3.0, 0.5], [3.0, -0.5], [-3.0, -0.5]]
-    trial = bowls(Kin(), goals, copies=2, executor=executor)
-    trial.run(3)
-    group = torch.arange(6) % 2
-    relation = trial.history.relations[-1][0]
-    assert (relation[group[:, None] != group] < 1e-3).all()
-    assert (relation[group[:, None] == group] > 0.2).all()
-
-
 def test_what_a_round_needs_is_computed_once(roster, monkeypatch):
     known, method, asked = roster(6, module(), SIZES), Kin(), []
     server = trained(method, known)

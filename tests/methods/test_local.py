@@ -22,25 +22,3 @@ def test_does_not_depend_on_the_other_clients(examples, noisy, perceptron):
     among.run(3)
     assert torch.equal(alone.headline[0], among.headline[0])
     assert not torch.equal(among.headline[0], among.headline[1])
-
-
-def test_does_not_depend_on_the_order_of_the_cohort(examples, noisy, perceptron, executor):
-    x, y = noisy(3, 2, sizes=[7, 5, 9])
-    training = Training(epochs=2, batch=2, optimiser=SGD(0.1))
-    one, other = (examples(perceptron(), x, y, Local(), training=training, executor=executor) for _ in range(2))
-    one.fleet.train(0, torch.tensor([0, 1, 2]), ())
-    other.fleet.train(0, torch.tensor([2, 0, 1]), ())
-    torch.testing.assert_close(one.fleet.state.theta, other.fleet.state.theta, rtol=0, atol=1e-15)
-
-
-def test_an_absent_client_keeps_its_model(bowls):
-    trial = bowls(Local(), [1.0, 2.0, 3.0])
-    trial.fleet.train(0, torch.tensor([1]), ())
-    torch.testing.assert_close(trial.fleet.state.theta.squeeze(1), torch.tensor([0, 0.2, 0], dtype=torch.float64))
-
-
-def test_sends_nothing_and_relates_nobody(bowls):
-    trial = bowls(Local(), [1.0, 2.0, 3.0])
-    trial.run(2)
-    assert (trial.history.bytes_up, trial.history.bytes_down) == (0, 0)
-    assert torch.equal(trial.history.relations[-1], torch.eye(3))

@@ -4,7 +4,6 @@ from torch.func import grad, vjp
 
 from kinfed.core.client import Training
 from kinfed.core.optimiser import SGD, Adam
-from kinfed.errors import UsageError
 from kinfed.methods import PerFedAvg
 
 float64 = torch.float64
@@ -103,19 +102,3 @@ def test_running_statistics_follow_training_but_not_adaptation(examples, noisy, 
     assert (server.theta[~learned] != trial.roster.theta[~learned]).all()
     assert torch.equal(trial.headline[:, ~learned], server.theta[~learned].expand(2, -1))
     assert (trial.headline[:, learned] != server.theta[learned]).any(1).all()
-
-
-@pytest.mark.parametrize(
-    ("setting", "value", "least"),
-    [
-        ("alpha", -1.0, "zero or more"),
-        ("beta", 0.0, "positive"),
-        ("delta", 0.0, "positive"),
-        ("adapt_steps", -1, "zero or more"),
-        ("steps", 0, "at least 1"),
-        ("batch", 0, "at least 1"),
-    ],
-)
-def test_refuses(setting, value, least):
-    with pytest.raises(UsageError, match=f"^PerFedAvg.{setting} must be {least}; got {value} "):
-        PerFedAvg(**{setting: value})

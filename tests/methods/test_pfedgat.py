@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -91,30 +91,6 @@ def test_rounds_by_hand(bowls, worked, heads, executor):
     close(trial.loss("mixed").sum(), expected["L_total_after_step_same_Theta"])
 
 
-@pytest.mark.parametrize("heads", [1, 2])
-def test_gradient_of_the_graph_by_hand(worked, heads):
-    numbers = worked["pfedgat"]
-    expected, theta = numbers[f"K{heads}"], numbers["Theta"]
-    graph = attend(attention_of(numbers, heads), theta, 0.2)
-    uphill = graph @ theta - numbers["targets_c"]
-    slope = uphill @ theta.T
-    close(slope, expected["dL_dR"])
-    close((slope * graph).sum(1), (uphill * (graph @ theta)).sum(1), atol=1e-14)
-
-
-def test_scores_by_hand(worked):
-    numbers = worked["pfedgat"]
-    h = F.layer_norm(numbers["Theta"], (4,))
-    close(h, numbers["h"])
-    for heads in (1, 2):
-        attention = attention_of(numbers, heads)
-        z = torch.einsum("hfm,nm->hnf", attention.project, h)
-        left, right = (torch.einsum("hnf,hf->hn", z, a) for a in attention[1:])
-        close(F.leaky_relu(left[:, :, None] + right[:, None], 0.2), numbers[f"K{heads}"]["e"])
-        close(slowly(attention, numbers["Theta"]), numbers[f"K{heads}"]["R"])
-
-
-@settings(max_examples=30)
 @given(st.integers(1, 7), st.integers(1, 3), st.integers(0, 10_000))
 def test_graph_is_positive_rows_sum_to_one_for_any_number_of_clients(count, heads, seed):
     attention, theta = network(heads, seed=seed), random(count, 5, seed=seed + 5)
@@ -122,31 +98,6 @@ def test_graph_is_positive_rows_sum_to_one_for_any_number_of_clients(count, head
     assert (graph > 0).all()
     close(graph.sum(1), torch.ones(count, dtype=float64), atol=1e-13)
     close(graph, slowly(attention, theta), atol=1e-12)
-
-
-def test_renaming_clients_renames_the_graph():
-    theta, order = random(4, 5), torch.tensor([2, 0, 3, 1])
-    graph = attend(network(), theta, 0.2)
-    close(attend(network(), theta[order], 0.2), graph[order][:, order], atol=1e-14)
-
-
-def test_equal_models_are_equal_in_the_graph(roster):
-    known, method, theta = roster(4, size=5), PFedGAT(**SMALL), random(4, 5)
-    theta[2] = theta[1]
-    graph = attend(network(), theta, 0.2)
-    close(graph[2], graph[1], atol=1e-15)
-    close(graph[:, 2], graph[:, 1], atol=1e-15)
-    same = theta[:1].expand(4, 5).clone()
-    server = ready(method, known, network(), same)
-    close(method.relation(known, server, known.everyone), torch.full((4, 4), 0.25, dtype=float64), atol=1e-15)
-    close(server.theta, same, atol=1e-15)
-
-
-def test_scale_and_shift_of_a_model_do_not_matter():
-    theta = 1e3 * random(4, 5)  # large beside the constant that guards the normalisation
-    scale = torch.tensor([1.0, 7.0, 0.5, 100.0], dtype=float64)[:, None]
-    shift = torch.tensor([0.0, -3e3, 5e2, 9e3], dtype=float64)[:, None]
-    close(attend(network(), theta * scale + shift, 0.2), attend(network(), theta, 0.2), atol=1e-9)
 
 
 @pytest.mark.parametrize("zero", ["a", "W"])
@@ -172,66 +123,12 @@ def test_without_a_or_w_it_is_uniform_fedavg(bowls, zero, executor):
         assert torch.equal(after.speak, attention.speak)
 
 
-def test_one_head_orders_speakers_alike_for_all_listeners():
-    for seed in range(5):
-        graph = attend(network(heads=1, seed=seed), random(6, 5, seed=seed + 9), 0.2)
-        assert len(set(map(tuple, graph.argsort(1).tolist()))) == 1
-    # More heads can do more.
-    graphs = [attend(network(heads=4, seed=s), random(6, 5, seed=s + 9), 0.2) for s in range(5)]
-    assert any(len(set(map(tuple, graph.argsort(1).tolist()))) > 1 for graph in graphs)
-
-
-def test_step_is_the_gradient_of_the_summed_losses(roster):
-    known, method, goal = roster(4, size=5), PFedGAT(**SMALL, lr=0.1), random(4, 5, seed=20)
-    uploads = random(4, 5, seed=21)
-    server = ready(method, known, network(), uploads)
-    leaves = Heads(*(t.clone().requires_grad_() for t in network()))
-
-    def loss(attention):
-        return sum((mixed - c).square().sum() / 2 + mixed.sin().sum() for mixed, c in zip(
-            slowly(attention, uploads) @ uploads, goal, strict=True
-        ))  # fmt: skip
-
-    slopes = torch.autograd.grad(loss(leaves), leaves)
-    uphill = server.theta - goal + server.theta.cos()
-    after = method.aggregate(known, server, known.everyone, Upload(random(4, 5, seed=22), uphill)).network
-    for found, start, slope in zip(after, network(), slopes, strict=True):
-        close(found, start - 0.1 * slope, atol=1e-12)
-    # A small step lowers the loss by its squared length.
-    gain = float(loss(network()) - loss([a - 1e-5 * s for a, s in zip(network(), slopes, strict=True)]))
-    assert gain == pytest.approx(1e-5 * sum(float(s.square().sum()) for s in slopes), rel=0.02)
-
-
 def test_no_feedback_moves_nothing(roster):
     known, method = roster(4, size=5), PFedGAT(**SMALL)
     server = ready(method, known, network(), random(4, 5))
     after = method.aggregate(known, server, known.everyone, Upload(random(4, 5, seed=1), torch.zeros(4, 5).double()))
     for found, start in zip(after.network, network(), strict=True):
         assert torch.equal(found, start)
-
-
-def test_only_the_cohort_is_mixed_and_only_its_mix_is_judged(roster):
-    known, method = roster(4, size=5), PFedGAT(**SMALL, lr=0.1)
-    first, second = torch.tensor([0, 1, 3]), torch.tensor([1, 2, 3])
-    uploads, uphill = random(4, 5, seed=30), random(4, 5, seed=31)
-    server = method.start(known)._replace(network=network())
-    server = method.aggregate(known, server, first, Upload(uploads[first], uphill[first]))
-    graph = slowly(network(), uploads[first])
-    close(server.theta[first], graph @ uploads[first], atol=1e-13)
-    assert torch.equal(server.theta[2], known.theta)
-    relation = method.relation(known, server, first)
-    expected = torch.zeros(4, 4, dtype=float64)
-    expected[first[:, None], first] = graph
-    expected[2, first] = 1 / 3  # whoever is new starts from the mean of the others
-    close(relation, expected, atol=1e-13)
-    close(method.send(known, server, torch.tensor([2])).theta[0], server.theta[first].mean(0), atol=1e-13)
-    # Client 2 received no mix and client 0 says nothing: only 1 and 3 judge, and over the three who were mixed.
-    after = method.aggregate(known, server, second, Upload(random(3, 5, seed=32), uphill[second])).network
-    leaves = Heads(*(t.clone().requires_grad_() for t in network()))
-    mixed = slowly(leaves, uploads[first]) @ uploads[first]
-    slopes = torch.autograd.grad((mixed[1:] * uphill[[1, 3]]).sum(), leaves)
-    for found, start, slope in zip(after, network(), slopes, strict=True):
-        close(found, start - 0.1 * slope, atol=1e-12)
 
 
 def test_network_size_and_start(roster):
@@ -252,12 +149,6 @@ def test_the_network_sees_what_is_learned(roster, perceptron):
     close(method.relation(known, server, known.everyone), slowly(server.network, seen), atol=1e-12)
 
 
-def test_feedback_doubles_the_upload(bowls):
-    trial = bowls(PFedGAT(heads=1, width=2), [[1.0, 0.0], [0.0, 1.0]], copies=2)
-    trial.run(3)
-    assert (trial.history.bytes_up, trial.history.bytes_down) == (2 * 3 * 2 * 2 * 8, 3 * 2 * 2 * 8)
-
-
 def dynamically(network, theta, slope=0.2):
     """R: [N, N] of the second kind of attention, pair by pair."""
     h = [(t - t.mean()) / (t.var(correction=0) + 1e-5).sqrt() for t in theta]
@@ -273,7 +164,6 @@ def dynamic(heads=2, width=3, size=5, seed=0):
     return DynamicHeads(*(random(*shape, seed=seed + i) for i, shape in enumerate(shapes)))
 
 
-@settings(max_examples=30)
 @given(st.integers(1, 7), st.integers(1, 3), st.integers(0, 10_000))
 def test_dynamic_attention_pair_by_pair(count, heads, seed):
     theta, order = random(count, 5, seed=seed + 5), torch.randperm(count, generator=torch.Generator().manual_seed(seed))
@@ -282,11 +172,6 @@ def test_dynamic_attention_pair_by_pair(count, heads, seed):
     close(graph.sum(1), torch.ones(count, dtype=float64), atol=1e-13)
     close(graph, dynamically(dynamic(heads, seed=seed), theta), atol=1e-12)
     close(attend(dynamic(heads, seed=seed), theta[order], 0.2), graph[order][:, order], atol=1e-13)
-
-
-def test_one_dynamic_head_can_rank_speakers_differently():
-    graphs = [attend(dynamic(heads=1, seed=s), random(6, 5, seed=s + 9), 0.2) for s in range(5)]
-    assert any(len(set(map(tuple, graph.argsort(1).tolist()))) > 1 for graph in graphs)
 
 
 def test_dynamic_step_is_the_gradient_too(roster):
@@ -396,9 +281,7 @@ def test_bytes_of_a_channel(bowls, method, up, down, executor):
     assert trial.history.bytes_down == 3 * 3 * (16 + down)
 
 
-VARIANTS = [
-    PFedGAT(**SMALL),
-    PFedGAT(**SMALL, sketch=5),
+VARIANTS = [  # of papers; of PFedGAT itself they are in test_variants
     Delta(**SMALL),
     Sketch(**SMALL, size=4),
     Spsa(**SMALL, probes=2, radius=0.1),
@@ -409,13 +292,12 @@ VARIANTS = [
 
 
 @pytest.mark.parametrize("method", VARIANTS, ids=str)
-@pytest.mark.parametrize("participation", [0.75, 1.0])
-def test_executors_agree_on_every_variant(examples, noisy, perceptron, method, participation):
+def test_executors_agree_on_every_variant(examples, noisy, perceptron, method):
     x, y = noisy(4, 2, sizes=[7, 2, 9, 4])
     found, method = [], replace(method, lr=0.5)
     for executor in ("loop", "vmap"):
         trial = examples(perceptron(norm=True), x, y, method, training=Training(2, 3, SGD(0.1)), executor=executor)
-        found.append((trial.run(4, participation=participation), trial.headline, trial.history))
+        found.append((trial.run(4, participation=0.75), trial.headline, trial.history))
     start = method.start(trial.roster).network
     assert any(not torch.equal(a, b) for a, b in zip(start, found[0][0].network, strict=True))
     for one, other in zip(found[0][0].network, found[1][0].network, strict=True):
@@ -461,25 +343,6 @@ def test_a_network_too_large_is_refused_by_name(roster):
     method.start(roster(2, half))
     with pytest.raises(UsageError, match="pfedgat: a network"):  # with two projections a head
         Dynamic().start(roster(2, half))
-
-
-@pytest.mark.parametrize(
-    ("kind", "wrong"),
-    [
-        (PFedGAT, {"heads": 0}),
-        (PFedGAT, {"width": 0}),
-        (PFedGAT, {"sketch": -1}),
-        (Sketch, {"size": 0}),
-        (Spsa, {"probes": 0}),
-        (Spsa, {"radius": 0.0}),
-        (PFedGAT, {"lr": 0.0}),
-        (PFedGAT, {"feedback": "none"}),
-        (Delta, {"feedback": "held-out"}),
-    ],
-)
-def test_refuses(kind, wrong):
-    with pytest.raises(UsageError, match=next(iter(wrong))):
-        kind(**wrong)
 
 
 def test_delta_counts_each_clients_own_steps(roster):

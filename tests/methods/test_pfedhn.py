@@ -147,13 +147,6 @@ def test_a_frozen_network_sends_the_same_models(bowls, executor):
     assert torch.equal(trial.history.scores[0]["generated", "test", "mse"], trial.loss("generated"))
 
 
-def test_learns_what_its_clients_want(bowls):
-    wanted = torch.tensor([[1.0, 2.0], [3.0, -4.0]], dtype=float64)
-    trial = bowls(PFedHN(optimiser=SGD(momentum=0.9)), wanted, lr=1.0, every=200)
-    trial.run(200)
-    torch.testing.assert_close(trial.headline, wanted, rtol=0, atol=1e-3)
-
-
 def test_size_of_the_published_network(roster):
     module = nn.Sequential(
         nn.Conv2d(3, 16, 5), nn.Conv2d(16, 32, 5), nn.Linear(800, 120), nn.Linear(120, 84), nn.Linear(84, 10)
@@ -180,22 +173,6 @@ def test_running_statistics_stay_with_the_client(examples, noisy, perceptron, ex
     assert torch.equal(statistics, trial.own[:, ~layout.trainable])
     assert not torch.equal(statistics[0], statistics[1])
     assert trial.history.bytes_up == trial.history.bytes_down == 2 * 2 * layout.parameters * 8
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"hidden": 0},
-        {"layers": 0},
-        {"embedding": 0},
-        {"clip": 0.0},
-        {"client_clip": 0.0},
-        {"memory": 0.0},
-    ],
-)
-def test_refuses(wrong):
-    with pytest.raises(UsageError):
-        PFedHN(**wrong)
 
 
 def test_a_newcomer_has_the_mean_embedding_and_an_optimiser_that_knows_nothing_of_it(roster):

@@ -1,6 +1,6 @@
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kinfed.core.client import Training
@@ -42,7 +42,6 @@ def test_five_local_steps_reach_the_optimum(bowls, executor):
     assert float(server.control) == pytest.approx(0, abs=1e-8)
 
 
-@settings(max_examples=15)
 @given(
     st.lists(st.tuples(st.floats(-3, 3), st.floats(0.1, 2), st.integers(1, 5)), min_size=2, max_size=5),
     st.floats(0.2, 1),
@@ -108,15 +107,6 @@ def test_sends_two_vectors_both_ways(bowls):
 def test_refuses_other_optimisers(bowls, optimiser):
     with pytest.raises(UsageError, match="plain SGD"):
         bowls(Scaffold(), [1.0, 2.0], optimiser=optimiser).run(1)
-
-
-@pytest.mark.parametrize(
-    ("wrong", "said"),
-    [({"option": 3}, "option must be one of 1, 2; got 3"), ({"server_lr": 0.0}, "server_lr must be positive; got 0.0")],
-)
-def test_refuses(wrong, said):
-    with pytest.raises(UsageError, match=f"^Scaffold.{said}"):
-        Scaffold(**wrong)
 
 
 def test_shared_variate_is_the_mean_when_clients_have_joined(bowls):

@@ -3,12 +3,11 @@ import math
 
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from sklearn.cluster import KMeans
 
 from kinfed.ops import clustering
-from kinfed.ops.clustering import _lloyd, _seeds, count_distinct, distances, kmeans
+from kinfed.ops.clustering import _seeds, count_distinct, distances, kmeans
 from kinfed.ops.similarity import gram
 
 float64 = torch.float64
@@ -41,7 +40,6 @@ def squares(part):
     return float((part - part.mean(0)).square().sum())
 
 
-@settings(max_examples=40)
 @given(st.integers(1, 9), st.integers(1, 4), st.integers(0, 1000))
 def test_distances_add_up_over_parts(count, parts, seed):
     pieces = [random(count, 2 + i, seed=seed + i) for i in range(parts)]
@@ -63,7 +61,6 @@ def test_points_closer_than_rounding_are_identical():
     assert apart[0, 2] == pytest.approx(1e-6)
 
 
-@settings(max_examples=40)
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=12), st.integers(0, 1000))
 def test_identical_points_are_counted_once(which, seed):
     points = random(5, 3000, seed=seed)[which].float()
@@ -73,29 +70,13 @@ def test_identical_points_are_counted_once(which, seed):
     assert count_distinct(apart) == len(set(which))
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(6))
 def test_small_problems_are_solved(seed):
     points, count = random(3 + seed % 5, 2, seed=seed), 1 + seed % 3
     clusters = kmeans(distances(gram(points)), count, lots(30, count, len(points), seed))
     assert float(clusters.distance.square().sum()) == pytest.approx(best(points, count, squares), abs=1e-12)
 
 
-@settings(max_examples=30)
-@given(st.integers(6, 40), st.integers(2, 5), st.integers(0, 10_000))
-def test_follows_the_path_of_another_implementation(size, count, seed):
-    points, centres = random(size, 3, seed=seed), random(count, 3, seed=seed + 1) / 4
-    square = torch.cdist(centres, points).square()
-    assume(len(square.argmin(0).unique()) == count)  # what is done about empty clusters differs
-    other = KMeans(count, init=centres.numpy(), n_init=1, tol=0, max_iter=500).fit(points.numpy())
-    (label,), (weights,), (away,) = _lloyd(distances(gram(points)), square[None])
-    # Both stop when little changes, and ours at a millionth of the objective.
-    assert float(away.sum()) == pytest.approx(other.inertia_, rel=1e-5)
-    if label.tolist() == other.labels_.tolist():
-        centre = weights @ points
-        torch.testing.assert_close(centre, torch.from_numpy(other.cluster_centers_), rtol=0, atol=1e-12)
-
-
-@settings(max_examples=25)
 @given(st.integers(1, 20), st.integers(1, 6), st.integers(0, 10_000))
 def test_clusters_are_whole_and_centres_in_their_middle(size, count, seed):
     points, count = random(size, 3, seed=seed), min(count, size)
@@ -110,30 +91,6 @@ def test_clusters_are_whole_and_centres_in_their_middle(size, count, seed):
     for k in range(count):
         part = points[clusters.label == k]
         torch.testing.assert_close(centre[k], part.mean(0), rtol=0, atol=1e-12)
-
-
-@settings(max_examples=40)
-@given(st.integers(4, 30), st.integers(2, 6), st.integers(0, 10_000))
-def test_the_objective_never_grows_and_no_cluster_stays_empty(size, count, seed):
-    points, count = random(size, 2, seed=seed), min(count, size - 1)
-    apart, path = distances(gram(points)), []
-    assign = clustering._assign
-
-    def watched(square):
-        label = assign(square)
-        path.append((square.amin(1).sum(1), label))
-        return label
-
-    clustering._assign = watched
-    try:
-        # Centres far off leave all clusters but one empty at first.
-        starts = torch.stack([random(count, 2, seed=seed + 1), 100 + random(count, 2, seed=seed + 2)])
-        _, _, away = _lloyd(apart, torch.cdist(starts, points.expand(2, -1, -1)).square())
-    finally:
-        clustering._assign = assign
-    costs = torch.stack([cost for cost, _ in path] + [away.sum(1)])
-    assert (costs[1:] <= costs[:-1] * (1 + 1e-9)).all()
-    assert all(len(row.unique()) == count for _, label in path for row in label)
 
 
 def test_an_empty_cluster_takes_the_farthest_point_that_is_not_alone():
@@ -161,7 +118,6 @@ def test_seeds_never_repeat_an_identical_point():
     assert (square[:, 0] != square[:, 1]).all()
 
 
-@settings(max_examples=40)
 @given(st.integers(2, 12), st.integers(1, 5), st.integers(0, 10_000), st.randoms(use_true_random=False))
 def test_order_means_nothing_if_the_lots_move_along(size, count, seed, shuffle):
     points, count = random(size, 3, seed=seed), min(count, size)

@@ -1,6 +1,6 @@
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -66,7 +66,6 @@ def test_columns_of_a_long_model_are_taken_in_turn(monkeypatch):
     close(inner_listed(a, b, near, layout)[0][0], (a @ b.T).gather(1, near), atol=1e-11)
 
 
-@settings(max_examples=40)
 @given(st.integers(2, 12), st.integers(1, 14), st.integers(1, 5), st.integers(0, 10_000))
 def test_candidates_are_the_best_others(count, most, size, seed):
     keys, cohort = random(count, size, seed=seed), torch.randperm(count)[: 1 + count // 2]
@@ -89,7 +88,6 @@ def test_candidates_block_by_block(monkeypatch):
     assert torch.equal(candidates(keys, keys, cohort, 5), whole)
 
 
-@settings(max_examples=30)
 @given(st.integers(1, 9), st.integers(1, 12), st.integers(0, 10_000))
 def test_the_nearest_of_all_are_exact(count, most, seed):
     layout = Layout.of(nn.Linear(4, 2))

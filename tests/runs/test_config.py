@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from kinds import KINDS
 
 from kinfed.cli import main
 from kinfed.core.client import Training
@@ -92,7 +93,7 @@ def test_every_setting_of_a_method_is_written_down(name, tmp_path):
     assert again(found, tmp_path / "c.toml").method == found.method
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", KINDS)
 def test_the_written_config_is_the_same_experiment(name, tmp_path):
     found = resolve(read(name, ["seed=7", "training.optimiser=adam", "federation.graph.name=shuffled"]))
     second = again(found, tmp_path / "c.toml")

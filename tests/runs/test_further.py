@@ -7,6 +7,7 @@ import re
 import numpy as np
 import pytest
 import torch
+from kinds import KINDS
 from torch import nn
 
 from kinfed.cli.program import execute
@@ -83,7 +84,7 @@ def same(a, b):
     assert not [key for key in a if not torch.equal(torch.nan_to_num(a[key]), torch.nan_to_num(b[key]))]
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", KINDS)
 def test_two_rounds_and_two_more_are_four(name, tmp_path):
     participation = Participation(0.6, late=0.3, joins=3)
     before = finished(name, tmp_path, participation=participation)
@@ -100,7 +101,7 @@ def test_two_rounds_and_two_more_are_four(name, tmp_path):
     assert hashes(tmp_path / "begun") == before
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", KINDS)
 def test_clients_join_a_finished_run(name, tmp_path):
     """Those who were there keep what the server and they themselves know; newcomers are as `add_clients` has them."""
     finished(name, tmp_path, data=federation(4))

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from kinds import KINDS
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
@@ -144,7 +145,7 @@ class Counted(nn.Module):
         return self.head(self.norm(self.read(x[..., None])[0][:, -1]) * (1 + self.steps / 10))
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", KINDS)
 def test_a_run_that_was_pickled_predicts_as_before(name):
     draw = torch.Generator().manual_seed(1)
     x = torch.randn(90, 4, generator=draw)

@@ -7,6 +7,7 @@ import numpy as np
 import polars
 import pytest
 import torch
+from kinds import KINDS
 
 from kinfed.cli import onboard as onboard_command
 from kinfed.cli.onboard import sentence
@@ -60,8 +61,8 @@ def trained(tmp_path, name="fedavg", *overrides, beside=()):
     return Run.open(tmp_path / "run")
 
 
-@pytest.mark.parametrize("name", [name for name in METHODS if not getattr(METHODS[name], "refuses", "")])
-def test_a_newcomer_joins_every_method_that_has_something_to_give(name, tmp_path):
+@pytest.mark.parametrize("name", [name for name in (*KINDS, "fedsem") if not getattr(METHODS[name], "refuses", "")])
+def test_a_newcomer_joins_methods_that_has_something_to_give(name, tmp_path):
     saved = trained(tmp_path, name, "federation.newcomers=1", "method.neighbours=3" if name == "knn-per" else "seed=0")
     before = hashes(tmp_path / "run")
     (one,) = joining_clients.of_run(saved, None)

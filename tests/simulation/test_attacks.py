@@ -7,6 +7,7 @@ from dataclasses import replace
 import pandas as pd
 import pytest
 import torch
+from kinds import KINDS
 from torch import nn
 from torch.utils._pytree import tree_map
 
@@ -224,8 +225,8 @@ def test_an_attack_changes_the_others_models_unless_nothing_is_shared(attack):
             torch.testing.assert_close(values[honest], another[key][honest], rtol=0, atol=1e-12)  # batches differ
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_every_method_is_attacked_by_examples_and_by_uploads_or_says_why_not(name):
+@pytest.mark.parametrize("name", KINDS)
+def test_methods_are_attacked_by_examples_and_by_uploads_or_says_why_not(name):
     how = {"rounds": 1, "training": Training(1, 8, SGD(0.1)), "execution": Execution("loop")}
     data = replace(federation(), graph=Graph(torch.ones(6, 6) - torch.eye(6), "given"))
     with warnings.catch_warnings():

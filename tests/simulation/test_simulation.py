@@ -27,20 +27,6 @@ def dense():
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 2))
 
 
-def convolutional():
-    return nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(72, 2))
-
-
-class Branching(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.linear = nn.Linear(64, 2)
-
-    def forward(self, x):
-        x = x.flatten(1)
-        return self.linear(x) if x.sum() > 0 else self.linear(-x)
-
-
 def simulation(module, clients=5, training=None, **how):
     return Simulation(federation(clients), Model(module), FedAvg(), training or Training(), execution=Execution(**how))
 
@@ -54,31 +40,6 @@ class Scaled(nn.Module):
 
     def forward(self, x):
         return self.by * x
-
-
-def test_auto_picks_by_model_and_says_why():
-    assert simulation(dense()).executor == "fused"
-    assert simulation(dense(), clients=2).executor == "fused"
-    momentum = Training(optimiser=SGD(0.1, momentum=0.5))
-    assert simulation(dense(), training=momentum).executor == "vmap"
-    assert simulation(dense(), clients=2, training=momentum).executor == "loop"
-    assert simulation(dense(), clients=2, training=momentum).reason.startswith("with fewer than 5 clients")
-    assert simulation(Branching()).executor == "loop"
-    assert simulation(Branching()).reason.startswith("vmap cannot take this model: ")
-    assert simulation(convolutional(), executor="vmap").executor == "vmap"
-
-
-def test_what_an_executor_cannot_do_is_refused_with_the_way_out():
-    with pytest.raises(UsageError, match=r"cannot run under executor 'vmap'.*use executor 'loop'"):
-        simulation(Branching(), executor="vmap")
-    with pytest.raises(UsageError, match=r"under executor 'fused' \(Conv2d has no fused form\); use executor 'loop'"):
-        simulation(convolutional(), executor="fused")
-    with pytest.raises(UsageError, match=r"under executor 'fused' \(only plain SGD.* has a fused form\)"):
-        simulation(dense(), executor="fused", training=Training(optimiser=SGD(0.1, momentum=0.5)))
-    with pytest.raises(UsageError, match=r"executor must be one of 'auto', 'loop', 'vmap', 'fused'; got 'ray'"):
-        simulation(dense(), executor="ray")
-    with pytest.raises(UsageError, match=r"Execution.chunk must be at least 1; got 0"):
-        simulation(dense(), chunk=0)
 
 
 def test_any_chunk_gives_the_same_models():
@@ -190,12 +151,6 @@ def test_targets_that_a_model_does_not_give_are_refused():
     data = Federation.from_arrays(torch.randn(40, 3), torch.randn(40, 2), torch.arange(40) % 4)
     with pytest.raises(UsageError, match=r"the model gives \[1\] for an example, but its target is \[2\]"):
         fit(FedAvg(), data, nn.Linear(3, 1), rounds=1)
-
-
-def test_model_without_vmap_trains_under_loop_from_python():
-    run = fit(FedAvg(), federation(), Branching(), rounds=2)
-    assert run.executor == "loop"
-    assert 0 <= run.summary.scores["shared"]["mean"] <= 1
 
 
 def test_every_optimiser_and_regression_train():

@@ -17,16 +17,7 @@ from kinfed.methods import SFL, FedAMP, FedAvg, Local
 from kinfed.models import MODELS
 
 SLICE, CLIENTS = 600, 4
-SETS = [
-    "mnist",
-    "fashion_mnist",
-    "cifar10",
-    "cifar100_subset",
-    "tiny_imagenet_subset",
-    "dg15",
-    "dg60",
-    "digits",
-]
+SETS = ["mnist", "cifar100_subset", "dg15", "digits"]  # grey, in colours, of domains with links, and bundled
 
 
 @pytest.mark.parametrize("name", SETS)

@@ -120,16 +120,24 @@ REAL = {
 }
 
 
-@pytest.mark.parametrize("name", REAL)
-def test_the_real_series_train_with_three_methods(name):
+def real(name):
+    """The clients of a real file, related."""
     folder = os.environ.get("KINFED_DATA")
     if not folder or not (Path(folder) / f"{name}.npz").is_file():
         pytest.skip(f"needs {name}.npz in the folder named by KINFED_DATA")
-    clients, links, small = REAL[name]
-    federation = dealt(DATASETS[name](**small))
+    return dealt(DATASETS[name](**REAL[name][2]))
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_the_real_series_have_their_clients_and_links(name):
+    federation, (clients, links, _) = real(name), REAL[name]
     assert len(federation) == clients
-    weights = federation.graph.weights
-    assert int((weights.clone().fill_diagonal_(0) > 0).sum()) == links
+    assert int((federation.graph.weights.clone().fill_diagonal_(0) > 0).sum()) == links
+
+
+@pytest.mark.parametrize("name", ["metr_la_subset", "tpt48"])
+def test_the_real_series_train_with_three_methods(name):
+    federation = real(name)
     torch.manual_seed(0)
     kind, width = ("rnn", 8) if name in TRAFFIC else ("mlp", (16, 16))
     module = MODELS[kind](tuple(federation.x.shape[1:]), federation.outputs, hidden=width)
