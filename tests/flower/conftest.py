@@ -302,7 +302,7 @@ def trial(grid, tmp_path, examples, monkeypatch):
             "rounds": rounds,
             "seed": 11,
             "participation": share,
-            "model": {"name": model, "hidden": [5]},
+            "model": {"name": model, **({} if model in ("additive", "log-linear") else {"hidden": [5]})},
             "training": {"epochs": 2, "batch": 8, "optimiser": {"name": "sgd", "lr": 0.2}},
             "federation": {"split": split or {}},
             "method": {"name": name, **SETTINGS.get(name, {}), **(method or {})},

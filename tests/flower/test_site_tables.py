@@ -162,6 +162,9 @@ def whole_numbers(name, rows):
         ("sold,age", "fedavg", False, "mlp"),
         ("age", "fedamp", True, "mlp"),
         ("sold", "fedaghn", False, "embedded"),
+        ("sold", "partial-pooling", False, "additive"),
+        ("sold", "partial-pooling", False, "log-linear"),
+        ("fruit", "partial-pooling", False, "additive"),
     ],
 )
 @pytest.mark.usefixtures("exact")
@@ -188,7 +191,13 @@ def predicted(folder, rows, capsys, *words):
 
 @pytest.mark.parametrize(
     ("target", "method", "model"),
-    [("sold", "fedaghn", "mlp"), ("fruit", "knn-per", "mlp"), ("sold", "fedaghn", "embedded")],
+    [
+        ("sold", "fedaghn", "mlp"),
+        ("fruit", "knn-per", "mlp"),
+        ("sold", "fedaghn", "embedded"),
+        ("sold", "partial-pooling", "additive"),
+        ("sold", "partial-pooling", "log-linear"),
+    ],
 )
 def test_a_site_predicts_its_rows_as_its_model_was_scored(tables, tmp_path, capsys, target, method, model):
     """The site of which columns have other names; its own rows, through its own model, are the other way."""
@@ -438,10 +447,12 @@ def test_each_site_reads_dates_and_numbers_in_the_formats_of_its_own_file(tmp_pa
 def compare(made, summary, federation):
     """The sites' scores and models are those of a simulation."""
     learning = made.planned.learning
+    # A log-linear model is built by columns' medians, which at sites are those of groups of rows.
+    columns = federation.columns and Description.from_dict(json.loads(json.dumps(summary.columns)))
     run = kinfed.fit(
         learning.method,
         federation,
-        model_for(learning.method, module(made.planned, summary, federation.columns), seed=11),
+        model_for(learning.method, module(made.planned, summary, columns), seed=11),
         rounds=learning.rounds.count,
         training=learning.training,
         seed=11,

@@ -57,6 +57,11 @@ def test_each_site_compares_with_learning_alone_and_with_one_model_for_all(trial
         assert known["scores"]["local"] == pytest.approx(float(alone.history.test("own")[i]))
         assert known["scores"]["fedavg"] == pytest.approx(shared.of_clients[shared.chosen][i])
         assert f"kinfed: {known['sentence']}" in screen
+        names = {one["name"] for one in known["outside"]}
+        assert names == {"the client's own majority", "a logistic regression for each client"}
+        best = known["outside"][0]
+        assert (f"{best['name']} does " in known["sentence"]) == (best["mean"] > known["scores"]["fedamp"])
+        assert not known["problems"]
     mine = torch.tensor(summary.of_clients[summary.chosen])
     over = summary.verdict["over"]
     assert over["local"]["mean"] == pytest.approx(float((mine - alone.history.test("own")).mean()), abs=1e-6)

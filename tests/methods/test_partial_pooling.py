@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from kinfed import Classification, Counts, Execution, Federation, Forecasting, Participation, Quantiles, UsageError, fit
-from kinfed.methods.solved.partial_pooling import PartialPooling, sums
+from kinfed.methods.solved.partial_pooling import PartialPooling, Server, Sums, step, sums
 from kinfed.models.additive import additive
 from kinfed.runs.config.default_model import default_model
 
@@ -159,6 +159,26 @@ def test_labels_and_counts_are_learned():
     data = Federation.from_arrays(x, counts, client, task=Counts(float(counts.mean())))
     found = solved(data).history.curve("mixed", "test", "deviance").mean(1)
     assert float(found[-1]) < 1.3  # of Poisson counts it is about 1
+
+
+@pytest.mark.parametrize("classes", [2, 4])
+def test_the_variance_of_clients_logits_is_found(classes):
+    """Intercepts drawn with a known deviation, and enough rows that each client's are nearly known."""
+    clients, n, deviation = 300, 80, 1.0
+    draw = torch.Generator().manual_seed(1)
+    logits = deviation * torch.randn(clients, classes, generator=draw, dtype=torch.float64)
+    y = torch.multinomial(logits.softmax(1), n, replacement=True, generator=draw)  # [N, n]
+    one, real = torch.ones(n, 1, dtype=torch.float64), torch.ones(n, dtype=torch.float64)
+    none = torch.zeros(clients, 1, classes, dtype=torch.float64)
+    first = torch.ones(classes, dtype=torch.float64)
+    server = Server(none, none[0], none[0] + 0.1, none[:, 0] + 1, first, none, (), none, ())
+    for _ in range(40):
+        found = [sums(Classification(classes), one, y[i], real, server.coefficients[i]) for i in range(clients)]
+        server = server._replace(sums=Sums(*map(torch.stack, zip(*found, strict=True))))
+        for _ in range(3):
+            server = step(server, squared=False, common=5.0, told=1 - 1 / classes)
+    # The difference of two logits has twice their variance, and so has that of two outputs.
+    assert server.spread.mean() == pytest.approx(deviation**2, rel=0.15)
 
 
 def test_curves_bend_lines_and_what_cannot_be_solved_is_one_line():

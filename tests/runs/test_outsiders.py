@@ -67,6 +67,8 @@ def test_labels_and_counts_have_theirs(labels):
     cuts = torch.quantile(y, torch.linspace(0, 1, labels + 1, dtype=y.dtype)[1:-1])
     data = Federation.from_arrays(x, torch.bucketize(y, cuts), client)
     right = {one.name: score(data, one) for one in outsiders(data)}
+    alone = {one.name for one in outsiders(data, pool=False)}
+    assert alone == {one.name for one in outsiders(data) if not one.pools} < set(right)
     assert set(right) == {
         "the client's own majority",
         "a logistic regression for each client",
@@ -139,3 +141,30 @@ def test_series_have_their_last_value_and_their_last_season():
     assert np.abs(found["the last season"] - y[test]).max() < 0.04 < np.abs(found["the last value"] - y[test]).max()
     assert found["boosting, pooled, knowing the client"].shape == (len(test), 2)
     assert np.abs(found["a ridge for each client"] - y[test]).max() < 0.04
+
+
+def test_series_have_the_mean_at_their_time_of_day():
+    """Days of four steps, noise about a level for each client and time: its mean is best, and is a mean by hand."""
+    draw = np.random.default_rng(2)
+    t = np.arange(200)
+    level = np.array([[0.0, 4.0, 8.0, 2.0], [5.0, 1.0, 0.0, 3.0]])
+    readings = level[:, t % 4] + draw.normal(size=(2, 200))
+    x = np.stack([readings[:, i : i + 6] for i in range(190)], 1)  # [2, 190, 6]
+    y = np.stack([readings[:, i + 6 : i + 8] for i in range(190)], 1)
+    clock = np.stack([t[i : i + 6] % 4 / 4 for i in range(190)])
+    pool = np.stack([x, np.broadcast_to(clock, x.shape)], 3).reshape(380, 6, 2)
+    target = torch.from_numpy(y.reshape(380, 2))
+    data = Federation.from_arrays(
+        torch.from_numpy(pool), target, torch.arange(380) // 190, task=kinfed.Forecasting(0.0, 1.0)
+    )
+    found = {one.name: one.answers["test"] for one in outsiders(data) if not one.pools}
+    train, test = (data.rows[split][1] for split in ("train", "test"))
+    last = pool[:, -1, 1]
+    expected = [y.reshape(380, 2)[train.numpy()][last[train] == last[row]].mean(0) for row in test.numpy()]
+    mean = found["the mean at this time of day"]
+    np.testing.assert_allclose(mean[-len(test) :], expected)
+    errors = {
+        name: np.abs(answer - target[torch.cat(list(data.rows["test"]))].numpy()).mean()
+        for name, answer in found.items()
+    }
+    assert errors["the mean at this time of day"] < min(errors["the last season"], errors["the last value"])

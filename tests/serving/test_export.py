@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 
 import kinfed
 from kinfed.cli import main
+from kinfed.cli.predict import opened
 from kinfed.data.tables.column_statistics import DateStatistics, NumberStatistics, years
 from kinfed.data.tables.columns import Calendar
 from kinfed.data.tables.schema import Description
@@ -23,6 +24,7 @@ from kinfed.runs.predictor import Answers, Predictor
 from kinfed.serving import export as export_module
 from kinfed.serving import onnx_file
 from kinfed.serving.pipeline import Encode, Whole
+from kinfed.serving.requests import answer
 
 WITHOUT_KINFED = """
 import json, sys
@@ -133,6 +135,49 @@ def test_onnx_models_of_series_and_of_counts_answer_as_the_run_does(tmp_path):
         expected = kinfed.Run.open(run).predictor("a")(rows).select(columns).to_numpy()
         found = onnxruntime.InferenceSession(out / "a.onnx").run(None, given)[0]
         np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("model", "target"), [("log-linear", "paid"), ("additive", "paid"), ("additive", "size")])
+def test_solved_models_answer_alike_in_a_run_in_onnx_and_in_a_service(model, target, tmp_path):
+    """Logarithms of skewed inputs, a head with a link, and curves of straight pieces; and both against numpy."""
+    draw = np.random.default_rng(5)
+    n = 120
+    weight, kind = draw.lognormal(1, 0.8, n), draw.choice(["new", "old"], n)
+    paid = np.exp(1 + 0.7 * np.log(weight) + 0.3 * (kind == "new") + 0.1 * draw.normal(size=n))
+    frame = polars.DataFrame({"who": ["a", "b", "c"] * 40, "weight": weight, "kind": kind, "paid": paid})
+    frame = frame.with_columns(
+        size=polars.when(frame["paid"] > np.median(paid)).then(polars.lit("L")).otherwise(polars.lit("S"))
+    )
+    frame = frame.drop("size" if target == "paid" else "paid")
+    frame.write_csv(tmp_path / "sold.csv")
+    asked = [
+        "run",
+        str(tmp_path / "sold.csv"),
+        "--client",
+        "who",
+        "--target",
+        target,
+        f"model.name={model}",
+        "rounds=3",
+    ]
+    asked += ["--method", "partial-pooling", "--beside", "none", "--quiet", "--out", str(tmp_path / "run")]
+    assert main(asked) == 0
+    assert main(["export", str(tmp_path / "run"), "--client", "b", "--out", str(tmp_path / "onnx")]) == 0
+    asked_of = frame.drop(target).head(20).with_columns(who=polars.lit("b"))
+    expected = kinfed.Run.open(tmp_path / "run").predictor("b")(asked_of)[target].to_list()
+    session = onnxruntime.InferenceSession(tmp_path / "onnx" / "b.onnx")
+    given = {"weight": asked_of["weight"].to_numpy(), "kind": asked_of["kind"].to_numpy().astype(object)}
+    names = [one.name for one in session.get_outputs()]
+    found = dict(zip(names, session.run(None, given), strict=True))
+    served = answer(opened(tmp_path / "run")[0], asked_of.write_csv().encode(), "text/csv").frame[target].to_list()
+    if target == "size":
+        assert found["class"].tolist() == expected == served
+        return
+    np.testing.assert_allclose(found[names[0]].reshape(-1), expected, rtol=1e-4)
+    np.testing.assert_allclose([float(one) for one in served], expected, rtol=1e-6)
+    if model == "log-linear":  # of a product of powers it finds the powers
+        truth = np.exp(1 + 0.7 * np.log(given["weight"]) + 0.3 * (given["kind"] == "new"))
+        assert np.abs(np.log(np.array(expected) / truth)).max() < 0.15
 
 
 def test_exports_that_cannot_be_are_told_in_one_line(exported, shops, tmp_path, capsys):

@@ -16,6 +16,7 @@ from rich.text import Text
 from ..core.summary import Summary
 from ..data.federation import Federation
 from ..errors import UsageError, several
+from ..report.tables.text_table import score_text
 from ..runs.config import plugins
 from ..search.choice_folder import Chosen, Request, choose_in
 from ..search.choose import LEFT_OUT, TRIED, WITH_GRAPH
@@ -25,7 +26,7 @@ from ..verdict.statistics import is_share
 from . import table_options
 from .estimate import candidates, dry_run
 from .options import add_dry_run, add_settings, columns, detail, place
-from .training import Bar, data_dir, describe, score_text, unwatched
+from .training import Bar, data_dir, describe, unwatched
 
 SHOWN = 10  # candidates in the table
 

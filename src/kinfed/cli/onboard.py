@@ -13,12 +13,13 @@ from rich.table import Table
 
 from ..data.tables.words import name_of
 from ..errors import RunError, UsageError, log_failure, several
+from ..report.tables.text_table import score_text
 from ..runs.run import OpenedRun
 from ..runs.run_folder import RunFolder
 from ..serving import joining_clients
 from ..serving.onboarding import ALONE, BEST, Frozen, Outcome, onboard, write
 from .options import add_how, count, place
-from .training import Bar, data_dir, execution, score_text
+from .training import Bar, data_dir, execution
 
 ALL = "all"
 

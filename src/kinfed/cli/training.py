@@ -16,7 +16,8 @@ from ..core.history import History
 from ..core.sharing import Sharing
 from ..core.summary import Summary
 from ..errors import several
-from ..report.tables.text_table import quantity
+from ..report.tables import runs_table
+from ..report.tables.text_table import plain, quantity, score_text
 from ..runs.config import experiment
 from ..runs.config.parts import call
 from ..runs.run_folder import RunFolder
@@ -146,26 +147,14 @@ def describe(summary: Summary, console: Console, hint: bool = False, verbose: bo
     for line in (*_notes(summary), *(_carried_out(summary) if verbose else ())):
         console.print(line)
     if summary.outside:
-        console.print(_outside(summary, summary.outside), crop=False)
+        unit = "%" if summary.is_share else summary.unit
+        console.print(runs_table.outside(summary.outside, summary.metric, unit), crop=False)
     console.print(f"everything is in {summary.out}", soft_wrap=True)
     if summary.verdict is not None:
         console.print(summary.verdict["sentence"])
     elif hint and summary.method != "local":
         console.print("not compared with learning alone, as training that too is not cheap here; to do so:")
         console.print(f"kinfed resume {summary.out} --beside local,fedavg", soft_wrap=True)
-
-
-def _outside(summary: Summary, rows: list[dict[str, Any]]) -> Table:
-    """What standard models do without a federation, on the same test rows."""
-    shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    shown.add_column("what you could do without a federation", no_wrap=True)
-    unit = "%" if summary.is_share else summary.unit
-    shown.add_column(f"test {summary.metric}{f', {unit}' * bool(unit)}", justify="right", no_wrap=True)
-    shown.add_column("", no_wrap=True)
-    for row in rows:
-        needs = "needs all rows in one place" if row["pools"] else "needs nobody else"
-        shown.add_row(row["name"], score_text(row["mean"], summary.is_share), needs)
-    return shown
 
 
 def _seeds(summary: Summary) -> str:
@@ -300,16 +289,6 @@ def _attacked(summary: Summary, attack: dict[str, Any]) -> Iterator[str]:
         if "success" in score:
             line += f"; the backdoor works on {100 * score['success']:.1f} % of their triggered test examples"
         yield line
-
-
-def score_text(score: float, share: bool) -> str:
-    """A score as text, in percent if it is a share, as in pictures and comparisons."""
-    return f"{100 * score:.2f}" if share else plain(score)
-
-
-def plain(value: float) -> str:
-    """Four digits, and more where whole numbers have them."""
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
 def _shared(sharing: dict[str, Any]) -> str:

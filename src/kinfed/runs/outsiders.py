@@ -25,6 +25,7 @@ PSEUDO = 5.0  # rows of all clients that are added to a client's, where its mean
 ROWS, COLUMNS, CLIENTS = 200_000, 500, 2_000  # with more there are none, or not those that take longest
 STEPS = 24  # ahead up to which boosting forecasts each by a model of its own
 LONGEST = 366  # steps of a season
+OFTEN = 3  # windows of a client at each time of day, from which a mean is worth something
 EACH, POOLED, NOBODY = "for each client", "pooled, knowing the client", "nothing needs to be shared"
 EVERYTHING = "but needs all rows in one place"
 
@@ -52,6 +53,7 @@ class _Data:
     who: Mapping[str, NDArray[np.int64]]  # [n] whose they are
     clients: int
     features: int = 1  # numbers at each step of a window, of which the first is the reading
+    dated: bool = False  # whether the others are all of the calendar
 
     @classmethod
     def of(cls, federation: Federation) -> "_Data":
@@ -70,11 +72,15 @@ class _Data:
             elif isinstance(task, Counts):
                 truth = truth.double().reshape(len(at), -1)
             y[split] = truth.numpy()
-        return cls(x, y, who, len(federation), federation.x.shape[-1] if federation.x.ndim == 3 else 1)
+        features = federation.x.shape[-1] if federation.x.ndim == 3 else 1
+        return cls(x, y, who, len(federation), features, features > 1 and "covariates" not in federation.scale)
 
 
-def outsiders(federation: Federation) -> list[Outsider]:
-    """Those that suit a federation's task and size; none where examples are no rows of numbers."""
+def outsiders(federation: Federation, pool: bool = True) -> list[Outsider]:
+    """Those that suit a federation's task and size; none where examples are no rows of numbers.
+
+    Without `pool` those alone that each client can have by itself.
+    """
     task, inputs = federation.task, federation.x[0].numel()
     suits = isinstance(task, Regression | Counts | Classification | Forecasting) and not isinstance(task, Quantiles)
     sizes = sum(len(rows) for rows in federation.rows["train"])
@@ -84,13 +90,13 @@ def outsiders(federation: Federation) -> list[Outsider]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of fits that have not converged: validation rows say what they are worth
         if isinstance(task, Classification):
-            return list(_of_labels(data, task.classes))
+            return list(_of_labels(data, task.classes, pool))
         if isinstance(task, Counts):
-            return list(_of_counts(data, task.mean))
-        return list(_of_numbers(data, isinstance(task, Forecasting)))
+            return list(_of_counts(data, task.mean, pool))
+        return list(_of_numbers(data, isinstance(task, Forecasting), pool))
 
 
-def _of_numbers(data: _Data, forecasts: bool) -> Iterator[Outsider]:
+def _of_numbers(data: _Data, forecasts: bool, pool: bool) -> Iterator[Outsider]:
     known = ~np.isnan(data.y["train"]).any(1)
     x, y, who = data.x["train"][known], data.y["train"][known], data.who["train"][known]
     if not len(x):
@@ -101,6 +107,9 @@ def _of_numbers(data: _Data, forecasts: bool) -> Iterator[Outsider]:
         yield from _of_series(data, y.shape[1])
     if data.clients <= CLIENTS:
         yield Outsider(f"a ridge {EACH}", False, _tuned(data, PENALTIES, lambda c: _ridges(x, y, who, data.clients, c)))
+    if not pool:
+        return
+    if data.clients <= CLIENTS:
         yield Outsider(
             f"a ridge, {POOLED}", True, _tuned(data, PENALTIES, _ridge_with_clients(x, y, who, data.clients))
         )
@@ -122,9 +131,35 @@ def _of_series(data: _Data, steps: int) -> Iterator[Outsider]:
     yield Outsider("the last value", False, _answers(data, repeat(1)))
     if past > 1:
         yield Outsider("the last season", False, _tuned(data, range(2, min(past, LONGEST) + 1), repeat))
+    if data.dated and (means := _means_by_time(data)) is not None:
+        yield Outsider("the mean at this time of day", False, means)
 
 
-def _of_counts(data: _Data, middle: float) -> Iterator[Outsider]:
+def _means_by_time(data: _Data) -> Answers | None:
+    """A client's mean readings after windows that end at the same time, by the calendar; None where these are few.
+
+    At a time that a client has no window of it is the mean of all its readings.
+    """
+    ends = {split: x[:, 1 - data.features :].round(6) for split, x in data.x.items()}
+    every, at = np.unique(np.vstack(list(ends.values())), axis=0, return_inverse=True)
+    sizes = [len(one) for one in ends.values()]
+    times = dict(zip(ends, np.split(at.reshape(-1), np.cumsum(sizes)[:-1]), strict=True))
+    known = ~np.isnan(data.y["train"]).any(1)
+    y, who, when = data.y["train"][known], data.who["train"][known], times["train"][known]
+    if len(every) < 2 or len(y) < OFTEN * data.clients * len(every):
+        return None
+    cell = who * len(every) + when
+    own = _client_means(y, who, data.clients)
+    mean = _client_means(y, cell, data.clients * len(every))
+    seen = np.bincount(cell, minlength=len(mean)) > 0
+    answers = {}
+    for split in ("validation", "test"):
+        asked = data.who[split] * len(every) + times[split]
+        answers[split] = np.where(seen[asked, None], mean[asked], own[data.who[split]])
+    return answers
+
+
+def _of_counts(data: _Data, middle: float, pool: bool) -> Iterator[Outsider]:
     """Their outputs are logarithms of counts over the mean of all."""
     x, y, who = data.x["train"], data.y["train"], data.who["train"]
     mean = _client_means(y, who, data.clients, PSEUDO / 10)
@@ -133,11 +168,13 @@ def _of_counts(data: _Data, middle: float) -> Iterator[Outsider]:
         return np.log(np.maximum(values, 1e-3 * middle) / middle)
 
     yield Outsider("the client's own mean", False, _answers(data, lambda x, who: logarithm(mean[who])))
+    if not pool:
+        return
     found = _boosted(data, x, y[:, 0], who, mean[:, :1], "poisson")
     yield Outsider(f"boosting, {POOLED}", True, {split: logarithm(one) for split, one in found.items()})
 
 
-def _of_labels(data: _Data, classes: int) -> Iterator[Outsider]:
+def _of_labels(data: _Data, classes: int, pool: bool) -> Iterator[Outsider]:
     """Their outputs are logarithms of the classes' probabilities."""
     x, y, who = data.x["train"], data.y["train"].astype(np.int64), data.who["train"]
     shares = _client_means(np.eye(classes)[y], who, data.clients, 0.1)  # [N, C]
@@ -145,6 +182,8 @@ def _of_labels(data: _Data, classes: int) -> Iterator[Outsider]:
     if data.clients <= CLIENTS // 2:
         each = _tuned(data, STRENGTHS, lambda c: _logistic_each(x, y, who, shares, c))
         yield Outsider(f"a logistic regression {EACH}", False, each)
+    if not pool:
+        return
     yield Outsider(f"a logistic regression, {POOLED}", True, _logistic_with_clients(data, x, y, who, classes))
     yield Outsider(f"boosting, {POOLED}", True, _boosted_labels(data, x, y, who, classes))
 
@@ -153,7 +192,9 @@ Model = Callable[[Array, NDArray[np.int64]], Array]  # of x: [n, d] and whose th
 
 
 def _answers(data: _Data, model: Model) -> Answers:
-    return {split: model(data.x[split], data.who[split]) for split in ("validation", "test")}
+    """Those of the splits that have rows."""
+    asked = [split for split in ("validation", "test") if len(data.who[split])]
+    return {split: model(data.x[split], data.who[split]) for split in asked}
 
 
 def _tuned(data: _Data, strengths: Sequence[Any], make: Callable[[Any], Model]) -> Answers:
@@ -291,4 +332,4 @@ def _by_client(who: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64]]
     """Each client that has rows, and their positions."""
     order = np.argsort(who, kind="stable")
     names, begins = np.unique(who[order], return_index=True)
-    yield from zip(names.tolist(), np.split(order, begins[1:]), strict=True)
+    yield from zip(names.tolist(), np.split(order, begins)[1:], strict=True)

@@ -344,19 +344,13 @@ def carry_out(
     if beside:
         with note_failure(problems, "there is no comparison with models that need no federation"):
             outside = compare(arena.federation, kept({"kin": won[1], **runs}, answers))
-            worth = _with(worth, outside)
+            if worth is not None and outside is not None:
+                worth = replace(worth, sentence=outside.around(worth.sentence))
     again: dict[str, TrainedRun] = {}
     if refit:
         with note_failure(problems, "models are not trained once more on all rows"):
             again = _refits(arena, {"kin": won, **{base: (bases[base], runs[base]) for base in runs}}, answers)
     return Choice(standings, *won, runs, bases, answers, worth, problems, folds, allowed, trained, outside, again)
-
-
-def _with(verdict: Verdict | None, outside: Outside | None) -> Verdict | None:
-    """The verdict whose sentence says which of the standard models do better."""
-    if verdict is None or outside is None:
-        return verdict
-    return replace(verdict, sentence="; ".join(filter(None, [outside.first, verdict.sentence, outside.last])))
 
 
 def _refits(

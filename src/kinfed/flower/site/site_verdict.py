@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,11 @@ from ...core.mixins import export
 from ...core.model import Model
 from ...core.tasks import unit_of
 from ...data.federation import Federation
+from ...errors import note_failure
 from ...files import replacing
+from ...runs import outside_scores
 from ...runs.config import plugins
-from ...runs.test_scores import of_examples
+from ...runs.test_scores import Tested, of_examples
 from ...runs.trained_run import BLOCK
 from ...simulation.execution import Execution
 from ...simulation.simulation import Simulation
@@ -44,6 +47,7 @@ def compare(
     `kept` are the site's models: "own", of the run's method, and perhaps "fedavg". `model` has the initial values. The
     site trains alone for as many rounds as it would have with others, and selects the round by its own validation
     examples; that model and the verdict are written to `folder`, with `beside`, the experiment that FedAvg's is of.
+    Standard models of the site's own rows join the verdict.
     """
     learning, rounds, task = planned.learning, planned.learning.rounds, federation.task
     method = plan.with_method(planned, "local").learning.method
@@ -55,6 +59,12 @@ def compare(
     rows = federation.rows["test"][0]
     modules = {**kept, "local": export(method, fleet.model, trees.named(personal))}
     scores = {name: _scores(module, federation, rows) for name, module in modules.items()}
+    outside, problems = None, list[str]()
+    with note_failure(problems, "there is no comparison with models that need no federation"):
+        if len(scores["own"]) == len(rows):  # test examples have scores of their own
+            (client,) = federation.names
+            own = Tested({client: float(np.mean(scores["own"]))}, {client: scores["own"]})
+            outside = outside_scores.compare(federation, own, pool=False)
     verdict = judge_one(
         plugins.called(learning.method_name),
         scores.pop("own"),
@@ -63,9 +73,12 @@ def compare(
         higher_is_better=task.higher_is_better,
         unit=unit_of(task),
     )
+    if outside is not None:
+        verdict = replace(verdict, sentence=outside.around(verdict.sentence))
     checkpoint.write(fleet.model.named(personal["theta"]), folder / ALONE, {})
+    words = verdict.to_dict() | {"beside": beside, "outside": [] if outside is None else outside.rows}
     with replacing(folder / VERDICT) as part:
-        part.write_text(json.dumps(verdict.to_dict() | {"beside": beside}, indent=1) + "\n", encoding="utf-8")
+        part.write_text(json.dumps(words | {"problems": problems}, indent=1) + "\n", encoding="utf-8")
     return verdict, float(history.test(history.chosen)[0])
 
 

@@ -113,9 +113,11 @@ class PartialPooling(Method, Explains, Advises):
     def aggregate(self, roster: Roster, server: Tree, cohort: Tensor, uploads: Tree) -> Tree:
         known = Sums(*(put(table, cohort, new) for table, new in zip(server.sums, uploads, strict=True)))
         server = server._replace(sums=known)
-        squared = not isinstance(roster.task, Classification | Counts)
+        labels = isinstance(roster.task, Classification)
+        squared = not labels and not isinstance(roster.task, Counts)
+        told = 1 - 1 / server.centre.shape[1] if labels else 1.0
         for _ in range(self.steps):
-            before, server = server.coefficients, step(server, squared, self.common)
+            before, server = server.coefficients, step(server, squared, self.common, told)
             if float((server.coefficients - before).abs().max()) < SETTLED:
                 break
         return self._draw_to_kin(server) if self.kin else server
@@ -187,17 +189,18 @@ def _weighted(x: Tensor, weight: Tensor, error: Tensor, at: Tensor, square: Tens
     return Sums(curvature, slope, square, real.sum().expand(weight.shape[1]))
 
 
-def step(server: Server, squared: bool, common: float) -> Server:
+def step(server: Server, squared: bool, common: float, told: float = 1.0) -> Server:
     """Everybody's coefficients by the variances so far, and the variances by these coefficients.
 
-    Of `squared` errors the noise is estimated too, with `common` rows of all clients added to each client's.
+    Of `squared` errors the noise is estimated too, with `common` rows of all clients added to each client's. `told` is
+    the share of directions of which rows can say anything: of a softmax of C outputs not that in which all are alike.
     """
-    found = [_one_output(server, k, squared, common) for k in range(server.centre.shape[1])]
+    found = [_one_output(server, k, squared, common, told) for k in range(server.centre.shape[1])]
     centre, spread, noise, penalty, coefficients = (torch.stack(each, -1) for each in zip(*found, strict=True))
     return server._replace(centre=centre, spread=spread, noise=noise, penalty=penalty, coefficients=coefficients)
 
 
-def _one_output(server: Server, k: int, squared: bool, common: float) -> tuple[Tensor, ...]:
+def _one_output(server: Server, k: int, squared: bool, common: float, told: float) -> tuple[Tensor, ...]:
     """The step for one of the outputs."""
     sums, spread, noise, penalty = server.sums, server.spread[:, k], server.noise[:, k], server.penalty[k]
     curvature = sums.curvature[:, k if sums.curvature.shape[1] > 1 else 0]  # [N, f, f]
@@ -212,9 +215,9 @@ def _one_output(server: Server, k: int, squared: bool, common: float) -> tuple[T
     centre = uncertain @ (_times(posterior, rest).sum(0) * precise)
     away = _times(posterior, rest - _times(curvature, centre.expand(n, f)) / each)
     coefficients = centre + kin + away
-    learned = (1 - torch.diagonal(posterior, dim1=1, dim2=2) * precise).clamp(min=0)  # [N, f] of each deviation
+    learned = told * (1 - torch.diagonal(posterior, dim1=1, dim2=2) * precise).clamp(min=0)  # [N, f] of each deviation
     spread = (away.square().sum(0) / learned.sum(0).clamp(min=LEAST)).clamp(LEAST, MOST)
-    free = (f - penalty * (torch.diagonal(uncertain) * scale).sum()).clamp(min=1e-3)
+    free = told * (f - penalty * (torch.diagonal(uncertain) * scale).sum()).clamp(min=1e-3)
     penalty = (free / (centre.square() * scale).sum().clamp(min=LEAST)).clamp(LEAST, MOST)
     if squared:
         fit = (_times(curvature, coefficients) - 2 * slope) * coefficients

@@ -1,6 +1,7 @@
 """Compared runs as a table for the terminal, with remarks below and verdicts last."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from rich.table import Table
 from rich.text import Text
@@ -8,6 +9,7 @@ from rich.text import Text
 from ...core.tasks import BY_CLASS
 from .compare import Comparison
 from .run_rows import Row, decimals
+from .text_table import score_text
 
 ORIGINS = ("learned", "given", "oracle")  # of relations
 
@@ -63,7 +65,22 @@ def terminal(comparison: Comparison) -> Iterator[Table | Text]:
         drawn.add_row(*(Text(line[heading]) for heading in shown))
     yield Text("Test scores" if several else f"Test scores: {comparison.sets[0][0].described()}", style="bold")
     yield drawn
+    for i, rows in enumerate(comparison.sets):
+        if beside := next((row.outside for row in rows if row.outside), ()):
+            yield outside(beside, rows[0].metric, rows[0].unit, f"{_letter(i)}: " * several)
     yield from map(Text, notes + _origins(every) + sentences)
+
+
+def outside(rows: Sequence[Mapping[str, Any]], metric: str, unit: str | None, of: str = "") -> Table:
+    """What standard models do without a federation, on the same test rows."""
+    shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    shown.add_column(f"{of}what you could do without a federation", no_wrap=True)
+    shown.add_column(f"test {metric}{f', {unit}' * bool(unit)}", justify="right", no_wrap=True)
+    shown.add_column("", no_wrap=True)
+    for row in rows:
+        needs = "needs all rows in one place" if row["pools"] else "needs nobody else"
+        shown.add_row(row["name"], score_text(row["mean"], unit == "%"), needs)
+    return shown
 
 
 def _origins(rows: Sequence[Row]) -> list[str]:

@@ -142,3 +142,13 @@ def duration(seconds: float) -> str:
     if seconds < 90:
         return f"{seconds:.0f} s" if seconds >= 1 else "under 1 s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def score_text(score: float, share: bool) -> str:
+    """A score as text, in percent if it is a share, as in pictures and comparisons."""
+    return f"{100 * score:.2f}" if share else plain(score)
+
+
+def plain(value: float) -> str:
+    """Four digits, and more where whole numbers have them."""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
