@@ -72,6 +72,22 @@ def test_a_choice_ends_with_a_verdict_and_a_run_that_its_config_repeats(table, t
     assert torch.equal(load_model(out, "shop 2")(x), load_model(tmp_path / "again", "shop 2")(x))
 
 
+def test_standard_models_of_a_table_are_compared_with_too(table, tmp_path, capsys):
+    out = tmp_path / "choice"
+    asked = [table.with_name("shops.csv"), "--client", "shop", "--target", "buys", "--methods", "fedrep", "rounds=4"]
+    assert ask(capsys, *asked, "--budget", 30, "--out", out)[0] == 0
+    (known,) = [RunFolder(out).read_summary().outside]
+    runs = [str(out), str(out / "beside" / "local")]
+    assert main(["compare", *runs, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["outside"] == [known]
+    assert main(["compare", *runs]) == 0
+    shown = capsys.readouterr().out
+    for one in known:
+        needs = "needs all rows in one place" if one["pools"] else "needs nobody else"
+        (line,) = [line for line in shown.splitlines() if line.startswith(one["name"])]
+        assert line.split()[-len(needs.split()) - 1 :] == [f"{100 * one['mean']:.2f}", *needs.split()]
+
+
 def test_several_at_a_time_choose_the_same(table, tmp_path, capsys):
     answers = []
     for jobs in (1, 2):

@@ -234,7 +234,7 @@ def test_without_an_estimate_of_the_noise_nothing_is_claimed():
     assert tied.over["local"] == replace(tied.over["local"], mean=0.0, low=0.0, high=0.0)
     assert tied.undecided == ["c0", "c1", "c2"]
     two = of_accuracy("cfl", right(18, 17), right(10, 10))
-    assert two.sentence.startswith("cannot tell from 40 test examples of 2 clients: +37.5 points on average over")
+    assert two.sentence.startswith("two clients do not tell what others would gain: +37.5 points on average over")
     assert "(no interval, from 2 clients)" in two.sentence
 
 

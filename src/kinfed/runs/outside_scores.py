@@ -63,7 +63,7 @@ def compare(federation: Federation, answer: Tested, pool: bool = True) -> Outsid
         one, scores = pair
         clearly = _is_behind(mine, scores, names, task.higher_is_better)
         both = f"{task.metric} {write_score(_mean(scores), unit)} against {write_score(_mean(mine), unit)}"
-        what = "better" if clearly else "as well or better"
+        what = "better" if clearly else "at least as well"
         return f"{one.name} does {what} ({both}){', ' if one.pools else ': '}{one.needs}"
 
     return Outside(rows, "; ".join(map(tell, plain[:1])), "; ".join(map(tell, said)))

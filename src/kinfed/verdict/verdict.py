@@ -358,6 +358,8 @@ class _Case(NamedTuple):
             return f"{helps}{by}: {self._number(alone, ALONE)}{also}"
         if alone.high < 0:
             return f"{HELPS_NOT}: {KEEP} (method=local); {self.method}{chosen}: {self._number(alone, ALONE)}"
+        if self.clients <= FEW:  # each of them may gain beyond noise
+            return f"two clients do not tell what others would gain{by}: {self._number(alone, ALONE)}{also}"
         return f"cannot tell from {count}{by}: {self._number(alone, ALONE)}{also}"
 
     def _of_local(self, count: str, chosen: str) -> str:

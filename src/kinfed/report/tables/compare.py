@@ -23,11 +23,12 @@ class Comparison:
     warnings: tuple[str, ...]
     differing: str = ""  # the settings that tell several sets apart
     named: tuple[tuple[str, str], ...] = ()  # methods that are to be paired whatever they score: each with its rival
+    outside: tuple[list[dict[str, Any]], ...] = ()  # by set: standard models that need no federation, best first
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON: `runs`, each with the number of its set (from 1), and `warnings`."""
+        """For JSON: `runs`, each with the number of its set (from 1), `outside` by set, and `warnings`."""
         runs = [{"set": i, **row.to_dict()} for i, rows in enumerate(self.sets, 1) for row in rows]
-        return {"runs": runs, "warnings": list(self.warnings)}
+        return {"runs": runs, "outside": list(self.outside), "warnings": list(self.warnings)}
 
 
 def compare(folders: Sequence[Path], same_data: bool = False) -> Comparison:
@@ -77,7 +78,14 @@ def compare(folders: Sequence[Path], same_data: bool = False) -> Comparison:
         judged, problems = verdicts(rows)
         compared.append(tuple(judged))
         warnings += [of + problem for problem in problems]
-    return Comparison(tuple(compared), tuple(dict.fromkeys(warnings)), differing)
+    outside = tuple(map(_outside, compared))
+    return Comparison(tuple(compared), tuple(dict.fromkeys(warnings)), differing, outside=outside)
+
+
+def _outside(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """What standard models do on the test rows of these runs, where one of them was compared with such."""
+    summaries = (one.folder.read_summary() for row in rows for one in row.by_seed.values())
+    return next((summary.outside for summary in summaries if summary.outside), [])
 
 
 def _federation(folder: Path) -> dict[str, Any]:

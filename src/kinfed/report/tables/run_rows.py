@@ -67,7 +67,6 @@ class Row:
     by_seed: dict[int, Clients] = field(default_factory=dict, repr=False)
     paired: bool = False  # whether clients are counted by paired test examples
     verdict: dict[str, Any] | None = None  # over Local, and FedAvg, of the compared runs or else of those beside it
-    outside: tuple[dict[str, Any], ...] = ()  # standard models that need no federation, best first, see Outside
 
     @property
     def setting(self) -> tuple[str, str, int, str]:
@@ -212,7 +211,6 @@ def _row(folder: Path, summary: Summary, model: str) -> Row:
         leaking=summary.leaking,
         warnings=tuple(summary.warnings),
         by_seed={summary.seed: clients},
-        outside=tuple(summary.outside or ()),
     )
 
 

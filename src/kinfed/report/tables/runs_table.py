@@ -54,6 +54,14 @@ def terminal(comparison: Comparison) -> Iterator[Table | Text]:
         notes.append("* leaking: its test examples are not new to it, so its scores are not a fair estimate")
     if any(row.attack for rows in comparison.sets for row in rows):
         notes.append("under an attack, by the share of clients that is named, scores are of the honest clients")
+    yield Text("Test scores" if several else f"Test scores: {comparison.sets[0][0].described()}", style="bold")
+    yield _drawn(lines)
+    yield from _outsides(comparison)
+    yield from map(Text, notes + _origins(every) + sentences)
+
+
+def _drawn(lines: Sequence[Mapping[str, str]]) -> Table:
+    """Runs, one a line, by the headings that any of them fills."""
     drawn = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     shown = [heading for heading in lines[0] if any(line[heading] for line in lines)]
     for heading in shown:
@@ -63,12 +71,16 @@ def terminal(comparison: Comparison) -> Iterator[Table | Text]:
         )
     for line in lines:
         drawn.add_row(*(Text(line[heading]) for heading in shown))
-    yield Text("Test scores" if several else f"Test scores: {comparison.sets[0][0].described()}", style="bold")
-    yield drawn
-    for i, rows in enumerate(comparison.sets):
-        if beside := next((row.outside for row in rows if row.outside), ()):
-            yield outside(beside, rows[0].metric, rows[0].unit, f"{_letter(i)}: " * several)
-    yield from map(Text, notes + _origins(every) + sentences)
+    return drawn
+
+
+def _outsides(comparison: Comparison) -> Iterator[Table]:
+    """A table of standard models for each set of which they were trained."""
+    several = len(comparison.sets) > 1
+    for i, beside in enumerate(comparison.outside):
+        if beside:
+            first = comparison.sets[i][0]
+            yield outside(beside, first.metric, first.unit, f"{_letter(i)}: " * several)
 
 
 def outside(rows: Sequence[Mapping[str, Any]], metric: str, unit: str | None, of: str = "") -> Table:
