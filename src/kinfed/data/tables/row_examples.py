@@ -13,10 +13,11 @@ from ...errors import Fault, UsageError
 from . import doubts
 from .frame import FEW, Frame, natural
 from .schema import Raw, raw_of
-from .words import Numbers
+from .words import Codes, Numbers
 
 FEWEST = 10  # rows from which a column of text that is different in each names rows
 EMPTY, NAMES_ROWS = "empty", "identifier"  # kinds of columns that are no input
+CALLED = {"number": "numbers", "category": "text", "date": "dates", NAMES_ROWS: "different in each row"}  # for people
 KINDS = {"numbers": "number", "text": "category", "dates": "date"}  # of cells, as the kinds of columns
 
 
@@ -27,10 +28,10 @@ class RowExamples(NamedTuple):
     y: Tensor  # [n] places of classes, or [n, k] numbers; anything in rows that are not usable
     usable: NDArray[np.bool_]  # [n] which rows have a target
 
-    @property
-    def words(self) -> dict[str, Sequence[str]]:
-        """The text of each column."""
-        return {name: one.words for name, one in self.raw.items()}
+    def of_rows(self, rows: Codes) -> "RowExamples":
+        """Those of some rows."""
+        raw = {name: Raw(one.values[rows], one.words) for name, one in self.raw.items()}
+        return RowExamples(raw, self.y[torch.from_numpy(rows)], self.usable[rows])
 
 
 def column_kind(frame: Frame, name: str) -> str:

@@ -217,7 +217,7 @@ class TableReader(FormatSettings):
                 self.client,
                 targets,
                 kinds,
-                found.words,
+                {name: one.words for name, one in found.raw.items()},
                 self.scale,
                 self.categories,
                 frame.trained_formats(kinds | ({} if classes else dict.fromkeys(targets, "number"))),

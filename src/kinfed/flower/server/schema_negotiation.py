@@ -19,7 +19,7 @@ from ...data.tables.columns import RARE
 from ...data.tables.covariates import leads_of, names_of
 from ...data.tables.doubts import doubt_units
 from ...data.tables.frame import FEW, SHARED, natural
-from ...data.tables.row_examples import EMPTY, NAMES_ROWS
+from ...data.tables.row_examples import CALLED, EMPTY, NAMES_ROWS
 from ...data.tables.schema import Description, Own, Target, of_clients
 from ...data.tables.series_examples import calendar_of
 from ...data.tables.times import Clock
@@ -294,7 +294,8 @@ def why_not(agreed: Words, words: Words) -> str:
     for name, kind in agreed["inputs"]:
         own = (table or words["series"])["kinds"][name]
         if own not in (kind, EMPTY) and kind != "category":
-            return f"its column '{name}' is {_called(own)}, at other sites {_called(kind)}; correct it, or name another"
+            here, there = CALLED.get(own, own), CALLED.get(kind, kind)
+            return f"its column '{name}' is {here}, at other sites {there}; correct it, or name another"
     if table is None:
         return ""
     if agreed["classes"] and (new := {*table["labels"]} - {*agreed["classes"]}):
@@ -392,7 +393,3 @@ def is_number(label: str) -> bool:
         return bool(np.isfinite(float(label)))
     except ValueError:
         return False
-
-
-def _called(kind: str) -> str:
-    return {"number": "numbers", "category": "text", "date": "dates", NAMES_ROWS: "text"}.get(kind, kind)

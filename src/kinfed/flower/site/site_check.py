@@ -12,6 +12,7 @@ from typing import Any
 
 from ...core import trees
 from ...data.tables.frame import FEW, Frame
+from ...data.tables.row_examples import CALLED
 from ...errors import RunError, UsageError, several
 from ...runs.config import experiment, plugins
 from ..programs import keys
@@ -29,23 +30,8 @@ from .site_reading import Reading
 
 Report = Callable[[str], object]
 SHOWN = 12  # names that a line lists
-KEPT = (
-    "scale",
-    "categories",
-    "labels",
-    "counts",
-    "horizons",
-    "calendar",
-    "quantiles",
-    "classes",
-)  # settings of [flower] that say what examples are
-CALLED = {
-    "number": "numbers",
-    "category": "text",
-    "date": "dates",
-    "empty": "empty",
-    "identifier": "different in each row",
-}
+# Settings of [flower] that say what examples are.
+KEPT = ("scale", "categories", "labels", "counts", "horizons", "calendar", "quantiles", "classes")
 
 
 @dataclass
@@ -163,7 +149,7 @@ def _greeting(words: Words) -> list[str]:
     lines = ["its name and version of kinfed"]
     if table := words.get("table"):
         units = {name: f" in {unit}" for name, unit in table["units"].items()}
-        named = [f"{name} ({CALLED[kind]}{units.get(name, '')})" for name, kind in table["kinds"].items()]
+        named = [f"{name} ({CALLED.get(kind, kind)}{units.get(name, '')})" for name, kind in table["kinds"].items()]
         lines.append(f"names and kinds of {several(len(named), 'column')}: {_some(named)}")
         labels = f"; its {'values' if _whole(table) else 'classes'}: {_some(table['labels'])}"
         labels = labels if table["labels"] else ", numbers"
@@ -175,7 +161,7 @@ def _greeting(words: Words) -> list[str]:
             f"the name of the target, {words['columns'][0]}, and the times of {several(count, 'reading')}, as "
             f"{several(len(series['times']), 'run')} of equal steps"
         )
-        if named := [f"{name} ({CALLED[kind]})" for name, kind in series["kinds"].items()]:
+        if named := [f"{name} ({CALLED.get(kind, kind)})" for name, kind in series["kinds"].items()]:
             lines.append(f"names and kinds of {several(len(named), 'covariate')}: {_some(named)}")
     else:
         lines.append(f"the shape of an example, {words['shape']}, and {several(words['outputs'], 'class or output')}")

@@ -57,6 +57,11 @@ class Reading(FormatSettings):
         if both := sorted({*self.future, *self.static} & {*self.ignore}) or sorted({*self.future} & {*self.static}):
             raise UsageError(f"column '{both[0]}' is in two of --future, --static and --ignore; leave it in one")
 
+    @property
+    def own_names(self) -> dict[str, str]:
+        """The names of columns in the file, by those that the sites agreed on."""
+        return {agreed: own for own, agreed in self.columns.items()}
+
     def targets(self, frame: Frame) -> list[str]:
         """The columns to predict: several, with commas between, if no column has the whole name."""
         return [self.target] if self.target in frame.columns else [name.strip() for name in self.target.split(",")]

@@ -115,7 +115,7 @@ class SiteSeries(OwnTable):
             covariates=covariates_of(words),
             formats=frame.trained_formats(kinds),
             dropped=tuple(name for name in frame.columns if name not in kinds),
-        ).renamed({ours: theirs for theirs, ours in reading.columns.items()}, self.name)
+        ).renamed(reading.own_names, self.name)
         covariates = {} if series.covariates is None else {"covariates": series.covariates.to_dict()}
         return {"series": series.to_dict(), "reading": {"mean": task.mean, "deviation": task.deviation}, **covariates}
 
@@ -175,7 +175,7 @@ def clock_of(agreed: Words) -> Clock:
 
 def covariates_of(words: Mapping[str, Any]) -> Description | None:
     """The description of covariates in a message of the server's; raises UsageError if it is none."""
-    return description_of({"description": words["covariates"]}) if "covariates" in words else None
+    return description_of(words, "covariates") if "covariates" in words else None
 
 
 def _own(dataset: Dataset) -> Tensor:

@@ -4,7 +4,7 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,20 +17,12 @@ from ...data.split import SPLITS, Rows, Split
 from ...data.tables import disclosure
 from ...data.tables.column_statistics import NumberStatistics, Statistics, WordStatistics
 from ...data.tables.encoder import of_column
-from ...data.tables.row_examples import NAMES_ROWS, class_names, read_rows
-from ...data.tables.schema import Description, Raw
+from ...data.tables.row_examples import NAMES_ROWS, RowExamples, class_names, read_rows
+from ...data.tables.schema import Description
 from ...data.tables.words import Codes
 from ...errors import Fault, UsageError, several
 from ..wire.messages import Words
 from .site_reading import OwnTable
-
-
-class _Examples(NamedTuple):
-    """The rows of a table that have a target."""
-
-    raw: dict[str, Raw]  # their inputs
-    y: Tensor  # [n] labels, or [n, 1] numbers
-    parts: Rows
 
 
 @dataclass(frozen=True)
@@ -75,29 +67,27 @@ class SiteTable(OwnTable):
 
     def describe(self, agreed: Words, split: Split, seed: int) -> Words:
         """Statistics of the training rows, none of them of a single row."""
-        found = self._examples(agreed, split, seed)
-        train = found.parts["train"].numpy()
-        said = {}
-        for name, kind in agreed["inputs"]:
-            known = of_column(Raw(found.raw[name].values[train], found.raw[name].words), kind)
-            said[name] = told_of(self.kinds[name], name, known, self.reading.categories)
-        if agreed["classes"] and len(only := found.y[found.parts["train"]].unique()) == 1:
-            rows, name = several(len(train), "training row"), agreed["classes"][int(only)]
+        found, parts = self._examples(agreed, split, seed)
+        train, kinds = found.of_rows(parts["train"].numpy()), dict(agreed["inputs"])
+        statistics = {name: of_column(raw, kinds[name]) for name, raw in train.raw.items()}
+        most, count = self.reading.categories, len(train.y)
+        said = {name: told_of(self.kinds[name], name, known, most) for name, known in statistics.items()}
+        if agreed["classes"] and len(only := train.y.unique()) == 1:
+            rows, name = several(count, "training row"), agreed["classes"][int(only)]
             warnings.warn(f"all {rows} are of one class, '{name}', so a model learns nothing else here", stacklevel=2)
-        words: Words = {"statistics": said, "rows": len(train)}
+        words: Words = {"statistics": said, "rows": count}
         if not agreed["classes"]:
-            columns = found.y[found.parts["train"]].T.numpy()
-            each = [disclosure.coarse(NumberStatistics.of(values, median=False)) for values in columns]
+            each = [disclosure.coarse(NumberStatistics.of(values, median=False)) for values in train.y.T.numpy()]
             words["answers"] = [disclosure.to_json(one._replace(distinct=())) for one in each]
         return words
 
     def federate(self, words: Words, task: Task, split: Split, seed: int) -> Federation:
         """A federation of this client alone, its inputs as the description of all sites' training rows says."""
         agreed, description = words["agreed"], description_of(words)
-        found = self._examples(agreed, split, seed)
+        found, parts = self._examples(agreed, split, seed)
         x = description.features(found.raw, [self.name], np.zeros(len(found.y), np.int64), torch.float32)
         y = found.y if isinstance(task, Classification) else found.y.float()
-        rows = {name: [found.parts[name]] for name in SPLITS}
+        rows = {name: [parts[name]] for name in SPLITS}
         classes = tuple(agreed["classes"] or ())
         in_order = self._times is not None and not split.shuffle
         return Federation(x, y, rows, task, (self.name,), None, None, classes, "", description.scale(), in_order)
@@ -112,24 +102,22 @@ class SiteTable(OwnTable):
             formats=self.frame.trained_formats(kinds),
             dropped=tuple(name for name in self.frame.columns if name not in used),
         )
-        own = {ours: theirs for theirs, ours in self.reading.columns.items()}
-        return {"columns": description.renamed(own, self.name).to_dict()}
+        return {"columns": description.renamed(self.reading.own_names, self.name).to_dict()}
 
-    def _examples(self, agreed: Words, split: Split, seed: int) -> _Examples:
+    def _examples(self, agreed: Words, split: Split, seed: int) -> tuple[RowExamples, Rows]:
         """The examples in this table's order, and how they are split: as among those of all sites."""
         kinds, classes = dict(agreed["inputs"]), agreed["classes"]
         self.check_asked(kinds, agreed["targets"])
         found = read_rows(self.frame, kinds, agreed["targets"], classes, agreed["counts"])
         used = np.flatnonzero(found.usable)
-        raw = {name: Raw(one.values[used], one.words) for name, one in found.raw.items()}
-        y = found.y[torch.from_numpy(used)]
-        parts = self._parts(used, y if classes else None, split, seed)
+        found = found.of_rows(used)
+        parts = self._parts(used, found.y if classes else None, split, seed)
         if not parts:
             few = f"{self.frame.name} has too few rows for training, validation and test: {len(used)}"
             raise UsageError(few, Fault.FEW)
         if self.limits:
             self.limits.check_draw(self.path, split, seed, {name: used[part.numpy()] for name, part in parts.items()})
-        return _Examples(raw, y, parts)
+        return found, parts
 
     def _parts(self, used: Codes, labels: Tensor | None, split: Split, seed: int) -> Rows:
         """The rows of each split among those used; nothing if they are too few."""
@@ -162,9 +150,9 @@ def told_of(own: str, name: str, known: Statistics, most: int) -> Words:
     return disclosure.to_json(disclosure.coarse(known, names, least))
 
 
-def description_of(words: Mapping[str, Any]) -> Description:
-    """The description in a message of the server's; raises UsageError if it is none."""
+def description_of(words: Mapping[str, Any], key: str = "description") -> Description:
+    """The description of columns in a message of the server's; raises UsageError if it is none."""
     try:
-        return Description.from_dict(words["description"])
+        return Description.from_dict(words[key])
     except (LookupError, TypeError, ValueError, AttributeError):
         raise UsageError("the server's description of the columns cannot be used; install the same version") from None

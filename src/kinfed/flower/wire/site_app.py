@@ -4,6 +4,7 @@ import json
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -77,31 +78,6 @@ def _print(text: str) -> None:
     print(f"kinfed: {plain(text)}", file=sys.stderr, flush=True)
 
 
-@app.query("hello")
-def hello(envelope: Envelope, context: Context) -> Envelope:
-    """Say who this is and what its examples look like."""
-    return reply("hello", envelope, context)
-
-
-@app.query("describe")
-def describe(envelope: Envelope, context: Context) -> Envelope:
-    """Say what the training rows are like, all together."""
-    return reply("describe", envelope, context)
-
-
-@app.query("join")
-def join(envelope: Envelope, context: Context) -> Envelope:
-    """Join an experiment."""
-    return reply("join", envelope, context)
-
-
-@app.train("round")
-def round(envelope: Envelope, context: Context) -> Envelope:
-    """Evaluate the models of the previous round, and train for this one."""
-    return reply("round", envelope, context)
-
-
-@app.query("verdict")
-def verdict(envelope: Envelope, context: Context) -> Envelope:
-    """Say what learning from others was worth."""
-    return reply("verdict", envelope, context)
+for kind, type_of_message in transport.KINDS.items():
+    category, _, action = type_of_message.partition(".")
+    getattr(app, category)(action)(partial(reply, kind))
