@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from .data.split import Split as Split
     from .data.tables.table_reader import from_csv as from_csv
     from .data.tables.table_reader import from_frame as from_frame
-    from .data.tables.table_reader import from_parquet as from_parquet
     from .data.tables.table_reader import from_sql as from_sql
     from .errors import DataError as DataError
     from .errors import RunError as RunError
@@ -74,7 +73,7 @@ _PLACES = {  # each public name, by its module
     "data.dataset": ("Dataset", "Partition", "Parts"),
     "data.federation": ("Federation",),
     "data.split": ("Split",),
-    "data.tables.table_reader": ("from_csv", "from_frame", "from_parquet", "from_sql"),
+    "data.tables.table_reader": ("from_csv", "from_frame", "from_sql"),
     "errors": ("DataError", "RunError", "UsageError"),
     "flower.site.site_predictor": ("load_model",),
     "methods.fedavg": ("FedAvg",),

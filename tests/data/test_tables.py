@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import kinfed
-from kinfed import SGD, Split, Training, UsageError, fit, from_csv, from_parquet
+from kinfed import SGD, Split, Training, UsageError, fit, from_csv
 from kinfed.cli import main
 from kinfed.core.tasks import Classification, Forecasting, Regression
 from kinfed.data.federation import divide
@@ -227,7 +227,7 @@ def test_parquet_is_read_with_its_types(tmp_path):
     times.write_parquet(tmp_path / "s.parquet")
     data = read(tmp_path / "s.parquet", client="who", target="v", time="t", past=2)
     torch.testing.assert_close(data.x[0, :, 1] * 24, torch.tensor([0.0, 1]))
-    assert from_parquet(
+    assert from_csv(
         tmp_path / "t.parquet", client="who", target="y", features=["flag"], split=Split(0.4, 0.0), drop_missing=True
     ).names == ("7", "8")
 
@@ -364,7 +364,7 @@ def test_what_cannot_be_used_is_refused_with_its_place(tmp_path, text, how, said
         ({"features": ["x", 1.5]}, "features[1] must be text; got 1.5"),
         ({"features": "x"}, "features must be a list; got 'x'"),
         ({"client": None}, "client must be text; got None"),
-        ({"edges": 3}, "edges must be text or 'FILE.py:NAME' or GraphFile(...); got 3"),
+        ({"edges": 3}, "edges must be text or a path or GraphFile(...); got 3"),
     ],
 )
 def test_settings_of_a_table_are_checked_before_it_is_read(how, said):

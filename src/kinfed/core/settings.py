@@ -23,6 +23,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import fields, is_dataclass
 from functools import cache
 from numbers import Integral, Real
+from pathlib import Path
 from typing import Annotated, Any
 
 from ..errors import UsageError
@@ -154,6 +155,7 @@ def wanted(kind: Any) -> str:
     """A kind in words."""
     base, _ = parted(kind)
     words = {float: "a number", int: "a whole number", str: "text", bool: "true or false", type(None): "left out"}
+    words[Path] = "a path"
     if base in words:
         return words[base]
     if typing.get_origin(base) is typing.Literal:

@@ -80,7 +80,8 @@ class TableReader(FormatSettings):
     future: Sequence[str] = ()  # columns of inputs that are known ahead
     static: Sequence[str] = ()  # columns of inputs that are the same in all rows of a client
     calendar: Sequence[Literal["clock", "hour", "weekday", "month", "season"]] | None = None  # features of times
-    edges: str | Path | GraphFile = ""  # file of links between clients
+    # file of links between clients, or a table of its path, weights, distances, directed, sigma and threshold
+    edges: str | Path | GraphFile = ""
     drop_missing: bool = False  # whether rows that lack any value are left out
     least: CountOrZero = 0  # rows, or known readings, that a client must have
 
@@ -266,7 +267,7 @@ def from_csv(
     seed: int = 0,
     **settings: Any,
 ) -> Federation:
-    """A federation from your own file.
+    """A federation from your own file, whatever its kind.
 
     Args:
         path: a .csv or .tsv with a heading, a .parquet, or a folder of such files; one row per example or reading.
@@ -286,9 +287,6 @@ def from_csv(
     """
     dataset = _reader(client, target, split, settings).read(path)
     return divide(dataset, rows_by_owner(dataset), Split() if split is None else split, seed)
-
-
-from_parquet = from_csv
 
 
 def from_sql(

@@ -40,7 +40,8 @@ class Deployment:
     decay: float = 0.5  # "decay": a client that missed k rounds is used in a share decay**k of the rounds
     classes: int = 0  # 0: taken from the sites' labels
     by_class: bool | None = None  # scores by class; None: if there are two classes
-    graph: str | GraphFile = ""  # a file on the server with a known relation of the clients
+    # a file on the server with a known relation of the clients, or a table of its path and how it is read, as in tables
+    graph: str | GraphFile = ""
     scale: Literal["auto", "federation", "client"] = "auto"  # of tables: whose training rows give the scale of inputs
     categories: int = 50  # of tables: of a column of text, the most that are told apart
     labels: bool = True  # of tables: whether few whole numbers as a target are classes
