@@ -133,12 +133,12 @@ def test_signs_follow_names():
 def test_sketches_have_no_bias_and_the_stated_variance():
     a, b, size = random(30), random(30, seed=1), 8
     products = torch.tensor(
-        [float(count_sketch(a, key(s, "test"), size) @ count_sketch(b, key(s, "test"), size)) for s in range(4000)]
+        [float(count_sketch(a, key(s, "test"), size) @ count_sketch(b, key(s, "test"), size)) for s in range(1000)]
     )
     # Var = (|a|^2 |b|^2 + <a, b>^2 - 2 sum a_i^2 b_i^2) / size.
     square = a.square()
     variance = float(square.sum() * b.square().sum() + (a @ b) ** 2 - 2 * (square * b.square()).sum()) / size
-    assert float(products.mean()) == pytest.approx(float(a @ b), abs=4 * (variance / 4000) ** 0.5)
+    assert float(products.mean()) == pytest.approx(float(a @ b), abs=4 * (variance / 1000) ** 0.5)
     assert float(products.var()) == pytest.approx(variance, rel=0.15)
 
 
@@ -159,6 +159,6 @@ def test_sketch_channel_multiplies_sketches_of_one_key(roster, example):
     matrix = count_sketch(torch.eye(4, dtype=float64), key(known.seed, "pfedgat", known.round), size)  # [d, size]
     gradients = torch.stack([c.gradient(t, None) for c, t in zip(clients, sent, strict=True)])
     close(found, gradients @ matrix @ matrix.T @ theta.T)
-    rounds = (replace(known, round=t) for t in range(2000))
+    rounds = (replace(known, round=t) for t in range(500))
     estimates = torch.stack([learned(Sketch(size=2), now, theta, clients) for now in rounds])
-    close(estimates.mean(0), slope, atol=4 * float(estimates.std(0).max()) / 2000**0.5)
+    close(estimates.mean(0), slope, atol=4 * float(estimates.std(0).max()) / 500**0.5)
