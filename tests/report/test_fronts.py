@@ -155,7 +155,7 @@ def test_a_sweep_shows_every_setting_and_repeats_into_folders_that_differ(tmp_pa
     text = page([tmp_path])
     assert "2 settings" in text
     assert "a note" in text
-    outs = re.findall(r"--out (\S+)</code>", text)
+    outs = re.findall(r"--out (\S+)</code>", re.sub("</?span>", "", text))
     assert sorted(outs) == ["fedaghn-lr=0.1-again", "fedamp-lr=0.1-again"]
 
 

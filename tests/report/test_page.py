@@ -235,7 +235,7 @@ def test_every_setting_has_its_sentence(pair):
 
 
 def test_the_commands_that_repeat_runs_write_to_different_folders(pair):
-    shown = re.findall(r"<code>kinfed run (\S+) --out (\S+) </code>", re.sub("</?span>", "", page([pair])))
+    shown = re.findall(r"<code>kinfed run (\S+) --out (\S+)</code>", re.sub("</?span>", "", page([pair])))
     local = pair / "beside" / "local"
     assert shown == [(f"{pair}/config.toml", "mine-again"), (f"{local}/config.toml", "local-again")]
 
