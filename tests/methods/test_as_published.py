@@ -522,6 +522,26 @@ def k_means(thetas, count):
     return min(partitions(count), key=cost)
 
 
+def losses(theta, examples):
+    return cross_entropy(outputs(theta, examples[0]), examples[1], reduction="none")
+
+
+@paper("fedem")
+def fedem(ours):
+    models = [ours.begin.theta, *ours.begin.others]
+    shares = [torch.full((3,), 1 / 3, dtype=float64)] * N
+    for _ in range(ROUNDS):
+        ends, after = [], []
+        for share, examples in zip(shares, ours.train, strict=True):
+            odds = torch.stack([p * (-losses(theta, examples)).exp() for p, theta in zip(share, models, strict=True)])
+            q = odds / odds.sum(0)
+            weighted = [lambda v, e, row=row: (row * losses(v, e)).mean() for row in q]
+            ends.append([descended(theta, examples, loss=loss) for theta, loss in zip(models, weighted, strict=True)])
+            after.append(q.mean(1))
+        shares, models = after, [ours.mean([end[m] for end in ends]) for m in range(3)]
+    return {"mixture": [models[0]] * N}
+
+
 @paper("fedsem")
 def fedsem(ours):
     own = [descended(ours.theta, examples) for examples in ours.train]

@@ -119,6 +119,7 @@ VARIANTS = {
     ],
     "cfl": [{"begin": 3, "min_size": 4}, {"eps1": 0.1, "eps2": 9.0}, {"linkage": "single", "gamma": 0.1}],
     "ifca": [{"clusters": 3, "bn": "local"}],
+    "fedem": [{"components": 1}, {"components": 2}, {"components": 2, "bn": "local"}],
     "fedsem": [{"layers": ("head.*",), "bn": "local"}],
     "sfl": [
         {"steps": 2, "rho": 0.5, "pull": 0.7, "begin": "mixed"},

@@ -111,6 +111,9 @@ FAMILIES: dict[str, dict[str, Listed]] = {
             "Clustered Federated Learning: Model-Agnostic Distributed Multitask Optimization Under Privacy Constraints",
         ),
         "ifca": Listed("ifca:IFCA", "Ghosh et al.", 2020, "An Efficient Framework for Clustered Federated Learning"),
+        "fedem": Listed(
+            "fedem:FedEM", "Marfoq et al.", 2021, "Federated Multi-Task Learning under a Mixture of Distributions"
+        ),
         "fedsem": Listed("fedsem:FedSem", "Xie et al.", 2021, "Multi-Center Federated Learning"),
     },
     "Graphs of the clients": {

@@ -1,0 +1,141 @@
+"""FedEM: each client's answer is its own mixture of a few models that all share (Marfoq et al., 2021, Algorithm 1).
+
+Differs: the first models hold the numbers of one in other orders, as random starts do; a batch's shares of the models
+are computed by the models as received, as the algorithm says, in evaluation mode.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ..core.mixins import Predicts
+from ..core.settings import Count
+from ..core.tasks import Classification
+from ..core.trees import ModelOf, PerClient, Shared
+from ..errors import UsageError
+from ..ops.mixing import weighted_mean
+from .bases import Averaging
+from .ifca import shuffled
+
+
+class Server(NamedTuple):
+    """What the server keeps and sends."""
+
+    theta: ModelOf[Shared]  # [d] the first model
+    others: Shared  # [M - 1, d]
+
+
+class Upload(NamedTuple):
+    """What a client sends back."""
+
+    theta: ModelOf[PerClient]  # [d] the first model after local training
+    others: PerClient  # [M - 1, d]
+
+
+class Own(NamedTuple):
+    """What a client keeps."""
+
+    share: PerClient  # [M] pi_i: the weights of its mixture
+
+
+class Mixture(NamedTuple):
+    """A client's model."""
+
+    theta: ModelOf[PerClient]  # [d] the first model
+    others: PerClient  # [M - 1, d]
+    share: PerClient  # [M]
+
+
+@dataclass(frozen=True)
+class FedEM(Averaging, Predicts):
+    r"""$q_{im}(s) \propto \pi_{im} e^{-\ell(\theta_m; s)}$ for example $s$; $\pi_{im} \leftarrow$ its mean over $s$.
+
+    Client $i$ trains each $\theta_m$ on losses with weights $q_{im}$, and the server averages each by numbers of
+    examples. The client's answer is $\sum_m \pi_{im}\, \mathrm{softmax}(\theta_m(x))$.
+    """
+
+    components: Count = 3  # M, how many models all clients share; 1 is FedAvg
+
+    def start(self, roster):
+        return Server(*split(shuffled(roster, self.components)))
+
+    def send(self, roster, server, cohort):
+        return server
+
+    def aggregate(self, roster, server, cohort, uploads):
+        weights, (count, _, size) = self.weights(roster, cohort), uploads.others.shape
+        others = weighted_mean(uploads.others.reshape(count, -1), weights)
+        return Server(weighted_mean(uploads.theta, weights), others.view(-1, size))
+
+    def init_client(self, client):
+        return Own(client.model.theta.new_full((self.components,), 1 / self.components))
+
+    def train(self, client, state, received):
+        if not isinstance(client.task, Classification):
+            raise UsageError("fedem mixes probabilities of classes, and this data has numbers to predict; use 'ifca'")
+        models, whole = stack(received), client.undivided
+        fixed = [client.whole(theta) for theta in models]
+
+        def share_of(number):
+            def loss(outputs, batch, features):
+                return responsible(whole, fixed, state.share, batch)[number] * client.losses(outputs, batch, None)
+
+            return loss
+
+        share = mean_share(whole, fixed, state.share)
+        trained = [
+            client.descend(theta, objective=share_of(number), again=number > 0) for number, theta in enumerate(models)
+        ]
+        return Own(share), Upload(*split(torch.stack(trained)))
+
+    def personalise(self, client, state, received):
+        fixed = torch.stack([client.whole(theta) for theta in stack(received)])
+        return {"mixture": Mixture(*split(fixed), mean_share(client.undivided, fixed, state.share))}
+
+    def predict(self, client, personal, x):
+        return mixed(torch.stack([client.model(theta, x) for theta in stack(personal)]), personal.share)
+
+    def export(self, model, personal):
+        return Mixed([model.export(theta) for theta in stack(personal)], personal.share).eval()
+
+
+class Mixed(nn.Module):
+    """A mixture as a plain module, as FedEM saves it."""
+
+    def __init__(self, parts: list[nn.Module], share: Tensor) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(parts)
+        self.register_buffer("share", share.clone())
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, C] logarithms of probabilities."""
+        return mixed(torch.stack([part(x) for part in self.parts]), self.share)
+
+
+def mixed(outputs, share):
+    """[B, C] logarithms of the probabilities that share: [M] gives to models with outputs: [M, B, C]."""
+    return torch.einsum("m,mbc->bc", share, outputs.softmax(-1)).clamp(min=torch.finfo(outputs.dtype).tiny).log()
+
+
+def responsible(client, models, share, examples):
+    """[M, B] q: for each example the weights of the models, [d] each, whose weights in the mixture are share: [M]."""
+    losses = torch.stack([client.task.loss(client.model(theta, examples.x), examples.y) for theta in models])
+    return (share.clamp(min=torch.finfo(share.dtype).tiny).log()[:, None] - losses).softmax(0)
+
+
+def mean_share(client, models, share):
+    """[M] the mean of q over the client's training examples."""
+    q = responsible(client, models, share, client.data)
+    return torch.stack([client.data.mean(row) for row in q])
+
+
+def split(models):
+    """The first of models: [M, d], and the others."""
+    return models[0], models[1:]
+
+
+def stack(models):
+    """[M, d] of a message or a client's model."""
+    return torch.cat([models.theta[None], models.others])
