@@ -10,7 +10,8 @@ import torch
 from kinfed import UsageError
 from kinfed.core.mixins import join
 from kinfed.methods import IFCA, FedSem, fedsem, ifca
-from kinfed.methods.ifca import Upload, shuffled
+from kinfed.methods.ifca import Upload
+from kinfed.methods.parts.random_starts import shuffle_models
 
 float64 = torch.float64
 FOUR = [[3.0, 0.1], [3.1, -0.1], [-3.0, 0.1], [-2.9, 0.2]]  # two groups, opposite
@@ -133,7 +134,7 @@ def test_newcomers_belong_where_the_rule_puts_them(roster):
 
 def test_random_models_are_the_first_one_in_another_order(roster, perceptron):
     known = roster(3, perceptron(norm=True))
-    models = shuffled(known, 4)
+    models = shuffle_models(known, 4)
     for entry in known.layout.entries:
         for model in models:
             if entry.trainable:
@@ -141,7 +142,7 @@ def test_random_models_are_the_first_one_in_another_order(roster, perceptron):
             else:
                 assert torch.equal(model[entry.at], known.theta[entry.at])
     assert len({tuple(m.tolist()) for m in models}) == 4
-    assert torch.equal(models[:2], shuffled(known, 2))
+    assert torch.equal(models[:2], shuffle_models(known, 2))
 
 
 def test_bad_input_is_one_line(bowls):

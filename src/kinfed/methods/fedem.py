@@ -17,7 +17,7 @@ from ..core.trees import ModelOf, PerClient, Shared
 from ..errors import UsageError
 from ..ops.mixing import weighted_mean
 from .bases import Averaging
-from .ifca import shuffled
+from .parts.random_starts import shuffle_models
 
 
 class Server(NamedTuple):
@@ -59,7 +59,7 @@ class FedEM(Averaging, Predicts):
     components: Count = 3  # M, how many models all clients share; 1 is FedAvg
 
     def start(self, roster):
-        return Server(*split(shuffled(roster, self.components)))
+        return Server(*split(shuffle_models(roster, self.components)))
 
     def send(self, roster, server, cohort):
         return server
@@ -104,6 +104,8 @@ class FedEM(Averaging, Predicts):
 class Mixed(nn.Module):
     """A mixture as a plain module, as FedEM saves it."""
 
+    share: Tensor  # [M]
+
     def __init__(self, parts: list[nn.Module], share: Tensor) -> None:
         super().__init__()
         self.parts = nn.ModuleList(parts)
@@ -114,9 +116,10 @@ class Mixed(nn.Module):
         return mixed(torch.stack([part(x) for part in self.parts]), self.share)
 
 
-def mixed(outputs, share):
+def mixed(outputs: Tensor, share: Tensor) -> Tensor:
     """[B, C] logarithms of the probabilities that share: [M] gives to models with outputs: [M, B, C]."""
-    return torch.einsum("m,mbc->bc", share, outputs.softmax(-1)).clamp(min=torch.finfo(outputs.dtype).tiny).log()
+    probabilities = torch.einsum("m,mbc->bc", share, outputs.softmax(-1))
+    return probabilities.clamp(min=torch.finfo(outputs.dtype).tiny).log()
 
 
 def responsible(client, models, share, examples):

@@ -13,10 +13,10 @@ import torch
 from ..core.method import Method, Params
 from ..core.mixins import Explains
 from ..core.rows import put
-from ..core.seeding import fold, key, uniform
 from ..core.settings import Count
 from ..core.trees import ModelOf, PerClient, Shared
 from ..ops.clustering import cluster_means, cluster_weights
+from .parts.random_starts import shuffle_models
 
 PATIENCE = 5  # rounds after which it is said that all clients chose the same model
 
@@ -61,7 +61,7 @@ class IFCA(Method, Explains):
                 stacklevel=2,
             )
         label = torch.full((len(roster),), -1, dtype=torch.int64, device=roster.theta.device)
-        return Server(shuffled(roster, self.clusters), label)
+        return Server(shuffle_models(roster, self.clusters), label)
 
     def send(self, roster, server, cohort):
         return Sent(server.theta)
@@ -107,14 +107,3 @@ class IFCA(Method, Explains):
 
     def personalise(self, client, state, received):
         return {"cluster": Params(self._best(client, received.theta)[1]), "own": state}
-
-
-def shuffled(roster, count):
-    """[count, d] models whose learned tensors hold the numbers of the initial model in an order of their own."""
-    models = roster.theta.repeat(count, 1)
-    for number, entry in enumerate(e for e in roster.layout.entries if e.trainable):
-        start = key(roster.seed, "ifca", number, device=models.device)
-        for c, model in enumerate(models):
-            part = model[entry.at]
-            part.copy_(part[uniform(fold(start, c), part.double()).argsort()])
-    return models
