@@ -18,7 +18,7 @@ import torch
 from playwright.sync_api import sync_playwright
 
 from kinfed.core.history import History
-from kinfed.core.summary import Summary
+from kinfed.core.summary import DataFacts, RunCost, Summary
 from kinfed.core.tasks import Classification
 from kinfed.report.page.html_page import write
 from kinfed.runs.run_folder import RunFolder
@@ -107,10 +107,10 @@ def made_up(path, count):
                 weights = draw.random((count, count), np.float32) * np.where(groups[:, None] == groups, 1, 0.1)
                 history.kept_relations.append(torch.from_numpy((weights / weights.sum(1, keepdims=True)).astype("f4")))
         history.chosen = "own"
-        known = {"method": base, "dataset": "made up", "federation": {"dataset": {"name": "made up"}}, "seed": 0}
-        known |= {"parameters": 1000, "executor": "loop", "seconds": 1.0, "leaking": False}
-        known |= {"relation": {"origin": "learned"}} if history.kept_relations else {}
-        summary = Summary.of(history, **known)
+        data = DataFacts(dataset="made up", federation={"dataset": {"name": "made up"}}, clients=count)
+        cost = RunCost(parameters=1000, executor="loop", seconds=1.0, bytes_up=0, bytes_down=0)
+        relation = {"origin": "learned"} if history.kept_relations else None
+        summary = Summary.of(history, method=base, seeds=[0], data=data, cost=cost, relation=relation)
         folder.write_history(history, "learned", [])
         folder.write_tested([torch.arange(50).lt(round(50 * one)).float() for one in scores.tolist()])
         folder.write_summary(summary)

@@ -115,7 +115,7 @@ class Work:
     def progress(self):
         """Rounds done, and the seconds they took."""
         if self.folder.is_finished:
-            return self.rounds, self.folder.read_summary().seconds
+            return self.rounds, self.folder.read_summary().cost.seconds
         try:
             with safe_open(self.folder.checkpoint, "np") as file:
                 return int(file.metadata()["done"]), float(file.metadata()["seconds"])

@@ -45,7 +45,7 @@ def ran(table, method, data_dir):
     with tempfile.TemporaryDirectory() as place:
         begun = time.perf_counter()
         summary = launch(experiment, Path(place) / "run", data_dir=data_dir)
-        return summary.scores[summary.chosen]["mean"], time.perf_counter() - begun
+        return summary.scores[summary.selection.chosen]["mean"], time.perf_counter() - begun
 
 
 def chosen(table, data_dir):
@@ -54,10 +54,10 @@ def chosen(table, data_dir):
         begun, out = time.perf_counter(), Path(place) / "choice"
         choice, summary, _ = choose_in(Request(table, out, data_dir))
         seconds = time.perf_counter() - begun
-        scores = dict(zip(summary.client_names, summary.of_clients[summary.chosen], strict=True))
+        scores = dict(zip(summary.clients.names, summary.clients.scores[summary.selection.chosen], strict=True))
         for kind, key in (("local", "keep_own_model"), ("fedavg", "keep_fedavg_model")):
             other = RunFolder(out / "beside" / kind).read_summary()
-            theirs = dict(zip(other.client_names, other.of_clients[other.chosen], strict=True))
+            theirs = dict(zip(other.clients.names, other.clients.scores[other.selection.chosen], strict=True))
             scores |= {name: theirs[name] for name in choice[key]}
         return float(np.mean(list(scores.values()))), seconds, choice["candidate"]
 

@@ -40,16 +40,16 @@ def measure(source, name, seed):
     except (RunError, UsageError) as problem:
         return {"problem": str(problem)}
     seconds, found = time.process_time() - begun, run.summary
-    numbers = 4 * found.clients * found.rounds  # bytes of one, in each round and for each client
+    numbers = 4 * found.data.clients * found.rounds  # bytes of one, in each round and for each client
     return {
-        "model": found.chosen,
-        "mean": 100 * found.scores[found.chosen]["mean"],
-        "worst": 100 * found.scores[found.chosen]["worst5"],
+        "model": found.selection.chosen,
+        "mean": 100 * found.scores[found.selection.chosen]["mean"],
+        "worst": 100 * found.scores[found.selection.chosen]["worst5"],
         "auroc": found.relation["auroc"] if found.relation and found.relation["origin"] == "learned" else None,
         "seconds": seconds / found.rounds,
-        "down": found.bytes_down / numbers,
-        "up": found.bytes_up / numbers,
-        "about": f"{found.clients} clients, {found.rounds} rounds",
+        "down": found.cost.bytes_down / numbers,
+        "up": found.cost.bytes_up / numbers,
+        "about": f"{found.data.clients} clients, {found.rounds} rounds",
     }
 
 

@@ -49,7 +49,7 @@ def errors(seed):
         }
         for name, (method, module) in methods.items():
             summary = kinfed.fit(method, federation, module, seed=seed).summary
-            found[known, name] = summary.scores[summary.chosen]["mean"]
+            found[known, name] = summary.scores[summary.selection.chosen]["mean"]
     return found
 
 

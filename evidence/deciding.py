@@ -235,18 +235,18 @@ def validated(asked, runs):
         if (out / "summary.json").exists():  # else it diverged
             found = json.loads((out / "summary.json").read_text())
             setting = f"method={runs.name} {out.parent.name.replace(',', ' ')}"
-            best = found["scores"][found["chosen"]]["validation"]
-            of = {"setting": setting, "model": "", "metric": f"validation {found['metric']}", "seed": CHOOSING}
+            best = found["scores"][found["selection"]["chosen"]]["validation"]
+            of = {"setting": setting, "model": "", "metric": f"validation {found['metric']['name']}", "seed": CHOOSING}
             yield setting, of | {"score": best, "rounds": found["rounds"], "version": kinfed.__version__}
 
 
 def scores(asked, setting, out):
     """The rows of a finished run: its models' test scores, and the diagnostics that are asked for."""
     found = json.loads((out / "summary.json").read_text())
-    of = {"setting": setting, "seed": found["seed"], "rounds": found["rounds"]}
-    of |= {"seconds": round(found["seconds"]), "version": kinfed.__version__}
+    of = {"setting": setting, "seed": found["seeds"][0], "rounds": found["rounds"]}
+    of |= {"seconds": round(found["cost"]["seconds"]), "version": kinfed.__version__}
     for model, score in found["scores"].items():
-        value = score["mean"] if asked.metric == found["metric"] else score[asked.metric]
+        value = score["mean"] if asked.metric == found["metric"]["name"] else score[asked.metric]
         yield of | {"model": model, "metric": asked.metric, "score": value}
     if asked.notes:
         with (out / "diagnostics.csv").open(newline="") as file:
@@ -260,7 +260,8 @@ def scores(asked, setting, out):
 
 def among(out, found):
     """Mean test accuracy over clients of the saved models if each may only answer with a class of its client."""
-    federation = experiment.resolve(experiment.read(str(out / "config.toml"), [])).federation(data_dir(), found["seed"])
+    asked_for = experiment.resolve(experiment.read(str(out / "config.toml"), []))
+    federation = asked_for.federation(data_dir(), found["seeds"][0])
     rights = []
     for client, (known, asked) in enumerate(zip(federation.rows["train"], federation.rows["test"], strict=True)):
         with torch.no_grad():

@@ -169,7 +169,7 @@ def measure(settings, case, training, seed, alone):
         else:
             method = InsideGroups(tuple(groups[0])) if settings == {"name": "oracle"} else method_of(settings)
             run = kinfed.fit(method, federation, net, rounds=ROUNDS, seed=seed, training=training)
-            clients = run.summary.of_clients[run.history.chosen]
+            clients = run.summary.clients.scores[run.history.chosen]
             at, metric = run.history.rounds.index(run.history.select(run.history.chosen)), run.history.selects
             validated = run.history.curve(run.history.chosen, "validation", metric)[at]
             more = {"validation": round(100 * float(validated.double().nanmean()), 3)}

@@ -70,7 +70,7 @@ def count_bytes():
                 raw["flower"]["graph"] = str(folder / "links.npz")
             carrier = InProcess(sites)
             summary = server.serve(plan.resolve(raw), carrier, folder / "out", log=lambda text: None, poll=0)
-        model, each = 4 * summary["parameters"], SITES * ROUNDS
+        model, each = 4 * summary["cost"]["parameters"], SITES * ROUNDS
         shares = {way: {} for way in ("down", "up")}
         for (way, key), count in carrier.counted.items():
             if not key.startswith("join/"):
@@ -84,7 +84,7 @@ def count_bytes():
         )
         print(lines[-1], flush=True)
     head = (
-        f"Six sites, {ROUNDS} rounds, a perceptron of {summary['parameters']:,} parameters, all take part. "
+        f"Six sites, {ROUNDS} rounds, a perceptron of {summary['cost']['parameters']:,} parameters, all take part. "
         "Counted over the whole run, including the models sent to evaluate the last round, one round's share more: "
         f"{1 + 1 / ROUNDS:.2f} instead of 1. Models are given as multiples of one model, 4 bytes a parameter.\n\n"
         "| method | bytes down | bytes up | of 2 models | down, in models | up, in models | once, when joining |\n"
@@ -105,7 +105,7 @@ def measure_gateways(counts, rounds):
         with tempfile.TemporaryDirectory() as folder, Federation(Path(folder), 1, clients=count) as federation:
             said = federation.train("fedavg", rounds, flower={"clients": count, "classes": 0, "beside": []})
             seconds, each = seconds_of(said), json.loads((federation.out / "summary.json").read_text())
-            sent = each["bytes_per_client_and_round"]
+            sent = each["cost"]["bytes_per_client_and_round"]
             lines.append(
                 f"| {count} | {statistics.median(seconds):.1f} | {min(seconds):.1f} to {max(seconds):.1f} | "
                 f"{memory(federation.nodes['site-1'].pid)} | {sent['down']:,} | {sent['up']:,} |"
@@ -113,7 +113,8 @@ def measure_gateways(counts, rounds):
             print(lines[-1], flush=True)
     head = (
         f"{environment()} One site, started with `--client`, over TLS with its key; FedAvg, a perceptron of "
-        f"{each['parameters']:,} parameters, 36 rows a client, {rounds} rounds, without the first. Memory is that of "
+        f"{each['cost']['parameters']:,} parameters, 36 rows a client, {rounds} rounds, without the first. "
+        "Memory is that of "
         "the site's one process after the run (PSS).\n\n"
         "| clients | seconds a round, median | least to most | MiB | bytes down, a client and round | up |\n"
         "| --- | --- | --- | --- | --- | --- |\n"
@@ -128,7 +129,7 @@ def time_rounds(nodes, rounds):
         found = {"an empty app": empty}
         for name, hidden in (("fedavg", 64), ("fedaghn", 64), ("fedavg", 4096)):
             said = federation.train(name, rounds, model={"name": "mlp", "hidden": [hidden]})
-            size = 4 * json.loads((federation.out / "summary.json").read_text())["parameters"]
+            size = 4 * json.loads((federation.out / "summary.json").read_text())["cost"]["parameters"]
             found[f"{name}, a model of {size / 1e6:.2g} MB"] = seconds_of(said)
         each = [memory(node.pid) for node in federation.nodes.values()]
     floor = statistics.median(found["an empty app"])

@@ -213,7 +213,7 @@ def judge(federation, lines, rounds):
     summary = json.loads((federation.out / "summary.json").read_text())
     states, lost = {}, 0
     for name in federation.names:
-        site = federation.folder / name / name / summary["experiment"]
+        site = federation.folder / name / name / summary["sites"]["experiment"]
         try:
             lost += not load_file(site / "model.safetensors")
             states[name] = theta_counted(site / "state.safetensors", {round for who, round in absent if who == name})

@@ -163,8 +163,8 @@ def make_up_columns(note, folder):
         summary, _, lines = run(hospitals(folder / str(i), {}), folder / f"{i}-run", {"describe": lie})
         named = next((line for line in lines if "west" in line and ("left" in line or "claims" in line)), "nothing")
         going = not isinstance(summary, str)
-        age = summary.scale["inputs"]["age"]["mean"] if going else float("nan")
-        columns = summary.columns["inputs"] if going else []
+        age = summary.data.scale["inputs"]["age"]["mean"] if going else float("nan")
+        columns = summary.data.columns["inputs"] if going else []
         wards = [one for column in columns if column["name"] == "ward" for one in column["categories"]]
         real = sum(one.startswith("ward-") for one in wards)
         note(

@@ -99,8 +99,8 @@ def readable(path):
                 values = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             if path.name.startswith("model") and not all(bool(t.isfinite().all()) for t in values.values()):
                 raise Wrong("NaN", str(path))
-    if path.name == "summary.json" and "seeds" not in (said := json.loads(path.read_text())):
-        for needed in ("history.csv", *(["models.safetensors"] if said["dataset"] != "sites" else [])):
+    if path.name == "summary.json" and "by_client" in (said := json.loads(path.read_text())):
+        for needed in ("history.csv", *(["models.safetensors"] if said["data"]["dataset"] != "sites" else [])):
             assert (path.parent / needed).exists(), f"there is no {needed}"
 
 

@@ -357,7 +357,7 @@ def configs(draw):
     run(draw, "c.toml")
     if draw.random() < 0.2:
         folder = Path("out") if table.get("seeds", 1) == 1 else next(Path("out").glob("seed-*"))
-        kinfed.load_model(folder, json.loads((folder / "summary.json").read_text())["names"][-1])
+        kinfed.load_model(folder, json.loads((folder / "summary.json").read_text())["by_client"]["names"][-1])
         cli("compare", "out", "out")
 
 

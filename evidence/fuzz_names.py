@@ -172,9 +172,9 @@ class Case:
             more.append("federation.dataset.labels=true")
         cli("run", self.path, f"--client={self.client}", f"--target={self.target}", *more, "--out", "r")
         summary = json.loads(Path("r/summary.json").read_text())
-        check("clients", sorted(summary["names"]), sorted(plain(name) for name in self.clients))
+        check("clients", sorted(summary["by_client"]["names"]), sorted(plain(name) for name in self.clients))
         if not self.numbers:
-            check("classes", sorted(summary["classes"]), sorted(plain(name) for name in self.classes))
+            check("classes", sorted(summary["data"]["classes"]), sorted(plain(name) for name in self.classes))
         cli("run", "r/config.toml", "--quiet", "how.executor=loop", "--beside=none", "--out", "again")
         check("again", Path("again/history.csv").read_text(), Path("r/history.csv").read_text())
 
@@ -250,7 +250,7 @@ class Case:
         at_once = mock.patch.multiple("kinfed.flower.server.nodes", RETRY=0.05, LATER=0.05)
         with at_once, mock.patch.multiple("kinfed.flower.server.broker", LOOK=0.0, RETRY=0.05):
             serve(plan.resolve(table), Post(self.draw, sites, ""), Path("f"), lambda text: None, 0.001)
-        check("sites", sorted(json.loads(Path("f/summary.json").read_text())["names"]), sorted(names))
+        check("sites", sorted(json.loads(Path("f/summary.json").read_text())["by_client"]["names"]), sorted(names))
 
 
 def check(what, found, wanted):

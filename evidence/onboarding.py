@@ -162,7 +162,7 @@ def measure(case, name, seed, answers, folder, shared):
                     rows.append({"client": one.name, "examples": "all" if count is None else count, **scores})
     except (kinfed.RunError, kinfed.UsageError) as problem:
         return {"problem": str(problem).replace(str(folder), "the run")}
-    return {"rows": rows, "metric": saved.summary.metric, "seconds": time.process_time() - begun}
+    return {"rows": rows, "metric": saved.summary.metric.name, "seconds": time.process_time() - begun}
 
 
 def oracle(case, seed, answers):

@@ -60,9 +60,9 @@ def folder(reference, dataset, asked):
 def figures(run):
     """The mean over sensors of each printed metric at the round that validation selects."""
     found = run.read_summary()
-    chosen = found.scores[found.chosen]
+    chosen = found.scores[found.selection.chosen]
     for name in METRICS:
-        rounds, tests = run.read_scores(found.chosen, MEASURES[name].score)
+        rounds, tests = run.read_scores(found.selection.chosen, MEASURES[name].score)
         yield statistics.fmean(tests[rounds == int(chosen["round"])][0].tolist())
 
 
@@ -85,7 +85,7 @@ def cells(asked):
                     **{"method": reference, "printed": printed, "metric": name},
                     **{"paper": "" if paper is None else f"{paper.mean:g}", "ours": f"{ours:.6g}"},
                     **{"flags": "; ".join(flags), "by_seed": f"0:{ours:.6g}"},
-                    "seconds": round(run.read_summary().seconds),
+                    "seconds": round(run.read_summary().cost.seconds),
                 }
 
 

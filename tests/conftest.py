@@ -1,6 +1,7 @@
 """What all tests share."""
 
 import base64
+import json
 import os
 import shutil
 import socket
@@ -17,8 +18,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 from matplotlib.figure import Figure
+from plain_summary import nested
 
-from kinfed.core.summary import Summary
 from kinfed.runs.run_folder import RunFolder
 
 # Property tests draw the same examples in every run of continuous integration, and new ones elsewhere. How long drawing
@@ -139,13 +140,9 @@ def finished():
     def write(path, scores=None, **known):
         every = {"mean": 0.5, "std": 0.1, "worst5": 0.4, "best5": 0.6, "round": 1}
         scores = {name: every | score for name, score in (scores or {"own": {}}).items()}
-        rest = {"rounds": 1, "seed": 0, "clients": 2, "parameters": 3, "metric": "accuracy", "higher_is_better": True}
-        rest |= {"executor": "loop", "seconds": 1.0, "bytes_up": 0, "bytes_down": 0, "leaking": False}
         folder = RunFolder(path)
         folder.make()
-        folder.write_summary(
-            Summary(**{"method": "m", **rest, "scores": scores, "chosen": next(iter(scores)), **known})
-        )
+        folder.summary.write_text(json.dumps(nested({"scores": scores, **known})))
         return folder
 
     return write

@@ -95,9 +95,9 @@ def test_the_page_of_a_story_says_what_its_commands_say(story, tmp_path, monkeyp
     summary = json.loads(Path(out, "summary.json").read_text())
     assert summary["verdict"]["sentence"]
     if columns:
-        assert [column["name"] for column in summary["columns"]["inputs"]] == columns
+        assert [column["name"] for column in summary["data"]["columns"]["inputs"]] == columns
     subprocess.run(cut, shell=True, check=True)
-    rows = [Path(f"{name}.csv").read_text().splitlines() for name in summary["names"]]
+    rows = [Path(f"{name}.csv").read_text().splitlines() for name in summary["by_client"]["names"]]
     whole = Path(head.split()[-1]).read_text().splitlines()
     assert {one[0] for one in rows} == {whole[0]}
     assert sorted(row for one in rows for row in one[1:]) == sorted(whole[1:])

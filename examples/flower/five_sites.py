@@ -155,13 +155,14 @@ def compare(folder, names, rounds):
         rounds=rounds,
         training=Training(5, 16, SGD(0.3)),
     )
-    table = {"local": alone.summary.of_clients[alone.history.chosen]}
+    table = {"local": alone.summary.clients.scores[alone.history.chosen]}
     for method in ("kin", "hedge"):
         summary = json.loads((folder / method / "summary.json").read_text())
-        scores = dict(zip(summary["names"], summary["clients_scores"][summary["chosen"]], strict=True))
+        clients, chosen = summary["by_client"], summary["selection"]["chosen"]
+        scores = dict(zip(clients["names"], clients["scores"][chosen], strict=True))
         table[method] = [scores.get(name, np.nan) for name in names]  # whoever came too late has none
         for name in names:
-            model = folder / name / name / summary["experiment"] / "model.safetensors"
+            model = folder / name / name / summary["sites"]["experiment"] / "model.safetensors"
             shutil.copy(model, folder / name / f"{method}.safetensors")
     print(f"\n{'test accuracy, %':18}" + "".join(f"{name:>9}" for name in (*names, "mean")))
     for method, scores in table.items():

@@ -332,7 +332,7 @@ class Reproduction:
         for column in self.protocol.columns.values():
             for row in self.protocol.rows.values():
                 found |= {str(folder): folder for folder in self.finished(self.cell(row, column)).values()}
-        return sum(folder.read_summary().seconds for folder in found.values())
+        return sum(folder.read_summary().cost.seconds for folder in found.values())
 
     def _lines(self, cell: Cell, failed: Mapping[str, str]) -> list[Line]:
         column, row = cell.column, cell.row
@@ -362,7 +362,7 @@ class Reproduction:
                         values[metric][seed] = measure.times * scores[measure.of]
                         if measure.deviation in scores:
                             clients[metric].append(measure.times * scores[measure.deviation])
-                    seconds.append(summary.seconds)
+                    seconds.append(summary.cost.seconds)
                     flags += _flags(cell, summary) + twins.told(self.folder(row, column) / f"seed-{seed}", folder.path)
             if broken:
                 status = f"failed: {broken[0]}"
@@ -404,7 +404,7 @@ def _flags(cell: Cell, summary: Summary) -> list[str]:
     knows_labels = cell.experiment.graph_name in ORACLES and cell.experiment.method_name in ON_GRAPHS
     marks = {
         "leaking": summary.leaking,
-        str(summary.precision): summary.precision in FLAGS,
+        str(summary.cost.precision): summary.cost.precision in FLAGS,
         "oracle graph": knows_labels,
     }
     return [flag for flag, applies in marks.items() if applies]
@@ -419,7 +419,7 @@ def _scores(folder: RunFolder, cell: Cell, score: str) -> dict[str, float]:
     """A finished run's statistics of a score, by their names, which a measure's `of` refers to."""
     assert cell.experiment is not None
     summary = folder.read_summary()
-    model = cell.row.score or summary.chosen
+    model = cell.row.score or summary.selection.chosen
     if model not in summary.scores:
         raise UsageError(f"{folder} has no model '{model}'; it has {', '.join(summary.scores)}")
     at = int(summary.scores[model]["round"])
@@ -432,7 +432,7 @@ def _scores(folder: RunFolder, cell: Cell, score: str) -> dict[str, float]:
         honest = summary.honest_scores[model]
         return {"mean": honest["success"]} if score == "success" else dict(honest)
     scores = _by_client(folder, cell, score, model)
-    return spread(torch.from_numpy(scores), summary.higher_is_better)
+    return spread(torch.from_numpy(scores), summary.metric.higher_is_better)
 
 
 def _by_client(folder: RunFolder, cell: Cell, score: str, model: str) -> Array:
@@ -445,7 +445,7 @@ def _by_client(folder: RunFolder, cell: Cell, score: str, model: str) -> Array:
         raise folder.not_whole()
     scores: Array = tests[rounds == at][0]
     if cell.column.novel:
-        late = latecomers(summary.seed, tags(summary.client_names), cell.experiment.participation.late)
+        late = latecomers(summary.seed, tags(summary.clients.names), cell.experiment.participation.late)
         others = np.setdiff1d(np.arange(len(scores)), late)
         scores[others] = np.nan
     return scores
@@ -467,4 +467,4 @@ def _groups(summary: Summary, experiment: Experiment) -> Tensor:
     """[N] the hidden groups, which partitions form from the clients in order."""
     partition = experiment.table["federation"]["partition"]
     count = partition["nodes"] if "nodes" in partition else partition["groups"]
-    return hidden_groups(partition["name"], count, summary.clients)
+    return hidden_groups(partition["name"], count, summary.data.clients)

@@ -46,9 +46,9 @@ def _counted(rows: Sequence[tuple[Row, bool]]) -> Iterator[Row]:
 
 def _is_own(summary: Summary, clients: Clients, model: str) -> bool:
     """Whether a run's own score, and the model that validation prefers, are these."""
-    scored = np.array(summary.of_clients[summary.chosen], np.float64)  # None is NaN
+    scored = np.array(summary.clients.scores[summary.selection.chosen], np.float64)  # None is NaN
     ours = clients.by_model[model]
-    return summary.chosen == model and len(scored) == len(ours) and np.allclose(scored, ours, equal_nan=True)
+    return summary.selection.chosen == model and len(scored) == len(ours) and np.allclose(scored, ours, equal_nan=True)
 
 
 def _first(made: Reproduction, column: Column) -> Measure | None:
@@ -70,8 +70,8 @@ def _row(made: Reproduction, name: str, column: Column, measure: Measure) -> lis
         return []
     assert cell.experiment is not None
     federation = cell.experiment.table["federation"]  # in which all are alike, however old a summary is
-    read = {seed: replace(one.read_summary(), federation=federation) for seed, one in folders.items()}
-    summaries = {one.path: read[seed] for seed, one in folders.items()}
+    read = {one.path: one.read_summary() for one in folders.values()}
+    summaries = {path: replace(one, data=replace(one.data, federation=federation)) for path, one in read.items()}
     row = over(made.folder(cell.row, column), summaries, cell.row.score)
     share, clients = is_share(measure.score), dict(row.by_seed)
     for seed, models in made.clients(cell, measure.score).items():
@@ -90,7 +90,7 @@ def _row(made: Reproduction, name: str, column: Column, measure: Measure) -> lis
         mean=float(np.mean([np.nanmean(one.by_model[row.model]) for one in clients.values()])),
         by_seed=clients,
     )
-    return [(row, all(_is_own(read[seed], one, row.model) for seed, one in clients.items()))]
+    return [(row, all(_is_own(read[folders[seed].path], one, row.model) for seed, one in clients.items()))]
 
 
 def agreement(group: Sequence[Line]) -> str:

@@ -60,7 +60,7 @@ def _pointer(folder: Path) -> Path:
 
 def _precision(folder: RunFolder) -> str:
     try:
-        return folder.read_summary().precision or "float32"
+        return folder.read_summary().cost.precision or "float32"
     except UsageError:  # a broken folder of another table does not concern this one
         return ""
 

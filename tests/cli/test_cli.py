@@ -46,7 +46,7 @@ def test_settings_may_stand_before_and_behind_options(tmp_path, capsys):
     code, out, _ = kinfed_run(capsys, *words)
     assert code == 0
     summary = json.loads(out)
-    assert (summary["rounds"], summary["clients"], summary["parameters"]) == (3, 6, 650)
+    assert (summary["rounds"], summary["data"]["clients"], summary["cost"]["parameters"]) == (3, 6, 650)
     for wrong in (["--outt=x"], ["more"]):
         with pytest.raises(SystemExit):
             main([*words, *wrong])
@@ -57,7 +57,7 @@ def test_run_leaves_everything_in_its_folder(tmp_path, capsys):
     code, out, err = kinfed_run(capsys, "run", "fedaghn", *SMALL, "--out", str(tmp_path / "a"), "--json")
     assert code == 0
     summary = json.loads(out)
-    assert (summary["method"], summary["rounds"], summary["clients"], summary["metric"]) == (
+    assert (summary["method"], summary["rounds"], summary["data"]["clients"], summary["metric"]["name"]) == (
         "fedaghn",
         3,
         6,
@@ -65,7 +65,7 @@ def test_run_leaves_everything_in_its_folder(tmp_path, capsys):
     )
     assert list(summary["scores"]) == ["own", "mixed"]
     assert {"mean", "std", "worst5", "best5", "round"} <= summary["scores"]["own"].keys()
-    assert summary["parameters"] == 4810
+    assert summary["cost"]["parameters"] == 4810
     assert summary["out"] in err
     folder = tmp_path / "a"
     table = pd.read_csv(folder / "history.csv")
@@ -112,7 +112,7 @@ def test_the_saved_config_repeats_the_run_bit_for_bit_and_models_load(tmp_path, 
         module = kinfed.load_model(tmp_path / "a", client)
         rows = federation.rows["test"][int(client)]
         hits = (module(federation.x[rows]).argmax(1) == federation.y[rows]).float().mean()
-        assert float(hits) == pytest.approx(summary["clients_scores"][summary["chosen"]][int(client)])
+        assert float(hits) == pytest.approx(summary["by_client"]["scores"][summary["selection"]["chosen"]][int(client)])
     with pytest.raises(kinfed.UsageError, match="there is no client at position 6; there are"):
         kinfed.load_model(tmp_path / "a", position=6)
 

@@ -176,7 +176,7 @@ def test_a_table_as_it_is_trains_and_its_columns_are_shown_and_kept(shops, capsy
     shown = json.loads(out)["columns"]
     assert [column["kind"] for column in shown["inputs"]] == ["number", "number", "category", "date"]
     assert kinfed(capsys, "run", "raw.csv", *COLUMNS, "--method", "local", "rounds=1", "--out", "a", "--quiet")[0] == 0
-    assert json.loads((shops / "a" / "summary.json").read_text())["columns"] == shown
+    assert json.loads((shops / "a" / "summary.json").read_text())["data"]["columns"] == shown
 
 
 def test_a_folder_of_files_is_a_table(shops, capsys):

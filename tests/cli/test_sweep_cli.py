@@ -151,5 +151,5 @@ def test_a_sweep_over_your_own_table_leaves_the_settings_of_digits(tmp_path, cap
     code, _, err = sweep(capsys, "local", *own, "rounds=1", "training.epochs=1,2", "--out", str(out), "--quiet")
     assert (code, err) == (0, "")
     run = RunFolder(out / "runs" / "local" / "training.epochs=1").of_seed(0)
-    assert run.read_summary().clients == 3
+    assert run.read_summary().data.clients == 3
     assert 'name = "natural"' in run.config.read_text()  # digits are dealt by rotations, to 20 clients

@@ -173,8 +173,9 @@ def test_the_summary_says_who_trained_and_why(tmp_path):
     method = Programmed(lambda c: Params(c.descend(c.model.theta, clip=2.0, optimiser=SGD(0.1, momentum=0.5))))
     found = fit(method, federation(), module(), rounds=1, execution=Execution("fused"))
     summary = save(found, tmp_path / "run")
-    assert summary["executor"] == "fused"
-    assert summary["reason"] == "as requested; vmap trains what has no fused form: an optimiser other than plain SGD"
+    cost = summary["cost"]
+    assert cost["executor"] == "fused"
+    assert cost["reason"] == "as requested; vmap trains what has no fused form: an optimiser other than plain SGD"
 
 
 MODELED = [
@@ -294,7 +295,7 @@ def test_no_half_of_a_method_reads_test_examples(where):
     with pytest.raises(UsageError, match="Test examples are for evaluation only"):
         fit(Curious(where), federation(), module(), rounds=1, execution=Execution("loop"))
     found = fit(Curious("nowhere", feedback="test"), federation(), module(), rounds=1, execution=Execution("loop"))
-    assert found.summary["leaking"]
+    assert found.summary.leaking
 
 
 class Scaled(nn.Module):

@@ -61,11 +61,11 @@ def test_a_saved_model_reads_new_rows_by_the_scale_in_the_summary(tmp_path, monk
     how = ["rounds=25", "training.batch=4", "training.optimiser.lr=0.1"]
     assert main(["run", "mine.toml", *how, "--out", "r", "--quiet"]) == 0
     summary = json.loads((tmp_path / "r" / "summary.json").read_text())
-    assert list(summary["scale"]["inputs"]) == ["rooms", "age"]
+    assert list(summary["data"]["scale"]["inputs"]) == ["rooms", "age"]
     rows = [line.split(",") for line in HOUSES.splitlines()[1:] if line.startswith("Ulm")]
-    scale = summary["scale"]["inputs"].values()
+    scale = summary["data"]["scale"]["inputs"].values()
     scaled = [[(float(row[i + 1]) - s["mean"]) / s["deviation"] for i, s in enumerate(scale)] for row in rows]
-    told = summary["scale"]["targets"]["price"]
+    told = summary["data"]["scale"]["targets"]["price"]
     prices = kinfed.load_model("r", "Ulm")(torch.tensor(scaled)) * told["deviation"] + told["mean"]
     assert (prices[:, 0] - torch.tensor([float(row[3]) for row in rows])).abs().mean() < 60  # they differ by 1700
 
@@ -73,7 +73,7 @@ def test_a_saved_model_reads_new_rows_by_the_scale_in_the_summary(tmp_path, monk
 def test_a_table_trains_from_python_and_scores_in_its_own_unit(tmp_path):
     federation = from_csv(write(tmp_path, HOUSES), client="town", target="price")
     run = fit(Local(), federation, nn.Linear(2, 1), rounds=25, training=Training(2, 4, SGD(0.1)))
-    assert run.summary.metric == "mae"
+    assert run.summary.metric.name == "mae"
     assert run.summary.scores["own"]["mean"] < 30  # prices differ by 1700
 
 

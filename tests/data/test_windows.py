@@ -154,7 +154,7 @@ def test_split_at_random_as_some_papers_do_is_told():
     assert sum(map(len, rows.values())) == 57
     run = fit(Local(), shuffled, nn.Sequential(nn.Flatten(), nn.Linear(2, 2)), rounds=1)
     assert run.summary.leaking
-    assert run.summary.caution == shuffled.caution
+    assert run.summary.selection.caution == shuffled.caution
 
 
 def test_a_client_uses_at_most_so_many_windows_on_the_right_side_of_the_same_cuts():
@@ -195,7 +195,7 @@ def test_a_linear_model_learns_to_forecast_a_sine():
     data = Windows(8, 4)(values, np.arange(400), list("abcd"))
     module = nn.Sequential(nn.Flatten(), nn.Linear(8, 4))
     run = fit(Local(), dealt(data), module, rounds=30, training=Training(2, 8, SGD(0.1)))
-    assert run.summary.metric == "mae"
+    assert run.summary.metric.name == "mae"
     assert run.summary.scores["own"]["mean"] < 1  # in the unit of the readings, whose deviation is 14
 
 

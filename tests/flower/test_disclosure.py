@@ -205,9 +205,9 @@ def numbers_of(words, **changes):
 )
 def test_what_a_site_makes_up_of_its_columns_ends_no_run_and_names_it(federation, lie):
     summary, lines = federation(describe=lie)
-    assert summary.names == ["ann", "bob", "cem"]
+    assert summary.clients.names == ["ann", "bob", "cem"]
     assert any(line.startswith(f"left client {LIAR} out: it") for line in lines)
-    assert summary.scale["inputs"]["age"]["mean"] == pytest.approx(60, abs=3)
+    assert summary.data.scale["inputs"]["age"]["mean"] == pytest.approx(60, abs=3)
 
 
 def test_a_site_that_claims_many_rows_decides_neither_scales_nor_categories(federation):
@@ -217,14 +217,14 @@ def test_a_site_that_claims_many_rows_decides_neither_scales_nor_categories(fede
         words["statistics"]["ward"]["counts"] = {f"made up {i}": 1 << 33 for i in range(60)}
 
     summary, lines = federation(describe=lie)
-    wards = next(one for one in summary.columns["inputs"] if one["name"] == "ward")["categories"]
+    wards = next(one for one in summary.data.columns["inputs"] if one["name"] == "ward")["categories"]
     assert {f"ward-{i}" for i in range(6)} <= {*wards}
     assert len(wards) <= 10
     assert f"client {LIAR} claims to have 549,755,813,888 training rows, more than 10 times the median" in "".join(
         lines
     )
     assert f"client {LIAR}: 56 of its categories of 'ward' are at no other site" in "".join(lines)
-    age = summary.scale["inputs"]["age"]["mean"]
+    age = summary.data.scale["inputs"]["age"]["mean"]
     assert age < 0.8 * 80_000  # its ten shares of thirteen
 
 

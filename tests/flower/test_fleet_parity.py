@@ -26,7 +26,7 @@ def test_sites_end_with_the_models_of_a_simulation(name, parts, trial, examples,
             wanted = expected.layout.tensors(values[i]) if leaf == "theta" else {leaf: values[i]}
             for key, value in wanted.items():
                 torch.testing.assert_close(mine[key], value, rtol=1e-5, atol=1e-5)
-    assert summary.chosen == expected.history.chosen
+    assert summary.selection.chosen == expected.history.chosen
     assert {k: v["round"] for k, v in summary.scores.items()} == {
         k: v["round"] for k, v in expected.history.summary().items()
     }
@@ -40,5 +40,5 @@ def test_sites_end_with_the_models_of_a_simulation(name, parts, trial, examples,
         with np.load(tmp_path / "out" / "relations.npz") as file:
             for got, wanted in zip(file["relation"], expected.history.relations, strict=True):
                 torch.testing.assert_close(torch.from_numpy(got), wanted, rtol=1e-5, atol=1e-5)
-    for key, scores in summary.clients_scores.items():
+    for key, scores in summary.clients.scores.items():
         assert scores == pytest.approx(expected.history.test(key).tolist(), abs=1e-5)

@@ -82,7 +82,7 @@ def test_clients_of_gateways_end_with_the_models_that_each_gets_at_a_node_of_its
     assert len(ours.names) == 9
     for name in ours.names:
         mine, other = (
-            load_file(tmp_path / kind / name / summary.experiment / "model.safetensors")
+            load_file(tmp_path / kind / name / summary.sites.experiment / "model.safetensors")
             for kind, summary in (("grouped", ours), ("single", theirs))
         )
         for key, value in other.items():
@@ -102,7 +102,7 @@ def test_a_client_that_fails_harms_no_other_of_its_gateway(federation, tmp_path,
 
     monkeypatch.setattr("kinfed.flower.site.site_cohort.compute", compute)
     summary = train(grouped, tmp_path / "out", "fedavg")
-    assert "h.a" in summary.names
+    assert "h.a" in summary.clients.names
     assert any("client h.b: RuntimeError: of its own" in line for line in told)
 
 

@@ -119,11 +119,11 @@ def test_sites_over_tls_end_with_the_models_of_a_simulation(name, federation, tr
     experiment.write(trial.planned.table, folder / f"{name}.toml")
     summary = json.loads(do("run", f"{name}.toml", "--out", name, "--json"))
     expected = trial.simulate(names=list(NAMES))
-    assert summary["names"] == list(NAMES)
-    assert summary["chosen"] == expected.history.chosen
+    assert summary["by_client"]["names"] == list(NAMES)
+    assert summary["selection"]["chosen"] == expected.history.chosen
     apart = 0.0
     for i, site in enumerate(NAMES):
-        mine = load_file(folder / "states" / site / summary["experiment"] / "model.safetensors")
+        mine = load_file(folder / "states" / site / summary["sites"]["experiment"] / "model.safetensors")
         wanted = {}
         for leaf, values in expected.history.models.items():
             wanted |= expected.layout.tensors(values[i]) if leaf == "theta" else {leaf: values[i]}
@@ -131,5 +131,5 @@ def test_sites_over_tls_end_with_the_models_of_a_simulation(name, federation, tr
         apart = max(apart, *(float((mine[key] - value).abs().max()) for key, value in wanted.items()))
     print(f"{name}: the models differ by at most {apart:.1e}")
     assert apart <= 1e-5
-    for key, scores in summary["clients_scores"].items():
+    for key, scores in summary["by_client"]["scores"].items():
         assert scores == pytest.approx(expected.history.test(key).tolist(), abs=1e-5)

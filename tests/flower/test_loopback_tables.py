@@ -81,18 +81,18 @@ def compare(folder, summary, readings):
     table["flower"] |= {"beside": []}
     here = serve(plan.resolve(table), Here(found), folder / "in-one", lambda line: None, 0.0)
     here = json.loads(json.dumps(here.to_dict()))
-    assert summary["names"] == here["names"]
-    assert summary["chosen"] == here["chosen"]
-    assert summary["columns"] == here["columns"]
+    assert summary["by_client"]["names"] == here["by_client"]["names"]
+    assert summary["selection"]["chosen"] == here["selection"]["chosen"]
+    assert summary["data"]["columns"] == here["data"]["columns"]
     apart = 0.0
-    for name in summary["names"]:
-        mine = load_file(folder / "states" / name / summary["experiment"] / "model.safetensors")
-        wanted = load_file(folder / "here" / name / here["experiment"] / "model.safetensors")
+    for name in summary["by_client"]["names"]:
+        mine = load_file(folder / "states" / name / summary["sites"]["experiment"] / "model.safetensors")
+        wanted = load_file(folder / "here" / name / here["sites"]["experiment"] / "model.safetensors")
         assert mine.keys() == wanted.keys()
         apart = max(apart, *(float((mine[key] - value).abs().max()) for key, value in wanted.items()))
     scores = 0.0
-    for key, each in summary["clients_scores"].items():
-        scores = max(scores, *(abs(a / b - 1) for a, b in zip(each, here["clients_scores"][key], strict=True)))
+    for key, each in summary["by_client"]["scores"].items():
+        scores = max(scores, *(abs(a / b - 1) for a, b in zip(each, here["by_client"]["scores"][key], strict=True)))
     print(f"the models differ by at most {apart:.1e}, scores by a share of at most {scores:.1e}")
     assert apart <= 1e-5
     assert scores <= 1e-5
@@ -143,7 +143,7 @@ def test_sites_with_mixed_tables_over_tls(tmp_path, names, model):
     with sites(tmp_path, nodes):
         summary = json.loads(run(tmp_path, "flower", "run", "plan.toml", "--out", "sites", "--json"))
     whole = kinfed.from_csv(tmp_path / "all.csv", client="shop", target="sold", seed=PLAN["seed"])
-    assert Description.from_dict(summary["columns"]).names == whole.columns.names
+    assert Description.from_dict(summary["data"]["columns"]).names == whole.columns.names
     columns = {"Umsatz": "sold", "Preis": "price"}
     compare(
         tmp_path,
@@ -208,6 +208,6 @@ def test_six_detectors_of_metr_la_over_tls(tmp_path):
     (tmp_path / "plan.toml").write_text(tomli_w.dumps(common | {"flower": flower}))
     with sites(tmp_path, nodes):
         summary = json.loads(run(tmp_path, "flower", "run", "plan.toml", "--out", "sites", "--json"))
-    assert summary["metric"] == "mae"
+    assert summary["metric"]["name"] == "mae"
     reading = Reading("speed", time="when", past=12, horizon=12)
     compare(tmp_path, summary, {name: (tmp_path / options[1], reading) for name, options in nodes.items()})

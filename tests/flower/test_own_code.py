@@ -43,10 +43,10 @@ def test_sites_with_the_file_end_with_the_models_of_a_simulation(trial, mine, ow
     give(trial, own_code)
     summary = trial.serve()
     assert summary["method"] == "Between"
-    assert summary["names"] == list("abcde")
+    assert summary["by_client"]["names"] == list("abcde")
     expected = trial.simulate(names=list("abcde"))
     trial.compare(expected, "abcde")
-    assert summary["clients_scores"]["own"] == pytest.approx(expected.history.test("own").tolist(), abs=1e-5)
+    assert summary["by_client"]["scores"]["own"] == pytest.approx(expected.history.test("own").tolist(), abs=1e-5)
     for _, _, message in trial.grid.sent:  # a name and a hash: neither a folder nor code
         words = json.dumps(message.words)
         assert str(mine.parent) not in words
@@ -94,7 +94,7 @@ def test_sites_count_their_own_steps_as_clients_of_a_simulation_do(trial, tmp_pa
         assert int(found["steps"]) == int(wanted["steps"]) > 0
         torch.testing.assert_close(found["head.weight"], wanted["head.weight"], rtol=1e-5, atol=1e-5)
         assert torch.equal(load_model(saved.parent).steps, found["steps"])
-    assert summary["clients_scores"]["shared"] == pytest.approx(expected.history.test("shared").tolist(), abs=1e-5)
+    assert summary["by_client"]["scores"]["shared"] == pytest.approx(expected.history.test("shared").tolist(), abs=1e-5)
 
 
 def test_a_site_whose_file_differs_refuses_and_names_both_hashes(trial, mine, own_code):

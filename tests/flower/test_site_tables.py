@@ -138,11 +138,11 @@ def test_the_description_found_in_a_federation_is_that_of_all_rows(tables, tmp_p
     made = tables(target, rounds=1)
     summary = made.serve()
     federation = kinfed.from_csv(tmp_path / "all.csv", client="who", target=target, seed=11)
-    alike(Description.from_dict(json.loads(json.dumps(summary.columns))), federation.columns)
-    assert summary.classes == (list(federation.class_names) if target == "fruit" else None)
-    assert summary.metric == federation.task.metric
+    alike(Description.from_dict(json.loads(json.dumps(summary.data.columns))), federation.columns)
+    assert summary.data.classes == (list(federation.class_names) if target == "fruit" else None)
+    assert summary.metric.name == federation.task.metric
     if target == "sold":
-        assert summary.scale["targets"]["sold"]["mean"] == pytest.approx(federation.task.mean[0])
+        assert summary.data.scale["targets"]["sold"]["mean"] == pytest.approx(federation.task.mean[0])
     # No site is told of the scales of another.
     for name, kind, message in made.grid.sent:
         if kind == "join":
@@ -179,8 +179,8 @@ def test_sites_with_tables_end_with_the_models_of_a_simulation(tables, tmp_path,
         counts=counts,
         seed=11,
     )
-    assert summary.metric == federation.task.metric
-    assert summary.task.keys() == {"name", *vars(federation.task)}
+    assert summary.metric.name == federation.task.metric
+    assert summary.data.task.keys() == {"name", *vars(federation.task)}
     compare(made, summary, federation)
 
 
@@ -313,7 +313,8 @@ def test_what_a_servers_folder_cannot_give_is_told_in_one_line(tables, trial, tm
     shown = " ".join("".join(capsys.readouterr()).split())
     assert "the members' models stayed at their sites, so none is tried as the best existing model" in shown
     summary = json.loads((out / "summary.json").read_text())
-    (out / "summary.json").write_text(json.dumps(summary | {"names": [*"abcdeg"]}))
+    others = summary["by_client"] | {"names": [*"abcdeg"]}
+    (out / "summary.json").write_text(json.dumps(summary | {"by_client": others}))
     assert "its files do not belong together: state.safetensors is of another run" in refused("onboard", str(out), *new)
     (out / "summary.json").write_text(json.dumps(summary))
     (out / "state.safetensors").unlink()
@@ -448,7 +449,7 @@ def compare(made, summary, federation):
     """The sites' scores and models are those of a simulation."""
     learning = made.planned.learning
     # A log-linear model is built by columns' medians, which at sites are those of groups of rows.
-    columns = federation.columns and Description.from_dict(json.loads(json.dumps(summary.columns)))
+    columns = federation.columns and Description.from_dict(json.loads(json.dumps(summary.data.columns)))
     run = kinfed.fit(
         learning.method,
         federation,
@@ -458,10 +459,10 @@ def compare(made, summary, federation):
         seed=11,
         execution=kinfed.Execution(executor="loop"),
     )
-    assert summary.chosen == run.history.chosen
-    for key, scores in summary.clients_scores.items():
+    assert summary.selection.chosen == run.history.chosen
+    for key, scores in summary.clients.scores.items():
         assert scores == pytest.approx(run.history.test(key).tolist(), rel=1e-4, abs=1e-5)
-    for i, name in enumerate(summary.names):
+    for i, name in enumerate(summary.clients.names):
         (folder,) = (made.folder / "sites" / name / name).glob("*/model.safetensors")
         mine = load_file(folder)
         for key, value in run.model(position=i).state_dict().items():
@@ -472,7 +473,7 @@ def module(planned, summary, columns=None):
     """The network with the initial values that a server gives it."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(generator(planned.learning.seed, "model").initial_seed())
-        return planned.learning.model(tuple(summary.shape), summary.outputs, columns=columns)
+        return planned.learning.model(tuple(summary.data.shape), summary.data.outputs, columns=columns)
 
 
 START = np.datetime64("2024-03-01T00:00")
@@ -548,10 +549,11 @@ def test_sites_with_series_end_with_the_models_of_a_simulation(meters, tmp_path,
         quantiles=quantiles,
         seed=11,
     )
-    assert (summary.shape, summary.outputs) == ([6, 2], 12 if quantiles else 4)
-    assert summary.metric == federation.task.metric
+    assert (summary.data.shape, summary.data.outputs) == ([6, 2], 12 if quantiles else 4)
+    assert summary.metric.name == federation.task.metric
     compare(made, summary, federation)
-    assert summary.scale["inputs"]["reading"]["mean"] == pytest.approx(federation.scale["inputs"]["reading"]["mean"])
+    mean = summary.data.scale["inputs"]["reading"]["mean"]
+    assert mean == pytest.approx(federation.scale["inputs"]["reading"]["mean"])
 
 
 @pytest.mark.usefixtures("exact")
@@ -571,10 +573,10 @@ def test_sites_with_covariates_end_with_the_models_of_a_simulation(meters, tmp_p
         calendar=["hour", "weekday"],
         seed=11,
     )
-    assert summary.shape == list(federation.x.shape[1:]) == [6, 1 + 2 + 7 + 1 + 3 + 2 + 3]
+    assert summary.data.shape == list(federation.x.shape[1:]) == [6, 1 + 2 + 7 + 1 + 3 + 2 + 3]
     compare(made, summary, federation)
     for ours, theirs in zip(
-        summary.scale["covariates"]["inputs"], federation.scale["covariates"]["inputs"], strict=True
+        summary.data.scale["covariates"]["inputs"], federation.scale["covariates"]["inputs"], strict=True
     ):
         assert ours.get("categories") == theirs.get("categories")
         assert ours.get("mean") == pytest.approx(theirs.get("mean"))
@@ -783,8 +785,8 @@ def test_a_column_that_is_empty_at_a_site_is_an_input_and_one_that_is_everywhere
 
     made = tables(change=change, rounds=1)
     summary = made.serve()
-    columns = {one["name"]: one for one in summary.columns["inputs"]}
-    assert summary.names == list("abcdef")
+    columns = {one["name"]: one for one in summary.data.columns["inputs"]}
+    assert summary.clients.names == list("abcdef")
     assert "kept" not in columns
     assert columns["weight"]["missing"] > 84
 
@@ -798,7 +800,7 @@ def test_other_units_at_a_site_are_warned_of_by_name(tables):
     warned = [line for line in made.lines if "in another unit" in line]
     assert len(warned) == 1
     assert warned[0].startswith("`weight` may be in another unit than at most clients: d (")
-    assert summary.columns["clients"].keys() == set("abcdef")  # and it is scaled by each client's own
+    assert summary.data.columns["clients"].keys() == set("abcdef")  # and it is scaled by each client's own
 
 
 @pytest.mark.parametrize("place", [0, 4])
@@ -943,7 +945,7 @@ def test_rows_in_order_of_time_are_split_by_each_sites_own_times(tables, tmp_pat
     readings = {name: Reading(target, {"Gewicht": "weight"} if name == "b" else {}, time="bought") for name in "abcdef"}
     made = tables(target, readings, lambda name, rows: [*of_time(name, rows)], rounds=2)
     summary = made.serve()
-    assert "bought" not in {one["name"] for one in summary.columns["inputs"]}
+    assert "bought" not in {one["name"] for one in summary.data.columns["inputs"]}
     split = Split(own_times=True)
     federation = kinfed.from_csv(tmp_path / "all.csv", client="who", target=target, time="bought", split=split, seed=11)
     compare(made, summary, federation)

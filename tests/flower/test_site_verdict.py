@@ -18,7 +18,7 @@ from kinfed.verdict.one_client import judge_one
 
 def told(folder, name):
     """What a site keeps of its verdict on the run of this folder."""
-    experiment = json.loads((folder / "out" / "summary.json").read_text())["experiment"]
+    experiment = json.loads((folder / "out" / "summary.json").read_text())["sites"]["experiment"]
     return json.loads((folder / "sites" / name / name / experiment / "verdict.json").read_text())
 
 
@@ -51,22 +51,22 @@ def test_each_site_compares_with_learning_alone_and_with_one_model_for_all(trial
     )
     shared = RunFolder(tmp_path / "out").beside("fedavg").read_summary()
     screen = capsys.readouterr().err
-    for i, name in enumerate(summary.names):
+    for i, name in enumerate(summary.clients.names):
         known = told(tmp_path, name)
-        assert known["scores"]["fedamp"] == pytest.approx(summary.of_clients[summary.chosen][i])
+        assert known["scores"]["fedamp"] == pytest.approx(summary.clients.scores[summary.selection.chosen][i])
         assert known["scores"]["local"] == pytest.approx(float(alone.history.test("own")[i]))
-        assert known["scores"]["fedavg"] == pytest.approx(shared.of_clients[shared.chosen][i])
+        assert known["scores"]["fedavg"] == pytest.approx(shared.clients.scores[shared.selection.chosen][i])
         assert f"kinfed: {known['sentence']}" in screen
         names = {one["name"] for one in known["outside"]}
         assert names == {"the client's own majority", "a logistic regression for each client"}
         best = known["outside"][0]
         assert (f"{best['name']} does " in known["sentence"]) == (best["mean"] > known["scores"]["fedamp"])
         assert not known["problems"]
-    mine = torch.tensor(summary.of_clients[summary.chosen])
+    mine = torch.tensor(summary.clients.scores[summary.selection.chosen])
     over = summary.verdict["over"]
     assert over["local"]["mean"] == pytest.approx(float((mine - alone.history.test("own")).mean()), abs=1e-6)
     assert over["fedavg"]["mean"] == pytest.approx(
-        float((mine - torch.tensor(shared.of_clients[shared.chosen])).mean()), abs=1e-6
+        float((mine - torch.tensor(shared.clients.scores[shared.selection.chosen])).mean()), abs=1e-6
     )
     # The site has two experiments, of which one was to compare with.
     state = kinfed.load_model(tmp_path / "sites" / "a" / "a").state_dict()
@@ -84,7 +84,7 @@ def test_a_model_learnt_alone_is_kept_and_fedavg_is_compared_with_it_alone(trial
     summary = made.serve()
     assert not (tmp_path / "out" / "beside").exists()
     assert {*told(tmp_path, "a")["scores"]} == {"fedavg", "local"}
-    assert (tmp_path / "sites" / "a" / "a" / summary.experiment / "alone.safetensors").exists()
+    assert (tmp_path / "sites" / "a" / "a" / summary.sites.experiment / "alone.safetensors").exists()
     assert summary.verdict["over"].keys() == {"local"}
 
 

@@ -97,7 +97,7 @@ def test_a_run_writes_down_how_it_is_doing(trial):
     assert words["sites"]["b"]["rounds"] == 2
     assert words["sites"]["b"]["missed"] == 1
     summary = json.loads((trial.folder / "out" / "summary.json").read_text())
-    assert words["sites"]["a"]["down"] == summary["bytes_by_client"]["a"]["down"]
+    assert words["sites"]["a"]["down"] == summary["sites"]["bytes_by_client"]["a"]["down"]
 
 
 def test_a_run_that_fails_writes_down_why(trial, monkeypatch):

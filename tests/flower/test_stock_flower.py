@@ -100,15 +100,15 @@ def written(tmp_path, trial, examples):
 
 def compare(summary, models, expected, names):
     """The sites' models and scores are those of a simulation: [P] each."""
-    assert summary["names"] == list(names)
-    assert summary["chosen"] == expected.history.chosen
+    assert summary["by_client"]["names"] == list(names)
+    assert summary["selection"]["chosen"] == expected.history.chosen
     for i, mine in enumerate(models):
         wanted = {}
         for leaf, values in expected.history.models.items():
             wanted |= expected.layout.tensors(values[i]) if leaf == "theta" else {leaf: values[i]}
         assert mine.keys() == wanted.keys()
         assert max(float((mine[key] - value).abs().max()) for key, value in wanted.items()) <= 1e-5
-    for key, scores in summary["clients_scores"].items():
+    for key, scores in summary["by_client"]["scores"].items():
         assert scores == pytest.approx(expected.history.test(key).tolist(), abs=1e-5)
 
 
@@ -125,7 +125,8 @@ def test_a_stock_deployment_ends_with_the_models_of_a_simulation(stock, written,
     out = tmp_path / "out"
     assert carry_out(stock, tmp_path / "app", "own", "-c", f'out="{out}"') == "finished:completed"
     summary = json.loads((out / "summary.json").read_text())
-    models = [load_file(tmp_path / "states" / name / summary["experiment"] / "model.safetensors") for name in names]
+    experiment = summary["sites"]["experiment"]
+    models = [load_file(tmp_path / "states" / name / experiment / "model.safetensors") for name in names]
     compare(summary, models, trial.simulate(names=list(names)), names)
 
 
@@ -142,7 +143,7 @@ def test_flowers_simulation_ends_with_the_models_of_a_simulation(stock, written,
     asked = ("-c", tmp_path / "settings.toml", "--federation-config", nodes)
     assert carry_out(stock, tmp_path / "app", "own", *asked) == "finished:completed"
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
-    folders = [tmp_path / ".kinfed" / "sites" / name / summary["experiment"] for name in names]
+    folders = [tmp_path / ".kinfed" / "sites" / name / summary["sites"]["experiment"] for name in names]
     compare(
         summary,
         [load_file(folder / "model.safetensors") for folder in folders],

@@ -76,8 +76,8 @@ def test_sites_that_start_as_the_page_says_are_told_whether_kin_helped(story, tm
     raw = experiment.read("plan.toml", ["rounds=2"])
     raw["flower"] |= {"beside": ["local", "fedavg"]}
     summary = serve(plan.resolve(raw), Here(sites), Path("sites"), log=lambda line: None, poll=0.0)
-    assert summary.names == [site.name for site in sites]
-    assert summary.metric == "mae"
+    assert summary.clients.names == [site.name for site in sites]
+    assert summary.metric.name == "mae"
     assert summary.verdict["over"].keys() == {"local", "fedavg"}
     sentences = [line for line in told if " when learning alone, " in line and " with one model for all; " in line]
     assert len(sentences) == 3
@@ -117,9 +117,9 @@ def test_the_commands_of_a_page_train_three_sites_over_tls(story, tmp_path, monk
             process.wait(timeout=60)
         subprocess.run(["kinfed", "flower", "down"], check=True)
     summary = json.loads(said["run"])
-    assert summary["names"] == [*nodes(shown)]
+    assert summary["by_client"]["names"] == [*nodes(shown)]
     assert summary["verdict"]["over"].keys() == {"local", "fedavg"}
-    for name in summary["names"]:
-        own = json.loads((Path("kinfed-site") / name / summary["experiment"] / "verdict.json").read_text())
+    for name in summary["by_client"]["names"]:
+        own = json.loads((Path("kinfed-site") / name / summary["sites"]["experiment"] / "verdict.json").read_text())
         assert own["scores"].keys() == {summary["method"], "local", "fedavg"}
         assert own["sentence"] in " ".join(Path(f"{name}.log").read_text().split())

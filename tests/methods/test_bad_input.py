@@ -206,7 +206,7 @@ def test_more_clusters_or_neighbours_than_there_can_be_are_warned_of(name, setti
 def test_other_methods_take_a_model_with_statistics_and_adam(name):
     settings = {"neighbours": 3} if name == "knn-per" else {}
     found = run(METHODS[name](**settings), module=WITH_STATISTICS, optimiser=Adam(0.01)).summary
-    assert 0 <= found.scores[found.chosen]["mean"] <= 1
+    assert 0 <= found.scores[found.selection.chosen]["mean"] <= 1
 
 
 @pytest.mark.parametrize("name", ["fedfomo", "dpfl", "ifca"])

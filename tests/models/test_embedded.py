@@ -135,12 +135,13 @@ def test_a_run_is_rebuilt_from_its_folder(trained, capsys):
     assert first["embeddings.article"].shape == (len(inputs["article"]), -(-len(inputs["article"]) // 2))
     assert not torch.equal(first["embeddings.article"], second["embeddings.article"])  # each client's own
     assert torch.equal(first["embeddings.weather"], second["embeddings.weather"])
-    frame = polars.read_csv(trained / "shops.csv").filter(polars.col("shop") == summary.names[1])
-    assert main(["predict", str(trained / "run"), str(trained / "shops.csv"), "--client", summary.names[1]]) == 0
+    frame = polars.read_csv(trained / "shops.csv").filter(polars.col("shop") == summary.clients.names[1])
+    second = summary.clients.names[1]
+    assert main(["predict", str(trained / "run"), str(trained / "shops.csv"), "--client", second]) == 0
     capsys.readouterr()
-    answers = run.predictor(summary.names[1])(frame)["sold"].to_numpy()
-    x = run.description.encode(kinfed.data.tables.open_table.frame_of(frame), summary.names[1])
-    target = summary.scale["targets"]["sold"]
+    answers = run.predictor(summary.clients.names[1])(frame)["sold"].to_numpy()
+    x = run.description.encode(kinfed.data.tables.open_table.frame_of(frame), summary.clients.names[1])
+    target = summary.data.scale["targets"]["sold"]
     with torch.no_grad():
         outputs = kinfed.load_model(trained / "run", position=1)(x)[:, 0] * target["deviation"] + target["mean"]
     assert answers == pytest.approx(outputs.numpy(), rel=1e-5)

@@ -157,8 +157,7 @@ def test_the_command_leaves_a_folder_that_compares_with_runs(experiment, tmp_pat
     assert main([*WAVENET, *experiment, "reference.epochs=2", "--out", out, "--json", "--verbose"]) == 0
     said = capsys.readouterr()
     summary = json.loads(said.out)
-    assert (summary["method"], summary["rounds"], summary["clients"]) == ("graph-wavenet", 2, 3)
-    assert summary["reference"]["epochs"] == 2
+    assert (summary["method"], summary["rounds"], summary["data"]["clients"]) == ("graph-wavenet", 2, 3)
     assert "centralised" in said.err
     assert (tmp_path / "a" / "mae-by-round.png").exists()
     assert not (tmp_path / "a" / "relations.npz").exists()

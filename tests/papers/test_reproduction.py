@@ -80,7 +80,7 @@ def test_clients_that_never_train_are_scored_alone(tmp_path):
     found, folder = lines(tmp_path, Row("fedavg", "FedAvg", "shared"), column, "accuracy_pct")
     absent = held_back(RunFolder(folder), 0.34)[0]
     assert absent.sum() == 2
-    scores = np.array(RunFolder(folder).read_summary().clients_scores["shared"])
+    scores = np.array(RunFolder(folder).read_summary().clients.scores["shared"])
     assert found["accuracy_pct"].mean == pytest.approx(100 * scores[absent].mean(), abs=1e-4)
     assert found["accuracy_pct"].mean != pytest.approx(100 * scores.mean(), abs=1e-4)
     assert found["accuracy_pct"].over_clients == pytest.approx(100 * scores[absent].std(), abs=1e-4)
@@ -93,7 +93,7 @@ def test_best_and_worst_clients_and_a_model_that_is_named(tmp_path):
     score = RunFolder(folder).read_summary().scores["mixed"]
     expected = [100 * score[key] for key in ("mean", "best5", "worst5")]
     assert [found[name].mean for name in names] == pytest.approx(expected, abs=1e-4)
-    scores = np.sort(RunFolder(folder).read_summary().clients_scores["mixed"])
+    scores = np.sort(RunFolder(folder).read_summary().clients.scores["mixed"])
     expected = [100 * part.std() for part in (scores, scores[-2:], scores[:2])]
     assert [found[name].over_clients for name in names] == pytest.approx(expected, abs=1e-4)
     assert expected[0] not in expected[1:]

@@ -2,6 +2,7 @@ import json
 import math
 
 import pytest
+from plain_summary import nested
 from rich.console import Console
 
 from kinfed.errors import UsageError
@@ -16,16 +17,13 @@ NO_LOCAL = "Local is not among these runs; method.name=local shows the worth of"
 def write(folder, method, values, **changes):
     """A run's folder with a summary of these clients' test scores."""
     mean = sum(values) / len(values)
-    summary = {
+    known = {
         "method": method,
         "dataset": "mnist",
         "federation": FEDERATION,
         "rounds": 3,
-        "seed": 0,
         "clients": len(values),
         "parameters": 10,
-        "metric": "accuracy",
-        "higher_is_better": True,
         "scores": {
             "own": {
                 "mean": mean,
@@ -37,17 +35,11 @@ def write(folder, method, values, **changes):
             "mixed": {"mean": 0.0, "std": 0.0, "worst5": 0.0, "best5": 0.0, "round": 1},
         },
         "clients_scores": {"own": values, "mixed": [0.0] * len(values)},
-        "chosen": "own",
-        "relation": None,
-        "executor": "loop",
         "seconds": 12.0,
-        "bytes_up": 1,
-        "bytes_down": 1,
-        "leaking": False,
         "out": str(folder),
-    } | changes
+    }
     folder.mkdir(parents=True)
-    (folder / "summary.json").write_text(json.dumps(summary))
+    (folder / "summary.json").write_text(json.dumps(nested(known | changes)))
     return folder
 
 
@@ -92,7 +84,7 @@ def test_a_verdict_on_other_models_than_the_scores_says_so(tmp_path):
             summary = json.loads((folder / "summary.json").read_text())
             summary["scores"]["own"]["validation"] = 0.6
             summary["scores"]["mixed"]["validation"] = 0.5 + 0.15 * seed * (name == "fedavg")
-            summary["chosen"] = "mixed" if name == "fedavg" and seed else "own"
+            summary["selection"]["chosen"] = "mixed" if name == "fedavg" and seed else "own"
             (folder / "summary.json").write_text(json.dumps(summary))
     assert compare([tmp_path / "fedavg", tmp_path / "local"]).warnings == (
         "fedavg: its verdict is on the model that each seed chose ('own', 'mixed'), the scores on 'own'",
@@ -241,7 +233,7 @@ def test_a_run_from_before_a_setting_came_has_its_default(tmp_path):
 
 def test_leaking_runs_are_marked_and_explained(tmp_path):
     fair = write(tmp_path / "fair", "fedavg", [0.5, 0.7])
-    lines = drawn(compare([fair, write(tmp_path / "leaks", "pfedgat", [0.9, 0.9], leaking=True)]), width=200)
+    lines = drawn(compare([fair, write(tmp_path / "leaks", "pfedgat", [0.9, 0.9], caution="it is told")]), width=200)
     assert lines[3].startswith("pfedgat * ")
     assert lines[4].startswith("fedavg   ")
     assert any(line.startswith("* leaking") for line in lines)

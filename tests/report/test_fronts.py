@@ -75,7 +75,7 @@ def test_of_a_published_table_the_table_comes_first_and_each_column_has_its_runs
 def test_runs_of_a_column_may_be_of_versions_that_said_less_of_the_data(table):
     path = table / "runs" / COLUMNS[0] / "twin" / "seed-0" / "summary.json"
     summary = json.loads(path.read_text())
-    summary["federation"]["split"] = {"fold": 1}
+    summary["data"]["federation"]["split"] = {"fold": 1}
     path.write_text(json.dumps(summary))
     assert "has no page of its own" not in page([table])
     with pytest.raises(UsageError, match=r"differ in federation\.split\.fold"):

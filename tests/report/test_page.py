@@ -113,7 +113,7 @@ def test_the_verdict_comes_first_and_cautions_are_said(pair, tmp_path, run_of):
     assert "<b>No Local</b>" not in text
     for name in ("fedaghn", "local"):
         assert str(escape(f"{METHODS.summary(name)} Differs: {METHODS.differs(name)}")) in text
-    lone = run_of(tmp_path / "lone", [[0.5, 0.6, 0.7, 0.9]], leaking=True, caution="tested on what it trained on")
+    lone = run_of(tmp_path / "lone", [[0.5, 0.6, 0.7, 0.9]], caution="tested on what it trained on")
     text = page([lone])
     assert "<h1>Local is not among these runs</h1>" in text
     assert "tested on what it trained on" in text
@@ -155,7 +155,7 @@ def test_clusters_are_colours_where_they_say_something(tmp_path, run_of, cluster
 def test_nothing_in_a_folder_becomes_code(tmp_path, run_of):
     evil = "</script><img src=x onerror=alert(1)>"
     names = [evil, "<b>1</b>", "\u2028", '"]}']
-    folder = run_of(tmp_path / "a", [[0.5, 0.6, 0.7, 0.9]], [WEIGHTS], names=names, caution=evil, leaking=True)
+    folder = run_of(tmp_path / "a", [[0.5, 0.6, 0.7, 0.9]], [WEIGHTS], names=names, caution=evil)
     text = page([folder])
     assert evil not in text
     assert "<b>1</b>" not in text

@@ -59,7 +59,7 @@ def test_a_run_ends_with_its_verdict(shops, tmp_path, capsys, monkeypatch):
     assert shown.endswith(f" {found['sentence']}")
     for label, name in (("learning alone", "local"), ("one model for all", "fedavg")):  # in the table of scores
         other = read(tmp_path / "a/beside" / name)
-        assert f"{label} {100 * other['scores'][other['chosen']]['mean']:.2f} " in shown
+        assert f"{label} {100 * other['scores'][other['selection']['chosen']]['mean']:.2f} " in shown
     monkeypatch.setenv("COLUMNS", "40")  # no digit is cut off
     assert main(["resume", str(tmp_path / "a"), "--beside", "local,fedavg"]) == 0
     assert shown.partition("* chosen")[0].partition("test")[2] in said(capsys)
@@ -69,7 +69,9 @@ def test_a_run_ends_with_its_verdict(shops, tmp_path, capsys, monkeypatch):
         assert other["method"] == name
         assert "verdict" not in other
         mine = read(tmp_path / "a")
-        mean = mine["scores"][mine["chosen"]]["mean"] - other["scores"][other["chosen"]]["mean"]
+        mean = (
+            mine["scores"][mine["selection"]["chosen"]]["mean"] - other["scores"][other["selection"]["chosen"]]["mean"]
+        )
         assert found["over"][name]["mean"] == pytest.approx(mean, abs=1e-6)
     assert sorted(found["gain"] + found["lose"] + found["undecided"]) == list("abcd")
 
@@ -190,8 +192,8 @@ def test_a_seed_that_fails_takes_no_other_seed_away(tmp_path, monkeypatch, capsy
     assert "! seed 1 failed: unexpected ValueError: not finite (--debug" in shown
     summary, each = read(tmp_path / "a"), {seed: read(tmp_path / f"a/seed-{seed}") for seed in (0, 2, 3)}
     assert summary["seeds"] == [0, 2, 3]
-    means = [one["scores"][summary["chosen"]]["mean"] for one in each.values()]
-    assert summary["scores"][summary["chosen"]]["mean"] == pytest.approx(np.mean(means))
+    means = [one["scores"][summary["selection"]["chosen"]]["mean"] for one in each.values()]
+    assert summary["scores"][summary["selection"]["chosen"]]["mean"] == pytest.approx(np.mean(means))
     pairs = [RunFolder(tmp_path / f"a/{place}seed-{seed}") for seed in (0, 2) for place in ("", "beside/local/")]
     gains = [
         np.subtract(*(list(test_scores.Tested.of(one).means.values()) for one in pairs[i : i + 2])) for i in (0, 2)
@@ -233,8 +235,8 @@ def test_a_verdict_over_seeds_that_chose_differently_says_so(tmp_path):
     for rounds in (2, 4):
         out = tmp_path / str(rounds)
         assert main([*words, f"rounds={rounds}", "--out", str(out)]) == 0
-        chosen = [read(out / f"seed-{seed}")["chosen"] for seed in range(3)]
-        differ = set(chosen) != {read(out)["chosen"]}
+        chosen = [read(out / f"seed-{seed}")["selection"]["chosen"] for seed in range(3)]
+        differ = set(chosen) != {read(out)["selection"]["chosen"]}
         each = ", ".join(f"'{model}'" for model in chosen)
         told = f"the verdict is on the model that each seed chose ({each}), the starred row on one for all"
         assert (told in read(out)["warnings"]) == differ

@@ -52,7 +52,7 @@ def test_what_a_run_took_by_round_and_in_all(tmp_path):
     for done, spent in cost.items():
         assert (spent.bytes_up, spent.bytes_down, spent.examples) == (done * 3 * 32, done * 3 * 32, done * examples)
     summary = run.summary
-    assert (cost[5].bytes_up, cost[5].bytes_down) == (summary.bytes_up, summary.bytes_down)
+    assert (cost[5].bytes_up, cost[5].bytes_down) == (summary.cost.bytes_up, summary.cost.bytes_down)
     assert summary.intervals["shared"]["over"] == "clients"
     assert 0 < cost[2].seconds <= cost[4].seconds <= cost[5].seconds
     (tmp_path / "cost.csv").write_text("round\n2\n")

@@ -154,10 +154,10 @@ def test_a_table_with_more_clients_keeps_the_scale_of_the_first(tmp_path):
     more = table(tmp_path / "six.csv", "abcdef", seed=5)
     experiment, former = further(tmp_path / "run", [f"federation.dataset.path={more}", "rounds=3"])
     summary = launch(experiment, tmp_path / "on", Execution("loop", 1), former=former)
-    assert (summary.rounds, summary.clients) == (5, 6)
-    assert summary.columns == first.columns  # not those of the other rows
-    assert summary.origin["joined"] == ["e", "f"]
-    assert not summary.origin["scores"]
+    assert (summary.rounds, summary.data.clients) == (5, 6)
+    assert summary.data.columns == first.data.columns  # not those of the other rows
+    assert summary.provenance.former["joined"] == ["e", "f"]
+    assert not summary.provenance.former["scores"]
     assert hashes(tmp_path / "run") == before
     again, _ = further(tmp_path / "on")  # by default as many as were added
     assert again.rounds.count == 8
@@ -167,8 +167,8 @@ def test_the_same_table_of_numbers_is_no_other_data(tmp_path):
     first = launched(tmp_path, "federation.dataset.target=size")  # whose mean is no number of float32
     experiment, former = further(tmp_path / "run", ["rounds=1"])
     summary = launch(experiment, tmp_path / "on", Execution("loop", 1), former=former)
-    assert summary.origin["scores"]
-    assert summary.columns == first.columns
+    assert summary.provenance.former["scores"]
+    assert summary.data.columns == first.data.columns
 
 
 def test_seeds_and_runs_beside_go_on_too(tmp_path):
@@ -177,7 +177,7 @@ def test_seeds_and_runs_beside_go_on_too(tmp_path):
     summary = launch(experiment, tmp_path / "on", Execution("loop", 1), beside=("local",), former=former)
     assert summary.rounds == 3
     for seed in (0, 1):
-        origin = RunFolder(tmp_path / "on" / f"seed-{seed}").read_summary().origin
+        origin = RunFolder(tmp_path / "on" / f"seed-{seed}").read_summary().provenance.former
         assert origin == {"run": str(tmp_path / "run" / f"seed-{seed}"), "rounds": 2, "joined": [], "scores": True}
 
 

@@ -256,14 +256,14 @@ def test_a_run_is_selected_by_the_score_that_is_asked_for():
     }
     for by, run in runs.items():
         found = run.summary
-        assert found.selected_by == (by or "accuracy")
+        assert found.selection.by == (by or "accuracy")
         name = by or "accuracy"
         best = {m: run.history.curve(m, "validation", name).nanmean(1) for m in run.history.named_models}
         sign = -1 if by == "loss" else 1
         for model, score in found.scores.items():
             assert score["round"] == int((sign * best[model]).argmax()) + 1
             assert score["validation"] == pytest.approx(float(best[model][score["round"] - 1]))
-        assert max(found.scores, key=lambda m: sign * found.scores[m]["validation"]) == found.chosen
+        assert max(found.scores, key=lambda m: sign * found.scores[m]["validation"]) == found.selection.chosen
     assert torch.equal(runs[""].history.models["theta"], runs["accuracy"].history.models["theta"])
     even = Federation.from_arrays(torch.randn(90, 5).double(), torch.arange(90) % 3, torch.arange(90) // 30)
     assert not even.task.by_class
@@ -271,7 +271,7 @@ def test_a_run_is_selected_by_the_score_that_is_asked_for():
     run = fit(Local(), even, module(), rounds=Rounds(1, select_by="auc"))
     assert ("own", "test", "auc") in run.history.scores[0]
     told = run.summary  # `kinfed compare` ranks by it
-    known = [score for score in told.clients_selected["own"] if score is not None]
+    known = [score for score in told.clients.selecting["own"] if score is not None]
     assert sum(known) / len(known) == pytest.approx(told.scores["own"]["auc"])
 
 
@@ -310,7 +310,7 @@ def summary_of(always, names=("no", "yes")):
     }
     history = History(("a", "b", "c"), Classification(2, by_class=True))
     history.add(0, 0, 0, Evaluation(scores, {}))
-    return history.by_class(names, torch.tensor([[9, 1], [8, 2], [5, 0]])), history.summary()["own"]
+    return history.recall(names, torch.tensor([[9, 1], [8, 2], [5, 0]])), history.summary()["own"]
 
 
 def test_what_is_told_by_class():
@@ -320,7 +320,7 @@ def test_what_is_told_by_class():
         {"class": "no", "clients": 3, "recall": pytest.approx(2.5 / 3), "examples": 22, "pooled": (9 + 4 + 5) / 22},
         {"class": "yes", "clients": 2, "recall": 0.25, "examples": 3, "pooled": pytest.approx(1 / 3)},
     ]
-    assert found["clients_recall"] == [[1.0, 0.0], [0.5, 0.5], [1.0, None]]
+    assert found["by_client"] == [[1.0, 0.0], [0.5, 0.5], [1.0, None]]
     assert found["always"] == {"no": ["a"]}
     assert found["warnings"] == ["the models of 1 of 2 clients that are tested on several classes always answer 'no'"]
     assert (score["auc"], score["auc_clients"]) == (pytest.approx(0.6), 2)
@@ -343,9 +343,9 @@ def test_the_pages_example_warns_of_majority_models(tmp_path, monkeypatch, capsy
     assert "! the models of all 8 clients always answer 'alive'" in said
     assert max(map(len, said.splitlines())) <= 80
     summary = json.loads((tmp_path / "a" / "summary.json").read_text())
-    assert summary["always"] == {"alive": [f"H{i}" for i in range(8)]}
-    assert [row["class"] for row in summary["by_class"]] == ["alive", "dead"]
-    assert [row["pooled"] for row in summary["by_class"]] == [1.0, 0.0]
+    assert summary["recall"]["always"] == {"alive": [f"H{i}" for i in range(8)]}
+    assert [row["class"] for row in summary["recall"]["by_class"]] == ["alive", "dead"]
+    assert [row["pooled"] for row in summary["recall"]["by_class"]] == [1.0, 0.0]
     assert summary["scores"]["shared"]["balanced_accuracy"] == 0.5
     assert (tmp_path / "a" / "recall.png").stat().st_size > 1000
     history = pd.read_csv(tmp_path / "a" / "history.csv")

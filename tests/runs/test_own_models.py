@@ -98,5 +98,5 @@ def test_a_network_of_ones_own_trains_in_parts_and_is_loaded(kind, tmp_path, mon
     one, two = (dict(kinfed.load_model("r", position=client).state_dict()) for client in (0, 1))
     same = {name.partition(".")[0]: torch.equal(one[name], two[name]) for name in one}
     assert same == {"words": True, "body": True, "head": False}
-    out = kinfed.load_model("r", position=0)(torch.zeros(2, *summary.shape))
-    assert out.shape == (2, summary.outputs)
+    out = kinfed.load_model("r", position=0)(torch.zeros(2, *summary.data.shape))
+    assert out.shape == (2, summary.data.outputs)

@@ -9,6 +9,7 @@ import pytest
 
 import kinfed
 from kinfed.cli import main
+from kinfed.core.summary import Metric
 from kinfed.errors import UsageError
 from kinfed.runs.config import experiment, plugins
 from kinfed.runs.run import Run
@@ -20,6 +21,7 @@ from typing import ClassVar
 import torch
 from torch import nn
 import kinfed
+from kinfed.core.summary import Metric
 from kinfed.core.optimiser import SGD
 
 
@@ -119,7 +121,7 @@ def test_a_run_may_consist_of_ones_own_parts(capsys):
     arguments += ["attack.name=mine.py:Zero", "attack.share=0.25", "method.share=0.25"]
     assert main(["run", "mine.py:Stay", *arguments, "--out", "out", "--json", "--quiet"]) == 0
     summary = json.loads(capsys.readouterr().out)
-    assert (summary["method"], summary["dataset"], summary["clients"]) == ("Stay", "points", 4)
+    assert (summary["method"], summary["data"]["dataset"], summary["data"]["clients"]) == ("Stay", "points", 4)
     table = experiment.read("out/config.toml", [])
     assert table["method"]["share"] == 0.25
     assert table["model"] == {"name": "mine.py:Net", "width": 3}
@@ -132,7 +134,7 @@ def test_a_run_may_consist_of_ones_own_parts(capsys):
 def test_a_task_of_ones_own_trains_scores_and_selects(capsys):
     task = ["federation.task.name=mine.py:Absolute", "federation.task.times=2", "select_by=gap"]
     assert main(["run", "local", *DATA, *task, "--json", "--quiet"]) == 0
-    assert json.loads(capsys.readouterr().out)["metric"] == "gap"
+    assert json.loads(capsys.readouterr().out)["metric"]["name"] == "gap"
 
 
 def test_a_method_of_ones_own_is_the_method_that_it_derives_from(capsys):
@@ -315,9 +317,10 @@ def test_the_task_of_the_page_is_known_to_all_that_people_read(capsys):
     assert "f1, %" in said
     assert "points on average" in said
     summary = RunFolder(Path("out")).read_summary()
-    assert (summary.metric, summary.higher_is_better, summary.unit, summary.selects_high) == ("f1", True, "%", True)
+    assert summary.metric == Metric(name="f1", higher_is_better=True, unit="%")
+    assert summary.selection.higher_is_better
     assert summary.scores["shared"]["mean"] > 0.7
-    assert summary.task == {"name": "focal", "classes": 2, "by_class": True, "reweighted": False, "gamma": 1.0}
+    assert summary.data.task == {"name": "focal", "classes": 2, "by_class": True, "reweighted": False, "gamma": 1.0}
     run = experiment.resolve(experiment.read("out/config.toml", []))
     assert run.table["federation"]["task"] == {"name": "loss.py:Focal", "reweighted": False, "gamma": 1.0}
     assert main(["run", "out/config.toml", "--out", "again", "--quiet"]) == 0
@@ -343,7 +346,7 @@ def test_a_task_of_ones_own_takes_the_scale_of_numbers_from_the_table():
     arguments = [*patients("p.csv")[:-1], "marker", "--ignore", "outcome", "rounds=2", "--method", "local", "--quiet"]
     assert main(["run", *arguments, "federation.task=huber.py:Huber", "--out", "out"]) == 0
     summary = RunFolder(Path("out")).read_summary()
-    assert summary.task["mean"] == [summary.scale["targets"]["marker"]["mean"]]
+    assert summary.data.task["mean"] == [summary.data.scale["targets"]["marker"]["mean"]]
     assert main(["run", *arguments, "federation.task=huber.py:Huber", "federation.task.mean=[0]"]) == 2
 
 
@@ -409,4 +412,5 @@ def test_a_finished_run_knows_what_its_models_were_trained_for():
     arguments[4] = "age,marker"
     assert main(["run", *arguments, "--out", "numbers"]) == 0
     task = Run.open(Path("numbers")).task
-    assert (task.names, task.mean[0]) == (("age", "marker"), RunFolder(Path("numbers")).read_summary().task["mean"][0])
+    kept = RunFolder(Path("numbers")).read_summary().data.task
+    assert (task.names, task.mean[0]) == (("age", "marker"), kept["mean"][0])

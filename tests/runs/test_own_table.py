@@ -293,7 +293,7 @@ def test_every_kind_of_number_trains_alike_with_every_executor(tmp_path, target,
     summaries = [run.summary for run in runs]
     assert summaries[0].metric == metric
     for summary in summaries:
-        assert others <= summary.scores[summary.chosen].keys()
+        assert others <= summary.scores[summary.selection.chosen].keys()
         for model, scores in summary.scores.items():
             assert scores == pytest.approx(summaries[0].scores[model], rel=1e-3, abs=1e-4)
     kind = {"deviance": "counts", "pinball": "quantiles"}.get(metric, "regression")

@@ -168,10 +168,12 @@ def test_folders_and_files_that_are_none_are_told_in_one_line(shops, tmp_path, c
     summary = json.loads((shops / "run" / "summary.json").read_text())
     for name in ("config.toml", "models.safetensors"):
         (tmp_path / name).write_bytes((shops / "run" / name).read_bytes())
-    (tmp_path / "summary.json").write_text(json.dumps(summary | {"columns": {"inputs": [{"kind": "number"}]}}))
+    (tmp_path / "summary.json").write_text(
+        json.dumps(summary | {"data": summary["data"] | {"columns": {"inputs": [{"kind": "number"}]}}})
+    )
     code, _, err = predicted(capsys, tmp_path, shops / "shops.csv")
     assert (code, "its summary.json does not say in full what its columns are" in err) == (2, True)
-    del summary["columns"]
+    del summary["data"]["columns"]
     (tmp_path / "summary.json").write_text(json.dumps(summary))
     code, _, err = predicted(capsys, tmp_path, shops / "shops.csv")
     assert (code, "has no description of its columns, so new rows cannot be read; run it again" in err) == (2, True)

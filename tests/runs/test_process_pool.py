@@ -33,7 +33,7 @@ def test_side_by_side_every_run_ends_as_it_does_alone(tmp_path):
     assert sorted(said[2:]) == sorted(beside) == ["a", "b", "c"]
     assert alone["a"].problem is beside["a"].problem is beside["c"].problem is None
     summaries = [RunFolder(one["a"].folder).read_summary() for one in (alone, beside)]
-    assert summaries[0].clients_scores == summaries[1].clients_scores
+    assert summaries[0].clients == summaries[1].clients
     assert isinstance(beside["b"].problem, RunError)
     assert str(alone["b"].problem) == str(beside["b"].problem)
 

@@ -106,7 +106,7 @@ def test_files_of_runs_with_the_same_clients_and_shapes_are_told_apart(tmp_path)
         ):
             kinfed.Run.open(tmp_path / "a", torch.nn.Linear(4, 2))
     summary = json.loads((tmp_path / "a" / "summary.json").read_text())
-    del summary["identity"]  # as in a folder before runs had one, of which neither file says it
+    del summary["provenance"]["identity"]  # as in a folder before runs had one, of which neither file says it
     (tmp_path / "a" / "summary.json").write_text(json.dumps(summary))
     save_file(load_file(tmp_path / "a" / "models.safetensors"), tmp_path / "a" / "models.safetensors")
     kinfed.Run.open(tmp_path / "a", torch.nn.Linear(4, 2))
@@ -124,7 +124,7 @@ def test_files_of_two_runs_are_told_apart(shops, tmp_path):
     with pytest.raises(UsageError, match=r"not belong together: models\.safetensors has no model of client 'shop 4'"):
         kinfed.Run.open(tmp_path)
     summary = json.loads((tmp_path / "summary.json").read_text())
-    (tmp_path / "summary.json").write_text(json.dumps(summary | {"shape": [9]}))
+    (tmp_path / "summary.json").write_text(json.dumps(summary | {"data": summary["data"] | {"shape": [9]}}))
     (tmp_path / "models.safetensors").write_bytes((copy / "models.safetensors").read_bytes())
     with pytest.raises(UsageError, match=r"the models do not fit this module .*not floating-point \[6, 9\]"):
         kinfed.Run.open(tmp_path).model(position=0)

@@ -247,7 +247,7 @@ def test_tensorboard_reads_the_whole_run(tmp_path):
     resume(out)
     events = curves(out)
     rounds, scores = RunFolder(out).read_scores("mixed", "accuracy")
-    for i, name in enumerate(RunFolder(out).read_summary().client_names):
+    for i, name in enumerate(RunFolder(out).read_summary().clients.names):
         curve = events.Scalars(f"test/accuracy/mixed/client {name}")
         assert [one.step for one in curve] == rounds.tolist()
         assert [one.value for one in curve] == pytest.approx(scores[:, i].tolist(), rel=1e-6)

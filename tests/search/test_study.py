@@ -31,7 +31,7 @@ def test_a_run_with_seeds_is_read_back(ask, tmp_path):
     in_order = [folder.path / "seed-9", folder.path / "seed-10"]  # of seeds, not of letters
     assert [one.path for one in folder.repeats()] == in_order
     summary, each = folder.read_summary(), [one.read_summary() for one in folder.repeats()]
-    found, model = study.score(folder), summary.chosen
+    found, model = study.score(folder), summary.selection.chosen
     assert (found.model, found.metric, found.higher_is_better) == (model, "accuracy", True)
     assert found.test == pytest.approx([one.scores[model]["mean"] for one in each])
     assert found.validation == pytest.approx(np.mean([one.scores[model]["validation"] for one in each]))
@@ -47,7 +47,7 @@ def test_a_run_with_seeds_is_read_back(ask, tmp_path):
     assert tests.shape == (2, 3, 4)
     for one, scores in zip(each, tests, strict=True):
         at = one.scores[model]["round"]
-        assert scores[at - 1] == pytest.approx(one.clients_scores[model], abs=1e-6)
+        assert scores[at - 1] == pytest.approx(one.clients.scores[model], abs=1e-6)
     each[0].scores[each[0].chosen]["round"] = 2
     folder.of_seed(9).write_summary(each[0])
     first = folder.of_seed(9).read_relations()
@@ -79,7 +79,7 @@ def test_attackers_do_not_count(ask, tmp_path):
     assert found.test == pytest.approx([one["scores"][found.model]["mean"] for one in each])
     assert found.over_clients == pytest.approx(np.mean([one["scores"][found.model]["std"] for one in each]))
     _, tests = study.scores_by_round(folder, found.model)
-    names = folder.of_seed(0).read_summary().names
+    names = folder.of_seed(0).read_summary().clients.names
     assert [[names[i] for i in np.flatnonzero(np.isnan(one[0]))] for one in tests] == [a["attackers"] for a in each]
     row = curves(asked, ["fedavg"]).rows[0]
     assert row["last"] == pytest.approx(100 * np.nanmean(tests[:, -1]))

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from kinfed.core.summary import Metric
 from kinfed.errors import UsageError
 from kinfed.methods import METHODS
 from kinfed.runs.config import experiment
@@ -209,8 +210,10 @@ def test_of_an_error_the_lowest_wins_and_of_equals_the_first(ask, pretend):
     pretend(wanted, {name: ((value, 3.0), (9.0, 9.0)) for name, value in scores})
     for path in wanted.study.out.rglob("summary.json"):
         folder = RunFolder(path.parent)
-        changed = {"metric": "mae", "higher_is_better": False, "leaking": True, "caution": "they knew"}
-        folder.write_summary(replace(folder.read_summary(), **changed))
+        summary = folder.read_summary()
+        selection = replace(summary.selection, by="mae", higher_is_better=False, caution="they knew")
+        metric = Metric(name="mae", higher_is_better=False)
+        folder.write_summary(replace(summary, metric=metric, selection=selection))
     found = wanted.finding(())
     assert [(row["mu"], row["winner"], row["validation mae"]) for row in found.rows] == [
         ("1", "*", 1.0),

@@ -68,14 +68,14 @@ def test_a_card_says_what_the_model_is(exported, shops):
     text = (exported / "shop 3.onnx.md").read_text()
     digest = hashlib.sha256((exported / "shop 3.onnx").read_bytes()).hexdigest()
     summary = json.loads((shops / "run" / "summary.json").read_text())
-    score = summary["clients_scores"][summary["chosen"]][3]
+    score = summary["by_client"]["scores"][summary["selection"]["chosen"]][3]
     beside = kinfed.Run.open(shops / "run" / "beside" / "local").summary
-    local = beside.clients_scores[beside.chosen][3]
+    local = beside.clients.scores[beside.selection.chosen][3]
     for line in (
         "| licence | CC0 |",
         f"| sha256 | {digest} |",
         "| client | shop 3 |",
-        f"| method | knn-per, model '{summary['chosen']}' |",
+        f"| method | knn-per, model '{summary['selection']['chosen']}' |",
         f"| this model (knn-per) | {score:.4g} |",
         f"| Local: learning alone | {local:.4g} |",
         "- `age`: float64 [n], NaN where it is missing",

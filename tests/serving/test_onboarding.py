@@ -122,8 +122,8 @@ def test_newcomers_leave_no_trace_in_what_members_are_trained_on(tmp_path):
     raw["federation"].pop("newcomers")
     launch(experiment.resolve(raw), tmp_path / "two" / "run", Execution("loop", 1))
     summary = Run.open(tmp_path / "two" / "run").summary
-    assert summary.columns == saved.summary.columns
-    assert summary.of_clients == saved.summary.of_clients
+    assert summary.data.columns == saved.summary.data.columns
+    assert summary.clients.scores == saved.summary.clients.scores
 
 
 def test_a_table_of_newcomers_on_the_command_line(tmp_path, capsys):
@@ -190,7 +190,7 @@ def test_a_newcomer_has_its_own_scale_where_members_have_theirs(tmp_path):
     assert joined.description.clients == {"N": dict(one.own)} == {"N": joined.description.clients["N"]}
     answers = joined.predictor()(polars.read_csv(tmp_path / "new.csv"))["sold"].to_numpy()
     truth = np.array([float(row.split(",")[2]) for row in lines["N"]])
-    scored = joined.summary.clients_scores[joined.summary.chosen]
+    scored = joined.summary.clients.scores[joined.summary.selection.chosen]
     assert np.abs(answers - truth)[one.test].mean() == pytest.approx(scored[0], rel=1e-4)
 
 

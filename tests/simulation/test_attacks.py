@@ -233,7 +233,7 @@ def test_methods_are_attacked_by_examples_and_by_uploads_or_says_why_not(name):
         warnings.simplefilter("ignore")  # few examples for neighbours
         found = fit(METHODS[name](), data, module(), attack=LabelFlip(0.34), **how).summary
         assert len(found.attack["attackers"]) == 2
-        assert 0 <= found.attack["scores"][found.chosen]["mean"] <= 1
+        assert 0 <= found.attack["scores"][found.selection.chosen]["mean"] <= 1
         if name in SEVERAL_MODELS:
             with pytest.raises(UsageError, match="sends none or several; choose an attack on examples"):
                 fit(METHODS[name](), data, module(), attack=Poison(0.34), **how)
@@ -252,7 +252,7 @@ def test_attackers_have_no_say_in_what_is_selected_and_no_part_in_honest_scores(
     assert history.select("own") == 2
     assert history.summary()["own"]["validation"] == pytest.approx(0.3)
     found = run.summary
-    test = torch.tensor(found.clients_scores["own"])
+    test = torch.tensor(found.clients.scores["own"])
     assert found.scores["own"]["mean"] == pytest.approx(float(test.mean()))
     assert found.attack["scores"]["own"]["mean"] == pytest.approx(float(test[honest].mean()))
     assert found.attack["attackers"] == [n for n, h in zip("abcdef", honest.tolist(), strict=True) if not h]

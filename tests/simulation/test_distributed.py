@@ -21,11 +21,11 @@ def test_two_processes_end_with_the_models_of_one(tmp_path, method):
     assert (silent, nothing) == ("", "")
     summary, alone = json.loads(out), json.loads((tmp_path / "alone" / "summary.json").read_text())
     assert "everything is in shared" in said
-    assert "clients are divided among 2 processes" in summary["reason"]
+    assert "clients are divided among 2 processes" in summary["cost"]["reason"]
     same = ("chosen", "names", "clients", "bytes_up", "bytes_down", "parameters")
     assert {key: summary[key] for key in same} == {key: alone[key] for key in same}
-    for name, scores in alone["clients_scores"].items():
-        assert summary["clients_scores"][name] == pytest.approx(scores, abs=1e-6)
+    for name, scores in alone["by_client"]["scores"].items():
+        assert summary["by_client"]["scores"][name] == pytest.approx(scores, abs=1e-6)
     models, wanted = (load_file(tmp_path / name / "models.safetensors") for name in ("shared", "alone"))
     assert models.keys() == wanted.keys()
     for name, value in wanted.items():

@@ -68,7 +68,7 @@ def test_a_resumed_run_keeps_its_precision(tmp_path, failing):
         return fit(FedAvg(), federation(), network(), rounds=4, training=TRAINING, folder=folder, execution=how)
 
     unbroken = run(precision="bf16")
-    assert unbroken.summary.precision == "bf16"
+    assert unbroken.summary.cost.precision == "bf16"
     with failing(3):
         run(folder=tmp_path, precision="bf16")
     resumed = run(folder=tmp_path)

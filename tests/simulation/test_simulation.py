@@ -159,7 +159,7 @@ def test_every_optimiser_and_regression_train():
     y = x @ torch.tensor([1.0, -2.0, 0.5]) + 1
     data = Federation.from_arrays(x, y, torch.arange(200) % 5)
     run = fit(FedAvg(), data, nn.Linear(3, 1), rounds=15, training=Training(2, 8, SGD(0.05, momentum=0.5)))
-    assert run.summary.metric == "mae"
+    assert run.summary.metric.name == "mae"
     assert run.summary.scores["shared"]["mean"] < 0.01
     validation = run.history.curve("shared", "validation", "mae").mean(1)
     assert run.history.select("shared") == run.history.rounds[int(validation.argmin())]

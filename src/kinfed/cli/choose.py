@@ -133,13 +133,13 @@ def show_choice(chosen: Chosen, args: argparse.Namespace, console: Console) -> N
 
 def _is_share(summary: Summary) -> bool:
     """Whether the score that selects is a share."""
-    return summary.is_share if summary.selects == summary.metric else is_share(summary.selects)
+    return summary.metric.is_share if summary.selection.by == summary.metric.name else is_share(summary.selection.by)
 
 
 def _ranking(choice: dict[str, Any], summary: Summary) -> Table:
     """The best candidates, by their validation scores."""
     shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    metric, share, sign = summary.selects, _is_share(summary), 1 if summary.selects_highest else -1
+    metric, share, sign = summary.selection.by, _is_share(summary), 1 if summary.selection.higher_is_better else -1
     unit = ", %" * share
     shown.add_column("candidate", no_wrap=True)
     for heading in ("rounds", f"validation\n{metric}{unit}", "over the better of\nLocal and FedAvg"):

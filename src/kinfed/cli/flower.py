@@ -390,7 +390,7 @@ def _run(args: argparse.Namespace, console: Console) -> None:
     report = (lambda text: None) if args.quiet else _printer(console)
     summary = follow.run(Path(args.home), out, report)
     show(summary, args, console)
-    if (each := summary.bytes_per_client_and_round) and args.verbose:
+    if (each := summary.cost.bytes_per_client_and_round) and args.verbose:
         report(f"bytes per client and round: {each['down']:,} down, {each['up']:,} up (see bytes.csv)")
     report("the models are at the sites")
 

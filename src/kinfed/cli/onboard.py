@@ -143,11 +143,11 @@ def show(frozen: Frozen, outcomes: Sequence[Outcome], shots: Sequence[int | None
         label = ALL if number is None else str(number)
         each = {name: [one.scores[name] for one in mine if name in one.scores] for name in names}
         means[label] = {name: sum(values) / len(values) for name, values in each.items() if values}
-        cells = (score_text(means[label][n], summary.is_share) if n in means[label] else "" for n in names)
+        cells = (score_text(means[label][n], summary.metric.is_share) if n in means[label] else "" for n in names)
         if mine:
             table.add_row(label, str(len(mine)), *cells)
-    unit = ", %" * summary.is_share
-    console.print(f"{several(len(clients), 'newcomer')} to {frozen.saved.folder}: test {summary.metric}{unit}")
+    unit = ", %" * summary.metric.is_share
+    console.print(f"{several(len(clients), 'newcomer')} to {frozen.saved.folder}: test {summary.metric.name}{unit}")
     console.print(table)
     if frozen.saved.at_sites:
         console.print(f"the members' models stayed at their sites, so none is tried as the {BEST} model")
@@ -155,7 +155,7 @@ def show(frozen: Frozen, outcomes: Sequence[Outcome], shots: Sequence[int | None
         console.print(f"{frozen.name} makes a newcomer's model of its examples, so there is none with {without[0]}")
     if many := [label for label, one in means.items() if not one and label not in without]:
         console.print(f"no newcomer has so many examples to learn from: {', '.join(many)}")
-    console.print(sentence(means, frozen.name, summary.higher_is_better, summary.is_share))
+    console.print(sentence(means, frozen.name, summary.metric.higher_is_better, summary.metric.is_share))
 
 
 def sentence(means: dict[str, dict[str, float]], method: str, higher: bool, share: bool) -> str:

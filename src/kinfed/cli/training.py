@@ -140,15 +140,15 @@ def show(summary: Summary, args: argparse.Namespace, console: Console, hint: boo
 def describe(summary: Summary, console: Console, hint: bool = False, verbose: bool = False) -> None:
     """Print the final table and the verdict on standard error, see `show`."""
     console.print(
-        f"{summary.method} on {summary.dataset}: {several(summary.clients, 'client')}, "
-        f"{several(summary.rounds, 'round')}, {summary.parameters:,} parameters, {_seeds(summary)}"
+        f"{summary.method} on {summary.data.dataset}: {several(summary.data.clients, 'client')}, "
+        f"{several(summary.rounds, 'round')}, {summary.cost.parameters:,} parameters, {_seeds(summary)}"
     )
     console.print(_scores(summary))
     for line in (*_notes(summary), *(_carried_out(summary) if verbose else ())):
         console.print(line)
     if summary.outside:
-        unit = "%" if summary.is_share else summary.unit
-        console.print(runs_table.outside(summary.outside, summary.metric, unit), crop=False)
+        metric = summary.metric
+        console.print(runs_table.outside(summary.outside, metric.name, metric.unit), crop=False)
     console.print(f"everything is in {summary.out}", soft_wrap=True)
     if summary.verdict is not None:
         console.print(summary.verdict["sentence"])
@@ -159,9 +159,9 @@ def describe(summary: Summary, console: Console, hint: bool = False, verbose: bo
 
 def _seeds(summary: Summary) -> str:
     """The seeds of a run: all those of a range, or some where others have failed."""
-    seeds = summary.several
+    seeds = summary.seeds
     if len(seeds) < 2:
-        return f"seed {(seeds or [summary.seed])[0]}"
+        return f"seed {seeds[0]}"
     if seeds == [*range(seeds[0], seeds[-1] + 1)]:
         return f"seeds {seeds[0]} to {seeds[-1]}"
     return f"seeds {', '.join(map(str, seeds))}"
@@ -171,34 +171,34 @@ def _scores(summary: Summary) -> Table:
     """One row per model: its test scores over clients; then those of learning alone and of one model for all."""
     shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     shown.add_column("model", no_wrap=True)
-    unit = "%" if summary.is_share else summary.unit
-    test = f"test {summary.metric}{f', {unit}' * bool(unit)}"
+    unit = summary.metric.unit
+    test = f"test {summary.metric.name}{f', {unit}' * bool(unit)}"
     extra = {m: heading for m, heading in BY_CLASS.items() if any(m in s for s in summary.scores.values())}
     compared = _compared_with(summary)
     if extra or compared:  # shorter headings, as there are more or longer names
         test = test.replace(" ", "\n", 1)
-    few = summary.clients < TWENTY
+    few = summary.data.clients < TWENTY
     spread = ["over clients", *(f"{which} {'client' if few else '5 %'}" for which in ("worst", "best"))]
     headings = [test, *extra.values(), *(h.replace(" ", "\n", 1) if extra else h for h in spread)]
     for column in headings:
         shown.add_column(column, justify="right", vertical="bottom", no_wrap=True)
-    last = "over seeds" if summary.seeds else "best round" if _is_selected(summary) else "last round"
+    last = "over seeds" if summary.several else "best round" if _is_selected(summary) else "last round"
     last = last.replace(" ", "\n") if extra or compared else last
     shown.add_column(last, justify="right", vertical="bottom", no_wrap=True)
     for name, scores in summary.scores.items():
-        mark = " *" if name == summary.chosen and len(summary.scores) > 1 else ""
+        mark = " *" if name == summary.selection.chosen and len(summary.scores) > 1 else ""
         shown.add_row(name + mark, *_cells(summary, scores, extra))
     for name, other in compared.items():
-        shown.add_row(name, *_cells(other, other.scores[other.chosen], extra))
+        shown.add_row(name, *_cells(other, other.scores[other.selection.chosen], extra))
     return shown
 
 
 def _cells(summary: Summary, scores: dict[str, float], extra: Iterable[str]) -> list[str]:
     """A model's test scores as a row of the table; `extra` are the metrics that have a column too."""
     keys = ("mean", "std", "worst5", "best5", "std_seeds")
-    mean, std, worst, best, over_seeds = (score_text(scores.get(key, 0), summary.is_share) for key in keys)
+    mean, std, worst, best, over_seeds = (score_text(scores.get(key, 0), summary.metric.is_share) for key in keys)
     more = [score_text(scores[metric], is_share(metric)) if metric in scores else "" for metric in extra]
-    return [mean, *more, f"± {std}", worst, best, f"± {over_seeds}" if summary.seeds else f"{scores['round']:g}"]
+    return [mean, *more, f"± {std}", worst, best, f"± {over_seeds}" if summary.several else f"{scores['round']:g}"]
 
 
 def _compared_with(summary: Summary) -> dict[str, Summary]:
@@ -217,31 +217,32 @@ def _is_selected(summary: Summary) -> bool:
 def _notes(summary: Summary) -> Iterator[str]:
     """Remarks on the scores, one line each."""
     if len(summary.scores) > 1:
-        by = f"chosen by validation {summary.selects.replace('_', ' ').replace('auc', 'AUC')}"
+        by = f"chosen by validation {summary.selection.by.replace('_', ' ').replace('auc', 'AUC')}"
         why = by if _is_selected(summary) else "the first named, as there are no validation data"
         yield f"* {why}: the models that are saved"
         yield "; ".join(f"{name}: {MODELS[name]}" for name in summary.scores if name in MODELS)
-    score = summary.scores[summary.chosen]
-    known = min((score[count] for count in COUNTS if count in score), default=summary.clients)
-    if known < summary.clients:
-        clients = f"{plain(known)} of {summary.clients} clients: the others are tested on one class"
+    score = summary.scores[summary.selection.chosen]
+    count = summary.data.clients
+    known = min((score[key] for key in COUNTS if key in score), default=count)
+    if known < count:
+        clients = f"{plain(known)} of {count} clients: the others are tested on one class"
         yield f"balanced accuracy and AUC are means of {clients}"
     if "r2_clients" in score:
-        clients = f"{plain(score['r2_clients'])} of {summary.clients} clients"
+        clients = f"{plain(score['r2_clients'])} of {count} clients"
         yield f"r2 is a mean of {clients}: the others' test targets are all the same, so theirs is not defined"
     if others := {k: v for k, v in score.items() if k not in OWN_COLUMNS}:
         values = (f"{key} {plain(value)}{' %' * key.startswith('mape')}" for key, value in others.items())
-        yield f"{summary.chosen}: {', '.join(values)}"
-    if summary.refit:
+        yield f"{summary.selection.chosen}: {', '.join(values)}"
+    if summary.provenance.refit:
         yield "the models that are saved were trained once more, on all rows; the scores are those of the split"
     yield from (f"! {warning}" for warning in summary.warnings)
     yield from (f"! {name}: {other.extremes}" for name, other in _compared_with(summary).items() if other.extremes)
-    if summary.origin is not None:
-        yield _went_on(summary.origin)
-    if summary.always and summary.selects == summary.metric:
+    if summary.provenance.former is not None:
+        yield _went_on(summary.provenance.former)
+    if summary.recall and summary.recall.always and summary.selection.by == summary.metric.name:
         yield "  training.class_weights=balanced and select_by=balanced_accuracy may help"
     if summary.leaking:
-        yield f"LEAKING: {summary.caution}; these scores are not a fair estimate"
+        yield f"LEAKING: {summary.selection.caution}; these scores are not a fair estimate"
     if summary.attack is not None:
         yield from _attacked(summary, summary.attack)
     relation = summary.relation
@@ -254,11 +255,12 @@ def _notes(summary: Summary) -> Iterator[str]:
 
 def _carried_out(summary: Summary) -> Iterator[str]:
     """How the run was carried out: seconds, executor, bytes, tensors; one line each."""
-    precision = f" in {summary.precision}" if summary.precision not in (None, "float32") else ""
-    reason = f" ({summary.reason})" if summary.reason is not None else ""
+    cost = summary.cost
+    precision = f" in {cost.precision}" if cost.precision not in (None, "float32") else ""
+    reason = f" ({cost.reason})" if cost.reason is not None else ""
     yield (
-        f"{summary.seconds:.1f} s with executor {summary.executor}{precision}{reason}, "
-        f"{quantity(summary.bytes_up, 'B')} up, {quantity(summary.bytes_down, 'B')} down"
+        f"{cost.seconds:.1f} s with executor {cost.executor}{precision}{reason}, "
+        f"{quantity(cost.bytes_up, 'B')} up, {quantity(cost.bytes_down, 'B')} down"
     )
     if summary.sharing is not None:  # none without clients
         yield _shared(summary.sharing)
@@ -278,7 +280,7 @@ def _went_on(origin: dict[str, Any]) -> str:
 
 def _attacked(summary: Summary, attack: dict[str, Any]) -> Iterator[str]:
     """The attackers, and the scores of the others."""
-    share, named = summary.is_share, attack.get("attackers")
+    share, named = summary.metric.is_share, attack.get("attackers")
     unit = " %" * share
     attackers = "other clients with every seed"
     if named is not None:

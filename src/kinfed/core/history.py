@@ -258,16 +258,15 @@ class History:
         at = self.rounds.index(self.select(model))
         return self.scores[at][model, "test", metric or self.task.metric]
 
-    def clients_scores(self) -> dict[str, dict[str, list[float | None]]]:
-        """Every client's test scores by named model: `clients_scores`, of the task's metric.
+    def clients_scores(self) -> dict[str, Any]:
+        """Every client's test scores by named model: `scores`, of the task's metric.
 
-        If another score selects, also `clients_selected`, of that score; None for a client without it.
+        If another score selects, also `selecting`, of that score; None for a client without it.
         """
-        result: dict[str, dict[str, list[float | None]]] = {}
-        result["clients_scores"] = {name: self.test(name).tolist() for name in self.named_models}
+        result: dict[str, Any] = {"scores": {name: self.test(name).tolist() for name in self.named_models}}
         if self.selects != self.task.metric:
             scores = {name: self.test(name, self.selects).tolist() for name in self.named_models}
-            result["clients_selected"] = {n: [None if math.isnan(v) else v for v in scores[n]] for n in scores}
+            result["selecting"] = {n: [None if math.isnan(v) else v for v in scores[n]] for n in scores}
         return result
 
     def summary(self) -> dict[str, dict[str, float]]:
@@ -302,12 +301,12 @@ class History:
                 means[f"{metric}_clients"] = len(known)
         return means
 
-    def by_class(self, classes: Sequence[str], counts: Tensor | None = None) -> dict[str, Any]:
+    def recall(self, classes: Sequence[str], counts: Tensor | None = None) -> dict[str, Any]:
         """The chosen model's test scores for each class, at the selected round; empty without such scores.
 
         `classes: [C]` are names, `counts: [N, C]` the clients' test examples, if they are known. Attackers are left
         out. `by_class`: for each class its name, how many `clients` have examples of it, their mean `recall`, and with
-        counts the number of `examples` and the recall `pooled` over them. `clients_recall: [N][C]`, None where a
+        counts the number of `examples` and the recall `pooled` over them. `by_client: [N][C]`, None where a
         client has no such example. `always`, by class: the clients whose model predicts this class for every example
         although their examples are of several classes; `warnings` says so in one line.
         """
@@ -335,7 +334,7 @@ class History:
         several = int((~self._honest_only(scores[model, "test", BY_CLASS[0]]).isnan()).sum())
         return {
             "by_class": rows,
-            "clients_recall": [[None if math.isnan(v) else v for v in row] for row in every.tolist()],
+            "by_client": [[None if math.isnan(v) else v for v in row] for row in every.tolist()],
             "always": always,
             "warnings": _warn(always, several, len(recall)),
         }

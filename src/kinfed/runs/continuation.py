@@ -25,7 +25,7 @@ def further(path: Path, overrides: Sequence[str] = ()) -> tuple[Experiment, RunF
     summary = folder.read_summary()
     if not folder.is_begun:
         raise UsageError(f"{folder} has no config.toml, as kinfed.save writes none, so it cannot go on")
-    if summary.experiment is not None:
+    if summary.sites is not None:
         raise UsageError(
             f"{folder} is of real sites, whose rows and private states stayed there, so it cannot go on here; a "
             "newcomer can join it: kinfed onboard"
@@ -39,14 +39,14 @@ def further(path: Path, overrides: Sequence[str] = ()) -> tuple[Experiment, RunF
                 told = f"{each.models} cannot be read ({problem!s:.200}); copy the whole folder again, or run again"
                 raise UsageError(told) from None
     method = config.of_run(folder.config).method_name
-    before = summary.origin["rounds"] if summary.origin else 0
+    before = (summary.provenance.former or {"rounds": 0})["rounds"]
     table = config.read(str(folder.config), list(overrides))
     more = table["rounds"] if any(one.startswith(ROUNDS) for one in overrides) else summary.rounds - before
     check_count("rounds", more, 1, 31)
     experiment = config.resolve({**table, "rounds": summary.rounds + more})
     if experiment.method_name != method:
         raise UsageError(f"{folder} was trained by {method} and goes on with it; got {experiment.method_name}")
-    if lacking := sorted({*experiment.every_seed} - {*(summary.several or [summary.seed])}):
+    if lacking := sorted({*experiment.every_seed} - {*summary.seeds}):
         raise UsageError(
             f"{folder} has no run with seed {lacking[0]} that could go on; leave seed and seeds as they are"
         )
@@ -56,7 +56,7 @@ def further(path: Path, overrides: Sequence[str] = ()) -> tuple[Experiment, RunF
 def link(former: RunFolder, folder: RunFolder) -> None:
     """Note in a new run's folder from which run it goes on."""
     summary = former.read_summary()
-    clients = [] if summary.several else summary.client_names
+    clients = [] if summary.several else summary.clients.names
     folder.write_origin({"run": str(former.path.resolve()), "rounds": summary.rounds, "clients": clients})
 
 

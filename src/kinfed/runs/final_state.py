@@ -91,7 +91,7 @@ class Former:
     def __init__(self, folder: RunFolder) -> None:
         """Raises UsageError if the folder has no finished run, or one that kept no state."""
         self.folder, self.summary = folder, folder.read_summary()
-        if not folder.state.exists() and self.summary.experiment is not None:
+        if not folder.state.exists() and self.summary.sites is not None:
             beside = folder.beside("fedavg")
             other = f"{beside}, or " * beside.state.exists()
             raise UsageError(
@@ -114,7 +114,9 @@ class Former:
             self._text, self._parts = words["history"], list(json.loads(words["parts"]))
         except FOREIGN as problem:
             raise self._foreign(problem) from None
-        if (theirs := words.get("identity")) and theirs != self.summary.identity:  # of older states it is not known
+        if (
+            theirs := words.get("identity")
+        ) and theirs != self.summary.provenance.identity:  # of older states it is not known
             raise folder.of_another(folder.state)
 
     def __str__(self) -> str:

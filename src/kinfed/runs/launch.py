@@ -156,7 +156,7 @@ def once(
     execution = replace(execution, keep_state=False)  # of many runs it would fill a disk
     begun = distributed.agree(folder.is_begun)
     summary = resume(path, execution, data_dir) if begun else launch(experiment, path, execution, data_dir)
-    if summary is not None and (lost := sorted({*experiment.every_seed} - {*(summary.several or [summary.seed])})):
+    if summary is not None and (lost := sorted({*experiment.every_seed} - {*summary.seeds})):
         why = next(one for one in summary.warnings if one.startswith(f"seed {lost[0]} failed"))
         raise RunError(f"{why}; delete {folder} to try again")
     return folder
@@ -335,7 +335,7 @@ def _conclude(experiment: Experiment, out: RunFolder, summary: Summary, problems
     found, warnings = None, [*summary.warnings, *problems]
     with note_failure(warnings, NO_VERDICT):
         found = others.judged(experiment, others.tested_by_seed(out, summary), out)
-    if found is not None and (each := chose_otherwise(repeats, summary.chosen)):
+    if found is not None and (each := chose_otherwise(repeats, summary.selection.chosen)):
         warnings.append(f"the verdict is on the model that each seed chose ({each}), the starred row on one for all")
     verdict = None if found is None else found.to_dict()
     summary = replace(summary, verdict=verdict, warnings=warnings, out=str(out))

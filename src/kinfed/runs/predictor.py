@@ -62,7 +62,7 @@ class Answers:
     @classmethod
     def of(cls, summary: Summary, description: Description | None) -> "Answers":
         """What the outputs of a run's models mean; raises UsageError if its folder is too old to say."""
-        scale, task = summary.scale or {}, summary.task or {}
+        scale, task = summary.data.scale or {}, summary.data.task or {}
         counts, quantiles = task.get("name") == "counts", tuple(task.get("quantiles", ()))
         plain = task.get("name") not in (None, "regression", "counts", "forecasting", "quantiles")  # one's own task
         if description is not None and description.targets:
@@ -73,13 +73,15 @@ class Answers:
             mean, deviation = (tuple(getattr(one, part) for one in targets) for part in ("mean", "deviation"))
             return cls(names) if plain else cls(names, (), mean, deviation, counts)
         if len(scales := list(scale.get("targets", {}).values())) == 1:
-            name, count = scale.get("series", {}).get("target", "reading"), summary.outputs or 1
+            name, count = scale.get("series", {}).get("target", "reading"), summary.data.outputs or 1
             mean, deviation = ((scales[0][part],) * count for part in ("mean", "deviation"))
             return cls((name,)) if plain else cls((name,), (), mean, deviation, False, quantiles)
-        if summary.metric != Classification.metric:
+        if summary.metric.name != Classification.metric:
             return cls()
-        known = summary.classes
-        return cls((), tuple(map(str, known if isinstance(known, list) and known else range(summary.outputs or 0))))
+        known = summary.data.classes
+        return cls(
+            (), tuple(map(str, known if isinstance(known, list) and known else range(summary.data.outputs or 0)))
+        )
 
     def columns(self, outputs: Tensor) -> dict[str, Any]:
         """The answers [n] by name, of outputs: [n, C]: the class and each one's probability, or numbers."""
@@ -148,11 +150,11 @@ class Predictor:
         client: str | None = None,
     ) -> "Predictor":
         """The predictor of a run whose clients' models `module` gives; raises UsageError if its folder is too old."""
-        names, scale = summary.client_names, summary.scale or {}
-        if summary.shape is None:
+        names, scale = summary.clients.names, summary.data.scale or {}
+        if summary.data.shape is None:
             raise UsageError(f"{summary.out or 'the run'} does not say what an example is; run again")
         inputs, series = scale.get("inputs", {}), None
-        description = Description.kept(summary.columns, summary.out)
+        description = Description.kept(summary.data.columns, summary.out)
         try:
             if "series" in scale:
                 series = Series.of_scale(scale)
@@ -168,7 +170,7 @@ class Predictor:
             )
         answers = Answers.of(summary, description)
         kept, client = lru_cache(KEPT)(module), client or only(names, description)
-        return cls(names, client, tuple(summary.shape), answers, kept, source, description, series, readings)
+        return cls(names, client, tuple(summary.data.shape), answers, kept, source, description, series, readings)
 
     def of_client(self, client: str | None) -> "Predictor":
         """The same, answering with the model of another client; None: of the client that each row names."""

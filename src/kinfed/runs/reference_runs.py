@@ -94,13 +94,12 @@ def judged(experiment: Experiment, mine: Mapping[int, Tested], out: RunFolder) -
         whole[""],
         whole["local"],
         whole.get("fedavg"),
-        metric=summary.metric,
-        higher_is_better=summary.higher_is_better,
-        unit=summary.unit,
+        metric=summary.metric.name,
+        higher_is_better=summary.metric.higher_is_better,
+        unit=summary.metric.unit,
     )
 
 
 def tested_by_seed(folder: RunFolder, summary: Summary) -> dict[int, Tested]:
     """The test scores of a finished run by seed; the summary may not have been written yet."""
-    seeds = summary.several or [summary.seed]
-    return {seed: Tested.of(one) for seed, one in zip(seeds, folder.repeats_of(summary), strict=True)}
+    return {seed: Tested.of(one) for seed, one in zip(summary.seeds, folder.repeats_of(summary), strict=True)}

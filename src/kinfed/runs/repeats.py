@@ -8,26 +8,23 @@ import numpy as np
 
 from ..core.history import over_seeds, preferred
 from ..core.summary import Summary
-from ..verdict.statistics import interval, is_share
+from ..verdict.statistics import interval
 
-OF_ONE: Any = dict.fromkeys(
-    (  # what a summary says of one run, or of single clients, others with every seed
-        *("names", "clients_scores", "clients_selected", "by_class", "clients_recall", "always", "shape", "outputs"),
-        *("classes", "scale", "reason", "workers", "chunk", "onednn", "precision", "device"),
-    )
-)
+# What a summary says of one run, others with every seed.
+DATA: Any = dict.fromkeys(("shape", "outputs", "classes", "scale"))
+COST: Any = dict.fromkeys(("reason", "workers", "chunk", "onednn", "precision", "device"))
 
 
 def intervals_over(summaries: Sequence[Summary]) -> dict[str, dict[str, Any]]:
     """The interval over seeds of each named model's mean."""
     means = {name: [[one.honest_scores[name]["mean"]] for one in summaries] for name in summaries[0].scores}
-    share = is_share(summaries[0].metric)
+    share = summaries[0].metric.is_share
     return {name: interval(each, share=share).to_dict() for name, each in means.items() if np.isfinite(each).all()}
 
 
 def run_seeds(summaries: Sequence[Summary], out: str) -> Summary:
     """One summary of several: means over seeds, and the spread over seeds beside the one over clients."""
-    first = summaries[0]
+    first, costs = summaries[0], [one.cost for one in summaries]
     scores = over_seeds([one.scores for one in summaries])
     relation, attack = first.relation, first.attack
     relations = [one.relation or {} for one in summaries]
@@ -40,16 +37,22 @@ def run_seeds(summaries: Sequence[Summary], out: str) -> Summary:
         attack = shown | {"scores": over_seeds([one.honest_scores for one in summaries])}
     return replace(
         first,
-        **OF_ONE,
+        by_client=None,
+        recall=None,
+        data=replace(first.data, **DATA),
+        cost=replace(
+            first.cost,
+            **COST,
+            seconds=sum(one.seconds for one in costs),
+            bytes_up=sum(one.bytes_up for one in costs),
+            bytes_down=sum(one.bytes_down for one in costs),
+        ),
         intervals=intervals_over(summaries),
         attack=attack,
         warnings=[f"seed {one.seed}: {warning}" for one in summaries for warning in one.warnings],
         seeds=[one.seed for one in summaries],
         scores=scores,
-        chosen=preferred(scores, first.selects_highest),
+        selection=replace(first.selection, chosen=preferred(scores, first.selection.higher_is_better)),
         relation=relation,
-        seconds=sum(one.seconds for one in summaries),
-        bytes_up=sum(one.bytes_up for one in summaries),
-        bytes_down=sum(one.bytes_down for one in summaries),
         out=out,
     )

@@ -16,7 +16,7 @@ from torch import Tensor
 from ..core.graph import Origin
 from ..core.history import KINDS, History
 from ..core.mixins import exporter
-from ..core.summary import Summary
+from ..core.summary import Provenance, Summary
 from ..core.tasks import Classification
 from ..data.datasets import called
 from ..errors import UsageError, log_failure, note_failure
@@ -78,12 +78,15 @@ def write_run(
     """
     names, federation = list(run.federation.names), run.federation
     summary, layers = run.summary, run.sharing.layers
-    folder.write_history(run.history, run.origin, layers, summary.caution)
+    caution = summary.selection.caution
+    folder.write_history(run.history, run.origin, layers, caution)
     if not folder.is_reference:
         if isinstance(federation.task, Classification):
             with _picture(folder.path / "classes.png") as picture:
                 charts.classes_by_client(federation.class_counts().numpy(), federation.class_names, names, picture)
-        draw_history(run.history, run.relation, run.origin, layers, folder, federation.groups, summary.caution)
+        draw_history(
+            run.history, run.relation, run.origin, layers, folder, federation.groups, summary.selection.caution
+        )
         draw_recall(summary, folder)
     identity = _identity(table, summary.seed, folder)
     kept = run if refit is None else refit
@@ -99,20 +102,18 @@ def write_run(
         if run.history.kept_models and isinstance(federation.task, Classification):
             folder.write_confusion(run.confusion(), names, federation.class_names)
     dealt = table.get("federation", {})
+    dataset = called(dealt["dataset"]) if dealt else "your own"
     attack = summary.attack
     if attack is not None and "attack" in table:
         attack = attack | table["attack"]  # its name in configs
     summary = replace(
         summary,
         method=plugins.called(table["method"]["name"]),
-        dataset=called(dealt["dataset"]) if dealt else "your own",
-        federation=dealt,
+        data=replace(summary.data, dataset=dataset, federation=dealt),
         attack=attack,
         verdict=None if verdict is None else verdict.to_dict(),
         warnings=[*summary.warnings, *problems],
-        origin=origin_of(folder, run.history),
-        identity=identity,
-        refit=None if refit is None else True,
+        provenance=Provenance(identity=identity, former=former_of(folder, run.history), refit=refit is not None),
         outside=outside,
         out=str(folder),
     )
@@ -121,7 +122,7 @@ def write_run(
     return summary
 
 
-def origin_of(folder: RunFolder, history: History) -> dict[str, Any] | None:
+def former_of(folder: RunFolder, history: History) -> dict[str, Any] | None:
     """From which run this one has gone on, for its summary; None if it began by itself.
 
     Its folder as `run`, its `rounds`, who has `joined`, and whether its `scores` are among this run's.
@@ -189,22 +190,23 @@ def _beside(folder: RunFolder, names: Sequence[str], metric: str) -> dict[str, N
     if not (local := folder.beside("local")).is_finished:
         return {}
     summary = local.read_summary()
-    scores = dict(zip(summary.client_names, summary.of_clients.get(summary.chosen, ()), strict=False))
+    scores = dict(zip(summary.clients.names, summary.clients.scores.get(summary.selection.chosen, ()), strict=False))
     known = [scores.get(name, np.nan) for name in names]
-    return {"Local, learning alone": np.array(known)} if summary.metric == metric and scores else {}
+    return {"Local, learning alone": np.array(known)} if summary.metric.name == metric and scores else {}
 
 
 def draw_recall(summary: Summary, folder: RunFolder) -> None:
     """Draw a run's recall by class, if its summary has it."""
-    if summary.by_class is None:
+    if summary.recall is None or summary.recall.by_client is None:
         return
+    rows = summary.recall.by_class
     prefix = "LEAKING " * summary.leaking + "attacked " * (summary.attack is not None)
     with _picture(folder.path / "recall.png") as picture:
         heatmaps.recall_heatmap(
-            np.array(summary.clients_recall, np.float64),
-            [row.get("pooled", row["recall"]) for row in summary.by_class],
-            [row["class"] for row in summary.by_class],
-            _marked(summary.client_names, summary.attackers),
+            np.array(summary.recall.by_client, np.float64),
+            [row.get("pooled", row["recall"]) for row in rows],
+            [row["class"] for row in rows],
+            _marked(summary.clients.names, summary.attackers),
             f"{prefix}test recall by class",
             picture,
         )

@@ -142,8 +142,8 @@ class Run(ABC):
         no attackers."""
         summary = self.summary
         if client is None:
-            return float(summary.honest_scores[summary.chosen]["mean"])
-        return float(summary.of_clients[summary.chosen][client_index(self.names, client)])
+            return float(summary.honest_scores[summary.selection.chosen]["mean"])
+        return float(summary.clients.scores[summary.selection.chosen][client_index(self.names, client)])
 
     def verdict(self, local: "Run", fedavg: "Run | None" = None) -> Verdict:
         """What this run is worth over a run of Local, and of FedAvg, on the same federation with the same seed.
@@ -160,9 +160,9 @@ class Run(ABC):
             summary.method.lower(),
             [mine],
             *([one] for one in theirs),
-            metric=summary.metric,
-            higher_is_better=summary.higher_is_better,
-            unit=summary.unit,
+            metric=summary.metric.name,
+            higher_is_better=summary.metric.higher_is_better,
+            unit=summary.metric.unit,
         )
 
 
@@ -220,8 +220,8 @@ class OpenedRun(Run):
         """See `Run.open`."""
         place = RunFolder(folder)
         summary = place.read_summary()
-        names, experiment = summary.client_names, None  # of a run with several seeds there are none: it raises
-        if summary.experiment is not None and not place.models.exists():
+        names, experiment = summary.clients.names, None  # of a run with several seeds there are none: it raises
+        if summary.sites is not None and not place.models.exists():
             raise UsageError(
                 f"{folder}: its models stayed at the sites; predict there: kinfed predict kinfed-site/NAME FILE"
             )
@@ -264,7 +264,7 @@ class OpenedRun(Run):
         """
         place = RunFolder(folder)
         summary = place.read_summary()
-        if summary.experiment is None:
+        if summary.sites is None:
             return cls.read(folder)
         experiment = _experiment(place)
         model = model_for(experiment.method, _module(place, summary, experiment), None, torch.float32)
@@ -273,12 +273,12 @@ class OpenedRun(Run):
     @property
     def at_sites(self) -> bool:
         """Whether its models and its clients' rows stayed at the sites of a real federation."""
-        return self.summary.experiment is not None
+        return self.summary.sites is not None
 
     @property
     def names(self) -> list[str]:
         """The clients' names."""
-        return self.summary.client_names
+        return self.summary.clients.names
 
     @property
     def relation(self) -> Tensor | None:
@@ -296,12 +296,12 @@ class OpenedRun(Run):
     @property
     def description(self) -> Description | None:
         """What training rows say of a table's columns; None of other data."""
-        return Description.kept(self.summary.columns, str(self.folder))
+        return Description.kept(self.summary.data.columns, str(self.folder))
 
     @property
     def task(self) -> Task:
         """What the models were trained for: the task that its score belongs to, with its classes or its scale."""
-        described = dict(self.summary.task or {})
+        described = dict(self.summary.data.task or {})
         name = str(described.pop("name", ""))
         settings: Any = {key: tuple(one) if isinstance(one, list) else one for key, one in described.items()}
         if self.experiment is not None and (asked := self.experiment.task) is not None:
@@ -309,8 +309,6 @@ class OpenedRun(Run):
             known = {key: settings[key] for key in asked.learnt if key in settings}
             return cast(Task, replace(own, **known) if known else own)
         kind: Any = TASKS.get(name)
-        if kind is None and self.summary.metric == Classification.metric:  # a run before tasks were kept
-            return Classification(self.summary.outputs or len(self.classes))
         if kind is None:
             raise UsageError(f"{self.folder.summary} does not say what the models were trained for; run again")
         return cast(Task, kind(**settings))
@@ -318,11 +316,11 @@ class OpenedRun(Run):
     @property
     def classes(self) -> list[str]:
         """The names of the classes in the order of the outputs, or their numbers; none where numbers are predicted."""
-        known = self.summary.classes
+        known = self.summary.data.classes
         if isinstance(known, int):
             return [str(c) for c in range(known)]
-        if not known and self.summary.metric == Classification.metric:
-            return [str(c) for c in range(self.summary.outputs or 0)]
+        if not known and self.summary.metric.name == Classification.metric:
+            return [str(c) for c in range(self.summary.data.outputs or 0)]
         return [str(c) for c in known or ()]
 
     def of(self, client: str) -> "OpenedRun":
@@ -351,7 +349,7 @@ class OpenedRun(Run):
     def source(self, client: str) -> Source:
         """The method and the kind of model that answer for a client."""
         kept = self.of(client).summary
-        return Source(kept.method, kept.chosen)
+        return Source(kept.method, kept.selection.chosen)
 
     @cached_property
     def _file(self) -> Any:
@@ -387,7 +385,7 @@ def _experiment(folder: RunFolder) -> Experiment:
 
 
 def _module(folder: RunFolder, summary: Summary, experiment: Experiment) -> nn.Module:
-    if summary.shape is None or summary.outputs is None:
+    if summary.data.shape is None or summary.data.outputs is None:
         raise UsageError(f"{folder.summary} is not a run's summary: it has no 'shape' and 'outputs'")
     return experiment.architecture(summary)
 

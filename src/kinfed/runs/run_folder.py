@@ -367,10 +367,11 @@ class RunFolder:
             raise
         except (OSError, StopIteration, IndexError, ValueError):
             raise self.not_whole() from None
-        if clients and summary.names is not None and list(clients) != summary.names:
+        known = summary.by_client
+        if clients and known is not None and list(clients) != known.names:
             raise self.of_another(self.history)
         for scores in whole.values() if summary.attackers else ():
-            scores[:, np.isin(summary.client_names, summary.attackers)] = np.nan
+            scores[:, np.isin(summary.clients.names, summary.attackers)] = np.nan
         return np.array(list(rounds), np.int64), whole
 
     def read_cost(self) -> dict[int, Spent] | None:
@@ -400,7 +401,7 @@ class RunFolder:
         """Raise UsageError for saved models of another run, and as safetensors does for what cannot be read."""
         with safe_open(self.models, "pt") as file:
             identity = (file.metadata() or {}).get("identity")
-        if identity != self.read_summary().identity:
+        if identity != self.read_summary().provenance.identity:
             raise self.of_another(self.models)
 
     def of_another(self, path: Path) -> UsageError:
@@ -413,12 +414,12 @@ class RunFolder:
     def read_relations(self) -> Relations:
         """The relations of a finished run with one seed; raises UsageError if its method mixes no models."""
         summary = self.read_summary()
-        names = summary.client_names
-        if summary.relation is None and (summary.origin or {}).get("joined") == names:
+        names = summary.clients.names
+        if summary.relation is None and (summary.provenance.former or {}).get("joined") == names:
             raise UsageError(f"{self} holds models of newcomers alone, whose weights were not kept")
         if summary.relation is None:
             raise UsageError(f"{summary.method} mixes no models, so it has no weights between clients")
-        at = summary.scores[summary.chosen]["round"]
+        at = summary.scores[summary.selection.chosen]["round"]
         try:
             rounds, weights, layers, origin = read_relations(self.relations, int(at))
             with np.load(self.relations) as file:
@@ -446,5 +447,5 @@ class RunFolder:
                         noted[int(line["round"])][line["client"]] = int(float(line["value"]))
         if not noted:
             return torch.stack([graph_quality.clusters(torch.from_numpy(one)) for one in self.read_relations().weights])
-        names = self.read_summary().client_names
+        names = self.read_summary().clients.names
         return torch.tensor([[label.get(name, -1) for name in names] for label in noted.values()])

@@ -41,8 +41,7 @@ class Tested(NamedTuple):
     def of(cls, folder: RunFolder) -> "Tested":
         """Those in the folder of a finished run with one seed."""
         summary, examples = folder.read_summary(), folder.read_tested()
-        means = summary.of_clients[summary.chosen]
-        names = [str(i) for i in range(len(means))] if summary.names is None else summary.names
+        means, names = summary.clients.scores[summary.selection.chosen], summary.clients.names
         honest = [name for name in names if name not in set(summary.attackers)]
         if examples is not None and len(examples) != len(names):
             raise folder.of_another(folder.tested)
@@ -56,7 +55,7 @@ class Tested(NamedTuple):
 
 def chose_otherwise(repeats: Sequence[RunFolder], model: str) -> str:
     """The models that a run chose with each seed, to be read by people; empty if all of them are `model`."""
-    chosen = [repeat.read_summary().chosen for repeat in repeats]
+    chosen = [repeat.read_summary().selection.chosen for repeat in repeats]
     return ", ".join(f"'{one}'" for one in chosen) if set(chosen) - {model} else ""
 
 

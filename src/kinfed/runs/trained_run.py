@@ -16,7 +16,7 @@ from ..core.method import Method
 from ..core.mixins import Predicts, export, leak
 from ..core.model import Model
 from ..core.sharing import Sharing
-from ..core.summary import Summary
+from ..core.summary import DataFacts, RunCost, Summary
 from ..core.tasks import TASKS, Classification, Counts, Regression
 from ..core.trees import Tree
 from ..data.federation import Federation
@@ -202,12 +202,12 @@ class TrainedRun(Run):
         known = ~values.isnan()
         return {"pooled": float((values * sizes)[known].sum() / sizes[known].sum())}
 
-    def _by_class(self) -> dict[str, Any]:
-        """See `History.by_class`."""
+    def _recall(self) -> dict[str, Any]:
+        """See `History.recall`."""
         task = self.federation.task
         if not isinstance(task, Classification) or not task.by_class:
             return {}
-        return self.history.by_class(self.federation.class_names, self.federation.class_counts(["test"]).cpu())
+        return self.history.recall(self.federation.class_names, self.federation.class_counts(["test"]).cpu())
 
     @property
     def summary(self) -> Summary:
@@ -220,25 +220,30 @@ class TrainedRun(Run):
         return Summary.of(
             history,
             method=type(self.method).__name__,
-            seed=self.seed,
-            parameters=self.architecture.layout.parameters,
+            seeds=[self.seed],
             scores=scores,
             intervals=intervals(history),
             relation=self._quality(),
-            **self._by_class(),
+            recall=self._recall(),
             attack=self._attacked(),
-            **self.how,
-            reason=self.reason,
-            seconds=round(self.seconds, 3),
             sharing=self.sharing.summary(history.bytes_down, history.bytes_up, history.done),
-            leaking=bool(cautions),
             caution="; ".join(cautions),
-            names=list(federation.names),
-            shape=list(federation.x.shape[1:]),
-            outputs=federation.outputs,
-            classes=list(federation.classes),
-            scale=dict(federation.scale),
-            columns=None if federation.columns is None else federation.columns.to_dict(),
+            data=DataFacts(
+                clients=len(federation),
+                shape=list(federation.x.shape[1:]),
+                outputs=federation.outputs,
+                classes=list(federation.classes),
+                scale=dict(federation.scale),
+                columns=None if federation.columns is None else federation.columns.to_dict(),
+            ),
+            cost=RunCost(
+                parameters=self.architecture.layout.parameters,
+                seconds=round(self.seconds, 3),
+                bytes_up=history.bytes_up,
+                bytes_down=history.bytes_down,
+                reason=self.reason,
+                **self.how,
+            ),
         )
 
     def _attacked(self) -> dict[str, Any] | None:

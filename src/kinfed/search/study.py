@@ -134,19 +134,19 @@ def score(*folders: RunFolder) -> Score:
     """The score of a finished run, or of several that differ only in their seeds; attackers do not count."""
     each = [one.read_summary() for folder in folders for one in folder.repeats()]
     first, scores = each[0], over_seeds([one.scores for one in each])
-    model = preferred(scores, first.selects_highest)
+    model = preferred(scores, first.selection.higher_is_better)
     honest = [one.honest_scores[model] for one in each]
     over_them = (intervals_over(each) if len(each) > 1 else first.intervals) or {}
     return Score(
         model,
-        first.metric,
-        first.higher_is_better,
+        first.metric.name,
+        first.metric.higher_is_better,
         test=np.array([stats["mean"] for stats in honest]),
         over_clients=float(np.mean([stats["std"] for stats in honest])),
         validation=scores[model].get("validation"),
-        selected_by=first.selects,
-        selects_highest=first.selects_highest,
-        cautions=tuple(dict.fromkeys(one.caution for one in each if one.leaking)),
+        selected_by=first.selection.by,
+        selects_highest=first.selection.higher_is_better,
+        cautions=tuple(dict.fromkeys(one.selection.caution for one in each if one.leaking)),
         interval=over_them.get(model, {}),
     )
 
@@ -156,7 +156,7 @@ def scores_by_round(folder: RunFolder, model: str, metric: str = "") -> tuple[Ar
 
     The score is the run's metric unless another of its test scores is named; an attacker's is NaN.
     """
-    metric = metric or folder.read_summary().metric
+    metric = metric or folder.read_summary().metric.name
     seeds = [one.read_scores(model, metric) for one in folder.repeats()]
     return seeds[-1][0], np.stack([scores for _, scores in seeds])
 

@@ -20,7 +20,7 @@ def card(saved: OpenedRun, client: str, path: Path, digest: str, licence: str = 
     """The card of a client's exported model."""
     kept, source = saved.of(client), saved.source(client)
     summary = kept.summary
-    score = summary.scores[summary.chosen]
+    score = summary.scores[summary.selection.chosen]
     facts = {
         "licence": licence or "(none given: fill in under which licence the model may be used)",
         "file": path.name,
@@ -29,7 +29,7 @@ def card(saved: OpenedRun, client: str, path: Path, digest: str, licence: str = 
         "method": f"{source.method}, model '{source.model}'",
         "round": f"{score.get('round', '?')} of {summary.rounds}",
         "data": _data(saved),
-        "parameters": f"{summary.parameters:,}",
+        "parameters": f"{summary.cost.parameters:,}",
         "made with": f"kinfed {__version__}, seed {summary.seed}",
     }
     lines = [f"# {path.name}: the model of client {_cell(client)}", "", "| | |", "| --- | --- |"]
@@ -53,9 +53,9 @@ def _cell(text: object) -> str:
 
 
 def _data(saved: OpenedRun) -> str:
-    dataset = saved.summary.federation.get("dataset", {})
+    dataset = saved.summary.data.federation.get("dataset", {})
     path = f" ({dataset['path']})" if isinstance(dataset, dict) and "path" in dataset else ""
-    return f"{saved.summary.dataset}{path}, {several(saved.summary.clients, 'client')}"
+    return f"{saved.summary.data.dataset}{path}, {several(saved.summary.data.clients, 'client')}"
 
 
 def _score_of(folder: RunFolder, client: str) -> float | None:
@@ -63,9 +63,10 @@ def _score_of(folder: RunFolder, client: str) -> float | None:
     if not folder.is_finished:
         return None
     summary = folder.read_summary()
-    names = summary.names or []
-    scores = (summary.clients_scores or {}).get(summary.chosen)
-    return None if scores is None or client not in names else scores[names.index(client)]
+    known = summary.by_client
+    if known is None or client not in known.names:
+        return None
+    return known.scores[summary.selection.chosen][known.names.index(client)]
 
 
 def _scores(saved: OpenedRun, client: str) -> list[str]:
@@ -76,11 +77,11 @@ def _scores(saved: OpenedRun, client: str) -> list[str]:
     places |= {said: folder.beside(name) for name, said in others.items() if name != summary.method}
     if summary is not saved.summary:
         places[f"the run's method ({saved.summary.method})"] = folder
-    rows = [f"| | test {summary.metric} of {_cell(client)} |", "| --- | --- |"]
+    rows = [f"| | test {summary.metric.name} of {_cell(client)} |", "| --- | --- |"]
     for said, place in places.items():
         score = _score_of(place, client)
         rows.append(f"| {said} | {'not trained beside the run' if score is None else f'{score:.4g}'} |")
-    better = "higher" if summary.higher_is_better else "lower"
+    better = "higher" if summary.metric.higher_is_better else "lower"
     return [*rows, "", f"A {better} score is better."]
 
 
@@ -100,7 +101,7 @@ def _listens(kept: OpenedRun, client: str) -> list[str]:
 
 
 def _cautions(saved: OpenedRun, kept: OpenedRun) -> list[str]:
-    said = [kept.summary.caution] * bool(kept.summary.caution) + list(kept.summary.warnings)
+    said = [kept.summary.selection.caution] * kept.summary.leaking + list(kept.summary.warnings)
     attackers = saved.summary.attackers
     said += [f"trained under attack by {', '.join(attackers[:MOST])}"] * bool(attackers)
     general = (
@@ -115,14 +116,14 @@ def _use(saved: OpenedRun, path: Path, client: str, apart: float | None) -> list
     if path.suffix == ".safetensors":
         return [
             "The tensors alone, by the names of the module's state: load them with `safetensors.torch.load_file`. "
-            "Inputs are scaled as the run's summary.json says under `scale` and `columns`.",
+            "Inputs are scaled as the run's summary.json says under `scale` and `columns` of its `data`.",
             *([""] * bool(named) + named),
         ]
     agree = f" Its answers are within {apart:.1e} of PyTorch's, relative to the largest." if apart is not None else ""
     lines = [f"Load it with `onnxruntime.InferenceSession`; scales and missing cells are inside.{agree}", ""]
     if description is None:
         what = "windows in the columns' own units, NaN where a cell is missing" if named else "as in training"
-        listed = ", ".join(str(one) for one in saved.summary.shape or ())
+        listed = ", ".join(str(one) for one in saved.summary.data.shape or ())
         return [*lines, f"- `x`: float32 [n, {listed}], {what}", *named]
     for column in description.inputs:
         name = _cell(column.name)

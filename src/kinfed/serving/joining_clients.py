@@ -140,7 +140,8 @@ def of_run(saved: OpenedRun, data_dir: Path | None, wanted: Sequence[str] = ()) 
         learn = {i: torch.cat([federation.rows[split][i] for split in ("train", "validation")]) for i in new}
         own = {federation.names[i]: scale_of(columns, cells, rows) for i, rows in learn.items()}
         known = replace(columns, clients={**columns.clients, **own})
-        federation, _ = experiment.everyone(data_dir, seed, dataset, replace(saved.summary, columns=known.to_dict()))
+        summary, data = saved.summary, replace(saved.summary.data, columns=known.to_dict())
+        federation, _ = experiment.everyone(data_dir, seed, dataset, replace(summary, data=data))
     names = [federation.names[i] for i in new]
     wanted = [known_name(name, names) for name in wanted]
     if unknown := [name for name in wanted if name not in names]:

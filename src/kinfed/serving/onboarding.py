@@ -17,6 +17,7 @@ from ..core.mixins import Admits, Extends, Predicts, exporter, join
 from ..core.model import Model
 from ..core.seeding import generator, tags
 from ..core.sharing import Divided, undivided
+from ..core.summary import ClientScores
 from ..core.tasks import Task
 from ..core.trees import Tree
 from ..data.federation import Federation
@@ -35,20 +36,7 @@ from .joining_clients import Newcomer, share_for_validation
 
 ALONE, SHARED, BEST = "local", "fedavg", "best existing"  # what a newcomer could have without the method
 TUNED = ", tuned"
-NOT_THEIRS: Any = dict.fromkeys(
-    (
-        "intervals",
-        "clients_selected",
-        "relation",
-        "by_class",
-        "clients_recall",
-        "always",
-        "attack",
-        "verdict",
-        "bounded",
-        "bytes_by_client",
-    )
-)
+NOT_THEIRS: Any = dict.fromkeys(("intervals", "recall", "relation", "attack", "verdict", "outside", "sites"))
 
 
 class Outcome(NamedTuple):
@@ -214,8 +202,8 @@ def onboard(frozen: Frozen, newcomer: Newcomer, count: int, rounds: int | None =
 
 def chosen_of(frozen: Frozen, names: Sequence[str]) -> str | None:
     """Which of the named models a newcomer uses: the one that members use, or else the first that is not its own."""
-    if frozen.saved.summary.chosen in names:
-        return frozen.saved.summary.chosen
+    if frozen.saved.summary.selection.chosen in names:
+        return frozen.saved.summary.selection.chosen
     return next((name for name in names if name != "own"), next(iter(names), None))
 
 
@@ -239,24 +227,24 @@ def write(frozen: Frozen, outcomes: Sequence[Outcome], folder: RunFolder) -> Non
         owned[name] = dict(one.personal._asdict())
         owned[name] |= frozen.model.layout.tensors(owned[name].pop("theta"))
     whole, columns = frozen.saved.summary, frozen.saved.description
+    data, chosen = replace(whole.data, clients=len(best)), whole.selection.chosen
     if columns is not None and columns.clients:
         columns = replace(columns, clients={name: one.own for name, one in best.items()})
-        scale = {**(whole.scale or {}), **columns.scale()}
-        whole = replace(whole, columns=columns.to_dict(), scale=scale)
-    folder.write_tensors(owned, exporter(undivided(frozen.method)), whole.identity or "")
+        scale = {**(data.scale or {}), **columns.scale()}
+        data = replace(data, columns=columns.to_dict(), scale=scale)
+    folder.write_tensors(owned, exporter(undivided(frozen.method)), whole.provenance.identity or "")
     folder.config.write_bytes(frozen.saved.folder.config.read_bytes())
     scores = [one.scores[frozen.name] for one in best.values()]
+    former = {"run": str(frozen.saved.folder), "rounds": whole.rounds, "joined": list(best), "scores": False}
     folder.write_summary(
         replace(
             whole,
-            clients=len(best),
-            names=list(best),
-            scores={whole.chosen: spread(torch.tensor(scores), whole.higher_is_better) | {"round": whole.rounds}},
-            clients_scores={whole.chosen: scores},
+            data=data,
+            by_client=ClientScores(names=list(best), scores={chosen: scores}),
+            scores={chosen: spread(torch.tensor(scores), whole.metric.higher_is_better) | {"round": whole.rounds}},
             **NOT_THEIRS,
             warnings=[],
-            experiment=None,
-            origin={"run": str(frozen.saved.folder), "rounds": whole.rounds, "joined": list(best), "scores": False},
+            provenance=replace(whole.provenance, former=former, refit=False),
             out=str(folder),
         )
     )

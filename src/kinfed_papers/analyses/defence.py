@@ -63,7 +63,7 @@ def defence(study: Study, methods: Sequence[str] = ("local", "fedavg", "fedaghn"
         rows.append(
             {
                 "method": name,
-                "model": folder.read_summary().chosen,
+                "model": folder.read_summary().selection.chosen,
                 "accuracy (%)": float(accuracy[0]),
                 "tuned": float(accuracy[1]),
                 "success of the backdoor (%)": float(success[0]),

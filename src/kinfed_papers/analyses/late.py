@@ -76,8 +76,8 @@ def held_back(folder: RunFolder, share: float) -> Array:
     """[S, N] bool: which clients of a finished run were held back, for each of its seeds."""
     masks = []
     for one in (each.read_summary() for each in folder.repeats()):
-        absent = np.zeros(one.clients, dtype=bool)
-        absent[latecomers(one.seed, tags(one.client_names), share).numpy()] = True
+        absent = np.zeros(one.data.clients, dtype=bool)
+        absent[latecomers(one.seed, tags(one.clients.names), share).numpy()] = True
         masks.append(absent)
     return np.stack(masks)
 

@@ -77,7 +77,7 @@ def _sent(folder: RunFolder) -> tuple[str, Array]:
     summaries = [one.read_summary() for one in folder.repeats()]
     names = list(summaries[0].scores)
     model = next((name for name in names if name != "own"), names[0])
-    return model, np.array([one.of_clients[model] for one in summaries])
+    return model, np.array([one.clients.scores[model] for one in summaries])
 
 
 def _neighbours(folder: RunFolder, federations: Sequence[Federation], absent: Array) -> tuple[str, Array]:
@@ -101,7 +101,7 @@ def _neighbours(folder: RunFolder, federations: Sequence[Federation], absent: Ar
             with torch.no_grad():
                 result = federation.task.score(models[0].export(mean)(x), y, torch.ones(len(x), dtype=mean.dtype))
             scores[seed, i] = float(result[federation.task.metric])
-    return folder.read_summary().chosen, scores
+    return folder.read_summary().selection.chosen, scores
 
 
 def _mean(scores: Array, chosen: Array) -> Array:

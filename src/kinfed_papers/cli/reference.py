@@ -65,12 +65,11 @@ def _reference(args: argparse.Namespace, console: Console) -> None:
     config.write({**experiment.table, "reference": settings}, folder.config)
     folder.write_history(run.history, "given", [])
     draw_history(run.history, None, "given", [], folder)
+    whole = run.summary()
     summary = replace(
-        run.summary(),
+        whole,
         method=args.reference,
-        dataset=dataset,
-        federation=experiment.table["federation"],
-        reference=settings,
+        data=replace(whole.data, dataset=dataset, federation=experiment.table["federation"]),
         out=str(folder),
     )
     folder.write_summary(summary)

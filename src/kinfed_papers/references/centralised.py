@@ -12,7 +12,7 @@ from torch.func import vmap
 from kinfed.core.fleet import Evaluation
 from kinfed.core.history import History
 from kinfed.core.seeding import generator
-from kinfed.core.summary import Summary
+from kinfed.core.summary import DataFacts, RunCost, Summary
 from kinfed.core.tasks import Forecasting
 from kinfed.data.federation import Federation
 from kinfed.data.split import SPLITS
@@ -58,12 +58,16 @@ class Centralised:
         return Summary.of(
             self.history,
             method="centralised",
-            seed=self.seed,
-            parameters=sum(p.numel() for p in self.network.parameters()),
-            executor="centralised",
-            seconds=round(self.seconds, 3),
-            leaking=bool(self.federation.caution),
+            seeds=[self.seed],
             caution=self.federation.caution,
+            data=DataFacts(clients=len(self.federation)),
+            cost=RunCost(
+                parameters=sum(p.numel() for p in self.network.parameters()),
+                seconds=round(self.seconds, 3),
+                bytes_up=self.history.bytes_up,
+                bytes_down=self.history.bytes_down,
+                executor="centralised",
+            ),
         )
 
 

@@ -12,8 +12,8 @@ def test_every_graph_that_clients_can_have_is_tried(study, tmp_path, figures):
     assert graphs == ["oracle", "label_overlap", "shuffled", "random", "identity", "complete"]  # no graph is given
     for row in found.rows:
         summary = RunFolder(tmp_path / "runs" / row["graph"]).read_summary()
-        assert summary.federation["graph"]["name"] == row["graph"]
-        score = summary.scores[summary.chosen]
+        assert summary.data.federation["graph"]["name"] == row["graph"]
+        score = summary.scores[summary.selection.chosen]
         assert row["test accuracy (%)"] == pytest.approx(100 * score["mean"])
     by_graph = {row["graph"]: row["test accuracy (%)"] for row in found.rows}
     assert by_graph["oracle"] > by_graph["shuffled"] + 5

@@ -30,7 +30,7 @@ def test_kept_models_score_as_in_their_runs_and_tuned_ones_differ_in_the_classif
     for row in found.rows:
         folder = tmp_path / "runs" / row["method"]
         summary = RunFolder(folder).read_summary()
-        scores = summary.honest_scores[summary.chosen]
+        scores = summary.honest_scores[summary.selection.chosen]
         assert row["accuracy (%)"] == pytest.approx(100 * scores["mean"], rel=1e-5)
         assert row["success of the backdoor (%)"] == pytest.approx(100 * scores["success"], rel=1e-5)
         tuned = {"test": [], "triggered": []}

@@ -28,7 +28,9 @@ def dated(invented):
             for folder in folders.values():
                 for seed in (0, 1):
                     one = folder.of_seed(seed)
-                    one.write_summary(replace(one.read_summary(), names=NAMES, clients=5))
+                    summary = one.read_summary()
+                    data, clients = replace(summary.data, clients=5), replace(summary.clients, names=NAMES)
+                    one.write_summary(replace(summary, data=data, by_client=clients))
             return folders
 
         experiment = SimpleNamespace(rounds=Rounds(20), participation=Participation())

@@ -59,7 +59,7 @@ def test_a_grid_has_the_first_setting_across_and_the_second_up(study, tmp_path, 
         (4, 0.2),
     ]
     score = RunFolder(tmp_path / "runs" / "method.clusters=4,training.optimiser.lr=0.1").read_summary()
-    assert found.rows[4]["test accuracy (%)"] == pytest.approx(100 * score.scores[score.chosen]["mean"])
+    assert found.rows[4]["test accuracy (%)"] == pytest.approx(100 * score.scores[score.selection.chosen]["mean"])
     axes = figures[-1].axes[0]
     drawn = axes.get_images()[0].get_array()  # [Y, X]
     assert drawn.shape == (2, 3)

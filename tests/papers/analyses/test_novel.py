@@ -41,7 +41,7 @@ def test_real_runs_source_by_source(study, tmp_path, graph):
         "panacea-gn": "generated",
         "panacea-mlp": "generated",
         "fedavg": "shared",
-        "neighbours' mean": RunFolder(tmp_path / "runs" / "panacea-0.3").read_summary().chosen,
+        "neighbours' mean": RunFolder(tmp_path / "runs" / "panacea-0.3").read_summary().selection.chosen,
         "own data alone": "own",
         "panacea, from the start": "generated",
     }
@@ -58,7 +58,7 @@ def test_real_runs_source_by_source(study, tmp_path, graph):
         near = links if any(links) else [1.0] * len(trained)
         assert (near is links) == (graph == "given")
         wanted["neighbours' mean"].append(accuracy(averaged(networks, near), federation, i))
-    generated = RunFolder(runs / "panacea-0.3").read_summary().clients_scores["generated"]
+    generated = RunFolder(runs / "panacea-0.3").read_summary().clients.scores["generated"]
     wanted["panacea"] = [generated[i] for i in new]
     wanted["own data alone"] = [accuracy(load_model(runs / "local", position=i), federation, i) for i in new]
     for source, scores in wanted.items():

@@ -12,7 +12,7 @@ from ...core.history import History, Spent
 from ...core.mixins import leak
 from ...core.model import Model
 from ...core.sharing import Sharing
-from ...core.summary import Summary
+from ...core.summary import DataFacts, RunCost, SiteFacts, Summary
 from ...core.tasks import Classification
 from ...files import make_folder, replacing
 from ...runs import results
@@ -45,32 +45,40 @@ def summarise(
     out.write_history(history, origin, sharing.layers, caution)
     results.draw_history(history, relation, origin, sharing.layers, out, caution=caution)
     _write_bytes(traffic, fleet.used, out.path / "bytes.csv")
-    totals = _total_bytes(traffic, history.done)
+    by_site = _bytes_by_site(traffic)
+    down, up = (sum(both[way] for both in by_site.values()) for way in ("down", "up"))
+    count, rounds = len(by_site), history.done
+    bounded = {name: {"claimed": claimed, "counted": size} for name, (claimed, size) in fleet.bounded.items()}
     task, agreed = history.task, facts.get("agreed", {})
     classes = agreed.get("classes") or [str(c) for c in range(getattr(task, "classes", 0))]
     summary = Summary.of(
         history,
         method=plugins.called(planned.learning.method_name),
-        dataset="sites",
-        federation=planned.table["federation"],
-        seed=planned.learning.seed,
-        parameters=model.layout.parameters,
+        seeds=[planned.learning.seed],
         intervals=intervals(history),
         relation={"origin": origin} if relation is not None else None,
-        **(history.by_class(classes) if isinstance(task, Classification) else {}),
-        executor="flower",
-        seconds=round(seconds, 3),
-        **totals,
-        sharing=sharing.summary(totals["bytes_down"], totals["bytes_up"], history.done),
-        leaking=bool(caution),
+        recall=history.recall(classes) if isinstance(task, Classification) else None,
+        sharing=sharing.summary(down, up, rounds),
         caution=caution,
-        shape=facts["shape"],
-        outputs=facts["outputs"],
-        bounded={name: {"claimed": claimed, "counted": size} for name, (claimed, size) in fleet.bounded.items()},
-        classes=agreed.get("classes") or (task.classes if isinstance(task, Classification) else None),
-        scale=scale_of(facts),
-        columns=facts.get("description"),
-        experiment=facts["experiment"],
+        data=DataFacts(
+            dataset="sites",
+            federation=planned.table["federation"],
+            clients=len(history.names),
+            shape=facts["shape"],
+            outputs=facts["outputs"],
+            classes=agreed.get("classes") or (task.classes if isinstance(task, Classification) else None),
+            scale=scale_of(facts),
+            columns=facts.get("description"),
+        ),
+        cost=RunCost(
+            parameters=model.layout.parameters,
+            seconds=round(seconds, 3),
+            bytes_up=up,
+            bytes_down=down,
+            bytes_per_client_and_round={"down": round(down / count / rounds), "up": round(up / count / rounds)},
+            executor="flower",
+        ),
+        sites=SiteFacts(experiment=facts["experiment"], bytes_by_client=by_site, bounded=bounded),
         verdict=None if verdict is None else verdict.to_dict(),
         out=str(out),
     )
@@ -98,18 +106,10 @@ def with_bytes(spent: list[Spent], traffic: dict[str, dict[int, list[int]]]) -> 
     return [one._replace(bytes_down=all_down[one.round + 1], bytes_up=all_up[one.round + 1]) for one in spent]
 
 
-def _total_bytes(traffic: dict[str, dict[int, list[int]]], rounds: int) -> dict[str, Any]:
-    totals = {name: [sum(way) for way in zip(*by_round.values(), strict=True)] for name, by_round in traffic.items()}
-    down, up = (sum(both[i] for both in totals.values()) for i in (0, 1))
-    return {
-        "bytes_up": up,
-        "bytes_down": down,
-        "bytes_by_client": {name: {"down": d, "up": u} for name, (d, u) in totals.items()},
-        "bytes_per_client_and_round": {
-            "down": round(down / len(totals) / rounds),
-            "up": round(up / len(totals) / rounds),
-        },
-    }
+def _bytes_by_site(traffic: dict[str, dict[int, list[int]]]) -> dict[str, dict[str, int]]:
+    """What each site received in all rounds, as `down`, and sent, as `up`."""
+    totals = {name: map(sum, zip(*by_round.values(), strict=True)) for name, by_round in traffic.items()}
+    return {name: dict(zip(("down", "up"), both, strict=True)) for name, both in totals.items()}
 
 
 def _write_bytes(traffic: dict[str, dict[int, list[int]]], used: dict[str, list[int]], path: Path) -> None:

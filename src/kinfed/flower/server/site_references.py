@@ -54,7 +54,7 @@ def train(planned: Plan, clients: Collection[str], out: Path, serve: Serve, log:
 
 def ask(broker: Broker, names: Collection[str], experiment: str, fedavg: Words, history: History) -> dict[str, float]:
     """Have each site compare its model with one that it learns alone; returns the test scores of the latter."""
-    words = {"experiment": experiment} | ({"fedavg": fedavg["experiment"]} if fedavg else {})
+    words = {"experiment": experiment} | ({"fedavg": fedavg["sites"]["experiment"]} if fedavg else {})
     key = ("alone", "test", history.task.metric)
 
     def read(reply: Message) -> dict[Any, float]:
@@ -75,7 +75,10 @@ def judged(planned: Plan, history: History, alone: dict[str, float], fedavg: Wor
     """The verdict over all sites by their mean scores, as those of examples stay there; None without any."""
     names = history.names
     mine = dict(zip(names, history.test(history.chosen).tolist(), strict=True))
-    shared = dict(zip(fedavg["names"], fedavg["clients_scores"][fedavg["chosen"]], strict=True)) if fedavg else {}
+    shared = {}
+    if fedavg:
+        clients, chosen = fedavg["by_client"], fedavg["selection"]["chosen"]
+        shared = dict(zip(clients["names"], clients["scores"][chosen], strict=True))
     both = [name for name in names if name in alone and (not fedavg or name in shared)]
     scores = [[[np.array([one[name]]) for name in both]] for one in (mine, alone, shared) if one]
     if not both or all(np.isnan(mine[name]) or np.isnan(alone[name]) for name in both):

@@ -105,15 +105,15 @@ def rehearse(
             except (UsageError, RunError) as problem:
                 why = next((line for line in told if line.startswith(f"client {client}: ")), str(problem))
                 raise UsageError(why.removeprefix(f"client {client}: ")) from None
-    outputs = several(summary.outputs or 0, "output")
-    report(f"file      {called} fits: by its own rows an example is {summary.shape}, and a model has {outputs}")
+    outputs = several(summary.data.outputs or 0, "output")
+    report(f"file      {called} fits: by its own rows an example is {summary.data.shape}, and a model has {outputs}")
     for line in dict.fromkeys(line for line in told if not line.startswith(("client ", "tensors: "))):
         report(f"note      {line}")
     if line := _undecided(here.left["hello"].words, flower):
         report(f"note      {line}")
     if run:
         named = plugins.called(planned.table["model"]["name"])
-        report(f"model     {named} fits: {summary.parameters:,} parameters; method {summary.method}")
+        report(f"model     {named} fits: {summary.cost.parameters:,} parameters; method {summary.method}")
         report(next(line.replace(": ", "   ", 1) for line in told if line.startswith("tensors: ")))
     else:
         report("model     not checked: give the run's config, --check FILE.toml")

@@ -147,8 +147,8 @@ def explain(
     """
     folder = RunFolder(run)
     summary = folder.read_summary()
-    names = summary.client_names
-    if summary.experiment is not None:
+    names = summary.clients.names
+    if summary.sites is not None:
         raise UsageError(f"{folder} is a run of real sites, where models and data stayed: nothing can be measured here")
     i = client_index(names, client)
     heard = _Heard.of(relations_of(folder), i)
@@ -180,9 +180,9 @@ def explain(
         itself=source(i),
         sources=tuple(source(j) for j in places),
         compared="" if alike is None else alike.what,
-        metric=summary.metric,
-        is_share=summary.is_share,
-        higher_is_better=summary.higher_is_better,
+        metric=summary.metric.name,
+        is_share=summary.metric.is_share,
+        higher_is_better=summary.metric.higher_is_better,
         score=scores.whole,
         alone=scores.alone,
         notes=(*notes, *_about(summary, scores)),
@@ -256,9 +256,10 @@ def _labels(folder: RunFolder, names: list[str], clients: list[int]) -> dict[int
 
 def _about(summary: Summary, scores: _Scores) -> list[str]:
     """What is to be known of measured scores."""
-    if math.isnan(scores.whole) or summary.chosen == MIXED:
+    if math.isnan(scores.whole) or summary.selection.chosen == MIXED:
         return []
-    return [f"validation chose the model '{summary.chosen}'; the scores are of '{MIXED}', as the client is sent it"]
+    chosen = summary.selection.chosen
+    return [f"validation chose the model '{chosen}'; the scores are of '{MIXED}', as the client is sent it"]
 
 
 def grids(found: Reasons) -> list[Grid]:

@@ -162,7 +162,7 @@ def diff(
         UsageError: the runs are of other clients, or have no relation.
     """
     folders = RunFolder(before), RunFolder(after)
-    names, other = (folder.read_summary().client_names for folder in folders)
+    names, other = (folder.read_summary().clients.names for folder in folders)
     _check_clients(folders, names, other)
     if edge is not None and not 0 < edge <= 1:
         raise UsageError(f"an edge is a weight in (0, 1]; got {edge:g}")

@@ -219,8 +219,8 @@ def _sentence(gathered: Gathered, judged: dict[str, Any] | None) -> tuple[str, s
 
 def _about(row: Row, summary: Summary) -> str:
     seeds = f"seeds {', '.join(map(str, row.seeds))}" if len(row.seeds) > 1 else f"seed {row.seeds[0]}"
-    sizes = f"{several(summary.clients, 'client')}, {several(summary.rounds, 'round')}, {seeds}"
-    return f"{row.method} on {row.dataset}: {sizes}, a model of {summary.parameters:,} parameters"
+    sizes = f"{several(summary.data.clients, 'client')}, {several(summary.rounds, 'round')}, {seeds}"
+    return f"{row.method} on {row.dataset}: {sizes}, a model of {summary.cost.parameters:,} parameters"
 
 
 def _facts(row: Row, judged: dict[str, Any] | None) -> list[tuple[str, str, str]]:
@@ -248,13 +248,13 @@ def _cautions(gathered: Gathered, summaries: Sequence[Summary]) -> list[tuple[st
     found: dict[tuple[str, str], None] = {}
     for row, label, summary in zip(gathered.rows, gathered.labels, summaries, strict=True):
         if summary.leaking:
-            found["Leaking", f"{label}: {summary.caution}. Its scores are not a fair estimate."] = None
+            found["Leaking", f"{label}: {summary.selection.caution}. Its scores are not a fair estimate."] = None
         if row.origin == "oracle":
             found["Oracle", f"{label} uses a graph that a real server would not know."] = None
         if summary.attack is not None:
             found["Attack", f"{label}: {row.attack}; scores are those of honest clients."] = None
-        if summary.precision not in (None, "float32"):
-            found["Precision", f"{label} was trained in {summary.precision}."] = None
+        if summary.cost.precision not in (None, "float32"):
+            found["Precision", f"{label} was trained in {summary.cost.precision}."] = None
         found |= {("Warning", f"{label}: {warning}"): None for warning in row.warnings}
     if gathered.at("local") is None:
         nothing = "Nothing here says what learning from others is worth, as Local is not among the runs."
@@ -288,8 +288,8 @@ def _method(row: Row, label: str, summary: Summary, scale: "_Forest", judged: bo
         "drawn": scale.of(over["local"]) if "local" in over else None,
         "sides": sides,
         "origin": "" if row.origin in (None, "fixed") else row.origin,
-        "up": quantity(summary.bytes_up, "B"),
-        "down": quantity(summary.bytes_down, "B"),
+        "up": quantity(summary.cost.bytes_up, "B"),
+        "down": quantity(summary.cost.bytes_down, "B"),
         "seconds": f"{row.seconds:.1f}",
         "leaking": row.leaking,
     }

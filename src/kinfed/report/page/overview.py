@@ -68,7 +68,7 @@ def front_of(path: Path) -> Front | None:
 def tables_beside(path: Path) -> list[Grid]:
     """What a choice or a sweep has found beyond the runs that are shown side by side: all that was tried."""
     if (path / "choice.json").is_file():
-        share = RunFolder(path).read_summary().is_share
+        share = RunFolder(path).read_summary().metric.is_share
         return [_tried(json.loads((path / "choice.json").read_text(encoding="utf-8")), share)]
     if (path / "table.md").is_file():
         return of_markdown((path / "table.md").read_text(encoding="utf-8"))
@@ -94,7 +94,7 @@ def _newcomers(path: Path) -> Front:
     if not lines:
         raise UsageError(f"{path / 'onboarding.csv'} has no newcomer")
     summary = RunFolder(path).read_summary() if RunFolder(path).is_finished else None
-    higher, share = summary is None or summary.higher_is_better, summary is not None and summary.is_share
+    higher, share = summary is None or summary.metric.higher_is_better, summary is not None and summary.metric.is_share
     own = summary.method if summary is not None else lines[0]["model"]
     names, clients = (list(dict.fromkeys(line[key] for line in lines)) for key in ("model", "client"))
     by_shots: dict[str, set[str]] = {}
@@ -112,9 +112,9 @@ def _newcomers(path: Path) -> Front:
         [line["client"], line["examples"], line["model"], _shown(float(line["score"]), share), line["whose"]]
         for line in lines
     ]
-    metric = "score" if summary is None else f"test {summary.metric}" + ", %" * share
+    metric = "score" if summary is None else f"test {summary.metric.name}" + ", %" * share
     headline, lead = _ahead(mean, asked, own, higher, share)
-    source = Path(str((summary.origin or {}).get("run", ""))) if summary is not None else Path()
+    source = Path(str((summary.provenance.former or {}).get("run", ""))) if summary is not None else Path()
     headings = ("client", "examples", "model", metric, "whose")
     return Front(
         f"{several(len(clients), 'newcomer')} to a finished run of {own}",
@@ -187,7 +187,7 @@ def _site(path: Path) -> Front:
 def of_sites(folder: RunFolder, summary: Summary) -> list[Grid]:
     """What a run of real sites says of each: rounds used and missed, bytes, and why it was left out."""
     path = folder.path / "status.json"
-    if summary.executor != "flower" or not path.is_file():
+    if summary.cost.executor != "flower" or not path.is_file():
         return []
     try:
         sites: dict[str, dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["sites"]

@@ -91,7 +91,7 @@ def _outside(rows: Sequence[Row]) -> list[dict[str, Any]]:
 def _federation(folder: Path) -> dict[str, Any]:
     """What a finished run's summary says of its data."""
     whole = RunFolder(folder)
-    return (whole.seeds() or [whole])[0].read_summary().federation
+    return (whole.seeds() or [whole])[0].read_summary().data.federation
 
 
 def _together(folders: Sequence[Path]) -> list[str]:

@@ -30,7 +30,7 @@ def _grid(name: str, row: Row, client: str | None, number: int | None) -> Grid:
     folders = folders_of(row)
     for folder in folders:
         summary = folder.read_summary()
-        honest = [one for one in summary.client_names if one not in summary.attackers]
+        honest = [one for one in summary.clients.names if one not in summary.attackers]
         client = None if client is None else known_name(client, honest)
         if client is not None and client not in honest:
             raise UsageError(f"{folder} has no test scores of a client '{client}'; {nearest(client, honest)}")

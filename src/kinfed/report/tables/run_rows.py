@@ -117,7 +117,9 @@ def read(folder: Path, federation: Mapping[str, Any] | None = None) -> Row:
     whole = RunFolder(folder)
     summaries = {one.path: one.read_summary() for one in whole.seeds() or [whole]}
     if federation is not None:
-        summaries = {path: replace(one, federation=dict(federation)) for path, one in summaries.items()}
+        summaries = {
+            path: replace(one, data=replace(one.data, federation=dict(federation))) for path, one in summaries.items()
+        }
     return over(folder, summaries)
 
 
@@ -126,7 +128,7 @@ def over(folder: Path, summaries: Mapping[Path, Summary], model: str = "") -> Ro
     scores = [summary.scores for summary in summaries.values()]
     if len({tuple(one) for one in scores}) > 1:
         raise UsageError(f"the seed-* folders of {folder} are not one run repeated with different seeds")
-    model = model or preferred(over_seeds(scores), next(iter(summaries.values())).selects_highest)
+    model = model or preferred(over_seeds(scores), next(iter(summaries.values())).selection.higher_is_better)
     rows = [_row(path, summary, model) for path, summary in summaries.items()]
     by_seed = {seed: clients for row in rows for seed, clients in row.by_seed.items()}
     first, alike = rows[0], ("method", "model", "setting", "attack")
@@ -168,7 +170,7 @@ def _dealt(summary: Summary) -> dict[str, Any]:
 
     Runs that differ only in the graph are comparable: they show the value of the graph.
     """
-    dealt = {key: value for key, value in summary.federation.items() if key != "graph"}
+    dealt = {key: value for key, value in summary.data.federation.items() if key != "graph"}
     return dealt | {"split": asdict(Split()) | dealt.get("split", {})}
 
 
@@ -182,19 +184,19 @@ def _row(folder: Path, summary: Summary, model: str) -> Row:
         folder=str(folder),
         method=summary.method,
         model=model,
-        dataset=summary.dataset,
+        dataset=summary.data.dataset,
         federation=json.dumps(_dealt(summary), sort_keys=True),
-        graph=str(summary.federation.get("graph", {}).get("name", "given")),
+        graph=str(summary.data.federation.get("graph", {}).get("name", "given")),
         origin=relation.get("origin"),
         attack=f"{attack['name']} {attack['share']:g}" if attack else "",
-        clients=summary.clients,
-        metric=summary.metric,
-        higher_is_better=summary.higher_is_better,
-        unit="%" * summary.is_share if summary.unit is None else summary.unit,
-        selected_by=summary.selects,
+        clients=summary.data.clients,
+        metric=summary.metric.name,
+        higher_is_better=summary.metric.higher_is_better,
+        unit=summary.metric.unit,
+        selected_by=summary.selection.by,
         selected=float(known.mean()) if len(known) else None,
-        ranked_by=summary.metric,
-        selects_high=summary.selects_highest,
+        ranked_by=summary.metric.name,
+        selects_high=summary.selection.higher_is_better,
         seeds=(summary.seed,),
         mean=score["mean"],
         over_clients=score["std"],
@@ -207,7 +209,7 @@ def _row(folder: Path, summary: Summary, model: str) -> Row:
         auc=score.get("auc"),
         several=score.get("balanced_accuracy_clients"),
         auroc=None if auroc is None or math.isnan(auroc) else auroc,
-        seconds=summary.seconds,
+        seconds=summary.cost.seconds,
         leaking=summary.leaking,
         warnings=tuple(summary.warnings),
         by_seed={summary.seed: clients},
@@ -216,26 +218,26 @@ def _row(folder: Path, summary: Summary, model: str) -> Row:
 
 def _clients(folder: Path, summary: Summary, model: str) -> Clients:
     """The scores of the clients of one run with one seed."""
-    scores = np.array(summary.of_clients.get(model, []), np.float64)
+    known, count = summary.clients, summary.data.clients
+    scores = np.array(known.scores.get(model, []), np.float64)
     selecting = scores
-    if summary.selects != summary.metric:
-        selected_scores = summary.clients_selected or {model: [math.nan] * summary.clients}
-        selecting = np.array(selected_scores.get(model, []), np.float64)
-    if scores.shape != (summary.clients,) or not np.isfinite([*scores, summary.honest_scores[model]["mean"]]).all():
+    if summary.selection.by != summary.metric.name:
+        selecting = np.array((known.selecting or {model: [math.nan] * count}).get(model, []), np.float64)
+    if scores.shape != (count,) or not np.isfinite([*scores, summary.honest_scores[model]["mean"]]).all():
         raise UsageError(
-            f"{folder}/summary.json must hold a finite test score for each of its {summary.clients} clients; "
+            f"{folder}/summary.json must hold a finite test score for each of its {count} clients; "
             f"got {int(np.isfinite(scores).sum())}"
         )
     if selecting.shape != scores.shape:
-        raise UsageError(f"{folder}/summary.json must hold a number or NaN in clients_selected for each client")
-    names = tuple(str(i) for i in range(len(scores))) if summary.names is None else tuple(summary.names)
+        raise UsageError(f"{folder}/summary.json must hold a number or NaN under by_client.selecting for each client")
+    names = tuple(known.names)
     attacks = np.isin(names, summary.attackers)  # they are neither helped nor hurt
 
     def honest(values: Any) -> Array:
         return np.where(attacks, np.nan, np.array(values, np.float64))
 
     return Clients(
-        names, {name: honest(each) for name, each in summary.of_clients.items()}, honest(selecting), RunFolder(folder)
+        names, {name: honest(each) for name, each in known.scores.items()}, honest(selecting), RunFolder(folder)
     )
 
 

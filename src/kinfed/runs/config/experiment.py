@@ -108,8 +108,8 @@ class Experiment:
         """The federation with its newcomers, whose rows say nothing of its scale, and which these are."""
         dataset = self.dataset(data_dir) if dataset is None else dataset
         if known is not None:
-            columns = Description.kept(known.columns, known.out)
-            dataset = replace(dataset, columns=columns, scale=known.scale or {})
+            columns = Description.kept(known.data.columns, known.out)
+            dataset = replace(dataset, columns=columns, scale=known.data.scale or {})
         if self.task is not None:
             dataset = replace(dataset, task=self.task.of(dataset.task))
         owned, dataset, groups, lots = self.partition(dataset, self.clients, generator(seed, "partition"))
@@ -147,8 +147,8 @@ class Experiment:
 
     def architecture(self, known: Summary) -> nn.Module:
         """The model of a finished run, whose summary this is, with initial parameters of no meaning."""
-        columns = Description.kept(known.columns, known.out)
-        return self.model(tuple(known.shape or ()), known.outputs or 0, columns=columns)
+        columns = Description.kept(known.data.columns, known.out)
+        return self.model(tuple(known.data.shape or ()), known.data.outputs or 0, columns=columns)
 
 
 def read(source: str, overrides: list[str]) -> Table:
