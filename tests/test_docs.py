@@ -1,5 +1,6 @@
 """What the documents tell people to type does what they say."""
 
+import ast
 import importlib
 import inspect
 import re
@@ -230,6 +231,50 @@ def test_every_command_on_a_page_is_one_that_kinfed_takes(page, tmp_path, monkey
             experiment.resolve(table)
             if hasattr(asked, "analysis"):
                 parts.call(ANALYSES[asked.analysis], settings, "analysis", given=1)
+
+
+# Words that readers stumbled over, each with what says it plainly.
+REFUSED = {
+    "in print": "in the paper",
+    "campaign": "experiments",
+    "made anew": "generated",
+    "kin help": "learning from others helps",
+    "hurt": "lose",
+    "ours": "kinfed's, or measured here",
+    "but for": "except",
+    "aloud": "with a warning",
+    "doubted": "warned about",
+    "not run yet": "a figure, or nothing",
+    "in the race": "left",
+    "before the restructuring": "nothing",
+    "wip": "nothing",
+}
+
+
+def refused(text):
+    """The words of a text that have a plainer one; OURS in a command's help is the name of an argument."""
+    return [f"{word}: say {plain}" for word, plain in REFUSED.items() if re.search(rf"\b{word}\b(?!-)", text.lower())]
+
+
+def test_product_pages_say_things_plainly():
+    found = {}
+    for page in PAGES:
+        if not {"papers", "evidence"} & {*page.parts} and page.name != "CHANGELOG.md":
+            text = re.sub(r"OURS", "", re.sub(r"<!--.*?-->", "", page.read_text()))
+            found[str(page)] = refused(text)
+    assert len(found) > 35
+    assert {page: words for page, words in found.items() if words} == {}
+
+
+def test_help_and_errors_say_things_plainly():
+    """Every sentence in kinfed's own code: help, errors, notes below tables, text on report pages."""
+    found = {}
+    for path in sorted((ROOT / "src" / "kinfed").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            text = node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
+            if " " in text and (words := refused(text.replace("OURS", ""))):
+                found[f"{path}:{node.lineno}"] = words
+    assert found == {}
 
 
 @each_page

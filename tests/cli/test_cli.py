@@ -179,7 +179,7 @@ def test_compare_and_list(tmp_path, capsys):
         main(["run", method, *SMALL, "--out", str(tmp_path / method), "--quiet"])
     code, out, _ = kinfed_run(capsys, "compare", str(tmp_path / "local"), str(tmp_path / "fedavg"))
     assert code == 0
-    assert "helped" in out
+    assert "gain" in out
     code, out, _ = kinfed_run(capsys, "compare", str(tmp_path / "local"), str(tmp_path / "fedavg"), "--json")
     assert {run["method"] for run in json.loads(out)["runs"]} == {"local", "fedavg"}
     for shelf in ("methods", "datasets", "partitions", "models"):

@@ -36,10 +36,10 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     choosing = commands.add_parser(
         "choose",
         parents=[place(), detail(), columns(), common],
-        description="Find the method and the learning rate that suit your clients: candidates race on validation "
-        "examples, the worst leaving at a quarter and half of the rounds. The winner replaces Local and FedAvg only if "
-        "it is clearly better. Test examples are used once, at the end. The same command with the same --out continues "
-        "after an interruption.",
+        description="Find the method and the learning rate that suit your clients: candidates are compared on "
+        "validation examples, and the worst are dropped at a quarter and half of the rounds. The winner replaces Local "
+        "and FedAvg only if it is clearly better. Test examples are used once, at the end. The same command with the "
+        "same --out continues after an interruption.",
         epilog="examples: kinfed choose my-run/config.toml --budget 5m --out choice; "
         "kinfed choose shops.csv --client shop --target buys",
     )
@@ -97,15 +97,15 @@ def _choose(args: argparse.Namespace, console: Console) -> None:
 def choose_for(
     request: Request, args: argparse.Namespace, console: Console, federation: Federation | None = None
 ) -> Chosen:
-    """Choose, showing what is still in the race."""
+    """Choose, showing which candidates are left."""
     with Bar(console, args.quiet) as bar:
         race = ""
 
         def on_rung(rung: int, left: Any) -> None:
             nonlocal race
-            race = f"{len(left)} in the race"
+            race = f"{len(left)} candidates left"
             if not args.quiet and rung:
-                console.print(f"still in the race: {'; '.join(one.name for one in left)}", soft_wrap=True)
+                console.print(f"left: {'; '.join(one.name for one in left)}", soft_wrap=True)
 
         def on_begin(entry: Entry) -> None:
             bar.begin(f"{race}: {entry.candidate.name}")

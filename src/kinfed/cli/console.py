@@ -26,7 +26,7 @@ class Literal(Console):
         super().__init__(highlight=False, markup=False, emoji=False, **how)
 
     def print(self, *objects: Any, soft_wrap: bool | None = None, **how: Any) -> None:
-        """Print as rich does, but for what does not fit."""
+        """Print as rich does, except what does not fit."""
         if soft_wrap and self.is_terminal:
             objects = tuple(self._wrapped(one) for one in objects)
         for table in objects:

@@ -195,7 +195,7 @@ DROPOUTS = {
 
 
 def adapt(module: nn.Module) -> nn.Module:
-    """A copy of the module in which layers that couple rows or draw random numbers are replaced by ours."""
+    """A copy of the module in which layers that couple rows or draw random numbers are replaced by kinfed's."""
     module = duplicate(module)
     if any(map(is_lazy, module.parameters())):
         raise UsageError("the model has lazy layers, whose shapes are not known yet; run a batch through it first")

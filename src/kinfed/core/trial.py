@@ -295,7 +295,7 @@ class Trial:
 
 
 def _joined(grads: list[Tensor]) -> Tensor:
-    """One vector, whose size says what rounding is: a gradient of a single tensor may be zero but for that."""
+    """One vector, whose size says what rounding is: a gradient of a single tensor may be zero apart from that."""
     return torch.cat([g.reshape(-1) for g in grads])
 
 

@@ -125,7 +125,7 @@ class Predictor:
 
     Text, numbers, missing cells, dates and the readings of series become inputs as in training. Each row is answered by
     the model of `client`, or if that is None by that of the client whom the table's column of clients names. The result
-    is a frame of the same library with a row for each row, or for each row with a past, in the same order, but for rows
+    is a frame of the same library with a row for each row, or for each row with a past, in the same order, except rows
     of clients that the run does not know, which are skipped while there are others, with a warning: `client`,
     `method` and `model` say which model answered; then the predicted class and the probability of each, or numbers in
     the targets' own units. Raises UsageError that names the row and column of what cannot be used.

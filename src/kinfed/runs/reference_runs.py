@@ -47,7 +47,7 @@ def plan(experiment: Experiment, federation: Federation) -> tuple[dict[str, Expe
 
 
 def companions(experiment: Experiment, names: Sequence[str] = BASES) -> dict[str, Experiment]:
-    """The experiments to train beside one, by name: the same but for the method. None beside Local.
+    """The experiments to train beside one, by name: the same with another method. None beside Local.
 
     What is frozen stays frozen, as it says which model is trained.
     """

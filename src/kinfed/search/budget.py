@@ -64,8 +64,8 @@ def begun_with(folder: Path, asked: dict[str, Any]) -> int | None:
         before = begun["asked"].get(name)
         if before != value:
             raise UsageError(
-                f"the race in {folder} was begun with another '{_differing(name, before, value)}'; repeat that request "
-                "to go on, or choose another folder"
+                f"the choice in {folder} was begun with another '{_differing(name, before, value)}'; repeat that "
+                "request to go on, or choose another folder"
             )
     return int(begun["budget"])
 

@@ -37,7 +37,7 @@ class Candidate:
 
     @property
     def stays(self) -> str:
-        """What it is the example of that stays in the race whatever its score, as it is simple; "" if it may leave."""
+        """What it is the example of that stays a candidate whatever its score, as it is simple; "" if it may leave."""
         return self.base or ("" if self.settings else self.model)
 
 

@@ -14,7 +14,7 @@ Progress = Callable[[History, int], None]
 
 @dataclass(frozen=True)
 class Execution(Settings):
-    """Where and how to run: nothing here changes a result, but for rounding.
+    """Where and how to run: nothing here changes a result by more than rounding.
 
     What is left open, as "auto" or None, is chosen by a rule; an interrupted run continues with what it had. Raises
     UsageError for settings of a wrong kind.

@@ -98,7 +98,7 @@ class Doorman:
         run = near and method == "POST" and path.startswith(RUNTIME)
         site = method == "POST" and path in self._paths
         if not (local or run or site or (path == b"/health" and method == "GET")):
-            return Verdict(404, "not for strangers")
+            return Verdict(404, "no such address")
         if any(name == b"transfer-encoding" for name, _ in headers):
             return Verdict(411, "the call needs a Content-Length")
         length = _length(headers)

@@ -147,7 +147,7 @@ def formats_of(pairs: Sequence[str]) -> dict[str, Any]:
 
 
 def names_of(pairs: Sequence[str]) -> dict[str, str]:
-    """{theirs: ours} of "theirs=ours"; raises UsageError for anything else."""
+    """{their name: the agreed one} of "THEIRS=OURS"; raises UsageError for anything else."""
     result: dict[str, str] = {}
     for pair in pairs:
         own, equals, name = pair.rpartition("=")

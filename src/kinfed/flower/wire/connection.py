@@ -1,7 +1,7 @@
 """A site's connection to the server: Flower's protocol for nodes, spoken by kinfed itself.
 
 A node asks for messages and answers them. It never asks for a program: there is no way by which one could arrive. All
-calls are made by one thread, one after another, but for the sign of life that is given every few seconds.
+calls are made by one thread, one after another, except the sign of life that is given every few seconds.
 """
 
 import email.utils

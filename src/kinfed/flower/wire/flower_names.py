@@ -1,6 +1,6 @@
 """Everything of Flower that kinfed uses, checked by name and signature when a program starts.
 
-No other module imports Flower but for its public `flwr.app`, `flwr.clientapp` and `flwr.serverapp`. What is listed here
+No other module imports Flower except its public `flwr.app`, `flwr.clientapp` and `flwr.serverapp`. What is listed here
 is Flower's own program: it may change with any version, and a version in which something is missing is refused in a
 line. `VERSIONS` are those that kinfed's tests have run with.
 """

@@ -35,7 +35,7 @@ def compare(folders: Sequence[Path], same_data: bool = False) -> Comparison:
     """Read finished runs from their folders; one with seed-* folders is a run repeated with several seeds.
 
     Runs are sorted by the score that selected them if all that are compared share it, and by the metric otherwise.
-    Clients helped and hurt are counted by it against the best Local run of the same data set, client count and metric
+    Clients that gain and lose are counted by it against the best Local run of the same data set, clients and metric
     that has all seeds of the run, client by client and seed by seed. Where runs have kept the scores of single test
     examples these decide instead (`kinfed.Verdict`), also over a Local run that was trained beside the run. Runs that
     are not finished are left out, and a warning names them. `same_data`: their data are known to be the same, whatever

@@ -47,9 +47,9 @@ def terminal(comparison: Comparison) -> Iterator[Table | Text]:
         )
     every = [row for rows in comparison.sets for row in rows]
     if any(row.paired for row in every):
-        notes.append("helped, hurt: clients that gain and lose over Local beyond noise, by paired test examples")
+        notes.append("gain, lose: clients whose gain or loss over Local is beyond noise, by paired test examples")
     if any(row.ranked_by != row.metric and row.helped is not None and not row.paired for row in every):
-        notes.append("helped, hurt: by the score that ranks, which selected the runs")
+        notes.append("gain, lose: by the score that ranks, which selected the runs")
     if any(row.leaking for rows in comparison.sets for row in rows):
         notes.append("* leaking: its test examples are not new to it, so its scores are not a fair estimate")
     if any(row.attack for rows in comparison.sets for row in rows):
@@ -119,7 +119,7 @@ def _cells(row: Row, decimals: int) -> dict[str, str]:
         **{heading: "" if value is None else f"{percent * value:.{decimals}f}" for heading, value in score.items()},
         "AUC": "" if row.auc is None else f"{row.auc:.3f}",
         "ranked\nby": "" if row.ranked_by in (row.metric, *BY_CLASS) else f"{row.ranking:.4g}",
-        "helped\n/hurt": "" if row.helped is None else f"{row.helped:.0f}/{row.hurt:.0f}",
+        "gain\n/lose": "" if row.helped is None else f"{row.helped:.0f}/{row.hurt:.0f}",
         "edge\nAUROC": "" if row.auroc is None else f"{row.auroc:.3f}",
         "time\n(s)": f"{row.seconds:.0f}",
     }
