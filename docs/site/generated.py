@@ -22,6 +22,7 @@ from kinfed.runs.config import parts
 
 MARK = re.compile(r"^<!-- (settings|api): ([^>]+?) -->$", re.MULTILINE)
 LIST = re.compile(r"^(?![ -])(.+)\n(- )", re.MULTILINE)  # that follows a line of text
+COMMON = {"personal", "frozen", "bn"}  # settings that every method has, told once at the top of their page
 FORMULA = re.compile(r"(?<!\\)\$([^$]+)\$")
 
 
@@ -40,8 +41,9 @@ def shelf(name: str) -> Iterator[str]:
         yield f"{entry['what']}\n"
         if paper:
             yield f"*{paper['title']}* ({paper['authors']}, {paper['year']}).\n"
-        rows = [(one["name"], one["default"], one["kind"], one["use"]) for one in entry["settings"]]
-        yield from table(rows) if rows else ["It has no settings.\n"]
+        own = [one for one in entry["settings"] if name != "methods" or one["name"] not in COMMON]
+        rows = [(one["name"], one["default"], one["kind"], one["use"]) for one in own]
+        yield from table(rows) if rows else ["It has no settings of its own.\n"]
 
 
 def part(name: str) -> Iterator[str]:
