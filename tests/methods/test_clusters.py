@@ -126,10 +126,27 @@ def test_newcomers_belong_where_the_rule_puts_them(roster):
     uploads = Upload(torch.tensor([[9.0]], dtype=float64), torch.tensor([1]))
     for method in (IFCA(clusters=2), FedSem(clusters=2)):
         joined = method.add_clients(everyone, served(method, [[0.0], [10.0]], [0, 0]), newcomer)
-        assert joined.label.tolist() == [0, 0, -1]
+        assert joined.label[:2].tolist() == [0, 0]
+        assert joined.label[2] < 0
         found = join(method, everyone, joined, newcomer, uploads)
         assert found.label.tolist() == [0, 0, 1]
         assert found.theta[:, 0].tolist() == [0.0, 10.0]
+
+
+def test_a_newcomer_with_few_examples_belongs_where_it_moves_and_not_where_it_is(roster):
+    """Centres (0, 0), (0, 2) and (10, 1): from their mean, (10/3, 1), a short way down leads to the first."""
+    everyone, newcomer, method = replace(roster(5, size=2), round=4), torch.tensor([4]), FedSem(clusters=3)
+    server = served(method, [[0.0, 0.0], [0.0, 2.0], [10.0, 1.0]], [0, 1, 2, 2])
+    joined = method.add_clients(everyone, server, newcomer)
+    mean = torch.tensor([[10 / 3, 1.0]], dtype=float64)
+    torch.testing.assert_close(method.send(everyone, joined, newcomer).theta, mean)
+    third = torch.tensor([1 / 3, 1 / 3, 1 / 6, 1 / 6, 0], dtype=float64)
+    torch.testing.assert_close(method.relation(everyone, joined, everyone.everyone)[4], third)
+    for moved, cluster in (([0.1, 0.0], 2), ([-0.1, -0.1], 0), ([-0.1, 0.1], 1)):
+        uploads = Upload(mean + torch.tensor([moved], dtype=float64), torch.tensor([0]))
+        found = join(method, everyone, joined, newcomer, uploads)
+        assert found.label.tolist() == [0, 1, 2, 2, cluster]
+        assert torch.equal(method.send(everyone, found, newcomer).theta[0], server.theta[cluster])
 
 
 def test_random_models_are_the_first_one_in_another_order(roster, perceptron):

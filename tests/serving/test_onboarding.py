@@ -95,7 +95,7 @@ def only_its_row_changes(frozen, one):
             assert torch.equal(old[rows], after[key][rows]), key
 
 
-@pytest.mark.parametrize("name", ["ifca", "fedcedar"])
+@pytest.mark.parametrize("name", ["ifca", "fedsem", "fedcedar"])
 def test_clusters_put_a_newcomer_where_its_kin_are(name, tmp_path):
     saved = trained(tmp_path, name, "method.clusters=2", "federation.newcomers=['C']", "rounds=8", "training.epochs=3")
     (one,) = joining_clients.of_run(saved, None)

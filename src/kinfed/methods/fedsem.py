@@ -1,7 +1,8 @@
 """FedSem: one model a cluster, and each client belongs to the one that its own comes nearest to (Xie et al., 2021).
 
 Differs: the paper does not say which centres it starts from, nor how many; here they are those of k-means of the first
-round's models, five, as many as FedCedar has, whose tables compare with this method.
+round's models, five, as many as FedCedar has, whose tables compare with this method. Nor does it say where newcomers
+belong; here they train from the centres' mean, and it is the centre in whose direction that moves them.
 """
 
 import warnings
@@ -17,21 +18,24 @@ from ..core.seeding import key
 from ..core.settings import Count
 from ..core.trees import PerClient, Shared
 from ..ops.clustering import cluster, cluster_means, cluster_weights, nearest
-from ..ops.similarity import gram
+from ..ops.similarity import cosine, gram
+
+NEWCOMER = -2
 
 
 class Server(NamedTuple):
     """The server's state."""
 
     theta: Shared  # [C, d] one model a cluster: its centre
-    label: PerClient  # [N] int64 each client's cluster when it last took part; -1: it never has
+    label: PerClient  # [N] int64 each client's cluster when it last took part; -1: it never has; -2: a newcomer
 
 
 @dataclass(frozen=True)
 class FedSem(Method, Explains):
     r"""$c_i = \arg\min_c \|\theta_i - m_c\|^2$ after local training from $m_{c_i}$; then $m_c$ is its members' mean.
 
-    A centre without members in a round stays. A client that has never taken part is sent the largest cluster's model.
+    A centre without members in a round stays. A client that has never taken part is sent the largest cluster's model. A
+    newcomer is sent the centres' mean, and belongs to the centre in whose direction its first training moves that.
     """
 
     clusters: Count = 5  # K, the number of centres
@@ -49,7 +53,9 @@ class FedSem(Method, Explains):
         return torch.where(server.label < 0, torch.bincount(seen, minlength=1).argmax(), server.label)
 
     def send(self, roster, server, cohort):
-        return Params(take(server.theta, self.labels(server)[cohort]))
+        models = torch.cat([server.theta, server.theta.mean(0, keepdim=True)])
+        label = torch.where(server.label == NEWCOMER, len(server.theta), self.labels(server))
+        return Params(take(models, label[cohort]))
 
     def aggregate(self, roster, server, cohort, uploads):
         layout, centres = roster.layout, server.theta
@@ -59,6 +65,8 @@ class FedSem(Method, Explains):
             centres = centres.expand(count, -1)
         else:
             label = nearest(uploads.theta[:, at], centres[:, at])
+            new = server.label[cohort] == NEWCOMER
+            label[new] = towards(uploads.theta[new][:, at], centres[:, at])
         return Server(cluster_means(label, uploads.theta, centres, layout), put(server.label, cohort, label))
 
     def _first(self, roster, cohort, moved):
@@ -74,9 +82,17 @@ class FedSem(Method, Explains):
         first = torch.stack([roster.tags[cohort][found.label == c].min() for c in range(len(found.weights))])
         return first.argsort().argsort()[found.label], len(first)  # numbered by their members' names
 
+    def add_clients(self, roster, server, newcomers):
+        wide = super().add_clients(roster, server, newcomers)
+        return wide._replace(label=put(wide.label, newcomers, torch.full_like(newcomers, NEWCOMER)))
+
     def relation(self, roster, server, cohort):
-        seen = server.label >= 0
-        return cluster_weights(self.labels(server), seen | ~seen.any(), server.theta.dtype)
+        seen, label = server.label >= 0, self.labels(server)
+        rows = cluster_weights(label, seen | ~seen.any(), server.theta.dtype)
+        if seen.any():
+            crowd = torch.bincount(label[seen])
+            rows[server.label == NEWCOMER] = (seen / crowd[label] / (crowd > 0).sum()).to(rows.dtype)
+        return rows
 
     def init_client(self, client):
         return Params(client.model.theta)
@@ -87,3 +103,10 @@ class FedSem(Method, Explains):
 
     def personalise(self, client, state, received):
         return {"cluster": received, "own": state}
+
+
+def towards(theta, centres):
+    """[K] int64 the centre, of centres: [C, m], to which each of theta: [K, m] moved from their mean, by the cosine."""
+    mean = centres.mean(0)
+    moved, ways = theta - mean, centres - mean
+    return cosine(moved @ ways.T, moved.norm(dim=1), ways.norm(dim=1), eps=0.0).argmax(1)
