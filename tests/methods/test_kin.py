@@ -204,7 +204,12 @@ def test_newcomers_are_sent_the_mean_and_after_training_the_models_of_their_kin(
     joined = method.join(known, wide, new, Params((before.theta.mean(0) + step)[None]))
     close(joined.theta[:3], before.theta)
     apart = ways - ways.mean(0)
-    weights = (10 * apart @ step / apart.norm(dim=1) / step.norm()).softmax(0)
+    cosines = apart @ step / apart.norm(dim=1) / step.norm()
+    weights = (10 * cosines).softmax(0)
+    told = method.similarity(known, joined)  # which says what the weights are made of
+    close(told.values[3, :3], cosines)
+    close(told.values[:3, :3], method.similarity(few, before).values)
+    assert told.what.startswith(method.similarity(few, before).what + "; of a newcomer")
     close(method.relation(known, joined, known.everyone)[0, 3], torch.cat([weights, torch.zeros(1)]))
     assert weights[2] > 0.999
     close(method.send(known, joined, new).theta[0], weights @ before.theta)

@@ -84,8 +84,13 @@ class Kin(GraphMethod, Admits):
         return Params(theta), Params(theta)
 
     def similarity(self, roster, server):
-        alike, _ = self._cosines(roster, server.moved, roster.everyone, None)
-        return Compared("cosine of how far models moved, smoothed", alike.mean(0))
+        alike, still = self._cosines(roster, server.moved, roster.everyone, None)
+        what = "cosine of how far models moved, smoothed"
+        guests = self._guests(server, roster.everyone, still)
+        if len(guests):
+            alike[:, guests], _ = self._cosines(roster, self._apart(roster, server), guests, None)
+            what += "; of a newcomer, of how models differ from the members' mean"
+        return Compared(what, alike.mean(0))
 
     def diagnostics(self, roster, server, cohort, sent, uploads):
         weights, still = self._attend(roster, server, roster.everyone)
@@ -121,12 +126,19 @@ class Kin(GraphMethod, Admits):
 
     def _weigh(self, roster, server, cohort):
         rows, near, still = self._favour(roster, server, server.moved, cohort)
-        guests = (~server.seen[cohort] & ~still).nonzero().squeeze(1)  # who joined a finished federation
+        guests = self._guests(server, cohort, still)
         if len(guests):
-            apart = server.theta - weighted_mean(server.theta, self._sizes(roster, server))
-            rows[:, guests], listed, _ = self._favour(roster, server, apart, cohort[guests])
+            rows[:, guests], listed, _ = self._favour(roster, server, self._apart(roster, server), cohort[guests])
             near = near if near is None else near.index_copy(0, guests, listed)
         return Weights(rows if self.by_layer else rows[0], near), still
+
+    def _guests(self, server, cohort, still):
+        """Places in the cohort of those who joined a finished federation and have trained: [M] int64."""
+        return (~server.seen[cohort] & ~still).nonzero().squeeze(1)
+
+    def _apart(self, roster, server):
+        """[N, d] how models differ from the members' mean, by which such newcomers are compared."""
+        return server.theta - weighted_mean(server.theta, self._sizes(roster, server))
 
     def _favour(self, roster, server, moved, cohort):
         """[L, K, M] weights by cosines of moved: [N, d], whose they are: [K, M], and who has not moved: [K] bool."""
