@@ -4,7 +4,7 @@ Of each client's rows a quarter is held out; `kinfed run FILE --client --target`
 each client, a ridge of all rows that knows the client, and gradient boosting that knows the client's mean. `--tables
 DIR` has exam.csv, chem97.csv, males.csv and empluk.csv (of the R packages mlmRev and plm); the others are made here.
 What is measured is kept in --keep, and the same command goes on; --as before keeps it as what an earlier commit does
-(with that commit's src first in PYTHONPATH); --write only writes docs/papers/tables-in-the-wild.md. Needs pandas.
+(with that commit's src first in PYTHONPATH); --write only writes docs/evidence/tables-in-the-wild.md. Needs pandas.
 """
 
 import argparse
