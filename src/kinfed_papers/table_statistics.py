@@ -40,7 +40,8 @@ def comparison(made: Reproduction) -> Comparison:
 
 def _counted(rows: Sequence[tuple[Row, bool]]) -> Iterator[Row]:
     """The rows, with the clients that gain and lose over Local beyond noise, where `_row` says that it can be told."""
-    counted = {row.method: row for row in verdicts([row for row, own in rows if own])[0] if row.paired}
+    judged, _ = verdicts([row for row, own in rows if own])
+    counted = {row.method: row for row in judged if row.counts is not None and row.counts.paired}
     return (counted.get(row.method, row) for row, _ in rows)
 
 
@@ -78,16 +79,16 @@ def _row(made: Reproduction, name: str, column: Column, measure: Measure) -> lis
         scores = {model: values * (1 if share else measure.times) for model, values in models.items()}
         clients[seed] = clients[seed]._replace(by_model=scores)
     counted = {int(np.isfinite(one.by_model[row.model]).sum()) for one in clients.values()}
+    metric = replace(row.metric, name=measure.score if share else measure.label, higher_is_better=measure.better > 0)
+    dealt = {key: value for key, value in federation.items() if key != "graph"}  # the table's name tells graphs apart
+    dataset = f"{column.dataset}, {column.setting} ({column.name})"
+    data = replace(row.summary.data, dataset=dataset, federation=dealt, clients=max(counted))
+    mean = float(np.mean([np.nanmean(one.by_model[row.model]) for one in clients.values()]))
     row = replace(
         row,
-        method=name,  # as the table has it; the graph is told apart by it
-        graph="given",
-        dataset=f"{column.dataset}, {column.setting} ({column.name})",
-        clients=max(counted),
-        metric=measure.score if share else measure.label,
-        ranked_by=measure.score if share else measure.label,
-        higher_is_better=measure.better > 0,
-        mean=float(np.mean([np.nanmean(one.by_model[row.model]) for one in clients.values()])),
+        summary=replace(row.summary, method=name, metric=metric, data=data),
+        ranked_by=metric.name,
+        scores={**row.scores, "mean": mean},
         by_seed=clients,
     )
     return [(row, all(_is_own(read[folders[seed].path], one, row.model) for seed, one in clients.items()))]

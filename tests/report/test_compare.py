@@ -59,8 +59,8 @@ def test_rows_are_sorted_best_first_and_headed_by_the_headline_model(tmp_path):
     assert [row.model for row in rows] == ["own", "own"]
     assert [row.auroc for row in rows] == [0.9, None]
     assert rows[0].mean == pytest.approx(0.7)
-    assert rows[0].over_clients == pytest.approx(0.1)
-    assert (rows[0].worst5, rows[0].best5, rows[0].over_seeds) == (0.6, 0.8, None)
+    assert rows[0].scores["std"] == pytest.approx(0.1)
+    assert (rows[0].scores["worst5"], rows[0].scores["best5"], rows[0].over_seeds) == (0.6, 0.8, None)
 
 
 def test_the_named_model_that_validation_prefers_on_the_mean_over_seeds_is_scored(tmp_path):
@@ -146,9 +146,9 @@ def test_attacked_runs_are_tagged_and_scored_over_honest_clients(tmp_path):
     comparison = compare([clean, attacked, local])
     (rows,) = comparison.sets
     assert [(row.method, row.attack) for row in rows] == [("fedavg", ""), ("fedavg", "label_flip 0.3"), ("local", "")]
-    assert (rows[1].mean, rows[1].worst5, rows[1].best5) == (0.75, 0.7, 0.8)
-    assert (rows[0].helped, rows[0].hurt) == (3, 0)
-    assert (rows[1].helped, rows[1].hurt) == (1, 1)  # whatever became of the attacker
+    assert (rows[1].mean, rows[1].scores["worst5"], rows[1].scores["best5"]) == (0.75, 0.7, 0.8)
+    assert rows[0].counts == (3, 0, False)
+    assert rows[1].counts == (1, 1, False)  # whatever became of the attacker
     lines = drawn(comparison)
     assert any(line.startswith("fedavg [label_flip 0.3] ") for line in lines)
     narrow = drawn(comparison, width=60)  # words fold and numbers are whole
@@ -165,15 +165,15 @@ def test_an_error_is_sorted_and_counted_the_other_way(tmp_path):
     local = write(tmp_path / "local", "local", [2.0, 1.0, 4.0, 3.0], **error)
     other = write(tmp_path / "other", "fedavg", [1.0, 1.0, 5.0, 2.0], **error)
     (rows,) = compare([local, other]).sets
-    assert [(row.method, row.helped, row.hurt) for row in rows] == [("fedavg", 2, 1), ("local", None, None)]
+    assert [(row.method, row.counts) for row in rows] == [("fedavg", (2, 1, False)), ("local", None)]
 
 
 def test_clients_helped_and_hurt_against_local(tmp_path):
     local = write(tmp_path / "local", "local", [0.5, 0.5, 0.5, 0.5, 0.5])
     other = write(tmp_path / "other", "fedavg", [0.6, 0.5, 0.4, 0.3, 0.1])
     (rows,) = compare([local, other]).sets
-    assert (rows[1].helped, rows[1].hurt) == (1, 3)
-    assert compare([other]).sets[0][0].helped is None
+    assert rows[1].counts == (1, 3, False)
+    assert compare([other]).sets[0][0].counts is None
 
 
 def test_spread_over_seeds_is_apart_from_spread_over_clients(tmp_path):
@@ -188,17 +188,17 @@ def test_spread_over_seeds_is_apart_from_spread_over_clients(tmp_path):
     # Means 0.3, 0.6 and 0.9 over two clients each, which differ by 0.2, 0.4 and 0.
     assert row.mean == pytest.approx(0.6)
     assert row.over_seeds == pytest.approx(0.3)
-    assert row.over_clients == pytest.approx((0.1 + 0.2 + 0.0) / 3)
-    assert row.worst5 == pytest.approx((0.2 + 0.4 + 0.9) / 3)
+    assert row.scores["std"] == pytest.approx((0.1 + 0.2 + 0.0) / 3)
+    assert row.scores["worst5"] == pytest.approx((0.2 + 0.4 + 0.9) / 3)
     assert row.seconds == 20
     # Helped: client 0; none; both. Hurt: client 1; both; none.
-    assert (row.helped, row.hurt) == (1, 1)
+    assert row.counts == (1, 1, False)
 
 
 def test_local_with_other_seeds_is_no_reference(tmp_path):
     local = write(tmp_path / "local", "local", [0.5, 0.5], seed=1)
     comparison = compare([local, write(tmp_path / "other", "fedavg", [0.6, 0.4])])
-    assert comparison.sets[0][0].helped is None
+    assert comparison.sets[0][0].counts is None
     assert comparison.warnings == ("fedavg is not compared with local, which was not run with its seeds (0)",)
 
 
@@ -217,7 +217,7 @@ def test_runs_that_are_not_comparable_are_told_apart(tmp_path, clients, changes,
     third = write(tmp_path / "third", "fedamp", [0.3, 0.3, 0.3])
     comparison = compare([other, local, third])
     assert [[row.method for row in rows] for rows in comparison.sets] == [["fedamp", "local"], ["fedavg"]]
-    assert comparison.sets[1][0].helped is None
+    assert comparison.sets[1][0].counts is None
     assert comparison.warnings[0] == f"runs that differ in {differing} are not comparable"
     lines = drawn(comparison)
     assert [line.split()[:2] for line in lines[3:7]] == [["A", "fedamp"], ["A", "local"], [], ["B", "fedavg"]]
@@ -338,8 +338,8 @@ def test_scores_by_class_and_warnings_are_told_beside_accuracy(tmp_path):
         write(tmp_path / "a" / f"seed-{seed}", "fedavg", [0.5, 0.7], seed=seed, scores=scores, warnings=warnings)
     found = compare([tmp_path / "a", write(tmp_path / "b", "local", [0.6, 0.6])])
     first, second = sorted(found.sets[0], key=lambda row: row.method)
-    assert (first.balanced_accuracy, first.auc) == (pytest.approx(0.55), pytest.approx(0.6))
-    assert (second.balanced_accuracy, second.auc, second.warnings) == (None, None, ())
+    assert (first.scores["balanced_accuracy"], first.scores["auc"]) == (pytest.approx(0.55), pytest.approx(0.6))
+    assert (second.scores.keys() & {"balanced_accuracy", "auc"}, second.warnings) == (set(), ())
     text = drawn(found)
     assert "! fedavg: seed 1: the models of all 2 clients always answer 'no'" in text
     row = next(line for line in text if line.startswith("fedavg "))
@@ -371,7 +371,7 @@ def test_runs_are_ranked_and_clients_counted_by_the_score_that_selected_them_all
     found = compare([always, finds])
     ((first, second),) = found.sets
     assert (first.method, first.ranked_by, first.selected) == ("fedavg", by, pytest.approx(sign * 0.65))
-    assert (first.helped, first.hurt, second.helped) == (1, 1, None)
+    assert (first.counts, second.counts) == ((1, 1, False), None)
     text = drawn(found)
     assert text[0] == f"Test scores: mnist, 3 clients, accuracy in % (ranked by {said})"
     assert ("-0.65" in text[3].split()) == (by == "loss")  # balanced accuracy has a column of its own
@@ -380,4 +380,4 @@ def test_runs_are_ranked_and_clients_counted_by_the_score_that_selected_them_all
     for other in (write(tmp_path / "c", "fedamp", [0.1] * 3), write(tmp_path / "d", "cfl", [0.1] * 3, selected_by=by)):
         (rows,) = compare([always, finds, other]).sets
         assert [row.method for row in rows[:2]] == ["local", "fedavg"]
-        assert (rows[1].ranked_by, rows[1].helped, rows[1].hurt) == ("accuracy", 0, 3)
+        assert (rows[1].ranked_by, rows[1].counts) == ("accuracy", (0, 3, False))

@@ -311,7 +311,7 @@ def test_compare_takes_local_from_the_compared_runs_or_from_beside(tmp_path):
     (row,) = (row for row in compare([tmp_path / "cfl", moved / "local"]).sets[0] if row.method == "cfl")
     assert row.verdict["over"]["local"] == pytest.approx(read(tmp_path / "cfl")["verdict"]["over"]["local"], abs=1e-6)
     assert len(row.verdict["undecided"]) == 4
-    assert not row.paired
+    assert not row.counts.paired
     (tmp_path / "fedaghn/tested.safetensors").write_bytes(b"broken")
     with pytest.raises(UsageError, match=r"tested\.safetensors cannot be read"):
         compare([tmp_path / "fedaghn"])

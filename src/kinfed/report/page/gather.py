@@ -61,14 +61,6 @@ def gather(
     return Gathered(rows, _labels(rows, labels or {}), main, candidates, [*notes, *warnings])
 
 
-def folders_of(row: Row) -> list[RunFolder]:
-    """The folder of each seed; a repeated run, such as one of a sweep, may have no summary of its own."""
-    own = RunFolder(row.folder)
-    if own.is_finished:
-        return own.repeats()
-    return own.seeds()
-
-
 def _is_run(path: Path) -> bool:
     return path.is_dir() and (
         any((path / name).exists() for name in ("summary.json", "config.toml")) or bool(RunFolder(path).seeds())
@@ -120,7 +112,7 @@ def _best_settings(rows: Sequence[Row], path: Path, notes: list[str]) -> list[Pa
 
 def _validated(row: Row) -> float:
     """A row's mean validation score, higher is better; minus infinity without one."""
-    found = score(*folders_of(row))
+    found = score(*row.folders)
     if found.validation is None:
         return float("-inf")
     return found.validation if found.selects_highest else -found.validation

@@ -16,7 +16,6 @@ from markupsafe import Markup
 
 from ... import __version__
 from ...core.history import KINDS
-from ...core.summary import Summary
 from ...errors import UsageError, log_failure, several
 from ...files import replacing
 from ...methods import METHODS
@@ -26,7 +25,7 @@ from ..tables.compare import read_tested
 from ..tables.run_rows import Row
 from ..tables.text_table import Grid, quantity
 from . import page_settings
-from .gather import Gathered, folders_of, gather
+from .gather import Gathered, gather
 from .overview import Part, front_of, of_sites, tables_beside
 from .page_data import Contents, attempt, contents, word
 
@@ -126,40 +125,37 @@ def _words(gathered: Gathered, found: Contents) -> dict[str, Any]:
     main, rows = gathered.rows[gathered.main], gathered.rows
     judged = _verdict(gathered)
     scale = _Forest.over([one for row in rows for one in (row.verdict or {}).get("over", {}).values()])
-    summaries = [_summary(row) for row in rows]
     headline, lead = _sentence(gathered, judged)
     config = page_settings.first_config(Path(main.folder))
     return {
-        "about": _about(main, summaries[gathered.main]),
+        "about": _about(main),
         "headline": headline,
         "lead": lead,
         "facts": list(_facts(main, judged)),
-        "cautions": _cautions(gathered, summaries),
+        "cautions": _cautions(gathered),
         "chosen": gathered.labels[gathered.main] if gathered.candidates > 1 else "",
         "notes": [*gathered.notes, *found.notes],
-        "metric": word(main.metric),
-        "unit": f" ({main.unit})" * bool(main.unit),
+        "metric": word(main.metric.name),
+        "unit": f" ({main.metric.unit})" if main.metric.unit else "",
         "gain_unit": _gain_unit(main),
         "zero": scale.x(0),
         "forest": FOREST,
         "methods": [
-            _method(row, label, one, scale, i == gathered.main)
-            for i, (row, label, one) in enumerate(zip(rows, gathered.labels, summaries, strict=True))
+            _method(row, label, scale, i == gathered.main)
+            for i, (row, label) in enumerate(zip(rows, gathered.labels, strict=True))
         ],
-        "papers": _papers(summaries),
+        "papers": _papers(rows),
         "settings": page_settings.settings(config),
         "commands": list(_commands(gathered)),
         "has_local": gathered.at("local") is not None,
         "folder": main.folder,
-        "outside": [
-            (one["name"], _score(main, one["mean"]), one["needs"]) for one in summaries[gathered.main].outside or ()
-        ],
+        "outside": [(one["name"], _score(main, one["mean"]), one["needs"]) for one in main.summary.outside or ()],
     }
 
 
-def _papers(summaries: Sequence[Summary]) -> list[str]:
+def _papers(rows: Sequence[Row]) -> list[str]:
     """What each method is, and what it does otherwise than its paper, as its file says it."""
-    names = [name for name in dict.fromkeys(one.method for one in summaries) if name in METHODS]
+    names = [name for name in dict.fromkeys(row.method for row in rows) if name in METHODS]
     differs = {name: METHODS.differs(name) for name in names}
     return [METHODS.summary(name) + f" Differs: {differs[name]}" * bool(differs[name]) for name in names]
 
@@ -170,11 +166,6 @@ def _commands(gathered: Gathered) -> Iterator[tuple[str, str]]:
     for row, label, name in zip(gathered.rows, gathered.labels, names, strict=True):
         own = name if names.count(name) == 1 else re.sub(r"[^\w.=+-]+", "-", f"{row.method}-{name}")
         yield label, page_settings.command(RunFolder(row.folder), own)
-
-
-def _summary(row: Row) -> Summary:
-    """The summary of a run, or of the first seed of one that has none of its own."""
-    return folders_of(row)[0].read_summary()
 
 
 def _verdict(gathered: Gathered) -> dict[str, Any] | None:
@@ -190,9 +181,9 @@ def _verdict(gathered: Gathered) -> dict[str, Any] | None:
     local, fedavg = (None if one is None else read_tested(one, seeds) for one in others)
     assert local is not None
     shown: dict[str, Any] = {
-        "metric": row.metric,
-        "higher_is_better": row.higher_is_better,
-        "unit": row.unit,
+        "metric": row.metric.name,
+        "higher_is_better": row.metric.higher_is_better,
+        "unit": row.metric.unit,
     }
     return verdict(row.method, mine, local, fedavg, candidates=gathered.candidates, **shown).to_dict()
 
@@ -202,12 +193,12 @@ def _sentence(gathered: Gathered, judged: dict[str, Any] | None) -> tuple[str, s
     row = gathered.rows[gathered.main]
     if judged is not None:
         head, _, rest = judged["sentence"].partition(": ")
-        if rest.startswith(f"{row.metric} "):
-            rest = rest.replace(row.metric, word(row.metric), 1)
+        if rest.startswith(f"{row.metric.name} "):
+            rest = rest.replace(row.metric.name, word(row.metric.name), 1)
         head, _, by = head.removesuffix(")").partition(" (")
         rest = f"{by}: {rest}" if by else rest[:1].upper() + rest[1:]
         return head[:1].upper() + head[1:], f"{rest}."
-    score = f"{row.method} has a mean test {word(row.metric)} of {_score(row, row.mean, True)} over "
+    score = f"{row.method} has a mean test {word(row.metric.name)} of {_score(row, row.mean, True)} over "
     score += several(row.clients, "client")
     if row.method == "local" or gathered.at("local") is not None:
         return "There is nothing to compare", f"{score[0].upper()}{score[1:]}; no other method is among these runs."
@@ -217,16 +208,17 @@ def _sentence(gathered: Gathered, judged: dict[str, Any] | None) -> tuple[str, s
     )
 
 
-def _about(row: Row, summary: Summary) -> str:
+def _about(row: Row) -> str:
+    summary = row.summary
     seeds = f"seeds {', '.join(map(str, row.seeds))}" if len(row.seeds) > 1 else f"seed {row.seeds[0]}"
     sizes = f"{several(summary.data.clients, 'client')}, {several(summary.rounds, 'round')}, {seeds}"
-    return f"{row.method} on {row.dataset}: {sizes}, a model of {summary.cost.parameters:,} parameters"
+    return f"{row.method} on {summary.data.dataset}: {sizes}, a model of {summary.cost.parameters:,} parameters"
 
 
 def _facts(row: Row, judged: dict[str, Any] | None) -> list[tuple[str, str, str]]:
     """The few numbers to remember: the number, what it is, and how sure."""
-    spread = f"± {_score(row, row.over_clients)} over clients"
-    facts = [(_score(row, row.mean, True), f"mean test {word(row.metric)}", spread)]
+    spread = f"± {_score(row, row.scores['std'])} over clients"
+    facts = [(_score(row, row.mean, True), f"mean test {word(row.metric.name)}", spread)]
     for base, name in (("local", "learning alone"), ("fedavg", "one model for all")):
         if judged is not None and base != row.method and base in judged["over"]:
             mean, interval = _difference(row, judged["over"][base])
@@ -240,13 +232,14 @@ def _facts(row: Row, judged: dict[str, Any] | None) -> list[tuple[str, str, str]
 
 def _by_example(row: Row) -> bool:
     """Whether single test examples tell which clients gain."""
-    return all(folder.tested.exists() for folder in folders_of(row))
+    return all(folder.tested.exists() for folder in row.folders)
 
 
-def _cautions(gathered: Gathered, summaries: Sequence[Summary]) -> list[tuple[str, str]]:
+def _cautions(gathered: Gathered) -> list[tuple[str, str]]:
     """What to know before believing the numbers."""
     found: dict[tuple[str, str], None] = {}
-    for row, label, summary in zip(gathered.rows, gathered.labels, summaries, strict=True):
+    for row, label in zip(gathered.rows, gathered.labels, strict=True):
+        summary = row.summary
         if summary.leaking:
             found["Leaking", f"{label}: {summary.selection.caution}. Its scores are not a fair estimate."] = None
         if row.origin == "oracle":
@@ -266,9 +259,9 @@ def _cautions(gathered: Gathered, summaries: Sequence[Summary]) -> list[tuple[st
     return list(found)
 
 
-def _method(row: Row, label: str, summary: Summary, scale: "_Forest", judged: bool) -> dict[str, Any]:
+def _method(row: Row, label: str, scale: "_Forest", judged: bool) -> dict[str, Any]:
     """A line of the table of methods."""
-    scores = [one.read_summary().honest_scores[row.model] for one in folders_of(row)]
+    scores = [one.read_summary().honest_scores[row.model] for one in row.folders]
     worst, best = (float(sum(s.get(k, math.nan) for s in scores) / len(scores)) for k in ("worst10", "best10"))
     judgement = row.verdict or {}
     over = {base: found for base, found in judgement.get("over", {}).items() if base != row.method}
@@ -280,7 +273,7 @@ def _method(row: Row, label: str, summary: Summary, scale: "_Forest", judged: bo
         "model": row.model,
         "kind": KINDS.get(row.model, ""),
         "mean": _score(row, row.mean),
-        "spread": _score(row, row.over_clients),
+        "spread": _score(row, row.scores["std"]),
         "seeds": None if row.over_seeds is None else _score(row, row.over_seeds),
         "worst": _score(row, worst),
         "best": _score(row, best),
@@ -288,8 +281,8 @@ def _method(row: Row, label: str, summary: Summary, scale: "_Forest", judged: bo
         "drawn": scale.of(over["local"]) if "local" in over else None,
         "sides": sides,
         "origin": "" if row.origin in (None, "fixed") else row.origin,
-        "up": quantity(summary.cost.bytes_up, "B"),
-        "down": quantity(summary.cost.bytes_down, "B"),
+        "up": quantity(row.summary.cost.bytes_up, "B"),
+        "down": quantity(row.summary.cost.bytes_down, "B"),
         "seconds": f"{row.seconds:.1f}",
         "leaking": row.leaking,
     }
@@ -321,14 +314,14 @@ class _Forest:
 
 def _gain_unit(row: Row) -> str:
     """What a gain is counted in."""
-    if not row.higher_is_better:
+    if not row.metric.higher_is_better:
         return "% less error"
-    return "points" if row.is_share else word(row.metric)
+    return "points" if row.metric.is_share else word(row.metric.name)
 
 
 def _difference(row: Row, found: dict[str, float | None]) -> tuple[str, str]:
     """A gain and its interval as text; a positive one is better."""
-    shares = row.is_share if row.higher_is_better else found.get("relative", True)
+    shares = row.metric.is_share if row.metric.higher_is_better else found.get("relative", True)
     times, digits = (100, ".1f") if shares else (1, ".3g")
     mean, low, high = found["mean"], found["low"], found["high"]
     interval = "no interval" if low is None or high is None else f"{times * low:{digits}} to {times * high:{digits}}"
@@ -339,4 +332,4 @@ def _difference(row: Row, found: dict[str, float | None]) -> tuple[str, str]:
 def _score(row: Row, value: float, unit: bool = False) -> str:
     if not math.isfinite(value):
         return NONE
-    return f"{100 * value:.1f}" + " %" * unit if row.is_share else f"{value:.4g}"
+    return f"{100 * value:.1f}" + " %" * unit if row.metric.is_share else f"{value:.4g}"

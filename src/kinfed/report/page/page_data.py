@@ -21,7 +21,7 @@ from ...runs.test_scores import Tested, by_examples
 from ...verdict.graph_quality import order_by_links
 from ..explain.similarity import compared
 from ..tables.run_rows import Row
-from .gather import Gathered, folders_of
+from .gather import Gathered
 
 Array = NDArray[Any]
 T = TypeVar("T")
@@ -78,7 +78,7 @@ def contents(gathered: Gathered, parts_of_page: int = 1) -> Contents:
     """
     main = gathered.rows[gathered.main]
     tested = [_tested(row) for row in gathered.rows]
-    first = folders_of(main)[0]
+    first = main.folders[0]
     summary, facts, notes = first.read_summary(), first.read_clients(), list[str]()
     names = summary.clients.names
     parts = _parts(names, facts, _scores(tested[gathered.main], names), notes)
@@ -101,10 +101,10 @@ def contents(gathered: Gathered, parts_of_page: int = 1) -> Contents:
     for one in methods:
         one.pop("selected", None)
     data = {
-        "metric": main.metric,
-        "word": word(main.metric),
-        "percent": main.is_share,
-        "higher": main.higher_is_better,
+        "metric": main.metric.name,
+        "word": word(main.metric.name),
+        "percent": main.metric.is_share,
+        "higher": main.metric.higher_is_better,
         "clients": {"names": parts.names, "attackers": summary.attackers, **_known(facts, names, parts)},
         "order": _order(len(parts.names), facts if parts.labels is None else {}, selected),
         "methods": methods,
@@ -186,7 +186,7 @@ def _compared(
 ) -> dict[str, Any]:
     """Against Local and FedAvg, client by client: the gain, what single test examples say, and who gains or loses."""
     result: dict[str, Any] = {"gain": {}, "examples": {}}
-    sign = 1 if row.higher_is_better else -1
+    sign = 1 if row.metric.higher_is_better else -1
     for base, theirs in others.items():
         if base == row.method or not mine.keys() <= theirs.keys():
             continue
@@ -194,7 +194,7 @@ def _compared(
         gain = sign * (_scores(mine, names) - _scores(theirs, names))
         result["gain"][base] = _plain(parts.mean(gain))
         pairs = list(mine.values()), list(theirs.values())
-        found = by_examples(*pairs, row.higher_is_better) if parts.labels is None else {}
+        found = by_examples(*pairs, row.metric.higher_is_better) if parts.labels is None else {}
         if found:
             result["examples"][base] = [list(found[name]) if name in found else None for name in names]
     if row.verdict is not None and row.method != "local" and parts.labels is None:
@@ -205,11 +205,11 @@ def _compared(
 
 def _curves(row: Row, parts: Parts, most: int, notes: list[str]) -> dict[str, Any]:
     """Test score and loss by round: the mean over clients with the range over seeds, and every client's."""
-    wanted = list(dict.fromkeys([row.metric, "loss"]))
-    read = [folder.read_tests(row.model, wanted) for folder in folders_of(row)]
+    wanted = list(dict.fromkeys([row.metric.name, "loss"]))
+    read = [folder.read_tests(row.model, wanted) for folder in row.folders]
     rounds = read[0][0]
     read = [one for one in read if np.array_equal(one[0], rounds)]
-    selected = [int(folder.read_summary().scores[row.model].get("round", rounds[-1])) for folder in folders_of(row)]
+    selected = [int(folder.read_summary().scores[row.model].get("round", rounds[-1])) for folder in row.folders]
     at = _thinned(len(rounds), max(2, most), [int(np.flatnonzero(rounds == r)[0]) for r in selected if r in rounds])
     if len(at) < len(rounds):
         notes.append(f"curves of single clients have {len(at)} of {len(rounds)} rounds, to keep this page small")
@@ -237,7 +237,7 @@ def _thinned(count: int, most: int, needed: Sequence[int]) -> list[int]:
 
 def _related(row: Row, parts: Parts, most: int, notes: list[str]) -> dict[str, Any]:
     """The relation of the first seed in frames, one a round and layer; or what the method has instead."""
-    folder = folders_of(row)[0]
+    folder = row.folders[0]
     summary = folder.read_summary()
     result: dict[str, Any] = {}
     if (clusters := _clusters(folder)) is not None and parts.labels is None:

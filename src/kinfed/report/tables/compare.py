@@ -12,7 +12,7 @@ import numpy as np
 from ...errors import UsageError, note_failure
 from ...runs.run_folder import RunFolder
 from ...runs.test_scores import Tested, chose_otherwise, verdict
-from .run_rows import Row, read
+from .run_rows import Counts, Row, read
 
 
 @dataclass(frozen=True)
@@ -123,9 +123,9 @@ def verdicts(rows: Sequence[Row]) -> tuple[list[Row], list[str]]:
             judged.append(replace(row, verdict=own[0]) if len(own) == 1 else row)
             continue
         shown: dict[str, Any] = {
-            "metric": row.metric,
-            "higher_is_better": row.higher_is_better,
-            "unit": row.unit,
+            "metric": row.metric.name,
+            "higher_is_better": row.metric.higher_is_better,
+            "unit": row.metric.unit,
         }
         found = None
         with note_failure(problems, f"{row.name} has no verdict"):
@@ -138,8 +138,8 @@ def verdicts(rows: Sequence[Row]) -> tuple[list[Row], list[str]]:
                 f"{row.name}: its verdict is on the model that each seed chose ({each}), the scores on '{row.model}'"
             )
         whole = all(one.examples is not None for one in (*mine, *local))
-        counts: dict[str, Any] = {"helped": len(found.gain), "hurt": len(found.lose), "paired": True} if whole else {}
-        judged.append(replace(row, verdict=found.to_dict(), **counts))
+        counts = Counts(len(found.gain), len(found.lose), paired=True) if whole else row.counts
+        judged.append(replace(row, verdict=found.to_dict(), counts=counts))
     lacking = dict.fromkeys(row.name for row in judged if row.method != "local" and row.verdict is None)
     if lacking and not any(row.method == "local" for row in rows):
         problems.append(f"Local is not among these runs; method.name=local shows the worth of {', '.join(lacking)}")
@@ -168,9 +168,9 @@ def read_tested(row: Row, seeds: Sequence[int]) -> list[Tested]:
 
 def _ranked(alike: list[Row]) -> list[Row]:
     """Runs that are comparable, best first."""
-    shared = {row.selected_by for row in alike if row.selected is not None}
+    shared = {row.summary.selection.by for row in alike if row.selected is not None}
     if len(shared) > 1 or any(row.selected is None for row in alike):
-        shared = {alike[0].metric}
+        shared = {alike[0].metric.name}
     (by,) = shared
     return sorted((replace(row, ranked_by=by) for row in alike), key=lambda row: -row.sign * row.ranking)
 
@@ -184,8 +184,8 @@ def _is_unfinished(folder: Path) -> bool:
 
 def _differing(rows: Sequence[Row]) -> str:
     """The settings in which these runs differ, by their names in configs."""
-    configured = [_leaves(json.loads(row.federation), "federation") for row in rows]
-    outcome = [{"data set": row.dataset, "clients": row.clients, "metric": row.metric} for row in rows]
+    configured = [_leaves(json.loads(row.setting[1]), "federation") for row in rows]
+    outcome = [{"data set": row.dataset, "clients": row.clients, "metric": row.metric.name} for row in rows]
     for settings in (configured, outcome):
         names = dict.fromkeys(name for one in settings for name in one)
         apart = [name for name in names if any(one.get(name) != settings[0].get(name) for one in settings)]
@@ -207,4 +207,5 @@ def _leaves(table: dict[str, Any], prefix: str) -> dict[str, Any]:
 def _against(row: Row, local: Row) -> Row:
     """The row with the numbers of clients that do better, and worse, than under Local: means over seeds."""
     gain = row.sign * np.stack([row.ranking_of(seed) - local.ranking_of(seed) for seed in row.seeds])  # [seeds, N]
-    return replace(row, helped=float((gain > 0).sum(1).mean()), hurt=float((gain < 0).sum(1).mean()))
+    helped, hurt = (float(some.sum(1).mean()) for some in (gain > 0, gain < 0))
+    return replace(row, counts=Counts(helped, hurt, paired=False))

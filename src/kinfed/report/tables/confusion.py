@@ -6,7 +6,6 @@ from typing import Any
 
 from ...data.tables.words import known_name
 from ...errors import UsageError, nearest, several
-from ..page.gather import folders_of
 from .compare import Comparison
 from .run_rows import Row
 from .run_statistics import names_of
@@ -27,7 +26,7 @@ def confusions(comparison: Comparison, client: str | None = None) -> list[Grid]:
 
 def _grid(name: str, row: Row, client: str | None, number: int | None) -> Grid:
     counts: Counter[tuple[str, str]] = Counter()
-    folders = folders_of(row)
+    folders = row.folders
     for folder in folders:
         summary = folder.read_summary()
         honest = [one for one in summary.clients.names if one not in summary.attackers]

@@ -11,12 +11,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...core.history import over_seeds, preferred
-from ...core.summary import Summary
+from ...core.summary import Metric, Summary
 from ...data.split import Split
 from ...errors import UsageError, several
 from ...runs.run_folder import RunFolder
 
 Array = NDArray[np.float64]
+
+
+SCORES = {  # of a summary that tables have, and their names in JSON
+    "mean": "mean",
+    "std": "over_clients",
+    "worst5": "worst5",
+    "best5": "best5",
+    "balanced_accuracy": "balanced_accuracy",  # over the clients tested on several classes, where labels are uneven
+    "auc": "auc",  # likewise
+    "balanced_accuracy_clients": "several",  # how many clients these are
+}
 
 
 class Clients(NamedTuple):
@@ -28,50 +39,87 @@ class Clients(NamedTuple):
     folder: RunFolder  # of the run
 
 
+class Counts(NamedTuple):
+    """How many clients gain over Local, and lose: means over seeds."""
+
+    helped: float
+    hurt: float
+    paired: bool  # counted beyond noise, by paired test examples; or else any difference in the score that ranks
+
+
 @dataclass(frozen=True)
 class Row:
     """A run, or one run repeated with several seeds; then every number is a mean over these."""
 
     folder: str
-    method: str
     model: str  # the named model that validation prefers, which is scored here
-    dataset: str
-    federation: str  # how it was divided among clients and split, as JSON
-    graph: str  # the known relation's name, in which compared runs may differ
-    origin: str | None  # of the relation that the method reports: given, fixed, learned or oracle; None without one
-    attack: str  # its name and share, in which they may differ too; then scores are of honest clients; "" without
-    clients: int
-    metric: str
-    higher_is_better: bool
-    unit: str  # of the metric, "%" for a share
-    selected_by: str  # the validation score that selected its rounds and model
-    selected: float | None  # mean of that score on test examples; None if the run does not have it
-    # the score by which its set is sorted and clients are counted: `selected_by` if all have it, or the metric
-    ranked_by: str
-    selects_high: bool  # whether `selected_by` is better if it is higher
-    seeds: tuple[int, ...]
-    mean: float  # over clients, of the test score at the selected round
-    over_clients: float  # standard deviation
-    worst5: float
-    best5: float
-    over_seeds: float | None  # standard deviation of `mean`, of a repeated run
-    helped: float | None  # clients that gain over Local, by paired test examples; or else by `ranked_by`, any gain
-    hurt: float | None  # and those that lose
-    balanced_accuracy: float | None  # mean over the clients tested on several classes, where labels are uneven
-    auc: float | None  # likewise
-    several: float | None  # how many clients these are
+    summary: Summary  # of its first seed: the method, data, metric and selection, in which its seeds are alike
+    by_seed: Mapping[int, Clients] = field(repr=False)
+    scores: Mapping[str, float]  # of honest clients, those of SCORES that all seeds have
+    over_seeds: float | None  # standard deviation of their means, of a repeated run
+    selected: float | None  # mean of the selecting score on test examples; None if the run does not have it
+    ranked_by: str  # the score by which its set is sorted: the one that selected if all have it, or the metric
     auroc: float | None  # of the relation against the true groups
     seconds: float
     leaking: bool
-    warnings: tuple[str, ...]  # of its summary
-    by_seed: dict[int, Clients] = field(default_factory=dict, repr=False)
-    paired: bool = False  # whether clients are counted by paired test examples
+    warnings: tuple[str, ...]
+    counts: Counts | None = None  # against Local; None: not compared
     verdict: dict[str, Any] | None = None  # over Local, and FedAvg, of the compared runs or else of those beside it
+
+    @property
+    def method(self) -> str:
+        """The method's name."""
+        return self.summary.method
+
+    @property
+    def dataset(self) -> str:
+        """The data set's name, or its file."""
+        return self.summary.data.dataset
+
+    @property
+    def clients(self) -> int:
+        """How many there are."""
+        return self.summary.data.clients
+
+    @property
+    def metric(self) -> Metric:
+        """What scores are in."""
+        return self.summary.metric
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        """The seeds, ascending."""
+        return tuple(self.by_seed)
+
+    @property
+    def folders(self) -> list[RunFolder]:
+        """Those of its seeds."""
+        return [one.folder for one in self.by_seed.values()]
+
+    @property
+    def mean(self) -> float:
+        """The test score at the selected round, over clients."""
+        return self.scores["mean"]
+
+    @property
+    def graph(self) -> str:
+        """The known relation's name, in which compared runs may differ."""
+        return str(self.summary.data.federation.get("graph", {}).get("name", "given"))
+
+    @property
+    def origin(self) -> str | None:
+        """Of the relation that the method reports: given, fixed, learned or oracle; None without one."""
+        return (self.summary.relation or {}).get("origin")
+
+    @property
+    def attack(self) -> str:
+        """The attack's name and share, in which compared runs may differ too; empty without one."""
+        return _attack(self.summary)
 
     @property
     def setting(self) -> tuple[str, str, int, str]:
         """The settings that two comparable runs have in common."""
-        return self.dataset, self.federation, self.clients, self.metric
+        return setting_of(self.summary)
 
     @property
     def name(self) -> str:
@@ -79,37 +127,61 @@ class Row:
         return self.method + f" ({self.graph})" * (self.graph != "given") + f" [{self.attack}]" * bool(self.attack)
 
     @property
-    def is_share(self) -> bool:
-        """Whether its metric is a share, and so shown in percent."""
-        return self.unit == "%"
-
-    @property
     def sign(self) -> int:
         """The sign that makes a larger ranking score better."""
-        return 1 if (self.higher_is_better if self.ranked_by == self.metric else self.selects_high) else -1
+        ranks = self.metric if self.ranked_by == self.metric.name else self.summary.selection
+        return 1 if ranks.higher_is_better else -1
 
     @property
     def ranking(self) -> float:
         """The score that ranks it among comparable runs."""
-        return self.mean if self.ranked_by == self.metric or self.selected is None else self.selected
+        return self.mean if self.ranked_by == self.metric.name or self.selected is None else self.selected
 
     def ranking_of(self, seed: int) -> Array:
         """[N] that score of each client; NaN for attackers."""
         one = self.by_seed[seed]
-        return one.by_model[self.model] if self.ranked_by == self.metric else one.selecting
+        return one.by_model[self.model] if self.ranked_by == self.metric.name else one.selecting
 
     def described(self) -> str:
         """What it shares with all comparable runs: data, clients and the score."""
-        better = "higher" if self.higher_is_better else "lower"
-        ranks = f"{better} is better"
-        if self.ranked_by != self.metric:
+        ranks = f"{'higher' if self.metric.higher_is_better else 'lower'} is better"
+        if self.ranked_by != self.metric.name:
             ranks = f"ranked by {'AUC' if self.ranked_by == 'auc' else self.ranked_by.replace('_', ' ')}"
-        unit = f" in {self.unit}" * bool(self.unit)
-        return f"{self.dataset}, {several(self.clients, 'client')}, {self.metric}{unit} ({ranks})"
+        unit = f" in {self.metric.unit}" if self.metric.unit else ""
+        clients = several(self.clients, "client")
+        return f"{self.dataset}, {clients}, {self.metric.name}{unit} ({ranks})"
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON: all but the scores of clients."""
-        return {key: value for key, value in asdict(replace(self, by_seed={})).items() if key != "by_seed"}
+        summary, counts = self.summary, self.counts
+        return {
+            "folder": self.folder,
+            "method": self.method,
+            "model": self.model,
+            "dataset": self.dataset,
+            "federation": self.setting[1],
+            "graph": self.graph,
+            "origin": self.origin,
+            "attack": self.attack,
+            "clients": self.clients,
+            "metric": self.metric.name,
+            "higher_is_better": self.metric.higher_is_better,
+            "unit": self.metric.unit,
+            "selected_by": summary.selection.by,
+            "selected": self.selected,
+            "ranked_by": self.ranked_by,
+            "seeds": self.seeds,
+            **{name: self.scores.get(key) for key, name in SCORES.items()},
+            "over_seeds": self.over_seeds,
+            "helped": counts.helped if counts else None,
+            "hurt": counts.hurt if counts else None,
+            "paired": counts is not None and counts.paired,
+            "auroc": self.auroc,
+            "seconds": self.seconds,
+            "leaking": self.leaking,
+            "warnings": self.warnings,
+            "verdict": self.verdict,
+        }
 
 
 def read(folder: Path, federation: Mapping[str, Any] | None = None) -> Row:
@@ -125,95 +197,54 @@ def read(folder: Path, federation: Mapping[str, Any] | None = None) -> Row:
 
 def over(folder: Path, summaries: Mapping[Path, Summary], model: str = "") -> Row:
     """The row of a run by the summaries of its seeds; `model` is scored, or else the one that validation prefers."""
-    scores = [summary.scores for summary in summaries.values()]
-    if len({tuple(one) for one in scores}) > 1:
+    every = sorted(summaries.values(), key=lambda summary: summary.seed)
+    first = every[0]
+    kinds = {(one.method, setting_of(one), _attack(one), tuple(one.scores)) for one in every}
+    if len(kinds) > 1 or len({one.seed for one in every}) < len(every):
         raise UsageError(f"the seed-* folders of {folder} are not one run repeated with different seeds")
-    model = model or preferred(over_seeds(scores), next(iter(summaries.values())).selection.higher_is_better)
-    rows = [_row(path, summary, model) for path, summary in summaries.items()]
-    by_seed = {seed: clients for row in rows for seed, clients in row.by_seed.items()}
-    first, alike = rows[0], ("method", "model", "setting", "attack")
-    if len(by_seed) < len(summaries) or any(getattr(row, key) != getattr(first, key) for row in rows for key in alike):
-        raise UsageError(f"the seed-* folders of {folder} are not one run repeated with different seeds")
-
-    def average(key: str) -> float:
-        return float(np.mean([getattr(row, key) for row in rows]))
-
-    def shared(key: str) -> float | None:
-        """The mean of what all rows have."""
-        return None if any(getattr(row, key) is None for row in rows) else average(key)
-
-    return replace(
+    model = model or preferred(over_seeds([one.scores for one in every]), first.selection.higher_is_better)
+    by_seed = {one.seed: _clients(path, one, model) for path, one in summaries.items()}
+    scores = [one.honest_scores[model] for one in every]
+    means = {key: _mean([one.get(key) for one in scores]) for key in SCORES}
+    selecting = [one.selecting[np.isfinite(one.selecting)] for one in by_seed.values()]
+    return Row(
+        str(folder),
+        model,
         first,
-        folder=str(folder),
-        seeds=tuple(sorted(by_seed)),
-        by_seed=by_seed,
-        over_seeds=float(np.std([row.mean for row in rows], ddof=1)) if len(rows) > 1 else None,
-        auroc=shared("auroc"),
-        balanced_accuracy=shared("balanced_accuracy"),
-        auc=shared("auc"),
-        several=shared("several"),
-        warnings=tuple(f"seed {row.seeds[0]}: {warning}" for row in rows for warning in row.warnings)
-        if len(rows) > 1
-        else first.warnings,
-        leaking=any(row.leaking for row in rows),
-        mean=average("mean"),
-        selected=shared("selected"),
-        over_clients=average("over_clients"),
-        worst5=average("worst5"),
-        best5=average("best5"),
-        seconds=average("seconds"),
+        dict(sorted(by_seed.items())),
+        {key: mean for key, mean in means.items() if mean is not None},
+        over_seeds=float(np.std([one["mean"] for one in scores], ddof=1)) if len(scores) > 1 else None,
+        selected=_mean([float(one.mean()) if len(one) else None for one in selecting]),
+        ranked_by=first.metric.name,
+        auroc=_mean([(one.relation or {}).get("auroc") for one in every]),
+        seconds=float(np.mean([one.cost.seconds for one in every])),
+        leaking=any(one.leaking for one in every),
+        warnings=tuple(
+            f"seed {one.seed}: {line}" if len(every) > 1 else line for one in every for line in one.warnings
+        ),
     )
 
 
-def _dealt(summary: Summary) -> dict[str, Any]:
-    """How examples were dealt and split; settings that came after a run have their defaults in it.
+def setting_of(summary: Summary) -> tuple[str, str, int, str]:
+    """The settings that two comparable runs have in common; the second as JSON: how data were dealt and split.
 
-    Runs that differ only in the graph are comparable: they show the value of the graph.
+    Runs that differ only in the graph are comparable: they show the value of the graph. Settings that came after a run
+    have their defaults in it.
     """
     dealt = {key: value for key, value in summary.data.federation.items() if key != "graph"}
-    return dealt | {"split": asdict(Split()) | dealt.get("split", {})}
+    dealt["split"] = asdict(Split()) | dealt.get("split", {})
+    return summary.data.dataset, json.dumps(dealt, sort_keys=True), summary.data.clients, summary.metric.name
 
 
-def _row(folder: Path, summary: Summary, model: str) -> Row:
-    """The row of one run with one seed."""
-    attack, score, relation = summary.attack, summary.honest_scores[model], summary.relation or {}
-    clients = _clients(folder, summary, model)
-    known = clients.selecting[np.isfinite(clients.selecting)]
-    auroc = relation.get("auroc")
-    return Row(
-        folder=str(folder),
-        method=summary.method,
-        model=model,
-        dataset=summary.data.dataset,
-        federation=json.dumps(_dealt(summary), sort_keys=True),
-        graph=str(summary.data.federation.get("graph", {}).get("name", "given")),
-        origin=relation.get("origin"),
-        attack=f"{attack['name']} {attack['share']:g}" if attack else "",
-        clients=summary.data.clients,
-        metric=summary.metric.name,
-        higher_is_better=summary.metric.higher_is_better,
-        unit=summary.metric.unit,
-        selected_by=summary.selection.by,
-        selected=float(known.mean()) if len(known) else None,
-        ranked_by=summary.metric.name,
-        selects_high=summary.selection.higher_is_better,
-        seeds=(summary.seed,),
-        mean=score["mean"],
-        over_clients=score["std"],
-        worst5=score["worst5"],
-        best5=score["best5"],
-        over_seeds=None,
-        helped=None,
-        hurt=None,
-        balanced_accuracy=score.get("balanced_accuracy"),
-        auc=score.get("auc"),
-        several=score.get("balanced_accuracy_clients"),
-        auroc=None if auroc is None or math.isnan(auroc) else auroc,
-        seconds=summary.cost.seconds,
-        leaking=summary.leaking,
-        warnings=tuple(summary.warnings),
-        by_seed={summary.seed: clients},
-    )
+def _attack(summary: Summary) -> str:
+    attack = summary.attack
+    return f"{attack['name']} {attack['share']:g}" if attack else ""
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    """The mean of what all seeds have; None if one has none."""
+    known = [value for value in values if value is not None and not math.isnan(value)]
+    return float(np.mean(known)) if known and len(known) == len(values) else None
 
 
 def _clients(folder: Path, summary: Summary, model: str) -> Clients:
@@ -244,4 +275,4 @@ def _clients(folder: Path, summary: Summary, model: str) -> Clients:
 def decimals(rows: Sequence[Row]) -> int:
     """Two for percents; otherwise enough to give the smallest mean three significant digits."""
     least = min(abs(row.mean) for row in rows)
-    return 2 if rows[0].is_share or least == 0 else min(6, max(0, 2 - math.floor(math.log10(least))))
+    return 2 if rows[0].metric.is_share or least == 0 else min(6, max(0, 2 - math.floor(math.log10(least))))

@@ -120,7 +120,7 @@ def pair(mine: Row, other: Row) -> tuple[tuple[int, ...], Paired]:
             raise UsageError(f"with seed {seed} they were not tested on the same examples")
     names = list(dict.fromkeys(name for seed in seeds for name in mine.by_seed[seed].names))
     a, b = (scores_of(row, seeds, names, row.model) for row in (mine, other))
-    return seeds, by.paired(a, b, mine.higher_is_better)
+    return seeds, by.paired(a, b, mine.metric.higher_is_better)
 
 
 def scores_of(row: Row, seeds: Sequence[int], names: Sequence[str], model: str) -> Array:
@@ -145,19 +145,19 @@ def ranking(comparison: Comparison) -> Ranking | None:
     left = dict.fromkeys(row.name for rows in comparison.sets for row in rows if row.name not in shared)
     notes = [f"without {', '.join(left)}, not run once on every data set"] if left else []
     scores = np.array([[table[name].mean for name in shared] for table in tables])
-    higher = [rows[0].higher_is_better for rows in comparison.sets]
+    higher = [rows[0].metric.higher_is_better for rows in comparison.sets]
     return Ranking(shared, scores, by.mean_ranks(scores, higher), notes)
 
 
 def _own(name: str, row: Row) -> Own:
     names = list(dict.fromkeys(name for one in row.by_seed.values() for name in one.names))
     scores = scores_of(row, row.seeds, names, row.model)
-    worst, best = by.tails(scores, row.higher_is_better)
-    gain, lose = (int(row.helped or 0), int(row.hurt or 0)) if row.paired else (None, None)
+    worst, best = by.tails(scores, row.metric.higher_is_better)
+    counts = row.counts if row.counts is not None and row.counts.paired else None
+    gain, lose = (int(counts.helped), int(counts.hurt)) if counts is not None else (None, None)
     known = int(np.isfinite(scores).any(0).sum())
-    return Own(
-        name, row.seeds, known, by.interval(scores, share=row.is_share), worst, best, gain, lose, _stages(row, names)
-    )
+    interval = by.interval(scores, share=row.metric.is_share)
+    return Own(name, row.seeds, known, interval, worst, best, gain, lose, _stages(row, names))
 
 
 def _stages(row: Row, names: Sequence[str]) -> Stages | None:
@@ -168,7 +168,7 @@ def _stages(row: Row, names: Sequence[str]) -> Stages | None:
         return None
     first, second = (scores_of(row, row.seeds, names, model) for model in (before, after))
     means = [float(np.nanmean(one, 1).mean()) for one in (first, second)]
-    return Stages(before, after, means[0], means[1], by.paired(second, first, row.higher_is_better))
+    return Stages(before, after, means[0], means[1], by.paired(second, first, row.metric.higher_is_better))
 
 
 def _named(

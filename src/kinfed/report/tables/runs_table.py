@@ -39,20 +39,18 @@ def terminal(comparison: Comparison) -> Iterator[Table | Text]:
             notes += [f"! {told}: {warning}" for warning in row.warnings]
             if row.verdict is not None:
                 sentences.append(f"{told}: {row.verdict['sentence']}")
-    few = [row for rows in comparison.sets for row in rows if row.several is not None and row.several < row.clients]
-    if few:
-        least = min(few, key=lambda row: row.several or 0)
-        notes.append(
-            f"balanced, AUC: {least.several:.0f} of {least.clients} clients, the others are tested on one class"
-        )
     every = [row for rows in comparison.sets for row in rows]
-    if any(row.paired for row in every):
+    tested = [(row.scores.get("balanced_accuracy_clients", row.clients), row.clients) for row in every]
+    if few := [(count, clients) for count, clients in tested if count < clients]:
+        count, clients = min(few)
+        notes.append(f"balanced, AUC: {count:.0f} of {clients} clients, the others are tested on one class")
+    if any(row.counts is not None and row.counts.paired for row in every):
         notes.append("gain, lose: clients whose gain or loss over Local is beyond noise, by paired test examples")
-    if any(row.ranked_by != row.metric and row.helped is not None and not row.paired for row in every):
+    if any(row.ranked_by != row.metric.name and row.counts is not None and not row.counts.paired for row in every):
         notes.append("gain, lose: by the score that ranks, which selected the runs")
-    if any(row.leaking for rows in comparison.sets for row in rows):
+    if any(row.leaking for row in every):
         notes.append("* leaking: its test examples are not new to it, so its scores are not a fair estimate")
-    if any(row.attack for rows in comparison.sets for row in rows):
+    if any(row.attack for row in every):
         notes.append("under an attack, by the share of clients that is named, scores are of the honest clients")
     yield Text("Test scores" if several else f"Test scores: {comparison.sets[0][0].described()}", style="bold")
     yield _drawn(lines)
@@ -80,7 +78,7 @@ def _outsides(comparison: Comparison) -> Iterator[Table]:
     for i, beside in enumerate(comparison.outside):
         if beside:
             first = comparison.sets[i][0]
-            yield outside(beside, first.metric, first.unit, f"{_letter(i)}: " * several)
+            yield outside(beside, first.metric.name, first.metric.unit, f"{_letter(i)}: " * several)
 
 
 def outside(rows: Sequence[Mapping[str, Any]], metric: str, unit: str | None, of: str = "") -> Table:
@@ -104,22 +102,22 @@ def _origins(rows: Sequence[Row]) -> list[str]:
 
 def _cells(row: Row, decimals: int) -> dict[str, str]:
     """Headings and cells; a cell without a value is empty."""
-    percent = 100 if row.is_share else 1
+    percent, scores = 100 if row.metric.is_share else 1, row.scores
     score = {
         "mean": row.mean,
-        "balanced": row.balanced_accuracy,
-        "± over\nclients": row.over_clients,
-        "worst\n5 %": row.worst5,
-        "best\n5 %": row.best5,
+        "balanced": scores.get("balanced_accuracy"),
+        "± over\nclients": scores["std"],
+        "worst\n5 %": scores["worst5"],
+        "best\n5 %": scores["best5"],
         "± over\nseeds": row.over_seeds,
     }
     return {
         "method": row.name + " *" * row.leaking,
         "model": row.model,
         **{heading: "" if value is None else f"{percent * value:.{decimals}f}" for heading, value in score.items()},
-        "AUC": "" if row.auc is None else f"{row.auc:.3f}",
-        "ranked\nby": "" if row.ranked_by in (row.metric, *BY_CLASS) else f"{row.ranking:.4g}",
-        "gain\n/lose": "" if row.helped is None else f"{row.helped:.0f}/{row.hurt:.0f}",
+        "AUC": f"{scores['auc']:.3f}" if "auc" in scores else "",
+        "ranked\nby": "" if row.ranked_by in (row.metric.name, *BY_CLASS) else f"{row.ranking:.4g}",
+        "gain\n/lose": "" if row.counts is None else f"{row.counts.helped:.0f}/{row.counts.hurt:.0f}",
         "edge\nAUROC": "" if row.auroc is None else f"{row.auroc:.3f}",
         "time\n(s)": f"{row.seconds:.0f}",
     }

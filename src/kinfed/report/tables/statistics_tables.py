@@ -129,7 +129,7 @@ def _pairs(found: Statistics, letter: str, refused: Sequence[str]) -> Grid | Non
     if any(not math.isnan(one.p) and not one.exact for one in every):
         notes.append("p is a normal approximation where more than 13 clients differ, some by equal amounts")
     headings = ("method", "against", "difference", "95 % interval", "p", "p, Holm", "worse\noff", "ahead")
-    title = f"{letter + ': ' if letter else ''}Paired differences{' in points' * found.rows[0].is_share}"
+    title = f"{letter + ': ' if letter else ''}Paired differences{' in points' * found.rows[0].metric.is_share}"
     return Grid(f"pairs{letter}", f"{title} (above zero is better)", headings, blocks, notes, records, 2)
 
 
@@ -209,7 +209,7 @@ class _Score:
     """How scores of comparable runs are written: shares in per cent."""
 
     def __init__(self, row: Row) -> None:
-        self.times, self.digits = (100 if row.is_share else 1), decimals([row])
+        self.times, self.digits = (100 if row.metric.is_share else 1), decimals([row])
 
     def score(self, value: float) -> str:
         return f"{self.times * value:.{self.digits}f}"

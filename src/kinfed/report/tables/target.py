@@ -29,9 +29,9 @@ def reached(comparison: Comparison, target: float) -> list[Grid]:
     """A table for each set of comparable runs; raises UsageError for a target that no score can have."""
     grids = []
     for i, rows in enumerate(comparison.sets):
-        if not math.isfinite(target) or (rows[0].is_share and not 0 <= target <= 1):
+        if not math.isfinite(target) or (rows[0].metric.is_share and not 0 <= target <= 1):
             meant = f"; write {target / 100:g}" if 1 < target <= 100 else ""
-            raise UsageError(f"--target {target:g}: {rows[0].metric} is a share, between 0 and 1{meant}")
+            raise UsageError(f"--target {target:g}: {rows[0].metric.name} is a share, between 0 and 1{meant}")
         letter = chr(ord("A") + i) if len(comparison.sets) > 1 else ""
         grids.append(_grid(rows, target, letter))
     return grids
@@ -46,8 +46,8 @@ def _grid(rows: tuple[Row, ...], target: float, letter: str) -> Grid:
         lines.append([name, f"{len(found)} of {len(row.seeds)}", *_cells(values)])
         records.append({"set": letter, "method": name, "target": target, "reached": len(found)} | values)
         records[-1]["seeds"] = len(row.seeds)
-    sign, percent = (">=" if rows[0].higher_is_better else "<="), " %" * rows[0].is_share
-    shown = f"{100 * target:g}{percent}" if rows[0].is_share else f"{target:g}"
+    sign, percent = (">=" if rows[0].metric.higher_is_better else "<="), " %" * rows[0].metric.is_share
+    shown = f"{100 * target:g}{percent}" if rows[0].metric.is_share else f"{target:g}"
     notes = ["the first evaluated round whose mean test score over clients reaches it; means over the seeds that do"]
     notes.append(
         "bytes: of all clients until then; examples: in the local training that training.epochs or .steps ask for"
@@ -55,14 +55,14 @@ def _grid(rows: tuple[Row, ...], target: float, letter: str) -> Grid:
     if any(one["reached"] and one["bytes_up"] is None for one in records):
         notes.append("bytes, examples and seconds are empty where a run has no cost.csv: run it again to have them")
     headings = ("method", "seeds", "round", "bytes\ndown", "bytes\nup", "examples", "seconds")
-    title = f"{letter + ': ' if letter else ''}Until test {rows[0].metric} {sign} {shown}"
+    title = f"{letter + ': ' if letter else ''}Until test {rows[0].metric.name} {sign} {shown}"
     return Grid(f"target{letter}", title, headings, [lines], notes, records)
 
 
 def _first(row: Row, seed: int, target: float) -> Reached | None:
     folder = row.by_seed[seed].folder
-    rounds, scores = folder.read_scores(row.model, row.metric)
-    at = first_reaching(np.nanmean(scores, 1), target, row.higher_is_better)
+    rounds, scores = folder.read_scores(row.model, row.metric.name)
+    at = first_reaching(np.nanmean(scores, 1), target, row.metric.higher_is_better)
     if at is None:
         return None
     cost = folder.read_cost() or {}
