@@ -1,5 +1,6 @@
 """What `kinfed` exports, and that every error and page names only what can be imported."""
 
+import argparse
 import ast
 import builtins
 import functools
@@ -12,6 +13,7 @@ import pytest
 
 import kinfed
 from kinfed import SGD, Adam
+from kinfed.cli.program import COMMANDS, parser_of
 from kinfed.core.tasks import TASKS
 from kinfed.data.datasets import DATASETS
 from kinfed.data.graphs import GRAPHS
@@ -21,6 +23,7 @@ from kinfed.models import MODELS
 from kinfed.simulation.attacks import ATTACKS
 
 ROOT = Path(kinfed.__file__).parent
+COMMANDS_AT_MOST, OPTIONS_AT_MOST = 13, 53  # of the product, without kinfed papers; they only shrink
 PAGES = [Path(__file__).parents[1] / name for name in ("README.md", "CONTRIBUTING.md", "docs", "examples")]
 DOTTED = re.compile(r"(?<![\w./-])kinfed(?:\.[A-Za-z]\w*)+(?!\w*[:/-])")  # no address, file or place of a shelf
 CALLED = re.compile(r"(?<![\w.])([A-Za-z]\w*)\((?!s\))")  # "client(s)" calls nothing
@@ -70,6 +73,21 @@ def test_every_public_name_is_there_and_is_declared_for_type_checkers():
     assert set(kinfed.__all__) <= set(dir(kinfed))
     with pytest.raises(ImportError):
         exec("from kinfed import FedAvgg")
+
+
+def options_of(parser):
+    """Every long option of a command and of its actions."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for inner in action.choices.values():
+                yield from options_of(inner)
+        yield from (option for option in action.option_strings if option.startswith("--") and option != "--help")
+
+
+def test_there_are_few_commands_and_few_options():
+    product = [name for name in COMMANDS if name != "papers"]
+    assert len(product) <= COMMANDS_AT_MOST
+    assert len(set(options_of(parser_of(*product)))) <= OPTIONS_AT_MOST
 
 
 @pytest.mark.parametrize("shelf", ["methods", "attacks", "partitions"])

@@ -36,7 +36,7 @@ def ask(capsys, *arguments):
 
 def test_a_choice_ends_with_a_verdict_and_a_run_that_its_config_repeats(table, tmp_path, capsys):
     out = tmp_path / "choice"
-    asked = [table, "--methods", "fedrep,cfl", "--budget", 80, "--out", out]
+    asked = [table, "--method", "fedrep,cfl", "--budget", 80, "--out", out]
     code, told, err = ask(capsys, *asked, "--json")
     assert code == 0, err
     choice = json.loads(told)
@@ -91,7 +91,7 @@ def test_standard_models_of_a_table_are_compared_with_too(table, tmp_path, capsy
 def test_several_at_a_time_choose_the_same(table, tmp_path, capsys):
     answers = []
     for jobs in (1, 2):
-        asked = [table, "--methods", "cfl", "--budget", 40, "--jobs", jobs, "rounds=4", "--json"]
+        asked = [table, "--method", "cfl", "--budget", 40, "--jobs", jobs, "rounds=4", "--json"]
         code, told, err = ask(capsys, *asked, "--out", tmp_path / f"{jobs}")
         assert code == 0, err
         answers.append(json.loads(told) | {"out": ""})
@@ -99,7 +99,7 @@ def test_several_at_a_time_choose_the_same(table, tmp_path, capsys):
 
 
 def test_an_interrupted_choice_says_how_to_go_on_and_does(table, tmp_path, capsys, monkeypatch):
-    asked = [table, "--methods", "cfl", "--budget", 40, "rounds=4", "--json"]
+    asked = [table, "--method", "cfl", "--budget", 40, "rounds=4", "--json"]
     whole = ask(capsys, *asked, "--out", tmp_path / "whole")[1]
     train, trained = choose.Arena.train, []
 
@@ -122,7 +122,7 @@ def test_an_interrupted_choice_says_how_to_go_on_and_does(table, tmp_path, capsy
     [
         (["--budget", "3"], "a budget of 3 is too short"),
         (["--budget", "5 minutes"], "budget is a number of training rounds, or a time"),
-        (["--methods", "fedagnh"], "there is no 'fedagnh'; did you mean 'fedaghn'"),
+        (["--method", "fedagnh"], "there is no 'fedagnh'; did you mean 'fedaghn'"),
         (["seeds=3"], "leave seeds out of the config"),
         (["attack=label_flip"], "choosing takes no attack"),
         (["federation.split.validation=0"], "set federation.split.validation above 0"),
@@ -145,7 +145,7 @@ def test_a_folder_with_a_run_is_not_chosen_into(table, tmp_path, capsys):
 
 def test_several_values_of_a_methods_setting_are_tried_and_the_winners_is_in_its_config(table, tmp_path, capsys):
     out = tmp_path / "out"
-    asked = [table, "--methods", "fedprox", "methods.fedprox.mu=0.001,10", "rounds=4", "--budget", 48]
+    asked = [table, "--method", "fedprox", "methods.fedprox.mu=0.001,10", "rounds=4", "--budget", 48]
     code, told, err = ask(capsys, *asked, "--out", out, "--json")
     assert code == 0, err
     names = {row["candidate"] for row in json.loads(told)["ranking"]}
@@ -153,5 +153,5 @@ def test_several_values_of_a_methods_setting_are_tried_and_the_winners_is_in_its
     written = (out / "best.toml").read_text()
     winner = json.loads(told)["candidate"]
     assert ("mu=10" in winner) == ("mu = 10.0" in written)
-    code, _, err = ask(capsys, table, "methods.fedamp.pull=1,2", "--methods", "cfl", "--out", tmp_path / "no")
+    code, _, err = ask(capsys, table, "methods.fedamp.pull=1,2", "--method", "cfl", "--out", tmp_path / "no")
     assert (code, "is a setting of a method that is no candidate" in err) == (2, True)

@@ -206,11 +206,11 @@ def test_compare_and_list(tmp_path, capsys):
     _, out, _ = kinfed_run(capsys, "list", "methods", "fedprox", "--json")
     entry = json.loads(out)["fedprox"]
     assert (entry["differs"], entry["grid"]) == (METHODS.differs("fedprox"), {"mu": [0.001, 0.01, 0.1, 1.0]})
-    _, out, _ = kinfed_run(capsys, "list", "methods", "fedprox", "--cite")
+    _, out, _ = kinfed_run(capsys, "list", "citations", "fedprox")
     entries = dict(re.findall(r"^@\w+\{(\w+),\n(.*?)^\}$", out, re.MULTILINE | re.DOTALL))
     assert list(entries) == ["kinfed", "li2020fedprox"]
     assert "title = {{Federated Optimization in Heterogeneous Networks}}" in entries["li2020fedprox"]
-    _, out, _ = kinfed_run(capsys, "list", "methods", "--cite")
+    _, out, _ = kinfed_run(capsys, "list", "citations")
     titles = {one.title for methods in FAMILIES.values() for one in methods.values()} - {""}
     assert set(re.findall(r"title = \{\{(.*)\}\}", out)) == titles | {
         "kinfed: graph-guided personalised federated learning"
@@ -291,7 +291,7 @@ def test_wrong_requests_end_in_one_line_and_code_2(arguments, said, capsys, tmp_
     ("words", "option"),
     [
         (["compare", "a", "b"], "--top"),
-        (["explain", "a", "--client", "x"], "--top"),
+        (["explain", "a", "x"], "--top"),
         (["onboard", "a"], "--rounds"),
     ],
 )

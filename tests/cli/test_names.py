@@ -82,7 +82,7 @@ def test_a_client_called_all_answers_its_own_rows(tmp_path, monkeypatch, capsys)
     assert owners("--client", "all") == {"all"}
     assert main(["export", "r", "--format", "safetensors", "--out", "x"]) == 0
     assert len(list(Path("x").glob("*.safetensors"))) == len(SITES)
-    assert main(["onboard", "r", "--newcomers", '"a,b",c']) == 2
+    assert main(["onboard", "r", "--client", '"a,b",c']) == 2
     # Rows that training left out are skipped and counted; a file of these alone is refused.
     more = polars.DataFrame({"site": ["new", None, "all"], "a": [1.0, 2.0, 3.0], "y": ["yes", None, None]})
     more.write_csv("more.csv")
@@ -105,7 +105,7 @@ def test_newcomers_of_any_name_get_models_that_are_read_back(tmp_path, monkeypat
     words = ["--client", "site", "--target", "y", "--method", "fedavg", "--beside", "none", "--quiet"]
     assert main(["run", "t.csv", "rounds=1", *words, "--out", "r"]) == 0
     table(("*", "x/y", "a,b")).write_csv("new.csv")
-    assert main(["onboard", "r", "--data", "new.csv", "--newcomers", '"a,b",*,x/y', "--shots", "5", "--out", "j"]) == 0
+    assert main(["onboard", "r", "--data", "new.csv", "--client", '"a,b",*,x/y', "--shots", "5", "--out", "j"]) == 0
     capsys.readouterr()
     assert main(["predict", "j", "new.csv"]) == 0
     found = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))

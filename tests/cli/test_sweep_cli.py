@@ -129,7 +129,7 @@ def test_ctrl_c_says_how_to_go_on(tmp_path, capsys, second_run_interrupted):
         (["local", "rounds"], "'rounds' is not a setting"),
         (["local", "rounds=1,2", "--jobs", "0"], "jobs counts parallel runs, so it must be at least 1; got 0"),
         (["local", "--method", "local,"], "--method: there is no ''"),
-        (["local", "--grid", "paper"], "no grid is printed for local; there is one for fedprox, ditto"),
+        (["local", "grid=paper"], "no grid is printed for local; there is one for fedprox, ditto"),
         (["nowhere.toml", "rounds=1,2"], "cannot read nowhere.toml"),
     ],
 )

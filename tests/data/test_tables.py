@@ -526,7 +526,7 @@ def test_a_table_of_rows_with_one_number_as_target_can_be_looked_at(tmp_path, ca
     monkeypatch.chdir(tmp_path)
     write(tmp_path, "town,rooms,age,price\n" + "".join(f"Ulm,{i % 7},{i},{i}.5\n" for i in range(40)), "houses.csv")
     asked = ["datasets", "csv", "path=houses.csv", "client=town", "target=price"] + [f"time={time}"] * bool(time)
-    assert main(["list", *asked, "--picture", "houses.png"]) == 0
+    assert main(["list", *asked, "--out", "houses.png"]) == 0
     told = " ".join(capsys.readouterr().out.split())
     assert "examples 40" in told
     assert "steps" not in told[told.index("examples 40") :]

@@ -141,11 +141,11 @@ def test_other_data_are_refused(digits):
 
 
 def test_on_the_command_line(digits, capsys):
-    assert main(["explain", str(digits), "--client", "1", "--of", "3", "--json"]) == 0
+    assert main(["explain", str(digits), "1", "3", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert [one["client"] for one in told["sources"]] == ["3"]
     assert 0 <= told["sources"][0]["without"] <= 1
-    assert main(["explain", str(digits), "--client", "1", "--top", "2"]) == 0
+    assert main(["explain", str(digits), "1", "--top", "2"]) == 0
     shown = capsys.readouterr().out
     for words in (
         "the clients that '1' learns from",
@@ -162,12 +162,12 @@ def test_what_cannot_be_explained_is_one_line(digits, run_of, tmp_path, capsys):
     run_of(tmp_path / "none", [[0.5, 0.6, 0.7]], names=names, method="pfedhn")
     run_of(tmp_path / "sites", [[0.5, 0.6, 0.7]], [np.eye(3)], names=names, experiment="e")
     for words, why in (
-        ([digits, "--client", "11"], "there is no client '11'; did you mean '1'"),
-        ([digits, "--client", "1", "--of", "x"], "there is no client 'x'"),
-        ([digits, "--client", "1", "--of", "1"], "client '1' is the one that is explained"),
-        ([tmp_path / "no", "--client", "1"], "no is not the folder of a finished run"),
-        ([tmp_path / "none", "--client", "ann"], "none: pfedhn mixes no models"),
-        ([tmp_path / "sites", "--client", "ann"], "is a run of real sites, where models and data stayed"),
+        ([digits, "11"], "there is no client '11'; did you mean '1'"),
+        ([digits, "1", "x"], "there is no client 'x'"),
+        ([digits, "1", "1"], "client '1' is the one that is explained"),
+        ([tmp_path / "no", "1"], "no is not the folder of a finished run"),
+        ([tmp_path / "none", "ann"], "none: pfedhn mixes no models"),
+        ([tmp_path / "sites", "ann"], "is a run of real sites, where models and data stayed"),
     ):
         assert main(["explain", *map(str, words)]) == 2
         err = capsys.readouterr().err

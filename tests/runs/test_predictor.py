@@ -118,7 +118,7 @@ def test_a_choice_answers_with_the_model_that_each_client_keeps(shops, tmp_path,
     winner = "kinfed.search.successive_halving.winner"
     monkeypatch.setattr(winner, lambda found: next(one for one in found if one.candidate.method_name == "hedge"))
     asked = ["choose", str(shops / "shops.csv"), "--client", "shop", "--target", "buys", "rounds=2", "--budget", "20"]
-    assert main([*asked, "--methods", "hedge", "model.hidden=[6]", "--quiet", "--out", str(tmp_path / "c")]) == 0
+    assert main([*asked, "--method", "hedge", "model.hidden=[6]", "--quiet", "--out", str(tmp_path / "c")]) == 0
     choice = json.loads((tmp_path / "c" / "choice.json").read_text())
     choice |= {"keep_own_model": ["shop 1"], "keep_fedavg_model": ["shop 2"]}
     (tmp_path / "c" / "choice.json").write_text(json.dumps(choice))

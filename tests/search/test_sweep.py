@@ -17,8 +17,8 @@ from kinfed.simulation.execution import Execution
 
 @pytest.fixture
 def ask(tmp_path):
-    return lambda *texts, methods=(), table=(), by_paper=False: sweep(
-        Study(experiment.read("fedprox", list(table)), Execution(), tmp_path), methods, texts, by_paper
+    return lambda *texts, methods=(), table=(): sweep(
+        Study(experiment.read("fedprox", list(table)), Execution(), tmp_path), methods, texts
     )
 
 
@@ -73,7 +73,7 @@ def test_a_setting_of_one_method_is_tried_even_where_the_config_has_one(ask):
 
 def test_a_papers_grid_is_tried_but_for_what_is_named(ask):
     def settings(*texts, methods=("fedprox", "ditto")):
-        return [one.values for one in ask(*texts, methods=methods, by_paper=True).settings()]
+        return [one.values for one in ask("grid=paper", *texts, methods=methods).settings()]
 
     fedprox = [{"methods.fedprox.mu": mu} for mu in ("0.001", "0.01", "0.1", "1.0")]
     assert settings() == fedprox + [{"methods.ditto.pull": pull} for pull in ("0.1", "1.0", "2.0")]
@@ -87,7 +87,7 @@ def test_a_papers_grid_is_tried_but_for_what_is_named(ask):
 
 @pytest.mark.parametrize("name", [name for name in METHODS if getattr(METHODS[name], "grid", {})])
 def test_a_papers_grid_is_of_settings_that_the_method_has(name, ask):
-    wanted = ask(methods=(name,), by_paper=True)
+    wanted = ask("grid=paper", methods=(name,))
     tried = math.prod(map(len, METHODS[name].grid.values()))
     assert len({wanted.study.experiment(overrides).method for overrides in wanted.runs().values()}) == tried > 1
 

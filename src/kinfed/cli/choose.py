@@ -53,8 +53,9 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         "run)",
     )
     choosing.add_argument(
-        "--methods",
+        "--method",
         metavar="A,B",
+        default="",
         help=f"candidates (default: {','.join(TRIED)}, and {','.join(WITH_GRAPH)} where the graph is known)",
     )
     choosing.add_argument(
@@ -71,12 +72,12 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
 
 
 def _choose(args: argparse.Namespace, console: Console) -> None:
-    methods = tuple(name for name in args.methods.split(",") if name) if args.methods else ()
+    methods = tuple(name for name in args.method.split(",") if name)
     grid = parse([one for one in args.overrides if one.startswith("methods.")])
     grid = {key: values for key, values in grid.items() if len(values) > 1}
     for key in grid:
         if key.split(".")[1] not in map(plugins.called, methods or TRIED + WITH_GRAPH):
-            raise UsageError(f"{key} is a setting of a method that is no candidate; name it with --methods")
+            raise UsageError(f"{key} is a setting of a method that is no candidate; name it with --method")
     args.overrides = [one for one in args.overrides if one.partition("=")[0] not in grid]
     request = Request(
         table_options.read(args.source, args),

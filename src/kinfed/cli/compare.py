@@ -85,12 +85,6 @@ def _add_relations(beside: argparse.ArgumentParser) -> None:
         help="a round of each run (default: the one that validation selected)",
     )
     relations.add_argument(
-        "--edge",
-        type=float,
-        metavar="WEIGHT",
-        help="smallest weight that counts as an edge (default: half of an even share, 1 / 2N)",
-    )
-    relations.add_argument(
         "--top", type=count, metavar="N", help="how many clients and edges to list (default: 10; all with --json)"
     )
 
@@ -125,7 +119,7 @@ def _compare_relations(args: argparse.Namespace) -> None:
             "kinfed compare RUN RUN --relations"
         )
     before, after = args.folders
-    difference = diff(before, after, read_rounds(args.rounds), args.edge)
+    difference = diff(before, after, read_rounds(args.rounds))
     if args.json:
         print(json.dumps(difference.to_dict(args.top or 0)))
         return

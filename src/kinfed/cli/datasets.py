@@ -112,11 +112,11 @@ def inspect_one(args: argparse.Namespace) -> dict[str, Any]:
     folder = data_dir(args)
     path = None if folder is None else folder / f"{args.name}.npz"
     built_in = WITHOUT_FILE.get(args.name) == "built in"
-    if not (args.overrides or args.picture or built_in or (path is not None and path.is_file())):
+    if not (args.overrides or args.out or built_in or (path is not None and path.is_file())):
         return {}
     settings = config.override({"name": args.name}, args.overrides)
     dataset = parts.make(DATASETS, settings, "dataset", given=1)[0](folder)
-    return _facts(dataset, settings, folder, args.picture)
+    return _facts(dataset, settings, folder, args.out)
 
 
 def _facts(dataset: Dataset, settings: dict[str, Any], folder: Path | None, picture: Path | None) -> dict[str, Any]:
@@ -139,7 +139,7 @@ def inspect(args: argparse.Namespace) -> None:
     dataset = table_options.dataset(experiment, args) if yours else experiment.dataset(folder)
     federation = experiment.federation(folder, experiment.seed, dataset)
     settings = experiment.table["federation"]["dataset"]
-    facts = _facts(dataset, settings, folder, args.picture) | _federation(federation)
+    facts = _facts(dataset, settings, folder, args.out) | _federation(federation)
     columns, choices = federation.columns, from_table.choices(experiment, federation) if yours else None
     if yours:
         facts["input"] = _shape(federation.x)

@@ -18,11 +18,11 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         parents=[common],
         description="Show why a client of a finished run learns from others: its weights by layer and round, what the "
         "method compared, and its test score without each of them, measured.",
-        epilog='examples: kinfed explain my-run --client 7; kinfed explain my-run --client "Shop 7" --of "Shop 3"',
+        epilog='examples: kinfed explain my-run 7; kinfed explain my-run "Shop 7" "Shop 3"',
     )
     parser.add_argument("run", type=Path, metavar="RUN", help="the folder of a finished run")
-    parser.add_argument("--client", required=True, metavar="NAME", help="the client whose weights are explained")
-    parser.add_argument("--of", metavar="NAME", help="explain this client's weight (default: the largest weights)")
+    parser.add_argument("client", metavar="CLIENT", help="the client whose weights are explained")
+    parser.add_argument("of", nargs="?", metavar="OTHER", help="explain this client's weight (default: the largest)")
     parser.add_argument("--top", type=count, metavar="N", help="how many of the largest weights (default: 5)")
     parser.add_argument("--data-dir", metavar="DIR", help="folder of data sets (default: $KINFED_DATA)")
     parser.set_defaults(command=_explain)

@@ -31,6 +31,7 @@ SHELVES: dict[str, tuple[Shelf, int]] = {  # name: the shelf, and how many argum
     "attacks": (ATTACKS, 0),
 }
 
+CITATIONS = "citations"  # how to cite kinfed and what it has its methods from
 TITLE = "kinfed: graph-guided personalised federated learning"
 OWN = "kinfed's own"  # the first family
 OWN_TOO = ("panacea with method.structure=moved", "partial-pooling")  # and what else no paper has
@@ -48,10 +49,11 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         epilog="examples: kinfed list methods; kinfed list methods fedprox; kinfed list datasets --fetch metr_la; "
         "kinfed list datasets metr_la stride=12; kinfed list shops.csv --client shop --target buys",
     )
-    shelf.add_argument("subject", metavar="WHAT", help=f"{', '.join(SHELVES)}; or FILE.csv, FILE.toml, papers/...")
+    shelf.add_argument(
+        "subject", metavar="WHAT", help=f"{', '.join((*SHELVES, CITATIONS))}; or FILE.csv, FILE.toml, papers/..."
+    )
     shelf.add_argument("name", nargs="?", metavar="NAME", help="a part, such as fedaghn or mine.py:Stay")
     add_settings(shelf, "settings of the data set or experiment that is looked at", how=False)
-    shelf.add_argument("--cite", action="store_true", help="with methods: how to cite kinfed and what it has it from")
     shelf.add_argument(
         "--fetch",
         nargs="+",
@@ -66,23 +68,22 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="with --fetch: read the original files from this folder; download nothing",
     )
-    shelf.add_argument("--picture", type=Path, metavar="FILE.png", help="also draw what is in the data, as this file")
+    shelf.add_argument("--out", type=Path, metavar="FILE.png", help="also draw what is in the data, as this file")
     shelf.set_defaults(command=_list)
 
 
 def _list(args: argparse.Namespace, console: "Console") -> None:
     if args.name and "=" in args.name:
         args.name, args.overrides = None, [args.name, *args.overrides]
-    for option, subject in (("cite", "methods"), ("fetch", "datasets")):
-        if getattr(args, option) and args.subject != subject:
-            raise UsageError(f"--{option} is of {subject}; got 'kinfed list {args.subject}'")
+    if args.fetch and args.subject != "datasets":
+        raise UsageError(f"--fetch is of datasets; got 'kinfed list {args.subject}'")
     if args.folder and not args.fetch:
         raise UsageError("--from goes with --fetch")
-    if args.subject not in SHELVES or args.subject == "datasets":
+    if args.subject not in (*SHELVES, CITATIONS) or args.subject == "datasets":
         return _list_data(args, console)
     if args.overrides:
         raise UsageError(f"kinfed list {args.subject} takes no settings; got '{args.overrides[0]}'")
-    if args.cite:
+    if args.subject == CITATIONS:
         return _cite(args.name)
     entries = _entries(args)
     if args.json:
@@ -100,7 +101,7 @@ def _list_data(args: argparse.Namespace, console: "Console") -> None:
     if args.subject != "datasets":
         if not datasets.is_data(args.subject):
             table_options.check_no_file(args.subject)  # says what is wrong with a file that is there
-            known = nearest(args.subject, SHELVES)
+            known = nearest(args.subject, (*SHELVES, CITATIONS))
             raise UsageError(f"there is no '{args.subject}' to list, and no such table or experiment; {known}")
         datasets.inspect(args)
     elif args.fetch:
@@ -136,7 +137,8 @@ def _show_families() -> None:
     for family, methods in FAMILIES.items():
         names = [*methods, *OWN_TOO] if family == OWN else list(methods)
         print(textwrap.fill(", ".join(names), WIDTH, initial_indent=f"{family}: ", subsequent_indent="    "))
-    print("\nA method, its paper and its settings: kinfed list methods NAME; how to cite it: with --cite.")
+    print("\nA method, its paper and its settings: kinfed list methods NAME")
+    print("How to cite kinfed and a method: kinfed list citations NAME")
     print("Which one for my data? docs/methods/README.md; kinfed choose finds it by trying.")
 
 

@@ -54,10 +54,10 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         "kept for the test",
     )
     parser.add_argument(
-        "--newcomers",
+        "--client",
         default="",
         metavar="NAME,...",
-        help='onboard only these (default: all); a name with a comma in "quotes"',
+        help='onboard only these newcomers (default: all); a name with a comma in "quotes"',
     )
     parser.add_argument(
         "--rounds", type=count, metavar="N", help="rounds of a newcomer's training (default: as in the run)"
@@ -76,7 +76,7 @@ def _onboard(args: argparse.Namespace, console: Console) -> None:
     if args.out is not None and args.out.exists() and any(args.out.iterdir()):
         raise UsageError(f"{args.out} is not empty; choose another folder")
     saved = OpenedRun.for_newcomers(args.run)
-    wanted = [name.strip() for name in next(csv.reader([args.newcomers], skipinitialspace=True), []) if name.strip()]
+    wanted = [name.strip() for name in next(csv.reader([args.client], skipinitialspace=True), []) if name.strip()]
     if args.data is None:
         if args.edges is not None:
             raise UsageError("--edges goes with --data; the run's own data have its graph")
@@ -85,7 +85,7 @@ def _onboard(args: argparse.Namespace, console: Console) -> None:
         found = joining_clients.of_table(saved, args.data, args.edges)
         found = [one for one in found if not wanted or one.name in map(name_of, wanted)]
     if not found:
-        raise UsageError(f"none of these is in {args.data}: {args.newcomers}")
+        raise UsageError(f"none of these is in {args.data}: {args.client}")
     with Bar(console, args.quiet) as bar:
         frozen = Frozen(saved, found[0].task, execution(args, bar))
         if args.edges is not None and frozen.roster.graph is None:

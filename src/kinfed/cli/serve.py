@@ -10,6 +10,9 @@ from typing import Any
 from rich.console import Console
 
 from ..errors import UsageError, several
+from ..runs.config.experiment import override
+from ..runs.config.parts import call
+from .options import add_settings
 from .predict import opened
 
 TOKEN = "KINFED_TOKEN"
@@ -21,7 +24,8 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         "serve",
         parents=[common],
         description="Serve predictions over HTTP, from the models of a finished run: POST /predict/CLIENT, as JSON or "
-        "CSV. Only this machine can reach it, unless --host says otherwise, which needs a token.",
+        "CSV. Only this machine can reach it, unless --host says otherwise, which needs a token "
+        f"that requests must send: ${TOKEN}.",
         epilog="example: kinfed serve my-run --port 8080",
     )
     serve.add_argument("run", type=Path, metavar="RUN", help="the folder of a run, a choice or a site")
@@ -29,23 +33,8 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     serve.add_argument(
         "--port", type=int, default=8080, metavar="PORT", help="port to listen on (default: 8080); 0 takes a free one"
     )
-    serve.add_argument(
-        "--token-file",
-        type=Path,
-        metavar="FILE",
-        help=f"a file with the token that requests must send (default: ${TOKEN}, if it is set)",
-    )
-    serve.add_argument("--megabytes", type=float, default=16, metavar="MB", help="largest request, in MB (default: 16)")
-    serve.add_argument(
-        "--limit-concurrency",
-        type=int,
-        default=64,
-        metavar="N",
-        help="most connections at a time; further ones get 503 (default: 64)",
-    )
-    serve.add_argument(
-        "--workers", type=int, default=2, metavar="N", help="threads that compute predictions (default: 2)"
-    )
+    what = "megabytes=16 is the largest request, concurrency=64 the most connections, workers=2 the threads that answer"
+    add_settings(serve, what, how=False)
     serve.set_defaults(command=_serve)
 
 
@@ -54,7 +43,7 @@ def _serve(args: argparse.Namespace, console: Console) -> None:
         raise UsageError(f"the service needs the package {missing[0]}: pip install 'kinfed[serve]'")
     from ..serving.service import Limits, Service, listen
 
-    token, limits = _token(args.token_file), Limits(args.megabytes, args.limit_concurrency, args.workers)
+    token, limits = os.environ.get(TOKEN, "").strip(), call(Limits, override({}, args.overrides), "serve")[0]
     predictor, method = opened(args.run)
     service = Service(predictor, method, token, limits)
     with listen(args.host, args.port, token) as at:
@@ -68,16 +57,3 @@ def _serve(args: argparse.Namespace, console: Console) -> None:
             service.run(at)
         except KeyboardInterrupt:  # which the server has heard: what it was answering is finished
             console.print("stopped")
-
-
-def _token(path: Path | None) -> str:
-    """The token in a file, or else in the environment; empty if there is none."""
-    if path is None:
-        return os.environ.get(TOKEN, "").strip()
-    try:
-        token = path.read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as problem:
-        raise UsageError(f"--token-file: {path} cannot be read ({problem})") from None
-    if not token:
-        raise UsageError(f"--token-file: {path} is empty; write a token into it")
-    return token

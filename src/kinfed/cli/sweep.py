@@ -33,15 +33,16 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         description="Run every combination of values for every method and seed. Finished runs are kept: the same "
         "command with the same --out resumes, and one with more values runs what is missing.",
         epilog="examples: kinfed sweep local training.optimiser.lr=0.01,0.1 seed=0..2 --method local,fedavg --out lr; "
-        "kinfed sweep fedprox --grid paper",
+        "kinfed sweep fedprox grid=paper",
     )
     what = "the experiment: the built-in one with this method, or that of a config"
     sweeping.add_argument("source", metavar="METHOD|FILE.toml", help=what)
-    what = "values to try, as key=a,b,c; 0..2 is 0,1,2, and [1,2] is one value; methods.NAME.KEY is for one method"
+    what = (
+        "values to try, as key=a,b,c; 0..2 is 0,1,2, and [1,2] is one value; methods.NAME.KEY is for one method; "
+        "grid=paper also tries what each method's paper tries, as kinfed list methods NAME shows it"
+    )
     add_settings(sweeping, what)
     sweeping.add_argument("--method", metavar="A,B", help="methods to sweep (default: the experiment's)")
-    what = "also try what each method's paper tries, as kinfed list methods NAME shows it"
-    sweeping.add_argument("--grid", choices=["paper"], help=what)
     sweeping.add_argument("--jobs", type=int, default=1, metavar="N", help="runs in parallel (default: 1)")
     sweeping.add_argument("--out", type=Path, metavar="DIR", help="the sweep's folder (default: sweeps/TIME)")
     add_dry_run(sweeping)
@@ -56,7 +57,7 @@ def _sweep(args: argparse.Namespace, console: Console) -> None:
         fixed = [f"{key}={values[0]}" for key, values in parse(args.overrides).items() if len(values) == 1]
         table = experiment.read(args.source, [one for one in fixed if one.startswith("federation.")])
         study = Study(table, execution(args, bar), out, data_dir=data_dir(args))
-        wanted = sweep(study, methods, args.overrides, args.grid == "paper")
+        wanted = sweep(study, methods, args.overrides)
         for line in wanted.check():
             if not args.quiet:
                 console.print(line)

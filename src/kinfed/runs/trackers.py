@@ -112,10 +112,12 @@ class MLflow:
 
     def end(self, outcome: str) -> None:
         """Wait until all is sent."""
-        for one in self._sending:
-            one.wait()
         states = {"finished": "FINISHED", "interrupted": "KILLED", "failed": "FAILED"}
-        self._client.set_terminated(self._id, states[outcome])
+        try:
+            for one in self._sending:
+                one.wait()
+        finally:
+            self._client.set_terminated(self._id, states[outcome])
 
 
 class WandB:

@@ -214,7 +214,7 @@ def paper_grid(methods: Sequence[str]) -> dict[str, list[str]]:
     grids = {name: getattr(take(METHODS, name, "--method"), "grid", {}) for name in methods}
     if without := [name for name, grid in grids.items() if not grid]:
         having = ", ".join(name for name in METHODS if getattr(METHODS[name], "grid", {}))
-        raise UsageError(f"--grid paper: no grid is printed for {', '.join(without)}; there is one for {having}")
+        raise UsageError(f"grid=paper: no grid is printed for {', '.join(without)}; there is one for {having}")
     return {
         f"methods.{plugins.called(name)}.{key}": [json.dumps(plain(value)) for value in values]
         for name, grid in grids.items()
@@ -222,13 +222,16 @@ def paper_grid(methods: Sequence[str]) -> dict[str, list[str]]:
     }
 
 
-def sweep(study: Study, methods: Sequence[str], texts: Sequence[str], by_paper: bool = False) -> Sweep:
+def sweep(study: Study, methods: Sequence[str], texts: Sequence[str]) -> Sweep:
     """The requested sweep: `methods`, or the study's own if there are none, and key=a,b,c texts.
 
-    With `by_paper`, also what each method's paper tries, for settings that the texts do not name. If these name no
-    seeds the config's are used. Raises UsageError.
+    With the text grid=paper, also what each method's paper tries, for settings that the texts do not name. If these
+    name no seeds the config's are used. Raises UsageError.
     """
     grid = parse(texts)
+    by_paper = grid.pop("grid", [])
+    if by_paper not in ([], ["paper"]):
+        raise UsageError(f"grid=paper tries what each method's paper tries; got grid={','.join(by_paper)}")
     for key in ("method", "method.name"):
         if key in grid:
             raise UsageError(f"methods are named by --method {','.join(grid[key])}, not by {key}=")

@@ -31,7 +31,7 @@ REQUEST_MB = 16  # megabytes of a request
 IGNORED = "Kinfed-Ignored"  # the header of CSV answers that names columns the run was not trained with
 WARNINGS = "Kinfed-Warnings"  # and the one that says what else is to be known of the rows
 KEYS = {IGNORED: "ignored", WARNINGS: "warnings"}  # the same in JSON
-ABROAD = "another machine could ask it: set a token with --token-file or KINFED_TOKEN"
+ABROAD = "another machine could ask it: set a token as KINFED_TOKEN"
 
 
 @dataclass(frozen=True)

@@ -83,13 +83,13 @@ def test_fetching_says_where_the_file_is_and_what_to_know_of_it(capsys, publish,
         (["datasets", "digit"], 2, "there is no 'digit'; did you mean 'digits'?"),
         (["datasets", "mnist", "stride=3"], 2, "unknown key 'dataset.stride'"),
         (
-            ["datasets", "mnist", "--picture", "p.png", "--data-dir", "."],
+            ["datasets", "mnist", "--out", "p.png", "--data-dir", "."],
             2,
             "get it with 'kinfed list datasets --fetch mnist'",
         ),
         (["datasets", "digits", "seed=3"], 2, "unknown key 'dataset.seed'"),
         (["nowhere.toml"], 2, "cannot read nowhere.toml"),
-        (["datasets", "digits", "--picture", "no/such/folder.png"], 1, "cannot write no/such/folder.png"),
+        (["datasets", "digits", "--out", "no/such/folder.png"], 1, "cannot write no/such/folder.png"),
     ],
 )
 def test_wrong_requests_end_in_one_line(arguments, code, said, capsys, publisher, tmp_path):
@@ -115,7 +115,7 @@ def test_inspecting_series_tells_gaps_missing_readings_and_links(capsys, tmp_pat
         time_index=steps,
     )
     arguments = ["datasets", "metr_la", "past=3", "horizon=2", "--data-dir", tmp_path]
-    code, out, _ = run(capsys, *arguments, "--json", "--picture", "metr_la.png")
+    code, out, _ = run(capsys, *arguments, "--json", "--out", "metr_la.png")
     found = json.loads(out)["metr_la"]
     assert code == 0
     # Windows of 5 begin at 26 + 6 steps; the second series
@@ -155,7 +155,7 @@ def test_inspecting_an_experiment_tells_what_is_really_used(capsys, tmp_path):
 def test_pictures_of_images_and_points(name, capsys):
     picture = Path("/".join(["folder"] * 20)) / "p.png"  # longer than a line, and not cut
     picture.parent.mkdir(parents=True)
-    code, out, _ = run(capsys, "datasets", name, "--picture", picture)
+    code, out, _ = run(capsys, "datasets", name, "--out", picture)
     assert code == 0
     assert str(picture) in "".join(out.split())
     pixels = np.asarray(Image.open(picture).convert("L"))
