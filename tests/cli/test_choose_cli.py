@@ -74,7 +74,7 @@ def test_a_choice_ends_with_a_verdict_and_a_run_that_its_config_repeats(table, t
 
 def test_standard_models_of_a_table_are_compared_with_too(table, tmp_path, capsys):
     out = tmp_path / "choice"
-    asked = [table.with_name("shops.csv"), "--client", "shop", "--target", "buys", "--methods", "fedrep", "rounds=4"]
+    asked = [table.with_name("shops.csv"), "--client", "shop", "--target", "buys", "--method", "fedrep", "rounds=4"]
     assert ask(capsys, *asked, "--budget", 30, "--out", out)[0] == 0
     (known,) = [RunFolder(out).read_summary().outside]
     runs = [str(out), str(out / "beside" / "local")]

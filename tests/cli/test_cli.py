@@ -342,7 +342,7 @@ def test_broken_config_files(capsys, tmp_path):
     broken.write_text('federation = { dataset = "digits" }')
     code, _, err = kinfed_run(capsys, "run", str(broken))
     assert code == 2
-    assert "method needs a name; known: cfl, ditto" in err
+    assert "method needs a name; known: apfl, cfl, ditto" in err
 
 
 def test_warnings_that_are_to_be_errors_end_no_command(capsys, tmp_path):

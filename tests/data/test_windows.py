@@ -153,7 +153,7 @@ def test_split_at_random_as_some_papers_do_is_told():
     assert min(rows["test"]) < max(rows["train"])
     assert sum(map(len, rows.values())) == 57
     run = fit(Local(), shuffled, nn.Sequential(nn.Flatten(), nn.Linear(2, 2)), rounds=1)
-    assert run.summary.leaking
+    assert run.summary.selection.caution
     assert run.summary.selection.caution == shuffled.caution
 
 

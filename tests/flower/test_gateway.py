@@ -78,9 +78,9 @@ def test_clients_of_gateways_end_with_the_models_that_each_gets_at_a_node_of_its
     )
     ours, theirs = (train(sites, tmp_path / f"out-{i}", method) for i, sites in enumerate((grouped, single)))
     assert set(sizes) == {4, 2}
-    assert sorted(ours.names) == sorted(theirs.names)
-    assert len(ours.names) == 9
-    for name in ours.names:
+    assert sorted(ours.by_client.names) == sorted(theirs.by_client.names)
+    assert len(ours.by_client.names) == 9
+    for name in ours.by_client.names:
         mine, other = (
             load_file(tmp_path / kind / name / summary.sites.experiment / "model.safetensors")
             for kind, summary in (("grouped", ours), ("single", theirs))

@@ -286,7 +286,7 @@ def test_a_newcomer_to_sites_is_told_what_one_to_the_equal_simulation_is(
     told += [predicted(tmp_path / "too", tmp_path / "new.csv", capsys, "--client", "new")]
     assert {row["client"] for row in told[0]} == {"new"}
     if "beside" in flower:
-        assert main(["explain", str(tmp_path / "joined"), "--client", "new"]) == 2
+        assert main(["explain", str(tmp_path / "joined"), "new"]) == 2
         assert "holds models of newcomers alone, whose weights were not kept" in capsys.readouterr().err
     if target == "fruit":
         assert [row["fruit"] for row in told[0]] == [row["fruit"] for row in told[1]]
@@ -601,7 +601,7 @@ def test_no_message_that_leaves_a_site_holds_what_is_in_a_row(tables):
         return found
 
     made.grid.pull_messages = keep
-    assert made.serve().names == ["a", "b", "f"]
+    assert made.serve().by_client.names == ["a", "b", "f"]
     assert not [text for text in replies if "SECRET" in text]
     for name, (_, column) in places.items():
         fault = "a cell is not a date or time" if column == "bought" else "a cell is not a number"
@@ -709,7 +709,7 @@ def test_a_file_that_changes_while_a_site_reads_it_is_told_on_both_sides(tables,
     made = tables(rounds=1, clients=3)
     monkeypatch.setattr(reading, "_csv", slow)
     monkeypatch.setattr("kinfed.flower.wire.site_app._print", said.append)
-    assert "d" not in made.serve().names
+    assert "d" not in made.serve().by_client.names
     told = next(line for line in said if "changed while" in line)
     assert "d/data.csv changed while it was read (from " in told
     assert "try again when nothing writes to it" in told
@@ -747,7 +747,7 @@ def test_columns_that_differ_are_told_by_name_with_the_fix(tables):
         clients=3,
         rounds=1,
     )
-    assert made.serve().names == ["a", "b", "c"]
+    assert made.serve().by_client.names == ["a", "b", "c"]
     assert (
         "left client e out: these columns are not in both its table and the others': age, years; rename its own with "
         "--column THEIRS=OURS, or leave out what others lack with --ignore"
@@ -774,7 +774,7 @@ def test_a_wrong_column_at_a_site_that_is_needed_is_told_at_once(tables, tmp_pat
 
     look = made.grid.get_nodes
     made.grid.get_nodes = lambda: correct() or look()
-    assert made.serve().names == list("abcdef")
+    assert made.serve().by_client.names == list("abcdef")
     assert seen[0].startswith("these columns are not in both its table and the others': age, years; rename its own")
     assert sum(line.startswith("left client f out: these columns are not in both") for line in made.lines) == 1
 
@@ -819,7 +819,7 @@ def test_sites_in_euros_and_in_dollars_are_not_merged(tables, place):
         name: Reading("sold", {"Gewicht": "weight"} if name == "b" else {}, units=["€", "$"]) for name in "abcdef"
     }
     made = tables(change=change, readings=readings, rounds=1, clients=5)
-    assert made.serve().names == ["a", "b", "d", "e", "f"]
+    assert made.serve().by_client.names == ["a", "b", "d", "e", "f"]
     name = HEADING[place]
     assert any(
         line.startswith(f"left client c out: its column '{name}' is in $, at other sites in €") for line in made.lines

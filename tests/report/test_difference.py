@@ -134,7 +134,6 @@ def test_what_cannot_be_compared_is_one_line(two, run_of, tmp_path, capsys):
         ([a, a, "--rounds", "1,9"], "keeps no relation of round 9; those it was scored in are 1 to 2"),
         ([a, a, "--rounds", "1"], "--rounds are two rounds"),
         ([a, a, a], "--relations compares two runs, .*; got 3"),
-        ([a, a, "--edge", "2"], "an edge is a weight in"),
     ):
         assert main(["compare", "--relations", *map(str, words)]) == 2
         err = capsys.readouterr().err

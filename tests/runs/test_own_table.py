@@ -291,13 +291,13 @@ def test_every_kind_of_number_trains_alike_with_every_executor(tmp_path, target,
         how = {"training": experiment.training, "execution": Execution(executor)}
         runs.append(fit(experiment.method, federation, module, rounds=experiment.rounds, **how))
     summaries = [run.summary for run in runs]
-    assert summaries[0].metric == metric
+    assert summaries[0].metric.name == metric
     for summary in summaries:
         assert others <= summary.scores[summary.selection.chosen].keys()
         for model, scores in summary.scores.items():
             assert scores == pytest.approx(summaries[0].scores[model], rel=1e-3, abs=1e-4)
     kind = {"deviance": "counts", "pinball": "quantiles"}.get(metric, "regression")
-    assert Summary.from_json(summaries[0].to_json(), "here").task["name"] == kind
+    assert Summary.from_json(summaries[0].to_json(), "here").data.task["name"] == kind
 
 
 def test_what_may_be_a_count_is_told_so(tmp_path):

@@ -66,7 +66,7 @@ def test_feedback_examples_are_set_aside_and_never_trained_on():
             assert len(overlap) == (21 if feedback == "train" else 0)
             assert (set(mine.tolist()) <= set(test.tolist())) == (feedback == "test")
         run = fit(method, data, dense(), rounds=1)
-        assert run.summary.leaking == (feedback == "test")
+        assert bool(run.summary.selection.caution) == (feedback == "test")
 
 
 def test_divergence_names_the_client_and_leaves_the_states_as_they_were():

@@ -37,6 +37,7 @@ KINDS = {  # what the models are that methods return under these names
     "both": "shared, with its own head added",
     "generic": "shared, without its own head",
     "split": "features divided between two heads",
+    "mixture": "the client's mixture of the shared models",
 }
 EXACT, WRITTEN = 1 << 23, 1 << 30  # limits in bytes: relations written exactly, and relations of all rounds written
 

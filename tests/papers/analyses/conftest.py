@@ -42,7 +42,7 @@ def invented(tmp_path, finished):
             values = np.asarray(tests[name], dtype=float)
             folder = tmp_path / "runs" / name
             valid = {"validation": validation[name]} if validation else {}
-            known = {"metric": metric, "higher_is_better": higher_is_better}
+            known = {"metric": metric, "higher_is_better": higher_is_better, "clients": values.shape[-1]}
             for seed, scores in enumerate(values):
                 one = folder / f"seed-{seed}"
                 finished(one, {"own": {"mean": scores[-1].mean(), "std": 0.5, **valid}}, seed=seed, **known)
