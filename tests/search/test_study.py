@@ -48,7 +48,7 @@ def test_a_run_with_seeds_is_read_back(ask, tmp_path):
     for one, scores in zip(each, tests, strict=True):
         at = one.scores[model]["round"]
         assert scores[at - 1] == pytest.approx(one.clients.scores[model], abs=1e-6)
-    each[0].scores[each[0].chosen]["round"] = 2
+    each[0].scores[each[0].selection.chosen]["round"] = 2
     folder.of_seed(9).write_summary(each[0])
     first = folder.of_seed(9).read_relations()
     assert first.rounds[first.selected] == 2
