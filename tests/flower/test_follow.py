@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("cryptography", reason="flwr is not installed: pip install 'kinfed[flower]'")
 
 from kinfed import RunError
-from kinfed.flower.programs import ending, follow
+from kinfed.flower.programs import ending, follow, subprocesses
 from kinfed.interrupts import Terminated, heard
 
 PROCESS = """
@@ -107,3 +107,15 @@ def test_a_run_whose_program_is_stopped_is_stopped(tmp_path, process):
     with pytest.raises(ProcessLookupError):
         os.kill(made[0].pid, 0)
     assert not ending.process(tmp_path / "out")
+
+
+def test_a_process_that_has_just_begun_is_alive():
+    """For an instant after its start the system has no command line of it."""
+    for _ in range(60):
+        command = [sys.executable, "-c", "import time; time.sleep(30)", f"kinfed.flower.programs.{ending.PROGRAM}"]
+        process = subprocess.Popen(command)
+        try:
+            assert subprocesses.is_alive(process.pid, ending.PROGRAM)
+        finally:
+            process.kill()
+            process.wait()

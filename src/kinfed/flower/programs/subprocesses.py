@@ -55,7 +55,11 @@ def is_alive(pid: int, module: str) -> bool:
     except (ProcessLookupError, PermissionError, OverflowError):
         return False
     try:
-        return f"{__package__}.{module}".encode() in Path(f"/proc/{pid}/cmdline").read_bytes()
+        for _ in range(100):
+            if words := Path(f"/proc/{pid}/cmdline").read_bytes():
+                return f"{__package__}.{module}".encode() in words
+            time.sleep(0.001)  # for an instant after its start a program has no words
+        return False
     except OSError:
         return not Path("/proc").exists()
 
