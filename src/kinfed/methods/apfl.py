@@ -41,8 +41,7 @@ class APFL(Averaging, Advises):
     grid: ClassVar = {"alpha": (0.25, 0.5, 0.75)}
 
     def start(self, roster):
-        optimiser = roster.training.optimiser
-        if not isinstance(optimiser, SGD) or optimiser != SGD(optimiser.lr):
+        if roster.training.optimiser != SGD(roster.training.optimiser.lr):
             raise UsageError("apfl needs plain SGD: set training.optimiser to sgd without momentum or decay")
         return super().start(roster)
 

@@ -93,7 +93,7 @@ def end(pid: int) -> None:
 
 
 def make_private(path: Path) -> None:
-    """Take other users' rights away; earlier versions of kinfed left their files open."""
+    """Take other users' rights away, which a copied file or a folder made by hand may give them."""
     path.chmod(path.stat().st_mode & 0o700)
 
 

@@ -369,9 +369,9 @@ def learning(raw: Table, beside: frozenset[str] = frozenset({"federation"})) -> 
     tuned, name = table_of(raw, "methods", ""), plugins.called(chosen["name"])
     check_keys(tuned, {*KNOWN, name}, "methods.")
     method, method_table = make(KNOWN, _over(table_of(tuned, name, "methods."), chosen), "method")
-    asked = raw.get("model")
-    weights = value_of(asked, "weights", str, "", "model.") if isinstance(asked, dict) else ""
+    asked, weights = raw.get("model"), ""
     if isinstance(asked, dict):
+        weights = value_of(asked, "weights", str, "", "model.")
         asked = {name: value for name, value in asked.items() if name != "weights"}
     model, model_table = make(MODELS, asked, "model", given=2)
     if weights:
