@@ -70,7 +70,7 @@ def count_bytes():
                 raw["flower"]["graph"] = str(folder / "links.npz")
             carrier = InProcess(sites)
             summary = server.serve(plan.resolve(raw), carrier, folder / "out", log=lambda text: None, poll=0)
-        model, each = 4 * summary["cost"]["parameters"], SITES * ROUNDS
+        model, each = 4 * summary.cost.parameters, SITES * ROUNDS
         shares = {way: {} for way in ("down", "up")}
         for (way, key), count in carrier.counted.items():
             if not key.startswith("join/"):
@@ -84,7 +84,7 @@ def count_bytes():
         )
         print(lines[-1], flush=True)
     head = (
-        f"Six sites, {ROUNDS} rounds, a perceptron of {summary['cost']['parameters']:,} parameters, all take part. "
+        f"Six sites, {ROUNDS} rounds, a perceptron of {summary.cost.parameters:,} parameters, all take part. "
         "Counted over the whole run, including the models sent to evaluate the last round, one round's share more: "
         f"{1 + 1 / ROUNDS:.2f} instead of 1. Models are given as multiples of one model, 4 bytes a parameter.\n\n"
         "| method | bytes down | bytes up | of 2 models | down, in models | up, in models | once, when joining |\n"

@@ -51,7 +51,8 @@ if what and "flower node" in program:
     import torch
     from flwr.app import Array
     from kinfed.core import checkpoint
-    from kinfed.flower import connection, grid, messages, site
+    from kinfed.flower.site import site
+    from kinfed.flower.wire import connection, messages, transport
     from kinfed.flower.wire.messages import Message
     answer = connection.Connection.answer
 
@@ -61,7 +62,7 @@ if what and "flower node" in program:
             answer(self, arrived, content)
 
     connection.Connection.answer = again
-    real, save, pack, digest = site.Site.reply, checkpoint.write, grid.pack, messages.layout_digest
+    real, save, pack, digest = site.Site.reply, checkpoint.write, transport.pack, messages.layout_digest
     spoiled = False
 
     def spoiling(self, kind, message):
@@ -94,7 +95,7 @@ if what and "flower node" in program:
     def other(layout):
         return "other" if what == "layout" and spoiled else digest(layout)
 
-    site.Site.reply, checkpoint.write, grid.pack, messages.layout_digest = spoiling, full, garbled, other
+    site.Site.reply, checkpoint.write, transport.pack, messages.layout_digest = spoiling, full, garbled, other
 """
 
 
@@ -204,7 +205,7 @@ def judge(federation, lines, rounds):
             waiting.add(found[1])
         elif found := re.match(r"continuing without ([^:]+)", line):
             waiting |= set(found[1].split(", "))
-        elif "restarting after the last complete round" in line:
+        elif "another one continues after the last complete round" in line:
             waiting = set()  # that round begins anew
         elif found := re.match(r"round (\d+) of \d+: (\d+) clients", line):
             absent |= {(name, int(found[1])) for name in waiting}
@@ -311,7 +312,7 @@ class Results:
             "# Faults of a federation\n\n"
             f"Written by `python evidence/flower_faults.py --times {self.times} --faults {self.faults} "
             f"--jobs {self.jobs}`.\n\n"
-            f"{environment()} SuperLink and {SITES} SuperNodes on this one machine, over TLS, {self.jobs} such "
+            f"{environment()} A server and {SITES} sites on this one machine, over TLS, {self.jobs} such "
             f"federations at a time; FedAGHN, up to {self.faults} faults of a kind one after another, at one site. "
             "*Failed* are runs that did not finish. *Rounds lost* were complete and had to be trained again. *Replies "
             "left out* are uploads without which a round continued, over all runs. *Models lost* are sites that ended "

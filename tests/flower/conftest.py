@@ -29,7 +29,6 @@ from kinfed.core.tasks import Classification
 from kinfed.data.federation import Federation
 from kinfed.flower.server import plan
 from kinfed.flower.server.server import serve
-from kinfed.flower.site.site_reading import Reading
 from kinfed.flower.wire import site_app
 from kinfed.flower.wire.transport import GridTransport, unpack
 from kinfed.plots import charts, heatmaps
@@ -200,9 +199,8 @@ def sites(tmp_path, examples):
         folder = tmp_path / "sites" / name
         folder.mkdir(parents=True)
         np.savez(folder / "data.npz", **arrays)
-        Reading(few_rows=True).write(folder / "reading.json")  # some have three training examples
         config = {"client-id": name, "data": str(folder / "data.npz"), "state-dir": str(folder), "device": "cpu"}
-        configs.append(config | {"reading": str(folder / "reading.json")})
+        configs.append(config | {"reading": json.dumps({"few_rows": True})})
     return configs
 
 

@@ -264,16 +264,16 @@ def test_a_node_that_breaks_down_is_tried_three_times_and_then_left_out(world):
 def test_a_refusal_is_final_for_the_round(world):
     _, transport, broker, lines = world("ab")
     meet(broker, "ab")
-    transport.replies["b"] = lambda message: Message({"client": "b", "refused": "client b: no"}, {})
+    transport.replies["b"] = lambda message: Message({"client": "b", "refused": "no"}, {})
     assert set(broker.request("round", requests("ab"))) == {"a"}
     assert sum(client == "b" and kind == "round" for client, kind, _ in transport.sent) == 1
-    assert lines[-1] == "left client b out: client b: no"
+    assert lines[-1] == "left client b out: no"
 
 
 def test_a_quorum_that_cannot_be_reached_any_more_ends_the_wait_at_once(world):
     clock, transport, broker, _ = world("ab")
     meet(broker, "ab")
-    transport.replies["b"] = lambda message: Message({"client": "b", "refused": "client b: no"}, {})
+    transport.replies["b"] = lambda message: Message({"client": "b", "refused": "no"}, {})
     begin = clock.now
     assert set(broker.request("round", requests("ab"), needed=2)) == {"a"}
     assert clock.now - begin < 5
@@ -386,6 +386,16 @@ def test_a_dismissed_client_is_greeted_again_and_told_why_once(world):
         clock.sleep(61)
         meet(broker, "ab")
     assert lines.count("left client b out: its examples are others") == 1
+
+
+def test_a_dismissed_site_that_is_started_again_is_greeted_at_once(world):
+    clock, transport, broker, _ = world("ab")
+    meet(broker, "ab")
+    broker.dismiss("b")
+    transport.online[2] = "second"
+    begin = clock.now
+    meet(broker, "ab")
+    assert clock.now - begin < 10
 
 
 def test_before_the_first_round_a_restarted_site_is_greeted_again(world):

@@ -73,9 +73,9 @@ def test_a_server_cannot_compute_rows_from_the_differences_of_descriptions(hospi
     replies = [describe(site, seed=seed) for seed in range(120)]
     assert "refused" not in replies[0]
     assert all("refused" in reply for reply in replies[1:])
-    assert replies[1]["refused"].startswith("client west: it answers for one split and seed of its file")
+    assert replies[1]["refused"].startswith("it answers for one split and seed of its file")
     assert "has answered for seed 0; use that in every run" in replies[1]["refused"]
-    assert said[-1] == replies[-1]["refused"]
+    assert said[-1] == f"client west: {replies[-1]['refused']}"
     assert "split {" in describe(site, {"test": 0.3})["refused"]
     assert describe(site) == replies[0]  # the same again, as for another run of one plan
 
@@ -115,7 +115,7 @@ def test_gradients_of_few_rows_leave_only_if_the_operator_says_so(hospital, raw,
     refused = invite(site, **raw)["refused"]
     assert why in refused
     assert refused.count("\n") == 0
-    assert said == [refused]
+    assert said == [f"client west: {refused}"]
     willing, _ = hospital(rows, few_rows=True)
     assert "refused" not in invite(willing, **raw)
 

@@ -57,11 +57,12 @@ def process(tmp_path, monkeypatch, finished):
 
 
 def test_a_run_is_started_and_followed_to_its_end(tmp_path, process):
-    _, next_is = process
+    made, next_is = process
     next_is("round 1 of 1", ended="finished")
     lines = []
-    assert follow.run(tmp_path, tmp_path / "out", lines.append).rounds == 1
+    assert follow.run(tmp_path, tmp_path / "out", lines.append, ["mlflow"]).rounds == 1
     assert lines == ["round 1 of 1"]
+    assert "mlflow" in made[0].args
     assert json.loads((tmp_path / "run.json").read_text()) == {"out": str(tmp_path / "out")}
 
 

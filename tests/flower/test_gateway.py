@@ -126,7 +126,7 @@ def test_what_is_no_bundle_or_of_no_client_here_is_refused(federation):
     gateway = federation[0][0]
     assert "no bundle" in gateway.reply("round", Message({"experiment": "e"}, {})).words["refused"]
     reply = gateway.reply("verdict", messages.bundle({"eve": Message({"experiment": "e"}, {})}))
-    assert messages.unbundle(reply)["eve"].words["refused"] == "client eve: it is not at this site"
+    assert messages.unbundle(reply)["eve"].words["refused"] == "it is not at this site"
 
 
 def test_a_column_of_clients_must_name_clients(tmp_path):

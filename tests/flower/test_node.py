@@ -65,7 +65,7 @@ def test_a_node_answers_and_tells_its_operator_what_matters(node, tmp_path):
     assert done.answers[0]["task"]["name"] == "Classification"
     assert done.lines[0].startswith("client b is connected to 127.0.0.1:")
     assert "the server cannot use this node: of other columns" in done.lines
-    assert done.answers[2]["refused"] == "client b: the server's layout must be str; got None"
+    assert done.answers[2]["refused"] == "the server's layout must be str; got None"
     log = (tmp_path / "state" / "b" / "node" / "node.log").read_text().splitlines()
     assert [line.partition("Z ")[2] for line in log] == done.lines
 
@@ -82,7 +82,7 @@ def test_an_error_of_kinfeds_own_ends_neither_the_node_nor_leaves_what_it_says(n
 
     monkeypatch.setattr(module.Site, "_hello", fail)
     done = node(("query.hello", {}), ("query.hello", {}))
-    assert [one["refused"] for one in done.answers] == ["client b: unexpected ZeroDivisionError"] * 2
+    assert [one["refused"] for one in done.answers] == ["unexpected ZeroDivisionError"] * 2
     assert "client b: ZeroDivisionError: of the row with age 47" in done.lines
     assert "Traceback" in capsys.readouterr().err
 

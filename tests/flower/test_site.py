@@ -154,7 +154,6 @@ def test_a_wrong_message_is_refused_and_changes_nothing(joined, invitation, spoi
     message = request(invitation, 1, accepted=0)
     spoil(message)
     words = joined.reply("round", message).words["refused"]
-    assert words.startswith("client d: ")
     assert re.search(why, words), words
     assert (Path(joined.folder) / "e1" / "state.safetensors").read_bytes() == before
 

@@ -7,7 +7,7 @@ import json
 import shutil
 import sqlite3
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -95,8 +95,7 @@ def tables(trial, tmp_path):
             write(path, rows, heading, order)
             columns = {"Gewicht": "weight"} if name == "b" else {}
             reading = (readings or {}).get(name, Reading(target, columns))
-            reading.write(tmp_path / "sites" / name / "reading.json")
-            config |= {"data": str(path), "reading": str(tmp_path / "sites" / name / "reading.json")}
+            config |= {"data": str(path), "reading": json.dumps(asdict(reading))}
         write(tmp_path / "all.csv", whole, client=True)
         return made
 
@@ -430,8 +429,7 @@ def test_each_site_reads_dates_and_numbers_in_the_formats_of_its_own_file(tmp_pa
         lines = [f"{when},{price},{each}" for (when, price), each in zip(cells, sold, strict=True)]
         path.write_text("\n".join(["when,price,sold", *lines]) + "\n")
         reading = Reading("sold", **formats[name])
-        reading.write(tmp_path / "reading.json")
-        data = site_examples.find(path, name, Reading.read(tmp_path / "reading.json"))
+        data = site_examples.find(path, name, reading)
         found[name] = data.federate(words, Regression(), Split(), 0).x
         new.write_text(f"when,price\n{','.join(cells[2])}\n")  # 3 March, and a thousand and 15
         kept = Description.from_dict(data.kept(words)["columns"])
@@ -521,8 +519,8 @@ def meters(trial, tmp_path):
                 path.write_text("\n".join([",".join(["when,load", *covariates]), *own]) + "\n")
             lines += [f"{name},{line}" for line in own]
             known = {"future": ("tariff",), "static": ("region",)} if covariates else {}
-            Reading("load", time="when", past=6, horizon=4, **known).write(path.with_name("reading.json"))
-            config |= {"data": str(path), "reading": str(path.with_name("reading.json"))}
+            reading = Reading("load", time="when", past=6, horizon=4, **known)
+            config |= {"data": str(path), "reading": json.dumps(asdict(reading))}
         (tmp_path / "all.csv").write_text("\n".join(lines) + "\n")
         return made
 
@@ -617,7 +615,7 @@ def test_the_site_itself_says_what_is_in_the_cell(tmp_path):
     words = {"agreed": agreed, "split": {}, "seed": 0}
     refused = site.reply("describe", messages.Message(words, {})).words["refused"]
     assert refused == (
-        "client d: its file cannot be used: a cell is not a number, in column 'a' (line 4); its own screen says more"
+        "its file cannot be used: a cell is not a number, in column 'a' (line 4); its own screen says more"
     )
     assert said == [
         f"client d: {tmp_path}/d.csv, line 4, column 'a': 'foo' is not a number; correct it, leave it empty if "
@@ -669,7 +667,7 @@ def test_what_a_server_says_wrongly_is_not_told_as_a_fault_of_the_file(asked):
     reply, _ = asked(Reading("y"), inputs=[])
     assert "what the server says of the columns cannot be used (KeyError); install the same" in reply["refused"]
     reply, _ = asked(Reading("y"), inputs=[["gone", "number"]])
-    assert reply["refused"] == f"client d: its file cannot be used: {Fault.COLUMNS}; its own screen says more"
+    assert reply["refused"] == f"its file cannot be used: {Fault.COLUMNS}; its own screen says more"
 
 
 @pytest.mark.parametrize(
@@ -691,9 +689,7 @@ def test_a_table_that_cannot_be_used_is_refused_when_greeted(tmp_path, text, why
     (tmp_path / ("d.tsv" if text is None else "d.csv")).write_text(text or "")
     reply = Site("d", tmp_path / "d.csv", tmp_path, "cpu", report=said.append).reply("hello", messages.Message({}, {}))
     where = ", in column 'y' (line 3)" if fault == "NUMBER" else ""
-    assert reply.words["refused"] == (
-        f"client d: its file cannot be used: {Fault[fault]}{where}; its own screen says more"
-    )
+    assert reply.words["refused"] == (f"its file cannot be used: {Fault[fault]}{where}; its own screen says more")
     assert why in said[0]
 
 
@@ -713,7 +709,7 @@ def test_a_file_that_changes_while_a_site_reads_it_is_told_on_both_sides(tables,
     told = next(line for line in said if "changed while" in line)
     assert "d/data.csv changed while it was read (from " in told
     assert "try again when nothing writes to it" in told
-    why = "client d: its file cannot be used: it changed while it was read; its own screen says more"
+    why = "its file cannot be used: it changed while it was read; its own screen says more"
     assert any(why in line for line in made.lines), made.lines
     assert not any("SECRET" in line for line in [*made.lines, *said])
 
@@ -733,7 +729,7 @@ def test_a_file_that_is_another_than_at_joining_is_refused(trial, tables, kind, 
 
     made.grid.faults["d", 1] = change
     made.serve()
-    why = "client d: its file cannot be used: its examples are not those with which it joined; its own screen says more"
+    why = "its file cannot be used: its examples are not those with which it joined; its own screen says more"
     assert any(why in line for line in made.lines), made.lines
 
 
@@ -759,6 +755,12 @@ def test_columns_that_differ_are_told_by_name_with_the_fix(tables):
     )
 
 
+def test_another_target_is_told_by_name(tables):
+    made = tables(readings={"f": Reading("age", ignore=["sold"])}, clients=5, rounds=1)
+    assert made.serve().by_client.names == list("abcde")
+    assert any(line.startswith("left client f out: its target is age, at other sites sold") for line in made.lines)
+
+
 def test_a_wrong_column_at_a_site_that_is_needed_is_told_at_once(tables, tmp_path, capfd):
     """In the run's log, in its status and on the site's own screen, while the run waits; corrected, the site joins."""
     made = tables(readings={"f": Reading("sold", {"age": "years"})}, clients=6, rounds=1)
@@ -769,7 +771,7 @@ def test_a_wrong_column_at_a_site_that_is_needed_is_told_at_once(tables, tmp_pat
         shown = capfd.readouterr().err
         if "the server cannot use this node: these columns are not in both its table and the others': age" in shown:
             seen.append(json.loads((tmp_path / "out" / "status.json").read_text())["sites"]["f"]["left_out"])
-            good.write(Path(config["reading"]))
+            config["reading"] = json.dumps(asdict(good))
             made.grid.stamps[106] = "restarted"
 
     look = made.grid.get_nodes

@@ -1,16 +1,13 @@
-"""Trackers of a federation's run: asked for on the command line, made in the run's own process."""
+"""Trackers of a federation's run, made in the run's own process."""
 
 import csv
 import json
-import os
-import stat
 from statistics import fmean
 
 import pytest
 
 from kinfed.cli import main
-from kinfed.errors import RunError, UsageError
-from kinfed.flower.server import federation_trackers
+from kinfed.errors import RunError
 from kinfed.flower.server.server import serve
 from kinfed.flower.wire.transport import GridTransport
 from kinfed.runs import trackers
@@ -44,14 +41,15 @@ def out(tmp_path, monkeypatch):
     monkeypatch.setattr(trackers, "PICTURES", 0)
     folder = tmp_path / "followed"
     folder.mkdir()
-    monkeypatch.chdir(tmp_path)
-    federation_trackers.ask(folder, ["mine.py:Mine"])
-    monkeypatch.chdir("/")  # the run's process works in another folder
     return folder
 
 
-def carry_out(trial, out, log=lambda text: None):
-    return serve(trial.planned, GridTransport(trial.grid), out, log=log, poll=0.001)
+def carry_out(trial, out, log=lambda text: None, track=()):
+    return serve(trial.planned, GridTransport(trial.grid), out, log=log, poll=0.001, track=track)
+
+
+def own(out):
+    return [f"{out.parent / 'mine.py'}:Mine"]
 
 
 def sent(out, kind):
@@ -66,8 +64,8 @@ def test_a_federations_run_is_followed_and_a_resumed_one_goes_on(trial, out):
             raise RunError("the process ended")
 
     with pytest.raises(RunError, match="the process ended"):
-        carry_out(trial, out, stop)
-    carry_out(trial, out)
+        carry_out(trial, out, stop, own(out))
+    carry_out(trial, out)  # resumed, it is followed as before
     assert [one["round"] for one in sent(out, "round")] == [1, 2, 3, 4]
     assert [one["end"] for one in sent(out, "end")] == ["failed", "finished"]
     with (out / "history.csv").open(newline="") as file:
@@ -83,7 +81,7 @@ def test_a_federations_run_is_followed_and_a_resumed_one_goes_on(trial, out):
 
 def test_a_tracker_that_is_away_holds_up_nobody(trial, out, recwarn, capsys):
     (out / "away").touch()
-    assert carry_out(trial("fedavg", rounds=2), out).rounds == 2
+    assert carry_out(trial("fedavg", rounds=2), out, track=own(out)).rounds == 2
     (said,) = [str(one.message) for one in recwarn if "Mine" in str(one.message)]
     assert said.endswith("fails, and the run goes on without: ConnectionError: nobody answers")
     (out / "config.toml").write_text("rounds = 2\n")
@@ -101,11 +99,8 @@ def test_a_real_mlflow_server_has_every_round_of_a_federation(trial, tmp_path, m
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "sites")
     out = tmp_path / "followed"
     out.mkdir()
-    federation_trackers.ask(out, ["mlflow"])
-    monkeypatch.delenv("MLFLOW_TRACKING_URI")  # the run's process has another environment
-    monkeypatch.delenv("MLFLOW_EXPERIMENT_NAME")
     start()
-    carry_out(trial("fedaghn", rounds=4), out)
+    carry_out(trial("fedaghn", rounds=4), out, track=["mlflow"])
     client = MlflowClient(address)
     (run,) = client.search_runs([client.get_experiment_by_name("sites").experiment_id])
     assert run.info.status == "FINISHED"
@@ -114,22 +109,3 @@ def test_a_real_mlflow_server_has_every_round_of_a_federation(trial, tmp_path, m
     sent = client.get_metric_history(run.info.run_id, "test/accuracy/mixed")
     assert [one.step for one in sent] == rounds.tolist() == [1, 2, 3, 4]
     assert [one.value for one in sent] == pytest.approx(scores.mean(1).tolist(), rel=1e-6)
-
-
-def test_what_trackers_need_of_the_environment_goes_along_and_is_private(tmp_path, monkeypatch):
-    pytest.importorskip("mlflow")
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://ada:secret@127.0.0.1:1")
-    federation_trackers.ask(tmp_path, ["mlflow"])
-    assert stat.S_IMODE((tmp_path / federation_trackers.FILE).stat().st_mode) == 0o600
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", "")
-    assert federation_trackers.asked(tmp_path) == ["mlflow"]
-    assert os.environ["MLFLOW_TRACKING_URI"] == "http://ada:secret@127.0.0.1:1"
-
-
-def test_trackers_that_cannot_be_used_are_refused_before_anything_is_begun(tmp_path):
-    with pytest.raises(UsageError, match="did you mean 'tensorboard'"):
-        federation_trackers.ask(tmp_path, ["tensorbord"])
-    assert federation_trackers.asked(tmp_path) == []
-    (tmp_path / federation_trackers.FILE).write_text("{")
-    with pytest.raises(RunError, match="delete it to go on without trackers"):
-        federation_trackers.asked(tmp_path)

@@ -348,7 +348,7 @@ def _run(args: argparse.Namespace, console: Console) -> None:
     _prepare()
     from ..data.graph_files import GraphFile
     from ..flower.programs import follow, superlink
-    from ..flower.server import federation_trackers, plan
+    from ..flower.server import plan
 
     trackers.check(args.track)
     if args.resume is not None and args.beside is not None:
@@ -386,9 +386,8 @@ def _run(args: argparse.Namespace, console: Console) -> None:
             table["flower"]["graph"] = parts.plain(dataclasses.replace(links, path=str(Path(links.path).resolve())))
         make_folder(out)
         experiment.write(table, out / "config.toml")
-    federation_trackers.ask(out, args.track)
     report = (lambda text: None) if args.quiet else _printer(console)
-    summary = follow.run(Path(args.home), out, report)
+    summary = follow.run(Path(args.home), out, report, args.track)
     show(summary, args, console)
     if (each := summary.cost.bytes_per_client_and_round) and args.verbose:
         report(f"bytes per client and round: {each['down']:,} down, {each['up']:,} up (see bytes.csv)")
@@ -487,7 +486,9 @@ def _of_run(run: dict[str, Any]) -> str:
         line += f"; continue it: kinfed flower run --resume {run['out']}"
     means = run["scores"].get("means", {})
     if means:
-        line += f"\nafter round {run['scores']['round']}: " + ", ".join(f"{k} {v:.4g}" for k, v in means.items())
+        main = next(iter(means)).split("/")[1]  # the task's own score; --json has all
+        told = [f"{name} {mean:.4g}" for name, mean in means.items() if name.split("/")[1] == main]
+        line += f"\nafter round {run['scores']['round']}: {', '.join(told)}"
     return line
 
 

@@ -3,7 +3,7 @@
 import json
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ...core.summary import Summary
@@ -19,10 +19,11 @@ ATTEMPTS = 3  # times in a row that a run may end without a reason and without a
 DIED = "the process of the run has ended"
 
 
-def run(home: Path, out: Path, report: Report) -> Summary:
+def run(home: Path, out: Path, report: Report, track: Sequence[str] = ()) -> Summary:
     """Start the run of out/config.toml, follow it to its end, and return its summary; raises RunError if it fails.
 
-    A run that ends without a reason, because its process was killed, is resumed where it stopped.
+    A run that ends without a reason, because its process was killed, is resumed where it stopped. `track` names what
+    follows it; one that is resumed is followed by what did before, unless others are named.
     """
     last = superlink.started(home)
     for line in keys.endings(Path(last.ca).parent) if last and last.ca else []:
@@ -36,7 +37,7 @@ def run(home: Path, out: Path, report: Report) -> Summary:
             if pid:
                 report("the run is in progress; following it")
             else:
-                pid = _start(home, out)
+                pid = _start(home, out, track)
             lines = follow(out, pid, report)
         except KeyboardInterrupt as stop:
             if pid := ending.process(out):
@@ -54,13 +55,13 @@ def run(home: Path, out: Path, report: Report) -> Summary:
         report(f"{DIED}; another one continues after the last complete round")
 
 
-def _start(home: Path, out: Path) -> int:
+def _start(home: Path, out: Path, track: Sequence[str] = ()) -> int:
     """Start the process of a run; returns its number."""
     make_folder(home / "flwr")
     with held(), (out / "process.log").open("ab") as log:  # or a run that has started could not be stopped
         path = out / ending.JOURNAL
         path.touch()
-        process = start(ending.PROGRAM, str(home.resolve()), str(out.resolve()), home=home / "flwr", log=log)
+        process = start(ending.PROGRAM, str(home.resolve()), str(out.resolve()), *track, home=home / "flwr", log=log)
         with replacing(out / ending.FILE) as part:
             part.write_text(json.dumps({"pid": process.pid, "begin": path.stat().st_size}))
         with replacing(home / superlink.LAST) as part:

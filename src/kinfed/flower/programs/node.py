@@ -17,7 +17,7 @@ from ..site.gateway import Gateway, parted
 from ..site.policy import Policy
 from ..site.site import Site
 from ..site.site_reading import Reading
-from ..wire import audit, transport
+from ..wire import audit, messages, transport
 from ..wire.audit import AuditLog
 from ..wire.connection import Arrived, Connection
 from ..wire.link import Link
@@ -112,7 +112,7 @@ def _audited(site: Site | Gateway, arrived: Arrived, tell: Report, log: AuditLog
         log.note("sent", link.address, arrived.kind.partition(".")[2], reply)
     except RunError as problem:
         tell(str(problem))
-        return Message({"client": site.name, "refused": f"client {site.name}: its audit log cannot be written"}, {})
+        return messages.refusal(site.name, "its audit log cannot be written")
     return reply
 
 
@@ -120,14 +120,14 @@ def _answer(site: Site | Gateway, arrived: Arrived, tell: Report) -> Message:
     """The site's reply to a message."""
     kind = {name: kind for kind, name in transport.KINDS.items()}.get(arrived.kind)
     if kind is None or arrived.content is None:
-        why = f"client {site.name}: the message {arrived.kind!r:.40} cannot be read, or asks for what no site does"
-        tell(why)
-        return Message({"client": site.name, "refused": why}, {})
+        why = f"the message {arrived.kind!r:.40} cannot be read, or asks for what no site does"
+        tell(f"client {site.name}: {why}")
+        return messages.refusal(site.name, why)
     try:
         message = transport.unpack(arrived.content)
     except UsageError as problem:
         tell(str(problem))
-        return Message({"client": site.name, "refused": f"client {site.name}: {problem}"}, {})
+        return messages.refusal(site.name, problem)
     if "refused" in message.words:
         tell(f"the server cannot use this node: {message.words['refused']}")
     parts = message.words.get("bundle")

@@ -1,6 +1,6 @@
 """The process of a run: it carries out the run of a folder, at the SuperLink.
 
-    python -m kinfed.flower.programs.runner HOME OUT
+    python -m kinfed.flower.programs.runner HOME OUT TRACKER ...
 
 It asks the SuperLink for a run and takes that run's task itself, so that the task's token is in no other process and on
 no command line. What the run's user should see, and how it ended, is in its folder, see `ending`.
@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
 CALLS = 60.0  # seconds within which the SuperLink must answer a call
 
 
-def main(home: Path, out: Path) -> None:
+def main(home: Path, out: Path, track: Sequence[str]) -> None:
     """Carry out the run of a folder, and note how it ended; if the SuperLink gave it up meanwhile, nothing is noted."""
     os.umask(0o077)
     with (out / ending.JOURNAL).open("a", encoding="utf-8") as journal, heard():
@@ -46,7 +46,7 @@ def main(home: Path, out: Path) -> None:
                 raise RunError(f"no SuperLink of {home} is running; start it: kinfed flower up")
             flower = flower_names.load("run")
             with _grid(home, last.link, out, flower) as grid:
-                server_app.carry_out(grid, out, str(Path(last.ca).parent) if last.ca else "", log)
+                server_app.carry_out(grid, out, str(Path(last.ca).parent) if last.ca else "", log, track)
             ending.note(out, ended="finished")
         except Terminated:
             ending.note(out, ended="stopped")
@@ -116,4 +116,4 @@ def _bundle(out: Path, flower: Any) -> Any:
 
 
 if __name__ == "__main__":
-    main(*map(Path, sys.argv[1:]))
+    main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:])

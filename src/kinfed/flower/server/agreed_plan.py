@@ -88,6 +88,12 @@ def fitting(broker: Broker, facts: Words) -> list[str]:
 
 def _other(words: Words, facts: Words) -> str:
     """Why a site's examples do not fit."""
+    mine, theirs = (_targets(one) for one in (words, facts))
+    if mine and theirs and mine != theirs:
+        return (
+            f"its target is {mine}, at other sites {theirs}; name that with --target, or rename its own with --column "
+            "THEIRS=OURS"
+        )
     own, others = set(words["columns"]), set(facts["columns"])
     if own != others:
         fixes = ["rename its own with --column THEIRS=OURS"] * bool(others - own)
@@ -104,7 +110,23 @@ def _other(words: Words, facts: Words) -> str:
                 f"its covariates of --{name} are {', '.join(said[name]) or 'none'}, at other sites {theirs}; give the "
                 "same at all sites"
             )
-    return (
-        f"its examples are {words.get('shape')} with {words.get('task')}, those of the federation "
-        f"{facts['shape']} with {facts['task']}"
-    )
+    return f"its examples are {_examples(words)}, at other sites {_examples(facts)}"
+
+
+def _targets(words: Words) -> str:
+    """The columns to predict; none of arrays."""
+    if "series" in words:
+        return str(words["columns"][0])
+    return ", ".join(words.get("table", words.get("agreed", {})).get("targets", []))
+
+
+def _examples(words: Words) -> str:
+    """What examples are, as a site or the federation says it."""
+    agreed = words.get("agreed", {})
+    if "series" in words or "past" in agreed:
+        past, ahead = agreed.get("past", words["shape"][0]), agreed.get("horizon", words["outputs"])
+        dated = agreed.get("dated", words.get("series", {}).get("dated"))
+        return f"windows of {past} readings with {ahead} ahead and {'dates' if dated else 'numbers'} as times"
+    task = words["task"]
+    what = f"{task['classes']:,} classes" if "classes" in task else "numbers as targets"
+    return f"{words['shape']} with {what}"

@@ -168,8 +168,8 @@ class Broker:
         self._request = None
         self._forget(request)
         if 0 < request.missing <= len(request.awaited):
-            raise RunError(too_few(messages, request.replies, needed))
-        if request.waiting:
+            raise RunError(too_few(messages, request.replies, needed, {}))
+        if request.waiting and request.missing <= len(request.awaited):  # or the request is over as others refused
             self._report_waiting(request.waiting)
         return request.replies
 
@@ -308,12 +308,13 @@ class Broker:
         return [(one, parts.get(self._flights[one].client, none)) for one in own]
 
 
-def too_few(requested: Collection[str], replied: Collection[str], needed: int) -> str:
-    """The error if fewer than needed of the clients gave a usable reply."""
+def too_few(requested: Collection[str], replied: Collection[str], needed: int, problems: Mapping[str, str]) -> str:
+    """The error if fewer than needed of the clients gave a usable reply; it names those with problems, or all."""
     good = set(requested) & set(replied)
+    others = set(requested) - good
     return (
         f"only {len(good)} of {len(requested)} clients gave a usable reply, but {needed} must; check "
-        f"{_list(set(requested) - good)} and continue with --resume"
+        f"{_list({client for client in others if problems.get(client)} or others)} and continue with --resume"
     )
 
 

@@ -102,11 +102,12 @@ class FlowerFleet:
         norms = {name: validation.norm(upload) for name, upload in uploads.items()}
         for name, why in validation.too_large(norms, self._norms, self.deployment.norm_bound).items():
             self.broker.log(f"left client {name} out: {why}")
+            self.broker.problems[name] = why
             del uploads[name], norms[name]
         needed = max(1, math.ceil(self.deployment.quorum * len(likes)))
         if len(uploads) < needed:
             self._skipped += 1
-            why = too_few(likes, uploads, needed)
+            why = too_few(likes, uploads, needed, self.broker.problems)
             if self._skipped == SKIPS:
                 raise RunError(f"round {round + 1}, the {SKIPS}rd in a row: {why}")
             return self._skip(round, cohort, why.partition(" and continue")[0])
@@ -164,7 +165,7 @@ class FlowerFleet:
         invited = {name: self._invite(name) for name in names}
         replies = dict(sorted(self.broker.request("join", invited, needed, problem=problem).items()))
         if len(replies) < needed:
-            raise RunError(too_few(invited, replies, needed))
+            raise RunError(too_few(invited, replies, needed, self.broker.problems))
         if not replies:
             return []
         statistics = [trees.unpack(reply.arrays, like, "client_statistics/") for reply in replies.values()]

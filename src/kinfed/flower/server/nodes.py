@@ -96,7 +96,7 @@ class Nodes:
         due = [
             node
             for node in (self.online.keys() - met | self._unaware.keys()) & self.online.keys() - busy
-            if now >= self._next.get(node, 0.0)
+            if now >= self._next.get(node, 0.0) or self._greeted.get(node, stamps[node]) != stamps[node]
         ]
         greetings = []
         for node in due:

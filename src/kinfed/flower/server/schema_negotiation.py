@@ -113,7 +113,7 @@ class Describing:
         asked = {client: Message(words, {}) for client in clients}
         replies = self.broker.request("describe", asked, needed, problem=problem)
         if len(replies) < needed:
-            raise RunError(too_few(asked, replies, needed))
+            raise RunError(too_few(asked, replies, needed, self.broker.problems))
         return replies
 
     def _shares(self, rows: dict[str, int]) -> dict[str, float]:

@@ -3,7 +3,7 @@
 import fcntl
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -35,7 +35,7 @@ from ...verdict.verdict import Verdict
 from ..wire import audit, messages
 from ..wire.audit import AuditedTransport, AuditLog
 from ..wire.messages import Message, Words
-from . import federation_trackers, plan, schema_negotiation
+from . import plan, schema_negotiation
 from . import site_references as beside
 from .agreed_plan import agree, fitting
 from .broker import Broker
@@ -64,10 +64,12 @@ def serve(
     log: Log = print,
     poll: float = 0.2,
     members: Callable[[], Mapping[bytes, str]] | None = None,
+    track: Sequence[str] = (),
 ) -> Summary:
     """Run the federation, or resume the one in the folder `out`, and return its summary.
 
-    `members` gives at any time the public keys that may take part; without it anyone online may. The folder receives
+    `members` gives at any time the public keys that may take part; without it anyone online may. `track` names what
+    follows the run, as for `kinfed run`. The folder receives
     what any run's folder holds, except models and private states: these stay at the sites. Raises UsageError for
     requests that cannot work and RunError if too few sites take part; the checkpoint of the last round is kept.
     """
@@ -87,7 +89,7 @@ def serve(
             def beside(other: Plan, folder: Path, told: Log) -> Summary:
                 return serve(other, transport, folder, told, poll, members)
 
-            summary = _Run(planned, broker, out, log, watch).run(beside)
+            summary = _Run(planned, broker, out, log, watch).run(beside, track)
         except Exception as problem:
             watch.write("failed", messages.plain(problem))
             raise
@@ -140,7 +142,7 @@ class _Run:
         self.method = self._wrapped(inner)
         self.at = Progress(0, None, None, 0.0)  # after the last complete round
 
-    def run(self, serve: beside.Serve) -> Summary:
+    def run(self, serve: beside.Serve, track: Sequence[str]) -> Summary:
         """Run all rounds that are left, have the sites compare, and write the results; `serve` runs what is beside."""
         if self.resumed:
             self._restore()
@@ -155,8 +157,7 @@ class _Run:
         if self.at.done:
             self._evaluate_again()
         origin, layers = Explains.of(self.method).origin_of(self.roster), self._layers()
-        names = federation_trackers.asked(self.out)
-        with followed(names, self.folder, self.rounds.count, origin, layers) as self.follow:
+        with followed(track, self.folder, self.rounds.count, origin, layers) as self.follow:
             self._train()
             if not self.history.rounds:
                 raise RunError(

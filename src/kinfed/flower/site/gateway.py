@@ -97,8 +97,9 @@ class Gateway:
             parts = messages.unbundle(message)
         except UsageError as problem:
             self._report(str(problem))
-            return Message({"client": self.name, "refused": f"client {self.name}: {problem}"}, {})
-        strange = {client: self._unknown(client) for client in parts.keys() - self.sites.keys()}
+            return messages.refusal(self.name, problem)
+        unknown = parts.keys() - self.sites.keys()
+        strange = {client: messages.refusal(client, "it is not at this site") for client in unknown}
         known = {client: part for client, part in parts.items() if client in self.sites}
         if kind == "round":
             return messages.bundle(strange | self._round(known))
@@ -116,9 +117,6 @@ class Gateway:
                 self._report(text)
 
         return tell
-
-    def _unknown(self, client: str) -> Message:
-        return Message({"client": client, "refused": f"client {client}: it is not at this site"}, {})
 
     def _round(self, parts: Mapping[str, Message]) -> dict[str, Message]:
         """A round of several clients: those that do the same are computed as one batch."""

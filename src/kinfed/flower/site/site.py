@@ -112,7 +112,7 @@ class Site:
             traceback.print_exc()
             self._report(f"client {self.name}: {type(problem).__name__}: {problem}")
             why = f"unexpected {type(problem).__name__}"  # what it says may be of the site's examples
-        return Message({"client": self.name, "refused": f"client {self.name}: {why}"}, {})
+        return messages.refusal(self.name, why)
 
     def _hello(self, message: Message) -> Message:
         data = site_examples.find(self._data, self.name, self._reading)

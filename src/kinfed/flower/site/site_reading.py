@@ -1,8 +1,7 @@
 """How a site's operator wants its file read: which columns, under which names, and what may be told of them."""
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -15,8 +14,7 @@ from ...data.tables.frame import Frame
 from ...data.tables.open_table import open_table
 from ...data.tables.owners import Owners
 from ...data.tables.row_examples import column_kind
-from ...errors import Fault, RunError, UsageError
-from ...files import replacing
+from ...errors import Fault, UsageError
 from ..wire.messages import Words
 from .drawn_rows import Disclosure
 
@@ -65,19 +63,6 @@ class Reading(FormatSettings):
     def targets(self, frame: Frame) -> list[str]:
         """The columns to predict: several, with commas between, if no column has the whole name."""
         return [self.target] if self.target in frame.columns else [name.strip() for name in self.target.split(",")]
-
-    def write(self, path: Path) -> None:
-        """Write the settings to a file, which `read` reads."""
-        with replacing(path) as part:
-            part.write_text(json.dumps(asdict(self)))
-
-    @classmethod
-    def read(cls, path: Path) -> "Reading":
-        """The settings in a file; raises RunError if it is not what `write` wrote."""
-        try:
-            return cls(**json.loads(path.read_text()))
-        except (OSError, ValueError, TypeError) as problem:
-            raise RunError(f"{path} cannot be read ({problem}); start the node again") from None
 
 
 @dataclass(frozen=True)

@@ -41,6 +41,11 @@ class Message(NamedTuple):
     arrays: dict[str, Tensor]
 
 
+def refusal(client: str, why: object) -> Message:
+    """What a client replies that cannot, or will not, do what is asked."""
+    return Message({"client": client, "refused": str(why)}, {})
+
+
 def put(tree: Tree, message: Message, part: str) -> None:
     """Add a tree to a message under the name of a part, such as "upload"."""
     message.words[part] = describe(tree)

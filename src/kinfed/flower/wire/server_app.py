@@ -2,7 +2,7 @@
 
 import json
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -32,13 +32,13 @@ def bundle(settings: dict[str, Any]) -> dict[str, Any]:
     return {"project": project, "tool": {"flwr": {"app": table}}}
 
 
-def carry_out(grid: Grid, out: Path, folder: str, log: Callable[[str], None]) -> Summary:
+def carry_out(grid: Grid, out: Path, folder: str, log: Callable[[str], None], track: Sequence[str] = ()) -> Summary:
     """Carry out the run of the folder `out` among the members whose keys are in `folder`, or whoever is connected."""
     # Where the run's user sees it.
     warnings.showwarning = lambda message, *rest, **more: log(f"warning: {plain(str(message))}")
     planned = plan.resolve(experiment.read(str(out / "config.toml"), []))
     members = (lambda: keys.members(Path(folder))) if folder else None
-    return serve(planned, GridTransport(grid), out, log, members=members)
+    return serve(planned, GridTransport(grid), out, log, members=members, track=track)
 
 
 def write(folder: Path, raw: dict[str, Any], reading: Reading) -> None:

@@ -20,7 +20,7 @@ from ..site.site import Site
 from ..site.site_reading import Reading
 from ..wire import audit
 from . import transport
-from .messages import Message, plain
+from .messages import plain, refusal
 
 app = ClientApp()
 
@@ -37,16 +37,17 @@ def reply(kind: str, envelope: Envelope, context: Context) -> Envelope:
         answer = site.reply(kind, message)
         audit.AuditLog(audit.of_site(site.folder.parent, name)).note("sent", "the SuperLink", kind, answer)
     except (UsageError, RunError) as problem:
-        answer = Message({"client": name, "refused": f"client {name}: {problem}"}, {})
-        _print(answer.words["refused"])
+        answer = refusal(name, problem)
+        _print(f"client {name}: {problem}")
     return Envelope(transport.pack(answer), reply_to=envelope)
 
 
 def _site(node: Mapping[str, Any], run: Mapping[str, Any]) -> Site:
     """The site of a node, by its own settings; in a simulation, whose nodes have numbers, by those of the run.
 
-    A node's: `data`, and perhaps `client-id` (the name of that file), `state-dir`, `device`, `code`, `policy`, and of a
-    table `target`, `time` or `ignore`. A run's: `data`, a folder of one file a client, and `reading`.
+    A node's: `data`, and perhaps `client-id` (the name of that file), `state-dir`, `device`, `code`, `policy`,
+    `reading` as JSON, and of a table `target`, `time` or `ignore`. A run's: `data`, a folder of one file a client, and
+    `reading`.
     """
     data = str(node.get("data", ""))
     if not data and run.get("data") and "partition-id" in node:
@@ -61,9 +62,7 @@ def _site(node: Mapping[str, Any], run: Mapping[str, Any]) -> Site:
         )
     name = str(node.get("client-id", "") or Path(data).stem)
     check_name(name)
-    reading = Reading(**json.loads(str(run.get("reading") or "{}")))
-    if settings := str(node.get("reading", "")):
-        reading = Reading.read(Path(settings))
+    reading = Reading(**json.loads(str(node.get("reading") or run.get("reading") or "{}")))
     own: dict[str, Any] = {key: str(node[key]) for key in ("target", "time") if key in node}
     own |= {"ignore": str(node["ignore"]).split(",")} if "ignore" in node else {}
     code = [Path(line) for line in str(node.get("code", "")).splitlines()]
