@@ -239,7 +239,7 @@ def test_two_nodes_cannot_be_the_same_client(world):
     clock.sleep(5)
     broker.request("round", requests("ab"))
     assert [line for line in lines if "node 7" in line] == [
-        "cannot use the node 7: client b is already at another node; give every site its own name"
+        "cannot use the node 7 (b): client b is already at another node; give every site its own name"
     ]
     assert sum(client == "b" and kind == "round" for client, kind, _ in transport.sent) == 2
 
@@ -249,7 +249,7 @@ def test_another_version_of_kinfed_is_refused(world):
     transport.versions["b"] = "0.0.9"
     meet(broker, "a")
     assert set(broker.nodes.clients) == {"a"}
-    assert any(f"cannot use the node 2: it runs kinfed 0.0.9, the server {__version__}" in line for line in lines)
+    assert any(f"cannot use the node 2 (b): it runs kinfed 0.0.9, the server {__version__}" in line for line in lines)
 
 
 def test_a_node_that_breaks_down_is_tried_three_times_and_then_left_out(world):

@@ -111,3 +111,9 @@ def test_a_run_that_fails_writes_down_why(trial, monkeypatch):
         trial.serve()
     words = json.loads((trial.folder / "out" / status.FILE).read_text())
     assert (words["state"], words["why"]) == ("failed", "the disk is full")
+
+
+def test_a_removed_site_is_away_though_it_called_just_now(home, runs, monkeypatch):
+    (home / "keys" / "sites" / "ann").rename(home / "keys" / "ann")
+    monkeypatch.setattr(Link, "ask", lambda self, path, secret: {"1": time.time()})
+    assert status.read(home)["sites"]["ann"]["online"] is False

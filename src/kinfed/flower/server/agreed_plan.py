@@ -117,7 +117,7 @@ def _targets(words: Words) -> str:
     """The columns to predict; none of arrays."""
     if "series" in words:
         return str(words["columns"][0])
-    return ", ".join(words.get("table", words.get("agreed", {})).get("targets", []))
+    return ", ".join((words.get("table") or words.get("agreed") or {}).get("targets", []))
 
 
 def _examples(words: Words) -> str:

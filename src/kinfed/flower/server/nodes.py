@@ -125,7 +125,8 @@ class Nodes:
             self._refused[node] = known.stamp, why
             self._unaware[node] = why
             self._next[node] = now + RETRY
-            self.log(f"cannot use the node {f'of {known.name}' if known.name else node}: {why}")
+            who = f"of {known.name}" if known.name else f"{node} ({messages.plain(words.get('client'))})"
+            self.log(f"cannot use the node {who}: {why}")
 
     def _meet_client(self, node: int, known: Node, words: Words) -> str:
         """Take note of a client at a node; returns why it cannot take part."""

@@ -40,13 +40,15 @@ def read(home: Path) -> dict[str, Any]:
     running = link is not None and is_alive(link.pid, superlink.PROGRAM)
     run, sites = _run(home), {}
     nodes = _members(link)  # the fingerprint of the key by which each site calls
+    members = {*nodes.values()}
     if run is not None:
         sites = run.pop("sites", {})
         own = {name: str(site.pop("node", "")) or nodes.get(name, "") for name, site in sites.items()}
         others = {name: node for name, node in nodes.items() if node not in own.values()}  # no gateways of these
         nodes = own | others
     heard = link.link.ask(hardening.PRESENCE.decode(), secret(home)) if link and running else {}
-    online = {name: time.time() - heard.get(node, 0.0) < SILENT for name, node in nodes.items()}
+    there = {node for node, at in heard.items() if time.time() - at < SILENT and (not members or node in members)}
+    online = {name: node in there for name, node in nodes.items()}
     return {
         "superlink": {"address": link.address if link else "", "running": running},
         "run": run,
