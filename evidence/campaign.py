@@ -41,8 +41,8 @@ from kinfed.errors import explain
 from kinfed.files import make_folder, replacing
 from kinfed.interrupts import Terminated, heard
 from kinfed.runs.config.experiment import Experiment
-from kinfed.runs.launch import check_same
-from kinfed.runs.pool import Launch, side_by_side
+from kinfed.runs.launch import Job, check_same, run_job
+from kinfed.runs.pool import side_by_side
 from kinfed.runs.run_folder import RunFolder
 from kinfed.simulation.devices import pick_device
 from kinfed.simulation.precision import PRECISIONS
@@ -136,40 +136,39 @@ class Work:
             self.folder.models.unlink(missing_ok=True)
 
     def job(self, data):
-        return Unit(self.experiment.table, self.folder.path, data, self.entry.precision)
+        return Unit(Job(self.name, self.experiment, self.folder.path), data, self.entry.precision)
 
 
 @dataclass(frozen=True)
-class Unit(Launch):
-    """A run as a job for a process of its own."""
+class Unit:
+    """A run as a task for a process of its own."""
 
+    job: Job
+    data: Path | None
     precision: str | None = None
 
-    def work(self, execution):
-        how, folder = replace(execution, precision=self.precision), RunFolder(self.folder)
-        with alone(self.folder):  # a process of a campaign that was killed may still be saving
+    def __call__(self, execution):
+        how, folder = replace(execution, precision=self.precision, keep_state=False), RunFolder(self.job.folder)
+        with alone(folder.path):  # a process of a campaign that was killed may still be saving
             try:
-                super().work(how)
+                run_job(self.job, how, self.data)
             except ForeignError:
-                say(f"anew    {self.folder}: its checkpoint is broken, or of another version of kinfed, and is deleted")
+                say(f"anew    {folder}: its checkpoint is broken, or of another version of kinfed, and is deleted")
                 folder.checkpoint.unlink(missing_ok=True)
-                super().work(how)
+                run_job(self.job, how, self.data)
         folder.models.unlink(missing_ok=True)
 
 
 @dataclass(frozen=True)
 class Program:
-    """A program beside this file as a job: `name` is its file and its options."""
+    """A program beside this file as a task: `name` is its file and its options."""
 
     name: str
 
     def job(self, data):
         return self
 
-    def is_done(self):
-        return False  # it finds out by itself
-
-    def work(self, execution):
+    def __call__(self, execution):
         command = [sys.executable, HERE / self.name.split()[0], *self.name.split()[1:]]
         with subprocess.Popen(command, start_new_session=True) as begun:
             try:
@@ -239,7 +238,7 @@ def expand(entries, asked, share=False):
             if share:
                 made.share(entry.precision)
             known = campaign_pages.published_seeds(asked.results / "tables" / entry.part, entry.scale)
-            for name, (experiment, path) in made.runs().items():
+            for name, experiment, path in ((job.name, job.experiment, job.folder) for job in made.runs()):
                 cell, _, seed = name.rpartition(", seed ")
                 method, _, column = cell.partition(" on ")
                 published = int(seed) in known.get((column, method), ())
@@ -336,8 +335,8 @@ def unit(waiting, asked, seconds, ended):
                     elif problem is None:
                         remember(asked.keep / parts[name])
                     else:
-                        make_folder(jobs[name].folder)
-                        with replacing(jobs[name].folder / "failed.txt") as part:
+                        make_folder(place := jobs[name].job.folder)
+                        with replacing(place / "failed.txt") as part:
                             part.write_text(one_line(problem) + "\n")
     except Terminated:
         if not over:

@@ -165,15 +165,15 @@ def figures(monkeypatch):
 @pytest.fixture
 def second_run_interrupted(monkeypatch):
     """Ctrl-C comes when a command begins its second run, the first time that it does; the folders that were begun."""
-    from kinfed.runs import pool
+    from kinfed.runs import launch
 
-    once, begun = pool.once, []
+    run_job, begun = launch.run_job, []
 
-    def interrupted(experiment, folder, execution, data_dir):
-        begun.append(folder)
+    def interrupted(job, *how):
+        begun.append(job.folder)
         if len(begun) == 2:
             raise KeyboardInterrupt
-        return once(experiment, folder, execution, data_dir)
+        return run_job(job, *how)
 
-    monkeypatch.setattr(pool, "once", interrupted)
+    monkeypatch.setattr(launch, "run_job", interrupted)
     return begun

@@ -24,7 +24,7 @@ from kinfed.models import MODELS
 from kinfed.runs.config import experiment as config
 from kinfed.runs.config import parts, plugins
 from kinfed.runs.config.experiment import Experiment
-from kinfed.runs.launch import check_same
+from kinfed.runs.launch import Job, check_same
 from kinfed.runs.run_folder import Array, RunFolder, followed
 from kinfed.verdict.graph_quality import group_weights, rand_by_round
 
@@ -240,27 +240,27 @@ class Reproduction:
         first = next(one for one in self.protocol.columns.values() if one.changes == column.changes)
         return self.out / "runs" / first.name / row.name
 
-    def runs(self) -> dict[str, tuple[Experiment, Path]]:
-        """Every requested run: by name, its experiment and its folder. Of equal ones that are not begun, the first."""
-        result: dict[str, tuple[Experiment, Path]] = {}
+    def runs(self) -> list[Job]:
+        """Every requested run. Of equal ones that are not begun, the first."""
         known: dict[str, Path] = {}
-        for name, (one, folder) in self._requested().items():
-            first = known.setdefault(twins.identity(one.table), folder)
-            if first == folder or RunFolder(folder).is_begun:
-                result[name] = one, folder
-        return result
+        return [
+            job
+            for job in self._requested()
+            if job.folder == known.setdefault(twins.identity(job.experiment.table), job.folder)
+            or RunFolder(job.folder).is_begun
+        ]
 
-    def _requested(self) -> dict[str, tuple[Experiment, Path]]:
+    def _requested(self) -> list[Job]:
         """Every requested run; columns that read the same runs share them."""
-        result: dict[Path, tuple[str, Experiment]] = {}
+        result: dict[Path, Job] = {}
         for seed in range(self.count):
             for cell in self.cells():
                 if cell.experiment is not None:
                     folder = followed(self.folder(cell.row, cell.column) / f"seed-{seed}")
                     if folder not in result:
                         one = config.resolve({**cell.experiment.table, "seed": seed})
-                        result[folder] = f"{cell.row.name} on {cell.column.name}, seed {seed}", one
-        return {name: (one, folder) for folder, (name, one) in result.items()}
+                        result[folder] = Job(f"{cell.row.name} on {cell.column.name}, seed {seed}", one, folder)
+        return list(result.values())
 
     def share(self, precision: str | None = None) -> None:
         """Let requested runs that are not begun read a finished run of the same experiment, here or in a folder beside.
@@ -268,10 +268,10 @@ class Reproduction:
         Of equal ones among them the first is run. `precision` is what they would be run in.
         """
         known = twins.finished(self.out, precision)
-        for one, folder in self._requested().values():
-            first = known.setdefault(twins.identity(one.table), folder)
-            if first != folder and not RunFolder(folder).is_begun:
-                twins.point(folder, first)
+        for job in self._requested():
+            first = known.setdefault(twins.identity(job.experiment.table), job.folder)
+            if first != job.folder and not RunFolder(job.folder).is_begun:
+                twins.point(job.folder, first)
 
     def lines(self, failed: Mapping[str, str] | None = None) -> list[Line]:
         """The table as far as it is known: the requested cells, and any others that are finished in the folder.

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from kinfed.runs import pool
+from kinfed.runs.launch import Pool, run_all
 from kinfed.runs.run_folder import RunFolder
 from kinfed.simulation.execution import Execution
 from kinfed_papers.analyses.late import held_back
@@ -26,7 +26,7 @@ def lines(tmp_path, row, column, *metrics):
     numbers = {(column.dataset, column.setting, row.printed, metric): Number(0.5, None, "") for metric in metrics}
     table = Protocol("made.table", "", "", 1, "seeds", {row.name: row}, {column.name: column}, [], SHARED, numbers)
     made = Reproduction(table, tmp_path, None)
-    for outcome in pool.carry_out(made.runs(), Execution("loop"), 1, print):
+    for outcome in run_all(made.runs(), Pool(Execution("loop")), print):
         assert outcome.problem is None
     found = made.lines()
     assert [line.metric for line in found] == list(metrics)
@@ -62,7 +62,7 @@ def test_a_run_that_cannot_be_read_is_its_own_cells_failure(tmp_path):
     numbers = {("Digits", "iid", name, "accuracy_pct"): Number(50.0, None, "") for name in rows}
     table = Protocol("made.table", "", "", 2, "seeds", rows, {"digits": column}, [], SHARED | {"rounds": 1}, numbers)
     made = Reproduction(table, tmp_path, None)
-    assert [one.problem for one in pool.carry_out(made.runs(), Execution("loop"), 1, print)] == [None] * 4
+    assert [one.problem for one in run_all(made.runs(), Pool(Execution("loop")), print)] == [None] * 4
     whole = {line.row.name: line for line in made.lines()}
     (made.folder(rows["local"], column) / "seed-1" / "history.csv").write_text("round\n")
     broken = {line.row.name: line for line in made.lines()}
@@ -113,8 +113,8 @@ def test_a_mean_of_columns_is_of_runs_with_the_same_seed(tmp_path):
     for seed in (2, 9, 10):  # by name, 10 comes before 2
         for column in ("iid", "shards"):
             if (seed, column) != (9, "iid"):
-                one = {name: run for name, run in made.runs().items() if name == f"local on {column}, seed {seed}"}
-                assert [outcome.problem for outcome in pool.carry_out(one, Execution("loop"), 1, print)] == [None]
+                one = [job for job in made.runs() if job.name == f"local on {column}, seed {seed}"]
+                assert [outcome.problem for outcome in run_all(one, Pool(Execution("loop")), print)] == [None]
     iid, dealt, mean = (line.by_seed for name in columns for line in made.lines() if line.column.name == name)
     assert (list(iid), list(dealt), list(mean)) == ([2, 10], [2, 9, 10], [2, 10])
     assert mean == {seed: pytest.approx((iid[seed] + dealt[seed]) / 2) for seed in (2, 10)}
@@ -153,6 +153,6 @@ def test_columns_that_look_at_the_same_runs_share_them(tmp_path):
     rows = {"local": Row("local", "Local", "own")}
     numbers = {("Digits", "first", "Local", "weight_self"): Number(1, None, "")}
     made = Reproduction(Protocol("made.t", "", "", 2, "seeds", rows, columns, [], SHARED, numbers), tmp_path, None)
-    folders = [folder for _, folder in made.runs().values()]
+    folders = [job.folder for job in made.runs()]
     assert folders == [tmp_path / "runs" / c / "local" / f"seed-{s}" for s in (0, 1) for c in ("first", "other")]
     assert [line.status for line in made.lines()] == ["not run"] * 3

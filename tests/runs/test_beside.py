@@ -207,7 +207,7 @@ def test_a_seed_that_fails_takes_no_other_seed_away(tmp_path, monkeypatch, capsy
     assert main(["resume", str(tmp_path / "a")]) == 0
     assert (tmp_path / "a/summary.json").read_bytes() == before
     with pytest.raises(RunError, match=r"seed 1 failed: .*; delete .*/a to try again"):
-        launch.once(config.of_run(tmp_path / "a/config.toml"), tmp_path / "a")
+        launch.run_job(launch.Job("a", config.of_run(tmp_path / "a/config.toml"), tmp_path / "a"))
 
 
 def test_a_run_of_which_every_seed_fails_has_failed(tmp_path):

@@ -11,25 +11,26 @@ import pytest
 
 from kinfed.errors import RunError, UsageError
 from kinfed.runs.config import experiment as config
-from kinfed.runs.pool import carry_out
+from kinfed.runs.launch import Job, Pool, run_all
 from kinfed.runs.run_folder import RunFolder
 from kinfed.simulation.execution import Execution
 
 SMALL = ["rounds=2", "federation.clients=4", "federation.partition.groups=2", "model=linear"]
 MACHINE = Execution("vmap", checkpoint_seconds=0)
+ALONE, BESIDE = Pool(MACHINE), Pool(MACHINE, parallel=2)
 
 
 def asked(folder, **overrides):
     made = {name: config.resolve(config.read("local", [*SMALL, *more])) for name, more in overrides.items()}
-    return {name: (experiment, folder / name) for name, experiment in made.items()}
+    return [Job(name, experiment, folder / name) for name, experiment in made.items()]
 
 
 def test_side_by_side_every_run_ends_as_it_does_alone(tmp_path):
     several = {"a": ["seed=1"], "b": ["training.optimiser.lr=1e38"]}
     said = []
-    alone = {one.name: one for one in carry_out(asked(tmp_path / "1", **several), MACHINE, 1, said.append)}
+    alone = {one.name: one for one in run_all(asked(tmp_path / "1", **several), ALONE, said.append)}
     assert said == list(alone) == ["a", "b"]
-    beside = {one.name: one for one in carry_out(asked(tmp_path / "2", **several, c=[]), MACHINE, 2, said.append)}
+    beside = {one.name: one for one in run_all(asked(tmp_path / "2", **several, c=[]), BESIDE, said.append)}
     assert sorted(said[2:]) == sorted(beside) == ["a", "b", "c"]
     assert alone["a"].problem is beside["a"].problem is beside["c"].problem is None
     summaries = [RunFolder(one["a"].folder).read_summary() for one in (alone, beside)]
@@ -39,15 +40,15 @@ def test_side_by_side_every_run_ends_as_it_does_alone(tmp_path):
 
     # Nothing that is finished is done again, and nothing else goes into its folder.
     before = (tmp_path / "2" / "a" / "history.csv").stat().st_mtime_ns
-    again = list(carry_out(asked(tmp_path / "2", a=["seed=1"]), MACHINE, 2, said.append))
+    again = list(run_all(asked(tmp_path / "2", a=["seed=1"]), BESIDE, said.append))
     assert [(one.name, one.problem) for one in again] == [("a", None)]
     assert said[5:] == []
     assert (tmp_path / "2" / "a" / "history.csv").stat().st_mtime_ns == before
     with pytest.raises(UsageError, match="holds another experiment"):
-        next(carry_out(asked(tmp_path / "2", e=[], a=["seed=3"]), MACHINE, 2, said.append))
+        next(run_all(asked(tmp_path / "2", e=[], a=["seed=3"]), BESIDE, said.append))
     assert not (tmp_path / "2" / "e").exists()
     with pytest.raises(UsageError, match="jobs counts parallel runs, so it must be at least 1; got 0"):
-        next(carry_out({}, MACHINE, 0, said.append))
+        next(run_all([], Pool(MACHINE, parallel=0), said.append))
 
 
 def _wait_for(path, seconds=60):
@@ -62,14 +63,15 @@ import sys
 from pathlib import Path
 from kinfed.runs.config import experiment as config
 from kinfed.interrupts import heard
-from kinfed.runs.pool import carry_out
+from kinfed.runs.launch import Job, Pool, run_all
 from kinfed.simulation.execution import Execution
 small = sys.argv[2:]
-both = {n: (config.resolve(config.read("local", [*small, f"seed={n}"])), Path(sys.argv[1]) / n) for n in "12"}
+made = {n: config.resolve(config.read("local", [*small, f"seed={n}"])) for n in "12"}
+both = [Job(name, one, Path(sys.argv[1]) / name) for name, one in made.items()]
 if __name__ == "__main__":
     machine = Execution("vmap", checkpoint_seconds=0)
     with heard():
-        for one in carry_out(both, machine, 2, lambda name: None):
+        for one in run_all(both, Pool(machine, parallel=2)):
             print(one.name, one.problem, flush=True)
 """
 
@@ -98,7 +100,7 @@ def test_when_it_is_interrupted_or_killed_its_processes_end_and_leave_what_can_b
 
 def test_a_run_whose_process_is_killed_is_told_and_the_others_go_on(tmp_path):
     both = asked(tmp_path, long=["rounds=1000000", "evaluate_every=100"], short=[])
-    with closing(carry_out(both, MACHINE, 2, lambda name: None)) as outcomes:
+    with closing(run_all(both, BESIDE)) as outcomes:
         assert next(outcomes)[::2] == ("short", None)
         _wait_for(tmp_path / "long" / "checkpoint.safetensors")
         (process,) = active_children()
@@ -112,5 +114,5 @@ def test_a_run_whose_process_is_killed_is_told_and_the_others_go_on(tmp_path):
 def test_warnings_of_other_processes_are_heard(tmp_path):
     crowded = config.resolve(config.read("fedamp", [*SMALL, "method.alpha=5000"]))
     with pytest.warns(UserWarning, match="a client resembles so many others"):
-        outcomes = list(carry_out({"a": (crowded, tmp_path / "a")}, MACHINE, 2, lambda name: None))
+        outcomes = list(run_all([Job("a", crowded, tmp_path / "a")], BESIDE))
     assert outcomes == [("a", tmp_path / "a", None)]

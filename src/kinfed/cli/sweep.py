@@ -1,7 +1,6 @@
 """kinfed sweep."""
 
 import argparse
-import itertools
 import time
 from contextlib import closing
 from dataclasses import replace
@@ -95,18 +94,19 @@ def _winners(wanted: Sweep, failed: set[str], args: argparse.Namespace, console:
 
 def _carry_out(wanted: Sweep, args: argparse.Namespace, bar: Bar, console: Console) -> set[str]:
     """Run what is not finished, printing each new kind of failure; returns the names of failed runs."""
-    runs, begun = wanted.runs(), itertools.count(1)
+    runs, done = wanted.runs(), 0
     failed: set[str] = set()
     reported: set[str] = set()
 
     def begin(name: str) -> None:
         if args.jobs == 1:
-            bar.begin(f"{name.partition('/')[0]}, run {next(begun)} of {len(runs)}")
+            bar.begin(f"{name.partition('/')[0]}, run {done + 1} of {len(runs)}")
 
     if args.jobs > 1:
         bar.count(0, len(runs))
     with closing(replace(wanted.study, on_begin=begin).attempts(runs, args.jobs)) as outcomes:
-        for done, outcome in enumerate(outcomes, 1):
+        for outcome in outcomes:
+            done += 1
             if args.jobs > 1:
                 bar.count(done, len(runs))
             if outcome.problem is None:

@@ -60,10 +60,13 @@ def link(former: RunFolder, folder: RunFolder) -> None:
     folder.write_origin({"run": str(former.path.resolve()), "rounds": summary.rounds, "clients": clients})
 
 
-def link_seed(out: RunFolder, folder: RunFolder, seed: int) -> None:
-    """The same for one seed of several, if these go on from another run."""
-    if origin := out.read_origin():
-        link(_of_seed(RunFolder(origin["run"]), seed), folder)
+def former_of(out: RunFolder, seed: int) -> RunFolder | None:
+    """The run with this seed from which a run goes on; None if it began by itself."""
+    if not (origin := out.read_origin()):
+        return None
+    former = RunFolder(origin["run"])
+    own = former.of_seed(seed)  # one with a single seed has no folder for it
+    return own if own.is_finished else former
 
 
 def link_beside(out: RunFolder, folder: RunFolder, name: str, experiment: Experiment) -> None:
@@ -81,11 +84,5 @@ def link_beside(out: RunFolder, folder: RunFolder, name: str, experiment: Experi
 
 def known(out: RunFolder, seed: int) -> Summary | None:
     """The summary of the run with this seed from which a run goes on; its inputs stay scaled as they were there."""
-    if not (origin := out.read_origin()):
-        return None
-    return _of_seed(RunFolder(origin["run"]), seed).read_summary()
-
-
-def _of_seed(former: RunFolder, seed: int) -> RunFolder:
-    """The folder of a run's seed, which is the run's own if it has one."""
-    return former.of_seed(seed) if former.of_seed(seed).is_finished else former
+    former = former_of(out, seed)
+    return None if former is None else former.read_summary()

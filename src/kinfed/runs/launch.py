@@ -1,11 +1,13 @@
-"""From an experiment to a finished run folder, begun or resumed."""
+"""From experiments to finished run folders, begun or resumed: a list of jobs, or one run with what belongs to it."""
 
 import shutil
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
-from dataclasses import replace
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from ..core.engine import ServerError
 from ..core.summary import Summary
@@ -15,12 +17,12 @@ from ..files import LOCK
 from ..interrupts import held
 from ..simulation import distributed
 from ..simulation.execution import Execution
-from . import continuation
-from . import reference_runs as others
+from . import continuation, reference_runs
 from .config import experiment as config
 from .config import plugins
-from .config.experiment import Experiment
+from .config.experiment import Experiment, Table
 from .fit import fit
+from .pool import side_by_side
 from .repeats import run_seeds
 from .results import write_run
 from .run_folder import RunFolder
@@ -33,6 +35,106 @@ OPEN = ("device", "executor", "workers", "precision")  # what decides about roun
 
 def silent(name: str) -> None:
     """Say nothing when a run begins."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """An experiment, and the folder of its run; `former` is the finished run from which it goes on."""
+
+    name: str
+    experiment: Experiment
+    folder: Path
+    former: RunFolder | None = None
+
+    def __reduce__(self) -> Any:  # by its config, as an experiment's parts may not be picklable
+        return _job_of, (self.name, self.experiment.table, self.folder, self.former)
+
+
+def _job_of(name: str, table: Table, folder: Path, former: RunFolder | None) -> Job:
+    return Job(name, config.resolve(table), folder, former)
+
+
+@dataclass(frozen=True)
+class Pool:
+    """How jobs are run, and how many at a time."""
+
+    execution: Execution = Execution()
+    data_dir: Path | None = None
+    parallel: int = 1
+
+
+class Outcome(NamedTuple):
+    """How a job ended: its folder holds a finished run, unless there was a problem."""
+
+    name: str
+    folder: Path
+    problem: Exception | None
+
+
+def run_all(
+    jobs: Sequence[Job], pool: Pool = Pool(), on_begin: Begin = silent, federation: Federation | None = None
+) -> Generator[Outcome]:
+    """Run or resume each job, unless it has finished; yield the outcome of each as it ends. A failure stops no other.
+
+    With `pool.parallel` above one, that many processes share the cores, and neither plans nor progress are shown.
+    `on_begin` is called with the name of each job before it begins; `federation` is that of all, if it has been built.
+    Closing the iterator, or Ctrl-C, interrupts the runs; they can be resumed. Raises UsageError, before the first run
+    begins, for a folder that holds another experiment.
+    """
+    if pool.parallel < 1:
+        raise UsageError(f"jobs counts parallel runs, so it must be at least 1; got {pool.parallel}")
+    for job in jobs:
+        check_same(job.experiment, job.folder)
+    finished = distributed.agree({job.name for job in jobs if RunFolder(job.folder).is_finished})
+    beside = {job.name: job for job in jobs if pool.parallel > 1 and job.name not in finished}
+    for job in jobs:
+        if job.name in beside:
+            continue
+        if job.name not in finished:
+            on_begin(job.name)
+        problem = None
+        try:
+            run_job(job, pool.execution, pool.data_dir, federation)
+        except Exception as caught:
+            problem = caught
+        yield Outcome(job.name, job.folder, problem)
+    if beside:
+        tasks = {name: partial(run_job, job, data_dir=pool.data_dir) for name, job in beside.items()}
+        with closing(side_by_side(tasks, pool.execution, pool.parallel, on_begin)) as ended:
+            for name, problem in ended:
+                yield Outcome(name, beside[name].folder, problem)
+
+
+def run_job(
+    job: Job,
+    execution: Execution = Execution(),
+    data_dir: Path | None = None,
+    federation: Federation | None = None,
+) -> None:
+    """Launch or resume a job's run, unless it has finished.
+
+    Raises UsageError if the folder holds another experiment, RunError if one of its seeds has failed.
+    """
+    check_same(job.experiment, job.folder)
+    folder = RunFolder(job.folder)
+    if not distributed.agree(folder.is_begun):
+        launch(job.experiment, job.folder, execution, data_dir, federation=federation, former=job.former)
+    elif not distributed.agree(folder.is_finished):
+        resume(job.folder, execution, data_dir, federation=federation)
+    elif distributed.leads():
+        folder.tidy()
+    if distributed.leads() and job.experiment.seeds > 1:
+        summary = folder.read_summary()
+        if lost := sorted({*job.experiment.every_seed} - {*summary.seeds}):
+            why = next(one for one in summary.warnings if one.startswith(f"seed {lost[0]} failed"))
+            raise RunError(f"{why}; delete {folder} to try again")
+
+
+def check_same(experiment: Experiment, path: Path) -> None:
+    """Raise UsageError if the folder holds another experiment."""
+    folder = RunFolder(path)
+    if folder.is_begun and config.of_run(folder.config).table != experiment.table:
+        raise UsageError(f"{folder} holds another experiment than the requested one; choose another folder")
 
 
 def launch(
@@ -56,13 +158,9 @@ def launch(
     """
     if distributed.is_on() and experiment.seeds > 1:
         raise UsageError("several processes run one seed at a time; leave seeds out, or run without torchrun")
-    if out is None:
-        stamp = time.strftime("%Y-%m-%d-%H%M%S")
-        parent = Path("runs") / plugins.called(experiment.method_name) / experiment.dataset_name
-        out = next(p for i in range(1000) if not (p := parent / (f"{stamp}-{i}" if i else stamp)).exists())
-    if distributed.agree(RunFolder(out).is_begun):
-        raise UsageError(f"{out} already holds a run; resume it: kinfed resume {out}, or choose another --out")
-    folder = RunFolder(distributed.agree(out))
+    folder = RunFolder(distributed.agree(out or _new_path(experiment)))
+    if distributed.agree(folder.is_begun):
+        raise UsageError(f"{folder} already holds a run; resume it: kinfed resume {folder}, or choose another --out")
     new = not folder.path.exists()
     if distributed.leads():
         folder.make()
@@ -73,7 +171,7 @@ def launch(
                 continuation.link(former, folder)
             config.write(experiment.table, folder.config)  # last: a run with a config can be resumed
         try:
-            return _go_on(experiment, folder, execution, data_dir, beside, on_begin, federation)
+            return _Run(experiment, folder, execution, data_dir, on_begin).finish(beside, federation)
         except (UsageError, DataError):  # such as missing data: there is nothing to resume
             begun = (folder.config.name, folder.how.name, folder.origin.name, LOCK)
             whole = folder.path.rglob("*")
@@ -103,7 +201,14 @@ def resume(
     if distributed.agree(folder.is_finished) and not beside:
         return _read_finished(folder, execution)
     with folder.alone():
-        return _resume_alone(folder, execution, data_dir, beside, on_begin, federation)
+        return _Run(config.of_run(folder.config), folder, execution, data_dir, on_begin).resume(beside, federation)
+
+
+def _new_path(experiment: Experiment) -> Path:
+    """Where a run goes that was given no folder."""
+    stamp = time.strftime("%Y-%m-%d-%H%M%S")
+    parent = Path("runs") / plugins.called(experiment.method_name) / experiment.dataset_name
+    return next(path for i in range(1000) if not (path := parent / (f"{stamp}-{i}" if i else stamp)).exists())
 
 
 def _read_finished(folder: RunFolder, execution: Execution) -> Summary | None:
@@ -116,156 +221,151 @@ def _read_finished(folder: RunFolder, execution: Execution) -> Summary | None:
     return folder.read_summary()
 
 
-def _resume_alone(
-    folder: RunFolder,
-    execution: Execution,
-    data_dir: Path | None,
-    beside: Sequence[str],
-    on_begin: Begin,
-    federation: Federation | None,
-) -> Summary | None:
-    """The same, of a run in whose folder no other program works."""
-    experiment = config.of_run(folder.config)
-    if distributed.agree(folder.is_finished):  # perhaps by the program that worked in it until now
-        summary = _read_finished(folder, execution)
-        return _compare(experiment, folder, execution, data_dir, beside, on_begin) if beside else summary
-    asked = beside or distributed.agree(folder.read_how().get("beside", ()))
-    try:
-        return _go_on(experiment, folder, execution, data_dir, asked, on_begin, federation)
-    except Exception as problem:  # a checkpoint from elsewhere can raise anything
-        if isinstance(problem, UsageError | RunError | OSError | MemoryError) and not isinstance(problem, ServerError):
-            raise
-        kept = next(folder.path.rglob(folder.checkpoint.name), None)
-        if kept is None:
-            raise
-        raise RunError(
-            f"{kept} is not a checkpoint of this version of kinfed ({problem!s:.300}; --debug shows where); delete it "
-            "to start over"
-        ) from problem
+@dataclass(frozen=True)
+class _Run:
+    """An experiment's run in its folder, which no other program works in, with its seeds and the runs beside it."""
 
+    experiment: Experiment
+    out: RunFolder
+    execution: Execution  # as requested: what it leaves open is as it was when the run began
+    data_dir: Path | None
+    on_begin: Begin
 
-def once(
-    experiment: Experiment, path: Path, execution: Execution = Execution(), data_dir: Path | None = None
-) -> RunFolder:
-    """The folder of an experiment's finished run, after launching or resuming it if necessary.
+    def resume(self, beside: Sequence[str], federation: Federation | None) -> Summary | None:
+        """Finish an interrupted run; with `beside`, compare a finished one with these."""
+        if distributed.agree(self.out.is_finished):  # perhaps by the program that worked in it until now
+            summary = _read_finished(self.out, self.execution)
+            return self._compare(beside) if beside else summary
+        asked = beside or distributed.agree(self.out.read_how().get("beside", ()))
+        try:
+            return self.finish(asked, federation)
+        except Exception as problem:  # a checkpoint from elsewhere can raise anything
+            known = isinstance(problem, UsageError | RunError | OSError | MemoryError)
+            if known and not isinstance(problem, ServerError):
+                raise
+            kept = next(self.out.path.rglob(self.out.checkpoint.name), None)
+            if kept is None:
+                raise
+            raise RunError(
+                f"{kept} is not a checkpoint of this version of kinfed ({problem!s:.300}; --debug shows where); delete "
+                "it to start over"
+            ) from problem
 
-    Raises UsageError if the folder holds another experiment, RunError if one of its seeds has failed.
-    """
-    check_same(experiment, path)
-    folder = RunFolder(path)
-    execution = replace(execution, keep_state=False)  # of many runs it would fill a disk
-    begun = distributed.agree(folder.is_begun)
-    summary = resume(path, execution, data_dir) if begun else launch(experiment, path, execution, data_dir)
-    if summary is not None and (lost := sorted({*experiment.every_seed} - {*summary.seeds})):
-        why = next(one for one in summary.warnings if one.startswith(f"seed {lost[0]} failed"))
-        raise RunError(f"{why}; delete {folder} to try again")
-    return folder
-
-
-def check_same(experiment: Experiment, path: Path) -> None:
-    """Raise UsageError if the folder holds another experiment."""
-    folder = RunFolder(path)
-    if folder.is_begun and config.of_run(folder.config).table != experiment.table:
-        raise UsageError(f"{folder} holds another experiment than the requested one; choose another folder")
-
-
-def _open(execution: Execution) -> dict[str, object]:
-    """The settings that may be left open but are not."""
-    return {name: value for name, value in execution.requested.items() if name in OPEN}
-
-
-def _as_begun(execution: Execution, folder: RunFolder) -> Execution:
-    """The same, with open settings as the run in this folder had them."""
-    begun = {name: value for name, value in folder.read_how().items() if name in OPEN}
-    return replace(execution, **begun | _open(execution))
-
-
-def _go_on(
-    experiment: Experiment,
-    out: RunFolder,
-    execution: Execution,
-    data_dir: Path | None,
-    beside: str | Sequence[str],
-    on_begin: Begin,
-    first: Federation | None = None,
-) -> Summary | None:
-    request, execution = execution, _as_begun(execution, out)
-    try:
-        if first is None and (beside == "auto" or experiment.seeds == 1):
-            first = _federation(experiment, experiment.seed, out, data_dir)
-        if beside == "auto" and first is not None:
-            beside = others.BASES if others.is_cheap(experiment, first) else ()
-        _prepare(experiment, out, request, beside)
-        if experiment.seeds == 1:
-            run = _one(experiment, experiment.seed, out, execution, data_dir, first)
-            problems = _train_beside(out, request, data_dir, on_begin, first)
+    def finish(self, beside: str | Sequence[str], federation: Federation | None) -> Summary | None:
+        """Train what is not yet trained, and write the summary with its verdict."""
+        experiment, out, single = self.experiment, self.out, self.experiment.seeds == 1
+        begun = {name: value for name, value in out.read_how().items() if name in OPEN}
+        how = replace(self.execution, **begun | _open(self.execution))
+        try:
+            if federation is None and (beside == "auto" or single):
+                known = continuation.known(out, experiment.seed)  # whose scale is kept
+                federation = experiment.federation(self.data_dir, experiment.seed, known=known)
+            if beside == "auto" and federation is not None:
+                beside = reference_runs.BASES if reference_runs.is_cheap(experiment, federation) else ()
+            self._begin_references(beside)
+            if not single:
+                federation = None  # each seed has its own
+                summaries, problems = self._train_seeds(how)
+                return self._conclude(run_seeds(summaries, str(out)), problems + self._train_references())
+            assert federation is not None
+            run = _train(experiment, out, how, federation)
+            problems = self._train_references(federation)
             if not distributed.leads():
                 return None
             with held():
                 found = None
-                if others.folders(out):
+                if reference_runs.folders(out):
                     with note_failure(problems, NO_VERDICT):
-                        found = others.judged(experiment, {experiment.seed: run.by_client}, out)
+                        found = reference_runs.judged(experiment, {experiment.seed: run.by_client}, out)
                 return write_run(run, experiment.table, out, found, problems)
-        if distributed.leads():
-            out.write_how(_open(execution))
-        first = None  # each seed has its own
-        summaries, problems = _seed_by_seed(experiment, out, execution, data_dir)
-        problems += _train_beside(out, request, data_dir, on_begin)
-    except KeyboardInterrupt as stop:
-        raise type(stop)(f"interrupted; resume with: kinfed resume {out}") from None
-    whole = run_seeds(summaries, str(out))
-    return _conclude(experiment, out, whole, problems)
+        except KeyboardInterrupt as stop:
+            raise type(stop)(f"interrupted; resume with: kinfed resume {out}") from None
 
-
-def _seed_by_seed(
-    experiment: Experiment, out: RunFolder, execution: Execution, data_dir: Path | None
-) -> tuple[list[Summary], list[str]]:
-    """The summaries of the seeds that ended well, and why others did not; raises the first's error if none did."""
-    summaries, problems, first = list[Summary](), list[str](), None
-    for seed in experiment.every_seed:
-        try:
-            summaries.append(_of_seed(experiment, seed, out, execution, data_dir))
-        except Exception as problem:
+    def _train_seeds(self, execution: Execution) -> tuple[list[Summary], list[str]]:
+        """The summaries of the seeds that ended well, and why others did not; raises the first's error if none did."""
+        table, out = self.experiment.table, self.out
+        out.write_how(_open(execution))
+        jobs = []
+        for seed in self.experiment.every_seed:
+            one = config.resolve({**table, "seed": seed, "seeds": 1})
+            jobs.append(Job(f"seed {seed}", one, out.of_seed(seed).path, continuation.former_of(out, seed)))
+        summaries, failed = list[Summary](), dict[str, Exception]()
+        for name, path, problem in run_all(jobs, Pool(execution, self.data_dir), self.on_begin):
+            if problem is None:
+                summaries.append(RunFolder(path).read_summary())
+                continue
             if isinstance(problem, UsageError | DataError) and not summaries:  # of the request, not of the seed
-                raise
-            first = first or problem
-            problems.append(f"seed {seed} failed: {log_failure(problem)}")
-    if not summaries and first is not None:
-        raise first
-    return summaries, problems
+                raise problem
+            failed[name] = problem
+        if not summaries:
+            raise next(iter(failed.values()))
+        return summaries, [f"{name} failed: {log_failure(problem)}" for name, problem in failed.items()]
+
+    def _begin_references(self, beside: Sequence[str]) -> None:
+        """Begin the folders of the runs beside this one, so that resuming it finds which these are, and how to run."""
+        if not distributed.leads():
+            return
+        for name, other in reference_runs.companions(self.experiment, beside).items():
+            folder = self.out.beside(name)
+            if not folder.is_begun:
+                folder.make()
+                folder.write_how(_open(self.execution))
+                continuation.link_beside(self.out, folder, name, other)
+                config.write(other.table, folder.config)
+
+    def _train_references(self, federation: Federation | None = None) -> list[str]:
+        """Train the runs beside this one that are not finished; returns what went wrong. `federation` is that of all.
+
+        That they cannot be trained does not take this run's results away.
+        """
+        folders = distributed.agree(reference_runs.folders(self.out))
+        jobs = [Job(name, config.of_run(folder.config), folder.path) for name, folder in folders.items()]
+
+        def begin(name: str) -> None:
+            self.on_begin(f"{name}, beside it")
+
+        return [
+            f"{name}, which was trained beside it, failed: {log_failure(problem)}"
+            for name, _, problem in run_all(jobs, Pool(self.execution, self.data_dir), begin, federation)
+            if problem is not None
+        ]
+
+    def _compare(self, beside: Sequence[str]) -> Summary | None:
+        """Train the runs beside a finished one, and add the verdict to its summary."""
+        self._begin_references(beside)
+        try:
+            problems = self._train_references()
+        except KeyboardInterrupt as stop:
+            again = f"kinfed resume {self.out} --beside {','.join(beside)}"
+            raise type(stop)(f"interrupted; resume with: {again}") from None
+        return self._conclude(self.out.read_summary(), problems) if distributed.leads() else None
+
+    def _conclude(self, summary: Summary, problems: Sequence[str]) -> Summary:
+        """Write a finished run's summary with its verdict."""
+        out, found, warnings = self.out, None, [*summary.warnings, *problems]
+        with note_failure(warnings, NO_VERDICT):
+            found = reference_runs.judged(self.experiment, reference_runs.tested_by_seed(out, summary), out)
+        if found is not None and (each := chose_otherwise(out.repeats_of(summary), summary.selection.chosen)):
+            warnings.append(
+                f"the verdict is on the model that each seed chose ({each}), the starred row on one for all"
+            )
+        verdict = None if found is None else found.to_dict()
+        summary = replace(summary, verdict=verdict, warnings=warnings, out=str(out))
+        out.write_summary(summary)
+        out.tidy()
+        return summary
 
 
-def _of_seed(experiment: Experiment, seed: int, out: RunFolder, execution: Execution, data_dir: Path | None) -> Summary:
-    """The finished run of one seed of several."""
-    folder = out.of_seed(seed)
-    if folder.is_finished:
-        return folder.read_summary()
-    folder.make()
-    continuation.link_seed(out, folder, seed)
-    config.write({**experiment.table, "seed": seed, "seeds": 1}, folder.config)
-    run = _one(experiment, seed, folder, _as_begun(execution, folder), data_dir)
-    with held():
-        return write_run(run, experiment.table, folder)
-
-
-def _one(
-    experiment: Experiment,
-    seed: int,
-    out: RunFolder,
-    execution: Execution,
-    data_dir: Path | None,
-    federation: Federation | None = None,
-) -> TrainedRun:
-    federation = federation or _federation(experiment, seed, out, data_dir)
+def _train(experiment: Experiment, out: RunFolder, execution: Execution, federation: Federation) -> TrainedRun:
+    """The run of an experiment with one seed."""
     run = fit(
         experiment.method,
         federation,
-        experiment.module(federation, seed),
+        experiment.module(federation, experiment.seed),
         rounds=experiment.rounds,
         training=experiment.training,
         participation=experiment.participation,
-        seed=seed,
+        seed=experiment.seed,
         execution=execution,
         folder=out.path,
         attack=experiment.attack,
@@ -276,69 +376,6 @@ def _one(
     return run
 
 
-def _federation(experiment: Experiment, seed: int, out: RunFolder, data_dir: Path | None) -> Federation:
-    """The experiment's federation, in the scale of the run that it goes on from, if there is one."""
-    return experiment.federation(data_dir, seed, known=continuation.known(out, seed))
-
-
-def _prepare(experiment: Experiment, out: RunFolder, execution: Execution, beside: Sequence[str]) -> None:
-    """Begin the folders of the runs beside this one, so that resuming it finds which these are, and how to run them."""
-    if not distributed.leads():
-        return
-    for name, other in others.companions(experiment, beside).items():
-        folder = out.beside(name)
-        if not folder.is_begun:
-            folder.make()
-            folder.write_how(_open(execution))
-            continuation.link_beside(out, folder, name, other)
-            config.write(other.table, folder.config)
-
-
-def _train_beside(
-    out: RunFolder, execution: Execution, data_dir: Path | None, on_begin: Begin, federation: Federation | None = None
-) -> list[str]:
-    """Train the runs beside this one that are not finished; returns what went wrong. `federation` is that of all.
-
-    That they cannot be trained does not take this run's results away.
-    """
-    problems = list[str]()
-    for name, folder in distributed.agree(others.folders(out)).items():
-        on_begin(f"{name}, beside it")
-        with note_failure(problems, f"{name}, which was trained beside it, failed"):
-            resume(folder.path, execution, data_dir, federation=federation)
-    return problems
-
-
-def _compare(
-    experiment: Experiment,
-    out: RunFolder,
-    execution: Execution,
-    data_dir: Path | None,
-    beside: Sequence[str],
-    on_begin: Begin,
-) -> Summary | None:
-    """Train the runs beside a finished one, and add the verdict to its summary."""
-    _prepare(experiment, out, execution, beside)
-    try:
-        problems = _train_beside(out, execution, data_dir, on_begin)
-    except KeyboardInterrupt as stop:
-        again = f"kinfed resume {out} --beside {','.join(beside)}"
-        raise type(stop)(f"interrupted; resume with: {again}") from None
-    if not distributed.leads():
-        return None
-    return _conclude(experiment, out, out.read_summary(), problems)
-
-
-def _conclude(experiment: Experiment, out: RunFolder, summary: Summary, problems: Sequence[str]) -> Summary:
-    """Write a finished run's summary with its verdict."""
-    repeats = out.repeats_of(summary)
-    found, warnings = None, [*summary.warnings, *problems]
-    with note_failure(warnings, NO_VERDICT):
-        found = others.judged(experiment, others.tested_by_seed(out, summary), out)
-    if found is not None and (each := chose_otherwise(repeats, summary.selection.chosen)):
-        warnings.append(f"the verdict is on the model that each seed chose ({each}), the starred row on one for all")
-    verdict = None if found is None else found.to_dict()
-    summary = replace(summary, verdict=verdict, warnings=warnings, out=str(out))
-    out.write_summary(summary)
-    out.tidy()
-    return summary
+def _open(execution: Execution) -> dict[str, object]:
+    """The settings that may be left open but are not."""
+    return {name: value for name, value in execution.requested.items() if name in OPEN}

@@ -1,104 +1,31 @@
-"""Process pool: runs one after the other, or in parallel processes; a failed run does not stop the others."""
+"""Process pool: several tasks at a time, each in a process of its own."""
 
 import os
 import signal
 import threading
 import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import closing, contextmanager
-from dataclasses import dataclass, fields
+from contextlib import contextmanager
+from dataclasses import fields
 from multiprocessing import connection, get_all_start_methods, get_context, parent_process
-from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import torch
 
 from ..errors import RunError, UsageError, hear_warnings
 from ..interrupts import heard, held
 from ..simulation.execution import Execution
-from .config import experiment as config
-from .config.experiment import Experiment, Table
-from .launch import check_same, once
-from .run_folder import RunFolder
 
-
-class Job(Protocol):
-    """Work for a process of its own; it is pickled."""
-
-    def is_done(self) -> bool:
-        """Whether nothing is left to do."""
-        ...
-
-    def work(self, execution: Execution) -> None:
-        """Do it."""
-        ...
-
-
-@dataclass(frozen=True)
-class Launch:
-    """A run, as a job: an experiment by its config, as its parts may not be picklable."""
-
-    table: Table
-    folder: Path
-    data_dir: Path | None = None
-
-    def is_done(self) -> bool:
-        """Whether the folder holds the finished run."""
-        return RunFolder(self.folder).is_finished
-
-    def work(self, execution: Execution) -> None:
-        """Run or resume it."""
-        once(config.resolve(self.table), self.folder, execution, self.data_dir)
-
-
-class Outcome(NamedTuple):
-    """How a run ended: its folder holds a finished run, unless there was a problem."""
-
-    name: str
-    folder: Path
-    problem: Exception | None
-
-
-def carry_out(
-    requested: Mapping[str, tuple[Experiment, Path]],
-    execution: Execution,
-    jobs: int,
-    on_begin: Callable[[str], None],
-    data_dir: Path | None = None,
-) -> Generator[Outcome]:
-    """Run each experiment in its folder, or resume it, unless it is finished; yield the outcome of each as it ends.
-
-    With `jobs` above one, that many processes share the cores, and neither plans nor progress are shown. `on_begin` is
-    called with the name of each run before it begins. Closing the iterator, or Ctrl-C, interrupts the runs; they can be
-    resumed. Raises UsageError, before the first run begins, for a folder that holds another experiment.
-    """
-    if jobs < 1:
-        raise UsageError(f"jobs counts parallel runs, so it must be at least 1; got {jobs}")
-    for experiment, folder in requested.values():
-        check_same(experiment, folder)
-    if jobs > 1:
-        launches = {name: Launch(one.table, folder, data_dir) for name, (one, folder) in requested.items()}
-        with closing(side_by_side(launches, execution, jobs, on_begin)) as ended:
-            for name, problem in ended:
-                yield Outcome(name, launches[name].folder, problem)
-        return
-    for name, (experiment, folder) in requested.items():
-        on_begin(name)
-        problem = None
-        try:
-            once(experiment, folder, execution, data_dir)
-        except Exception as caught:
-            problem = caught
-        yield Outcome(name, folder, problem)
+Task = Callable[[Execution], object]  # it is pickled
 
 
 def side_by_side(
-    requested: Mapping[str, Job],
+    tasks: Mapping[str, Task],
     execution: Execution,
-    jobs: int,
+    parallel: int,
     on_begin: Callable[[str], None] = lambda name: None,
 ) -> Generator[tuple[str, Exception | None]]:
-    """Do jobs in that many processes, which share the cores; yield each one's name as it ends, and its problem.
+    """Do tasks in that many processes, which share the cores; yield each one's name as it ends, and its problem.
 
     Closing the iterator, or Ctrl-C, interrupts them. Progress is not shown.
     """
@@ -107,19 +34,16 @@ def side_by_side(
     context.set_forkserver_preload(["kinfed.runs.launch"])
     shown = ("progress", "planned")
     options = {field.name: getattr(execution, field.name) for field in fields(execution) if field.name not in shown}
-    threads = max(1, torch.get_num_threads() // jobs)
-    waiting = list(requested.items())[::-1]
+    threads = max(1, torch.get_num_threads() // parallel)
+    waiting = list(tasks.items())[::-1]
     running: dict[connection.Connection, tuple[str, Any]] = {}
     try:
         while waiting or running:
-            if waiting and len(running) < jobs:
-                name, job = waiting.pop()
-                if job.is_done():
-                    yield name, None
-                    continue
+            if waiting and len(running) < parallel:
+                name, task = waiting.pop()
                 on_begin(name)
                 receiver, sender = context.Pipe(duplex=False)
-                process = context.Process(target=_work, args=(sender, job, options, threads))
+                process = context.Process(target=_work, args=(sender, task, options, threads))
                 with held():  # an interrupt in between would leave a process that nobody ends
                     with _ignoring_interrupts():
                         process.start()
@@ -150,15 +74,15 @@ def side_by_side(
             process.join()
 
 
-def _work(pipe: connection.Connection, job: Job, options: dict[str, Any], threads: int) -> None:
-    """In a process of its own: do a job, and send its warnings (text) and its end (None or an exception)."""
+def _work(pipe: connection.Connection, task: Task, options: dict[str, Any], threads: int) -> None:
+    """In a process of its own: do a task, and send its warnings (text) and its end (None or an exception)."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # for Windows, where `_ignoring_interrupts` does nothing
     threading.Thread(target=_end_with_parent, daemon=True).start()
     hear_warnings(pipe.send)
     torch.set_num_threads(threads)
     try:
         with heard():
-            job.work(Execution(**options))
+            task(Execution(**options))
             pipe.send(None)
     except KeyboardInterrupt:
         pass

@@ -113,24 +113,10 @@ class Request:
         return candidates(entrants, arena.training, models, factors(arena.federation, models))
 
 
-@dataclass(frozen=True)
-class _Part:
-    """A candidate's training until a round, in a process of its own."""
-
-    request: Request
-    candidate: str
-    fold: int
-    until: int
-
-    def is_done(self) -> bool:
-        """Never: what has been done is not asked for."""
-        return False
-
-    def work(self, execution: Execution) -> None:
-        """Train it."""
-        arena = self.request.arena(execution)
-        candidate = next(one for one in self.request.candidates(arena) if one.name == self.candidate)
-        arena.train(candidate, self.fold, self.until)
+def _train(request: Request, candidate: str, fold: int, until: int, execution: Execution) -> None:
+    """Train a candidate until a round, in a process of its own."""
+    arena = request.arena(execution)
+    arena.train(next(one for one in request.candidates(arena) if one.name == candidate), fold, until)
 
 
 def choose_in(
@@ -171,9 +157,9 @@ def _side_by_side(
 ) -> dict[Entry, str]:
     """As `Arena.advance`, with several entries at a time."""
     waiting = {f"{one.name}/{fold}": Entry(one, fold) for one, fold in entries if not arena.reached((one, fold), until)}
-    jobs = {name: _Part(request, one.name, fold, until) for name, (one, fold) in waiting.items()}
+    tasks = {name: partial(_train, request, one.name, fold, until) for name, (one, fold) in waiting.items()}
     ended: dict[Entry, str] = {}
-    with closing(side_by_side(jobs, arena.execution, request.jobs, lambda name: on_begin(waiting[name]))) as outcomes:
+    with closing(side_by_side(tasks, arena.execution, request.jobs, lambda name: on_begin(waiting[name]))) as outcomes:
         for name, problem in outcomes:
             if problem is not None:
                 ended[waiting[name]] = log_failure(problem)

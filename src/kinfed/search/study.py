@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,7 +16,7 @@ from ..errors import UsageError, log_failure
 from ..plots.drawing import Array, scaled, with_unit
 from ..runs.config import experiment as config
 from ..runs.config.experiment import Experiment, Table
-from ..runs.pool import Outcome, carry_out
+from ..runs.launch import Job, Outcome, Pool, run_all
 from ..runs.repeats import intervals_over
 from ..runs.run_folder import RunFolder
 from ..simulation.execution import Execution
@@ -79,8 +79,9 @@ class Study:
         The config of every run is checked before the first begins. Raises UsageError if one is wrong, or if a run's
         folder holds another experiment.
         """
-        experiments = {name: (self.experiment(overrides), self.folder(name)) for name, overrides in requested.items()}
-        yield from carry_out(experiments, self.execution, jobs, self.on_begin, self.data_dir)
+        every = [Job(name, self.experiment(overrides), self.folder(name)) for name, overrides in requested.items()]
+        execution = replace(self.execution, keep_state=False)  # of many runs it would fill a disk
+        yield from run_all(every, Pool(execution, self.data_dir, jobs), self.on_begin)
 
     def folder(self, name: str) -> Path:
         """The folder of a run: out/runs/NAME."""

@@ -7,6 +7,7 @@ import shlex
 import warnings
 from collections.abc import Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,7 @@ from kinfed.files import make_folder, replacing, sweep_up
 from kinfed.report.tables.statistics_tables import grids
 from kinfed.report.tables.text_table import Grid
 from kinfed.runs.config import plugins
-from kinfed.runs.config.experiment import Experiment
-from kinfed.runs.pool import carry_out
+from kinfed.runs.launch import Job, Pool, run_all
 from kinfed.runs.run_folder import RunFolder
 from kinfed.simulation.precision import PRECISIONS
 
@@ -126,7 +126,7 @@ def _run(args: argparse.Namespace, console: Console) -> None:
     if parallel > 0:  # or it is refused below
         made.share(unwatched(args).precision)
     runs = made.runs()
-    left = {name for name, run in runs.items() if not RunFolder(run[1]).is_finished}
+    left = {job.name for job in runs if not RunFolder(job.folder).is_finished}
     try:
         failed = _carry_out(made, runs, left, parallel, args, console)
     except KeyboardInterrupt as stop:
@@ -149,14 +149,15 @@ def _run(args: argparse.Namespace, console: Console) -> None:
 
 def _carry_out(
     made: Reproduction,
-    runs: dict[str, tuple[Experiment, Path]],
+    runs: Sequence[Job],
     left: set[str],
     parallel: int,
     args: argparse.Namespace,
     console: Console,
 ) -> dict[str, str]:
     """Do the runs that are `left`, with a bar on a terminal and lines in a log; why each that failed did, by folder."""
-    where, failed, going = unwatched(args, workers=1 if parallel > 1 else None), dict[str, str](), list[str]()
+    where = replace(unwatched(args, workers=1 if parallel > 1 else None), keep_state=False)
+    failed, going = dict[str, str](), list[str]()
     logs = not (console.is_terminal or args.quiet)
 
     def log(text: str) -> None:
@@ -173,7 +174,7 @@ def _carry_out(
         log(f"{made.protocol.name}: {len(left)} of {count} to do, {parallel} at a time, in {made.out}")
     with _bar(console, console.is_terminal and not args.quiet) as bar:
         task = bar.add_task("", total=len(runs), completed=len(runs) - len(left))
-        with closing(carry_out(runs, where, parallel, begin, made.data_dir)) as outcomes:
+        with closing(run_all(runs, Pool(where, made.data_dir, parallel), begin)) as outcomes:
             for outcome in outcomes:
                 going[:] = [name for name in going if name != outcome.name]
                 bar.update(task, advance=outcome.name in left, description="; ".join(going))
