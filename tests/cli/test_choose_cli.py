@@ -123,7 +123,7 @@ def test_an_interrupted_choice_says_how_to_go_on_and_does(table, tmp_path, capsy
         (["--budget", "3"], "a budget of 3 is too short"),
         (["--budget", "5 minutes"], "budget is a number of training rounds, or a time"),
         (["--method", "fedagnh"], "there is no 'fedagnh'; did you mean 'fedaghn'"),
-        (["seeds=3"], "leave seeds out of the config"),
+        (["seeds=0"], "seeds counts runs, so it must be at least 1; got 0"),
         (["attack=label_flip"], "choosing takes no attack"),
         (["federation.split.validation=0"], "set federation.split.validation above 0"),
         (["federation.split.fold=-1"], "fold must be"),

@@ -81,8 +81,8 @@ def test_a_plan_is_checked_before_anything_runs(refused, tmp_path):
     (tmp_path / "f.toml").write_text(PLAN)
     assert "start it: kinfed flower up" in refused("run", "f.toml")
     assert not (tmp_path / "runs").exists()
-    assert "give a FILE.toml to start a run" in refused("run")
-    assert "is not the folder of a run" in refused("run", "--resume", tmp_path)
+    assert "required: FILE.toml|DIR" in refused("run")
+    assert "is not the folder of a run" in refused("run", tmp_path)
     wrong = {
         "flower.clients=0": "flower.clients is a number of sites",
         "flower.quorum=0.0": "flower.quorum is a share",
@@ -122,7 +122,7 @@ def test_a_finished_run_is_resumed_by_telling_its_end(capsys, tmp_path, monkeypa
     monkeypatch.setenv("KINFED_FLOWER_HOME", str(tmp_path / "home"))
     (tmp_path / "config.toml").write_text(PLAN)
     summary = finished(tmp_path, {"shared": {}}, dataset="sites", executor="flower").read_summary().to_dict()
-    assert main(["flower", "run", "--resume", str(tmp_path), "--json"]) == 0
+    assert main(["flower", "run", str(tmp_path), "--json"]) == 0
     said = capsys.readouterr()
     assert json.loads(said.out) == summary
     assert f"the run in {tmp_path} has finished" in said.err

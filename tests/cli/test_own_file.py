@@ -111,7 +111,7 @@ def test_a_dry_run_of_a_table_trains_nothing(shops, capsys, monkeypatch):
     own = ["shops.csv", *COLUMNS, "--ignore", "note", "rounds=1", "--dry-run", "--json", "--quiet", "--out", "a"]
     code, out, _ = kinfed(capsys, "run", *own, "--method", "local")
     assert (code, list(json.loads(out)["runs"])) == (0, ["local"])
-    for command, more, times in (("run", (), 9), ("choose", ("--seeds", "2"), 18), ("choose", ("--budget", "12"), 12)):
+    for command, more, times in (("run", (), 9), ("choose", ("seeds=2",), 18), ("choose", ("--budget", "12"), 12)):
         code, out, _ = kinfed(capsys, command, *own, *more)  # of choosing a method
         (found,) = json.loads(out)["runs"].values()
         assert (code, found["runs"]) == (0, times)

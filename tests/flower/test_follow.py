@@ -91,7 +91,7 @@ def test_a_process_that_dies_is_replaced_until_it_does_so_thrice_without_a_round
 def test_a_run_that_fails_says_why_at_once(tmp_path, process):
     made, next_is = process
     next_is(ended="failed", why="the disk is full")
-    with pytest.raises(RunError, match=r"^the disk is full; resume it: kinfed flower run --resume"):
+    with pytest.raises(RunError, match=r"^the disk is full; resume it: kinfed flower run"):
         follow.run(tmp_path, tmp_path / "out", print)
     assert len(made) == 1
 
@@ -103,7 +103,7 @@ def test_a_run_whose_program_is_stopped_is_stopped(tmp_path, process):
     def stop(line):
         os.kill(os.getpid(), signal.SIGTERM)
 
-    with pytest.raises(Terminated, match="stopped; resume it: kinfed flower run --resume"), heard():
+    with pytest.raises(Terminated, match="stopped; resume it: kinfed flower run"), heard():
         follow.run(tmp_path, tmp_path / "out", stop)
     with pytest.raises(ProcessLookupError):
         os.kill(made[0].pid, 0)

@@ -87,7 +87,7 @@ def test_a_run_that_fails_says_why_at_once_and_goes_on_when_that_is_mended(feder
     assert "the header must have the columns from and to; got here, there" in said.splitlines()[-1]
     assert "restarting" not in said
     links.write_text(good)
-    assert json.loads(do("run", "--resume", "broken", "--json"))["rounds"] == 2
+    assert json.loads(do("run", "broken", "--json"))["rounds"] == 2
 
 
 def test_strangers_reach_nothing_and_what_is_made_is_its_owners_alone(federation):

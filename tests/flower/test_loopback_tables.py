@@ -191,10 +191,8 @@ def test_six_detectors_of_metr_la_over_tls(tmp_path):
             "speed",
             "--time",
             "when",
-            "--past",
-            "12",
-            "--horizon",
-            "12",
+            "past=12",
+            "horizon=12",
         ]
         nodes[str(names[i])] = options
     links = [(a, b, 111 * float(np.linalg.norm(places[a] - places[b]))) for a in chosen for b in chosen if a < b]

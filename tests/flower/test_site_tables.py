@@ -871,7 +871,7 @@ def test_one_class_and_many_categories_are_told_to_the_operator(tmp_path):
     reply = site.reply("describe", messages.Message({"agreed": agreed, "split": {}, "seed": 0}, {}))
     assert len(reply.words["statistics"]["b"]["counts"]) == 1000
     assert said == [
-        "d.csv: 'b' has 1,433 categories, of which the 1,000 most frequent are named to the server (--categories)",
+        "d.csv: 'b' has 1,433 categories, of which the 1,000 most frequent are named to the server (categories)",
         "d.csv: all 2,800 training rows are of one class, 'no', so a model learns nothing else here",
     ]
 

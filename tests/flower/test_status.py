@@ -67,23 +67,25 @@ def test_a_run_whose_process_is_gone_has_stopped(home, age, pid):
     assert status.read(home)["run"]["state"] == "stopped"
 
 
-def test_a_server_without_runs_says_so(tmp_path, capsys):
-    assert main(["flower", "status", "--home", str(tmp_path)]) == 0
+def test_a_server_without_runs_says_so(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("KINFED_FLOWER_HOME", str(tmp_path))
+    assert main(["flower", "status"]) == 0
     assert capsys.readouterr().out.splitlines() == [
         f"no SuperLink of {tmp_path} is running; start it: kinfed flower up",
         "no run has begun yet",
     ]
 
 
-def test_the_status_on_screen_and_as_json(home, runs, capsys):
-    assert main(["flower", "status", "--home", str(home)]) == 0
+def test_the_status_on_screen_and_as_json(home, runs, capsys, monkeypatch):
+    monkeypatch.setenv("KINFED_FLOWER_HOME", str(home))
+    assert main(["flower", "status"]) == 0
     text = capsys.readouterr().out
     assert f"the run in {home / 'first'}: running, round 4 of 20, 62 s" in text
     assert "after round 3: test/accuracy/own 0.75" in text
     (ann,) = [line.split() for line in text.splitlines() if line.startswith("ann")]
     assert ann == ["ann", "online", "3", "0", "5", "kB", "400", "B"]
     assert "bob was left out: no reply" in text
-    assert main(["flower", "status", "--home", str(home), "--json"]) == 0
+    assert main(["flower", "status", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["run"]["round"] == 4
 
 

@@ -85,7 +85,7 @@ def test_a_tracker_that_is_away_holds_up_nobody(trial, out, recwarn, capsys):
     (said,) = [str(one.message) for one in recwarn if "Mine" in str(one.message)]
     assert said.endswith("fails, and the run goes on without: ConnectionError: nobody answers")
     (out / "config.toml").write_text("rounds = 2\n")
-    assert main(["flower", "run", "--resume", str(out), "--track", "tensorboard"]) == 2
+    assert main(["flower", "run", str(out), "--track", "tensorboard"]) == 2
     assert "this one has finished; leave --track out" in capsys.readouterr().err
 
 

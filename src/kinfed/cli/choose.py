@@ -45,7 +45,11 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     )
     what = "a config, whose method is ignored, or a table of yours"
     choosing.add_argument("source", metavar="FILE.toml|FILE.csv", help=what)
-    add_settings(choosing, "settings to change; methods.NAME.KEY=a,b tries both values")
+    what = (
+        "settings to change; seeds=3 trains each candidate three times, with other examples for validation each time; "
+        "methods.NAME.KEY=a,b tries both values"
+    )
+    add_settings(choosing, what)
     choosing.add_argument(
         "--budget",
         metavar="ROUNDS|TIME",
@@ -57,13 +61,6 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         metavar="A,B",
         default="",
         help=f"candidates (default: {','.join(TRIED)}, and {','.join(WITH_GRAPH)} where the graph is known)",
-    )
-    choosing.add_argument(
-        "--seeds",
-        type=int,
-        default=1,
-        metavar="N",
-        help="train each candidate N times, each with other examples for validation (default: 1)",
     )
     choosing.add_argument("--jobs", type=int, default=1, metavar="N", help="runs in parallel (default: 1)")
     choosing.add_argument("--out", type=Path, metavar="DIR", help="the folder of the choice (default: choices/TIME)")
@@ -85,7 +82,6 @@ def _choose(args: argparse.Namespace, console: Console) -> None:
         data_dir(args),
         args.budget,
         methods,
-        args.seeds,
         args.jobs,
         grid,
         **table_options.door(args),

@@ -22,6 +22,12 @@ from .console import literal
 from .training import show
 
 HOME = "KINFED_FLOWER_HOME"
+READING = (
+    "Settings, key=value, say how it is read: past=N and horizon=N, the readings of a series that are the input and "
+    "those to predict, future=A,B and static=A,B, its columns that are known ahead or never change; categories=N, the "
+    "most names of a text column that are sent to the server (default: 1000; 0: none); decimal=, thousands=. "
+    "dates=%d.%m.%Y units=kg text=COLUMN, how numbers, dates and text are written (default: 1200.5 and 2025-01-31)."
+)
 
 
 def add(commands: Any, common: argparse.ArgumentParser) -> None:
@@ -29,21 +35,14 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     flower = commands.add_parser(
         "flower",
         description="Train with clients that keep their examples on their own machines, connected by Flower.",
-        epilog="in this order: keys and up on the server, node at every site, run on the server; see docs/deploy.md",
+        epilog="in this order: keys and up on the server, node at every site, run on the server; see docs/deploy.md. "
+        f"The server's own files are in ${HOME} (default: ~/.kinfed/flower).",
     )
     actions = flower.add_subparsers(required=True, metavar="ACTION")
-    server = argparse.ArgumentParser(add_help=False)
-    server.add_argument(
-        "--home",
-        type=Path,
-        default=os.environ.get(HOME, Path.home() / ".kinfed" / "flower"),
-        metavar="DIR",
-        help=f"the server's own files (default: ${HOME} or ~/.kinfed/flower)",
-    )
     _add_keys(actions, common)
-    _add_up(actions, server, common)
+    _add_up(actions, common)
     _add_node(actions, common)
-    _add_run(actions, server, common)
+    _add_run(actions, common)
     agree = _action(actions, "agree", [common], "at a site: show what would leave in runs of a plan, and agree to it")
     agree.add_argument("site", metavar="SITE", help="this client's name")
     agree.add_argument("plan", metavar="FILE.toml", help="the config of the run, as the server's operator sent it")
@@ -55,16 +54,17 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     app = _action(actions, "app", [common], "write a plan as an app that flwr run starts on any Flower deployment")
     app.add_argument("folder", type=Path, metavar="DIR", help="the folder for the app")
     app.add_argument("plan", metavar="FILE.toml", help="the config of the run; see docs/deploy.md")
-    app.add_argument("overrides", nargs="*", metavar="key=value", help="settings, such as training.epochs=5")
+    what = "settings, such as training.epochs=5, and of how sites read their tables"
+    app.add_argument("overrides", nargs="*", metavar="key=value", help=what)
     _add_reading(app)
     app.set_defaults(command=_app, few_rows=False, client="")
-    revoke = _action(actions, "revoke", [server, common], "remove a site from the federation")
+    revoke = _action(actions, "revoke", [common], "remove a site from the federation")
     revoke.add_argument("site", metavar="SITE", help="the site's name")
     revoke.add_argument("--keys", type=Path, metavar="DIR", help="the server's keys (default: those it runs with)")
     revoke.set_defaults(command=_revoke)
-    status = _action(actions, "status", [server, common], "show how the run and its sites are doing")
+    status = _action(actions, "status", [common], "show how the run and its sites are doing")
     status.set_defaults(command=_status)
-    down = _action(actions, "down", [server, common], "stop the server")
+    down = _action(actions, "down", [common], "stop the server")
     down.set_defaults(command=_down)
 
 
@@ -90,8 +90,8 @@ def _add_keys(actions: Any, common: argparse.ArgumentParser) -> None:
     keys.set_defaults(command=_keys)
 
 
-def _add_up(actions: Any, server: argparse.ArgumentParser, common: argparse.ArgumentParser) -> None:
-    up = _action(actions, "up", [server, common], "start the server and admit the sites that have keys")
+def _add_up(actions: Any, common: argparse.ArgumentParser) -> None:
+    up = _action(actions, "up", [common], "start the server and admit the sites that have keys")
     up.add_argument("--keys", type=Path, metavar="DIR", help="the folder made by kinfed flower keys")
     up.add_argument("--insecure", action="store_true", help="use no keys: for trials on one machine")
     up.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1, this machine only)")
@@ -121,6 +121,7 @@ def _add_node(actions: Any, common: argparse.ArgumentParser) -> None:
 
 def _add_examples(node: argparse.ArgumentParser) -> None:
     """Which examples a site has, how they are read, and within which limits they are used."""
+    node.add_argument("overrides", nargs="*", default=[], metavar="key=value", help="how its table is read, see below")
     node.add_argument(
         "--data",
         required=True,
@@ -174,7 +175,7 @@ def _add_limits(node: argparse.ArgumentParser) -> None:
 
 
 def _add_reading(node: argparse.ArgumentParser) -> None:
-    table = node.add_argument_group("a table, or a series")
+    table = node.add_argument_group("a table, or a series", READING)
     table.add_argument(
         "--target",
         default="y",
@@ -190,51 +191,25 @@ def _add_reading(node: argparse.ArgumentParser) -> None:
     )
     table.add_argument("--ignore", default="", metavar="A,B,...", help="columns that are not inputs (default: none)")
     table.add_argument(
-        "--format",
-        action="append",
-        default=[],
-        metavar="decimal=,",
-        help="how numbers and dates are written: decimal=, thousands=. dates=%%d.%%m.%%Y units=kg text=COLUMN; may be "
-        "repeated (default: 1200.5 and 2025-01-31)",
-    )
-    table.add_argument(
-        "--categories",
-        default="1000",
-        metavar="N|none",
-        help="most category names of a text column that are sent to the server (default: 1000)",
-    )
-    table.add_argument(
         "--time", default="", metavar="COLUMN", help="column of times: rows are split in chronological order"
     )
-    table.add_argument(
-        "--past", type=int, default=0, metavar="N", help="rows are readings of one series: the last N are the input"
-    )
-    table.add_argument(
-        "--horizon", type=int, default=0, metavar="N", help="with --past: how many readings ahead to predict"
-    )
-    table.add_argument(
-        "--future", default="", metavar="A,B,...", help="with --past: columns that are known ahead (default: none)"
-    )
-    table.add_argument(
-        "--static", default="", metavar="A,B,...", help="with --past: columns that are the same in all rows"
-    )
 
 
-def _add_run(actions: Any, server: argparse.ArgumentParser, common: argparse.ArgumentParser) -> None:
-    run = _action(actions, "run", [server, common], "train with the connected sites")
-    run.add_argument("plan", nargs="?", metavar="FILE.toml", help="the config of the run; see docs/deploy.md")
+def _add_run(actions: Any, common: argparse.ArgumentParser) -> None:
+    run = _action(actions, "run", [common], "train with the connected sites")
+    what = "the config of the run, see docs/deploy.md; or the folder of a run that is resumed"
+    run.add_argument("plan", type=Path, metavar="FILE.toml|DIR", help=what)
     run.add_argument("overrides", nargs="*", metavar="key=value", help="settings, such as training.epochs=5")
     run.add_argument(
         "--out", type=Path, metavar="DIR", help="the run's folder on the server (default: runs/METHOD/sites/TIME)"
     )
-    run.add_argument("--resume", type=Path, metavar="DIR", help="resume the run in this folder")
     run.add_argument(
         "--track",
         action="append",
         default=[],
         metavar="WHERE",
         help="track the run in tensorboard, mlflow, wandb or a class of yours, FILE.py:NAME; may be "
-        "repeated; --resume keeps the trackers (docs/runs.md)",
+        "repeated; a resumed run keeps them (docs/runs.md)",
     )
     run.add_argument(
         "--beside",
@@ -272,7 +247,7 @@ def _up(args: argparse.Namespace, console: Console) -> None:
     from ..flower.programs import superlink
 
     keys = _keys_or_insecure(args, "kinfed flower keys DIR SITE ...")
-    superlink.up(Path(args.home), args.host, args.port, keys, _printer(console))
+    superlink.up(_home(), args.host, args.port, keys, _printer(console))
 
 
 def _node(args: argparse.Namespace, console: Console) -> None:
@@ -320,28 +295,17 @@ def _rules(args: argparse.Namespace) -> Any:
 
 
 def _reading(args: argparse.Namespace) -> Any:
-    from ..flower.site.site_reading import Reading, formats_of, names_of
+    from ..flower.site.site_reading import Reading, columns_in, names_of, settings_of
 
-    if args.categories != "none" and not args.categories.isdecimal():
-        raise UsageError(f"--categories is a number of names, or none; got '{args.categories}'")
     return Reading(
-        args.target,
-        names_of(args.column),
-        _names(args.ignore),
-        0 if args.categories == "none" else int(args.categories),
-        args.time,
-        args.past,
-        args.horizon,
-        _names(args.future),
-        _names(args.static),
-        args.client,
-        args.few_rows,
-        **formats_of(args.format),
+        target=args.target,
+        columns=names_of(args.column),
+        ignore=columns_in(args.ignore),
+        time=args.time,
+        client=args.client,
+        few_rows=args.few_rows,
+        **settings_of(args.overrides),
     )
-
-
-def _names(listed: str) -> tuple[str, ...]:
-    return tuple(name.strip() for name in listed.split(",") if name.strip())
 
 
 def _run(args: argparse.Namespace, console: Console) -> None:
@@ -351,12 +315,10 @@ def _run(args: argparse.Namespace, console: Console) -> None:
     from ..flower.server import plan
 
     trackers.check(args.track)
-    if args.resume is not None and args.beside is not None:
-        raise UsageError("--beside is for a new run; a resumed one compares as its config says")
-    if (args.plan is None) == (args.resume is None):
-        raise UsageError("give a FILE.toml to start a run, or --resume and the folder of a run")
-    if args.resume is not None:
-        out = args.resume.resolve()
+    if resumed := args.plan.is_dir():
+        out = args.plan.resolve()
+        if args.overrides or args.beside is not None or args.out is not None:
+            raise UsageError(f"the run in {out} goes on by its own config; leave settings, --beside and --out out")
         if not (out / "config.toml").exists():
             raise UsageError(f"{out} is not the folder of a run: it has no config.toml")
         if (folder := RunFolder(out)).is_finished:
@@ -367,19 +329,19 @@ def _run(args: argparse.Namespace, console: Console) -> None:
             return
         raw = experiment.read(str(out / "config.toml"), [])
     else:
-        raw = experiment.read(args.plan, args.overrides)
+        raw = experiment.read(str(args.plan), args.overrides)
         if args.beside is not None:
             raw["flower"] = raw.get("flower", {}) | {"beside": _beside(args.beside)}
     planned = plan.resolve(raw)
-    if args.resume is None:
-        experiment.warn_of_idle(args.plan, args.overrides, {planned.learning.method_name: planned.learning.method})
-    superlink.require(Path(args.home))
-    if args.resume is None:
+    if not resumed:
+        experiment.warn_of_idle(str(args.plan), args.overrides, {planned.learning.method_name: planned.learning.method})
+    superlink.require(_home())
+    if not resumed:
         stamp = time.strftime("%Y-%m-%d-%H%M%S")
         method = plugins.called(planned.learning.method_name)
         out = (args.out or Path("runs") / method / "sites" / stamp).resolve()
         if (out / "config.toml").exists():
-            raise UsageError(f"{out} already holds a run; resume it: kinfed flower run --resume {out}")
+            raise UsageError(f"{out} already holds a run; resume it: kinfed flower run {out}")
         table = plugins.absolute(planned.table)  # the run's process works in another folder
         if graph := planned.deployment.graph:
             links = GraphFile(graph) if isinstance(graph, str) else graph
@@ -387,7 +349,7 @@ def _run(args: argparse.Namespace, console: Console) -> None:
         make_folder(out)
         experiment.write(table, out / "config.toml")
     report = (lambda text: None) if args.quiet else _printer(console)
-    summary = follow.run(Path(args.home), out, report, args.track)
+    summary = follow.run(_home(), out, report, args.track)
     show(summary, args, console)
     if (each := summary.cost.bytes_per_client_and_round) and args.verbose:
         report(f"bytes per client and round: {each['down']:,} down, {each['up']:,} up (see bytes.csv)")
@@ -431,9 +393,13 @@ def _log(args: argparse.Namespace, console: Console) -> None:
 
 def _app(args: argparse.Namespace, console: Console) -> None:
     _prepare()
+    from ..flower.site.site_reading import SETTINGS
     from ..flower.wire import server_app as app
 
-    app.write(args.folder, experiment.read(args.plan, args.overrides), _reading(args))
+    is_read = {one: one.partition("=")[0] in SETTINGS for one in args.overrides}
+    plan = experiment.read(args.plan, [one for one in args.overrides if not is_read[one]])
+    args.overrides = [one for one in args.overrides if is_read[one]]
+    app.write(args.folder, plan, _reading(args))
     console.print(f"start it: flwr run {args.folder} SUPERLINK --stream; see docs/deploy.md", soft_wrap=True)
 
 
@@ -450,14 +416,14 @@ def _revoke(args: argparse.Namespace, console: Console) -> None:
     from ..flower.programs import superlink
 
     keys = args.keys.resolve() if args.keys else None
-    superlink.revoke(Path(args.home), args.site, keys, _printer(console))
+    superlink.revoke(_home(), args.site, keys, _printer(console))
 
 
 def _status(args: argparse.Namespace, console: Console) -> None:
     _prepare()
     from ..flower.server import status
 
-    now = status.read(Path(args.home))
+    now = status.read(_home())
     if args.json:
         print(json.dumps(now))
         return
@@ -465,7 +431,7 @@ def _status(args: argparse.Namespace, console: Console) -> None:
     if link["address"]:
         out.print(f"the SuperLink at {link['address']} {'runs' if link['running'] else 'has stopped'}")
     else:
-        out.print(f"no SuperLink of {args.home} is running; start it: kinfed flower up", soft_wrap=True)
+        out.print(f"no SuperLink of {_home()} is running; start it: kinfed flower up", soft_wrap=True)
     if run is None:
         out.print("no run has begun yet")
     else:
@@ -483,7 +449,7 @@ def _of_run(run: dict[str, Any]) -> str:
     if run["why"]:
         line += f"; {run['why']}"
     if run["state"] == "stopped":
-        line += f"; continue it: kinfed flower run --resume {run['out']}"
+        line += f"; continue it: kinfed flower run {run['out']}"
     means = run["scores"].get("means", {})
     if means:
         main = next(iter(means)).split("/")[1]  # the task's own score; --json has all
@@ -509,7 +475,12 @@ def _down(args: argparse.Namespace, console: Console) -> None:
     _prepare()
     from ..flower.programs import superlink
 
-    superlink.down(Path(args.home), _printer(console))
+    superlink.down(_home(), _printer(console))
+
+
+def _home() -> Path:
+    """The folder of the server's own files."""
+    return Path(os.environ.get(HOME) or Path.home() / ".kinfed" / "flower")
 
 
 def _prepare() -> None:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, NoReturn
 from .. import __version__
 from ..errors import explain, hear_warnings, short
 from ..interrupts import heard
-from .options import HOW
+from .options import HOW, MORE
 
 
 class Command(NamedTuple):
@@ -127,8 +127,9 @@ class _Completion(argparse.Action):
 def parser_of(*chosen: str) -> argparse.ArgumentParser:
     """The parser of the chosen commands; of the others it only has the help."""
     common = argparse.ArgumentParser(add_help=False)
-    common.add_argument("--debug", action="store_true", help="show the full traceback of an error")
-    common.add_argument("--json", action="store_true", help="print one JSON object on standard output")
+    group = common.add_argument_group(MORE)
+    group.add_argument("--json", action="store_true", help="print one JSON object on standard output")
+    group.add_argument("--debug", action="store_true", help="show the full traceback of an error")
     parser = _Parser(
         prog="kinfed", description="Graph-guided personalised federated learning: every client learns from its kin."
     )

@@ -25,7 +25,7 @@ from ..simulation.execution import Execution
 from . import table_options
 from .choose import choose_for, show_choice
 from .estimate import Planned, candidates, dry_run
-from .options import add_dry_run, add_how, add_settings, columns, detail, place
+from .options import MORE, add_dry_run, add_how, add_settings, columns, detail, place
 from .report import show_page, write_page
 from .training import Bar, data_dir, execution, show
 
@@ -36,49 +36,46 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     run = commands.add_parser(
         "run",
         parents=[columns(), running, common],
-        description="Run an experiment. METHOD alone runs the built-in one, rotated digits; FILE.toml runs the one "
-        "that it describes; FILE.csv or FILE.parquet trains on your own table.",
-        epilog="examples: kinfed run fedaghn rounds=40 method.sharpness=5 --out my-run; on a table of yours: "
+        usage="%(prog)s METHOD|FILE.toml|FILE.csv [key=value ...] [options]",
+        description="Train one model per client: METHOD on rotated digits, which are built in, the experiment of "
+        "FILE.toml, or your own table, FILE.csv.",
+        epilog="examples: kinfed run kin rounds=40 training.epochs=5 --out my-run; "
         "kinfed run shops.csv --client shop --target buys --out shops",
     )
     source = run.add_argument(
         "source",
         default="",
         metavar="METHOD|FILE.toml|FILE.csv",
-        help="what to run, such as fedaghn, mine.py:MyMethod, my-run/config.toml or shops.csv",
+        help="kin, mine.py:MyMethod, my-run/config.toml, shops.csv",
     )
     run.add_argument(
         "--method",
         metavar="NAME",
         default="",
-        help="the method to train with on a table of yours (default: the one that kinfed choose finds)",
+        help="for a table (default: the one that kinfed choose finds)",
     )
-    run.add_argument(
-        "--budget", metavar="ROUNDS|TIME", help="without --method: what finding one may take, see kinfed choose"
-    )
-    add_settings(run, "settings to change, such as training.epochs=5 or seeds=3")
+    run.add_argument("--budget", metavar="ROUNDS|TIME", help="without --method: what finding one may take")
+    add_settings(run, "settings, such as training.epochs=5 or seeds=3")
     run.add_argument(
         "--from",
         dest="former",
         action=partial(_InPlaceOf, source),
         type=Path,
         metavar="RUN",
-        help="continue a finished run in a new folder: rounds=N are added (default: as many as it had), and with other "
-        "data, clients may have joined",
+        help="continue a finished run in a new folder, rounds=N more",
     )
     run.add_argument("--out", type=Path, metavar="DIR", help="the run's folder (default: runs/METHOD/DATASET/TIME)")
     run.add_argument(
         "--beside",
         metavar="WHICH",
         default="auto",
-        help="baselines to train beside the run, to end with a verdict on what learning from others is worth: "
-        "local,fedavg, local or none (default: local,fedavg where that is cheap, see --dry-run)",
+        help="baselines to train for a verdict: local,fedavg, local or none (default: both, if cheap)",
     )
     add_dry_run(run)
     run.add_argument(
         "--open",
         action="store_true",
-        help="write a report page into the run's folder at the end, and open it where there is a display",
+        help="end with a report page, and open it",
     )
     run.set_defaults(command=_run)
     _add_resume(commands, running, common)
@@ -116,13 +113,12 @@ def _add_resume(commands: Any, running: argparse.ArgumentParser, common: argpars
 def _followed() -> argparse.ArgumentParser:
     """Options for how to run, and where to follow it."""
     running = argparse.ArgumentParser(add_help=False, parents=[place(), detail()])
-    running.add_argument(
+    running.add_argument_group(MORE).add_argument(
         "--track",
         action="append",
         default=[],
         metavar="WHERE",
-        help="track the run in tensorboard, mlflow, wandb or a class of yours, FILE.py:NAME; may be "
-        "repeated; resume keeps the trackers (docs/runs.md)",
+        help="tensorboard, mlflow, wandb or FILE.py:NAME; repeatable",
     )
     return running
 

@@ -3,6 +3,7 @@
 import argparse
 import json
 import shlex
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,9 @@ from rich.text import Text
 from ..data.dataset import Dataset
 from ..data.datasets import DATASETS
 from ..data.federation import Federation
-from ..data.tables.formats import FORMATS
 from ..data.tables.open_table import kind_of, open_table
 from ..data.tables.schema import Description
+from ..data.tables.table_reader import TableReader
 from ..errors import UsageError
 from ..methods import METHODS
 from ..runs.config import experiment as config
@@ -23,9 +24,8 @@ from ..runs.config import from_table
 from ..runs.config.experiment import Experiment, Table
 from .training import data_dir
 
-OPTIONS = ("client", "target", "ignore", "time", "past", "horizon", "future", "static", "query")
-SETTINGS = ("time", "past", "horizon")  # options that are settings of the data set
-LISTS = ("ignore", "future", "static")  # those that are lists of columns
+OPTIONS = ("client", "target", "ignore", "time", "query")
+LISTS = ("features", "future", "static")  # settings that are columns, with commas between
 
 
 def is_table(source: str) -> bool:
@@ -45,7 +45,7 @@ def read(source: str, args: argparse.Namespace, method: str = "") -> Table:
     if is_table(source):
         named = [f'method.name="{method}"'] if method else []
         args.refit, args.overrides = _refit(args.overrides)
-        args.overrides = [f"federation.dataset.{one}" if _is_format(one) else one for one in args.overrides]
+        args.overrides = [_of_the_table(one) for one in args.overrides]
         args.frame = open_table(source, args.query)  # kept for `dataset`, as reading may take long
         overrides = [*_settings(args), *named, *args.overrides]
         return from_table.config(source, args.client, args.target, overrides, args.query, args.frame)
@@ -62,16 +62,23 @@ def read(source: str, args: argparse.Namespace, method: str = "") -> Table:
 
 def _settings(args: argparse.Namespace) -> list[str]:
     """The options as settings of the data set."""
-    given = {name: json.dumps(args.time) if name == "time" else getattr(args, name) for name in SETTINGS}
-    lists = {name: [one.strip() for one in getattr(args, name).split(",") if one.strip()] for name in LISTS}
-    given = {name: value for name, value in given.items() if getattr(args, name)}
-    given |= {name: json.dumps(value, ensure_ascii=False) for name, value in lists.items() if value}
-    return [f"federation.dataset.{name}={value}" for name, value in given.items()]
+    time = [f"time={json.dumps(args.time)}"] if args.time else []
+    ignore = [f"ignore={_listed(args.ignore)}"] if args.ignore else []
+    return [f"federation.dataset.{one}" for one in time + ignore]
 
 
-def _is_format(override: str) -> bool:
-    """Whether a setting says how the table is written, which needs no prefix."""
-    return override.partition("=")[0] in FORMATS
+def _of_the_table(override: str) -> str:
+    """A setting of how the table is read, which needs no prefix, with its prefix; any other as it is."""
+    key, equals, value = override.partition("=")
+    if key not in {one.name for one in fields(TableReader)}:
+        return override
+    value = _listed(value) if key in LISTS and not value.startswith("[") else value
+    return f"federation.dataset.{key}{equals}{value}"
+
+
+def _listed(names: str) -> str:
+    """Names with commas between, as TOML."""
+    return json.dumps([name.strip() for name in names.split(",") if name.strip()], ensure_ascii=False)
 
 
 def _refit(overrides: list[str]) -> tuple[bool, list[str]]:

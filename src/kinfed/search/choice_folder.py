@@ -48,7 +48,6 @@ class Request:
     data_dir: Path | None = None
     budget: str | None = None
     methods: Sequence[str] = ()  # none: the usual ones
-    seeds: int = 1
     jobs: int = 1
     grid: Mapping[str, Sequence[str]] = field(default_factory=dict)  # methods.NAME.KEY and the values that are tried
     models: bool = False  # whether models race too, beside the config's
@@ -65,23 +64,26 @@ class Request:
         if folder.is_begun and not (folder.choice.exists() or (self.out / "race" / "race.json").exists()):
             raise UsageError(f"{self.out} already holds a run; choose another --out")
 
+    @property
+    def seeds(self) -> int:
+        """How often each candidate is trained, each time with other examples for validation."""
+        return config.resolve(config.override(deepcopy(self.table), ['method.name="local"'])).seeds
+
     def experiment(
         self, method: str, settings: Sequence[str] = (), lr: float | None = None, model: str = ""
     ) -> Experiment:
-        """The experiment with this method, these settings of it, this rate of local training, and this model."""
+        """The experiment, once, with this method, these settings of it, this rate of local training, and this model."""
         overrides = [f'method.name="{method}"', *(f"method.{one}" for one in settings)]
         overrides += [f"training.optimiser.lr={lr!r}"] * (lr is not None) + [f'model.name="{model}"'] * bool(model)
         table = config.override(deepcopy(self.table), overrides)
         often = scored(config.resolve(table).rounds).evaluate_every
-        return config.resolve({**table, "evaluate_every": often})
+        return config.resolve({**table, "evaluate_every": often, "seeds": 1})
 
     def arena(self, execution: Execution, federation: Federation | None = None) -> Arena:
         """What the candidates are trained on; reads the data, unless their federation is given."""
         made = self.experiment("local")
         if made.attack is not None:
             raise UsageError("choosing takes no attack; leave it out, and run the method that is chosen under attack")
-        if made.seeds > 1:
-            raise UsageError("choosing repeats each candidate --seeds times; leave seeds out of the config")
         federation = federation or made.federation(self.data_dir, made.seed)
         return Arena(
             federation,

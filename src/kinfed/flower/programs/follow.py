@@ -28,7 +28,7 @@ def run(home: Path, out: Path, report: Report, track: Sequence[str] = ()) -> Sum
     last = superlink.started(home)
     for line in keys.endings(Path(last.ca).parent) if last and last.ca else []:
         report(line)
-    resume, left = f"resume it: kinfed flower run --resume {out}", ATTEMPTS
+    resume, left = f"resume it: kinfed flower run {out}", ATTEMPTS
     folder = RunFolder(out)
     signal.signal(signal.SIGHUP, _hang_up)  # a closed terminal stops the run as well
     while True:

@@ -314,7 +314,7 @@ def too_few(requested: Collection[str], replied: Collection[str], needed: int, p
     others = set(requested) - good
     return (
         f"only {len(good)} of {len(requested)} clients gave a usable reply, but {needed} must; check "
-        f"{_list({client for client in others if problems.get(client)} or others)} and continue with --resume"
+        f"{_list({client for client in others if problems.get(client)} or others)} and resume the run"
     )
 
 

@@ -18,6 +18,7 @@ from ...errors import Fault, UsageError
 from ..wire.messages import Words
 from .drawn_rows import Disclosure
 
+SETTINGS = ("past", "horizon", "future", "static", "categories", *FORMATS)  # that are said as key=value
 NAMES = 1000  # categories of a column whose names leave a site, unless its operator says otherwise
 
 
@@ -46,14 +47,13 @@ class Reading(FormatSettings):
         super().__post_init__()
         if bool(self.past) != bool(self.horizon) or (self.past and not self.time):
             raise UsageError(
-                "a series needs --time COLUMN, --past READINGS and --horizon READINGS; give all three, or --time alone "
-                "for rows that are examples and split in time order, or none"
+                "a series needs --time COLUMN, past=READINGS and horizon=READINGS; give all three, or --time alone for "
+                "rows that are examples and split in time order, or none"
             )
-
         if (self.future or self.static) and not self.past:
-            raise UsageError("--future and --static are for a series; give --time, --past and --horizon, too")
+            raise UsageError("future and static are of a series; give --time, past and horizon, too")
         if both := sorted({*self.future, *self.static} & {*self.ignore}) or sorted({*self.future} & {*self.static}):
-            raise UsageError(f"column '{both[0]}' is in two of --future, --static and --ignore; leave it in one")
+            raise UsageError(f"column '{both[0]}' is in two of future, static and --ignore; leave it in one")
 
     @property
     def own_names(self) -> dict[str, str]:
@@ -117,18 +117,27 @@ class OwnTable:
             raise UsageError(f"{told} (--ignore, --time)", Fault.WITHHELD)
 
 
-def formats_of(pairs: Sequence[str]) -> dict[str, Any]:
-    """The settings of formats in "decimal=,", "dates=%d.%m.%Y" and the like; raises UsageError for anything else."""
+def settings_of(pairs: Sequence[str]) -> dict[str, Any]:
+    """Settings of a `Reading` in "past=12", "decimal=," and the like; raises UsageError for anything else."""
     found: dict[str, Any] = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
-        if name not in FORMATS or not equals:
-            raise UsageError(f"--format is {', '.join(FORMATS)} and a value, such as decimal=,; got '{pair}'")
-        if name in ("decimal", "thousands"):
+        if name not in SETTINGS or not equals:
+            raise UsageError(f"a table is read by {', '.join(SETTINGS)} and a value, such as past=12; got '{pair}'")
+        if name in ("past", "horizon", "categories"):
+            if not value.isdecimal():
+                raise UsageError(f"{name} is a whole number, from 0; got '{pair}'")
+            found[name] = int(value)
+        elif name in ("decimal", "thousands"):
             found[name] = value
         else:
-            found[name] = [*found.get(name, []), value]
+            found[name] = (*found.get(name, ()), *(columns_in(value) if name in ("future", "static") else [value]))
     return found
+
+
+def columns_in(listed: str) -> tuple[str, ...]:
+    """The names of columns with commas between."""
+    return tuple(name.strip() for name in listed.split(",") if name.strip())
 
 
 def names_of(pairs: Sequence[str]) -> dict[str, str]:

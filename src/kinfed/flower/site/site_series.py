@@ -42,9 +42,7 @@ class SiteSeries(OwnTable):
         if dates := sorted(kinds.keys() - covariates.keys()):
             warnings.warn(f"{self.frame.name}: '{dates[0]}' holds dates; left out of the inputs", stacklevel=2)
         if lost := [name for name in (*reading.future, *reading.static) if name not in covariates]:
-            raise UsageError(
-                f"{self.frame.name}: '{lost[0]}' can be no covariate; take it out of --future and --static"
-            )
+            raise UsageError(f"{self.frame.name}: '{lost[0]}' can be no covariate; take it out of future and static")
         return covariates
 
     @cached_property

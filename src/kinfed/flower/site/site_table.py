@@ -142,7 +142,7 @@ def told_of(own: str, name: str, known: Statistics, most: int) -> Words:
     if isinstance(known, WordStatistics) and len(known.counts) > most > 0:
         warnings.warn(
             f"'{name}' has {len(known.counts):,} categories, of which the {most:,} most frequent are named to the "
-            "server (--categories)",
+            "server (categories)",
             stacklevel=3,
         )
     # A number that is a category elsewhere is told as one only where it is not that of a few rows.
