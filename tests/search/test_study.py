@@ -104,7 +104,7 @@ def test_federations_are_those_of_the_seeds(ask):
 
 def test_the_config_of_every_run_is_checked_before_the_first(ask, tmp_path, monkeypatch):
     begun = []
-    monkeypatch.setattr("kinfed.runs.pool.once", lambda experiment, folder, *_: begun.append(folder))
+    monkeypatch.setattr("kinfed.runs.launch.run_job", lambda job, *_: begun.append(job.folder))
     asked, said = ask("local")
     with pytest.raises(UsageError, match="unknown key 'roundz'"):
         asked.runs({"a": [], "b": ["roundz=3"]})
