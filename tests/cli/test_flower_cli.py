@@ -81,7 +81,6 @@ def test_a_plan_is_checked_before_anything_runs(refused, tmp_path):
     (tmp_path / "f.toml").write_text(PLAN)
     assert "start it: kinfed flower up" in refused("run", "f.toml")
     assert not (tmp_path / "runs").exists()
-    assert "required: FILE.toml|DIR" in refused("run")
     assert "is not the folder of a run" in refused("run", tmp_path)
     wrong = {
         "flower.clients=0": "flower.clients is a number of sites",
