@@ -1,13 +1,14 @@
 """Writing files so that they are complete or absent, and by one program at a time."""
 
 import fcntl
+import json
 import os
 import shutil
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from .errors import RunError, UsageError
 
@@ -33,6 +34,12 @@ def replacing(path: Path) -> Iterator[Path]:
     finally:
         with suppress(OSError):  # a folder that cannot be written holds no part either
             part.unlink(missing_ok=True)
+
+
+def write_json(path: Path, values: Any) -> None:
+    """Replace a file by values as JSON; raises RunError as `replacing` does."""
+    with replacing(path) as part:
+        part.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
 
 
 @contextmanager

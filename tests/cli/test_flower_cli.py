@@ -83,12 +83,12 @@ def test_a_plan_is_checked_before_anything_runs(refused, tmp_path):
     assert not (tmp_path / "runs").exists()
     assert "is not the folder of a run" in refused("run", tmp_path)
     wrong = {
-        "flower.clients=0": "flower.clients is a number of sites",
-        "flower.quorum=0.0": "flower.quorum is a share",
-        "flower.deadline=-1.0": "flower.deadline is a time in seconds and must be positive",
+        "flower.clients=0": "flower.clients must be at least 1; got 0",
+        "flower.quorum=0.0": "flower.quorum must be in (0, 1]",
+        "flower.deadline=-1.0": "flower.deadline must be positive",
         "flower.norm_bound=0.5": "flower.norm_bound must be above 1",
-        "flower.stale=forget": "flower.stale must be one of keep, decay, drop; got 'forget'",
-        "flower.decay=1.0": "flower.decay must lie in (0, 1)",
+        "flower.stale=forget": "flower.stale must be one of 'keep', 'decay', 'drop'; got 'forget'",
+        "flower.decay=1.0": "flower.decay must be in (0, 1)",
         "flower.client=3": "unknown key 'flower.client'; did you mean 'clients'?",
         "federation.dataset=digits": "of federation only split may be set here",
         "seeds=3": "a federation runs one seed at a time",

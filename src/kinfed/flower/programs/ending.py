@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ...files import replacing
+from ...files import write_json
 from .subprocesses import is_alive
 
 FILE, JOURNAL = ".run", "journal.log"  # in a run's folder
@@ -21,8 +21,7 @@ def read(out: Path) -> dict[str, Any]:
 
 def note(out: Path, **words: Any) -> None:
     """Remember more of it."""
-    with replacing(out / FILE) as part:
-        part.write_text(json.dumps({**read(out), **words}))
+    write_json(out / FILE, {**read(out), **words})
 
 
 def process(out: Path) -> int:

@@ -1,6 +1,5 @@
 """Starting a run and following it to its end."""
 
-import json
 import signal
 import time
 from collections.abc import Callable, Sequence
@@ -8,7 +7,7 @@ from pathlib import Path
 
 from ...core.summary import Summary
 from ...errors import RunError
-from ...files import make_folder, replacing
+from ...files import make_folder, write_json
 from ...interrupts import Terminated, held
 from ...runs.run_folder import RunFolder
 from . import ending, keys, superlink
@@ -62,10 +61,8 @@ def _start(home: Path, out: Path, track: Sequence[str] = ()) -> int:
         path = out / ending.JOURNAL
         path.touch()
         process = start(ending.PROGRAM, str(home.resolve()), str(out.resolve()), *track, home=home / "flwr", log=log)
-        with replacing(out / ending.FILE) as part:
-            part.write_text(json.dumps({"pid": process.pid, "begin": path.stat().st_size}))
-        with replacing(home / superlink.LAST) as part:
-            part.write_text(json.dumps({"out": str(out.resolve())}))
+        write_json(out / ending.FILE, {"pid": process.pid, "begin": path.stat().st_size})
+        write_json(home / superlink.LAST, {"out": str(out.resolve())})
     return process.pid
 
 

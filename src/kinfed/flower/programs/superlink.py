@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ...errors import RunError, UsageError, nearest
-from ...files import make_folder, replacing
+from ...files import make_folder, write_json
 from ...interrupts import held
 from ..wire.link import SILENT, Link
 from . import control, ending
@@ -156,8 +156,7 @@ def _start(home: Path, host: str, port: int, keys: Path | None, report: Report) 
             begin = file.tell()
             where = (host, str(port), str(keys or ""))
             process = start(PROGRAM, str(home.resolve()), *where, home=home / "flwr", log=file)
-        with replacing(home / LINK) as part:
-            part.write_text(json.dumps({"address": link.address, "ca": link.ca, "pid": process.pid}))
+        write_json(home / LINK, {"address": link.address, "ca": link.ca, "pid": process.pid})
     try:
         problem = link.wait(lambda: process.poll() is None)
     except KeyboardInterrupt:

@@ -1,11 +1,9 @@
 """What a federation's run leaves in its folder on the server."""
 
 import csv
-import json
 from collections import defaultdict
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
 
 from ...core.graph import Origin
 from ...core.history import History, Spent
@@ -14,7 +12,7 @@ from ...core.model import Model
 from ...core.sharing import Sharing
 from ...core.summary import DataFacts, RunCost, SiteFacts, Summary
 from ...core.tasks import Classification
-from ...files import make_folder, replacing
+from ...files import replacing
 from ...runs import results
 from ...runs.config import plugins
 from ...runs.run_folder import RunFolder
@@ -85,13 +83,6 @@ def summarise(
     results.draw_recall(summary, out)
     out.write_summary(summary)
     return summary
-
-
-def write_json(values: dict[str, Any], path: Path) -> None:
-    """Write a table of values, replacing the file as a whole."""
-    make_folder(path.parent)
-    with replacing(path) as part:
-        part.write_text(json.dumps(values, indent=1) + "\n")
 
 
 def with_bytes(spent: list[Spent], traffic: dict[str, dict[int, list[int]]]) -> list[Spent]:

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, is_dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import nn
@@ -12,6 +12,7 @@ from ...core.graph import Graph
 from ...core.mixins import model_for
 from ...core.model import Model
 from ...core.seeding import generator
+from ...core.settings import Count, CountOrZero, In, NonNegative, Positive, Settings
 from ...core.tasks import Classification, Counts, Forecasting, Quantiles, Regression, Task, check_quantiles
 from ...data.graph_files import GraphFile
 from ...data.split import Split
@@ -21,58 +22,49 @@ from ...runs.config import experiment, parts, plugins
 from ...runs.config.experiment import Learning, Table
 
 NUMBERS: dict[str, type] = {one.__name__: one for one in (Regression, Counts, Forecasting, Quantiles)}
-STALE = ("keep", "decay", "drop")
 BESIDE: tuple[list[str], ...] = (["local", "fedavg"], ["local"], [])
 
 
 @dataclass(frozen=True)
-class Deployment:
+class Deployment(Settings):
     """How the server deals with sites that are late, offline, new or wrong."""
 
-    clients: int = 2  # sites that must be connected before round 1
+    clients: Count = 2  # sites that must be connected before round 1
     sites: Sequence[str] = ()  # the sites that are asked, by the names of their keys; none: all
-    deadline: float = 600.0  # seconds after which a round continues with the sites that have replied ...
-    quorum: float = 0.5  # ... if they are at least this share of the sites that were asked; otherwise it waits ...
-    patience: float = 3600.0  # ... up to this many seconds, after which the run ends, to be resumed later
-    norm_bound: float = 10.0  # an upload is left out if its norm exceeds the cohort's median this many times; 0: never
-    size_bound: float = 10.0  # a site's examples count up to this many times the others' median; 0: without bound
-    stale: str = "keep"  # whether others keep using a client that missed rounds ("keep"), less and less, or not
-    decay: float = 0.5  # "decay": a client that missed k rounds is used in a share decay**k of the rounds
-    classes: int = 0  # 0: taken from the sites' labels
+    deadline: Positive = 600.0  # seconds after which a round continues with the sites that have replied
+    quorum: Annotated[float, In("(0, 1]")] = 0.5  # of the sites asked, the share that must have; otherwise it waits
+    patience: Positive = 3600.0  # seconds after which a run that waits ends, to be resumed later
+    norm_bound: NonNegative = (
+        10.0  # an upload is left out if its norm exceeds the cohort's median so many times; 0: never
+    )
+    size_bound: NonNegative = 10.0  # a site's examples count up to this many times the others' median; 0: no bound
+    # whether others keep using a client that missed rounds ("keep"), less and less, or not
+    stale: Literal["keep", "decay", "drop"] = "keep"
+    # "decay": a client that missed k rounds is used in a share decay**k of the rounds
+    decay: Annotated[float, In("(0, 1)")] = 0.5
+    classes: CountOrZero = 0  # 0: taken from the sites' labels
     by_class: bool | None = None  # scores by class; None: if there are two classes
     # a file on the server with a known relation of the clients, or a table of its path and how it is read, as in tables
     graph: str | GraphFile = ""
     scale: Literal["auto", "federation", "client"] = "auto"  # of tables: whose training rows give the scale of inputs
-    categories: int = 50  # of tables: of a column of text, the most that are told apart
+    categories: Count = 50  # of tables: of a column of text, the most that are told apart
     labels: bool = True  # of tables: whether few whole numbers as a target are classes
     counts: bool = False  # of tables: whether the target counts something: whole numbers from 0
-    horizons: Sequence[int] = ()  # of series: steps ahead that are scored too, from 1
+    horizons: Sequence[Count] = ()  # of series: steps ahead that are scored too, from 1
     quantiles: Sequence[float] = ()  # of series: to forecast in place of one number, such as [0.1, 0.5, 0.9]
     calendar: Sequence[Literal["clock", "hour", "weekday", "month", "season"]] | None = None  # of series, as in a table
     beside: Sequence[str] = ("local",)  # what each site compares its model with in the end: local, and perhaps fedavg
 
     def __post_init__(self) -> None:
-        if self.clients < 1:
-            raise UsageError(f"flower.clients is a number of sites and must be at least 1; got {self.clients}")
-        for name in ("deadline", "patience"):
-            if getattr(self, name) <= 0:
-                raise UsageError(f"flower.{name} is a time in seconds and must be positive; got {getattr(self, name)}")
-        if not 0 < self.quorum <= 1:
-            raise UsageError(f"flower.quorum is a share of the clients and must lie in (0, 1]; got {self.quorum}")
+        super().__post_init__()
         for name in ("norm_bound", "size_bound"):
-            if getattr(self, name) != 0 and not getattr(self, name) > 1:
+            if 0 < getattr(self, name) <= 1:
                 raise UsageError(f"flower.{name} must be above 1, or 0 for no bound; got {getattr(self, name)}")
-        if self.stale not in STALE:
-            raise UsageError(f"flower.stale must be one of {', '.join(STALE)}; got '{self.stale}'")
-        if self.categories < 1:
-            raise UsageError(f"flower.categories is a number of categories, at least 1; got {self.categories}")
         if self.quantiles:
             check_quantiles(self.quantiles)
         if sorted(self.beside, reverse=True) not in BESIDE:
             known = " or ".join(map(str, BESIDE))
             raise UsageError(f"flower.beside must be {known}; got {list(self.beside)!r:.80}")
-        if not 0 < self.decay < 1:
-            raise UsageError(f"flower.decay must lie in (0, 1); got {self.decay}")
 
 
 @dataclass(frozen=True)

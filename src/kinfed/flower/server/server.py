@@ -25,7 +25,7 @@ from ...core.summary import Summary
 from ...core.trees import Tree
 from ...data import graph_files
 from ...errors import RunError, UsageError
-from ...files import make_folder
+from ...files import make_folder, write_json
 from ...runs import final_state
 from ...runs.config import experiment, plugins
 from ...runs.final_state import Left
@@ -39,7 +39,7 @@ from . import plan, schema_negotiation
 from . import site_references as beside
 from .agreed_plan import agree, fitting
 from .broker import Broker
-from .federation_results import summarise, with_bytes, write_json
+from .federation_results import summarise, with_bytes
 from .flower_fleet import FleetState, FlowerFleet
 from .monitoring import Watch
 from .nodes import Transport
@@ -250,7 +250,7 @@ class _Run:
         self.history.names = tuple(self.fleet.names)
         if deployment.graph:
             self._read_graph()
-        write_json(self.facts, self.out / FACTS)
+        write_json(self.out / FACTS, self.facts)
 
     def _restore(self) -> None:
         """Take up a run after its last complete round, once enough of its sites are connected."""
@@ -309,7 +309,7 @@ class _Run:
                 self._read_graph()
             except UsageError as problem:
                 self.log(f"clients that joined have no links: {problem}")
-        write_json(self.facts, self.out / FACTS)
+        write_json(self.out / FACTS, self.facts)
         self.log(f"joined after round {self.at.done}: {', '.join(new)}")
         roster = replace(self._roster(), round=self.at.done)
         newcomers = roster.everyone[len(self.roster) :]

@@ -4,28 +4,24 @@ Imports neither Flower nor PyTorch, so that it can be asked often.
 """
 
 import json
-import os
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from ...errors import RunError
-from ...files import replacing
-from ..programs import hardening, keys, superlink
+from ...files import write_json
+from ..programs import ending, hardening, keys, superlink
 from ..programs.subprocesses import is_alive, secret
 
 FILE = "status.json"  # in a run's folder
 SILENT = 40.0  # seconds without a sign of life after which a site is not online; nodes give one every 21 to 27
-STALE = 120.0  # seconds after which a run that writes nothing is not at work, whatever its file says
 
 
 def write(out: Path, words: dict[str, Any]) -> None:
     """Write down how a run is doing; that this fails must not end it."""
-    try:
-        with replacing(out / FILE) as part:
-            part.write_text(json.dumps({**words, "pid": os.getpid(), "at": time.time()}) + "\n", encoding="utf-8")
-    except RunError:
-        pass
+    with suppress(RunError):
+        write_json(out / FILE, words)
 
 
 def read(home: Path) -> dict[str, Any]:
@@ -70,18 +66,8 @@ def _run(home: Path) -> dict[str, Any] | None:
         return None
     try:
         words = dict(json.loads((out / FILE).read_text(encoding="utf-8")))
-        if words["state"] == "running" and (time.time() - words["at"] > STALE or not _exists(words["pid"])):
+        if words["state"] == "running" and not ending.process(out):
             words["state"] = "stopped"
         return {"out": str(out), **words}
     except (OSError, ValueError, KeyError, TypeError):  # none yet, or one of another version
         return None
-
-
-def _exists(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    return True

@@ -12,7 +12,7 @@ import numpy as np
 from ...core.method import Method
 from ...data.split import SPLITS, Split
 from ...errors import UsageError, several
-from ...files import make_folder, replacing
+from ...files import make_folder, write_json
 from .site_files import expecting_own
 
 STEP, TRAINING = 8, 10  # rows that a gradient, and all training, must be made of
@@ -60,8 +60,7 @@ class Disclosure:
                 f"every run, or have its operator delete {path.name} beside the site's folder"
             )
         make_folder(path.parent)
-        with replacing(path) as new:
-            new.write_text(json.dumps({**known, content: asked}, indent=1) + "\n", encoding="utf-8")
+        write_json(path, {**known, content: asked})
 
     def check_steps(self, method: Method, batch: int, rows: Mapping[str, int]) -> None:
         """Raise Withheld if a gradient that is uploaded is of too few rows; `rows` are how many each split has."""

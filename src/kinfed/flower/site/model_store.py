@@ -6,7 +6,7 @@ from pathlib import Path
 from ...core import checkpoint, trees
 from ...core.model import Model
 from ...core.trees import Tree
-from ...files import make_folder, replacing
+from ...files import make_folder, write_json
 from ..wire.messages import Words
 from .site_files import expecting_own, read_tensors
 
@@ -57,5 +57,4 @@ class ModelStore:
             whole = theta.numel() == self._model.layout.size
             model |= self._model.named(theta) if whole else {"theta": theta}
         checkpoint.write(model, path, {"origin": json.dumps(origin)})
-        with replacing(self._folder / "model.json") as part:
-            part.write_text(json.dumps(origin))
+        write_json(self._folder / "model.json", origin)

@@ -10,7 +10,7 @@ from pathlib import Path
 from ...core.settings import Count, Settings
 from ...data.tables import disclosure
 from ...errors import RunError, UsageError
-from ...files import make_folder, replacing
+from ...files import make_folder, write_json
 from ...runs.config import parts, plugins
 from ...runs.config.experiment import Table
 from ..server.plan import Plan
@@ -141,6 +141,5 @@ def agree(plans: Sequence[Plan], folder: Path) -> str:
         one = {"plan": digest(table), "split": table["federation"]["split"], "seed": planned.learning.seed}
         known += [one] if one not in known else []
     make_folder(folder)
-    with replacing(folder / AGREED) as part:
-        part.write_text(json.dumps(known, indent=1) + "\n")
+    write_json(folder / AGREED, known)
     return digest(plugins.for_sites(plans[0].table))

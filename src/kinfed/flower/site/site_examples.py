@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -38,19 +37,7 @@ class OwnFileError(UsageError):
         self.public = f"its file cannot be used: {fault or 'something is wrong'}{where}; its own screen says more"
 
 
-class SiteData(Protocol):
-    """A site's examples; see `SiteTable`, `SiteSeries` and `SiteArrays`."""
-
-    def hello(self) -> Words: ...
-
-    def describe(self, agreed: Words, split: Split, seed: int) -> Words: ...
-
-    def federate(self, words: Words, task: Task, split: Split, seed: int) -> Federation: ...
-
-    def kept(self, words: Words) -> Words: ...
-
-
-def find(path: Path, name: str, reading: Reading, limits: Disclosure | None = None) -> SiteData:
+def find(path: Path, name: str, reading: Reading, limits: Disclosure | None = None) -> "SiteData":
     """The examples in a site's file, drawn within `limits`; raises UsageError for another kind of file."""
     if path.suffix.lower() == ".npz":
         if reading.time or reading.columns or reading.ignore:
@@ -94,7 +81,7 @@ def kept(examples: Path | Frame, folder: Path) -> Path:
 
 
 @contextmanager
-def at_home(data: SiteData) -> Iterator[None]:
+def at_home(data: "SiteData") -> Iterator[None]:
     """Turn what is wrong with a table into an OwnFileError, whose public part names a line and a column at most."""
     try:
         yield
@@ -197,6 +184,9 @@ class SiteArrays:
     def kept(self, words: Words) -> Words:
         """What new rows need: nothing, as arrays are used as they are."""
         return {}
+
+
+SiteData = SiteTable | SiteSeries | SiteArrays  # a site's examples, whatever they are
 
 
 def _cut(x: dict[str, Tensor], y: dict[str, Tensor], split: Split, labelled: bool, draw: torch.Generator) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from ...core import checkpoint
 from ...core.trees import Tree
 from ...errors import RunError, UsageError
-from ...files import make_folder, replacing
+from ...files import make_folder, write_json
 from ..wire import messages
 from ..wire.messages import Message, Words
 
@@ -67,8 +67,7 @@ class ExperimentFolder:
     def save_description(self, description: Words) -> None:
         """Remember how the site's table becomes inputs, in the names of its own file, so that new rows can."""
         make_folder(self.path)
-        with replacing(self.path / "description.json") as part:
-            part.write_text(json.dumps(description, indent=1) + "\n", encoding="utf-8")
+        write_json(self.path / "description.json", description)
 
     def state(self) -> SiteState | None:
         """The site's state, None before it has joined; raises RunError if its file is damaged."""

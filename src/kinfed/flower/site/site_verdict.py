@@ -1,6 +1,5 @@
 """What learning from others was worth to a site: its model against others, on its own test examples, at the site."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +17,7 @@ from ...core.model import Model
 from ...core.tasks import unit_of
 from ...data.federation import Federation
 from ...errors import note_failure
-from ...files import replacing
+from ...files import write_json
 from ...runs import outside_scores
 from ...runs.config import plugins
 from ...runs.test_scores import Tested, of_examples
@@ -77,8 +76,7 @@ def compare(
         verdict = replace(verdict, sentence=outside.around(verdict.sentence))
     checkpoint.write(fleet.model.named(personal["theta"]), folder / ALONE, {})
     words = verdict.to_dict() | {"beside": beside, "outside": [] if outside is None else outside.rows}
-    with replacing(folder / VERDICT) as part:
-        part.write_text(json.dumps(words | {"problems": problems}, indent=1) + "\n", encoding="utf-8")
+    write_json(folder / VERDICT, words | {"problems": problems})
     return verdict, float(history.test(history.chosen)[0])
 
 
