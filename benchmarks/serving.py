@@ -4,12 +4,13 @@
 
 `predict` answers that many rows by kinfed predict; `export` converts each model of kinfed's shelf, and compares
 onnxruntime with PyTorch, by one thread each; `load` sends requests to a service on this machine from as many clients,
-one after another each. Seconds of the processor are those of both cores together.
+one after another each. Each writes its part of docs/evidence/serving.md.
 """
 
 import argparse
 import json
 import os
+import platform
 import resource
 import subprocess
 import sys
@@ -28,7 +29,9 @@ from kinfed.models import MODELS
 from kinfed.runs.predictor import Answers, Predictor
 from kinfed.serving import onnx_file
 from kinfed.serving.pipeline import Whole, example
+from kinfed_papers.result_pages import put, version
 
+PAGE = Path(__file__).parents[1] / "docs" / "evidence" / "serving.md"
 IMAGE, WINDOW, ROW = (3, 32, 32), (12, 2), (5,)
 SHAPES = {name: IMAGE for name in MODELS} | {"linear": ROW, "mlp": ROW, "rnn": WINDOW, "gru": WINDOW, "text": (80,)}
 del SHAPES["embedded"]  # for tables with text alone
@@ -68,13 +71,38 @@ def kinfed(*words):
     return clock, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
+def write(part, title, said, heading, lines):
+    """One part of the page: what was measured on what, and a table."""
+    cores, load = os.cpu_count(), os.getloadavg()[0]
+    busy = ": it had other work too, so seconds of CPU say more than those on the clock" if load > cores else ""
+    text = (
+        f"## {title}\n\nWritten by `python benchmarks/serving.py {part}`, {version()}, PyTorch {torch.__version__}, "
+        f"Python {platform.python_version()}, {platform.machine()}, {cores} cores, load {load:.1f}{busy}.\n\n"
+        f"{said}\n\n| {' | '.join(heading)} |\n| {' | '.join('---' for _ in heading)} |\n"
+    )
+    put(PAGE, part, text + "\n".join(lines), "After training: figures")
+
+
+def row(*cells):
+    """A line of a table, which is shown at once."""
+    line = f"| {' | '.join(map(str, cells))} |"
+    print(line, flush=True)
+    return line
+
+
 def predict(folder, run, rows):
+    lines = []
     for count in (10, rows):
         path = folder / f"{count}.csv"
         table(count, 1).write_csv(path)
         times = [kinfed("predict", str(run), str(path), "-o", str(folder / "out.csv")) for _ in range(2)]
         clock, processor = (min(each) for each in zip(*times, strict=True))
-        print(f"| kinfed predict, {count:,} rows | {clock:.2f} | {processor:.2f} |", flush=True)
+        lines.append(row(f"kinfed predict, {count:,} rows", f"{clock:.2f}", f"{processor:.2f}"))
+    said = (
+        "`kinfed predict` of a table (three numbers, text, a date; 20 clients; an MLP by FedRep), from CSV to "
+        "CSV, the start included, the better of two. CPU seconds are those of all cores together."
+    )
+    write("predict", "Predictions", said, ["command", "seconds on the clock", "CPU seconds"], lines)
 
 
 def milliseconds(work, least=0.5):
@@ -91,8 +119,7 @@ def milliseconds(work, least=0.5):
 
 def export(folder):
     torch.set_num_threads(1)
-    print("| model | input | parameters | ONNX, kB | seconds to convert | ms a row | by PyTorch | apart |")
-    print("| --- | --- | --- | --- | --- | --- | --- | --- |")
+    lines = []
     for name, shape in SHAPES.items():
         series = shape == WINDOW
         answers = Answers(("level",), (), (50.0,) * 12, (10.0,) * 12) if series else Answers((), tuple("0123456789"))
@@ -113,7 +140,15 @@ def export(folder):
             onnx, plain = milliseconds(lambda s=session, f=fed: s.run(None, f)), milliseconds(lambda w=whole, x=x: w(x))
         count, size = sum(one.numel() for one in model.parameters()), path.stat().st_size / 1e3
         cells = [name, " x ".join(map(str, shape)), f"{count:,}", f"{size:,.0f}", f"{took:.1f}"]
-        print(f"| {' | '.join([*cells, f'{onnx:.3f}', f'{plain:.3f}', f'{apart:.0e}'])} |", flush=True)
+        lines.append(row(*cells, f"{onnx:.3f}", f"{plain:.3f}", f"{apart:.0e}"))
+    said = (
+        "One row by one thread, in milliseconds of CPU; images, windows of a series, texts of 80 characters or rows of "
+        "five numbers, with what is done before and after. *Apart* is the largest difference between onnxruntime's and "
+        "PyTorch's answers to 32 random rows, relative to the largest answer if that is above 1. The first conversion "
+        "also imports the exporter."
+    )
+    heading = ["model", "input", "parameters", "ONNX, kB", "CPU seconds to convert", "ms a row", "by PyTorch", "apart"]
+    write("export", "Exports of all architectures", said, heading, lines)
 
 
 def memory(process):
@@ -122,22 +157,31 @@ def memory(process):
     return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
+def spent(process):
+    """CPU seconds of a process so far."""
+    fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def load(run, clients, seconds):
+    lines = []
     command = [sys.executable, "-m", "kinfed", "serve", str(run), "--port", "0", "--json"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as served:
         try:
             address = json.loads(served.stdout.readline())["address"]
-            print("| clients at once | rows a request | requests | errors | a second | median, ms | 99 %, ms | MB |")
-            print("| --- | --- | --- | --- | --- | --- | --- | --- |")
             for at_once, rows in ((1, 1), (clients, 1), (clients, 100), (clients, 1)):
-                asked(address, at_once, rows, seconds, served)
+                lines.append(row(*asked(address, at_once, rows, seconds, served)))
         finally:
             served.terminate()
+    said = f"Clients that send requests one after another, {seconds:g} seconds each, in the order of the rows."
+    heading = ["clients at once", "rows a request", "requests", "errors", "a second", "median, ms", "99 %, ms"]
+    write("load", "The service under load", said, [*heading, "CPU ms a request", "MB"], lines)
 
 
 def asked(address, clients, rows, seconds, served):
+    """What came of such clients: the cells of a line."""
     frame = table(rows, 2).drop("buys", "shop").to_dicts()
-    times, wrong, end = [], [], time.perf_counter() + seconds
+    times, wrong, before, end = [], [], spent(served), time.perf_counter() + seconds
 
     def client(number):
         with requests.Session() as session:
@@ -154,9 +198,9 @@ def asked(address, clients, rows, seconds, served):
     for one in threads:
         one.join()
     middle, late = np.percentile(times, [50, 99])
-    rate, used = len(times) / seconds, memory(served)
-    cells = [clients, rows, f"{len(times):,}", len(wrong), f"{rate:.0f}", f"{middle:.1f}", f"{late:.1f}", f"{used:.0f}"]
-    print(f"| {' | '.join(map(str, cells))} |", flush=True)
+    each, rate = 1000 * (spent(served) - before) / len(times), len(times) / seconds
+    counts = [clients, rows, f"{len(times):,}", len(wrong), f"{rate:.0f}"]
+    return [*counts, f"{middle:.1f}", f"{late:.1f}", f"{each:.1f}", f"{memory(served):.0f}"]
 
 
 if __name__ == "__main__":

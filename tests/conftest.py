@@ -116,7 +116,7 @@ def mlflow_server(tmp_path_factory):
         command = [python, "-m", "mlflow", "server", *options]
         with (folder / "log").open("ab") as log:
             running.append(subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True))
-        for _ in range(600):
+        for _ in range(3000):  # a busy machine needs minutes
             try:
                 urllib.request.urlopen(f"{address}/health", timeout=1)
                 return

@@ -164,7 +164,7 @@ def _greeting(words: Words) -> list[str]:
         if named := [f"{name} ({CALLED.get(kind, kind)})" for name, kind in series["kinds"].items()]:
             lines.append(f"names and kinds of {several(len(named), 'covariate')}: {_some(named)}")
     else:
-        lines.append(f"the shape of an example, {words['shape']}, and {several(words['outputs'], 'class or output')}")
+        lines.append(f"the shape of an example, {words['shape']}, and {words['outputs']:,} classes or outputs")
     return lines
 
 
