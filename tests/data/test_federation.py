@@ -1,6 +1,7 @@
 """Federations: what is refused at the door, and how examples are dealt and split."""
 
 import numpy as np
+import pandas
 import pytest
 import torch
 from hypothesis import example, given
@@ -162,6 +163,18 @@ def test_a_client_uses_a_share_of_its_examples_but_never_too_few(monkeypatch):
             Split(share=share)
 
 
+@pytest.mark.parametrize(("test", "validation", "folds"), [(0.4, 0.2, 3), (0.3, 0.1, 7), (0.2, 0.3, 2)])
+def test_folds_by_lot_are_as_many_as_fit_beside_the_test_rows(test, validation, folds):
+    """(1 - 0.4) / 0.2 is 3, though computers have it a little below."""
+    lots = (torch.arange(1000) + 0.5) / 1000
+    cut = [
+        Split(test, validation, fold=fold).by_lot(torch.arange(1000), lots, torch.Generator())["validation"]
+        for fold in range(folds + 1)
+    ]
+    assert torch.cat(cut[:folds]).unique().numel() == sum(map(len, cut[:folds])) == round(1000 * validation) * folds
+    assert set(cut[folds].tolist()) == set(cut[0].tolist())  # begins anew
+
+
 def test_arrays_with_a_time_are_split_in_its_order():
     days = np.tile(np.arange(20), 2)
     owner = np.repeat(["a", "b"], 20)
@@ -178,6 +191,13 @@ def test_arrays_with_a_time_are_split_in_its_order():
     assert torch.equal(
         dated.rows["test"][0], Federation.from_arrays(x, y, owner[order], time=days[order]).rows["test"][0]
     )
+    series = [np.datetime64("2024-01-30") + int(day) for day in days[order]]  # as a list, and as a column of pandas
+    for dates in (series, pandas.Series(series)):
+        again = Federation.from_arrays(x, y, owner[order], time=dates)
+        assert torch.equal(again.rows["test"][0], dated.rows["test"][0])
+    series[7] = np.datetime64("NaT")
+    with pytest.raises(UsageError, match="time must be a date for each example; number 7 is NaT"):
+        Federation.from_arrays(x, y, owner[order], time=series)
     with pytest.raises(UsageError, match=r"split must be like kinfed\.Split\(.*; got \{'test': 0\.3\}"):
         Federation.from_arrays(x, y, owner, split={"test": 0.3})
     with pytest.raises(UsageError, match=r"split must be like kinfed\.Split\(.*; got array"):

@@ -141,6 +141,8 @@ def test_a_heading_may_begin_with_a_hash(tmp_path, recwarn):
     frame = open_table(write(tmp_path, "# by a program\n#who,x\na,1\nb,2\n"))
     assert (frame.columns, cells(frame)) == (["#who", "x"], [["a", "1"], ["b", "2"]])
     assert "1 line above the header that begins with # is left out" in str(recwarn.pop(UserWarning).message)
+    frame = open_table(write(tmp_path, "#who,x\na,1"))  # the last line is not ended
+    assert (frame.columns, cells(frame)) == (["#who", "x"], [["a", "1"]])
 
 
 SHOPS = [

@@ -3,6 +3,7 @@
 import csv
 import json
 import shutil
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from safetensors.torch import load_file
 from kinfed.errors import RunError, UsageError
 from kinfed.flower.server import plan
 from kinfed.flower.server import server as serving
+from kinfed.flower.server.agreed_plan import agree
 from kinfed.flower.server.validation import bounded, too_many_classes
 from kinfed.flower.site import site, site_files
 from kinfed.flower.wire import transport as carrier
@@ -513,6 +515,34 @@ def test_classes_that_are_made_up_do_not_end_the_run_for_all(trial, lie):
 def test_classes_are_believed_if_they_are_few_or_others_have_as_many(classes, left_out):
     clients = {name: {"shape": [6], "task": {"name": "Classification", "classes": n}} for name, n in classes.items()}
     assert "".join(too_many_classes(clients)) == left_out
+
+
+def test_each_site_is_told_if_all_claim_more_classes_than_there_can_be():
+    """So that their operators, and the server's, learn of flower.classes, and no majority is looked for in none."""
+    task, told = {"name": "Classification", "classes": 10**9}, {}
+    sites = {name: {"shape": [6], "task": task, "columns": []} for name in "ab"}
+
+    class Nodes:
+        clients = sites
+
+        def silent(self):
+            return []
+
+    class Broker:
+        nodes = Nodes()
+
+        def dismiss(self, client, why=""):
+            told[client] = why
+
+        def discover(self, enough, what):
+            assert not enough()
+            raise EOFError
+
+    planned = SimpleNamespace(deployment=SimpleNamespace(clients=2, classes=0))
+    with pytest.raises(EOFError):
+        agree(planned, Broker())
+    assert told.keys() == {"a", "b"}
+    assert all("flower.classes" in why for why in told.values())
 
 
 def test_only_those_whose_keys_the_server_has_take_part(trial):

@@ -271,6 +271,8 @@ def test_the_command_needs_no_source_and_takes_settings_anywhere(tmp_path, capsy
     assert "goes on after 2 rounds of" in shown
     assert execute([*on, "fedavg"]) == 2
     assert "--from goes on with the run's own method and config; leave out fedavg" in capsys.readouterr().err
+    assert execute([*on, "--method", "fedavg"]) == 2
+    assert "leave out --method, or --from" in capsys.readouterr().err
     with pytest.raises(SystemExit, match="2"):
         execute(["run"])
     assert execute(["run", "--quiet", "local", "rounds=1", "--out", str(tmp_path / "d")]) == 0  # options may come first

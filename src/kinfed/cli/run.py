@@ -139,7 +139,7 @@ def run_config(args: argparse.Namespace, console: Console) -> None:
     """Run a method on the built-in experiment, or what a config describes."""
     experiment = config.resolve(table_options.read(args.source, args, args.method))
     if args.budget:
-        raise UsageError("--budget is for finding a method on a table of yours; leave it out, or --method")
+        raise UsageError("--budget is for finding a method on a table of yours; leave it out")
     config.warn_of_idle(args.source, args.overrides, {experiment.method_name: experiment.method})
     _train(experiment, args, console)
 
@@ -160,8 +160,8 @@ def run_table(args: argparse.Namespace, console: Console) -> None:
 
 def continue_run(args: argparse.Namespace, console: Console) -> None:
     """Go on from a finished run."""
-    if args.method or args.budget or (args.source and "=" not in args.source):
-        what = args.source if "=" not in args.source else "--method" if args.method else "--budget"
+    other = args.source if args.source and "=" not in args.source else ""
+    if what := other or "--method" * bool(args.method) or "--budget" * bool(args.budget):
         raise UsageError(f"--from goes on with the run's own method and config; leave out {what}, or --from")
     experiment, former = further(args.former, [args.source] * bool(args.source) + args.overrides)
     if args.dry_run:  # of the rounds that are added

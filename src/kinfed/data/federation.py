@@ -3,6 +3,7 @@
 import hashlib
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from numbers import Integral
 from typing import Any
@@ -385,7 +386,12 @@ def _owners(client: ArrayLike | Tensor) -> NDArray[Any]:
 
 def _steps(time: ArrayLike | Tensor, count: int) -> Tensor:
     """[n] int64: the time of each example, dates in microseconds."""
-    if isinstance(time, np.ndarray) and time.dtype.kind == "M" and not np.isnat(time).any():
+    if not isinstance(time, Tensor):
+        with suppress(ValueError):  # of several lengths, which is refused below
+            time = np.asarray(time)  # a list, or a column of pandas, may hold dates
+    if isinstance(time, np.ndarray) and time.dtype.kind == "M":
+        if np.isnat(time).any():
+            raise UsageError(f"time must be a date for each example; number {int(np.isnat(time).argmax())} is NaT")
         time = time.astype("datetime64[us]").astype(np.int64)
     steps = tensor_of(time, "time")
     if steps.shape != (count,) or steps.is_floating_point():

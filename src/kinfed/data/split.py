@@ -93,7 +93,7 @@ class Split(Settings):
     def by_lot(self, rows: Tensor, lots: Tensor, draw: torch.Generator) -> Rows:
         """Rows of one client, cut by the lots: [n] of all examples; nothing if a share above zero gets no row."""
         rows = self._some(rows, draw)
-        folds = int((1 - self.test) / self.validation) if self.validation else 1
+        folds = int((1 - self.test) / self.validation + 1e-9) if self.validation else 1
         begin = self.test + self.fold % folds * self.validation
         test, chosen = lots[rows] < self.test, (lots[rows] >= begin) & (lots[rows] < begin + self.validation)
         parts = {"test": rows[test], "validation": rows[chosen & ~test], "train": rows[~chosen & ~test]}

@@ -215,12 +215,17 @@ class _Pairs(NamedTuple):
     def difference(self, higher_is_better: bool) -> Difference:
         """The mean over clients with its interval; of errors, if none is 0, by the logarithms of their ratios."""
         mine, others = self.means(self.mine), self.means(self.others)
-        relative = not higher_is_better and bool((mine > 0).all() and (others > 0).all())
+        relative = not higher_is_better and self._are_positive()
         values = np.log(others / mine) if relative else self.sign * (mine - others)
         mean, low, high = weighted_interval(values, self._noise(relative))
         if relative:
             mean, low, high = (-math.expm1(-one) for one in (mean, low, high))
         return Difference(mean, low, high, relative)
+
+    def _are_positive(self) -> bool:
+        """Whether every known client's mean score is above 0 with every seed, so that ratios exist."""
+        seeds = [*self.mine, *self.others]
+        return all(float(one.mean()) > 0 for seed in seeds for one in seed if len(one))
 
     def _noise(self, relative: bool) -> Array:
         """[n] the variance of each known client's difference that its number of examples leaves.
@@ -266,7 +271,7 @@ def weighted_interval(values: Array, noise: Array) -> tuple[float, float, float]
     A random-effects mean: the variance between clients is such that weighted squares are as expected (Paule and Mandel
     1982, doi:10.6028/jres.087.022), and the interval is Student's of weighted values (Hartung and Knapp 2001,
     doi:10.1002/sim.791). Where noise is the same for all it is Student's interval. NaN of two or fewer clients, or
-    where all are the same.
+    where all are the same and not 0.
     """
     from scipy import optimize, stats  # here, as it would add to every start
 
@@ -351,7 +356,7 @@ class _Case(NamedTuple):
         also = ""
         if shared:
             unclear = alone.low > 0 and not shared.low > 0
-            lead = f"; whether that is more than {ONE} is worth cannot be told: " if unclear else ", and "
+            lead = f"; it is unclear whether that beats {ONE}: " if unclear else ", and "
             also = f"{lead}{self._number(shared, ONE, short=True)}"
         if alone.low > 0:
             helps = f"{ONE} helps" if self.method == "fedavg" else HELPS

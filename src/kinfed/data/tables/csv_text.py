@@ -97,19 +97,19 @@ def _without_remarks(data: bytes) -> tuple[bytes, int, str]:
     above, begin, remarks = 0, 0, 0
     for found in LINE.finditer(data):
         line = found[0].strip()
-        if line and not (line.startswith(b"#") and not _heads(line, data[found.end() :][:LONG])):
+        if line and (not line.startswith(b"#") or _heads(line, data[found.end() : found.end() + LONG])):
             break
         above, begin, remarks = above + 1, found.end(), remarks + bool(line)
     said = ""
     if remarks:
         words = ("begin", "are") if remarks > 1 else ("begins", "is")
         said = f"{several(remarks, 'line')} above the header that {words[0]} with # {words[1]} left out"
-    return (data[begin:] if above else data), above, said
+    return data[begin:], above, said
 
 
 def _heads(line: bytes, rest: bytes) -> bool:
     """Whether a line has as many separators as the first line of the rest that is neither blank nor a remark."""
-    each = (found[0].strip() for found in LINE.finditer(rest))
+    each = (one.strip() for one in rest.splitlines())
     below = next((one for one in each if one and not one.startswith(b"#")), b"")
     return any(line.count(mark.encode()) == below.count(mark.encode()) > 0 for mark in SEPARATORS)
 

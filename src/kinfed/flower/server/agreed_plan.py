@@ -29,6 +29,11 @@ def agree(planned: Plan, broker: Broker) -> Words:
     def dismiss_others() -> None:
         """Tell sites what differs from the others' once most are alike, or all that are needed are here."""
         kind, alike = majority()
+        if kind is None:  # each claims more classes than a site can have
+            if len(clients) >= wanted:
+                for client, why in overclaiming().items():
+                    broker.dismiss(client, why)
+            return
         if alike < wanted and len(clients) >= min(wanted, 2) and (2 * alike > len(clients) or len(clients) >= wanted):
             most = next(words for words in clients.values() if validation.kind(words) == kind)
             for client, words in [*clients.items()]:
@@ -102,7 +107,7 @@ def _other(words: Words, facts: Words) -> str:
             f"these columns are not in both its table and the others': {', '.join(sorted(own ^ others))}; "
             f"{', or '.join(fixes)}"
         )
-    said, known = words.get("series", {}), facts.get("series") or facts.get("agreed", {})
+    said, known = words.get("series") or {}, facts.get("series") or facts.get("agreed", {})
     for name in ("future", "static"):
         if name in said and said[name] != known.get(name, said[name]):
             theirs = ", ".join(known[name]) or "none"
