@@ -3,8 +3,8 @@
 Three blocks beside the better of Local and FedAvg: kinfed's own methods and `choose`, methods as their papers print
 them, and those again, each with the best of five settings by validation (`settings_of` says which five). Two kinds of
 training: `plain` (SGD 0.2, batch 8, two local epochs, 20 rounds) and `own`, the library's default training for as many
-rounds. Nine federations were in view while defaults of kinfed's own methods were chosen; three more, whose data no
-default has seen, need Fashion-MNIST in $KINFED_DATA. A run that diverges counts as the last place of its case, and is
+rounds. The defaults of kinfed's own methods were checked on nine federations; three more, whose data no default has
+seen, need Fashion-MNIST in $KINFED_DATA. A run that diverges counts as the last place of its case, and is
 named. `oracle` is FedAvg inside the true groups.
 
     python evidence/federations.py measure --answers FILE [--methods kin,hedge --seeds 3 --training own --tuned]

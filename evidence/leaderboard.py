@@ -61,9 +61,11 @@ def gains_of(rows):
 def board():
     """A table of the methods over the data sets for each block: kinfed's own, as printed, and tuned."""
     yield "Computed by `python evidence/leaderboard.py` from the tables of the pages named above."
-    for title, rows in federations.blocks():
-        data = gains_of(rows)
-        nine = [gains for case, gains in data.items() if not case.startswith("clothes")]
+    blocks = dict(federations.blocks())
+    data = gains_of({name: settings for rows in blocks.values() for name, settings in rows.items()})
+    nine = [gains for case, gains in data.items() if not case.startswith("clothes")]
+    place = places(nine, sorted(set.intersection(*(set(gains) for gains in nine))))
+    for title, rows in blocks.items():
         ran = [name for name in rows if any(name in gains for gains in data.values())]
         if not ran:
             continue
@@ -71,7 +73,6 @@ def board():
         yield "| method | mean of nine | worst of nine | mean rank | " + " | ".join(data) + " |"
         yield "| --- |" + " ---: |" * (3 + len(data))
         of = {name: [gains[name] for gains in nine if name in gains] for name in ran}
-        place = places(nine, [name for name in ran if len(of[name]) == len(nine)])
         for name in sorted(ran, key=lambda one: (one not in place, -mean(of[one] or [-100]))):
             cells = [f"{gains[name]:+.1f}" if name in gains else "" for gains in data.values()]
             whole = ["", "", ""]  # of some of the nine alone: no mean to compare
