@@ -120,13 +120,18 @@ def _postgres(address: str, name: str, query: str) -> "polars.DataFrame":
         import psycopg
     except ImportError:
         raise UsageError("reading from PostgreSQL needs psycopg; install it: pip install 'kinfed[sql]'") from None
+    options: dict[str, Any] = {"connect_timeout": CONNECTING, "application_name": "kinfed", "client_encoding": "UTF8"}
+    given = {key for key, _ in parse_qsl(urlsplit(address).query)}
+    options = {key: value for key, value in options.items() if key not in given}
     for attempt in range(1, ATTEMPTS + 1):
-        begun: list[int] = []
+        connected = False
         try:
-            return _answer(address, name, query, begun)
+            with psycopg.connect(address, **options) as connection:
+                connected = True
+                return _answer(connection, name, query)
         except psycopg.Error as problem:
-            if not _is_lost(problem, bool(begun or attempt > 1)):
-                raise UsageError(_refused(address, name, problem, bool(begun))) from None
+            if not _is_lost(problem, connected or attempt > 1):
+                raise UsageError(_refused(address, name, problem, connected)) from None
             reason = _reason(problem)
         lost = f"{name}: the connection was lost ({reason})"
         if attempt < ATTEMPTS:
@@ -135,34 +140,28 @@ def _postgres(address: str, name: str, query: str) -> "polars.DataFrame":
     raise DataError(f"{lost}, {several(ATTEMPTS, 'time')}; look at the server and the network, then try again")
 
 
-def _answer(address: str, name: str, query: str, begun: list[int]) -> "polars.DataFrame":
-    """The answer to a query in one transaction; `begun` gets the rows of each batch, 0 for the connection."""
+def _answer(connection: Any, name: str, query: str) -> "polars.DataFrame":
+    """The answer to a query in one transaction, fetched in batches."""
     import polars
-    import psycopg
     from psycopg.types.numeric import FloatLoader
     from psycopg.types.string import TextLoader
 
-    options: dict[str, Any] = {"connect_timeout": CONNECTING, "application_name": "kinfed", "client_encoding": "UTF8"}
-    given = {key for key, _ in parse_qsl(urlsplit(address).query)}
-    with psycopg.connect(address, **{key: value for key, value in options.items() if key not in given}) as connection:
-        begun.append(0)
-        connection.read_only = True
-        connection.execute("SET LOCAL timezone = 'UTC'")
-        with connection.cursor("kinfed") as cursor:
-            cursor.adapters.register_loader("numeric", FloatLoader)
-            cursor.adapters.register_loader("uuid", TextLoader)
-            cursor.execute(query)  # as a prepared statement, which holds one command alone
-            description = cursor.description or []
-            columns = _names(name, [one.name for one in description])
-            known = [cursor.adapters.types.get(one.type_code) for one in description]
-            # An array is known by the type of its items.
-            codes = zip(known, (one.type_code for one in description), strict=True)
-            kinds = [kind.name if kind and kind.oid == code else None for kind, code in codes]
-            parts = []
-            while rows := cursor.fetchmany(BATCH):
-                begun.append(len(rows))
-                cells = zip(columns, kinds, zip(*rows, strict=True), strict=True)
-                parts.append(polars.DataFrame([_series(one, kind, held) for one, kind, held in cells]))
+    connection.read_only = True
+    connection.execute("SET LOCAL timezone = 'UTC'")
+    with connection.cursor("kinfed") as cursor:
+        cursor.adapters.register_loader("numeric", FloatLoader)
+        cursor.adapters.register_loader("uuid", TextLoader)
+        cursor.execute(query)  # as a prepared statement, which holds one command alone
+        description = cursor.description or []
+        columns = _names(name, [one.name for one in description])
+        known = [cursor.adapters.types.get(one.type_code) for one in description]
+        # An array is known by the type of its items.
+        codes = zip(known, (one.type_code for one in description), strict=True)
+        kinds = [kind.name if kind and kind.oid == code else None for kind, code in codes]
+        parts = []
+        while rows := cursor.fetchmany(BATCH):
+            cells = zip(columns, kinds, zip(*rows, strict=True), strict=True)
+            parts.append(polars.DataFrame([_series(one, kind, held) for one, kind, held in cells]))
     return polars.concat(parts, how="vertical_relaxed") if parts else polars.DataFrame()
 
 
