@@ -2,7 +2,6 @@
 
 import secrets
 from collections import Counter
-from typing import Any
 
 from ...core.tasks import Classification, selected_task
 from ..wire.messages import Words
@@ -12,43 +11,57 @@ from .plan import Plan
 from .schema_negotiation import Describing, why_not
 
 
+class Majority:
+    """What most sites say of their examples, those that claim more classes than there can be left out."""
+
+    def __init__(self, broker: Broker, wanted: int, classes: int) -> None:
+        """`wanted` is how many sites must be alike, and `classes` how many there are, 0 if the sites say so."""
+        self._broker, self._wanted, self._classes = broker, wanted, classes
+
+    def find(self) -> tuple[str, int]:
+        """The kind that most sites have, and how many these are; "" and 0 if there are none."""
+        sites = self._broker.nodes.clients
+        counted = Counter(validation.kind(sites[name]) for name in sites.keys() - self._overclaiming().keys())
+        return max(counted.items(), key=lambda item: item[1]) if counted else ("", 0)
+
+    def is_found(self) -> bool:
+        """Whether as many sites as are wanted are alike; once all have answered, others are told what differs."""
+        if not self._broker.nodes.silent():
+            self._dismiss_others()
+        return self.find()[1] >= self._wanted
+
+    def dismiss_overclaiming(self) -> None:
+        """Tell the sites that claim too many classes so."""
+        for client, why in self._overclaiming().items():
+            self._broker.dismiss(client, why)
+
+    def _overclaiming(self) -> dict[str, str]:
+        return {} if self._classes else validation.too_many_classes(self._broker.nodes.clients)
+
+    def _dismiss_others(self) -> None:
+        """Tell sites what differs from the others' once most are alike, or all that are needed are here."""
+        sites, (kind, alike) = self._broker.nodes.clients, self.find()
+        all_here, most_alike = len(sites) >= self._wanted, 2 * alike > len(sites)
+        if all_here and not kind:
+            self.dismiss_overclaiming()
+        elif alike < self._wanted and len(sites) >= min(self._wanted, 2) and (most_alike or all_here):
+            most = next(words for words in sites.values() if validation.kind(words) == kind)
+            for client, words in [*sites.items()]:
+                if validation.kind(words) != kind:
+                    self._broker.dismiss(client, _other(words, most))
+
+
 def agree(planned: Plan, broker: Broker) -> Words:
     """The facts that most sites report of their examples, once enough of them report the same.
 
     Tables and series are described by what sites say of their training rows; arrays are used as they are.
     """
     wanted, clients = planned.deployment.clients, broker.nodes.clients
-
-    def overclaiming() -> dict[str, str]:
-        return {} if planned.deployment.classes else validation.too_many_classes(clients)
-
-    def majority() -> tuple[Any, int]:
-        counted = Counter(validation.kind(clients[client]) for client in clients.keys() - overclaiming().keys())
-        return max(counted.items(), key=lambda item: item[1]) if counted else (None, 0)
-
-    def dismiss_others() -> None:
-        """Tell sites what differs from the others' once most are alike, or all that are needed are here."""
-        kind, alike = majority()
-        if kind is None:  # each claims more classes than a site can have
-            if len(clients) >= wanted:
-                for client, why in overclaiming().items():
-                    broker.dismiss(client, why)
-            return
-        if alike < wanted and len(clients) >= min(wanted, 2) and (2 * alike > len(clients) or len(clients) >= wanted):
-            most = next(words for words in clients.values() if validation.kind(words) == kind)
-            for client, words in [*clients.items()]:
-                if validation.kind(words) != kind:
-                    broker.dismiss(client, _other(words, most))
-
-    def enough() -> bool:
-        if not broker.nodes.silent():
-            dismiss_others()
-        return majority()[1] >= wanted
-
-    broker.discover(enough, f"{wanted} site{'s' if wanted > 1 else ''} with the same columns and kind of examples")
-    for client, why in overclaiming().items():
-        broker.dismiss(client, why)
-    kind = majority()[0]
+    majority = Majority(broker, wanted, planned.deployment.classes)
+    what = f"{wanted} site{'s' if wanted > 1 else ''} with the same columns and kind of examples"
+    broker.discover(majority.is_found, what)
+    majority.dismiss_overclaiming()
+    kind = majority.find()[0]
     alike = {client: words for client, words in clients.items() if validation.kind(words) == kind}
     first = next(iter(alike.values()))
     facts = {"experiment": secrets.token_hex(8), **{key: first[key] for key in ("shape", "task", "columns")}}
