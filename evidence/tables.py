@@ -1,8 +1,9 @@
 """Tables with natural groups, by one command and by standard models: python evidence/tables.py [NAME ...] --keep DIR
 
 Of each client's rows a quarter is held out; `kinfed run FILE --client --target` gets the others, and so do a ridge for
-each client, a ridge of all rows that knows the client, and gradient boosting that knows the client's mean. `--tables
-DIR` has exam.csv, chem97.csv, males.csv and empluk.csv (of the R packages mlmRev and plm); the others are made here.
+each client, a ridge of all rows that knows the client, and gradient boosting that knows the client's mean; of labels
+logistic regressions. `--tables DIR` has exam.csv, chem97.csv, males.csv and empluk.csv (of the R packages mlmRev and
+plm); the others are made here.
 What is measured is kept in --keep, and the same command goes on; --as before keeps it as what an earlier commit does
 (with that commit's src first in PYTHONPATH); --write only writes docs/evidence/tables-in-the-wild.md. Needs pandas.
 """
@@ -18,20 +19,21 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 from sklearn.compose import make_column_transformer
-from sklearn.ensemble import HistGradientBoostingRegressor
+from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
 from sklearn.impute import SimpleImputer
-from sklearn.linear_model import RidgeCV
+from sklearn.linear_model import LogisticRegression, LogisticRegressionCV, RidgeCV
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 from kinfed_papers.result_pages import keep, put, version
 
 PAGE = Path(__file__).parents[1] / "docs" / "evidence" / "tables-in-the-wild.md"
-GIVEN = {  # file: client, target, columns left out
-    "exam": ("school", "normexam", ["student"]),
-    "chem97": ("lea", "score", ["student", "school"]),
-    "males": ("nr", "wage", []),
-    "empluk": ("firm", "emp", []),
+GIVEN = {  # file, client, target, columns left out
+    "exam": ("exam", "school", "normexam", ["student"]),
+    "chem97": ("chem97", "lea", "score", ["student", "school"]),
+    "males": ("males", "nr", "wage", []),
+    "empluk": ("empluk", "firm", "emp", []),
+    "males-union": ("males", "nr", "union", []),
 }
 EACH, CLIENT, BOOSTING = "ridge for each client", "ridge of all rows", "boosting of all rows"
 
@@ -111,15 +113,34 @@ def kinds(draw, n=60, t=30):
     return table(n, t, "shop", "sold", {f"x{j}": x[..., j] for j in range(6)} | {"sold": sold})
 
 
-MADE = {one.__name__: one for one in (schools, wages, production, farms, demand, kinds)}
+def clinics(draw, n=90, t=30):
+    """Patients by clinic, who come back or not: how many do differs, and a little what decides it."""
+    age, pain = draw.normal(55, 15, (n, t)), draw.normal(size=(n, t)) + draw.normal(0, 0.3, (n, 1))
+    slopes = draw.normal([0.9, -0.5], 0.3, (n, 2))
+    odds = draw.normal(0, 1, (n, 1)) + slopes[:, :1] * pain + slopes[:, 1:] * (age - 55) / 15
+    back = draw.random((n, t)) < 1 / (1 + np.exp(-odds))
+    columns = {"age": age.round(), "pain": pain, "sex": draw.choice(["f", "m"], (n, t))}
+    return table(n, t, "clinic", "back", columns | {"back": np.where(back, "yes", "no")})
+
+
+def fields(draw, n=50, t=40):
+    """What grows in a plot of land, by farm: four crops, whose clouds lie elsewhere on each farm."""
+    crop = draw.integers(0, 4, (n, t))
+    middle = draw.normal(0, 1.2, (4, 5)) + 0.6 * draw.normal(size=(n, 4, 5))
+    x = middle[np.arange(n)[:, None], crop] + draw.normal(size=(n, t, 5))
+    columns = {name: x[..., j] for j, name in enumerate(["wet", "sand", "lime", "slope", "sun"])}
+    return table(n, t, "farm", "crop", columns | {"crop": np.array(["rye", "oats", "peas", "hay"])[crop]})
+
+
+MADE = {one.__name__: one for one in (schools, wages, production, farms, demand, kinds, clinics, fields)}
 
 
 def read(name, folder):
     """A table, and its columns of clients and targets; only clients with six rows or more."""
     if name in MADE:
         return MADE[name](np.random.default_rng(7))
-    client, target, left_out = GIVEN[name]
-    frame = pd.read_csv(folder / f"{name}.csv").drop(columns=left_out)
+    file, client, target, left_out = GIVEN[name]
+    frame = pd.read_csv(folder / f"{file}.csv").drop(columns=left_out)
     frame[client] = "c" + frame[client].astype(str)
     frame = frame[frame[target].notna()]
     return frame[frame.groupby(client)[target].transform("size") >= 6], client, target
@@ -133,52 +154,61 @@ def halves(frame, client, target):
     return frame[~test].copy(), frame[test].copy()
 
 
-def linear(frame, columns):
+def linear(frame, columns, last):
     numbers = [name for name in columns if pd.api.types.is_numeric_dtype(frame[name])]
     others = [name for name in columns if name not in numbers]
     plain = make_pipeline(SimpleImputer(), StandardScaler())
-    return make_pipeline(
-        make_column_transformer((plain, numbers), (OneHotEncoder(handle_unknown="ignore"), others)),
-        RidgeCV(np.logspace(-3, 4, 15)),
-    )
+    inputs = make_column_transformer((plain, numbers), (OneHotEncoder(handle_unknown="ignore"), others))
+    return make_pipeline(inputs, last)
 
 
 def standard(train, test, client, target):
     """The answers of the standard models."""
+    labels = not pd.api.types.is_numeric_dtype(train[target])
     columns = [name for name in train.columns if name not in (client, target)]
     for name in columns:
         if not pd.api.types.is_numeric_dtype(train[name]):
             train[name], test[name] = train[name].fillna("?").astype(str), test[name].fillna("?").astype(str)
-    both = linear(train, [*columns, client]).fit(train[[*columns, client]], train[target])
-    each = pd.Series(index=test.index, dtype=float)
+    ridge = RidgeCV(np.logspace(-3, 4, 15))
+    every = LogisticRegressionCV(Cs=8, max_iter=300, cv=4) if labels else ridge
+    alone = LogisticRegression(C=0.3, max_iter=300) if labels else ridge
+    both = linear(train, [*columns, client], every).fit(train[[*columns, client]], train[target])
+    each = pd.Series(index=test.index, dtype=object if labels else float)
     for name, own in train.groupby(client):
         asked = test[test[client] == name]
-        if len(asked):
-            each[asked.index] = linear(train, columns).fit(own[columns], own[target]).predict(asked[columns])
-    known = train.groupby(client)[target].agg(["mean", "size"])
-    level = (known["mean"] * known["size"] + 5 * train[target].mean()) / (known["size"] + 5)
+        if own[target].nunique() == 1:
+            each[asked.index] = own[target].iloc[0]
+        elif len(asked):
+            each[asked.index] = linear(train, columns, alone).fit(own[columns], own[target]).predict(asked[columns])
+    level = train[target] if not labels else (train[target] == train[target].mode()[0]).astype(float)
+    known = level.groupby(train[client]).agg(["mean", "size"])
+    mean = (known["mean"] * known["size"] + 5 * level.mean()) / (known["size"] + 5)
     rows = pd.concat([train, test])
-    inputs = rows[columns].assign(level=rows[client].map(level))
+    inputs = rows[columns].assign(level=rows[client].map(mean))
     inputs = inputs.assign(
         **{name: rows[name].astype("category") for name in columns if rows[name].dtype.kind not in "if"}
     )
-    boosted = HistGradientBoostingRegressor(categorical_features="from_dtype", random_state=0, early_stopping=True)
+    kind = HistGradientBoostingClassifier if labels else HistGradientBoostingRegressor
+    boosted = kind(categorical_features="from_dtype", random_state=0, early_stopping=True)
     boosted.fit(inputs.loc[train.index], train[target])
     return {
-        EACH: each.to_numpy(float),
+        EACH: each.to_numpy(),
         CLIENT: both.predict(test[[*columns, client]]),
         BOOSTING: boosted.predict(inputs.loc[test.index]),
     }
 
 
 def measure(name, folder, ours_only=False):
-    """The root mean squared errors over the test's deviation, and what kinfed says."""
+    """The root mean squared errors over the test's deviation, or shares of wrong labels, and what kinfed says."""
     frame, client, target = read(name, folder)
     train, test = halves(frame, client, target)
-    truth, found = test[target].to_numpy(float), {}
+    truth, found = test[target].to_numpy(), {}
+    labels = not pd.api.types.is_numeric_dtype(truth)
 
     def error(answers):
-        return float(np.sqrt(np.mean((truth - np.asarray(answers, float)) ** 2)) / test[target].std())
+        if labels:
+            return float(np.mean(truth != np.asarray(answers)))
+        return float(np.sqrt(np.mean((truth - np.asarray(answers, float)) ** 2)) / truth.std(ddof=1))
 
     with tempfile.TemporaryDirectory() as place:
         place = Path(place)
@@ -199,43 +229,40 @@ def measure(name, folder, ours_only=False):
             warnings.simplefilter("ignore")
             found |= {model: error(answers) for model, answers in standard(train, test, client, target).items()}
     size = f"{train[client].nunique()} x {round(len(train) / train[client].nunique())}"
-    return {"size": size, "errors": found, "version": version(), **said}
+    return {"size": size, "errors": found, "version": version(), "labels": labels, **said}
 
 
 def page(known):
-    """The table, and below it what the command said."""
-    heads = [
-        "table",
-        "clients x rows",
-        "before",
-        "now",
-        EACH,
-        CLIENT,
-        BOOSTING,
-        "over the best alone",
-        "over the best pooled",
-        "measured with",
-    ]
+    """The two tables, and below them what the command said."""
+    now = {name: one["now"] | {"before": one.get("before")} for name, one in known.items() if "now" in one}
+    lines = compared({name: one for name, one in now.items() if not one.get("labels")})
+    lines += ["", "Of labels, the share of right ones in per cent, and how many points kinfed is ahead:", ""]
+    lines += compared({name: one for name, one in now.items() if one.get("labels")}, labels=True)
+    lines += ["", *(f"- {name}, `{one['chosen']}`: {one['sentence']}" for name, one in now.items())]
+    return "\n".join(["`python evidence/tables.py --tables DIR --keep DIR`.", "", *lines])
+
+
+def compared(tables, labels=False):
+    """A table of errors, with kinfed's over the best others; or of right labels in per cent, with points ahead."""
+    models = [name.replace("ridge", "logistic regression") if labels else name for name in (EACH, CLIENT, BOOSTING)]
+    ends = ["ahead of the best alone", "of the best pooled"] if labels else ["over the best alone", "the best pooled"]
+    heads = ["table", "clients x rows", "before", "now", *models, *ends, "measured with"]
     lines = [f"| {' | '.join(heads)} |", f"| --- | --- |{' ---: |' * (len(heads) - 3)} --- |"]
     over = []
-    for name, one in known.items():
-        if "now" not in one:
-            continue
-        errors = one["now"]["errors"]
-        before = one.get("before", {}).get("errors", {}).get("kinfed")
-        ratios = errors["kinfed"] / errors[EACH], errors["kinfed"] / min(errors[CLIENT], errors[BOOSTING])
-        over.append(ratios)
-        cells = [name, one["now"]["size"], "" if before is None else f"{before:.3f}", f"**{errors['kinfed']:.3f}**"]
-        cells += [f"{errors[model]:.3f}" for model in (EACH, CLIENT, BOOSTING)] + [f"{one:.2f}" for one in ratios]
-        cells.append(one["now"]["version"])
-        lines.append(f"| {' | '.join(cells)} |")
-    mean = [f"{np.mean(column):.2f}" for column in zip(*over, strict=True)]
-    worst = [f"{max(column):.2f}" for column in zip(*over, strict=True)]
-    lines += [f"| mean | | | | | | | {' | '.join(mean)} | |", f"| worst | | | | | | | {' | '.join(worst)} | |", ""]
-    for name, one in known.items():
-        if "now" in one:
-            lines += [f"- {name}, `{one['now']['chosen']}`: {one['now']['sentence']}"]
-    return "\n".join(["`python evidence/tables.py --tables DIR --keep DIR`.", "", *lines])
+    for name, one in tables.items():
+        errors = one["errors"]
+        mine, others = errors["kinfed"], (errors[EACH], min(errors[CLIENT], errors[BOOSTING]))
+        over.append([100 * (other - mine) if labels else mine / other for other in others])
+        before = one["before"]["errors"]["kinfed"] if one["before"] else None
+        figures = [before, mine, *(errors[model] for model in (EACH, CLIENT, BOOSTING))]
+        shown = ["" if e is None else f"{100 * (1 - e):.1f}" if labels else f"{e:.3f}" for e in figures]
+        shown[1] = f"**{shown[1]}**"
+        shown += [f"{each:+.1f}" if labels else f"{each:.2f}" for each in over[-1]]
+        lines.append(f"| {' | '.join([name, one['size'], *shown, one['version']])} |")
+    for what, of in (("mean", np.mean), ("worst", np.min if labels else np.max)):
+        cells = [f"{of(column):+.1f}" if labels else f"{of(column):.2f}" for column in zip(*over, strict=True)]
+        lines += [f"| {what} | | | | | | | {' | '.join(cells)} | |"] if cells else []
+    return lines
 
 
 def main():

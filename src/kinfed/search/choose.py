@@ -57,9 +57,7 @@ class Choice:
     standings: list[Standing]  # of all candidates, best first
     winner: Standing
     run: TrainedRun  # the winner's, on the first fold
-    runs: dict[
-        str, TrainedRun
-    ]  # and those of Local and FedAvg at their best rates, without one that failed at every rate
+    runs: dict[str, TrainedRun]  # those of Local and FedAvg at their best rates, without one that failed at every rate
     bases: dict[str, Standing]  # at these rates
     answers: dict[str, str]  # by client, whose model it keeps: the winner's ("kin"), its own, or FedAvg's
     verdict: Verdict | None  # None without Local, or if the scores cannot be compared
@@ -68,9 +66,7 @@ class Choice:
     budget: int  # training rounds that the race was given
     trained: int  # and those that it took, without candidates that ended early
     outside: Outside | None = None  # what standard models do that need no federation
-    refits: dict[str, TrainedRun] = field(
-        default_factory=dict
-    )  # "kin", "local" and "fedavg", trained once more on all rows
+    refits: dict[str, TrainedRun] = field(default_factory=dict)  # "kin", "local", "fedavg": once more, on all rows
 
     @property
     def local(self) -> TrainedRun | None:

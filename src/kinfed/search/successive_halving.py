@@ -13,6 +13,7 @@ from ..core.engine import Rounds
 from ..core.history import History
 from ..core.method import Method
 from ..runs.reference_runs import BASES
+from ..verdict.statistics import student
 
 Array = NDArray[np.float64]
 
@@ -71,14 +72,12 @@ class Standing:
 
     def over(self, other: "Standing", level: float = 0.95) -> tuple[float, float, float]:
         """The mean gain over another candidate, its standard error, and half its interval, paired by client."""
-        from scipy import stats  # here, as it would add to every start
-
         each = self.values - other.values
         gain = np.nanmean(each[:, np.isfinite(each).any(0)], axis=0)
         if len(gain) < 2 or not np.isfinite(gain).all():
             return float(gain.mean()) if len(gain) else math.nan, math.inf, math.inf
         error = float(gain.std(ddof=1) / math.sqrt(len(gain)))
-        return float(gain.mean()), error, error * float(stats.t.ppf((1 + level) / 2, len(gain) - 1))
+        return float(gain.mean()), error, error * student(len(gain) - 1, level)
 
 
 def scored(rounds: Rounds) -> Rounds:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..errors import UsageError
+from .statistics import midranks
 
 
 class GroupWeights(NamedTuple):
@@ -113,10 +114,8 @@ def row_correlation(one: Tensor, other: Tensor) -> Tensor:
 
 def rank_correlation(one: Tensor, other: Tensor) -> float:
     """Spearman's correlation of two relations over ordered pairs of different clients; NaN if one's are all equal."""
-    from scipy.stats import rankdata  # here, as it would add to every start
-
     others = ~torch.eye(len(_mean_over_layers(one)), dtype=torch.bool)
-    a, b = (torch.from_numpy(rankdata(_mean_over_layers(each)[others].numpy())) for each in (one, other))
+    a, b = (torch.from_numpy(midranks(_mean_over_layers(each)[others].numpy())) for each in (one, other))
     a, b = a - a.mean(), b - b.mean()
     scale = float((a.square().sum() * b.square().sum()).sqrt())
     return float((a * b).sum()) / scale if scale > 0 else float("nan")

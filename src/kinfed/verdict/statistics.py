@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from scipy import special
 
 from ..errors import UsageError
 
@@ -17,6 +18,7 @@ Array = NDArray[np.float64]
 
 LEVEL = 0.95  # of intervals, and 1 - LEVEL of tests
 RESAMPLES, FEW = 9_999, 1_000  # of a bootstrap; of more clients Student's interval is as good, and quick
+EXACT = 50  # differences up to which a test of ranks counts all signs
 INFINITE = "a score is infinite"
 SAME = 6  # decimals, in units of the largest score, to which equal differences agree: scores are float32
 
@@ -75,8 +77,6 @@ def interval(scores: ArrayLike, level: float = LEVEL, share: bool = False) -> In
     that are always the same: it holds for other clients like these. Over more than 1,000 clients, where the two agree,
     it is Student's. Raises UsageError if no score is a number.
     """
-    from scipy import stats  # here, as it would add to every start
-
     by_seed = _by_seed(scores)
     over = "seeds" if len(by_seed) > 1 else "clients"
     unit = float(np.nanmax(np.abs(by_seed))) or 1.0
@@ -95,21 +95,16 @@ def interval(scores: ArrayLike, level: float = LEVEL, share: bool = False) -> In
         half = _half(values, level)
         low, high = unit * (mean - half), unit * (mean + half)
         return Interval(unit * mean, max(low, 0.0) if share else low, min(high, 1.0) if share else high, over)
-    how: dict[str, Any] = {"n_resamples": RESAMPLES, "batch": 1000, "confidence_level": level}
-    found = stats.bootstrap((values,), _mean, **how, rng=np.random.default_rng(0)).confidence_interval
-    return Interval(unit * mean, unit * float(found.low), unit * float(found.high), over)
+    low, high = _bootstrap(values, level)
+    return Interval(unit * mean, unit * low, unit * high, over)
 
 
 def paired(mine: ArrayLike, others: ArrayLike, higher_is_better: bool, level: float = LEVEL) -> Paired:
     """Compare scores: [S, N] or [N] of two methods, client by client and seed by seed.
 
     A client's difference is its mean over the seeds that have both scores, so that a client counts once however many
-    seeds there are. Wilcoxon's signed ranks (1945, doi:10.2307/3001968) leave out clients without a difference; the
-    p-value is exact for up to 13 of the others, and up to 50 where no two differences are equal, or else a normal
-    approximation corrected for ties. Raises UsageError for shapes that differ.
+    seeds there are. The test is `signed_ranks`, of the clients that differ. Raises UsageError for shapes that differ.
     """
-    from scipy import stats
-
     a, b = np.atleast_2d(np.asarray(mine, np.float64)), np.atleast_2d(np.asarray(others, np.float64))
     if a.shape != b.shape or a.ndim != 2:
         raise UsageError(f"paired scores must have one shape, [S, N]; got {list(a.shape)} and {list(b.shape)}")
@@ -127,11 +122,10 @@ def paired(mine: ArrayLike, others: ArrayLike, higher_is_better: bool, level: fl
         mean = 0.0  # the sign of what is left by rounding says nothing
     half = math.nan if infinite or _are_equal(gain) else _half(gains, level)
     apart = gain[gain != 0]
-    exact = len(apart) <= 13 or (len(apart) <= 50 and len(set(np.abs(apart))) == len(apart))
     p, why = math.nan, "all differences are zero" if not len(apart) else INFINITE * infinite
     why = "one client" if len(gain) < 2 else why
     if not why:
-        p = stats.wilcoxon(apart, correction=not exact, method="auto" if exact else "asymptotic").pvalue
+        p = min(1.0, 2 * min(signed_ranks(apart)))
         why = "all differences are equal" if math.isnan(half) else ""
     return Paired(
         unit * mean,
@@ -141,11 +135,43 @@ def paired(mine: ArrayLike, others: ArrayLike, higher_is_better: bool, level: fl
         clients=len(gain),
         worse=float((gain < 0).mean()),
         differ=len(apart),
-        exact=exact,
+        exact=len(apart) <= EXACT,
         ahead=int((by_seed > 0).sum()),
         seeds=len(by_seed),
         why=why,
     )
+
+
+def signed_ranks(gain: ArrayLike) -> tuple[float, float]:
+    """The one-sided p-values of gain: [n] being positive, and of it being negative: Wilcoxon's signed ranks.
+
+    Zeros are left out (Wilcoxon 1945, doi:10.2307/3001968). Of up to 50 others p counts all signs that they could have;
+    beyond that it is the normal approximation, corrected for ties and continuity.
+    """
+    values = np.asarray(gain, np.float64)
+    values = values[values != 0]
+    twice = (2 * midranks(np.abs(values))).astype(int)  # ranks of equal values lie between two whole numbers
+    up, every, n = int(twice[values > 0].sum()), int(twice.sum()), len(values)
+    if n > EXACT:
+        deviation, over = np.linalg.norm(twice), 2 * up - every
+        return float(special.ndtr((2 - over) / deviation)), float(special.ndtr((2 + over) / deviation))
+    ways = np.zeros(every + 1)  # of signs, by the sum of the positive ranks
+    ways[0] = 1.0
+    for rank in twice:
+        ways[rank:] = ways[rank:] + ways[: every + 1 - rank]
+    return float(ways[up:].sum() / 2**n), float(ways[: up + 1].sum() / 2**n)
+
+
+def midranks(values: ArrayLike) -> Array:
+    """[n] the ranks of values, from 1; equal values share the mean of theirs."""
+    _, at, count = np.unique(np.asarray(values), return_inverse=True, return_counts=True)
+    ranks: Array = (np.cumsum(count) - (count - 1) / 2)[at]
+    return ranks
+
+
+def student(freedom: float, level: float = LEVEL) -> float:
+    """Half the width of an interval of Student's t, in standard errors."""
+    return float(special.stdtrit(freedom, (1 + level) / 2))
 
 
 def holm(p: ArrayLike) -> Array:
@@ -168,7 +194,7 @@ def mean_ranks(scores: ArrayLike, higher_is_better: bool | Sequence[bool] = True
     `higher_is_better` may be given for each column. The critical difference is Nemenyi's: two methods differ if their
     mean ranks are further apart. Raises UsageError for a score that is NaN, as ranks need every method on every column.
     """
-    from scipy import stats
+    from scipy import stats  # here, as it would add to every start
 
     table = np.asarray(scores, np.float64)
     if table.ndim != 2 or np.isnan(table).any():
@@ -245,17 +271,22 @@ def first_reaching(scores: ArrayLike, target: float, higher_is_better: bool) -> 
     return int(reached[0]) if len(reached) else None
 
 
-def _mean(values: Array, axis: int = -1) -> Array:
-    """Means of values up to 1 rounded so that resamples with the same mean are seen to have it, and others are not."""
-    means: Array = np.mean(values, axis).round(12)
-    return means
+def _bootstrap(values: Array, level: float) -> tuple[float, float]:
+    """The interval of the mean of values: [n] up to 1, bias-corrected and accelerated."""
+    draw, n = np.random.default_rng(0), len(values)
+    parts = [values[draw.integers(0, n, (min(1000, RESAMPLES - i), n))].mean(1) for i in range(0, RESAMPLES, 1000)]
+    means, mean = np.concatenate(parts).round(12), values.mean().round(12)  # so that equal means are seen to be
+    bias = special.ndtri(((means < mean).mean() + (means <= mean).mean()) / 2)
+    apart = values - mean
+    skew = (apart**3).sum() / (6 * (apart**2).sum() ** 1.5)
+    ends = bias + special.ndtri([(1 - level) / 2, (1 + level) / 2])
+    low, high = np.quantile(means, special.ndtr(bias + ends / (1 - skew * ends)))
+    return float(low), float(high)
 
 
 def _half(values: Array, level: float) -> float:
     """Half the width of Student's interval of the mean of values: [n]."""
-    from scipy import stats
-
-    return float(stats.t.ppf((1 + level) / 2, len(values) - 1) * values.std(ddof=1) / math.sqrt(len(values)))
+    return student(len(values) - 1, level) * float(values.std(ddof=1)) / math.sqrt(len(values))
 
 
 def _by_seed(scores: ArrayLike) -> Array:

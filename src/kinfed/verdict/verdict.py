@@ -7,8 +7,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import special
 
 from ..errors import UsageError, several
+from .statistics import signed_ranks, student
 
 Array = NDArray[np.float64]
 Scores = Sequence[Sequence[Any]]  # of one run: by seed and client, [n] the score of each test example
@@ -257,11 +259,10 @@ class _Pairs(NamedTuple):
 
     def decided(self) -> tuple[list[int], list[int]]:
         """The positions of the clients that gain, and of those that lose."""
-        from scipy.stats import false_discovery_control
-
         values = self.p_values()
-        found = false_discovery_control([p for _, p, _ in values]) <= 1 - LEVEL
-        chosen = [(i, up) for (i, _, up), real in zip(values, found, strict=True) if real]
+        p = np.sort([one for _, one, _ in values])
+        bound = p[p <= (1 - LEVEL) * np.arange(1, len(p) + 1) / max(len(p), 1)].max(initial=-1)  # Benjamini, Hochberg
+        chosen = [(i, up) for i, one, up in values if one <= bound]
         return [i for i, up in chosen if up], [i for i, up in chosen if not up]
 
 
@@ -273,8 +274,6 @@ def weighted_interval(values: Array, noise: Array) -> tuple[float, float, float]
     doi:10.1002/sim.791). Where noise is the same for all it is Student's interval. NaN of two or fewer clients, or
     where all are the same and not 0.
     """
-    from scipy import optimize, stats  # here, as it would add to every start
-
     mean, n = float(values.mean()), len(values)
     if n <= FEW or (mean != 0 and np.ptp(values) <= 1e-9 * abs(mean)):
         return mean, math.nan, math.nan
@@ -288,11 +287,13 @@ def weighted_interval(values: Array, noise: Array) -> tuple[float, float, float]
     least = 1e-6 * variance  # so that there are weights where no client has noise
     between = least
     if variance > 0 and weighted(least)[2] > n - 1:
-        between = float(optimize.brentq(lambda one: weighted(one)[2] - (n - 1), least, max(variance, least) * n))
+        high = max(variance, least) * n
+        for _ in range(60):  # halvings
+            between, high = (middle, high) if weighted(middle := (between + high) / 2)[2] > n - 1 else (between, middle)
     if variance > 0:
         weights, mean, squares = weighted(between)
         variance = n * squares / ((n - 1) * float(weights.sum()))
-    half = float(stats.t.ppf((1 + LEVEL) / 2, n - 1) * math.sqrt(variance / n))
+    half = student(n - 1, LEVEL) * math.sqrt(variance / n)
     return mean, mean - half, mean + half
 
 
@@ -310,15 +311,10 @@ def _paired(mine: Any, other: Any, name: str) -> tuple[Array, Array]:
 
 def _p_values(gain: Array, binary: bool) -> tuple[float, float]:
     """The one-sided p-values of gain: [n] being positive, and of it being negative."""
-    from scipy import stats
-
-    if not gain.any():
-        return 1.0, 1.0
     if binary:
         up, apart = int((gain > 0).sum()), int((gain != 0).sum())
-        return float(stats.binom.sf(up - 1, apart, 0.5)), float(stats.binom.cdf(up, apart, 0.5))
-    up, down = (stats.wilcoxon(gain, alternative=which).pvalue for which in ("greater", "less"))
-    return float(up), float(down)
+        return float(special.bdtrc(up - 1, apart, 0.5)), float(special.bdtr(up, apart, 0.5))
+    return signed_ranks(gain)
 
 
 class _Case(NamedTuple):
