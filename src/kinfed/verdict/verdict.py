@@ -387,14 +387,14 @@ class _Case(NamedTuple):
         if not found.relative:
             percent = self.unit == "%"
             unit = "" if short else " points" if percent else f" {self.unit or self.metric}"
-            scale, digits = (100, ".1f") if percent else (1, ".3g")
+            scale, digits = (100, "z.1f") if percent else (1, "z.3g")
             sign = 1 if self.higher_is_better else -1  # errors are written as they are, lower being better
             mean, low, high = (sign * mean, low, high) if sign > 0 else (-mean, -high, -low)
             text = f"{scale * mean:+{digits}}{unit}{average} over {other}"
         else:
             if mean < 0:
                 low, high = -high, -low
-            scale, digits = 100, ".1f"
+            scale, digits = 100, "z.1f"
             text = f"{100 * abs(mean):.1f} % {'higher' if mean < 0 else 'lower'}{average}"
             text = f"{text if short else f'{self.metric} {text}'} than {'when ' * (other == ALONE)}{other}"
         if math.isnan(low):
