@@ -92,11 +92,11 @@ def requested(works, ended, known, asked):
 
 
 def committed(path):
-    """The rows of a committed table.csv that have a number of ours, by column, method and metric."""
+    """The rows of a committed table.csv that have a measured number, by column, method and metric."""
     if not path.exists():
         return {}
     with path.open(newline="") as file:
-        return {(row["column"], row["method"], row["metric"]): row for row in csv.DictReader(file) if row["ours"]}
+        return {(row["column"], row["method"], row["metric"]): row for row in csv.DictReader(file) if row["measured"]}
 
 
 def published_seeds(folder, share):
@@ -136,7 +136,8 @@ def joined(made, lines, known):
                 seconds = weighted((seconds, row.get("seconds")), counts)
                 by_seed = dict(sorted({**by_seed, **lost}.items()))
                 if not status.startswith("failed"):
-                    status = f"{len(by_seed)} of {made.count} seeds" * (len(by_seed) < made.count)
+                    some = f"{len(by_seed)} of {made.count} seeds" * (len(by_seed) < made.count)
+                    status = row["status"] if row["status"].startswith("failed") else some
         flags = tuple(flag for flag in dict.fromkeys([*flags, *line.flags]) if flag)
         found[number(line)] = line._replace(
             by_seed=by_seed, over_clients=over_clients, flags=flags, status=status, seconds=seconds

@@ -26,7 +26,7 @@ from kinfed_papers.result_pages import put
 
 BINS = 288  # times of day that have a mean of their own
 PENALTIES = (1e-3, 1.0, 1e3)  # of a ridge, in squared deviations; validation rows choose for each sensor
-FIELDS = ("column", "dataset", "setting", "method", "printed", "metric", "ours", "flags", "by_seed")
+FIELDS = ("column", "dataset", "setting", "method", "printed", "metric", "measured", "flags", "by_seed")
 
 
 class Asked(NamedTuple):
@@ -158,7 +158,7 @@ def rows(table, asked):
                         "method": control,
                         "printed": control,
                         "metric": metric,
-                        "ours": f"{statistics.fmean(numbers.values()):.6g}",
+                        "measured": f"{statistics.fmean(numbers.values()):.6g}",
                         "flags": "; ".join(flags),
                         "by_seed": " ".join(f"{seed}:{value:.6g}" for seed, value in numbers.items()),
                     }
@@ -166,13 +166,13 @@ def rows(table, asked):
 
 def read(path):
     with path.open(newline="") as file:
-        return [row for row in csv.DictReader(file) if row["ours"]]
+        return [row for row in csv.DictReader(file) if row["measured"]]
 
 
 def write(table, asked):
     """The part of a table's page: what needs no network, and the table's methods beside it."""
-    beside = {(row["column"], row["metric"], row["printed"]): row["ours"] for row in read(folder(asked.beside))}
-    found = {(r["column"], r["metric"], r["printed"]): r["ours"] for r in read(folder(f"{table}-controls"))}
+    beside = {(row["column"], row["metric"], row["printed"]): row["measured"] for row in read(folder(asked.beside))}
+    found = {(r["column"], r["metric"], r["printed"]): r["measured"] for r in read(folder(f"{table}-controls"))}
     lines = []
     for metric in dict.fromkeys(metric for _, metric, _ in found):
         columns = list(dict.fromkeys(column for column, one, _ in found if one == metric))

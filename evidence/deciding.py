@@ -78,8 +78,8 @@ ASKED = {
         SHORT,
         {"fedavg": "method=fedavg", "fedavg-ft": "method=fedavg-ft method.length=1"},
         "FedAvg's common model has {fedavg/shared} %, {fedavg/among its classes} % if it may only answer with a class "
-        "that the client has, and {fedavg-ft/tuned} % after a round's local epochs. So print may be scored in either "
-        "of the two last ways.",
+        "that the client has, and {fedavg-ft/tuned} % after a round's local epochs. So the paper may have scored "
+        "either of the two.",
         among=("fedavg",),
     ),
     "fedcedar-graph": Deciding(

@@ -104,7 +104,7 @@ def published():
         for row in csv.DictReader(file.open()):
             columns.setdefault((row["column"], row["metric"]), []).append(row)
         for (column, metric), rows in columns.items():
-            yield from best(column, metric, [row for row in rows if row["ours"]], page)
+            yield from best(column, metric, [row for row in rows if row["measured"]], page)
 
 
 def best(column, metric, rows, page):
@@ -112,13 +112,13 @@ def best(column, metric, rows, page):
     if len(rows) < 3 or metric not in SCORES:
         return
     top = max if "accuracy" in metric else min
-    firsts = foremost(rows, "ours", top)
+    firsts = foremost(rows, "measured", top)
     first = firsts[0]
     printed = [row for row in rows if row["paper"]]
-    known = {row["method"]: f"{float(row['ours']):.2f}" for row in rows}
+    known = {row["method"]: f"{float(row['measured']):.2f}" for row in rows}
     every = set.intersection(*(flags(row) for row in rows)) | flags(first)
     cells = [first["dataset"], f"[{first['setting'] or 'as printed'}]({page}) `{column}`", SCORES[metric]]
-    cells += [known.get("local", ""), known.get("fedavg", ""), named(firsts), f"{float(first['ours']):.2f}"]
+    cells += [known.get("local", ""), known.get("fedavg", ""), named(firsts), f"{float(first['measured']):.2f}"]
     cells += [named(foremost(printed, "paper", top)) if printed else ""]
     yield "| " + " | ".join([*cells, min(row["seeds"] for row in firsts), ", ".join(sorted(every))]) + " |"
 

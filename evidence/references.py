@@ -83,7 +83,7 @@ def cells(asked):
                 yield {
                     **{"column": dataset, "dataset": column.dataset, "setting": column.setting},
                     **{"method": reference, "printed": printed, "metric": name},
-                    **{"paper": "" if paper is None else f"{paper.mean:g}", "ours": f"{ours:.6g}"},
+                    **{"paper": "" if paper is None else f"{paper.mean:g}", "measured": f"{ours:.6g}"},
                     **{"flags": "; ".join(flags), "by_seed": f"0:{ours:.6g}"},
                     "seconds": round(run.read_summary().cost.seconds),
                 }
@@ -98,7 +98,7 @@ def part(asked, cells):
         group = cells[at : at + len(METRICS)]
         dataset, reference = group[0]["column"], group[0]["method"]
         passes = f"{asked.epochs[dataset]} of {REFERENCES[reference].epochs}".removeprefix(f"{ALL} of ")
-        scores = [f"{float(one['ours']):.2f}" + f" ({one['paper']})" * bool(one["paper"]) for one in group]
+        scores = [f"{float(one['measured']):.2f}" + f" ({one['paper']})" * bool(one["paper"]) for one in group]
         windows = f"every {asked.stride[dataset]} steps" if asked.stride[dataset] > 1 else "all"
         shown = [dataset, group[0]["printed"], passes, windows, *scores, str(group[0]["seconds"])]
         lines.append(f"| {' | '.join(shown)} |")

@@ -222,7 +222,7 @@ def test_the_leaderboard_names_all_that_are_best_and_their_seeds():
             "method": name.lower(),
             "printed": name,
             "paper": paper,
-            "ours": ours,
+            "measured": ours,
             "seeds": seeds,
             "flags": "",
             "dataset": "D",

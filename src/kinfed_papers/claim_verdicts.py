@@ -1,4 +1,4 @@
-"""The verdict on what a paper claims of a table: yes, no or cannot tell, in print and by runs of ours.
+"""The verdict on what a paper claims of a table: yes, no or cannot tell, by the printed numbers and the measured ones.
 
 A comparison speaks for a claim or against it as `report.comparison` says. All of a claim's comparisons must speak for
 it for a yes, each at 5 % (an intersection-union test, which needs no correction); a no takes one of them against it
@@ -15,11 +15,11 @@ from kinfed.errors import UsageError
 
 from .claims import Claim, claims, classes, deviation
 from .comparison import BySeed, Comparison, against, compare
-from .published_table import CONTROL, OURS_ONLY, REFERENCE, Protocol
+from .published_table import CONTROL, REFERENCE, UNPRINTED, Protocol
 from .reproduction import MEASURES, Line
 
 CHANCE = 1.25  # times the share of one class of many: an accuracy of less has learned nothing
-LESS = ("subset", "stand-in", "made anew")  # flags of other data than the paper's
+LESS = ("subset", "stand-in", "generated")  # flags of other data than the paper's
 
 
 class Figure(NamedTuple):
@@ -40,7 +40,7 @@ class Verdict(NamedTuple):
     claim: Claim
     answer: str  # yes, no or cannot tell; of the first two "at this scale" where runs are shorter or data are fewer
     text: str  # with the numbers
-    measured: bool  # whether any number of ours speaks to it
+    measured: bool  # whether any measured number speaks to it
     why: str = ""  # it cannot be told
 
     @property
@@ -94,7 +94,7 @@ def of_csv(path: Path) -> list[Figure]:
                     tuple(flag for flag in line["flags"].split("; ") if flag),
                 )
                 for line in csv.DictReader(file)
-                if line["ours"]
+                if line["measured"]
             ]
     except (OSError, KeyError, ValueError) as problem:
         raise UsageError(f"{path} is not a table.csv of kinfed papers run: {problem!r:.80}") from None
@@ -103,7 +103,7 @@ def of_csv(path: Path) -> list[Figure]:
 def seeds_of(line: Mapping[str, str]) -> dict[int, float]:
     """Our number in a row of table.csv by seed; one that does not say is of seed 0."""
     pairs = [pair.split(":") for pair in line.get("by_seed", "").split()]
-    return {int(seed): float(value) for seed, value in pairs} or {0: float(line["ours"])}
+    return {int(seed): float(value) for seed, value in pairs} or {0: float(line["measured"])}
 
 
 def verdicts(protocol: Protocol, figures: Sequence[Figure]) -> list[Verdict]:
@@ -142,9 +142,9 @@ def _verdict(protocol: Protocol, claim: Claim, printed: World, ours: World, flag
     if not in_print:
         said = "Not printed in numbers."
     elif behind:
-        said = f"In print {len(behind)} of {_many(len(in_print))} against it, most of all {_told(_worst(behind))}."
+        said = f"In the paper {len(behind)} of {_many(len(in_print))} against it, most of all {_told(_worst(behind))}."
     else:
-        said = f"In print it holds ({_many(len(in_print))})."
+        said = f"In the paper it holds ({_many(len(in_print))})."
     asked = list(_comparisons(protocol, claim, ours))
     have = [one for one in asked if one.differences]
     yes, no = [one for one in have if one.speaks_for], against(have)
@@ -263,7 +263,7 @@ def _rivals(protocol: Protocol, claim: Claim, dataset: str, setting: str, metric
     if claim.against:
         return list(claim.against)
     others = {
-        row.printed: row.kind for row in protocol.rows.values() if row.kind not in (CONTROL, OURS_ONLY, REFERENCE)
+        row.printed: row.kind for row in protocol.rows.values() if row.kind not in (CONTROL, UNPRINTED, REFERENCE)
     }
     here = [name for name in others if (dataset, setting, name, metric) in protocol.numbers]
     return [name for name in (here if len(here) > 1 else others) if name != claim.method and name not in claim.apart]

@@ -40,7 +40,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class Answered:
-    """A statement on a figure or in text, and what a page of ours says to it."""
+    """A statement on a figure or in text, and what a page says to it."""
 
     paper: str
     says: str

@@ -19,8 +19,8 @@ from .published_table import Column, Protocol, Row
 
 COMMITTED = Path(__file__).parents[2] / "docs" / "papers" / "tables"
 SHORT = ("scaled", "own model")  # flags of what is less than the paper's training
-PARTLY = (*SHORT, "subset", "made anew")  # or than its experiment
-NOT_RUN, ON_SUBSET = "not run yet", "not run yet, and only on a subset"
+PARTLY = (*SHORT, "subset", "generated")  # or than its experiment
+NOT_RUN, ON_SUBSET = "not run", "not run, and only on a subset"
 MANY = 3  # seeds
 
 Key = tuple[str, str, str, str]  # data set, setting, method and metric, as printed
@@ -83,7 +83,7 @@ def _covered(table: Protocol, figures: Sequence[Figure], at_hand: Collection[str
 def _is_partial(table: Protocol, one: Figure) -> bool:
     """Whether a figure is of less than the paper's experiment."""
     column = table.columns.get(one.column)
-    return (column is not None and (column.made_anew or column.stand_in)) or _has(one, PARTLY)
+    return (column is not None and (column.generated or column.stand_in)) or _has(one, PARTLY)
 
 
 def _has(one: Figure, flags: tuple[str, ...]) -> bool:

@@ -22,7 +22,7 @@ from kinfed.methods import METHODS
 Table = dict[str, Any]
 
 PAPERS = Path(__file__).parent
-CONTROL, OURS_ONLY = "control", "ours only"  # kinds of rows that are not printed
+CONTROL, UNPRINTED = "control", "unprinted"  # kinds of rows that are not printed
 REFERENCE = "reference"  # a printed row that is not federated
 GROUPED = ("label_groups", "topologies")  # partitions with hidden groups
 BY_CLASS = ("pathological", "shards")  # partitions whose clients share classes with some of the others
@@ -47,7 +47,7 @@ class Row:
     score: str = ""  # the named model that is scored; "": the one that validation prefers
     note: str = ""
     missing: str = ""  # why there is nothing to run
-    kind: str = ""  # of one that is not a printed method's: CONTROL, OURS_ONLY or REFERENCE
+    kind: str = ""  # of one that is not a printed method's: CONTROL, UNPRINTED or REFERENCE
     graph: str = ""  # of a control on a graph: "known", or "shuffled" for that with its clients interchanged
     changes: Table = field(default_factory=dict)  # of the experiment
 
@@ -68,7 +68,7 @@ class Column:
     mean_of: Sequence[str] = ()  # columns that this one is the mean of; it has no runs
     novel: bool = False  # only clients that join after the last round are scored
     subset: bool = False  # of the data that the paper used
-    made_anew: bool = False  # data made in the manner of the paper's
+    generated: bool = False  # data made in the manner of the paper's
     stand_in: bool = False  # other data in place of the paper's, or the paper's in another unit or split
     at: Mapping[str, str] = field(default_factory=dict)  # of weights: which layers, at which stage
     note: str = ""
@@ -104,7 +104,7 @@ class Protocol:
 
     def extra(self, name: str) -> Row:
         """A row for a method that is not printed in this table, with what the paper says of it elsewhere."""
-        return self.others.get(name) or Row(name, name, kind=OURS_ONLY)
+        return self.others.get(name) or Row(name, name, kind=UNPRINTED)
 
     def metrics(self, column: Column) -> list[str]:
         """What is printed in a column, or else anywhere in the table, in the order of printing."""
@@ -132,7 +132,7 @@ def load(name: str) -> Protocol:
     mine = table.get("rows", {})
     rows = [_row(key, values) for key, values in merged(paper["rows"], mine).items()]
     shown = [row for row in rows if row.printed in order or row.name in mine]
-    others = {row.name: replace(row, kind=OURS_ONLY) for row in rows if row not in shown}
+    others = {row.name: replace(row, kind=UNPRINTED) for row in rows if row not in shown}
     shared = merged(paper["experiment"], table.get("experiment", {}))
     columns = {key: column for name, values in table["columns"].items() for key, column in _columns(name, values)}
     if table.get("controls", True):
@@ -179,13 +179,13 @@ def dataset_of(table: Protocol, column: Column) -> str:
 
 
 def printed_as(name: str) -> str:
-    """The name in print of a table: that under which `printed.csv` has its numbers."""
+    """The printed name of a table: that under which `printed.csv` has its numbers."""
     result: str = tomllib.loads(tables()[name].read_text())["printed"]
     return result
 
 
 def elsewhere(paper: str) -> dict[str, str]:
-    """How to get printed results that no table file rebuilds: a line of text by the table's name in print."""
+    """How to get printed results that no table file rebuilds: a line of text by the table's printed name."""
     result: dict[str, str] = tomllib.loads((PAPERS / paper / "paper.toml").read_text()).get("elsewhere", {})
     return result
 
@@ -294,7 +294,7 @@ def _row(name: str, values: Table) -> Row:
 
 def _columns(name: str, values: Table) -> list[tuple[str, Column]]:
     """A column, and one for each subset of its data that stands in for it."""
-    described = ("dataset", "setting", "mean_of", "novel", "made_anew", "stand_in", "at", "note", "missing", "lacks")
+    described = ("dataset", "setting", "mean_of", "novel", "generated", "stand_in", "at", "note", "missing", "lacks")
     about = {key: values[key] for key in described if key in values}
     changes = {key: value for key, value in values.items() if key not in {*about, "subsets"}}
     whole = Column(name, **about, changes=changes)

@@ -29,16 +29,16 @@ from kinfed.runs.run_folder import Array, RunFolder, followed
 from kinfed.verdict.graph_quality import group_weights, rand_by_round
 
 from . import published_table, twins
-from .published_table import CONTROL, OURS_ONLY, Column, Number, Protocol, Row
+from .published_table import CONTROL, UNPRINTED, Column, Number, Protocol, Row
 
 WITHOUT_FILE = ("digits", "synthetic")
 ORACLES = ("oracle", "label_overlap")  # graphs that a real server would not know
 ON_GRAPHS = ("sfl", "panacea")  # methods that use a known graph
 FLAGS = {
     CONTROL: "not printed; what any method should be beside",
-    OURS_ONLY: "not printed in this table",
+    UNPRINTED: "not printed in this table",
     "own model": "another network than the paper's",
-    "made anew": "data made in the manner of the paper's, which is not published",
+    "generated": "data made in the manner of the paper's, which is not published",
     "stand-in": "other data in place of the paper's, or the paper's in another unit or split",
     "subset": "not all of the data that the paper used",
     "leaking": "test examples influenced training, as in the paper",
@@ -106,7 +106,7 @@ class Line(NamedTuple):
     by_seed: dict[int, float]
     over_clients: float | None  # standard deviation, a mean over seeds
     flags: tuple[str, ...]
-    status: str  # why there is no result of ours, or fewer seeds than requested
+    status: str  # why there is no result, or fewer seeds than requested
     seconds: float | None = None  # of training, a mean over runs
 
     @property
@@ -176,7 +176,7 @@ class Reproduction:
         """The row of a requested method that the table does not print; None if there is no such method."""
         if plugins.is_path(name):
             parts.take(METHODS, name, "--method")
-            return Row(plugins.called(name), plugins.called(name), kind=OURS_ONLY, changes={"method": name})
+            return Row(plugins.called(name), plugins.called(name), kind=UNPRINTED, changes={"method": name})
         return self.protocol.extra(name) if name in METHODS or name in self.protocol.others else None
 
     def _left_here(self) -> list[str]:
@@ -390,11 +390,11 @@ class Reproduction:
         column = cell.column
         marks = {
             "own model": self.model,
-            "made anew": column.made_anew,
+            "generated": column.generated,
             "stand-in": column.stand_in,
             "subset": column.subset,
         }
-        kind = [cell.row.kind] if cell.row.kind in (CONTROL, OURS_ONLY) else []
+        kind = [cell.row.kind] if cell.row.kind in (CONTROL, UNPRINTED) else []
         return kind + [flag for flag, applies in marks.items() if applies]
 
 

@@ -1,4 +1,4 @@
-"""A published table with our numbers beside it: as Markdown, CSV and LaTeX, and for the terminal."""
+"""A published table with our measurements beside it: as Markdown, CSV and LaTeX, and for the terminal."""
 
 import csv
 import io
@@ -18,8 +18,8 @@ from .published_table import LEAST_ROUNDS, REFERENCE, Column, Row
 from .reproduction import FLAGS, MEASURES, Line, Reproduction
 from .table_statistics import agreement
 
-HEADINGS = ("method", "paper", "ours", "difference", "remarks")
-RANKED = ("method", "paper", "ours", "rank, in print", "remarks")  # of a scaled table
+HEADINGS = ("method", "paper", "measured", "difference", "remarks")
+RANKED = ("method", "paper", "measured", "rank, in the paper", "remarks")  # of a scaled table
 SCALED = (
     f"scaled {{0:g}}: rounds x {{0:g}}, rounded up, at least {LEAST_ROUNDS}; a client uses that share of its examples, "
     f"at least {LEAST:,} or all that it has; clients and local epochs as in the paper"
@@ -72,8 +72,8 @@ def sheet(
         for line in group:
             method = line.row.printed + (f" ({line.row.name})" if twice[line.row.printed] > 1 else "")
             paper = _number(line.paper.mean, line.paper.std, measure.digits) if line.paper else ""
-            ours = _number(line.mean, line.std, measure.digits)
-            rows.append((method, paper, ours, _beside(line, group, made.scale < 1), remarks(line)))
+            measured = _number(line.mean, line.std, measure.digits)
+            rows.append((method, paper, measured, _beside(line, group, made.scale < 1), remarks(line)))
         heading = f"{column.dataset}, {column.setting}: {measure.label} ({column.name})"
         shown.append(Group(heading, rows, told(made, group)))
     headings = RANKED if made.scale < 1 else HEADINGS
@@ -98,8 +98,8 @@ def _of_one_method(groups: Sequence[Group]) -> Group:
 
 def _legend(made: Reproduction, lines: Sequence[Line]) -> list[str]:
     """What the signs of a table mean."""
-    over = "over seeds" if made.protocol.spread == "seeds" else "over clients in print, over seeds of ours"
-    of = "among the rows that have both numbers" if made.scale < 1 else "ours less the paper's"
+    over = "over seeds" if made.protocol.spread == "seeds" else "over clients in the paper, over seeds here"
+    of = "among the rows that have both numbers" if made.scale < 1 else "measured less the paper's"
     legend = [f"± is a standard deviation {over}. {'Rank' if made.scale < 1 else 'Difference'}: {of}."]
     used = {flag for line in lines for flag in line.flags}
     legend += [f"{flag}: {what}." for flag, what in FLAGS.items() if flag in used]
@@ -142,7 +142,7 @@ def told(made: Reproduction, group: Sequence[Line]) -> str:
     if measure.better:
         central = {row.printed for row in made.protocol.rows.values() if row.kind == REFERENCE} & set(printed)
         federated = {method: number.mean for method, number in printed.items() if method not in central}
-        what = "best in print, centralised ones apart" if central else "best in print"
+        what = "best in the paper, centralised ones apart" if central else "best in the paper"
         parts += _best(what, federated, measure.better, measure.digits)
         twice = Counter(line.row.printed for line in ours)
         here = {line.row.name if twice[line.row.printed] > 1 else line.row.printed: line.mean for line in ours}
@@ -153,7 +153,7 @@ def told(made: Reproduction, group: Sequence[Line]) -> str:
 
 
 def _reason(made: Reproduction, method: str, column: Column) -> str:
-    """Why a printed row has no number of ours in a column."""
+    """Why a printed row is not measured in a column."""
     rows: list[Row] = [row for row in made.protocol.rows.values() if row.printed == method]
     problems = [made.cell(row, column).problem for row in rows]
     return problems[0] or "not run" if problems else "not in kinfed"
@@ -199,7 +199,7 @@ def table_csv(lines: Sequence[Line]) -> str:
     """The table as CSV, one line per number."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    statistics = ("paper", "paper_std", "ours", "over_seeds", "over_clients", "difference")
+    statistics = ("paper", "paper_std", "measured", "over_seeds", "over_clients", "difference")
     writer.writerow(
         [
             *("column", "dataset", "setting", "method", "printed", "metric", *statistics),

@@ -19,13 +19,13 @@ WIDE = 6  # columns beside each other
 def overview(path: Path, lines: Lines) -> Front:
     """A folder of `kinfed papers run`: the table, what becomes of the paper's claims, statistics, and each column."""
     name, title, source = _known(path)
-    measured = [line for line in lines if line["ours"]]
+    measured = [line for line in lines if line["measured"]]
     if not measured:
         raise UsageError(f"{path} holds a published table of which no run is finished yet")
     # Several of our columns may stand for one of the paper's, on all its data and on a part of them.
     printed, both = ({_figure(line) for line in some if line["paper"]} for some in (lines, measured))
     seeds = Counter(int(line["seeds"] or 0) for line in measured)
-    lead = f"{several(len(measured), 'number')} measured here, beside {len(both)} of the {len(printed)} in print; "
+    lead = f"{several(len(measured), 'number')} measured here, beside {len(both)} of the {len(printed)} in the paper; "
     lead += ", ".join(f"{count} with {several(size, 'seed')}" for size, count in sorted(seeds.items()))
     statistics = path / "statistics" / "statistics.md"
     found = of_markdown(statistics.read_text(encoding="utf-8")) if statistics.is_file() else []
@@ -47,7 +47,7 @@ def overview(path: Path, lines: Lines) -> Front:
 
 
 def _figure(line: Mapping[str, str]) -> tuple[str, ...]:
-    """What tells a printed number from others: its row and its column in print."""
+    """What tells a printed number from others: its row and its column in the paper."""
     return tuple(line[key] for key in ("printed", "dataset", "setting", "metric", "paper"))
 
 
@@ -64,15 +64,15 @@ def _known(path: Path) -> tuple[str, str, str]:
 
 def _matrices(lines: Lines) -> list[Grid]:
     """A table a metric, or several with very many columns: methods are rows, columns columns."""
-    metrics = dict.fromkeys(line["metric"] for line in lines if line["ours"])
+    metrics = dict.fromkeys(line["metric"] for line in lines if line["measured"])
     found = []
     for metric in metrics:
         mine = [line for line in lines if line["metric"] == metric]
-        columns = list(dict.fromkeys(line["column"] for line in mine if line["ours"]))
+        columns = list(dict.fromkeys(line["column"] for line in mine if line["measured"]))
         label = MEASURES[metric].label if metric in MEASURES else metric
         for first in range(0, len(columns), WIDE):
-            found.append(_matrix(mine, columns[first : first + WIDE], f"Ours beside print: {label}"))
-    told = "ours, ± over seeds where there are several; below, what the paper prints; ★ is our best in a column"
+            found.append(_matrix(mine, columns[first : first + WIDE], f"Measured beside the paper: {label}"))
+    told = "measured, ± over seeds where there are several; below, what the paper prints; ★ is the best in a column"
     return [*found[:-1], replace(found[-1], notes=(told,))]
 
 
@@ -82,19 +82,20 @@ def _matrix(lines: Lines, columns: Sequence[str], title: str) -> Grid:
     twice = Counter((line["printed"], line["column"]) for line in lines)
     measure = MEASURES.get(lines[0]["metric"])
     digits, better = (2, 0) if measure is None else (measure.digits, measure.better)
+    known = [line for line in lines if line["measured"]]
     best = {
-        at: max((better * float(line["ours"]) for line in lines if line["column"] == at and line["ours"]), default=0.0)
+        at: max((better * float(line["measured"]) for line in known if line["column"] == at), default=0.0)
         for at in columns
     }
     rows: dict[str, dict[str, str]] = {}
     for line in lines:
         at = line["column"]
-        if at not in columns or not (line["ours"] or line["paper"]):
+        if at not in columns or not (line["measured"] or line["paper"]):
             continue
         same = twice[line["printed"], at] > 1
-        ours = f"{float(line['ours']):.{digits}f}" if line["ours"] else NONE
+        ours = f"{float(line['measured']):.{digits}f}" if line["measured"] else NONE
         ours += f" ± {float(line['over_seeds']):.{digits}f}" if line["over_seeds"] else ""
-        ours += " ★" if line["ours"] and better and better * float(line["ours"]) == best[at] else ""
+        ours += " ★" if line["measured"] and better and better * float(line["measured"]) == best[at] else ""
         cell = f"{ours}\nprinted {float(line['paper']):.{digits}f}" if line["paper"] else ours
         rows.setdefault(line["printed"] + f" ({line['method']})" * same, {})[at] = cell
     cells = [[name, *(row.get(at, "") for at in columns)] for name, row in rows.items()]

@@ -107,4 +107,4 @@ def agreement(group: Sequence[Line]) -> str:
         return ""
     tau = kendall(*zip(*both.values(), strict=True))
     told = "not defined, as all are level" if np.isnan(tau) else f"{tau:+.2f}"
-    return f"Kendall's tau to print {told} ({len(both)} methods)"
+    return f"Kendall's tau to the paper's order {told} ({len(both)} methods)"

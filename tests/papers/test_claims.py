@@ -154,14 +154,14 @@ def test_other_kinds_of_claims(monkeypatch):
     for claim, printed, said in (
         (
             {"by": 0.19, "against": ["B"]},
-            "In print 1 of 1 comparison against it, most of all B on D, S (-12.11)",
+            "In the paper 1 of 1 comparison against it, most of all B on D, S (-12.11)",
             "yes",
         ),
-        ({"by": 0.21, "against": ["B"]}, "In print 1 of 1", "no"),  # 3 is 20 % above 2.5
-        ({"worst": True, "apart": ["B"]}, "In print 1 of 1", "yes"),
-        ({"worst": True}, "In print 2 of 2", "no"),
-        ({"least": 2.9}, "In print it holds (1 comparison)", "yes"),
-        ({"least": 3.1}, "In print it holds", "no"),
+        ({"by": 0.21, "against": ["B"]}, "In the paper 1 of 1", "no"),  # 3 is 20 % above 2.5
+        ({"worst": True, "apart": ["B"]}, "In the paper 1 of 1", "yes"),
+        ({"worst": True}, "In the paper 2 of 2", "no"),
+        ({"least": 2.9}, "In the paper it holds (1 comparison)", "yes"),
+        ({"least": 3.1}, "In the paper it holds", "no"),
     ):
         found = answer(monkeypatch, claim, PRINT, ours)
         assert found.answer == said, claim
@@ -177,9 +177,9 @@ def test_falling_numbers_and_weights(monkeypatch):
     }
     protocol = Protocol("made.table", "", "", 1, "seeds", {"a": Row("a", "A")}, columns, [], {}, numbers)
     for settings, more, said in (
-        ({"falling": ["x/1", "x/2|x/3"]}, {}, "In print it holds (2 comparisons)."),
-        ({"falling": ["x/1", "x/2", "x/3"]}, {}, "In print 1 of 2 comparisons against it, most of all from x/2 to x/3"),
-        ({"than": "weight_other"}, {}, "In print it holds (3 comparisons)."),
+        ({"falling": ["x/1", "x/2|x/3"]}, {}, "In the paper it holds (2 comparisons)."),
+        ({"falling": ["x/1", "x/2", "x/3"]}, {}, "In the paper 1 of 2 comparisons against it, most of all from x/2"),
+        ({"than": "weight_other"}, {}, "In the paper it holds (3 comparisons)."),
     ):
         claim = Claim("made.table", "", "", "A", metrics=["weight_self"], **settings, **more)
         monkeypatch.setattr(report, "claims", lambda claim=claim: (claim,))
@@ -208,12 +208,12 @@ def test_claims_in_the_papers_own_print():
     said = {one.claim.says: one.text for one in verdicts(published_table.load("pfedgat.table1"), [])}
     first, second = said.values()
     assert first.startswith(
-        "In print 6 of 108 comparisons against it, most of all CFL on CIFAR-100, pathological (-0.83)."
+        "In the paper 6 of 108 comparisons against it, most of all CFL on CIFAR-100, pathological (-0.83)."
     )
-    assert second.startswith("In print it holds (36 comparisons).")
+    assert second.startswith("In the paper it holds (36 comparisons).")
 
 
-HEADER = "column,dataset,setting,method,printed,metric,ours,flags"
+HEADER = "column,dataset,setting,method,printed,metric,measured,flags"
 
 
 def test_committed_tables_are_counted(tmp_path):
@@ -221,7 +221,7 @@ def test_committed_tables_are_counted(tmp_path):
         'cifar10/10,CIFAR-10,"Dir(0.1), 10 clients",local,Local,accuracy_pct,80,scaled 0.2,0:79 1:80 2:81',
         'cifar10/25,CIFAR-10,"Dir(0.1), 25 clients",local,Local,accuracy_pct,80,subset,0:80',
         'cifar10/50,CIFAR-10,"Dir(0.1), 50 clients",fedavg,FedAvg,accuracy_pct,80,,0:80',
-        'cifar10/25,CIFAR-10,"Dir(0.1), 25 clients",ditto,ditto,accuracy_pct,80,ours only,0:80',
+        'cifar10/25,CIFAR-10,"Dir(0.1), 25 clients",ditto,ditto,accuracy_pct,80,unprinted,0:80',
         'cifar10/50,CIFAR-10,"Dir(0.1), 50 clients",local,Local,accuracy_pct,,,',
     ]
     folder = tmp_path / "pfedgat.table3-part"
@@ -229,16 +229,16 @@ def test_committed_tables_are_counted(tmp_path):
     (folder / "table.csv").write_text("\n".join([f"{HEADER},by_seed", *rows]) + "\n")
     (tmp_path / "notes").mkdir()
     found = {one.name: one for one in coverage({"cifar10"}, tmp_path)}
-    assert found["pfedgat.table3"] == ("pfedgat.table3", 39, 3, 2, 1, 1, {"not run yet": 36})
+    assert found["pfedgat.table3"] == ("pfedgat.table3", 39, 3, 2, 1, 1, {"not run": 36})
     assert found["pfedgat.table2"].gaps == {"needs cifar100": 52}
     assert found["panacea, I"].printed == 10
     assert sum(one.printed for one in found.values()) == 875
     assert {one.name: one for one in coverage({"cifar100_subset"}, tmp_path)}["pfedgat.table2"].gaps == {
-        "not run yet, and only on a subset": 52
+        "not run, and only on a subset": 52
     }
     *_, last = lines([found["pfedgat.table3"], found["pfedgat.table2"]])
     assert max(map(len, narrow(found.values(), 80))) <= 80
-    assert last == "| **all** | 91 | 3 | 2 | 1 | 1 | 39 | needs cifar100: 52; not run yet: 36 |"
+    assert last == "| **all** | 91 | 3 | 2 | 1 | 1 | 39 | needs cifar100: 52; not run: 36 |"
     assert next(one.by_seed for _, group in committed(tmp_path).values() for one in group) == {0: 79, 1: 80, 2: 81}
 
 

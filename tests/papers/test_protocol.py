@@ -16,7 +16,7 @@ from kinfed.methods.parts.heads import FullHeads
 from kinfed.methods.sfl import Known
 from kinfed.runs.config import experiment
 from kinfed_papers import published_table
-from kinfed_papers.published_table import CONTROL, OURS_ONLY, Row
+from kinfed_papers.published_table import CONTROL, UNPRINTED, Row
 from kinfed_papers.reproduction import MEASURES
 
 PAPERS = ("fedaghn", "fedcedar", "panacea", "pfedgat", "sfl")
@@ -260,12 +260,12 @@ def test_panaceas_baselines_have_their_own_papers_settings():
         assert found["pfedme"].share == pytest.approx(15 * 0.03)  # lambda times the rate
         assert found["ditto"].pull == 1.0
         assert {table.rows[row].score for row in found} == {score}
-        assert [column.name for column in table.columns.values() if column.made_anew] == ["fl60"]
+        assert [column.name for column in table.columns.values() if column.generated] == ["fl60"]
 
 
 def test_a_method_of_the_paper_that_a_table_does_not_print_has_the_papers_settings():
     table = published_table.load("fedaghn.table3")
     row = table.extra("ditto")
-    assert (row.kind, row.score, row.printed) == (OURS_ONLY, "own", "Ditto")
+    assert (row.kind, row.score, row.printed) == (UNPRINTED, "own", "Ditto")
     assert experiment.resolve(table.raw(row, table.columns["cifar10/groups"])).method.pull == 1.0
-    assert table.extra("fedfomo") == Row("fedfomo", "fedfomo", kind=OURS_ONLY)
+    assert table.extra("fedfomo") == Row("fedfomo", "fedfomo", kind=UNPRINTED)

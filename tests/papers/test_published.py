@@ -53,7 +53,7 @@ def test_cells_notes_and_legend(tmp_path):
                 ("New (new)", "50.00", "", "", "failed, [3]"),
                 ("New (newer)", "50.00", "", "", "not run"),
             ],
-            "1 of 2 printed rows; not run: New; best in print: all level (50.00); best here: Local_1 (42.00).",
+            "1 of 2 printed rows; not run: New; best in the paper: all level (50.00); best here: Local_1 (42.00).",
         ),
         (
             "Digits, IID & more: RMSE (digits/iid)",
@@ -61,7 +61,7 @@ def test_cells_notes_and_legend(tmp_path):
             "not printed; best here: Local_1 (1.00).",
         ),
     ]
-    assert shown.headings == ("method", "paper", "ours", "rank, in print", "remarks")
+    assert shown.headings == ("method", "paper", "measured", "rank, in the paper", "remarks")
     assert sheet(made(tmp_path), LINES).groups[0].rows[0][3] == "-8.00"
     assert sheet(made(tmp_path), LINES).headings[3] == "difference"
     assert shown.legend[0] == "± is a standard deviation over seeds. Rank: among the rows that have both numbers."
@@ -87,22 +87,23 @@ def test_one_method_has_one_table_with_a_row_for_each_figure(tmp_path):
 
 
 def test_a_spread_over_clients_is_told(tmp_path):
-    assert "over clients in print, over seeds of ours" in sheet(made(tmp_path, "clients"), LINES).legend[0]
+    assert "over clients in the paper, over seeds here" in sheet(made(tmp_path, "clients"), LINES).legend[0]
 
 
 def test_numbers_are_whole_in_csv():
     found = list(csv.DictReader(io.StringIO(table_csv(LINES))))
-    assert {key: found[0][key] for key in ("paper", "paper_std", "ours", "over_clients", "difference", "seeds")} == {
+    asked = ("paper", "paper_std", "measured", "over_clients", "difference", "seeds")
+    assert {key: found[0][key] for key in asked} == {
         "paper": "50",
         "paper_std": "2.5",
-        "ours": "42",
+        "measured": "42",
         "over_clients": "3",
         "difference": "-8",
         "seeds": "2",
     }
     assert float(found[0]["over_seeds"]) == pytest.approx(8**0.5, rel=1e-4)
     assert found[0]["flags"] == "subset; scaled 0.2"
-    assert (found[2]["ours"], found[2]["status"]) == ("", "failed: no luck")
+    assert (found[2]["measured"], found[2]["status"]) == ("", "failed: no luck")
 
 
 def test_markdown_and_latex_are_well_formed(tmp_path):

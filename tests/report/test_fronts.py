@@ -16,7 +16,7 @@ from kinfed.report.page.overview import front_of, tables_beside
 from kinfed.report.tables.text_table import Grid, markdown, of_markdown
 from kinfed.runs.run_folder import RunFolder
 
-HEAD = ["column", "dataset", "setting", "method", "printed", "metric", "paper", "paper_std", "ours", "over_seeds"]
+HEAD = ["column", "dataset", "setting", "method", "printed", "metric", "paper", "paper_std", "measured", "over_seeds"]
 HEAD += ["over_clients", "difference", "seeds", "flags", "status", "by_seed", "seconds"]
 COLUMNS = ("cifar10/pathological", "cifar10/dirichlet")
 WEIGHTS = np.array([[0.7, 0.3], [0.2, 0.8]])
@@ -56,7 +56,7 @@ def table(tmp_path, run_of):
 def test_of_a_published_table_the_table_comes_first_and_each_column_has_its_runs(table):
     front = front_of(table)
     assert front.headline.startswith("fedaghn.table1: Accuracy of 20 clients")
-    assert front.lead == "6 numbers measured here, beside 4 of the 5 in print; 6 with 1 seed."
+    assert front.lead == "6 numbers measured here, beside 4 of the 5 in the paper; 6 with 1 seed."
     [rows] = front.tables[0].blocks
     assert rows[0] == ["Fedaghn", "65.00 ★\nprinted 90.50", "65.00 ★\nprinted 90.50"]
     assert rows[1] == ["Twin", "55.00", "55.00"]

@@ -117,7 +117,8 @@ def test_more_clients_than_are_drawn_one_by_one_have_their_strongest_links(opene
 
 
 def test_of_a_table_each_column_opens_its_runs_and_back_leads_to_the_table(opened, tmp_path, run_of):
-    lines = ["column,dataset,setting,method,printed,metric,paper,paper_std,ours,over_seeds,seeds,flags,status,by_seed"]
+    head = "column,dataset,setting,method,printed,metric,paper,paper_std,measured,over_seeds,seeds,flags,status,by_seed"
+    lines = [head]
     for column, score in (("mnist", 0.5), ("svhn", 0.7)):
         run_of(
             tmp_path / "t" / "runs" / column / "fedaghn" / "seed-0", [[score, score]], [FIRST[:2, :2]], dataset=column

@@ -60,7 +60,7 @@ def front_of(path: Path) -> Front | None:
         return _site(path)
     if (path / "table.csv").is_file() and (path / "runs").is_dir():
         lines = _lines(path / "table.csv")
-        if lines and {"column", "printed", "metric", "ours"} <= lines[0].keys():
+        if lines and {"column", "printed", "metric", "measured"} <= lines[0].keys():
             return load(PUBLISHED)(path, lines)  # type: ignore[no-any-return]
     return None
 
