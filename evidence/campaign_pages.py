@@ -289,13 +289,13 @@ def unprinted(page):
     """The numbers in a page's sentences that no command has printed, in words.
 
     Printed is what stands between marks, below a command or, outside of marks, after the name of the program that
-    writes the page; of a paper's page also the scores in tables/ and deciding/, and the paper's own numbers and
+    writes the page; of a paper's page also what tables/ and deciding/ hold, and the paper's own numbers and
     settings. A sentence may round it. Counts up to twelve need nothing. A number that follows from others
     says how, 5.9<!-- = 65.1 - 59.2 -->, and one that is printed elsewhere by what, 7.4<!-- $ kinfed list x -->.
     """
     text, known = page.read_text(), []
     if paper := page.stem.removesuffix("-tables") if page.stem.endswith("-tables") else "":
-        for path in (*page.parent.glob(f"tables/{paper}.*/*.csv"), *page.parent.glob("deciding/*.csv")):
+        for path in (*page.parent.glob(f"tables/{paper}.*/*.*"), *page.parent.glob("deciding/*.csv")):
             known += [times * value for value in numbers_in(path.read_text()) for times in (1, 100)]
         for path in (published_table.PAPERS / paper).glob("*.*"):
             known += numbers_in(path.read_text())

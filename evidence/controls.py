@@ -2,7 +2,8 @@
 
 Of series the last value, the mean by time of day, and for each sensor a ridge on its readings, and one that is also
 given the sensor's mean by time of day at the hour that it forecasts; of labels the share of the commonest one. All are
-of each client's own training rows and are scored on the rows on which the table's methods are. Into
+of each client's own training rows, also of one that joins after the last round, and are scored on the rows on which the
+table's methods are. Into
 docs/papers/tables/TABLE-controls/table.csv, and from there into a part of the table's page, between marks.
 """
 
@@ -16,6 +17,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from kinfed.core.engine import latecomers
+from kinfed.core.seeding import tags
 from kinfed.core.tasks import Forecasting
 from kinfed.files import replacing
 from kinfed.runs.config import experiment as config
@@ -35,7 +38,7 @@ class Asked(NamedTuple):
     columns: str
     beside: str  # the folder in tables/ of the runs
     scale: float = 1.0
-    seeds: tuple[int, ...] = (0,)  # series are split in time, the same for all seeds
+    seeds: tuple[int, ...] = (0,)  # series are split in time, the same for all seeds; which clients join last is not
 
 
 TABLES = {
@@ -43,6 +46,9 @@ TABLES = {
     "sfl.table2": Asked("cifar10/shards2 cifar10/shards5", "sfl.table2", seeds=(0, 1, 2)),
     "panacea.table2-points": Asked("fl60 dg60 tpt48", "panacea.table2-points", seeds=(0, 1, 2)),
     "panacea.table2-traffic": Asked("metr_la_subset pems_bay_subset", "panacea.table2-traffic", 0.02),
+    "panacea.table3-points": Asked("fl60 dg60 tpt48", "panacea.table3-points", seeds=(0, 1, 2, 3, 4)),
+    "panacea.table3-traffic": Asked("metr_la_subset pems_bay_subset", "panacea.table3-traffic", 0.02),
+    "panacea.table4-traffic": Asked("metr_la_subset pems_bay_subset", "panacea.table4-traffic", 0.02),
     "fedcedar.table1": Asked("mnist/shards cifar10/shards", "fedcedar.table1", 0.1, (0, 1, 2)),
     "fedaghn.table1": Asked("cifar10/pathological cifar10/dirichlet", "fedaghn.table1", 0.025, (0, 1, 2)),
     "pfedgat.table1-cifar10": Asked(
@@ -52,11 +58,14 @@ TABLES = {
 
 
 def federation(table, column, scale, seed):
-    """The data of a column, as its methods are given them."""
+    """The data of a column, as its methods are given them, and which clients the table scores."""
     protocol = published_table.load(table)
     raw = protocol.raw(protocol.rows[table.partition(".")[0]], protocol.columns[column])
     one = config.resolve((published_table.scaled(raw, scale) if scale < 1 else raw) | {"seed": seed})
-    return one.federation(Path(os.environ["KINFED_DATA"]), seed)
+    data = one.federation(Path(os.environ["KINFED_DATA"]), seed)
+    if protocol.columns[column].novel:
+        return data, latecomers(seed, tags(data.names), one.participation.late).tolist()
+    return data, range(len(data.rows["test"]))
 
 
 def forecasts(data, client):
@@ -113,10 +122,11 @@ def ridge(readings, y, usual=None):
     return answers
 
 
-def scores(data):
-    """By name and test score, the mean over clients, as the table's methods have them."""
+def scores(data, clients):
+    """By name and test score, the mean over some clients, as the table's methods have them."""
     found = {}
-    for client, rows in enumerate(data.rows["test"]):
+    for client in clients:
+        rows = data.rows["test"][client]
         if isinstance(data.task, Forecasting):
             truth = data.y[rows].double()
             for name, values in forecasts(data, client).items():
@@ -139,10 +149,10 @@ def rows(table, asked):
         flags = [f"scaled {asked.scale:g}"] * (asked.scale < 1) + ["subset"] * column.subset + ["control"]
         for seed in asked.seeds:
             print(table, name, "seed", seed, flush=True)
-            data = federation(table.partition("-")[0], name, asked.scale, seed)
-            for key, value in scores(data).items():
+            data, clients = federation(table.partition("-")[0], name, asked.scale, seed)
+            for key, value in scores(data, clients).items():
                 by_seed.setdefault(key, {})[seed] = value
-            if isinstance(data.task, Forecasting):
+            if isinstance(data.task, Forecasting) and not column.novel:
                 break  # split in time: the same for every seed
         for metric in protocol.metrics(column):
             measure = MEASURES[metric]

@@ -55,7 +55,7 @@ class Row:
     def asked(self) -> str:
         """Its name on the command line: for a method from a file, the file's path and the method's name."""
         method = self.changes.get("method")
-        return method if isinstance(method, str) and ":" in method else self.name
+        return method if isinstance(method, str) and method.endswith(f":{self.name}") else self.name
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,7 @@ import torch
 from torch import Tensor
 
 from kinfed.errors import UsageError
-from kinfed.methods import METHODS
 from kinfed.plots.drawing import Array
-from kinfed.runs.config import parts
 from kinfed.search.study import Finding, Row, Study
 from kinfed.verdict.graph_quality import group_weights
 
@@ -19,18 +17,17 @@ def layers(study: Study, overlap: float = 0.5, rounds: int = 10) -> Finding:
     """Mean weight of a client for itself, similar clients and others, layer by layer and round by round.
 
     Layers are listed from shallow to deep, at about `rounds` of the evaluated rounds and at the one that validation
-    selects. Similar clients are found by hidden groups or by `overlap` of labels, as in `weights`. The method needs a
-    graph for each layer.
+    selects. Similar clients are found by hidden groups or by `overlap` of labels, as in `weights`. A method with one
+    graph for all layers has a single row a round.
     """
     if rounds < 2:
         raise UsageError(f"analysis.rounds is how many rounds the table shows, at least 2; got {rounds}")
-    _refuse_one_graph(study)
     what, pairs = similar(study.federations(), overlap)
     relations = [folder.read_relations() for folder in study.run(study.method).repeats()]
-    at, names, count = relations[0].rounds, relations[0].layers, len(relations[0].layers)
-    if count < 2:
-        raise UsageError("layers compares layers, and this model has one; choose a deeper model")
-    graphs = [torch.from_numpy(one.weights) for one in relations]  # [T, L, N, N] per seed
+    at, graphs = relations[0].rounds, [torch.from_numpy(one.weights) for one in relations]  # [T, L, N, N] per seed
+    names = relations[0].layers if graphs[0].ndim == 4 else ["all"]
+    graphs = [graph if graph.ndim == 4 else graph[:, None] for graph in graphs]
+    count = len(names)
 
     def row(layer: int, label: str, moments: list[int]) -> Row:
         """One layer, each seed at its own moment."""
@@ -45,10 +42,10 @@ def layers(study: Study, overlap: float = 0.5, rounds: int = 10) -> Finding:
         rows += [row(layer, str(at[t]), [t] * len(relations)) for t in some] + [row(layer, label, moments)]
 
     heatmaps, lines = study.out / "layers.png", study.out / "layers-by-round.png"
-    halves = {"shallow": slice(count // 2), "deep": slice((count + 1) // 2, count)}
+    parts = {"shallow": slice(count // 2), "deep": slice((count + 1) // 2, count)} if count > 1 else {"": slice(1)}
     panels = {
-        (f"{half}\n{' '.join(names[part])}", f"round {at[t]}"): graphs[0][t, part].mean(0).numpy()
-        for half, part in halves.items()
+        (f"{name}\n{' '.join(names[part])}".strip(), f"round {at[t]}"): graphs[0][t, part].mean(0).numpy()
+        for name, part in parts.items()
         for t in (0, (len(at) - 1) // 2, len(at) - 1)
     }
     order = blocks(pairs[0])
@@ -63,20 +60,3 @@ def layers(study: Study, overlap: float = 0.5, rounds: int = 10) -> Finding:
 def _by_kind(graph: Tensor, pairs: Tensor) -> Array:
     """[T, L, 3] mean weights for oneself, similar clients and others, of graph: [T, L, N, N]."""
     return np.array([[group_weights(layer, pairs) for layer in moment] for moment in graph])
-
-
-def _refuse_one_graph(study: Study) -> None:
-    """Raise UsageError, before anything is run, if the method has one graph for all layers.
-
-    Methods that have several say so by `by_layer`, which is a setting of those that have several only if asked.
-    """
-    if not getattr(study.experiment().method, "by_layer", False):
-        able = [
-            f"{name} with method.by_layer=true" if "by_layer" in parts.settings(method) else name
-            for name, method in METHODS.items()
-            if hasattr(method, "by_layer")
-        ]
-        raise UsageError(
-            f"layers needs a graph for each layer, and {study.method} has one for all of them; choose "
-            f"{' or '.join(able)}"
-        )

@@ -51,15 +51,16 @@ def test_the_selected_round_of_each_seed_is_its_own(study, tmp_path):
     assert row["self"] == pytest.approx(np.mean(by_hand))
 
 
-def test_one_graph_for_all_layers_is_refused_before_anything_runs(study, tmp_path):
-    with pytest.raises(UsageError, match=r"fedamp has one for all.*choose .*fedaghn"):
-        layers(study("fedamp"))
-    assert not (tmp_path / "runs").exists()
-
-
-def test_a_model_of_one_layer_is_refused(study):
-    with pytest.raises(UsageError, match="this model has one; choose a deeper model"):
-        layers(study("fedaghn", "model=linear"))
+@pytest.mark.parametrize(("method", "model", "layer"), [("fedamp", "mlp", "all"), ("fedaghn", "linear", "head")])
+def test_of_one_graph_there_is_one_row_a_round(study, tmp_path, figures, method, model, layer):
+    found = layers(study(method, f"model={model}", "rounds=3"), rounds=2)
+    kept = RunFolder(tmp_path / "runs" / method).read_relations()
+    whole = kept.weights.reshape(3, 8, 8)  # [T, N, N]
+    assert [(row["layer"], row["round"]) for row in found.rows[:2]] == [(layer, "1"), (layer, "3")]
+    for row, moment in zip(found.rows[:2], (0, 2), strict=True):
+        by_hand = group_weights(torch.from_numpy(whole[moment]), GROUPS)
+        assert (row["self"], row["similar"], row["others"]) == pytest.approx(tuple(by_hand))
+    assert len([axes for axes in figures[-2].axes if axes.get_images()]) == 3  # first, middle and last round
 
 
 def test_a_table_of_one_round_is_refused(study):
