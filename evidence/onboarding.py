@@ -29,7 +29,7 @@ from kinfed.runs.config import experiment as config
 from kinfed.runs.launch import launch
 from kinfed.runs.run import Run
 from kinfed.serving import joining_clients
-from kinfed.serving.onboarding import ALONE, BEST, SHARED, TUNED, Frozen, onboard
+from kinfed.serving.onboarding import ALONE, BEST, SHARED, TUNED, FrozenServer, onboard
 from kinfed_papers.result_pages import keep, put, version
 
 PAGE = Path(__file__).parents[1] / "docs" / "evidence" / "onboarding.md"
@@ -98,7 +98,7 @@ the newcomer's examples is hard to beat, though a member's model has to leave it
 """
 
 
-class Measured(Frozen):
+class Measured(FrozenServer):
     """A federation whose newcomers' training alone was measured with FedAvg, as it is the same for every method."""
 
     def __init__(self, saved, task, alone):
@@ -151,7 +151,7 @@ def measure(case, name, seed, answers, folder, shared):
         saved = Run.open(folder)
         found = joining_clients.of_run(saved, DATA)
         task = found[0].task
-        frozen = Frozen(saved, task) if shared is None else Measured(saved, task, shared[1]["rows"])
+        frozen = FrozenServer(saved, task) if shared is None else Measured(saved, task, shared[1]["rows"])
         rows = []
         for one in found:
             for count in FEW.get(case, SHOTS):

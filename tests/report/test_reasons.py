@@ -12,7 +12,7 @@ from kinfed.errors import UsageError
 from kinfed.report.explain.counterfactual import Counterfactual, alone, without
 from kinfed.report.explain.reasons import explain
 from kinfed.runs.config import experiment
-from kinfed.runs.final_server import Reopened
+from kinfed.runs.final_server import FinalServer
 from kinfed.runs.launch import launch
 from kinfed.runs.run import Run
 from kinfed.simulation.execution import Execution
@@ -33,7 +33,7 @@ QUICK = {
 def trained(path, method="fedaghn", *overrides):
     launch(experiment.resolve(experiment.read(method, [*NET, *overrides])), path, Execution("loop", 1))
     saved = Run.open(path)
-    return saved, Reopened(saved, saved.task)
+    return saved, FinalServer(saved, saved.task)
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +66,7 @@ def test_the_full_row_scores_what_the_run_wrote_down(method, tmp_path):
 def test_scores_without_an_edge_by_another_way(digits):
     """The mixture made here by hand, layer by layer, on the client's test rows."""
     saved = Run.open(digits)
-    run = Reopened(saved, saved.task)
+    run = FinalServer(saved, saved.task)
     found = explain(digits, 1, 3)
     row = Counterfactual(run, 1).row
     theta = torch.zeros(saved.layout.size)
@@ -94,7 +94,7 @@ def test_weights_by_layer_and_round_and_what_was_compared(digits):
     assert found.sources[0].layers == pytest.approx(tuple(rows[at, :, order[0]].tolist()))
     assert found.sources[0].rounds == pytest.approx(tuple(mean[:, order[0]].tolist()))
     assert (found.layers, found.rounds) == (tuple(file["layers"].tolist()), (1, 2))
-    run = Reopened(saved := Run.open(digits), saved.task)
+    run = FinalServer(saved := Run.open(digits), saved.task)
     told = run.method.similarity(run.roster, run.server)
     assert found.compared == f"{told.what}, after round 2"
     assert found.sources[0].compared == pytest.approx(float(told.values[1, order[0]]))
@@ -127,15 +127,15 @@ def test_what_cannot_be_mixed_again_is_said(tmp_path):
 
 
 def test_a_mixture_that_is_not_what_was_sent_is_refused(digits, monkeypatch):
-    run = Reopened(saved := Run.open(digits), saved.task)
+    run = FinalServer(saved := Run.open(digits), saved.task)
     monkeypatch.setattr(type(run.method), "relation", lambda *_: torch.eye(4))
     with pytest.raises(UsageError, match="are not what fedaghn sends to this client"):
         Counterfactual(run, 0)
 
 
 def test_other_data_are_refused(digits):
-    run = Reopened(saved := Run.open(digits), saved.task)
-    run.former.how["data"] = "of others"
+    run = FinalServer(saved := Run.open(digits), saved.task)
+    run.state.how["data"] = "of others"
     with pytest.raises(UsageError, match="the data differ from those that"):
         (client := Counterfactual(run, 0)).score(client.row)
 

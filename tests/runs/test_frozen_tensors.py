@@ -1,4 +1,4 @@
-"""Frozen tensors are stored once, in memory and in files, whatever the method; folders of before are still read."""
+"""Frozen tensors are stored once, in memory and in files, whatever the method."""
 
 import pytest
 import torch
@@ -8,12 +8,8 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 import kinfed
-from kinfed.core import checkpoint, trees
 from kinfed.core.engine import Rounds
 from kinfed.methods import METHODS
-from kinfed.runs.continuation import link
-from kinfed.runs.final_state import Former
-from kinfed.runs.run_folder import RunFolder
 
 CLIENTS, STILL = 6, 4 * 30 + 30  # clients, and frozen numbers
 NAMED = {"frozen": ("still.*",)}
@@ -97,45 +93,6 @@ def test_modules_that_are_loaded_share_nothing_and_those_of_a_predictor_what_is_
     one, other = (saved.predictor().module(name) for name in "01")
     assert one.still.weight is other.still.weight
     assert not torch.equal(one.head.weight, other.head.weight)
-
-
-def as_before(folder, run):
-    """Rewrite a folder's files as they were when every client's model and the roster held what is frozen."""
-    names = [str(i) for i in range(CLIENTS)]
-    for path in (folder.models, folder.state):
-        with safe_open(path, "pt") as file:
-            words, arrays = file.metadata(), {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-        still = {key: value for key, value in arrays.items() if key.startswith("*/still.")}
-        arrays = {key: value for key, value in arrays.items() if key not in still}
-        for key, value in still.items():
-            arrays |= {f"{name}/{key[2:]}": value.clone() for name in names}
-        if "roster.theta" in arrays:
-            model = kinfed.Model(net())
-            layout = run.architecture.layout
-            initial = model.layout.tensors(model.theta) | layout.tensors(arrays["roster.theta"])
-            arrays["roster.theta"] = model.layout.flatten(initial)
-        checkpoint.write(arrays, path, words)
-
-
-@pytest.mark.parametrize("name", ["local", "ditto", "fedrep"])
-def test_a_folder_in_which_every_client_has_what_is_frozen_is_read_and_goes_on(name, tmp_path):
-    run = fit(name)
-    kinfed.save(run, tmp_path / "old")
-    old = RunFolder(tmp_path / "old")
-    as_before(old, run)
-    assert "3/still.weight" in load_file(old.models)
-    x = federation().x
-    for method in (None, run.method):
-        loaded = kinfed.load_model(old.path, "3", net(), method)
-        assert torch.equal(loaded(x), run.model("3")(x))
-    roster = Former(old).roster(run.architecture.layout, kinfed.Training(), 0)
-    assert torch.equal(roster.theta, run.final.roster.theta)
-    (tmp_path / "on").mkdir()
-    link(old, RunFolder(tmp_path / "on"))
-    on, once = fit(name, 4, folder=tmp_path / "on"), fit(name, 4)
-    assert torch.equal(on.history.models["theta"], once.history.models["theta"])
-    for one, other in zip(*(trees.pack(tuple(r.final.progress[1:3])).values() for r in (on, once)), strict=True):
-        assert torch.equal(one, other)
 
 
 @pytest.mark.parametrize("name", ["fedavg", "ditto", "fedrep"])

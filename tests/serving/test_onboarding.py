@@ -21,7 +21,7 @@ from kinfed.runs.config import experiment
 from kinfed.runs.launch import launch
 from kinfed.runs.run import Run
 from kinfed.serving import joining_clients
-from kinfed.serving.onboarding import ALONE, BEST, SHARED, Frozen, onboard
+from kinfed.serving.onboarding import ALONE, BEST, SHARED, FrozenServer, onboard
 from kinfed.simulation.execution import Execution
 
 NET = ["model=mlp", "model.hidden=[4]", "training.epochs=1", "training.batch=8", "rounds=2"]
@@ -66,7 +66,7 @@ def test_a_newcomer_joins_methods_that_has_something_to_give(name, tmp_path):
     saved = trained(tmp_path, name, "federation.newcomers=1", "method.neighbours=3" if name == "knn-per" else "seed=0")
     before = hashes(tmp_path / "run")
     (one,) = joining_clients.of_run(saved, None)
-    frozen = Frozen(saved, one.task, Execution("loop", 1))
+    frozen = FrozenServer(saved, one.task, Execution("loop", 1))
     state = {key: t.clone() for key, t in trees.pack(frozen.server).items()}
     few, some = (onboard(frozen, one, count, 2) for count in (0, 20))
     assert {name, ALONE, BEST} <= some.scores.keys()
@@ -99,7 +99,7 @@ def only_its_row_changes(frozen, one):
 def test_clusters_put_a_newcomer_where_its_kin_are(name, tmp_path):
     saved = trained(tmp_path, name, "method.clusters=2", "federation.newcomers=['C']", "rounds=8", "training.epochs=3")
     (one,) = joining_clients.of_run(saved, None)
-    found = onboard(Frozen(saved, one.task, Execution("loop", 1)), one, 12)
+    found = onboard(FrozenServer(saved, one.task, Execution("loop", 1)), one, 12)
     assert saved.experiment.newcomers == ["C"]
     assert found.existing in "AB"
     assert found.scores[name] >= 0.7
@@ -108,7 +108,7 @@ def test_clusters_put_a_newcomer_where_its_kin_are(name, tmp_path):
 def test_local_has_nothing_to_give(tmp_path):
     saved = trained(tmp_path, "local")
     with pytest.raises(UsageError, match="trained by local, which no newcomer can join: every client trains alone"):
-        Frozen(saved, saved.task)
+        FrozenServer(saved, saved.task)
 
 
 def test_newcomers_leave_no_trace_in_what_members_are_trained_on(tmp_path):
@@ -214,8 +214,8 @@ def test_links_say_who_a_newcomers_neighbours_are(tmp_path):
     new, edges = table(tmp_path / "new.csv", "x", seed=4), tmp_path / "links.csv"
     edges.write_text(links + "x,A\nx,B\n")
     (one,) = joining_clients.of_table(saved, new, edges)
-    frozen = Frozen(saved, one.task, Execution("loop", 1))
-    names = frozen.former.names
+    frozen = FrozenServer(saved, one.task, Execution("loop", 1))
+    names = frozen.state.names
     weights = frozen.with_room(one, 9).graph.weights
     assert [names[i] for i in weights[-1].nonzero().flatten().tolist()] == ["A", "B"]
     assert torch.equal(weights[:-1, :-1], frozen.roster.graph.weights)

@@ -17,7 +17,7 @@ from ..report.tables.text_table import score_text
 from ..runs.run import OpenedRun
 from ..runs.run_folder import RunFolder
 from ..serving import joining_clients
-from ..serving.onboarding import ALONE, BEST, Frozen, Outcome, onboard, write
+from ..serving.onboarding import ALONE, BEST, FrozenServer, Outcome, onboard, write
 from .options import add_how, count, place
 from .training import Bar, data_dir, execution
 
@@ -87,7 +87,7 @@ def _onboard(args: argparse.Namespace, console: Console) -> None:
     if not found:
         raise UsageError(f"none of these is in {args.data}: {args.client}")
     with Bar(console, args.quiet) as bar:
-        frozen = Frozen(saved, found[0].task, execution(args, bar))
+        frozen = FrozenServer(saved, found[0].task, execution(args, bar))
         if args.edges is not None and frozen.roster.graph is None:
             raise UsageError(f"--edges: {args.run} was trained without a graph, so links say nothing; leave it out")
         outcomes, failed = list[Outcome](), dict[str, Exception]()
@@ -128,7 +128,7 @@ def counts(shots: Sequence[int | None], have: int) -> list[int]:
     return sorted({have if number is None else number for number in shots if number is None or number <= have})
 
 
-def show(frozen: Frozen, outcomes: Sequence[Outcome], shots: Sequence[int | None], console: Console) -> None:
+def show(frozen: FrozenServer, outcomes: Sequence[Outcome], shots: Sequence[int | None], console: Console) -> None:
     """Print means over newcomers, by number of examples; only those that have so many count."""
     summary = frozen.saved.summary
     names = list(dict.fromkeys(name for one in outcomes for name in one.scores))

@@ -155,7 +155,7 @@ class Layout:
         return self.whole.names - self.names
 
     def without_frozen(self, theta: Tensor) -> Tensor:
-        """[..., d] of models: [..., d], or of whole ones as older files hold them."""
+        """[..., d] of models: [..., d], or of whole ones, as servers of sites hold them."""
         if theta.shape[-1] == self.size or theta.shape[-1] != self.whole.size:
             return theta
         return theta[..., self.whole.index(self.names, theta.device)]

@@ -27,7 +27,7 @@ from ..simulation.devices import pick_device
 from ..simulation.distributed import Distributed
 from ..simulation.execution import ROUNDING, Execution
 from ..simulation.simulation import Simulation
-from .final_state import Former, Left
+from .final_state import FinalState, StateFile
 from .run_folder import RunFolder
 
 PAUSE = 20  # the pause between two checkpoints is at least this many times the duration of one
@@ -46,7 +46,7 @@ class Checkpointer:
         self._path = None if folder is None else folder.checkpoint
         self.resumed = self._path is not None and self._path.exists()
         origin = None if folder is None or self.resumed else folder.read_origin()
-        self._former = None if origin is None else Former(RunFolder(origin["run"]))
+        self._former = None if origin is None else StateFile(RunFolder(origin["run"]))
         self._changed = False  # whether the data are not those of the run from which this one goes on
         self.at = Progress(0, None, (), 0.0)
         self.reason = ""  # why this executor was chosen, if the run resumes with it
@@ -108,8 +108,6 @@ class Checkpointer:
             self.folder.write_how(fleet.how)
         if self._path and self.resumed:
             at = checkpoint.load(self._path, method.start(roster), fleet.states.keep(), history)
-            if "theta" in (kept := history.kept_models):
-                kept["theta"] = roster.layout.without_frozen(kept["theta"])
             fleet.states.restore(at.state)
             self.at = at._replace(server=tree_map(lambda t: t.to(fleet.device), at.server), state=())
         elif self._former is not None:
@@ -118,7 +116,7 @@ class Checkpointer:
         self._saved, self._took, self._before, self._kept = time.perf_counter(), 0.0, self.at.seconds, self.at.done
         return self.at
 
-    def _carried_over(self, former: Former, method: Method, roster: Roster) -> Tree:
+    def _carried_over(self, former: StateFile, method: Method, roster: Roster) -> Tree:
         """The server's state at the end of another run; fills the fleet's private states, and the history.
 
         With other data clients may have joined, and scores and selection begin anew: those before are of other
@@ -139,15 +137,15 @@ class Checkpointer:
         server, new = reordered(server, torch.tensor(order)), roster.others(known)
         return method.add_clients(replace(roster, round=former.done), server, new) if len(new) else server
 
-    def left(self, roster: Roster, participation: Participation, rounds: Rounds) -> Left | None:
-        """What the run leaves behind; None if it only pauses. `roster` lists all clients, also absent ones."""
+    def final_state(self, roster: Roster, participation: Participation, rounds: Rounds) -> FinalState | None:
+        """What the run ends with; None if it only pauses. `roster` lists all clients, also absent ones."""
         if rounds.last < rounds.count:
             return None
         late = latecomers(roster.seed, roster.tags, participation.late if rounds.count <= participation.joins else 0.0)
         known = roster.others(late)
         names = tuple(self._fleet.names[i] for i in known.tolist())
         whole = self.at._replace(state=self._fleet.states.keep(), how={**self._fleet.how, **self._fixed})
-        return Left(whole, roster.part(known), names)
+        return FinalState(whole, roster.part(known), names)
 
     def after(self, round: int, server: Tree, rounds: int) -> None:
         """Record a finished round; write a checkpoint if one is due and more rounds follow."""

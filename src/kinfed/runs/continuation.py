@@ -8,7 +8,7 @@ from ..core.summary import Summary
 from ..errors import UsageError
 from .config import experiment as config
 from .config.experiment import Experiment
-from .final_state import Former
+from .final_state import StateFile
 from .run import UNREADABLE
 from .run_folder import RunFolder
 
@@ -31,7 +31,7 @@ def further(path: Path, overrides: Sequence[str] = ()) -> tuple[Experiment, RunF
             "newcomer can join it: kinfed onboard"
         )
     for each in folder.repeats_of(summary):
-        Former(each)
+        StateFile(each)
         if each.models.exists():
             try:
                 each.check_models()

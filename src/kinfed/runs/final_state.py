@@ -1,4 +1,4 @@
-"""What a finished run leaves behind, in state.safetensors, so that it can go on and newcomers can join."""
+"""FinalState: what server and clients remember at the end of a run, with which it goes on and newcomers join."""
 
 import hashlib
 import json
@@ -26,41 +26,40 @@ from .run_folder import ALL, RunFolder
 MODEL = "model."  # arrays of a history that models.safetensors holds
 
 
-class Left(NamedTuple):
+class FinalState(NamedTuple):
     """The end of a run: what its server and its clients remember."""
 
     progress: Progress
     roster: Roster  # of the clients that the server knows
     names: tuple[str, ...]  # theirs
 
+    def write(self, history: History, path: Path, identity: str = "") -> None:
+        """Write state.safetensors: all that a checkpoint has but the models, which are beside it, and the roster.
 
-def write(left: Left, history: History, path: Path, identity: str = "") -> None:
-    """Write state.safetensors: all that a checkpoint has but the models, which are beside it, and the roster.
-
-    `identity` is that of the run's summary.
-    """
-    progress, roster = left.progress, left.roster
-    arrays, text = history.pack()
-    arrays = {name: values for name, values in arrays.items() if not name.startswith(MODEL)}
-    arrays |= trees.pack(progress.server, "server.") | trees.pack(progress.state, "state.")
-    arrays |= {"roster.theta": roster.theta, "roster.sizes": roster.sizes}
-    arrays |= trees.pack(roster.client_statistics, "statistics.")
-    if roster.graph is not None:
-        arrays["roster.graph"] = roster.graph.weights
-    arrays, twins = _once(arrays)
-    words = {
-        "twins": json.dumps(twins),
-        "history": text,
-        "parts": json.dumps(list(history.kept_models)),
-        "names": json.dumps(left.names),
-        "all": json.dumps(history.names),
-        "origin": "" if roster.graph is None else roster.graph.origin,
-        "done": str(progress.done),
-        "seconds": str(progress.seconds),
-        "how": json.dumps(progress.how),
-        "identity": identity,
-    }
-    checkpoint.write(arrays, path, words)
+        `identity` is that of the run's summary.
+        """
+        progress, roster = self.progress, self.roster
+        arrays, text = history.pack()
+        arrays = {name: values for name, values in arrays.items() if not name.startswith(MODEL)}
+        arrays |= trees.pack(progress.server, "server.") | trees.pack(progress.state, "state.")
+        arrays |= {"roster.theta": roster.theta, "roster.sizes": roster.sizes}
+        arrays |= trees.pack(roster.client_statistics, "statistics.")
+        if roster.graph is not None:
+            arrays["roster.graph"] = roster.graph.weights
+        arrays, twins = _once(arrays)
+        words = {
+            "twins": json.dumps(twins),
+            "history": text,
+            "parts": json.dumps(list(history.kept_models)),
+            "names": json.dumps(self.names),
+            "all": json.dumps(history.names),
+            "origin": "" if roster.graph is None else roster.graph.origin,
+            "done": str(progress.done),
+            "seconds": str(progress.seconds),
+            "how": json.dumps(progress.how),
+            "identity": identity,
+        }
+        checkpoint.write(arrays, path, words)
 
 
 def _once(arrays: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
@@ -85,8 +84,8 @@ def holds_members(server: Tree) -> bool:
     return alone or any(t.ndim > 1 and t.is_floating_point() for t in each)
 
 
-class Former:
-    """A finished run, read from its folder, from which another goes on or that a newcomer joins."""
+class StateFile:
+    """The final state of the finished run in a folder, of which each part is read when it is asked for."""
 
     def __init__(self, folder: RunFolder) -> None:
         """Raises UsageError if the folder has no finished run, or one that kept no state."""
@@ -111,12 +110,10 @@ class Former:
             self.names: list[str] = list(json.loads(words["names"]))  # of the clients that its server knows
             self.every_name: list[str] = list(json.loads(words["all"]))
             self.done, self.seconds, self._origin = int(words["done"]), float(words["seconds"]), words["origin"]
-            self._text, self._parts = words["history"], list(json.loads(words["parts"]))
+            self._text, self._parts, identity = words["history"], list(json.loads(words["parts"])), words["identity"]
         except FOREIGN as problem:
             raise self._foreign(problem) from None
-        if (
-            theirs := words.get("identity")
-        ) and theirs != self.summary.provenance.identity:  # of older states it is not known
+        if identity != (self.summary.provenance.identity or ""):
             raise folder.of_another(folder.state)
 
     def __str__(self) -> str:

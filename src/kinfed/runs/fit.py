@@ -133,9 +133,9 @@ def fit(
         )
     if rounds.until:
         checkpointer.keep()
-    left = checkpointer.left(roster, participation, rounds) if execution.keep_state else None
+    final = checkpointer.final_state(roster, participation, rounds) if execution.keep_state else None
     took = checkpointer.at.seconds
-    made = TrainedRun(method, federation, model, history, origin, seed, fleet.how, fleet.reason, took, attack, left)
+    made = TrainedRun(method, federation, model, history, origin, seed, fleet.how, fleet.reason, took, attack, final)
     return check_agreement(made, fleet)
 
 

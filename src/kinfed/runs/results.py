@@ -22,7 +22,6 @@ from ..data.datasets import called
 from ..errors import UsageError, log_failure, note_failure
 from ..plots import charts, heatmaps
 from ..verdict.verdict import Verdict
-from . import final_state
 from .agreement import check_written
 from .config import experiment, plugins
 from .run_folder import RunFolder
@@ -94,7 +93,7 @@ def write_run(
     check_written(kept, folder, summary)
     folder.write_clients(federation)
     if run.final is not None:
-        final_state.write(run.final, run.history, folder.state, identity)
+        run.final.write(run.history, folder.state, identity)
     problems = list(problems)
     with note_failure(problems, "single test examples have no scores"):
         if tested := run.tested():

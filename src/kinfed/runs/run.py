@@ -361,8 +361,8 @@ class OpenedRun(Run):
         try:
             keys = {**self.parts.get(ALL, {}), **self.parts.get(name, {})}
             # Copies: in the file a tensor may lie at an address for which products are rounded differently.
-            still = self.architecture.layout.frozen  # older files hold it for each client
-            arrays = {part: self._file.get_tensor(key).clone() for part, key in keys.items() if part not in still}
+            frozen = self.architecture.layout.frozen
+            arrays = {part: self._file.get_tensor(key).clone() for part, key in keys.items() if part not in frozen}
             for e in self.architecture.layout.entries:
                 tensors[e.name] = got = arrays.pop(e.name)
                 if got.shape != e.shape or got.dtype != (e.dtype or kind):

@@ -33,7 +33,6 @@ from ..verdict import graph_quality
 Array = NDArray[Any]
 STAR = "*"  # the owner, in a key, of a tensor that all share
 ALL = ""  # the same among owners, of whom one may be called *
-QUOTED = "quoted"  # how keys write names
 BESIDE = "beside"  # the folder of runs that a run is compared with
 SAME = ".same"  # ends the name of a file in place of a seed's folder, which names the folder of an equal run
 
@@ -242,7 +241,7 @@ class RunFolder:
     def write_tensors(self, owned: Mapping[str, Mapping[str, Tensor]], method: str = "", identity: str = "") -> None:
         """Write tensors by owner, a client or `ALL`, and name, see `write_models`."""
         arrays = {f"{_quoted(name)}/{key}": tensor for name, own in owned.items() for key, tensor in own.items()}
-        about = {"names": QUOTED, "method": method, "identity": identity}
+        about = {"method": method, "identity": identity}
         checkpoint.write(arrays, self.models, {key: one for key, one in about.items() if one})
 
     def model_keys(self) -> tuple[dict[str, dict[str, str]], str]:
@@ -253,10 +252,9 @@ class RunFolder:
         owned: dict[str, dict[str, str]] = defaultdict(dict)
         with safe_open(self.models, "pt") as file:
             about, keys = file.metadata() or {}, list(file.keys())
-        quoted = about.get("names") == QUOTED
         for key in keys:
-            owner, _, tensor = key.partition("/") if quoted else key.rpartition("/")  # older files have plain names
-            owned[ALL if owner == STAR else unquote(owner) if quoted else owner][tensor] = key
+            owner, _, tensor = key.partition("/")
+            owned[ALL if owner == STAR else unquote(owner)][tensor] = key
         return dict(owned), about.get("method", "")
 
     def write_tested(self, scores: Sequence[Tensor]) -> None:
@@ -281,7 +279,7 @@ class RunFolder:
                 rows = list(csv.DictReader(file))
             return [(row["client"], row["truth"], row["predicted"], int(row["examples"])) for row in rows]
         except FileNotFoundError:
-            why = "it was deleted, or an older version made this run; run again"
+            why = "it was deleted; run again"
             if "classes" not in self.read_clients():
                 why = "the target has no classes, or test examples stayed at their sites"
             raise UsageError(f"{self} has no {self.confusion.name}: {why}") from None

@@ -25,7 +25,7 @@ from ..simulation.attacks.attack import Attack
 from ..verdict.classification import confusion, count_correct, reweighted_accuracy
 from ..verdict.graph_quality import edge_auroc, group_weights
 from ..verdict.verdict import Verdict
-from .final_state import Left
+from .final_state import FinalState
 from .predictor import Source
 from .run import Run, not_comparable
 from .test_scores import Tested, intervals, of_examples
@@ -47,7 +47,7 @@ class TrainedRun(Run):
     reason: str  # why this executor was chosen
     seconds: float
     attack: Attack | None = None
-    final: Left | None = None  # what it can go on with; None if that was not asked for
+    final: FinalState | None = None  # what it can go on with; None if that was not asked for
 
     def __repr__(self) -> str:
         return (

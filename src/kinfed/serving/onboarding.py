@@ -27,7 +27,7 @@ from ..files import replacing
 from ..methods.fedavg_ft import FedAvgFT
 from ..methods.local import Local
 from ..runs.config.plugins import called
-from ..runs.final_server import Reopened
+from ..runs.final_server import FinalServer
 from ..runs.run import OpenedRun, Run
 from ..runs.run_folder import ALL, RunFolder
 from ..simulation.execution import Execution
@@ -50,7 +50,7 @@ class Outcome(NamedTuple):
     own: Mapping[str, Own] = {}  # the newcomer's scale of columns in units of each client's own
 
 
-class Frozen(Reopened):
+class FrozenServer(FinalServer):
     """A finished federation that newcomers join one by one, each as if it were the only one; nothing else changes."""
 
     def __init__(self, saved: OpenedRun, task: Task, execution: Execution = Execution()) -> None:
@@ -106,7 +106,7 @@ class Frozen(Reopened):
 
         Without examples it is the model that it is sent at once.
         """
-        here, begin = torch.zeros(1, dtype=torch.int64), self.former.done
+        here, begin = torch.zeros(1, dtype=torch.int64), self.state.done
         fleet = self.fleet(self.alone(newcomer, count), self.method, self.model) if count else None
         roster = self.with_room(newcomer, 1 if fleet is None else int(fleet.sizes[0]))
         new = roster.everyone[-1:]
@@ -153,7 +153,7 @@ class Frozen(Reopened):
         """The score of a model: [d] after a few epochs on the newcomer's examples, as FedAvg-FT tunes it."""
         fleet, here = self.fleet(self.alone(newcomer, count), FedAvgFT(), model), torch.zeros(1, dtype=torch.int64)
         sent = FedAvgFT().send(self.roster, FedAvgFT().start(replace(self.roster, theta=theta)), here)
-        return float(fleet.evaluate(self.former.done, here, sent).scores["tuned", "test", self.task.metric][0])
+        return float(fleet.evaluate(self.state.done, here, sent).scores["tuned", "test", self.task.metric][0])
 
     @cached_property
     def existing(self) -> dict[str, nn.Module]:
@@ -168,7 +168,7 @@ class Frozen(Reopened):
             return None
         if not self.saved.at_sites:
             return Run.open(beside.path).theta(position=0)
-        other = Frozen(OpenedRun.for_newcomers(beside.path), self.task, self.execution)
+        other = FrozenServer(OpenedRun.for_newcomers(beside.path), self.task, self.execution)
         return other.as_sent(other.method.send(other.roster, other.server, other.roster.everyone[:1]))
 
     def best_existing(self, newcomer: Newcomer, count: int) -> tuple[str, float]:
@@ -179,7 +179,7 @@ class Frozen(Reopened):
         return best, self.score(newcomer, self.existing[best])
 
 
-def onboard(frozen: Frozen, newcomer: Newcomer, count: int, rounds: int | None = None) -> Outcome:
+def onboard(frozen: FrozenServer, newcomer: Newcomer, count: int, rounds: int | None = None) -> Outcome:
     """What a newcomer has with `count` examples: by the method's rule and tuned, alone, from FedAvg, from a member."""
     rounds = rounds or frozen.saved.summary.rounds
     scores, models = frozen.join(newcomer, count, rounds)
@@ -200,14 +200,14 @@ def onboard(frozen: Frozen, newcomer: Newcomer, count: int, rounds: int | None =
     return Outcome(newcomer.name, count, result, personal, best, newcomer.own)
 
 
-def chosen_of(frozen: Frozen, names: Sequence[str]) -> str | None:
+def chosen_of(frozen: FrozenServer, names: Sequence[str]) -> str | None:
     """Which of the named models a newcomer uses: the one that members use, or else the first that is not its own."""
     if frozen.saved.summary.selection.chosen in names:
         return frozen.saved.summary.selection.chosen
     return next((name for name in names if name != "own"), next(iter(names), None))
 
 
-def write(frozen: Frozen, outcomes: Sequence[Outcome], folder: RunFolder) -> None:
+def write(frozen: FrozenServer, outcomes: Sequence[Outcome], folder: RunFolder) -> None:
     """Write the newcomers' models as a run's folder, which kinfed predict and export read, and the table of scores.
 
     Each has the model that it got with the most examples.

@@ -213,8 +213,8 @@ class Description:
             tuple(_made(KINDS[one["kind"]], one) for one in values["inputs"]),
             tuple(_made(Target, one) for one in values["targets"]),
             {who: {name: Own(**one) for name, one in own.items()} for who, own in values["clients"].items()},
-            Formats.from_dict(values.get("formats", {})),  # none in older folders
-            tuple(values.get("dropped", ())),
+            Formats.from_dict(values["formats"]),
+            tuple(values["dropped"]),
         )
 
     @classmethod

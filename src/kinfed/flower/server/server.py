@@ -26,9 +26,8 @@ from ...core.trees import Tree
 from ...data import graph_files
 from ...errors import RunError, UsageError
 from ...files import make_folder, write_json
-from ...runs import final_state
 from ...runs.config import experiment, plugins
-from ...runs.final_state import Left
+from ...runs.final_state import FinalState, holds_members
 from ...runs.run_folder import RunFolder
 from ...runs.trackers import followed
 from ...verdict.verdict import Verdict
@@ -205,7 +204,7 @@ class _Run:
     def _leave(self) -> None:
         """Write what a newcomer joins by: what the server remembers, unless that is single sites' models."""
         server = self.at.server.inner if isinstance(self.method, StalenessWrapper) else self.at.server
-        if final_state.holds_members(server):
+        if holds_members(server):
             self.log(
                 f"wrote no {self.folder.state.name}, with which newcomers join later: it would hold single sites' "
                 "models; for newcomers, train fedavg beside (--beside local,fedavg)"
@@ -214,7 +213,7 @@ class _Run:
             end = self.at._replace(server=server, state=(), how={})
             initial = self.fleet.invitation.arrays["theta"]  # with what is frozen, which no file here holds besides
             roster = replace(self.roster, theta=initial)
-            final_state.write(Left(end, roster, tuple(self.fleet.names)), self.history, self.folder.state)
+            FinalState(end, roster, tuple(self.fleet.names)).write(self.history, self.folder.state)
         if not self.folder.is_begun:
             experiment.write(plugins.absolute(self.planned.table), self.folder.config)
 

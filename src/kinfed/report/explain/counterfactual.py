@@ -16,7 +16,7 @@ from ...core.tasks import selected_task
 from ...errors import UsageError
 from ...ops.mixing import mix, mix_freely
 from ...runs import continuation
-from ...runs.final_server import Reopened
+from ...runs.final_server import FinalServer
 from ...simulation.execution import Execution
 from ...simulation.simulation import Simulation
 
@@ -30,16 +30,16 @@ class Counterfactual:
     `row: [N]`, or [L, N] with one a layer, are its weights after the last round.
     """
 
-    def __init__(self, run: Reopened, client: int, data_dir: Path | None = None) -> None:
+    def __init__(self, run: FinalServer, client: int, data_dir: Path | None = None) -> None:
         """`client` is a position. Raises UsageError unless its mixture by `row` is what the method sends to it."""
         method, summary = run.method, run.saved.summary
         models = getattr(run.server, Explains.of(undivided(method)).mixes, None)
         if models is None:
             raise UsageError(f"{summary.method} keeps no clients' models that its server mixes by these weights")
-        if run.former.names != run.saved.names:
+        if run.state.names != run.saved.names:
             raise UsageError(f"{run.saved.folder} ended before its late clients joined")
         self.run, self.client, self.data_dir, self._models = run, client, data_dir, models  # [N, d]
-        roster = replace(run.roster, round=run.former.done - 1)  # as when the last round was scored
+        roster = replace(run.roster, round=run.state.done - 1)  # as when the last round was scored
         self._sent = trees.pick(method.send(roster, run.server, roster.everyone), torch.tensor([client]))
         relation = method.relation(roster, run.server, roster.everyone)
         sent = trees.model_of(self._sent)
@@ -65,7 +65,7 @@ class Counterfactual:
         fleet, run = self._fleet, self.run
         sent = self._sent._replace(**{trees.model_field(self._sent): self.mixture(row)[None]})
         here = torch.tensor([self.client], device=fleet.device)
-        scores = fleet.evaluate(run.former.done - 1, here, tree_map(lambda t: t.to(fleet.device), sent)).scores
+        scores = fleet.evaluate(run.state.done - 1, here, tree_map(lambda t: t.to(fleet.device), sent)).scores
         key = MIXED, "test", fleet.task.metric
         if key not in scores:
             raise UsageError(f"{run.saved.summary.method} scores no model named '{MIXED}'")
@@ -83,12 +83,12 @@ class Counterfactual:
             federation = experiment.federation(self.data_dir, seed, known=continuation.known(folder, seed))
         if experiment.rounds.select_by:
             federation = replace(federation, task=selected_task(federation.task, experiment.rounds.select_by))
-        if federation.digest() != run.former.how.get("data"):
+        if federation.digest() != run.state.how.get("data"):
             raise UsageError(f"the data differ from those that {folder} was trained with")
         fleet = Simulation(
             federation, run.model, run.method, experiment.training, seed=seed, execution=Execution("loop", 1)
         )
-        fleet.states.restore(run.former.states(fleet.states.keep()))
+        fleet.states.restore(run.state.states(fleet.states.keep()))
         return fleet
 
 

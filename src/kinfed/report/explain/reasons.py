@@ -14,7 +14,7 @@ from ...core.mixins import Explains
 from ...core.sharing import undivided
 from ...core.summary import Summary
 from ...errors import UsageError, note_failure
-from ...runs.final_server import Reopened
+from ...runs.final_server import FinalServer
 from ...runs.run import OpenedRun, Run, client_index
 from ...runs.run_folder import Relations, RunFolder
 from ...verdict.graph_quality import label_overlap
@@ -174,7 +174,7 @@ def explain(
         client=names[i],
         others=len(names) - 1,
         round=heard.rounds[heard.selected],
-        last=opened.former.done if isinstance(opened, Reopened) else heard.rounds[-1],
+        last=opened.state.done if isinstance(opened, FinalServer) else heard.rounds[-1],
         layers=heard.layers,
         rounds=tuple(heard.rounds[t] for t in heard.shown),
         itself=source(i),
@@ -189,7 +189,7 @@ def explain(
     )
 
 
-def _opened(folder: RunFolder, notes: list[str]) -> Reopened | OpenedRun | None:
+def _opened(folder: RunFolder, notes: list[str]) -> FinalServer | OpenedRun | None:
     """The run as it was after its last round, or its models alone, or nothing."""
     saved = None
     with note_failure(notes, "nothing but weights is known"):
@@ -197,24 +197,26 @@ def _opened(folder: RunFolder, notes: list[str]) -> Reopened | OpenedRun | None:
     if saved is None:
         return None
     with note_failure(notes, NOT_MEASURED):
-        return Reopened(saved, saved.task)
+        return FinalServer(saved, saved.task)
     return saved
 
 
-def _compared(opened: Reopened | OpenedRun | None, i: int, places: Sequence[int], notes: list[str]) -> _Likeness | None:
+def _compared(
+    opened: FinalServer | OpenedRun | None, i: int, places: Sequence[int], notes: list[str]
+) -> _Likeness | None:
     """What the method compared, if the run has left it; else how the saved models of these clients are alike."""
     if opened is None:
         return None
-    if isinstance(opened, Reopened) and (told := opened.compared()) is not None:
-        return _Likeness(f"{told.what}, after round {opened.former.done}", told.values[i].double().cpu().numpy())
-    saved = opened.saved if isinstance(opened, Reopened) else opened
-    weighs = Explains.of(undivided(opened.method)).weighs if isinstance(opened, Reopened) else ""
+    if isinstance(opened, FinalServer) and (told := opened.compared()) is not None:
+        return _Likeness(f"{told.what}, after round {opened.state.done}", told.values[i].double().cpu().numpy())
+    saved = opened.saved if isinstance(opened, FinalServer) else opened
+    weighs = Explains.of(undivided(opened.method)).weighs if isinstance(opened, FinalServer) else ""
     why = weighs or f"the run kept nothing of what {saved.summary.method} compares"
     notes.append(f"{why}; saved models are compared instead")
     learned = saved.layout.trainable
     models = {j: saved.theta(position=j)[learned].double() for j in dict.fromkeys([i, *places])}
     values = np.full(len(saved.names), math.nan)
-    if isinstance(opened, Reopened):
+    if isinstance(opened, FinalServer):
         moved = {j: theta - opened.model.theta[learned].double() for j, theta in models.items()}
         for j, way in moved.items():
             values[j] = float(torch.nn.functional.cosine_similarity(way, moved[i], dim=0))
@@ -225,10 +227,10 @@ def _compared(opened: Reopened | OpenedRun | None, i: int, places: Sequence[int]
 
 
 def _measured(
-    opened: Reopened | OpenedRun | None, i: int, places: Sequence[int], data_dir: str | Path | None, notes: list[str]
+    opened: FinalServer | OpenedRun | None, i: int, places: Sequence[int], data_dir: str | Path | None, notes: list[str]
 ) -> _Scores:
     """Scores of the client's mixture as it is, without each of these, and of its own model alone."""
-    if not isinstance(opened, Reopened):
+    if not isinstance(opened, FinalServer):
         return _Scores()
     scores = None
     with note_failure(notes, NOT_MEASURED):

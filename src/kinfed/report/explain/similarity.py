@@ -7,7 +7,7 @@ from ...core.mixins import Explains
 from ...core.sharing import undivided
 from ...errors import log_failure
 from ...runs.config import plugins
-from ...runs.final_server import Reopened
+from ...runs.final_server import FinalServer
 from ...runs.run import Run
 from ...runs.run_folder import RunFolder
 
@@ -24,12 +24,12 @@ def compared(folder: RunFolder) -> tuple[Compared, int] | str:
         if _has_own_code(folder):
             return ""
         saved = Run.open(folder.path)
-        run = Reopened(saved, saved.task)
+        run = FinalServer(saved, saved.task)
         found = run.compared()
     except Exception as problem:  # of another version, or with parts that are gone: nothing else of the run is lost
         log_failure(problem)
         return ""
-    return Explains.of(undivided(run.method)).weighs if found is None else (found, run.former.done)
+    return Explains.of(undivided(run.method)).weighs if found is None else (found, run.state.done)
 
 
 def _has_own_code(folder: RunFolder) -> bool:
