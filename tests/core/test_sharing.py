@@ -429,11 +429,11 @@ def test_a_run_saves_whole_models_and_says_what_travelled(tmp_path):
     found = fit(
         FedAvg(personal=("head",), frozen=("0.weight",)), federation(), module(), rounds=2, execution=Execution("loop")
     )
-    summary = save(found, tmp_path / "run")
-    assert summary["sharing"]["shared"] == {"tensors": 7, "numbers": 4 + 16 + 20}
-    assert summary["sharing"]["personal"] == {"tensors": 2, "numbers": 15}
-    assert summary["sharing"]["frozen"] == {"tensors": 1, "numbers": 12}
-    assert summary["sharing"]["bytes_up"] == summary["sharing"]["bytes_down"] == 40 * 8 * 4
+    told = save(found, tmp_path / "run").sharing
+    assert told["shared"] == {"tensors": 7, "numbers": 4 + 16 + 20}
+    assert told["personal"] == {"tensors": 2, "numbers": 15}
+    assert told["frozen"] == {"tensors": 1, "numbers": 12}
+    assert told["bytes_up"] == told["bytes_down"] == 40 * 8 * 4
     data = federation()
     for i in range(4):
         loaded = load_model(tmp_path / "run", module=module(), position=i)

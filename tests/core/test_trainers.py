@@ -173,9 +173,8 @@ def test_the_summary_says_who_trained_and_why(tmp_path):
     method = Programmed(lambda c: Params(c.descend(c.model.theta, clip=2.0, optimiser=SGD(0.1, momentum=0.5))))
     found = fit(method, federation(), module(), rounds=1, execution=Execution("fused"))
     summary = save(found, tmp_path / "run")
-    cost = summary["cost"]
-    assert cost["executor"] == "fused"
-    assert cost["reason"] == "as requested; vmap trains what has no fused form: an optimiser other than plain SGD"
+    assert summary.cost.executor == "fused"
+    assert summary.cost.reason == "as requested; vmap trains what has no fused form: an optimiser other than plain SGD"
 
 
 MODELED = [

@@ -212,10 +212,6 @@ class Summary:
         errors = [math.nan if name in self.attackers else error for name, error in scores]
         return name_extremes(errors, known.names, self.metric.name)
 
-    def __getitem__(self, key: str) -> Any:
-        """A summary reads as summary.json does: `summary["cost"]["seconds"]`; KeyError for what it leaves out."""
-        return self.to_dict()[key]
-
     def to_dict(self) -> dict[str, Any]:
         """The keys of summary.json."""
         return _without_none(self)
