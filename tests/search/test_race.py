@@ -121,6 +121,8 @@ def test_local_is_replaced_only_by_what_is_better_by_more_than_a_standard_error(
     assert winner([clear, local, fedavg]) is clear
     early = standing("y", [1, 1, 1, 1], rounds=10)
     assert winner([early, local, fedavg]) is local
+    rounding = standing("z", [0.50000001, 0.50000001, 0.75000001, 0.75000001])
+    assert winner([rounding, local, fedavg]) is local
 
 
 def test_a_solved_model_that_is_better_needs_no_margin_and_stays_in_the_race():

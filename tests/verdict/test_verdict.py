@@ -14,7 +14,12 @@ from kinfed import FedAvg, Federation, Forecasting, Local, Regression, UsageErro
 from kinfed.runs import test_scores as by_folder
 from kinfed.runs.results import save
 from kinfed.runs.run_folder import RunFolder
-from kinfed.verdict.verdict import judge, weighted_interval
+from kinfed.verdict.verdict import judge, plain, weighted_interval
+
+
+def test_large_numbers_are_written_out():
+    assert [plain(one) for one in (201_300.4, 999.96, 0.012346, -0.0)] == ["201,300", "1000", "0.01235", "0"]
+    assert [plain(one, "+z", 3) for one in (9210.4, -4930.0, 3.4567)] == ["+9,210", "-4,930", "+3.46"]
 
 
 def right(*counts, of=20):

@@ -23,6 +23,7 @@ from ..search.choose import LEFT_OUT, TRIED, WITH_GRAPH
 from ..search.successive_halving import Entry
 from ..search.sweep import parse
 from ..verdict.statistics import is_share
+from ..verdict.verdict import plain
 from . import table_options
 from .estimate import candidates, dry_run
 from .options import add_dry_run, add_settings, columns, detail, place
@@ -153,7 +154,7 @@ def _ranking(choice: dict[str, Any], summary: Summary) -> Table:
 
 
 def _signed(value: float, share: bool) -> str:
-    return f"{100 * value:+.1f}" if share else f"{value:+.3g}"
+    return f"{100 * value:+.1f}" if share else plain(value, "+z", 3)
 
 
 def _notes(choice: dict[str, Any]) -> Iterator[str]:

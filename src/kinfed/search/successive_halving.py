@@ -17,6 +17,7 @@ from ..verdict.statistics import student
 
 Array = NDArray[np.float64]
 
+ROUNDING = 1e-6  # of a score, a gain that is none: as of methods that do the same in another order
 FINALISTS = 4  # candidates that are trained to the end, Local and FedAvg among them
 
 
@@ -171,7 +172,7 @@ def winner(standings: Sequence[Standing]) -> Standing | None:
     if best is None or simple is None or best is simple:
         return best
     gain, error, _ = best.over(simple)
-    return best if gain > error else simple
+    return best if gain > max(error, ROUNDING * abs(simple.mean)) else simple
 
 
 def base_of(standings: Sequence[Standing], base: str) -> Standing | None:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .verdict import ALONE, HELPS, HELPS_NOT, LEVEL, ONE, Evidence, evidence
+from .verdict import ALONE, HELPS, HELPS_NOT, LEVEL, ONE, Evidence, evidence, plain
 
 Array = NDArray[Any]
 
@@ -68,4 +68,4 @@ def _helps(shared: Array, alone: Array, higher_is_better: bool) -> bool:
 
 def write_score(value: float, unit: str) -> str:
     """A score in words, such as "91.5 %" if its unit is "%"."""
-    return f"{100 * value:.1f} %" if unit == "%" else f"{value:.4g}"
+    return f"{100 * value:.1f} %" if unit == "%" else plain(value)

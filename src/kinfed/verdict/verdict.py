@@ -266,6 +266,11 @@ class _Pairs(NamedTuple):
         return [i for i, up in chosen if up], [i for i, up in chosen if not up]
 
 
+def plain(value: float, sign: str = "z", digits: int = 4) -> str:
+    """Four digits, and more where whole numbers have them; `sign` as in format strings."""
+    return f"{value:{sign},.0f}" if abs(value) >= 1000 else f"{value:{sign}.{digits}g}"
+
+
 def weighted_interval(values: Array, noise: Array) -> tuple[float, float, float]:
     """The mean over clients and its interval, from each client's value: [n] and the variance of its noise: [n].
 
@@ -387,7 +392,7 @@ class _Case(NamedTuple):
         if not found.relative:
             percent = self.unit == "%"
             unit = "" if short else " points" if percent else f" {self.unit or self.metric}"
-            scale, digits = (100, "z.1f") if percent else (1, "z.3g")
+            scale, digits = (100, "z.1f") if percent else (1, "z,.0f" if abs(mean) >= 1000 else "z.3g")
             sign = 1 if self.higher_is_better else -1  # errors are written as they are, lower being better
             mean, low, high = (sign * mean, low, high) if sign > 0 else (-mean, -high, -low)
             text = f"{scale * mean:+{digits}}{unit}{average} over {other}"

@@ -11,6 +11,8 @@ from typing import Any, Literal
 from rich.table import Table
 from rich.text import Text
 
+from ...verdict.verdict import plain
+
 PREFIXES = ("", "k", "M", "G", "T")
 
 
@@ -132,8 +134,8 @@ def quantity(value: float, unit: str = "") -> str:
 def tex(text: str) -> str:
     """Text in which nothing is a command of LaTeX."""
     text = re.sub(r"([&%$#_{}])", r"\\\1", text)
-    for plain, command in (("±", r"$\pm$"), ("~", r"\textasciitilde{}"), ("<", "$<$")):
-        text = text.replace(plain, command)
+    for mark, command in (("±", r"$\pm$"), ("~", r"\textasciitilde{}"), ("<", "$<$")):
+        text = text.replace(mark, command)
     return text
 
 
@@ -147,8 +149,3 @@ def duration(seconds: float) -> str:
 def score_text(score: float, share: bool) -> str:
     """A score as text, in percent if it is a share, as in pictures and comparisons."""
     return f"{100 * score:.2f}" if share else plain(score)
-
-
-def plain(value: float) -> str:
-    """Four digits, and more where whole numbers have them."""
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"

@@ -21,6 +21,7 @@ from ...data.tables.open_table import kind_of, open_table
 from ...data.tables.schema import Description
 from ...data.tables.table_reader import LEAST, TableReader
 from ...errors import FEW, UsageError, several, some
+from ...verdict.verdict import plain
 from .default_model import CLIP
 from .experiment import Experiment, Table, override
 from .parts import make
@@ -154,7 +155,7 @@ def _target(federation: Federation, reader: TableReader) -> str:
 def _numbers(federation: Federation, reader: TableReader) -> str:
     """What targets without classes are, and how they are scored."""
     scale, task = federation.scale.get("targets", {}), federation.task
-    spans = [f"mean {one['mean']:.4g} and deviation {one['deviation']:.4g}" for one in scale.values()]
+    spans = [f"mean {plain(one['mean'])} and deviation {plain(one['deviation'])}" for one in scale.values()]
     if len(reader.targets) > 1 and isinstance(task, Regression):
         listed = "; ".join(f"`{name}` of {span}" for name, span in zip(scale, spans, strict=True))
         return f"regression of {len(spans)} numbers, each scored in its own unit: {listed}"
