@@ -79,33 +79,12 @@ def test_scores_without_a_number_are_refused():
         mean_ranks([[0.5, math.nan], [0.4, 0.3]])
 
 
-def by_all_signs(gain):
-    """The two-sided p-value by all 2**n signs of the ranks, ties at their mean rank."""
-    gain = np.array([g for g in gain if g])
-    size = np.abs(gain)
-    ranks = np.array([(size < s).sum() + ((size == s).sum() + 1) / 2 for s in size])
-    sums = np.array([ranks @ signs for signs in itertools.product([0, 1], repeat=len(gain))])
-    mine = ranks @ (gain > 0)
-    return min(1.0, 2 * min((sums >= mine - 1e-9).mean(), (sums <= mine + 1e-9).mean()))
-
-
-@pytest.mark.parametrize("step", [1, 3, 1000], ids=["many ties", "ties", "none"])
-def test_wilcoxon_against_all_signs(step):
-    draws = np.random.default_rng(step)
-    for n in (2, 5, 9, 11):
-        hundredths = draws.integers(-3 * step, 4 * step, n)
-        if not hundredths.any():
-            continue
-        found = paired(0.5 + hundredths / (10 * step), np.full(n, 0.5), True)
-        assert found.p == pytest.approx(by_all_signs(hundredths)), hundredths
-        assert (found.exact, found.differ) == (True, int((hundredths != 0).sum()))
-
-
-@pytest.mark.parametrize("n", [13, 50, 51, 300])
+@pytest.mark.parametrize("n", [5, 9, 13, 50, 51, 300])
 def test_signed_ranks_are_scipys(n):
-    """Without ties both count all signs of up to 50 differences; with ties of more, both approximate."""
+    """Both count all signs of up to 50 differences, scipy with ties those of up to 13; of more both approximate."""
     gain = np.random.default_rng(n).normal(0.1, 1, n)
-    for values in [gain, gain.round(1)][: 2 if n > 50 else 1]:
+    for values in [gain, gain.round(1)][: 1 if n == 50 else 2]:
+        values = values[values != 0]
         expected = [stats.wilcoxon(values, correction=True, alternative=which).pvalue for which in ("greater", "less")]
         assert signed_ranks([0.0, *values, 0.0]) == pytest.approx(expected, rel=1e-9)
 
@@ -120,12 +99,8 @@ def test_quantiles_and_bootstrap_are_scipys():
     assert [student(freedom) for freedom in (1, 7, 500)] == pytest.approx(stats.t.ppf(0.975, [1, 7, 500]))
     scores = np.random.default_rng(5).beta(8, 2, 40)
     unit = scores.max()
-
-    def mean(values, axis=-1):
-        return np.mean(values, axis).round(12)
-
     draw = np.random.default_rng(0)
-    found = stats.bootstrap((scores / unit,), mean, n_resamples=9999, batch=1000, rng=draw).confidence_interval
+    found = stats.bootstrap((scores / unit,), np.mean, n_resamples=9999, batch=1000, rng=draw).confidence_interval
     assert interval(scores)[1:3] == pytest.approx((unit * found.low, unit * found.high), rel=1e-9)
 
 
@@ -150,7 +125,7 @@ def test_equal_differences_are_ties_although_their_last_bits_differ():
     mine = np.float32([0.8, 0.3, 0.5, 0.9]).astype(float)
     others = np.float32([0.7, 0.2, 0.6, 0.9]).astype(float) + np.array([0, 0, 0, 1e-16])
     found = paired(mine, others, True)
-    assert (found.differ, found.p) == (3, pytest.approx(by_all_signs([1, 1, -1, 0])))
+    assert (found.differ, found.p) == (3, 1.0)
 
 
 def test_a_client_counts_once_however_many_seeds_there_are():
@@ -180,12 +155,8 @@ def test_many_tied_clients_have_the_normal_approximation():
     found = paired(0.5 + np.repeat([0.1, -0.1], [40, 20]), np.full(60, 0.5), True)
     z = (1220 - 915 - 0.5) / (30.5 * math.sqrt(60) / 2)
     assert (found.exact, found.p) == (False, pytest.approx(math.erfc(z / math.sqrt(2))))
-
-
-def test_up_to_fifty_tied_clients_are_tested_exactly():
-    """Differences of one size are a sign test: 28 or more of 40 heads."""
-    found = paired(0.5 + np.repeat([0.1, -0.1], [28, 12]), np.full(40, 0.5), True)
-    assert (found.exact, found.p) == (True, pytest.approx(2 * sum(math.comb(40, k) for k in range(28, 41)) / 2**40))
+    few = paired(0.5 + np.repeat([0.1, -0.1], [28, 12]), np.full(40, 0.5), True)  # of these: 28 or more of 40 heads
+    assert (few.exact, few.p) == (True, pytest.approx(2 * sum(math.comb(40, k) for k in range(28, 41)) / 2**40))
 
 
 def test_where_the_test_is_not_defined_it_says_why():
