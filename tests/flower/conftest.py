@@ -109,8 +109,7 @@ class FakeGrid(Grid):
         self.sites = dict(enumerate(sites, 101))
         self.faults, self.log, self._ids, self._answers = {}, [], itertools.count(1), {}
         self.stamps = dict.fromkeys(self.sites, "first")
-        self.keys = {}  # the names under which nodes' keys are registered
-        self.publics = {}  # the keys themselves
+        self.publics = {}  # the nodes' keys
         self.sent = []  # (client, what is asked, message)
 
     def set_run(self, run):
@@ -131,7 +130,6 @@ class FakeGrid(Grid):
             NodeInfo(
                 node_id=node,
                 last_activated_at=self.stamps[node],
-                name=self.keys.get(node),
                 public_key=self.publics.get(node, b""),
             )
             for node in self.sites

@@ -114,9 +114,7 @@ def test_a_process_that_has_just_begun_is_alive():
     """For an instant after its start the system has no command line of it."""
     for _ in range(60):
         command = [sys.executable, "-c", "import time; time.sleep(30)", f"kinfed.flower.programs.{ending.PROGRAM}"]
-        process = subprocess.Popen(command)
-        try:
-            assert subprocesses.is_alive(process.pid, ending.PROGRAM)
-        finally:
+        with subprocess.Popen(command) as process:
+            alive = subprocesses.is_alive(process.pid, ending.PROGRAM)
             process.kill()
-            process.wait()
+        assert alive

@@ -1138,11 +1138,6 @@ def test_what_a_database_answered_stays_as_it_was(tmp_path, monkeypatch):
         site_examples.opened("e.csv", "", Reading())
 
 
-def test_a_check_of_a_name_that_no_site_can_have_says_so(check, tmp_path):
-    with pytest.raises(UsageError, match=r"a site's name consists of letters, digits, .* got 'Ulm, North'"):
-        rehearse("Ulm, North", tmp_path / "d.csv", Reading("sold"), [], "cpu", None, print)
-
-
 def test_scores_that_a_task_can_have_are_believed():
     keys = [("own", "test", name) for name in ("accuracy", "log_loss", "brier", "r2", "r2@x", "mae")]
     possible = {"accuracy": 1.0, "log_loss": 3.5, "brier": 1.9, "r2": -40.0, "r2@x": -2.0, "mae": 7.0}

@@ -42,9 +42,8 @@ def runs(monkeypatch, home):
 
 def test_a_site_is_online_while_it_gives_signs_of_life(home, runs):
     now = status.read(home)
-    assert {name: site["online"] for name, site in now["sites"].items()} == {
-        **{"ann": True, "bob": False, "eve": False, "new": False}
-    }
+    online = {name: site["online"] for name, site in now["sites"].items()}
+    assert online == {"ann": True, "bob": False, "eve": False, "new": False}
     assert now["sites"]["bob"]["left_out"] == "no reply"
     assert now["run"]["state"] == "running"
     assert now["superlink"] == {"address": "127.0.0.1:8000", "running": True}
