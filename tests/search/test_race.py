@@ -125,8 +125,8 @@ def test_local_is_replaced_only_by_what_is_better_by_more_than_a_standard_error(
     assert winner([rounding, local, fedavg]) is local
 
 
-def test_a_solved_model_that_is_better_needs_no_margin_and_stays_in_the_race():
-    """It learns how far to pool; what is trained must be better by more than a standard error, here 0.0408."""
+def test_what_is_trained_must_beat_a_solved_model_by_more_than_a_standard_error():
+    """It learns how far to pool, so that learning alone and one model for all are its ends; and it stays in the race."""
 
     def linear(*values):
         one = standing("partial-pooling,linear", *values)
@@ -135,7 +135,10 @@ def test_a_solved_model_that_is_better_needs_no_margin_and_stays_in_the_race():
     local, solved = standing("local", [0.5, 0.5, 0.5, 0.5]), linear([0.7, 0.4, 0.7, 0.4])
     assert solved.candidate.stays == "linear"
     assert winner([solved, local]) is solved  # by 0.05, with a standard error of 0.087
-    assert winner([linear([0.5, 0.4, 0.5, 0.5]), local]) is local
+    worse = linear([0.5, 0.4, 0.5, 0.5])  # than learning alone by 0.025, with the same standard error
+    assert winner([worse, local]) is worse
+    assert winner([linear([0.4, 0.4, 0.5, 0.4]), local]) is local  # by 0.075
+    assert winner([linear([0.4, 0.4, 0.5, 0.4]), local, standing("x", [0.6, 0.4, 0.6, 0.5])]) is local
     close, clear = standing("fedaghn", [0.7, 0.5, 0.7, 0.4]), standing("fedaghn", [0.8, 0.6, 0.7, 0.5])
     assert close.over(solved)[:2] == (pytest.approx(0.025), pytest.approx(0.025))
     assert winner([close, solved, local]) is solved

@@ -1,7 +1,7 @@
 """Race: successive halving of candidates by their clients' validation scores, paired by client and fold."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -79,6 +79,11 @@ class Standing:
             return float(gain.mean()) if len(gain) else math.nan, math.inf, math.inf
         error = float(gain.std(ddof=1) / math.sqrt(len(gain)))
         return float(gain.mean()), error, error * student(len(gain) - 1, level)
+
+    def is_clearly_above(self, other: "Standing") -> bool:
+        """Whether the gain over another candidate is larger than its standard error, and than rounding."""
+        gain, error, _ = self.over(other)
+        return gain > max(error, ROUNDING * abs(other.mean))
 
 
 def scored(rounds: Rounds) -> Rounds:
@@ -158,21 +163,20 @@ def _best(standings: Sequence[Standing], count: int) -> list[Candidate]:
 
 
 def winner(standings: Sequence[Standing]) -> Standing | None:
-    """The best of those that came as far as any, if it clearly beats the simple ones, or else the best of these.
+    """The simplest of those that came as far as any, unless another is clearly better: see `Candidate.stays`.
 
-    Simple are Local, FedAvg, and models that are solved as they come: these learn by themselves how far to pool.
-    Clearly is by more than the standard error of the gain, paired by client. None if all have ended.
+    Simplest are models that are solved, which learn by themselves how far to pool, with one model for all and learning
+    alone at the ends; then Local and FedAvg; then everything else. The best of a kind takes the place of a simpler one
+    if its gain, paired by client, is larger than that gain's standard error. None if all have ended.
     """
-
-    def farthest(some: Iterable[Standing]) -> Standing | None:
-        return max(some, key=lambda one: (one.rounds, one.mean), default=None)
-
     left = [one for one in standings if one.rounds and not one.problem]
-    best, simple = farthest(left), farthest(one for one in left if one.candidate.stays)
-    if best is None or simple is None or best is simple:
-        return best
-    gain, error, _ = best.over(simple)
-    return best if gain > max(error, ROUNDING * abs(simple.mean)) else simple
+    simple = [one for one in left if one.candidate.stays]
+    chosen: Standing | None = None
+    for kind in ([one for one in simple if not one.candidate.base], simple, left):
+        best = max(kind, key=lambda one: (one.rounds, one.mean), default=None)
+        if best is not None and (chosen is None or best.is_clearly_above(chosen)):
+            chosen = best
+    return chosen
 
 
 def base_of(standings: Sequence[Standing], base: str) -> Standing | None:
