@@ -298,16 +298,6 @@ def test_moments_of_two_clocks_in_one_column_are_refused():
         frame_of(pandas.DataFrame({"x": [NAIVE[0], AWARE[0]]})).seconds("x")
 
 
-def test_an_older_description_reads_plain_numbers_and_iso_dates():
-    old = described(["2025-01-31", "2025-02-05"]).to_dict()
-    del old["formats"], old["dropped"]
-    old["written"] = {"x": {"kind": "date", "day": "%d/%m/%Y"}}
-    known = Description.from_dict(old)
-    assert known.encode(frame(["2025-03-14"]), "A").shape == (1, len(known.names))
-    with pytest.raises(UsageError, match="'14/03/2025' is not a date"):
-        known.encode(frame(["14/03/2025"]), "A")
-
-
 def test_times_and_readings_of_series_are_read_as_training_was_told():
     days = [f"{day:02d}/{month:02d}/2025" for month in (1, 2, 3) for day in range(1, 29)]
     rows = {"shop": ["A"] * 84, "day": days, "level": [f"1.{200 + i},5" for i in range(84)]}

@@ -50,7 +50,7 @@ def invite(site, experiment="e", **raw):
     planned = plan.resolve({"rounds": 1, "method": "fedavg", "model": "linear", **raw})
     own = {"kind": "number", "mean": 0.0, "deviation": 1.0, "median": 0.0, "missing": 0}
     inputs = [own | {"name": name} for name in ("age", "stay")]
-    described = {"client": "", "inputs": inputs, "targets": [], "clients": {}}
+    described = {"client": "", "inputs": inputs, "targets": [], "clients": {}, "formats": {}, "dropped": []}
     model = planned.model((2,), 2)
     words = {
         "experiment": experiment,
