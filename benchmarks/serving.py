@@ -2,7 +2,7 @@
 
     python benchmarks/serving.py predict|export|load|all [--rows 1000000] [--seconds 20] [--clients 16]
 
-`predict` answers that many rows by kinfed predict; `export` converts each model of kinfed's shelf, and compares
+`predict` answers that many rows by kinfed predict; `export` converts each model of kinfed's registry, and compares
 onnxruntime with PyTorch, by one thread each; `load` sends requests to a service on this machine from as many clients,
 one after another each. Each writes its part of docs/evidence/serving.md.
 """

@@ -34,7 +34,7 @@ from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
 from flwr.proto.message_pb2 import PushObjectRequest
 from flwr.proto.node_pb2 import Node
 
-from kinfed.flower.programs import hardening
+from kinfed.flower.programs import authentication
 from kinfed.flower.wire.server_app import bundle
 
 PAGE = Path(__file__).parents[1] / "docs" / "evidence" / "flower-security.md"
@@ -226,7 +226,7 @@ def commands_of_a_stranger(them, run, node):
 
 def every_path(them, paths):
     for source, where in (("127.0.0.2", "another host"), ("127.0.0.1", "the server's machine, without the secret")):
-        closed = [path for path in paths if path.encode() not in hardening.SITES and path != "/health"]
+        closed = [path for path in paths if path.encode() not in authentication.SITES and path != "/health"]
         if source == "127.0.0.1":  # a run's process calls these, with a token of Flower's
             closed = [path for path in closed if not path.startswith("/v1/runtime/")]
         found = [them.call(method, path, source=source)[0] for path in closed for method in ("POST", "GET")]
@@ -263,7 +263,7 @@ def every_path(them, paths):
 
 
 def calls_of_sites(them):
-    paths = [path.decode() for path in sorted(hardening.SITES)]
+    paths = [path.decode() for path in sorted(authentication.SITES)]
     found = [them.call("POST", path)[0] for path in paths]
     them.note("Each of the sites' calls, unsigned", "another host", tally(found), set(found) == {401})
     found = [them.call("POST", path, headers=sign(them.own))[0] for path in paths]
@@ -309,7 +309,10 @@ def huge_bodies(them, key, pid):
 def bodies_of_a_site(them, key, pid, node):
     """Whole bodies of the longest kind, many at once: what the SuperLink's memory grows by, and keeps."""
     piece = PushObjectRequest(
-        node=Node(node_id=int(node)), run_id=1, object_id="0" * 64, object_content=b"x" * (hardening.LARGEST - 1000)
+        node=Node(node_id=int(node)),
+        run_id=1,
+        object_id="0" * 64,
+        object_content=b"x" * (authentication.LARGEST - 1000),
     ).SerializeToString()
     for path in ("/v1/fleet/push-object", "/v1/fleet/push-messages"):
         Path(f"/proc/{pid}/clear_refs").write_text("5")
@@ -327,7 +330,7 @@ def bodies_of_a_site(them, key, pid, node):
         time.sleep(5)
         left = memory(pid, now=True)
         them.note(
-            f"50 bodies of {hardening.LARGEST >> 20} MiB to `{path}`, 10 at once",
+            f"50 bodies of {authentication.LARGEST >> 20} MiB to `{path}`, 10 at once",
             "a site, signed by its own key",
             f"{tally(found)}; SuperLink at {before} MiB before, {most} at most, {left} five seconds after",
             most - before < 250 and left - before < 150,
@@ -387,7 +390,7 @@ def flood(them):
         f"{len(lines):,} connections that say nothing, not even by TLS",
         "another host",
         f"{left} left open; a third host's /health answered {status} in {seconds:.2f} s",
-        status == 200 and left <= hardening.CONNECTIONS,
+        status == 200 and left <= authentication.CONNECTIONS,
     )
 
 

@@ -159,17 +159,17 @@ def like(draw, default, words):
     return draw.choice([[], [1], [3, 2], ["head.*"], [[1.0], [2.0]]])
 
 
-def part(draw, shelf, given=0, names=None, odds=0.3):
+def part(draw, registry, given=0, names=None, odds=0.3):
     """A part by name with some of its settings; words are those that its file has."""
-    name = draw.choice(sorted(names or shelf))
-    words = re.findall(r'"([a-z0-9_-]+)"', inspect.getsource(inspect.getmodule(shelf[name]))) or ["x"]
+    name = draw.choice(sorted(names or registry))
+    words = re.findall(r'"([a-z0-9_-]+)"', inspect.getsource(inspect.getmodule(registry[name]))) or ["x"]
     table = {"name": name}
-    for key, setting in parts.settings(shelf[name], given).items():
+    for key, setting in parts.settings(registry[name], given).items():
         if draw.random() < odds:
             more = {key: like(draw, setting.default, words)}
             if not draw.breaks(0.2):  # else whatever it is
                 try:
-                    parts.make(shelf, table | more, "", given=given)
+                    parts.make(registry, table | more, "", given=given)
                 except UsageError:
                     continue
             table |= more
@@ -268,7 +268,7 @@ def npz(draw, path, arrays, odds=0.5):
         path.write_bytes(spoil(draw, path.read_bytes()))
 
 
-def learning(draw, shelf=METHODS):
+def learning(draw, registry=METHODS):
     """The tables of a config that say how to learn, with little work."""
     optimiser = draw.one(
         sgd={"name": "sgd", "lr": draw.choice([1e-12, 0.01, 0.1, 0.2, 1.0, 1e3, 1e30])},
@@ -282,7 +282,7 @@ def learning(draw, shelf=METHODS):
         "participation": draw.choice([1.0, 1.0, 1, 0.5, 1e-9]),
         "evaluate_every": draw.choice([1, 1, 2, 50]),
         "training": {"epochs": draw.choice([1, 2]), "batch": batch, "optimiser": optimiser, **steps},
-        "method": part(draw, shelf),
+        "method": part(draw, registry),
     }
 
 

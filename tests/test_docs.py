@@ -15,7 +15,7 @@ import pytest
 
 import kinfed
 from kinfed.cli import main, table_options
-from kinfed.cli.list import CITATIONS, SHELVES
+from kinfed.cli.list import CITATIONS, REGISTRIES
 from kinfed.cli.options import HOW
 from kinfed.cli.program import COMMANDS, SHELLS, parser_of
 from kinfed.data.datasets import DATASETS
@@ -202,7 +202,7 @@ def test_every_command_on_a_page_is_one_that_kinfed_takes(page, tmp_path, monkey
             assert {*asked.column.split(","), ""} <= {*known_columns, ""}, command
         elif words[:2] == ["papers", "list"]:
             assert asked.subject in SUBJECTS, command
-        elif words[0] == "list" and asked.subject in (*SHELVES, CITATIONS):
+        elif words[0] == "list" and asked.subject in (*REGISTRIES, CITATIONS):
             assert set(asked.fetch or ()) <= set(ORIGINALS), command
             if asked.subject == "datasets" and asked.overrides:
                 parts.make(DATASETS, experiment.override({"name": asked.name}, asked.overrides), "dataset", given=1)

@@ -135,9 +135,9 @@ def test_a_link_that_shows_a_file_shows_its_title_on_the_site():
 def test_every_setting_of_every_part_is_on_its_page():
     generated = importlib.import_module("generated")
     pages = "".join(path.read_text() for path in (DOCS / "settings").glob("*.md"))
-    for shelf in ("methods", "datasets", "partitions", "graphs", "models", "attacks"):
-        assert f"<!-- settings: {shelf} -->" in pages
-    parts = "\n".join(generated.shelf("methods"))
+    for registry in ("methods", "datasets", "partitions", "graphs", "models", "attacks"):
+        assert f"<!-- settings: {registry} -->" in pages
+    parts = "\n".join(generated.registry("methods"))
     assert all(f"### `{name}`" in parts for name in kinfed.methods.METHODS)
     sharpness = sentences(kinfed.methods.FedAGHN)["sharpness"].replace("*", r"\*")
     assert f"| `sharpness` | {sharpness} | `{kinfed.methods.FedAGHN().sharpness}` | " in parts

@@ -36,7 +36,7 @@ LONGEST, MOST_ARGUMENTS = 50, 10
 METHOD_LINES, PART_LINES, METHOD_SETTINGS, REACH, HOOKS = 220, 130, 8, 300, 14
 COMMON = {"personal", "frozen", "bn"}  # settings of every method, of which none is its own
 
-# Ceilings, which only shrink: lines of the product and of tests, folders at the root, files in one folder (the shelf
+# Ceilings, which only shrink: lines of the product and of tests, folders at the root, files in one folder (the registry
 # of methods apart), names of files that stand in several folders (but for commands), fields of a record.
 PRODUCT_LINES, TEST_LINES, FOLDERS, FLAT, DOUBLED, FIELDS = 47_250, 45_000, 14, 28, 4, 20
 

@@ -25,7 +25,7 @@ from kinfed.simulation.attacks import ATTACKS
 ROOT = Path(kinfed.__file__).parent
 COMMANDS_AT_MOST, OPTIONS_AT_MOST = 13, 45  # of the product, without kinfed papers; they only shrink
 PAGES = [Path(__file__).parents[1] / name for name in ("README.md", "CONTRIBUTING.md", "docs", "examples")]
-DOTTED = re.compile(r"(?<![\w./-])kinfed(?:\.[A-Za-z]\w*)+(?!\w*[:/-])")  # no address, file or place of a shelf
+DOTTED = re.compile(r"(?<![\w./-])kinfed(?:\.[A-Za-z]\w*)+(?!\w*[:/-])")  # no address, file or place of a registry
 CALLED = re.compile(r"(?<![\w.])([A-Za-z]\w*)\((?!s\))")  # "client(s)" calls nothing
 
 
@@ -48,10 +48,10 @@ def raised(tree):
 
 
 def known_names():
-    """Public names, and those on shelves."""
-    shelves = (METHODS, ATTACKS, PARTITIONS)
+    """Public names, and those in registries."""
+    registries = (METHODS, ATTACKS, PARTITIONS)
     parts = {name for names in kinfed.methods.parts.PARTS.values() for name in names}
-    return {*kinfed.__all__, *parts, *(part.__name__ for shelf in shelves for part in shelf.values())}
+    return {*kinfed.__all__, *parts, *(part.__name__ for registry in registries for part in registry.values())}
 
 
 def can_be_had(dotted):
@@ -68,7 +68,7 @@ def test_every_public_name_is_there_and_is_declared_for_type_checkers():
     (declared,) = [node for node in ast.parse((ROOT / "__init__.py").read_text()).body if isinstance(node, ast.If)]
     told = {f"{node.module or ''}.{alias.name}".strip(".") for node in declared.body for alias in node.names}
     named = {f"{module}.{name}" for module, names in kinfed._PLACES.items() for name in names}
-    assert told == named | {*kinfed._SHELVES.values()}
+    assert told == named | {*kinfed._REGISTRIES.values()}
     assert len(kinfed.__all__) <= 55
     assert set(kinfed.__all__) <= set(dir(kinfed))
     with pytest.raises(ImportError):
@@ -90,11 +90,11 @@ def test_there_are_few_commands_and_few_options():
     assert len(set(options_of(parser_of(*product)))) <= OPTIONS_AT_MOST
 
 
-@pytest.mark.parametrize("shelf", ["methods", "attacks", "partitions"])
-def test_the_classes_of_a_shelf_are_on_it_by_their_own_names(shelf):
-    (parts,) = (one for name, one in vars(getattr(kinfed, shelf)).items() if name == shelf.upper())
+@pytest.mark.parametrize("registry", ["methods", "attacks", "partitions"])
+def test_the_classes_of_a_shelf_are_on_it_by_their_own_names(registry):
+    (parts,) = (one for name, one in vars(getattr(kinfed, registry)).items() if name == registry.upper())
     for part in parts.values():
-        assert getattr(getattr(kinfed, shelf), part.__name__) is part
+        assert getattr(getattr(kinfed, registry), part.__name__) is part
 
 
 def test_what_methods_are_made_of_is_beside_them_and_is_declared_for_type_checkers():
@@ -110,9 +110,9 @@ def test_what_methods_are_made_of_is_beside_them_and_is_declared_for_type_checke
 def test_tasks_and_optimisers_are_exported_and_the_classes_that_own_parts_derive_from():
     for part in (*TASKS.values(), SGD, Adam):
         assert getattr(kinfed, part.__name__) is part
-    for shelf in (METHODS, ATTACKS, PARTITIONS, GRAPHS, DATASETS, MODELS, TASKS):
-        module, _, name = shelf.base_name.rpartition(".")
-        assert getattr(import_module(module), name) is shelf.base
+    for registry in (METHODS, ATTACKS, PARTITIONS, GRAPHS, DATASETS, MODELS, TASKS):
+        module, _, name = registry.base_name.rpartition(".")
+        assert getattr(import_module(module), name) is registry.base
 
 
 def test_no_error_asks_for_a_name_that_cannot_be_imported():

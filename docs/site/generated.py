@@ -26,7 +26,7 @@ COMMON = {"personal", "frozen", "bn"}  # settings that every method has, told on
 FORMULA = re.compile(r"(?<!\\)\$([^$]+)\$")
 
 
-def shelf(name: str) -> Iterator[str]:
+def registry(name: str) -> Iterator[str]:
     """All parts of a kind, with their settings, as `kinfed list` has them."""
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
@@ -92,7 +92,7 @@ def _toml(value: Any) -> str:
     return "[" + ", ".join(map(_toml, value)) + "]" if isinstance(value, list | tuple) else json.dumps(value)
 
 
-# Public names, as a mark of the page asks for them: names, "methods" for what methods are made of, or "shelves".
+# Public names, as a mark of the page asks for them: names, "methods" for what methods are made of, or "registries".
 
 
 def public(asked: str) -> Iterator[str]:
@@ -100,7 +100,7 @@ def public(asked: str) -> Iterator[str]:
     if asked == "methods":
         names = [f"methods.{name}" for part in kinfed.methods.parts.PARTS.values() for name in part]
     else:
-        names = list(kinfed._SHELVES) if asked == "shelves" else asked.split()
+        names = list(kinfed._REGISTRIES) if asked == "registries" else asked.split()
     for name in names:
         yield from _described(name)
 
@@ -166,7 +166,7 @@ def _read(app: Sphinx, name: str, source: list[str]) -> None:
         kind, asked = match[1], match[2]
         if kind == "api":
             return "\n".join(public(asked))
-        made_by = top() if asked == "top" else part(asked) if asked[0].isupper() else shelf(asked)
+        made_by = top() if asked == "top" else part(asked) if asked[0].isupper() else registry(asked)
         return "\n".join(made_by)
 
     source[0] = MARK.sub(made, source[0])

@@ -91,7 +91,7 @@ _PLACES = {  # each public name, by its module
     "simulation.execution": ("Execution",),
     "verdict.verdict": ("Verdict",),
 }
-_SHELVES = {  # and packages of parts that have names, such as kinfed.methods.FedRep
+_REGISTRIES = {  # and packages of parts that have names, such as kinfed.methods.FedRep
     "attacks": "simulation.attacks",
     "datasets": "data.datasets",
     "graphs": "data.graphs",
@@ -101,13 +101,13 @@ _SHELVES = {  # and packages of parts that have names, such as kinfed.methods.Fe
 }
 _MODULES = {name: module for module, names in _PLACES.items() for name in names}
 
-__all__ = sorted([*_MODULES, *_SHELVES])
+__all__ = sorted([*_MODULES, *_REGISTRIES])
 
 
 def __getattr__(name: str) -> Any:
     """A public name, when it is first asked for: until then PyTorch is not imported, which takes a second."""
-    if name in _SHELVES:
-        globals()[name] = import_module(f".{_SHELVES[name]}", __name__)
+    if name in _REGISTRIES:
+        globals()[name] = import_module(f".{_REGISTRIES[name]}", __name__)
     elif name in _MODULES:
         globals()[name] = getattr(import_module(f".{_MODULES[name]}", __name__), name)
     else:

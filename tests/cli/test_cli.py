@@ -182,8 +182,8 @@ def test_compare_and_list(tmp_path, capsys):
     assert "gain" in out
     code, out, _ = kinfed_run(capsys, "compare", str(tmp_path / "local"), str(tmp_path / "fedavg"), "--json")
     assert {run["method"] for run in json.loads(out)["runs"]} == {"local", "fedavg"}
-    for shelf in ("methods", "datasets", "partitions", "models"):
-        code, out, _ = kinfed_run(capsys, "list", shelf, "--json")
+    for registry in ("methods", "datasets", "partitions", "models"):
+        code, out, _ = kinfed_run(capsys, "list", registry, "--json")
         entries = json.loads(out)
         assert code == 0
         assert all(entry["what"] for entry in entries.values())

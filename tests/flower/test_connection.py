@@ -19,7 +19,7 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, 
 from flwr.supercore.task_identity import TaskIdentity
 
 from kinfed import RunError
-from kinfed.flower.programs import hardening
+from kinfed.flower.programs import authentication
 from kinfed.flower.wire import connection, flower_names, transport
 from kinfed.flower.wire.connection import Connection
 from kinfed.flower.wire.link import Link
@@ -155,19 +155,19 @@ def test_a_reply_is_sent_again_until_it_has_arrived(fleet):
 
 def test_a_node_whose_key_is_no_longer_a_members_ends(fleet):
     with fleet.connect() as line:
-        fleet.problems["PullMessages"] = [refused(401, hardening.UNKNOWN)]
+        fleet.problems["PullMessages"] = [refused(401, authentication.UNKNOWN)]
         with pytest.raises(RunError, match="the server no longer knows its key"):
             line.receive()
 
 
 def test_a_clock_that_differs_is_named_with_its_distance(fleet):
-    fleet.problems["ActivateNode"] = [refused(401, hardening.STALE, date="Thu, 01 Jan 1970 00:00:00 GMT")]
+    fleet.problems["ActivateNode"] = [refused(401, authentication.STALE, date="Thu, 01 Jan 1970 00:00:00 GMT")]
     with pytest.raises(RunError, match=r"this machine's clock is [\d,]+ s ahead of the server's"):
         fleet.connect().__enter__()
 
 
 def test_a_site_whose_key_the_server_lacks_is_told_what_to_do(fleet):
-    fleet.problems["ActivateNode"] = [refused(401, hardening.UNKNOWN)]
+    fleet.problems["ActivateNode"] = [refused(401, authentication.UNKNOWN)]
     with pytest.raises(RunError, match="does not know the key of this site: put its key"):
         fleet.connect().__enter__()
 

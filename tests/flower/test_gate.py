@@ -21,7 +21,7 @@ pytest.importorskip("flwr", reason="flwr is not installed: pip install 'kinfed[f
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, utils
 
-from kinfed.flower.programs import hardening, keys, subprocesses
+from kinfed.flower.programs import authentication, keys, subprocesses
 from kinfed.flower.wire.link import Link
 
 NOW = datetime.datetime(2030, 1, 1, tzinfo=datetime.UTC)
@@ -64,7 +64,7 @@ def mallory():
 
 @pytest.fixture
 def doorman(ann):
-    return hardening.Doorman(SECRET, lambda: {pem(ann): "ann"}, Clock())
+    return authentication.Doorman(SECRET, lambda: {pem(ann): "ann"}, Clock())
 
 
 def status(doorman, path=PULL, headers=(), method="POST"):
@@ -106,21 +106,21 @@ def test_strangers_and_sites_reach_no_path_but_those_of_sites(doorman, ann, path
 
 def test_a_site_may_call_what_sites_call_and_nobody_else_may(doorman, ann, mallory):
     moments = (NOW + datetime.timedelta(microseconds=i) for i in range(100))
-    for path in hardening.SITES:
+    for path in authentication.SITES:
         assert status(doorman, path, signed(ann, next(moments))) == 0
         assert status(doorman, path) == 401
         assert status(doorman, path, signed(ann, next(moments)), "GET") == 404
         assert status(doorman, path, signed(mallory)) == 401
-    assert doorman.judge("POST", PULL, [*signed(mallory), LENGTH]).why == hardening.UNKNOWN
+    assert doorman.judge("POST", PULL, [*signed(mallory), LENGTH]).why == authentication.UNKNOWN
 
 
 def test_a_key_that_is_taken_away_is_refused_within_a_second_and_may_come_back(ann):
     clock, members = Clock(), {pem(ann): "ann"}
-    doorman = hardening.Doorman(SECRET, lambda: dict(members), clock)
+    doorman = authentication.Doorman(SECRET, lambda: dict(members), clock)
     assert status(doorman, PULL, signed(ann, clock.now)) == 0
     known = members.pop(pem(ann))
     for wanted in (401, 0):
-        clock.now += datetime.timedelta(seconds=hardening.LOOK)
+        clock.now += datetime.timedelta(seconds=authentication.LOOK)
         assert status(doorman, PULL, signed(ann, clock.now)) == wanted
         members[pem(ann)] = known
 
@@ -130,16 +130,16 @@ def test_it_is_known_when_a_member_last_called(doorman, ann, mallory):
     assert not doorman.heard
     status(doorman, PULL, signed(ann))
     assert doorman.heard == {pem(ann): NOW.timestamp()}
-    assert status(doorman, hardening.PRESENCE, signed(ann)) == 404
-    assert status(doorman, hardening.PRESENCE, [(hardening.HEADER, SECRET.encode())], "GET") == 0
+    assert status(doorman, authentication.PRESENCE, signed(ann)) == 404
+    assert status(doorman, authentication.PRESENCE, [(authentication.HEADER, SECRET.encode())], "GET") == 0
 
 
 def test_the_secret_opens_everything_and_nothing_like_it_does(doorman):
     for path in (*STRANGE, PULL):
-        assert status(doorman, path, [(hardening.HEADER, SECRET.encode())]) == 0
+        assert status(doorman, path, [(authentication.HEADER, SECRET.encode())]) == 0
     for wrong in (b"", b"a", SECRET.encode() + b"a", SECRET.encode()[:-1], b"A" * 64, b"\xff"):
-        assert status(doorman, b"/v1/control/list-runs", [(hardening.HEADER, wrong)]) == 404
-    assert status(doorman, b"/v1/control/list-runs", [(hardening.HEADER, SECRET.encode())] * 2) == 404
+        assert status(doorman, b"/v1/control/list-runs", [(authentication.HEADER, wrong)]) == 404
+    assert status(doorman, b"/v1/control/list-runs", [(authentication.HEADER, SECRET.encode())] * 2) == 404
     assert status(doorman, b"/v1/control/list-runs", [(b"authorization", SECRET.encode())]) == 404
 
 
@@ -148,12 +148,12 @@ def test_the_process_of_a_run_calls_from_this_machine_alone(doorman):
         assert doorman.judge("POST", path, [LENGTH], near=True).status == 0  # Flower asks for its token
         assert doorman.judge("POST", path, [LENGTH], near=False).status == 404
         assert doorman.judge("GET", path, [], near=True).status == 404
-    for path in (b"/v1/control/start-run", b"/docs", b"/v1/runtime", hardening.PRESENCE, b"/v1//runtime/x"):
+    for path in (b"/v1/control/start-run", b"/docs", b"/v1/runtime", authentication.PRESENCE, b"/v1//runtime/x"):
         assert doorman.judge("POST", path, [LENGTH], near=True).status == 404
 
 
 def test_without_keys_nodes_may_register_themselves(mallory):
-    open_ = hardening.Doorman(SECRET, None, Clock())
+    open_ = authentication.Doorman(SECRET, None, Clock())
     assert status(open_, b"/v1/fleet/register-node", signed(mallory)) == 0
     assert status(open_, b"/v1/fleet/register-node") == 401
     assert status(open_, b"/v1/control/list-runs", signed(mallory)) == 404
@@ -162,8 +162,8 @@ def test_without_keys_nodes_may_register_themselves(mallory):
 @pytest.mark.parametrize(
     ("headers", "verdict"),
     [
-        ([(b"content-length", b"%d" % hardening.LARGEST)], 0),
-        ([(b"content-length", b"%d" % (hardening.LARGEST + 1))], 413),
+        ([(b"content-length", b"%d" % authentication.LARGEST)], 0),
+        ([(b"content-length", b"%d" % (authentication.LARGEST + 1))], 413),
         ([(b"content-length", b"9" * 5000)], 413),
         ([(b"content-length", b"-1")], 413),
         ([(b"content-length", b"1"), (b"content-length", b"2")], 413),
@@ -174,7 +174,7 @@ def test_without_keys_nodes_may_register_themselves(mallory):
 )
 @pytest.mark.parametrize("who", ["site", "near"])
 def test_the_length_of_a_body_is_told_and_bounded(doorman, ann, headers, verdict, who):
-    introduced = signed(ann) if who == "site" else [(hardening.HEADER, SECRET.encode())]
+    introduced = signed(ann) if who == "site" else [(authentication.HEADER, SECRET.encode())]
     assert doorman.judge("POST", PULL, [*introduced, *headers]).status == verdict
 
 
@@ -208,7 +208,7 @@ def test_a_signature_must_be_of_now_and_of_the_key(doorman, ann, mallory):
 
 def test_a_signature_is_good_for_one_call(ann):
     bob, clock = ec.generate_private_key(ec.SECP256R1()), Clock()
-    doorman = hardening.Doorman(SECRET, lambda: {pem(ann): "ann", pem(bob): "bob"}, clock)
+    doorman = authentication.Doorman(SECRET, lambda: {pem(ann): "ann", pem(bob): "bob"}, clock)
     first = signed(bob)
     assert status(doorman, PULL, first) == 0
     assert status(doorman, PULL, first) == 409
@@ -220,19 +220,19 @@ def test_a_signature_is_good_for_one_call(ann):
     bob.public_key().verify(twin, NOW.isoformat().encode(), ec.ECDSA(hashes.SHA256()))
     assert status(doorman, PULL, signed(bob, signature=twin)) == 409
     assert status(doorman, PULL, signed(ann)) == 0  # another's of the same moment
-    clock.now += hardening.VALID + datetime.timedelta(seconds=1)
+    clock.now += authentication.VALID + datetime.timedelta(seconds=1)
     assert status(doorman, PULL, first) == 401
     assert status(doorman, PULL, signed(bob, clock.now)) == 0
     assert len(doorman._seen) == 1  # what is out of date anyway is not remembered
 
 
 def test_what_is_remembered_is_bounded(ann, monkeypatch):
-    monkeypatch.setattr(hardening, "MOST", 3)
+    monkeypatch.setattr(authentication, "MOST", 3)
     clock = Clock()
-    doorman = hardening.Doorman(SECRET, lambda: {pem(ann): "ann"}, clock)
+    doorman = authentication.Doorman(SECRET, lambda: {pem(ann): "ann"}, clock)
     moments = [NOW + datetime.timedelta(microseconds=i) for i in range(4)]
     assert [status(doorman, PULL, signed(ann, moment)) for moment in moments] == [0, 0, 0, 429]
-    clock.now += hardening.VALID + datetime.timedelta(seconds=1)
+    clock.now += authentication.VALID + datetime.timedelta(seconds=1)
     assert status(doorman, PULL, signed(ann, clock.now)) == 0
 
 
@@ -251,11 +251,11 @@ async def told(scope, receive, send):
 @pytest.fixture
 def served(monkeypatch):
     """The port of that application behind the gate, without keys."""
-    monkeypatch.setattr(hardening, "PATIENCE", 0.3)
+    monkeypatch.setattr(authentication, "PATIENCE", 0.3)
     bound = socket.socket()
     bound.bind(("127.0.0.1", 0))
-    port, server = bound.getsockname()[1], hardening.guarded(told, hardening.Doorman(SECRET, None))
-    listening = [hardening.Listener(bound)]
+    port, server = bound.getsockname()[1], authentication.guarded(told, authentication.Doorman(SECRET, None))
+    listening = [authentication.Listener(bound)]
     thread = threading.Thread(target=lambda: asyncio.run(server.serve(listening)), daemon=True)
     thread.start()
     while not server.started:
@@ -320,8 +320,8 @@ def test_who_stops_in_the_middle_is_hung_up_on(served):
 
 def test_one_address_cannot_take_all_connections(served, monkeypatch):
     """Before TLS or any byte; others get in meanwhile, and the same address once it has hung up."""
-    monkeypatch.setattr(hardening, "CONNECTIONS", 3)
-    monkeypatch.setattr(hardening, "PATIENCE", 60.0)
+    monkeypatch.setattr(authentication, "CONNECTIONS", 3)
+    monkeypatch.setattr(authentication, "PATIENCE", 60.0)
     lines = [socket.create_connection(("127.0.0.1", served), timeout=5) for _ in range(8)]
     time.sleep(0.2)
     assert len(select.select(lines, [], [], 0)[0]) == 5  # hung up on
@@ -344,7 +344,7 @@ def test_what_calls_from_elsewhere_is_not_this_machine(served):
 
 
 def test_all_keys_together_have_a_bounded_number_of_bytes_under_way(served, ann, monkeypatch):
-    monkeypatch.setattr(hardening, "ALL_AT_ONCE", 6)
+    monkeypatch.setattr(authentication, "ALL_AT_ONCE", 6)
 
     def head(key):
         lines = [name + b": " + value for name, value in signed(key, datetime.datetime.now(datetime.UTC))]
@@ -363,7 +363,7 @@ def test_all_keys_together_have_a_bounded_number_of_bytes_under_way(served, ann,
 
 
 def test_one_key_cannot_have_many_bytes_under_way(served, ann, monkeypatch):
-    monkeypatch.setattr(hardening, "AT_ONCE", 5)
+    monkeypatch.setattr(authentication, "AT_ONCE", 5)
 
     def head(key, length):
         lines = [name + b": " + value for name, value in signed(key, datetime.datetime.now(datetime.UTC))]
@@ -459,13 +459,13 @@ def test_nginx_as_the_page_has_it_passes_what_sites_call_and_nothing_else(tmp_pa
             while Link(f"127.0.0.1:{port}", str(tmp_path / "keys" / "ca.crt")).problem():
                 assert time.monotonic() < deadline
                 time.sleep(0.05)
-            for path in hardening.SITES:
+            for path in authentication.SITES:
                 assert call(path, b"kinfed-secret: x", body=b"abc") == (200, path + b" 3 None")
             for path in STRANGE:
                 if path.startswith((b"/", b"https:")):
                     code, said = call(path)
                     # nginx may resolve a path to that of a site, and passes on what it has resolved.
-                    assert code in (400, 404) or (code == 200 and said.split()[0] in hardening.SITES)
+                    assert code in (400, 404) or (code == 200 and said.split()[0] in authentication.SITES)
                     assert b"control" not in said
             assert call(PULL, method="GET")[0] == 404
             assert call(PULL, b"transfer-encoding: chunked", body=b"3\r\nabc\r\n0\r\n\r\n")[1].split()[1] == b"3"

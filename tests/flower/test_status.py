@@ -9,7 +9,7 @@ pytest.importorskip("flwr", reason="flwr is not installed: pip install 'kinfed[f
 
 from kinfed.cli import main
 from kinfed.errors import RunError
-from kinfed.flower.programs import ending, hardening, keys, superlink
+from kinfed.flower.programs import authentication, ending, keys, superlink
 from kinfed.flower.server import server, status
 from kinfed.flower.wire.link import Link
 
@@ -35,7 +35,7 @@ def runs(monkeypatch, home):
     where = {"address": "127.0.0.1:8000", "ca": str(home / "keys" / "ca.crt"), "pid": 7}
     (home / "link.json").write_text(json.dumps(where))
     monkeypatch.setattr(status, "is_alive", lambda pid, program: (pid, program) == (7, superlink.PROGRAM))
-    heard = {name: hardening.fingerprint(key) for key, name in keys.members(home / "keys").items()}
+    heard = {name: authentication.fingerprint(key) for key, name in keys.members(home / "keys").items()}
     heard = {heard["ann"]: time.time() - 5, heard["bob"]: time.time() - 45, "other": time.time()}
     monkeypatch.setattr(Link, "ask", lambda self, path, secret: heard)
 

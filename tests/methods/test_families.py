@@ -1,4 +1,4 @@
-"""What the shelf says of where a method is from is what its own file says."""
+"""What the registry says of where a method is from is what its own file says."""
 
 import ast
 import re

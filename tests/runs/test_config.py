@@ -409,9 +409,9 @@ def test_numbers_survive_the_file(tmp_path_factory, whole, broken):
     assert type(found["a"]["broken"]) is float
 
 
-@pytest.mark.parametrize(("shelf", "given_first"), [(GRAPHS, 2), (MODELS, 2), (PARTITIONS, 0), (METHODS, 0)])
-def test_every_setting_on_a_shelf_has_a_kind_and_a_default(shelf, given_first):
-    for name, made in shelf.items():
+@pytest.mark.parametrize(("registry", "given_first"), [(GRAPHS, 2), (MODELS, 2), (PARTITIONS, 0), (METHODS, 0)])
+def test_every_setting_on_a_shelf_has_a_kind_and_a_default(registry, given_first):
+    for name, made in registry.items():
         for key, parameter in settings(made, given_first).items():
             assert parameter.annotation is not inspect.Parameter.empty, (name, key)
             assert parameter.default is not inspect.Parameter.empty or name not in GRAPHS, (name, key)

@@ -183,6 +183,6 @@ def test_the_optimiser_of_training_is_such_an_object(tmp_path):
 
 def test_every_setting_of_a_part_has_a_sentence():
     kinds = [SGD, Adam, Execution, Training, Rounds, Participation, Split, TableReader]
-    kinds += [shelf[name] for shelf in (METHODS, PARTITIONS, ATTACKS) for name in shelf]
+    kinds += [registry[name] for registry in (METHODS, PARTITIONS, ATTACKS) for name in registry]
     without = [f"{kind.__name__}.{key}" for kind in kinds for key in settings(kind) if not sentences(kind).get(key)]
     assert without == []

@@ -126,7 +126,7 @@ def test_local_is_replaced_only_by_what_is_better_by_more_than_a_standard_error(
 
 
 def test_what_is_trained_must_beat_a_solved_model_by_more_than_a_standard_error():
-    """It learns how far to pool, so that learning alone and one model for all are its ends; and it stays in the race."""
+    """It learns how far to pool, with learning alone and one model for all at its ends; and it stays in the race."""
 
     def linear(*values):
         one = standing("partial-pooling,linear", *values)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import __version__
-from ..core.registry import Shelf
+from ..core.registry import Registry
 from ..data.datasets import DATASETS
 from ..data.graphs import GRAPHS
 from ..data.partitions import PARTITIONS
@@ -22,7 +22,9 @@ from .options import add_settings, columns, data_folder
 if TYPE_CHECKING:
     from rich.console import Console
 
-SHELVES: dict[str, tuple[Shelf, int]] = {  # name: the shelf, and how many arguments of its parts are not settings
+REGISTRIES: dict[
+    str, tuple[Registry, int]
+] = {  # name: the registry, and how many arguments of its parts are not settings
     "methods": (METHODS, 0),
     "datasets": (DATASETS, 1),
     "partitions": (PARTITIONS, 0),
@@ -40,7 +42,7 @@ WIDTH = 80
 
 def add(commands: Any, common: argparse.ArgumentParser) -> None:
     """Add the command to the parser."""
-    shelf = commands.add_parser(
+    registry = commands.add_parser(
         "list",
         parents=[columns(), data_folder(), common],
         description="List what a config can name. With NAME, list the settings of that part: their type, default and "
@@ -49,27 +51,27 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         epilog="examples: kinfed list methods; kinfed list methods fedprox; kinfed list datasets --fetch metr_la; "
         "kinfed list datasets metr_la stride=12; kinfed list shops.csv --client shop --target buys",
     )
-    shelf.add_argument(
-        "subject", metavar="WHAT", help=f"{', '.join((*SHELVES, CITATIONS))}; or FILE.csv, FILE.toml, papers/..."
+    registry.add_argument(
+        "subject", metavar="WHAT", help=f"{', '.join((*REGISTRIES, CITATIONS))}; or FILE.csv, FILE.toml, papers/..."
     )
-    shelf.add_argument("name", nargs="?", metavar="NAME", help="a part, such as fedaghn or mine.py:Stay")
-    add_settings(shelf, "settings of the data set or experiment that is looked at", how=False)
-    shelf.add_argument(
+    registry.add_argument("name", nargs="?", metavar="NAME", help="a part, such as fedaghn or mine.py:Stay")
+    add_settings(registry, "settings of the data set or experiment that is looked at", how=False)
+    registry.add_argument(
         "--fetch",
         nargs="+",
         metavar="NAME",
         help="with datasets: download these from their publishers, check them, and write NAME.npz; an interrupted "
         "download is resumed. KINFED_MIRROR is the address of a mirror that has the files as NAME/FILE",
     )
-    shelf.add_argument(
+    registry.add_argument(
         "--from",
         dest="folder",
         type=Path,
         metavar="DIR",
         help="with --fetch: read the original files from this folder; download nothing",
     )
-    shelf.add_argument("--out", type=Path, metavar="FILE.png", help="also draw what is in the data, as this file")
-    shelf.set_defaults(command=_list)
+    registry.add_argument("--out", type=Path, metavar="FILE.png", help="also draw what is in the data, as this file")
+    registry.set_defaults(command=_list)
 
 
 def _list(args: argparse.Namespace, console: "Console") -> None:
@@ -79,7 +81,7 @@ def _list(args: argparse.Namespace, console: "Console") -> None:
         raise UsageError(f"--fetch is of datasets; got 'kinfed list {args.subject}'")
     if args.folder and not args.fetch:
         raise UsageError("--from goes with --fetch")
-    if args.subject not in (*SHELVES, CITATIONS) or args.subject == "datasets":
+    if args.subject not in (*REGISTRIES, CITATIONS) or args.subject == "datasets":
         return _list_data(args, console)
     if args.overrides:
         raise UsageError(f"kinfed list {args.subject} takes no settings; got '{args.overrides[0]}'")
@@ -101,7 +103,7 @@ def _list_data(args: argparse.Namespace, console: "Console") -> None:
     if args.subject != "datasets":
         if not datasets.is_data(args.subject):
             table_options.check_no_file(args.subject)  # says what is wrong with a file that is there
-            known = nearest(args.subject, (*SHELVES, CITATIONS))
+            known = nearest(args.subject, (*REGISTRIES, CITATIONS))
             raise UsageError(f"there is no '{args.subject}' to list, and no such table or experiment; {known}")
         datasets.inspect(args)
     elif args.fetch:
@@ -119,17 +121,17 @@ def _list_data(args: argparse.Namespace, console: "Console") -> None:
 
 
 def _entries(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
-    """What is on a shelf, or what is named, with its settings."""
-    shelf, given = SHELVES[args.subject]
-    entries = entries_of(SOLVED if args.name in SOLVED else shelf, given, args.name, details=args.json)
+    """What is in a registry, or what is named, with its settings."""
+    registry, given = REGISTRIES[args.subject]
+    entries = entries_of(SOLVED if args.name in SOLVED else registry, given, args.name, details=args.json)
     return {name: {**entry, **_origin(name)} for name, entry in entries.items()} if args.name or args.json else entries
 
 
-def entries_of(shelf: Shelf, given: int, name: str | None, details: bool) -> dict[str, dict[str, Any]]:
-    """What is on a shelf, or the part of this name, which has its settings; all of them have with `details`."""
+def entries_of(registry: Registry, given: int, name: str | None, details: bool) -> dict[str, dict[str, Any]]:
+    """What is in a registry, or the part of this name, which has its settings; all of them have with `details`."""
     if name is None and not details:
-        return {name: {"what": shelf.summary(name)} for name in shelf}
-    return {name: _described(shelf, name, given) for name in ([name] if name else shelf)}
+        return {name: {"what": registry.summary(name)} for name in registry}
+    return {name: _described(registry, name, given) for name in ([name] if name else registry)}
 
 
 def _show_families() -> None:
@@ -181,12 +183,12 @@ def show_entries(entries: dict[str, dict[str, Any]]) -> None:
                 print(f"        {setting['use']}")
 
 
-def _described(shelf: Shelf, name: str, given: int) -> dict[str, Any]:
+def _described(registry: Registry, name: str, given: int) -> dict[str, Any]:
     """A part: what it is, and its settings."""
     from ..core.settings import described, kinds_of, sentences
     from ..runs.config import parts, plugins
 
-    part = parts.take(shelf, name, "kinfed list", given)
+    part = parts.take(registry, name, "kinfed list", given)
     kinds, uses = kinds_of(part), sentences(part)
     settings = [
         {
@@ -197,7 +199,7 @@ def _described(shelf: Shelf, name: str, given: int) -> dict[str, Any]:
         }
         for key, p in parts.settings(part, given).items()
     ]
-    what = (inspect.getdoc(part) or "").partition("\n")[0] if plugins.is_path(name) else shelf.summary(name)
+    what = (inspect.getdoc(part) or "").partition("\n")[0] if plugins.is_path(name) else registry.summary(name)
     grid = {key: list(map(parts.plain, values)) for key, values in getattr(part, "grid", {}).items()}
     return {"what": what, **({"grid": grid} if grid else {}), "settings": settings}
 

@@ -1,4 +1,4 @@
-"""Shelf: parts by the name that a config or the command line uses, each imported only when it is used."""
+"""Registry: parts by the name that a config or the command line uses, each imported only when it is used."""
 
 import ast
 import sys
@@ -21,7 +21,7 @@ class Made(NamedTuple):
     summary: str
 
 
-class Shelf(Mapping[str, Any]):
+class Registry(Mapping[str, Any]):
     """A mapping from names to parts of a package, given as "module:attribute".
 
     `base` is the class that a part, or what it makes, must be of: "package.module:Class". A part's summary is the first
@@ -32,9 +32,9 @@ class Shelf(Mapping[str, Any]):
         self._places, self._base, self._by_file = dict(places), base, by_file
         self._packages = dict.fromkeys(places, package)
 
-    def __or__(self, other: "Shelf") -> "Shelf":
+    def __or__(self, other: "Registry") -> "Registry":
         """The parts of both, which are of the same base."""
-        both = Shelf("", {**self._places, **other._places}, self._base, self._by_file)
+        both = Registry("", {**self._places, **other._places}, self._base, self._by_file)
         both._packages = {**self._packages, **other._packages}
         return both
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..errors import UsageError, nearest
-from .registry import Shelf
+from .registry import Registry
 from .settings import Count, In, Positive, Settings
 
 UNEVEN = 1.5  # labels count as imbalanced if the largest class has more than this many times its even share
@@ -450,7 +450,7 @@ def _check_scale(task: str, what: str, mean: float, deviation: float) -> None:
         )
 
 
-TASKS = Shelf(
+TASKS = Registry(
     "kinfed.core",
     {
         "classification": "tasks:Classification",

@@ -3,7 +3,7 @@
 from importlib import import_module
 from typing import Any, NamedTuple
 
-from ..core.registry import Shelf
+from ..core.registry import Registry
 from .parts import MODULES
 
 
@@ -186,7 +186,7 @@ FAMILIES: dict[str, dict[str, Listed]] = {
     },
 }
 
-METHODS = Shelf(
+METHODS = Registry(
     __name__,
     {name: listed.place for family in FAMILIES.values() for name, listed in family.items()},
     base="kinfed.core.method:Method",

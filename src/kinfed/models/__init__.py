@@ -2,9 +2,9 @@
 
 One with an argument annotated `Description | None` is also given what training rows say of a table's columns."""
 
-from ..core.registry import Shelf
+from ..core.registry import Registry
 
-MODELS = Shelf(
+MODELS = Registry(
     __name__,
     {
         "linear": "linear:linear",

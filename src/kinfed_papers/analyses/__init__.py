@@ -1,8 +1,8 @@
 """Analyses by name: what the papers look at beyond accuracy, one file each."""
 
-from kinfed.core.registry import Shelf
+from kinfed.core.registry import Registry
 
-ANALYSES = Shelf(
+ANALYSES = Registry(
     __name__,
     {
         "controls": "controls:controls",

@@ -20,8 +20,8 @@ from ..coverage import claims, coverage, text
 from ..references import REFERENCES
 from ..reproduction import WITHOUT_FILE
 
-SHELVES = {"analyses": (ANALYSES, 1), "references": (REFERENCES, 0)}  # and how many arguments are no settings
-SUBJECTS = ("tables", "experiments", "claims", "coverage", *SHELVES)
+REGISTRIES = {"analyses": (ANALYSES, 1), "references": (REFERENCES, 0)}  # and how many arguments are no settings
+SUBJECTS = ("tables", "experiments", "claims", "coverage", *REGISTRIES)
 
 
 def add(actions: Any, common: argparse.ArgumentParser) -> None:
@@ -42,7 +42,7 @@ def add(actions: Any, common: argparse.ArgumentParser) -> None:
 
 
 def _list(args: argparse.Namespace, console: Console) -> None:
-    if args.name and args.subject not in SHELVES:
+    if args.name and args.subject not in REGISTRIES:
         raise UsageError(f"kinfed papers list {args.subject} takes no name; got '{args.name}'")
     if args.subject == "coverage":
         return show_coverage(args.json, console.width)
@@ -57,9 +57,9 @@ def _list(args: argparse.Namespace, console: Console) -> None:
 
 def _entries(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
     """What there is, or what is named, with its settings."""
-    if args.subject not in SHELVES:
+    if args.subject not in REGISTRIES:
         return {"tables": _tables, "experiments": _experiments, "claims": _claims}[args.subject]()
-    return entries_of(*SHELVES[args.subject], args.name, details=args.json)
+    return entries_of(*REGISTRIES[args.subject], args.name, details=args.json)
 
 
 def _tables() -> dict[str, dict[str, Any]]:

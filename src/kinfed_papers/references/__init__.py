@@ -1,8 +1,8 @@
 """Centralised references: published networks that are trained on all clients' series together."""
 
-from kinfed.core.registry import Shelf
+from kinfed.core.registry import Registry
 
-REFERENCES = Shelf(
+REFERENCES = Registry(
     __name__,
     {"stgcn": "stgcn:STGCN", "graph-wavenet": "graph_wavenet:GraphWaveNet"},
     base="kinfed_papers.references.centralised:Reference",

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ...core.registry import Made, Shelf
+from ...core.registry import Made, Registry
 from .files import IMAGES, TRAFFIC
 
-DATASETS = Shelf(
+DATASETS = Registry(
     __name__,
     {
         "digits": "digits:digits",

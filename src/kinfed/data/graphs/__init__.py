@@ -1,8 +1,8 @@
 """Relations that are known, and controls, by the name that a config uses."""
 
-from ...core.registry import Shelf
+from ...core.registry import Registry
 
-GRAPHS = Shelf(
+GRAPHS = Registry(
     __name__,
     {
         "given": "known:given",

@@ -1,8 +1,8 @@
 """The partitions, by the name that a config or the command line uses."""
 
-from ...core.registry import Shelf
+from ...core.registry import Registry
 
-PARTITIONS = Shelf(
+PARTITIONS = Registry(
     __name__,
     {
         "iid": "iid:IID",

@@ -11,13 +11,13 @@ from ...errors import RunError
 from ..wire import flower_names
 from ..wire.calls import Wire, reason, url_of
 from ..wire.link import Link
-from . import hardening
+from . import authentication
 from .subprocesses import secret
 
 
 def client(home: Path, link: Link, flower: Any) -> Any:
     """Flower's client for the calls of the server's own user, which the gate admits by their secret."""
-    wire = Wire(link.ca, {hardening.HEADER.decode(): secret(home)})
+    wire = Wire(link.ca, {authentication.HEADER.decode(): secret(home)})
     return flower.ControlHttpClient(url_of(link.address, link.ca), interceptors=[wire])
 
 

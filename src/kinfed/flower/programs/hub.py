@@ -16,7 +16,7 @@ from pathlib import Path
 
 from ...errors import UsageError
 from ..wire import flower_names
-from . import hardening, keys
+from . import authentication, keys
 from .subprocesses import secret
 
 DATABASE = "state.db"  # Flower's own
@@ -34,9 +34,9 @@ def main(home: Path, host: str, port: int, folder: Path | None) -> None:
     sys.argv = ["flower-superlink", *_options(home, host, port, folder)]  # where Flower reads its settings
     app = flower.create_app(flower._parse_superlink_lifespan_config(), flower.SuperLinkLifespan)
     members = None if folder is None else functools.partial(keys.members, folder)
-    doorman = hardening.Doorman(secret(home), members)
+    doorman = authentication.Doorman(secret(home), members)
     own = ("", "") if folder is None else (str(folder / "server.crt"), str(folder / "server.key"))
-    hardening.serve(app, doorman, bound, *own)
+    authentication.serve(app, doorman, bound, *own)
 
 
 def _options(home: Path, host: str, port: int, folder: Path | None) -> list[str]:

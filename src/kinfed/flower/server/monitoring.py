@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ...core.history import History
-from ..programs import hardening
+from ..programs import authentication
 from . import status
 from .broker import Broker
 from .flower_fleet import FlowerFleet
@@ -67,7 +67,7 @@ class Watch:
         """The fingerprint of the key of a site's node, empty while it is away."""
         nodes = self._broker.nodes
         known = nodes.online.get(nodes.at.get(name, -1))
-        return hardening.fingerprint(known.key) if known else ""
+        return authentication.fingerprint(known.key) if known else ""
 
 
 def _scores(history: History) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from ...errors import RunError
 from ...files import write_json
-from ..programs import ending, hardening, keys, superlink
+from ..programs import authentication, ending, keys, superlink
 from ..programs.subprocesses import is_alive, secret
 
 FILE = "status.json"  # in a run's folder
@@ -42,7 +42,7 @@ def read(home: Path) -> dict[str, Any]:
         own = {name: str(site.pop("node", "")) or nodes.get(name, "") for name, site in sites.items()}
         others = {name: node for name, node in nodes.items() if node not in own.values()}  # no gateways of these
         nodes = own | others
-    heard = link.link.ask(hardening.PRESENCE.decode(), secret(home)) if link and running else {}
+    heard = link.link.ask(authentication.PRESENCE.decode(), secret(home)) if link and running else {}
     there = {node for node, at in heard.items() if time.time() - at < SILENT and (not members or node in members)}
     online = {name: node in there for name, node in nodes.items()}
     return {
@@ -56,7 +56,7 @@ def _members(link: superlink.Started | None) -> dict[str, str]:
     """The fingerprint of each member's key."""
     if link is None or not link.ca:
         return {}
-    return {name: hardening.fingerprint(key) for key, name in keys.members(Path(link.ca).parent).items()}
+    return {name: authentication.fingerprint(key) for key, name in keys.members(Path(link.ca).parent).items()}
 
 
 def _run(home: Path) -> dict[str, Any] | None:

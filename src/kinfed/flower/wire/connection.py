@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from ...errors import RunError, UsageError
 from ...files import replacing
-from ..programs import hardening
+from ..programs import authentication
 from . import flower_names
 from .calls import Wire, reason, url_of
 from .link import Link
@@ -174,9 +174,9 @@ class Connection:
     def _refused(self, answer: httpx.Response) -> None:
         """Raise RunError if the server does not want this node; connect again if it has forgotten it."""
         if answer.status_code == 401:
-            if hardening.UNKNOWN in answer.text:
+            if authentication.UNKNOWN in answer.text:
                 raise RunError(REMOVED)
-            if hardening.STALE in answer.text:
+            if authentication.STALE in answer.text:
                 raise RunError(_clock(answer))
             self._activate()
         elif answer.status_code == 404:
@@ -206,12 +206,12 @@ class Connection:
 
     def _wait_for_admission(self, answer: httpx.Response, begin: float | None) -> float:
         """Note since when the server does not admit this node; raises RunError if time cannot mend that."""
-        if hardening.UNKNOWN in answer.text:
+        if authentication.UNKNOWN in answer.text:
             raise RunError(
                 f"the SuperLink at {self.link.address} does not know the key of this site: put its key.pub into "
                 "sites/NAME of the server's keys, and run kinfed flower up there again"
             )
-        if hardening.STALE in answer.text:
+        if authentication.STALE in answer.text:
             raise RunError(_clock(answer))
         now = time.monotonic()
         if begin is None:

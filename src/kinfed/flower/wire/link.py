@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...errors import RunError
-from ..programs.hardening import HEADER as SECRET
+from ..programs.authentication import HEADER as SECRET
 
 START = 90.0  # seconds within which a SuperLink that was started must answer
 SILENT = "nobody listens there yet"  # the one problem that time may mend

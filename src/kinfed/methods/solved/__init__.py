@@ -1,9 +1,9 @@
 """Methods that solve a model in place of training it, by the name that configs use."""
 
-from ...core.registry import Shelf
+from ...core.registry import Registry
 from .. import METHODS
 
-SOLVED = Shelf(
+SOLVED = Registry(
     __name__, {"partial-pooling": "partial_pooling:PartialPooling"}, base="kinfed.core.method:Method", by_file=True
 )
 KNOWN = METHODS | SOLVED  # all that a config may name as its method

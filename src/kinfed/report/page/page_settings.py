@@ -29,7 +29,7 @@ TOP = {
     "federation.by_class": "whether scores by class are kept",
     "federation.reweighted": "whether accuracy is also weighted by each client's shares of labels",
 }
-SHELVES: Mapping[str, Mapping[str, Any]] = {
+REGISTRIES: Mapping[str, Mapping[str, Any]] = {
     "method": METHODS,
     "model": MODELS,
     "attack": ATTACKS,
@@ -91,8 +91,8 @@ def _part(at: str, key: str, table: Mapping[str, Any], owner: Callable[..., Any]
     if at in TABLES:
         return TABLES[at]
     name = str(table.get("name"))
-    if at in SHELVES:
-        found: Callable[..., Any] | None = SHELVES[at].get(name)
+    if at in REGISTRIES:
+        found: Callable[..., Any] | None = REGISTRIES[at].get(name)
         return found
     kinds = options_of(kinds_of(owner).get(key, Any)) if owner is not None else ()
     named = (parted(kind)[0] for kind in kinds)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-from ...core.registry import Shelf
+from ...core.registry import Registry
 from ...core.settings import check, kinds_of, name_of, options_of, parted, wanted
 from ...data.tables.schema import Description
 from ...errors import UsageError, nearest
@@ -31,17 +31,17 @@ def _described(part: Callable[..., Any]) -> list[str]:
     return [name for name, kind in kinds_of(inspect.unwrap(part)).items() if Description in options_of(kind)]
 
 
-def make(shelf: Shelf, requested: Any, where: str, given: int = 0) -> tuple[Any, Table]:
+def make(registry: Registry, requested: Any, where: str, given: int = 0) -> tuple[Any, Table]:
     """The part that `requested` names, with its settings, and the complete table.
 
     With `given` the part is a function whose first arguments are passed later: it is returned with the others set, and
     takes `columns`, the description of a table's columns, for a part that has an argument for it.
     """
-    requested = named(requested, where, shelf)
+    requested = named(requested, where, registry)
     name = requested.pop("name")
-    part = take(shelf, name, where, given)
+    part = take(registry, name, where, given)
     if plugins.is_path(name):
-        part = plugins.checked(part, name, where, shelf)
+        part = plugins.checked(part, name, where, registry)
     made, table = call(part, requested, where, given=given)
     return made, {"name": name, **table}
 
@@ -75,16 +75,16 @@ def call(
     return part(**values, **ready), table
 
 
-def take(shelf: Mapping[str, Any], name: str, where: str, given: int = 0) -> Any:
-    """The part with this name in a shelf, or the user's own at this path; raises UsageError if there is none."""
+def take(registry: Mapping[str, Any], name: str, where: str, given: int = 0) -> Any:
+    """The part with this name in a registry, or the user's own at this path; raises UsageError if there is none."""
     if plugins.is_path(name):
         part = plugins.load(name, where)
-        if isinstance(shelf, Shelf):
-            plugins.check_kind(part, name, where, shelf, given)
+        if isinstance(registry, Registry):
+            plugins.check_kind(part, name, where, registry, given)
         return part
-    if name not in shelf:
-        raise UsageError(f"{where}: there is no '{name}'; {nearest(name, shelf)}")
-    return shelf[name]
+    if name not in registry:
+        raise UsageError(f"{where}: there is no '{name}'; {nearest(name, registry)}")
+    return registry[name]
 
 
 def named(requested: Any, where: str, known: Iterable[str]) -> Table:

@@ -23,7 +23,7 @@ from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
-from ...core.registry import Shelf
+from ...core.registry import Registry
 from ...errors import UsageError, nearest
 
 Table = dict[str, Any]
@@ -67,16 +67,16 @@ def module_of(name: str) -> ModuleType | None:
     return module if getattr(module, _MARK, False) else None
 
 
-def check_kind(part: Any, name: str, where: str, shelf: Shelf, given: int) -> None:
-    """Raise UsageError for a user's own part of the wrong kind for a shelf.
+def check_kind(part: Any, name: str, where: str, registry: Registry, given: int) -> None:
+    """Raise UsageError for a user's own part of the wrong kind for a registry.
 
     `given` counts the arguments that are not settings. If it is 0 the part must be a class of that kind itself.
     """
-    is_kind = given or _members(shelf.base) or (inspect.isclass(part) and issubclass(part, shelf.base))
+    is_kind = given or _members(registry.base) or (inspect.isclass(part) and issubclass(part, registry.base))
     if not is_kind:
-        raise UsageError(f"{where}: '{name}' is not a {shelf.base_name}: derive the class from it")
+        raise UsageError(f"{where}: '{name}' is not a {registry.base_name}: derive the class from it")
     if not callable(part):
-        raise UsageError(f"{where}: '{name}' is not a class or function that could make a {shelf.base_name}")
+        raise UsageError(f"{where}: '{name}' is not a class or function that could make a {registry.base_name}")
     if inspect.isclass(part):
         _check_class(part, name, where)
 
@@ -94,8 +94,8 @@ def _check_class(part: type, name: str, where: str) -> None:
                 )
 
 
-def checked(part: Any, name: str, where: str, shelf: Shelf) -> Callable[..., Any]:
-    """A user's own part that raises UsageError if it fails or makes an object of another kind than the shelf's."""
+def checked(part: Any, name: str, where: str, registry: Registry) -> Callable[..., Any]:
+    """A user's own part that raises UsageError if it fails or makes an object of another kind than the registry's."""
 
     @wraps(part, updated=())
     def make(*args: Any, **settings: Any) -> Any:
@@ -106,10 +106,10 @@ def checked(part: Any, name: str, where: str, shelf: Shelf) -> Callable[..., Any
         except Exception as problem:
             reason = f"{type(problem).__name__}: {problem}"
             raise UsageError(f"{where}: '{name}' cannot be made: {reason}") from problem
-        if not isinstance(made, shelf.base):
-            lacks = [member for member in _members(shelf.base) if not hasattr(made, member)]
+        if not isinstance(made, registry.base):
+            lacks = [member for member in _members(registry.base) if not hasattr(made, member)]
             got = f", and what it makes has no {', '.join(lacks)}" if lacks else f"; got {made!r:.80}"
-            raise UsageError(f"{where}: '{name}' must make a {shelf.base_name}{got}")
+            raise UsageError(f"{where}: '{name}' must make a {registry.base_name}{got}")
         return made
 
     return make

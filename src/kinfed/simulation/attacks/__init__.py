@@ -1,8 +1,8 @@
 """The attacks, by the name that a config or the command line uses."""
 
-from ...core.registry import Shelf
+from ...core.registry import Registry
 
-ATTACKS = Shelf(
+ATTACKS = Registry(
     __name__,
     {
         "poison": "poison:Poison",
