@@ -41,7 +41,7 @@ def test_sites_with_the_file_end_with_the_models_of_a_simulation(trial, mine, ow
     trial = trial(f"{mine}:Between", clients=5, linked=False, method={"share": 0.25})
     trial.planned = plan.resolve(trial.planned.table | {"model": {"name": f"{mine}:net", "width": 4}})
     give(trial, own_code)
-    summary = trial.serve()
+    summary = trial.serve().to_dict()
     assert summary["method"] == "Between"
     assert summary["by_client"]["names"] == list("abcde")
     expected = trial.simulate(names=list("abcde"))
@@ -86,7 +86,7 @@ def test_sites_count_their_own_steps_as_clients_of_a_simulation_do(trial, tmp_pa
     trial = trial("fedavg", linked=False)
     trial.planned = plan.resolve(trial.planned.table | {"model": {"name": f"{path}:Counting"}})
     give(trial, COUNTING, "counting.py", without=0)
-    summary, expected = trial.serve(), trial.simulate()
+    summary, expected = trial.serve().to_dict(), trial.simulate()
     for i, site in enumerate(trial.examples):
         (saved,) = (trial.folder / "sites" / site / site).glob("*/model.safetensors")
         found, wanted = load_file(saved), expected.layout.tensors(expected.history.models["theta"][i])
@@ -145,5 +145,5 @@ def test_a_fresh_process_knows_the_types_of_its_state(trial, mine, own_code):
         return reply
 
     trial.grid.faults["e", 1] = trial.grid.faults["e", 2] = forget
-    assert trial.serve()["rounds"] == 3
+    assert trial.serve().to_dict()["rounds"] == 3
     assert not any("left client e out" in line for line in trial.lines)

@@ -158,7 +158,7 @@ def test_made_up_scores_neither_end_a_run_nor_choose_its_models(trial, monkeypat
     clean = trial.simulate().history
     trial.grid.faults["c", 2] = claiming(scores=made_up)  # of round 1
     serve_until(trial, monkeypatch, 3)
-    summary = trial.serve()
+    summary = trial.serve().to_dict()
     assert summary["scores"].keys() == {"shared"}
     assert summary["scores"]["shared"]["round"] == clean.select("shared") + 1
 
@@ -167,7 +167,7 @@ def test_a_site_that_has_validation_examples_where_none_are_asked_for(trial):
     """All sites of these tests have them; where the split has none they do not count, and the last round is taken."""
     one = trial("fedavg", rounds=2)
     one.planned = plan.resolve(one.planned.table | {"federation": {"split": {"validation": 0.0}}})
-    summary = one.serve()
+    summary = one.serve().to_dict()
     assert summary["scores"]["shared"]["round"] == 2
     assert "validation" not in summary["scores"]["shared"]
 
@@ -176,7 +176,7 @@ def test_a_round_whose_only_client_gives_nothing_good_passes_and_three_in_a_row_
     once = trial("fedavg", rounds=3, share=0.1)
     first = next(_asked(once))[0]
     once.grid.faults[first, 1] = changed(lambda name, t: t * torch.nan)
-    assert once.serve()["rounds"] == 3
+    assert once.serve().to_dict()["rounds"] == 3
     assert f"skipped round 1: only 0 of 1 clients gave a usable reply, but 1 must; check {first}" in (once.lines)
     with (once.folder / "out" / "bytes.csv").open() as file:
         counted = {(row["client"], row["round"]): row["used"] for row in csv.DictReader(file)}
@@ -197,7 +197,7 @@ def test_too_many_bad_answers_three_rounds_in_a_row_end_the_run(trial):
     with pytest.raises(RunError, match=r"round 4, the 3rd in a row: only 3 of 6 clients gave .* but 5 must"):
         trial.serve()
     trial.grid.faults.clear()
-    assert trial.serve()["rounds"] == 5
+    assert trial.serve().to_dict()["rounds"] == 5
 
 
 def test_in_a_cohort_of_two_an_upload_is_compared_with_those_before(trial):
@@ -215,7 +215,7 @@ def test_two_servers_do_not_work_in_one_folder(trial, monkeypatch):
     (trial.folder / "out").mkdir()
     with serving.only_process(trial.folder / "out", print), pytest.raises(UsageError, match="another process works in"):
         trial.serve()
-    assert trial.serve()["rounds"] == 3
+    assert trial.serve().to_dict()["rounds"] == 3
 
 
 def test_an_answer_lost_on_the_way_is_given_again_without_training_twice(trial, monkeypatch):
@@ -243,14 +243,14 @@ def test_a_server_that_died_goes_on_as_if_it_had_not(trial, monkeypatch, name, w
     trial = trial(name, rounds=5, share=0.5)
     expected = trial.simulate()
     serve_until(trial, monkeypatch, 3, when)
-    summary = trial.serve()
+    summary = trial.serve().to_dict()
     trial.compare(expected)
     assert summary["rounds"] == 5
     assert summary["selection"]["chosen"] == expected.history.chosen
     for key, scores in summary["by_client"]["scores"].items():
         assert scores == pytest.approx(expected.history.test(key).tolist(), abs=1e-5)
     assert len(np.load(trial.folder / "out" / "relations.npz")["round"]) == 5
-    assert trial.serve() == summary  # a finished run tells its end again
+    assert trial.serve().to_dict() == summary  # a finished run tells its end again
 
 
 @pytest.mark.parametrize("at", ["train", "write"])
@@ -307,7 +307,7 @@ def test_a_site_that_lost_its_state_joins_anew(trial):
 
     trial.grid.faults["c", 2] = lose
     expected = trial.simulate()
-    summary = trial.serve()
+    summary = trial.serve().to_dict()
     assert any("joining again, as their state is lost: c" in line for line in trial.lines)
     (mine,) = folder.iterdir()
     for key, value in load_file(mine / "model.safetensors").items():
@@ -322,11 +322,11 @@ def test_too_few_answers_end_the_run_with_what_to_do_and_it_goes_on_later(trial)
     for name in "abc":
         trial.grid.faults[name, 2] = lambda answer: None
     with pytest.raises(
-        RunError, match=r"only 3 of 6 clients gave a usable reply, but 5 must; check a, b, c and continue"
+        RunError, match=r"only 3 of 6 clients gave a usable reply, but 5 must; check a, b, c and resume the run"
     ):
         trial.serve()
     trial.grid.faults.clear()
-    summary = trial.serve()
+    summary = trial.serve().to_dict()
     assert summary["scores"]["shared"]["mean"] == pytest.approx(float(expected.history.test("shared").mean()))
 
 
@@ -341,7 +341,7 @@ def test_clients_that_come_later_count_from_the_next_round(trial):
         return answer
 
     late.grid.faults["a", 1] = arrive  # greeted in round 2
-    summary = late.serve()
+    summary = late.serve().to_dict()
     assert summary["by_client"]["names"] == list("abcdef")
     assert "joined after round 2: e, f" in late.lines
     asked = [(name, group) for name, kind, group in late.grid.log if kind == "round"]
@@ -361,7 +361,7 @@ def test_a_client_that_comes_later_has_the_links_that_the_file_gives_it(trial, n
     late = trial(name, rounds=4, clients=5)
     (late.folder / "links.csv").write_text("from,to\na,b\nb,c\nc,d\na,e\nf,b\nf,stranger\n")
     come_late(late)
-    assert late.serve()["by_client"]["names"] == list("abcdef")
+    assert late.serve().to_dict()["by_client"]["names"] == list("abcdef")
     links = json.loads((late.folder / "out" / "federation.json").read_text())["graph"]
     assert links[5] == [0, 1, 0, 0, 0, 0]
     assert [row[5] for row in links] == [0, 1, 0, 0, 0, 0]
@@ -379,7 +379,7 @@ def test_a_client_that_cannot_join_at_first_is_asked_again(trial, monkeypatch):
         real(arrays, path, metadata)
 
     monkeypatch.setattr(site_files.checkpoint, "write", write)
-    assert late.serve()["by_client"]["names"] == list("abcdef")
+    assert late.serve().to_dict()["by_client"]["names"] == list("abcdef")
     assert any("left client f out" in line and "No space left" in line for line in late.lines)
 
 
@@ -390,7 +390,7 @@ def test_a_server_that_died_after_a_client_had_come_goes_on(trial, monkeypatch, 
         come_late(one)
         if dies:
             serve_until(one, monkeypatch, 4)
-        summary = one.serve()
+        summary = one.serve().to_dict()
         (one.folder / "out").rename(one.folder / folder_of)
         for name in "abcdef":
             for folder in (one.folder / "sites" / name / name).iterdir():
@@ -414,7 +414,7 @@ def test_a_client_that_leaves_keeps_its_last_model_and_the_others_go_on(trial):
         return answer
 
     trial.grid.faults["a", 3] = leave  # asked before f is
-    summary = trial.serve()
+    summary = trial.serve().to_dict()
     assert summary["rounds"] == 4
     trial.compare(expected, "abcde")
     (folder,) = (trial.folder / "sites" / "f" / "f").iterdir()
@@ -448,7 +448,7 @@ def test_a_size_that_is_made_up_does_not_make_one_site_the_average(trial, lie, m
         expected = trial.simulate().history.test("shared")
     honest = trial.simulate().history.test("shared")
     lie("e", "_join", size=10**12)
-    summary = trial.serve()
+    summary = trial.serve().to_dict()
     assert summary["by_client"]["scores"]["shared"] == pytest.approx(expected.tolist(), abs=1e-5)
     assert summary["by_client"]["scores"]["shared"] != pytest.approx(honest.tolist(), abs=1e-5)
     assert summary["sites"]["bounded"] == {"e": {"claimed": 10**12, "counted": most}}
@@ -472,7 +472,7 @@ def test_sizes_are_bounded_by_the_median_of_the_others():
 def test_classes_that_are_made_up_do_not_end_the_run_for_all(trial, lie):
     trial = trial("fedavg", rounds=2, classes=0, clients=5)
     lie("c", "_hello", task={"name": "Classification", "classes": 10**9}, outputs=10**9)
-    summary = trial.serve()
+    summary = trial.serve().to_dict()
     assert summary["by_client"]["names"] == list("abdef")
     assert summary["data"]["classes"] == 3
     assert (
@@ -531,7 +531,7 @@ def test_only_those_whose_keys_the_server_has_take_part(trial):
     trial = trial("fedavg", rounds=2, clients=5)
     trial.grid.publics = {node: config["client-id"].encode() for node, config in trial.grid.sites.items()}
     members = {public: public.decode() for public in trial.grid.publics.values() if public != b"f"}
-    summary = trial.serve(members=lambda: members)
+    summary = trial.serve(members=lambda: members).to_dict()
     assert summary["by_client"]["names"] == list("abcde")
     assert not any(name == "f" for name, *_ in trial.grid.log)
 
@@ -540,14 +540,14 @@ def test_sites_with_other_examples_are_left_out(trial):
     trial = trial("fedavg", clients=5, linked=False)
     odd = trial.grid.sites[106]
     np.savez(odd["data"], x=np.zeros((20, 7), np.float32), y=np.zeros(20, np.int64))
-    summary = trial.serve()
+    summary = trial.serve().to_dict()
     assert summary["by_client"]["names"] == list("abcde")
     assert any("left client f out: its examples are [7]" in line for line in trial.lines)
 
 
 def test_bytes_are_counted_by_client_and_round(trial):
     trial = trial("fedavg", rounds=3)
-    summary = trial.serve()
+    summary = trial.serve().to_dict()
     d = 53  # 6 x 5 + 5 + 5 x 3 + 3
     with (trial.folder / "out" / "bytes.csv").open(newline="") as file:
         rows = {(row["client"], int(row["round"])): row for row in csv.DictReader(file)}
@@ -575,7 +575,7 @@ def test_bytes_go_on_being_counted_after_a_crash(trial, monkeypatch):
 def test_feedback_from_test_examples_is_told_wherever_scores_are(trial):
     trial = trial("fedaghn", rounds=2, method={"feedback": "test"})
     expected = trial.simulate()
-    summary = trial.serve()
+    summary = trial.serve().to_dict()
     trial.compare(expected)
     assert summary["selection"]["caution"] == "the method used test examples as feedback"
     heading, *rows = (trial.folder / "out" / "history.csv").read_text().splitlines()
@@ -584,7 +584,7 @@ def test_feedback_from_test_examples_is_told_wherever_scores_are(trial):
 
 
 def test_fair_feedback_is_not_told_off(trial):
-    summary = trial("fedaghn", rounds=1).serve()
+    summary = trial("fedaghn", rounds=1).serve().to_dict()
     assert summary["selection"]["caution"] == ""
 
 
@@ -610,7 +610,7 @@ def gone_from(trial, name, round, back=None):
 def test_what_others_hear_of_a_client_that_is_gone(trial, stale, heard):
     trial = trial("fedamp", rounds=6, stale=stale)
     gone_from(trial, "f", 3, back=5)
-    summary = trial.serve()
+    summary = trial.serve().to_dict()
     with np.load(trial.folder / "out" / "relations.npz") as file:
         relation = file["relation"]
     assert (relation[1, :5, 5] > 0).all()  # it was there
@@ -638,7 +638,7 @@ def test_methods_can_do_without_a_silent_client(trial, name):
 def test_decay_ends_well_whoever_is_drawn(trial):
     trial = trial("fedaghn", rounds=6, stale="decay", decay=0.5)
     gone_from(trial, "f", 2, back=4)
-    assert trial.serve()["rounds"] == 6
+    assert trial.serve().to_dict()["rounds"] == 6
     with np.load(trial.folder / "out" / "relations.npz") as file:
         np.testing.assert_allclose(file["relation"].sum(-1), 1, rtol=1e-5)
 
@@ -662,7 +662,7 @@ def test_a_round_for_which_nobody_is_there_passes(trial):
     (node,) = (node for node, site in trial.grid.sites.items() if site["client-id"] == drawn[1])
     assert drawn[0] != drawn[1]
     trial.grid.faults[drawn[0], 1] = lambda answer: trial.grid.sites.pop(node) and answer
-    summary = trial.serve()
+    summary = trial.serve().to_dict()
     assert "skipped round 2: none of the clients drawn for it is online" in trial.lines
     assert summary["rounds"] == 3
 
@@ -688,7 +688,7 @@ def with_settings(planned, select_by, class_weights):
 def test_sites_weigh_their_classes_and_tell_scores_by_class(trial, tmp_path):
     trial = trial("scaffold", by_class=True)
     trial.planned = with_settings(trial.planned, "balanced_accuracy", "balanced")
-    summary = trial.serve()
+    summary = trial.serve().to_dict()
     trial.compare(trial.simulate())
     score = summary["scores"][summary["selection"]["chosen"]]
     assert summary["selection"]["by"] == "balanced_accuracy"

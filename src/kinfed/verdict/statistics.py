@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy import special
 
 from ..errors import UsageError
 
@@ -153,6 +152,8 @@ def signed_ranks(gain: ArrayLike) -> tuple[float, float]:
     twice = (2 * midranks(np.abs(values))).astype(int)  # ranks of equal values lie between two whole numbers
     up, every, n = int(twice[values > 0].sum()), int(twice.sum()), len(values)
     if n > EXACT:
+        from scipy import special  # here, as it would add to every start
+
         deviation, over = np.linalg.norm(twice), 2 * up - every
         return float(special.ndtr((2 - over) / deviation)), float(special.ndtr((2 + over) / deviation))
     ways = np.zeros(every + 1)  # of signs, by the sum of the positive ranks
@@ -171,6 +172,8 @@ def midranks(values: ArrayLike) -> Array:
 
 def student(freedom: float, level: float = LEVEL) -> float:
     """Half the width of an interval of Student's t, in standard errors."""
+    from scipy import special  # here, as it would add to every start
+
     return float(special.stdtrit(freedom, (1 + level) / 2))
 
 
@@ -273,6 +276,8 @@ def first_reaching(scores: ArrayLike, target: float, higher_is_better: bool) -> 
 
 def _bootstrap(values: Array, level: float) -> tuple[float, float]:
     """The interval of the mean of values: [n] up to 1, bias-corrected and accelerated."""
+    from scipy import special  # here, as it would add to every start
+
     draw, n = np.random.default_rng(0), len(values)
     parts = [values[draw.integers(0, n, (min(1000, RESAMPLES - i), n))].mean(1) for i in range(0, RESAMPLES, 1000)]
     means, mean = np.concatenate(parts).round(12), values.mean().round(12)  # so that equal means are seen to be

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import special
 
 from ..errors import UsageError, several
 from .statistics import signed_ranks, student
@@ -317,6 +316,8 @@ def _paired(mine: Any, other: Any, name: str) -> tuple[Array, Array]:
 def _p_values(gain: Array, binary: bool) -> tuple[float, float]:
     """The one-sided p-values of gain: [n] being positive, and of it being negative."""
     if binary:
+        from scipy import special  # here, as it would add to every start
+
         up, apart = int((gain > 0).sum()), int((gain != 0).sum())
         return float(special.bdtrc(up - 1, apart, 0.5)), float(special.bdtr(up, apart, 0.5))
     return signed_ranks(gain)

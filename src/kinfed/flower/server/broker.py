@@ -19,6 +19,7 @@ PART = "/"  # between the number of a message to a gateway and a client
 TRIES = 3  # times that a request is sent to a client
 
 Check = Callable[[str, Message], str]  # what is wrong with a client's reply, empty if nothing is
+RESUME = "resume the run"  # what helps after an end, once its cause is mended
 
 
 class Flight(NamedTuple):
@@ -168,7 +169,7 @@ class Broker:
         self._request = None
         self._forget(request)
         if 0 < request.missing <= len(request.awaited):
-            raise RunError(too_few(messages, request.replies, needed, {}))
+            raise RunError(f"{too_few(messages, request.replies, needed, {})} and {RESUME}")
         if request.waiting and request.missing <= len(request.awaited):  # or the request is over as others refused
             self._report_waiting(request.waiting)
         return request.replies
@@ -309,12 +310,12 @@ class Broker:
 
 
 def too_few(requested: Collection[str], replied: Collection[str], needed: int, problems: Mapping[str, str]) -> str:
-    """The error if fewer than needed of the clients gave a usable reply; it names those with problems, or all."""
+    """What to say if fewer than needed of the clients gave a usable reply; it names those with problems, or all."""
     good = set(requested) & set(replied)
     others = set(requested) - good
     return (
         f"only {len(good)} of {len(requested)} clients gave a usable reply, but {needed} must; check "
-        f"{_list({client for client in others if problems.get(client)} or others)} and resume the run"
+        f"{_list({client for client in others if problems.get(client)} or others)}"
     )
 
 
