@@ -63,7 +63,7 @@ def test_a_warning_that_comes_every_round_is_told_once(tmp_path, capsys):
         (["curves", "local", "analysis.methods=[]"], "there is nothing to run: a list in the analysis's settings is"),
         (["curves", "local", "analysis.methods=['locl']"], "did you mean 'local'?"),
         (["weights", "local", "analysis.partitions=['iid','path']"], "federation.partition: there is no 'path'"),
-        (["layers", "fedavg"], "for each layer"),
+        (["layers", "fedaghn", "analysis.rounds=1"], "how many rounds the table shows, at least 2; got 1"),
         (["controls", "nowhere.toml"], "cannot read nowhere.toml"),
     ],
 )

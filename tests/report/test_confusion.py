@@ -76,7 +76,7 @@ def test_the_command_shows_all_clients_or_one(run, tmp_path, capsys):
         assert why in capsys.readouterr().err
     (tmp_path / "run" / "confusion.csv").unlink()
     assert main(["compare", str(tmp_path / "run"), "--confusion"]) == 2
-    assert "has no confusion.csv: it was deleted, or an older version made this run" in capsys.readouterr().err
+    assert "has no confusion.csv: it was deleted; run again" in capsys.readouterr().err
 
 
 def test_many_classes_are_listed_by_their_most_frequent_mistakes(run_of, tmp_path, capsys):
