@@ -103,7 +103,7 @@ def choose_for(
             nonlocal race
             race = f"{len(left)} candidates left"
             if not args.quiet and rung:
-                console.print(f"still in the race: {'; '.join(one.name for one in left)}", soft_wrap=True)
+                console.print(f"candidates left: {'; '.join(one.name for one in left)}", soft_wrap=True)
 
         def on_begin(entry: Entry) -> None:
             bar.begin(f"{race}: {entry.candidate.name}")

@@ -21,9 +21,9 @@ from ..data.federation import Federation
 from ..data.split import SPLITS
 from ..errors import UsageError, nearest, several
 from ..plots.examples import examples
-from ..report.tables.text_table import plain
 from ..runs.config import experiment as config
 from ..runs.config import from_table, parts
+from ..verdict.verdict import plain
 from . import table_options
 from .console import literal
 from .training import data_dir

@@ -17,13 +17,13 @@ from ..core.sharing import Sharing
 from ..core.summary import Summary
 from ..errors import several
 from ..report.tables import runs_table
-from ..report.tables.text_table import plain, quantity, score_text
+from ..report.tables.text_table import quantity, score_text
 from ..runs.config import experiment
 from ..runs.config.parts import call
 from ..runs.run_folder import RunFolder
 from ..simulation.execution import Execution
 from ..verdict.statistics import is_share
-from ..verdict.verdict import ALONE, ONE
+from ..verdict.verdict import ALONE, ONE, plain
 
 FEW = {f"{which}{percent}{what}" for which in ("worst", "best") for percent in (5, 10) for what in ("", "_std")}
 BY_CLASS = {"balanced_accuracy": "balanced\naccuracy", "auc": "AUC"}  # columns if a run has them

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..core.model import Model
 from ..errors import UsageError
-from ..files import make_folder, replacing
+from ..files import make_folder, write_json
 from .arena import Arena
 from .successive_halving import Candidate
 
@@ -49,8 +49,7 @@ def allowance(arena: Arena, asked: dict[str, Any]) -> int:
             f"training rounds, or fewer with rounds below {rounds}"
         )
     make_folder(arena.folder)
-    with replacing(arena.folder / "race.json") as part:
-        part.write_text(json.dumps({"asked": asked, "budget": allowed}, indent=1) + "\n", encoding="utf-8")
+    write_json(arena.folder / "race.json", {"asked": asked, "budget": allowed})
     return allowed
 
 

@@ -2,8 +2,8 @@
 
 import math
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
@@ -184,10 +184,10 @@ def choose(
     how["rounds"] = successive_halving.scored(rounds if isinstance(rounds, Rounds) else Rounds(rounds))
     if module is None and federation.columns is not None:
         how.setdefault("training", Training(clip=CLIP))
-    with _folder(folder) as place:
+    with tempfile.TemporaryDirectory() if folder is None else nullcontext(folder) as place:
         more = raced(federation) if module is None else {}
         usual_model = default_model(federation) if module is None else module
-        arena = Arena(federation, lambda seed: usual_model, place, more, **how)
+        arena = Arena(federation, lambda seed: usual_model, Path(place), more, **how)
         entrants = [named(one) for one in methods or usual(federation)]
         tried = candidates(entrants, arena.training, tuple(more), factors(federation, tuple(more)))
         return carry_out(
@@ -365,15 +365,6 @@ def _train_to_end(arena: Arena, pick: Callable[[], Standing | None]) -> tuple[St
         except Exception as problem:
             one.problem = log_failure(problem)
     return None
-
-
-@contextmanager
-def _folder(folder: str | Path | None) -> Iterator[Path]:
-    if folder is not None:
-        yield Path(folder)
-        return
-    with tempfile.TemporaryDirectory() as place:
-        yield Path(place)
 
 
 def safest(run: TrainedRun, bases: Mapping[str, TrainedRun]) -> dict[str, str]:

@@ -152,10 +152,8 @@ def signed_ranks(gain: ArrayLike) -> tuple[float, float]:
     twice = (2 * midranks(np.abs(values))).astype(int)  # ranks of equal values lie between two whole numbers
     up, every, n = int(twice[values > 0].sum()), int(twice.sum()), len(values)
     if n > EXACT:
-        from scipy import special  # here, as it would add to every start
-
-        deviation, over = np.linalg.norm(twice), 2 * up - every
-        return float(special.ndtr((2 - over) / deviation)), float(special.ndtr((2 + over) / deviation))
+        over, width = 2 * up - every, math.sqrt(2) * float(np.linalg.norm(twice))
+        return math.erfc((over - 2) / width) / 2, math.erfc((-over - 2) / width) / 2
     ways = np.zeros(every + 1)  # of signs, by the sum of the positive ranks
     ways[0] = 1.0
     for rank in twice:
