@@ -125,8 +125,8 @@ def _other(words: Words, facts: Words) -> str:
         if name in said and said[name] != known.get(name, said[name]):
             theirs = ", ".join(known[name]) or "none"
             return (
-                f"its covariates of --{name} are {', '.join(said[name]) or 'none'}, at other sites {theirs}; give the "
-                "same at all sites"
+                f"its setting {name}= lists the columns {', '.join(said[name]) or 'none'}, at other sites {theirs}; "
+                "give the same at all sites"
             )
     return f"its examples are {_examples(words)}, at other sites {_examples(facts)}"
 
