@@ -179,7 +179,7 @@ class Trial:
                     "it may run under torch.no_grad, detach its outputs or take them from elsewhere"
                 )
             along = torch.arange(outputs.numel(), device=x.device).cos().view_as(outputs).to(outputs.dtype)
-            slopes = torch.autograd.grad(outputs, moving, along, allow_unused=True)
+            slopes = torch.autograd.grad((outputs * along).sum(), moving, allow_unused=True)
         except Exception as problem:
             raise failed_in_training(problem, len(x)) from problem
         grads = [torch.zeros_like(p) if g is None else g.to_dense() for p, g in zip(moving, slopes, strict=True)]
