@@ -81,9 +81,8 @@ class Federation:
                     f"{', ...' if len(empty) > 8 else ''}; give them more examples or leave these clients out"
                 )
         if isinstance(self.task, Classification) and count > 1:  # a single client cannot know the others' classes
-            seen = torch.cat(list(self.rows["train"]))
-            missing = sorted(set(self.y[torch.cat([*self.rows["test"], seen])].tolist()) - set(self.y[seen].tolist()))
-            if missing:
+            seen, tested = (self.y[torch.cat(list(self.rows[split]))].unique().tolist() for split in ("train", "test"))
+            if missing := sorted(set(tested) - set(seen)):
                 called = [self.classes[c] if self.classes else str(c) for c in missing]
                 told = f"no client has a training example of class {', '.join(called)}, though some are tested on it"
                 if not self.in_order:

@@ -17,6 +17,7 @@ CODE = r"^\s*0\d+\s*$"  # text that is a number, and as a number would lose its 
 ZIP = re.compile(r"(?i)(^|[^a-z])(zip|zip ?code|postal|postal ?code|post ?code|plz)([^a-z]|$)")  # of a column's name
 EQUAL = 1e-9  # of a target's deviation, what may be left of it where it is an input again
 FEWEST = 10  # rows from which equal columns are no chance
+SOME = 1000  # rows that are looked at before all
 FAR = 100.0  # times that numbers of a client are as large as those of most from which their unit is doubted
 SHOWN = 8  # names that a sentence lists
 
@@ -97,11 +98,14 @@ def _absurd(frame: Frame, name: str, values: Numbers) -> Iterator[str]:
 
 def _same_class(values: Numbers, y: Numbers) -> int | None:
     """The first row with a value if each value has one class, and each class one value."""
-    known = ~np.isnan(values) & ~np.isnan(y)
-    pairs = np.unique(np.stack([values[known], y[known]]), axis=1)
-    different = [len(np.unique(row)) for row in pairs]
-    same = known.sum() >= FEWEST and different[0] == different[1] == pairs.shape[1] > 1
-    return int(known.argmax()) if same else None
+    known = np.flatnonzero(~np.isnan(values) & ~np.isnan(y))
+    if len(known) < FEWEST:
+        return None
+    for rows in (known[:SOME], known):  # few rows show of most columns that they are something else
+        pairs = np.unique(np.stack([values[rows], y[rows]]), axis=1)
+        if not all(len(np.unique(one)) == pairs.shape[1] for one in pairs):
+            return None
+    return int(known[0]) if pairs.shape[1] > 1 else None
 
 
 def _same_number(one: Raw, y: Numbers) -> int | None:
