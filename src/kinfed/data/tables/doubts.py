@@ -17,7 +17,6 @@ CODE = r"^\s*0\d+\s*$"  # text that is a number, and as a number would lose its 
 ZIP = re.compile(r"(?i)(^|[^a-z])(zip|zip ?code|postal|postal ?code|post ?code|plz)([^a-z]|$)")  # of a column's name
 EQUAL = 1e-9  # of a target's deviation, what may be left of it where it is an input again
 FEWEST = 10  # rows from which equal columns are no chance
-SOME = 1000  # rows that are looked at before all
 FAR = 100.0  # times that numbers of a client are as large as those of most from which their unit is doubted
 SHOWN = 8  # names that a sentence lists
 
@@ -99,11 +98,9 @@ def _absurd(frame: Frame, name: str, values: Numbers) -> Iterator[str]:
 def _same_class(values: Numbers, y: Numbers) -> int | None:
     """The first row with a value if each value has one class, and each class one value."""
     known = np.flatnonzero(~np.isnan(values) & ~np.isnan(y))
-    if len(known) < FEWEST:
-        return None
-    for rows in (known[:SOME], known):  # few rows show of most columns that they are something else
+    for rows in (known[:1000], known):  # a thousand rows show of most columns that they are something else
         pairs = np.unique(np.stack([values[rows], y[rows]]), axis=1)
-        if not all(len(np.unique(one)) == pairs.shape[1] for one in pairs):
+        if len(known) < FEWEST or any(len(np.unique(one)) < pairs.shape[1] for one in pairs):
             return None
     return int(known[0]) if pairs.shape[1] > 1 else None
 
