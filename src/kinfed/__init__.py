@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from . import methods as methods
     from . import models as models
-    from .core.client import Training as Training
     from .core.engine import Participation as Participation
     from .core.engine import Rounds as Rounds
     from .core.graph import Graph as Graph
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
     from .core.tasks import Quantiles as Quantiles
     from .core.tasks import Regression as Regression
     from .core.tasks import Task as Task
+    from .core.training import Training as Training
     from .data import datasets as datasets
     from .data import graphs as graphs
     from .data import partitions as partitions
@@ -61,7 +61,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _PLACES = {  # each public name, by its module
-    "core.client": ("Training",),
+    "core.training": ("Training",),
     "core.engine": ("Participation", "Rounds"),
     "core.graph": ("Graph",),
     "core.history": ("History",),

@@ -48,7 +48,7 @@ def test_the_formats_own_library_reads_what_is_written(tmp_path_factory, shapes,
     draw = torch.Generator().manual_seed(0)
     wanted = {name: torch.randn(shape, generator=draw).to(kind) for name, (kind, shape) in shapes.items()}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("kinfed.core.pieces.PIECE", piece)
+        patch.setattr("kinfed.core.rows.PIECE", piece)
         checkpoint.write(wanted, path, {"said": "ä"})
     found = load_file(path)
     assert found.keys() == wanted.keys()
@@ -99,7 +99,7 @@ def test_a_checkpoint_that_no_run_wrote_is_told_in_one_line(tmp_path, words, cha
 @pytest.mark.parametrize("piece", [1, 100, 1 << 26])
 def test_states_in_files_are_written_and_read_in_pieces(piece, tmp_path, monkeypatch):
     monkeypatch.setattr("kinfed.simulation.state_store.LARGE", 0)
-    monkeypatch.setattr("kinfed.core.pieces.PIECE", piece)
+    monkeypatch.setattr("kinfed.core.rows.PIECE", piece)
 
     def fleet():
         found = Simulation(

@@ -6,11 +6,11 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from kinfed.core.client import Training
 from kinfed.core.graph import Graph
 from kinfed.core.method import Params, Roster
 from kinfed.core.model import Model
 from kinfed.core.seeding import tags
+from kinfed.core.training import Training
 from kinfed.core.trees import Pairwise, PerClient, Shared
 from kinfed.methods.bases import Averaging
 

@@ -13,7 +13,7 @@ from kinfed import load_model
 from kinfed.cli import main
 from kinfed.core import checkpoint, trees
 from kinfed.core.checkpoint import Progress
-from kinfed.core.client import Training, towards
+from kinfed.core.client import towards
 from kinfed.core.engine import Participation, run
 from kinfed.core.graph import Graph
 from kinfed.core.history import History
@@ -24,6 +24,7 @@ from kinfed.core.model import Model
 from kinfed.core.optimiser import SGD
 from kinfed.core.sharing import Divided, Sharing, State, divide
 from kinfed.core.tasks import Classification
+from kinfed.core.training import Training
 from kinfed.core.trees import ModelOf, PerClient
 from kinfed.data.federation import Federation
 from kinfed.errors import UsageError

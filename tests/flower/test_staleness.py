@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import nn
 
-from kinfed.core.client import Training
 from kinfed.core.fleet import Evaluation
 from kinfed.core.graph import Graph
 from kinfed.core.history import History
@@ -15,6 +14,7 @@ from kinfed.core.model import Model
 from kinfed.core.rows import put
 from kinfed.core.seeding import tags
 from kinfed.core.tasks import Regression
+from kinfed.core.training import Training
 from kinfed.flower.server.staleness import StalenessState, StalenessWrapper
 from kinfed.methods import METHODS, FedAGHN, FedAMP, FedAvg
 

@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import nn
 
-from kinfed.core.client import Training
 from kinfed.core.engine import run
 from kinfed.core.history import History
 from kinfed.core.method import Roster
@@ -18,6 +17,7 @@ from kinfed.core.optimiser import SGD
 from kinfed.core.seeding import tags
 from kinfed.core.sharing import State
 from kinfed.core.tasks import Regression
+from kinfed.core.training import Training
 from kinfed.data.federation import Federation
 from kinfed.simulation.execution import Execution
 from kinfed.simulation.simulation import Simulation

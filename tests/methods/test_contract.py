@@ -11,7 +11,6 @@ from torch import nn
 from kinfed import load_model
 from kinfed.core import checkpoint, trees
 from kinfed.core.checkpoint import Progress
-from kinfed.core.client import Training
 from kinfed.core.engine import Participation, latecomers, run
 from kinfed.core.graph import Graph
 from kinfed.core.history import History
@@ -19,6 +18,7 @@ from kinfed.core.mixins import Advises, Extends, Predicts, model_for
 from kinfed.core.optimiser import SGD
 from kinfed.core.seeding import tags
 from kinfed.core.tasks import Classification
+from kinfed.core.training import Training
 from kinfed.core.trees import Axis
 from kinfed.data.federation import Federation
 from kinfed.errors import UsageError

@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from kinfed.core.client import Training
 from kinfed.core.optimiser import SGD, Adam
+from kinfed.core.training import Training
 from kinfed.errors import UsageError
 from kinfed.methods import Ditto
 

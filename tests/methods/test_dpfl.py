@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 import torch
 
-from kinfed.core.client import Training
 from kinfed.core.engine import sample
 from kinfed.core.optimiser import SGD
+from kinfed.core.training import Training
 from kinfed.methods import DPFL, Local
 from kinfed.methods.fedfomo import Sent, State
 

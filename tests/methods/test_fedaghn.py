@@ -9,12 +9,12 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from kinfed.core.client import Training
 from kinfed.core.engine import run
 from kinfed.core.history import History
 from kinfed.core.model import Model
 from kinfed.core.optimiser import SGD
 from kinfed.core.tasks import Regression
+from kinfed.core.training import Training
 from kinfed.data.federation import Federation
 from kinfed.methods import FedAGHN, FedAvg, Local, fedaghn
 from kinfed.methods.fedaghn import Server, Upload

@@ -7,9 +7,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kinfed.core.client import Training
 from kinfed.core.method import Params
 from kinfed.core.optimiser import SGD, Adam
+from kinfed.core.training import Training
 from kinfed.errors import RunError, UsageError
 from kinfed.methods import FedAMP, fedamp
 

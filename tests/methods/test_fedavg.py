@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from kinfed.core.client import Training
 from kinfed.core.method import Params
 from kinfed.core.optimiser import SGD
+from kinfed.core.training import Training
 from kinfed.errors import UsageError
 from kinfed.methods import FedAvg, FedAvgFT, FedProx
 

@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from kinfed.core.client import Training
 from kinfed.core.optimiser import SGD
+from kinfed.core.training import Training
 from kinfed.methods import FedAvg, FedAvgFT
 
 

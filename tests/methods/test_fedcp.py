@@ -5,10 +5,10 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy, layer_norm, linear
 
-from kinfed.core.client import Training
 from kinfed.core.engine import sample
 from kinfed.core.optimiser import SGD
 from kinfed.core.tasks import Classification
+from kinfed.core.training import Training
 from kinfed.errors import UsageError
 from kinfed.methods import FedCP
 from kinfed.methods.fedcp import Split, discrepancy

@@ -3,8 +3,8 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from kinfed.core.client import Training
 from kinfed.core.optimiser import SGD
+from kinfed.core.training import Training
 from kinfed.errors import UsageError
 from kinfed.methods import FedRep
 

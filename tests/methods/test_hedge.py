@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from kinfed.core.client import Training
 from kinfed.core.optimiser import SGD
+from kinfed.core.training import Training
 from kinfed.methods import Hedge
 from kinfed.methods.hedge import LIMIT, Upload, agreed
 

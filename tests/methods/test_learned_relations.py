@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from kinfed.core.client import Training
 from kinfed.core.engine import sample
 from kinfed.core.method import Params, SharedParams
 from kinfed.core.optimiser import SGD
+from kinfed.core.training import Training
 from kinfed.errors import UsageError
 from kinfed.methods import FedAtt, FedAvg, FedFomo, HeurFedAMP, PFedGraph
 from kinfed.methods.fedfomo import Sent, State, Upload

@@ -1,7 +1,7 @@
 import torch
 
-from kinfed.core.client import Training
 from kinfed.core.optimiser import SGD
+from kinfed.core.training import Training
 from kinfed.methods import Local
 
 

@@ -2,8 +2,8 @@ import pytest
 import torch
 from torch.func import grad, vjp
 
-from kinfed.core.client import Training
 from kinfed.core.optimiser import SGD, Adam
+from kinfed.core.training import Training
 from kinfed.methods import PerFedAvg
 
 float64 = torch.float64

@@ -8,11 +8,11 @@ import torch
 from torch import nn
 
 from kinfed import FedAvg, Local, UsageError
-from kinfed.core.client import Training
 from kinfed.core.engine import sample
 from kinfed.core.mixins import model_for
 from kinfed.core.optimiser import SGD
 from kinfed.core.seeding import fold, key, normal, tags
+from kinfed.core.training import Training
 from kinfed.methods import PFedBayes
 from kinfed.methods.pfedbayes import RHO, pulls
 

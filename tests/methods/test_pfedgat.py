@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from kinfed.core.client import Training
 from kinfed.core.optimiser import SGD, Adam
 from kinfed.core.seeding import key
+from kinfed.core.training import Training
 from kinfed.errors import UsageError
 from kinfed.methods import FedAvg, PFedGAT
 from kinfed.methods.pfedgat import PATIENCE, Heads, Upload

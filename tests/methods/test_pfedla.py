@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from kinfed import UsageError
-from kinfed.core.client import Training
 from kinfed.core.engine import sample
 from kinfed.core.optimiser import SGD, Adam
+from kinfed.core.training import Training
 from kinfed.methods import PFedLA
 from kinfed_papers.fedaghn.ablations import Ascent
 

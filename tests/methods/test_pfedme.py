@@ -5,9 +5,9 @@ import pytest
 import torch
 from torch import nn
 
-from kinfed.core.client import Training
 from kinfed.core.engine import sample
 from kinfed.core.optimiser import SGD
+from kinfed.core.training import Training
 from kinfed.errors import UsageError
 from kinfed.methods import PFedMe
 

@@ -12,10 +12,10 @@ import torch
 from torch import nn
 
 from kinfed import UsageError
-from kinfed.core.client import Training
 from kinfed.core.method import Method, Params
 from kinfed.core.optimiser import SGD, Adam
 from kinfed.core.tasks import Classification
+from kinfed.core.training import Training
 from kinfed.methods import (
     CFL,
     IFCA,

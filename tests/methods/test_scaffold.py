@@ -3,9 +3,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kinfed.core.client import Training
 from kinfed.core.engine import Participation
 from kinfed.core.optimiser import SGD, Adam
+from kinfed.core.training import Training
 from kinfed.errors import UsageError
 from kinfed.methods import Scaffold
 

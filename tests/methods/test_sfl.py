@@ -10,10 +10,10 @@ from scipy.optimize import minimize
 from torch import nn
 from torch.utils._pytree import tree_map
 
-from kinfed.core.client import Training
 from kinfed.core.graph import Graph
 from kinfed.core.method import Params
 from kinfed.core.optimiser import SGD
+from kinfed.core.training import Training
 from kinfed.methods import SFL, FedAvg, FedProx, Local
 from kinfed.methods.sfl import QP, Known, Sent, Similarity
 from kinfed.ops.mixing import SPARSE

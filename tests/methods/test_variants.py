@@ -15,7 +15,6 @@ from torch import nn
 from kinfed.core import checkpoint, trees
 from kinfed.core import rows as core_tables
 from kinfed.core.checkpoint import Progress
-from kinfed.core.client import Training
 from kinfed.core.engine import run, sample
 from kinfed.core.graph import Graph
 from kinfed.core.history import History
@@ -23,6 +22,7 @@ from kinfed.core.method import Method
 from kinfed.core.mixins import model_for
 from kinfed.core.optimiser import SGD, Adam
 from kinfed.core.tasks import Classification
+from kinfed.core.training import Training
 from kinfed.data.federation import Federation
 from kinfed.methods import METHODS, SFL
 from kinfed.methods.panacea import Given, Moved

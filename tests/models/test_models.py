@@ -2,12 +2,12 @@ import pytest
 import torch
 from torch import nn
 
-from kinfed.core.client import Training
 from kinfed.core.layout import Layout
 from kinfed.core.method import Params
 from kinfed.core.model import Model
 from kinfed.core.optimiser import SGD
 from kinfed.core.tasks import Classification
+from kinfed.core.training import Training
 from kinfed.data.federation import Federation
 from kinfed.data.tables.columns import Category, Number
 from kinfed.data.tables.schema import Description, Target

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from kinds import KINDS
 
 from kinfed.cli import main
-from kinfed.core.client import Training
 from kinfed.core.engine import Participation
 from kinfed.core.optimiser import SGD, Adam
+from kinfed.core.training import Training
 from kinfed.data.datasets import DATASETS, OWNED
 from kinfed.data.graphs import GRAPHS
 from kinfed.data.partitions import PARTITIONS

@@ -12,9 +12,9 @@ from torch import nn
 
 from kinfed.cli.program import execute
 from kinfed.core import trees
-from kinfed.core.client import Training
 from kinfed.core.engine import Participation
 from kinfed.core.optimiser import SGD
+from kinfed.core.training import Training
 from kinfed.data.federation import Federation
 from kinfed.errors import UsageError
 from kinfed.methods import METHODS

@@ -6,10 +6,10 @@ from typing import Protocol
 
 import pytest
 
-from kinfed.core.client import Training
 from kinfed.core.engine import Participation, Rounds
 from kinfed.core.optimiser import SGD, Adam, Optimiser
 from kinfed.core.settings import sentences
+from kinfed.core.training import Training
 from kinfed.data.partitions import PARTITIONS
 from kinfed.data.split import Split
 from kinfed.data.tables.table_reader import TableReader

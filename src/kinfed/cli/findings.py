@@ -53,11 +53,7 @@ def tell(finding: Finding, out: Path, args: argparse.Namespace, console: Console
             heading = textwrap.fill(name, _width(name, cells), break_on_hyphens=False)
             words = _has_text(finding, name)
             shown.add_column(
-                heading,
-                justify="left" if words else "right",
-                vertical="bottom",
-                no_wrap=not words,
-                overflow="fold",
+                heading, justify="left" if words else "right", vertical="bottom", no_wrap=not words, overflow="fold"
             )
         for row in zip(*columns.values(), strict=True):
             shown.add_row(*row)
@@ -65,8 +61,7 @@ def tell(finding: Finding, out: Path, args: argparse.Namespace, console: Console
     for note in finding.notes:
         console.print(note, soft_wrap=True)
     console.print(
-        f"table.csv and {', '.join(p.name for p in finding.pictures) or 'the runs'} are in {out}",
-        soft_wrap=True,
+        f"table.csv and {', '.join(p.name for p in finding.pictures) or 'the runs'} are in {out}", soft_wrap=True
     )
 
 

@@ -49,10 +49,7 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         help="kin, mine.py:MyMethod, my-run/config.toml, shops.csv",
     )
     run.add_argument(
-        "--method",
-        metavar="NAME",
-        default="",
-        help="for a table (default: the one that kinfed choose finds)",
+        "--method", metavar="NAME", default="", help="for a table (default: the one that kinfed choose finds)"
     )
     run.add_argument("--budget", metavar="ROUNDS|TIME", help="without --method: what finding one may take")
     add_settings(run, "settings, such as training.epochs=5 or seeds=3")
@@ -72,11 +69,7 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         help="baselines to train for a verdict: local,fedavg, local or none (default: both, if cheap)",
     )
     add_dry_run(run)
-    run.add_argument(
-        "--open",
-        action="store_true",
-        help="end with a report page, and open it",
-    )
+    run.add_argument("--open", action="store_true", help="end with a report page, and open it")
     run.set_defaults(command=_run)
     _add_resume(commands, running, common)
 

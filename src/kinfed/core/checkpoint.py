@@ -14,7 +14,7 @@ from ..errors import RunError
 from ..files import replacing
 from . import trees
 from .history import History
-from .pieces import Part, pieces
+from .rows import Part, pieces
 from .trees import Tree
 
 TYPES = {  # the format's names

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.func import vmap
 from torch.utils._pytree import tree_map
 
-from .client import Client, Training
+from .client import Client
 from .graph import Graph
 from .layout import Layout
 from .memo import Memo
@@ -17,6 +17,7 @@ from .rows import put
 from .seeding import fold, generator, key, normal
 from .settings import Settings
 from .tasks import Task
+from .training import Training
 from .trees import Axis, ModelOf, PerClient, Shared, Tree, axes, model_of
 
 Normalisation = Literal["averaged", "local", "personal"]  # how normalisation layers are treated

@@ -1,8 +1,8 @@
-"""Tables with a row for each client: made, read and written by index."""
+"""Tables with a row for each client: made, read and written by index; those too large for memory piece by piece."""
 
 import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from sys import getrefcount
 
 import numpy as np
@@ -11,6 +11,7 @@ from torch import Tensor
 
 WORTH = 1 << 22  # bytes from which a table's memory is worth reusing
 SPARE = 1 << 31  # bytes of freed tables that are kept for new ones, at most
+PIECE = 1 << 26  # bytes of a table in a file that are read or written at once
 _Bytes = np.ndarray[tuple[int], np.dtype[np.uint8]]
 _MEMORIES: list[_Bytes] = []  # memory of tables, oldest first
 _LOCK = threading.Lock()
@@ -102,3 +103,21 @@ def index(places: Sequence[int], device: torch.device) -> slice | Tensor:
     if list(places) == list(range(first, first + count)):
         return slice(first, first + count)
     return torch.tensor(places, device=device)
+
+
+class Part:
+    """Rows ids: [M] of a table: [N, ...] in a file, read only when a slice of them is taken."""
+
+    def __init__(self, table: Tensor, ids: Tensor) -> None:
+        self._table, self._ids = table, ids.to(table.device)
+        self.shape, self.dtype = torch.Size([len(ids), *table.shape[1:]]), table.dtype
+
+    def __getitem__(self, at: slice) -> Tensor:
+        return self._table[self._ids[at]]
+
+
+def pieces(count: int, size: int) -> Iterator[slice]:
+    """Slices of a table of `count` rows of `size` bytes each, at most a `PIECE` at a time."""
+    each = max(1, PIECE // max(1, size))
+    for start in range(0, count, each):
+        yield slice(start, min(start + each, count))

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 import torch
 
-from ..core.client import Training
 from ..core.method import Params
 from ..core.mixins import Advises
 from ..core.optimiser import SGD
 from ..core.settings import Count, CountOrZero, NonNegative, Positive
+from ..core.training import Training
 from .bases import Averaging
 
 

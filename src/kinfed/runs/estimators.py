@@ -24,10 +24,10 @@ from sklearn.utils.validation import (
     validate_data,
 )
 
-from ..core.client import Training
 from ..core.method import Method
 from ..core.optimiser import Adam
 from ..core.seeding import generator
+from ..core.training import Training
 from ..data.dataset import rows_by_owner
 from ..data.federation import Federation
 from ..data.tables.open_table import convert_pandas, frame_of

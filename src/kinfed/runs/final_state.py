@@ -13,12 +13,12 @@ from torch import Tensor
 
 from ..core import checkpoint, trees
 from ..core.checkpoint import FOREIGN, Progress
-from ..core.client import Training
 from ..core.graph import Graph
 from ..core.history import History
 from ..core.layout import Layout
 from ..core.method import Roster
 from ..core.seeding import tags
+from ..core.training import Training
 from ..core.trees import Axis, Tree
 from ..errors import UsageError, some
 from .run_folder import ALL, RunFolder

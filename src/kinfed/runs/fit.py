@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.func import vmap
 
 from ..core import engine
-from ..core.client import Training
 from ..core.engine import Participation, Rounds, check_seed
 from ..core.fleet import Fleet
 from ..core.history import History
@@ -23,6 +22,7 @@ from ..core.mixins import Explains, model_for
 from ..core.model import Model
 from ..core.sharing import Sharing, divide
 from ..core.tasks import TASKS, Classification, Counts, Forecasting, Quantiles, Regression, selected_task
+from ..core.training import Training
 from ..core.trees import Tree
 from ..core.trial import Trial, tried
 from ..data.federation import Federation

@@ -106,10 +106,7 @@ def run_all(
 
 
 def run_job(
-    job: Job,
-    execution: Execution = Execution(),
-    data_dir: Path | None = None,
-    federation: Federation | None = None,
+    job: Job, execution: Execution = Execution(), data_dir: Path | None = None, federation: Federation | None = None
 ) -> None:
     """Launch or resume a job's run, unless it has finished.
 

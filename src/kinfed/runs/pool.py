@@ -20,10 +20,7 @@ Task = Callable[[Execution], object]  # it is pickled
 
 
 def side_by_side(
-    tasks: Mapping[str, Task],
-    execution: Execution,
-    parallel: int,
-    on_begin: Callable[[str], None] = lambda name: None,
+    tasks: Mapping[str, Task], execution: Execution, parallel: int, on_begin: Callable[[str], None] = lambda name: None
 ) -> Generator[tuple[str, Exception | None]]:
     """Do tasks in that many processes, which share the cores; yield each one's name as it ends, and its problem.
 

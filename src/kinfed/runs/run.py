@@ -60,10 +60,7 @@ class Run(ABC):
 
     @staticmethod
     def open(
-        folder: str | Path,
-        module: nn.Module | None = None,
-        method: Method | None = None,
-        head: str | None = None,
+        folder: str | Path, module: nn.Module | None = None, method: Method | None = None, head: str | None = None
     ) -> "OpenedRun":
         """The run in a folder; architecture and method are rebuilt from its config.
 
@@ -211,11 +208,7 @@ class OpenedRun(Run):
 
     @classmethod
     def read(
-        cls,
-        folder: str | Path,
-        module: nn.Module | None = None,
-        method: Method | None = None,
-        head: str | None = None,
+        cls, folder: str | Path, module: nn.Module | None = None, method: Method | None = None, head: str | None = None
     ) -> "OpenedRun":
         """See `Run.open`."""
         place = RunFolder(folder)

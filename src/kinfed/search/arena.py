@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 from ..core import checkpoint
-from ..core.client import Training
 from ..core.engine import Participation, Rounds
 from ..core.history import History
 from ..core.model import Model
+from ..core.training import Training
 from ..data.federation import Federation
 from ..errors import log_failure
 from ..methods import METHODS

@@ -13,12 +13,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..core.client import Training
 from ..core.engine import Rounds
 from ..core.method import Method
 from ..core.mixins import Advises, leak
 from ..core.model import Model
 from ..core.tasks import Classification, Counts, Forecasting, Quantiles, Regression, unit_of
+from ..core.training import Training
 from ..data.federation import Federation
 from ..data.tables.table_reader import from_frame
 from ..errors import RunError, UsageError, log_failure, nearest, note_failure

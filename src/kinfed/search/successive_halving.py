@@ -8,10 +8,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..core.client import Training
 from ..core.engine import Rounds
 from ..core.history import History
 from ..core.method import Method
+from ..core.training import Training
 from ..runs.reference_runs import BASES
 from ..verdict.statistics import student
 

@@ -9,9 +9,9 @@ import math
 import torch
 from torch import nn
 
-from ..core.client import Training
 from ..core.model import Model
 from ..core.optimiser import SGD
+from ..core.training import Training
 from ..core.trial import Trial, tried
 from ..errors import UsageError
 from ..ops import gemm

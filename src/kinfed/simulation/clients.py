@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from ..core.batches import Member, Pool, Rows
-from ..core.client import OPEN, Client, Trainers, Training
+from ..core.client import OPEN, Client, Trainers
 from ..core.model import Model
 from ..core.tasks import Task
+from ..core.training import Training
 
 
 class Clients:

@@ -15,10 +15,11 @@ from torch.utils._pytree import tree_map
 
 from ..core import trees
 from ..core.batches import Member, Rows
-from ..core.client import Trainers, Training
+from ..core.client import Trainers
 from ..core.model import Model
 from ..core.rows import index
 from ..core.trainers import EagerTrainer, FunctionalTrainer
+from ..core.training import Training
 from ..core.trees import Axis, Tree
 from ..errors import RunError, UsageError, is_out_of_memory, lacks_gpu_memory
 from ..ops.fused import Fused

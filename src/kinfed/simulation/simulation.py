@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..core.batches import Pool
-from ..core.client import Client, Training
+from ..core.client import Client
 from ..core.fleet import Evaluation as Evaluation
 from ..core.fleet import Key as Key
 from ..core.fleet import raise_if_diverged
@@ -20,6 +20,7 @@ from ..core.mixins import Advises, Predicts, predict
 from ..core.model import Model
 from ..core.seeding import generator, tags
 from ..core.sharing import divide, undivided
+from ..core.training import Training
 from ..core.trees import Tree, model_of, named
 from ..data.federation import Federation
 from ..errors import UsageError

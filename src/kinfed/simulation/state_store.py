@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
-from ..core.pieces import Part, pieces
+from ..core.rows import Part, pieces
 from ..core.trees import Tree
 from ..errors import RunError
 

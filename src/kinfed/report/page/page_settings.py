@@ -6,10 +6,10 @@ from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ...core.client import Training
 from ...core.engine import Participation
 from ...core.settings import kinds_of, name_of, options_of, parted, sentences
 from ...core.tasks import TASKS
+from ...core.training import Training
 from ...data.datasets import DATASETS
 from ...data.graphs import GRAPHS
 from ...data.partitions import PARTITIONS

@@ -12,7 +12,6 @@ import torch
 from torch import nn
 
 from ...core import seeding
-from ...core.client import Training
 from ...core.engine import Participation, Rounds, check_seed
 from ...core.graph import Graph
 from ...core.method import Method
@@ -21,6 +20,7 @@ from ...core.registry import load
 from ...core.seeding import generator, tags
 from ...core.summary import Summary
 from ...core.tasks import TASKS, Classification, Counts, Forecasting, Regression, Task, check_selection
+from ...core.training import Training
 from ...data.dataset import Dataset, Partition
 from ...data.datasets import DATASETS, OWNED, YOURS, called
 from ...data.federation import Federation, divide
