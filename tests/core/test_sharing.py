@@ -6,6 +6,7 @@ from typing import NamedTuple
 import pytest
 import torch
 import torch.nn.functional as F
+from small import of_sizes
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
@@ -15,7 +16,6 @@ from kinfed.core import checkpoint, trees
 from kinfed.core.checkpoint import Progress
 from kinfed.core.client import towards
 from kinfed.core.engine import Participation, run
-from kinfed.core.graph import Graph
 from kinfed.core.history import History
 from kinfed.core.layout import Layout
 from kinfed.core.method import Params
@@ -23,7 +23,6 @@ from kinfed.core.mixins import Predicts, model_for
 from kinfed.core.model import Model
 from kinfed.core.optimiser import SGD
 from kinfed.core.sharing import Divided, Sharing, State, divide
-from kinfed.core.tasks import Classification
 from kinfed.core.training import Training
 from kinfed.core.trees import ModelOf, PerClient
 from kinfed.data.federation import Federation
@@ -68,15 +67,7 @@ def dense():
 
 
 def federation():
-    draw = torch.Generator().manual_seed(5)
-    x = torch.randn(sum(SIZES) + 4 * len(SIZES), 3, generator=draw, dtype=torch.float64)
-    y = (x @ torch.randn(3, 3, generator=draw, dtype=torch.float64)).argmax(1)
-    rows, at = {"train": [], "validation": [], "test": []}, 0
-    for size in SIZES:
-        for split, count in (("test", 2), ("validation", 2), ("train", size)):
-            rows[split].append(torch.arange(at, at + count))
-            at += count
-    return Federation(x, y, rows, Classification(3), graph=Graph(torch.ones(4, 4) - torch.eye(4), "given"))
+    return of_sizes(SIZES, torch.ones(4, 4) - torch.eye(4))
 
 
 class Seen(Simulation):

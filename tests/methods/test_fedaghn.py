@@ -5,6 +5,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from small import random
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -33,10 +34,6 @@ SIGNS = {paper: 1, printed: -1}
 def close(found, expected, atol=1e-6):
     """Equal to the printed digits."""
     torch.testing.assert_close(found, expected, rtol=0, atol=atol)
-
-
-def random(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=float64)
 
 
 def two_layers():

@@ -5,6 +5,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from small import random
 from torch import nn
 
 from kinfed.core.method import Params
@@ -22,10 +23,6 @@ VARIANTS = [FedCedar(), Nodes(steps=1), FedCedar(clusters=2, steps=0), Mean(clus
 def close(found, expected, atol=1e-6):
     """Equal to the printed digits."""
     torch.testing.assert_close(found, expected, rtol=0, atol=atol)
-
-
-def random(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=float64)
 
 
 def two_layers(norm=False):

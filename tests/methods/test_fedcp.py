@@ -2,6 +2,7 @@ import copy
 
 import pytest
 import torch
+from small import lists
 from torch import nn
 from torch.nn.functional import cross_entropy, layer_norm, linear
 
@@ -15,13 +16,6 @@ from kinfed.methods.fedcp import Split, discrepancy
 
 float64 = torch.float64
 SIZES = (5, 8, 12)
-
-
-def data():
-    draw = torch.Generator().manual_seed(5)
-    x = torch.randn(sum(SIZES), 3, generator=draw, dtype=float64)
-    y = (x @ torch.randn(3, 3, generator=draw, dtype=float64)).argmax(1)
-    return list(x.split(SIZES)), list(y.split(SIZES))
 
 
 def net(norm=False):
@@ -53,7 +47,7 @@ def test_shares_of_a_feature_sum_to_one_and_noise_is_for_training():
 
 def naive(method, cohorts, norm, monkey):
     """Rounds by plain modules and autograd without noise; one batch, 2 epochs."""
-    x, y = data()
+    x, y = lists(SIZES)
     shared = monkey(net(norm))
     own = [copy.deepcopy(shared[-1].personal_head.state_dict()) for _ in SIZES]
 
@@ -94,7 +88,7 @@ def naive(method, cohorts, norm, monkey):
 @pytest.mark.parametrize(("method", "norm"), [(FedCP(), True), (FedCP(pull=2.0), False)], ids=str)
 def test_rounds_are_those_of_the_equations(method, norm, share, examples, executor, monkeypatch):
     monkeypatch.setattr("kinfed.methods.fedcp.uniform", lambda key, like: torch.full_like(like, 0.5))
-    x, y = data()
+    x, y = lists(SIZES)
     trial = examples(
         net(norm), x, y, method, training=Training(2, 20, SGD(0.1)), executor=executor, task=Classification(3)
     )
@@ -121,7 +115,7 @@ def test_rounds_are_those_of_the_equations(method, norm, share, examples, execut
 
 
 def test_the_pull_has_no_effect_on_the_first_step(examples):
-    x, y = data()
+    x, y = lists(SIZES)
     ends = []
     for pull in (0.0, 5.0):
         trial = examples(net(), x, y, FedCP(pull=pull), training=Training(1, 20, SGD(0.1)), task=Classification(3))
@@ -130,7 +124,7 @@ def test_the_pull_has_no_effect_on_the_first_step(examples):
 
 
 def test_the_context_and_the_personal_head_stay_at_home(examples):
-    x, y = data()
+    x, y = lists(SIZES)
     trial = examples(net(), x, y, FedCP(), training=Training(1, 4, SGD(0.1)), task=Classification(3))
     assert trial.method.sharing.count("personal") == (3, 3 * 4 + 3 + 4)
     # Beside the model of 31 numbers the policy of 2 f^2 + 6 f travels.
@@ -145,6 +139,6 @@ def test_the_context_and_the_personal_head_stay_at_home(examples):
     ],
 )
 def test_refuses(module, said, examples):
-    x, y = data()
+    x, y = lists(SIZES)
     with pytest.raises(UsageError, match=said):
         examples(module.double(), x, y, FedCP(), training=Training(1, 4, SGD(0.1)), task=Classification(3))

@@ -4,6 +4,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from small import lists
 from torch import nn
 from torch.nn.functional import cross_entropy
 
@@ -87,15 +88,7 @@ def test_moments_by_hand():
 SIZES = (5, 8, 12)
 
 
-def data():
-    """Lists of x: [n_i, 3] and y: [n_i] of three clients."""
-    draw = torch.Generator().manual_seed(5)
-    x = torch.randn(sum(SIZES), 3, generator=draw, dtype=float64)
-    y = (x @ torch.randn(3, 3, generator=draw, dtype=float64)).argmax(1)
-    return list(x.split(SIZES)), list(y.split(SIZES))
-
-
-DATA = data()
+DATA = lists(SIZES)  # x: [n_i, 3] and y: [n_i] of three clients
 
 
 def net(norm=False):

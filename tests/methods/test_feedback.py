@@ -5,6 +5,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from small import random
 
 from kinfed.core.seeding import key, tags
 from kinfed.methods import PFedGAT
@@ -19,10 +20,6 @@ NAMES = tags([str(i) for i in range(64)])
 
 def close(found, expected, atol=1e-12):
     torch.testing.assert_close(found, expected, rtol=0, atol=atol)
-
-
-def random(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=float64)
 
 
 class Quadratic:

@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from small import random
 
 from kinfed.core.optimiser import SGD
 from kinfed.core.training import Training
@@ -16,10 +17,6 @@ float64 = torch.float64
 
 def close(found, expected, atol=1e-12):
     torch.testing.assert_close(found, expected, rtol=0, atol=atol)
-
-
-def random(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=float64)
 
 
 def evidence(known, home=0.5, sharpness=2.0, lessons=4.0, seed=3):

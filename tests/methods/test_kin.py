@@ -6,6 +6,7 @@ from math import e
 import numpy as np
 import pytest
 import torch
+from small import random
 from torch import nn
 
 from kinfed.core.method import Params
@@ -19,10 +20,6 @@ COHORTS = [[0, 1, 2, 3], [1, 4], [0, 2, 4], [3, 4]]  # client 5 never takes part
 def close(found, expected, atol=1e-12):
     found, expected = (torch.as_tensor(value).to(float64) for value in (found, expected))
     torch.testing.assert_close(found, expected, rtol=0, atol=atol)
-
-
-def random(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=float64)
 
 
 def module():

@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
+from small import random
 from torch import nn
 from torch.func import jacrev
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
@@ -31,10 +32,6 @@ ALONE = {"encoder": MLP(hidden=5), "reconstruction": 0.0}  # without a graph
 
 def close(found, expected, atol=1e-6):
     torch.testing.assert_close(found, expected, rtol=0, atol=atol)
-
-
-def random(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=float64)
 
 
 def links(count, pairs):

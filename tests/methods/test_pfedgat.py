@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
+from small import random
 from torch import nn
 
 from kinfed.core.optimiser import SGD, Adam
@@ -26,10 +27,6 @@ SMALL = {"heads": 2, "width": 3}
 def close(found, expected, atol=1e-6):
     """Equal to the printed digits."""
     torch.testing.assert_close(found, expected, rtol=0, atol=atol)
-
-
-def random(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=float64)
 
 
 def attend(network, described, slope=0.2):

@@ -10,20 +10,18 @@ from typing import Literal, get_args, get_origin, get_type_hints
 
 import pytest
 import torch
+from small import of_sizes
 from torch import nn
 
 from kinfed.core import checkpoint, trees
 from kinfed.core import rows as core_tables
 from kinfed.core.checkpoint import Progress
 from kinfed.core.engine import run, sample
-from kinfed.core.graph import Graph
 from kinfed.core.history import History
 from kinfed.core.method import Method
 from kinfed.core.mixins import model_for
 from kinfed.core.optimiser import SGD, Adam
-from kinfed.core.tasks import Classification
 from kinfed.core.training import Training
-from kinfed.data.federation import Federation
 from kinfed.methods import METHODS, SFL
 from kinfed.methods.panacea import Given, Moved
 from kinfed.methods.parts.graph_hypernetwork import GCN, MLP
@@ -179,15 +177,7 @@ each_case = pytest.mark.parametrize(("name", "variant"), [pytest.param(*case, id
 
 
 def federation():
-    draw = torch.Generator().manual_seed(5)
-    x = torch.randn(sum(SIZES) + 4 * len(SIZES), 3, generator=draw, dtype=torch.float64)
-    y = (x @ torch.randn(3, 3, generator=draw, dtype=torch.float64)).argmax(1)
-    rows, at = {"train": [], "validation": [], "test": []}, 0
-    for size in SIZES:
-        for split, count in (("test", 2), ("validation", 2), ("train", size)):
-            rows[split].append(torch.arange(at, at + count))
-            at += count
-    return Federation(x, y, rows, Classification(3), graph=Graph(torch.tensor(LINKS, dtype=torch.float32), "given"))
+    return of_sizes(SIZES, torch.tensor(LINKS, dtype=torch.float32))
 
 
 def net(name):

@@ -5,16 +5,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from small import random
 
 from kinfed.ops import clustering
 from kinfed.ops.clustering import _seeds, count_distinct, distances, kmeans
 from kinfed.ops.similarity import gram
 
 float64 = torch.float64
-
-
-def random(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=float64)
 
 
 def lots(restarts, count, size, seed=0):

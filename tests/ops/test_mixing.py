@@ -4,6 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import minimize
+from small import random
 from torch import nn
 from torch.func import vjp
 
@@ -20,10 +21,6 @@ rows_of_numbers = st.lists(st.floats(-5, 5), min_size=1, max_size=8)
 
 def close(found, expected, atol=1e-13):
     torch.testing.assert_close(found, expected, rtol=0, atol=atol)
-
-
-def random(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=float64)
 
 
 @pytest.fixture(scope="module")

@@ -1,15 +1,12 @@
 import pytest
 import torch
+from small import random
 from torch import nn
 
 from kinfed.core.layout import Layout
 from kinfed.ops.neighbours import Weights
 
 float64 = torch.float64
-
-
-def random(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=float64)
 
 
 @pytest.fixture

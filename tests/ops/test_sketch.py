@@ -2,6 +2,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from small import random
 from torch import nn
 
 from kinfed.core.layout import Layout
@@ -16,10 +17,6 @@ float64 = torch.float64
 
 def close(found, expected, atol=1e-12):
     torch.testing.assert_close(found, expected, rtol=0, atol=atol)
-
-
-def random(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=float64)
 
 
 def lists(rows, count, length, seed=0):

@@ -10,31 +10,16 @@ import pandas
 import polars
 import pytest
 import torch
+from shops import HEAD, shop_lines, train
 
 import kinfed
 from kinfed.cli import main
 from kinfed.runs.config import experiment as config
 
 
-def shop_lines(count, seed=0):
-    """Customers of six shops, with text, dates and missing cells; shops of even number read age in months."""
-    draw = np.random.default_rng(seed)
-    for i in range(count):
-        age, kind = draw.normal(40, 10), draw.choice(["new", "old"])
-        shown = "" if i % 17 == 3 else f"{age * (1 if i % 2 else 12):.1f}"
-        yield f"shop {i % 6},{shown},{kind},2024-0{1 + i % 9}-1{i % 7},{'yes' if (age > 40) == (i % 2 == 0) else 'no'}"
-
-
-HEAD = "shop,age,kind,seen,buys"
-
-
 @pytest.fixture(scope="module")
 def shops(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("shops")
-    (folder / "shops.csv").write_text("\n".join([HEAD, *shop_lines(360)]) + "\n")
-    asked = ["run", str(folder / "shops.csv"), "--client", "shop", "--target", "buys", "rounds=2", "model.hidden=[6]"]
-    assert main([*asked, "--method", "knn-per", "--quiet", "--out", str(folder / "run")]) == 0
-    return folder
+    return train(tmp_path_factory.mktemp("shops"))
 
 
 def predicted(capsys, *words):

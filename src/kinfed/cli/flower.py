@@ -19,6 +19,7 @@ from ..runs import reference_runs, trackers
 from ..runs.config import experiment, parts, plugins
 from ..runs.run_folder import RunFolder
 from .console import literal
+from .options import REPEATED
 from .training import show
 
 HOME = "KINFED_FLOWER_HOME"
@@ -80,13 +81,8 @@ def _add_keys(actions: Any, common: argparse.ArgumentParser) -> None:
     keys = _action(actions, "keys", [common], "make certificates for the server and keys for the sites")
     keys.add_argument("folder", type=Path, metavar="DIR", help="the folder for the keys; keys already in it are kept")
     keys.add_argument("sites", nargs="*", metavar="SITE", help="the clients' names")
-    keys.add_argument(
-        "--host",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="name or address by which sites reach the server; may be repeated (this machine is always included)",
-    )
+    what = "name or address by which sites reach the server; may be repeated (this machine is always included)"
+    keys.add_argument("--host", **REPEATED, metavar="NAME", help=what)
     keys.set_defaults(command=_keys)
 
 
@@ -152,14 +148,8 @@ def _add_examples(node: argparse.ArgumentParser) -> None:
 
 def _add_limits(node: argparse.ArgumentParser) -> None:
     """What a server may have this site do."""
-    node.add_argument(
-        "--code",
-        type=Path,
-        action="append",
-        default=[],
-        metavar="FILE.py",
-        help="a file whose methods, models and other parts the server may name; may be repeated",
-    )
+    what = "a file whose methods, models and other parts the server may name; may be repeated"
+    node.add_argument("--code", **REPEATED, type=Path, metavar="FILE.py", help=what)
     node.add_argument(
         "--few-rows",
         action="store_true",
@@ -182,13 +172,8 @@ def _add_reading(node: argparse.ArgumentParser) -> None:
         metavar="COLUMN",
         help="column to predict, by the agreed name; several as a,b (default: y)",
     )
-    table.add_argument(
-        "--column",
-        action="append",
-        default=[],
-        metavar="THEIRS=OURS",
-        help="a column of the file, and the agreed name for it; may be repeated",
-    )
+    what = "a column of the file, and the agreed name for it; may be repeated"
+    table.add_argument("--column", **REPEATED, metavar="THEIRS=OURS", help=what)
     table.add_argument("--ignore", default="", metavar="A,B,...", help="columns that are not inputs (default: none)")
     table.add_argument(
         "--time", default="", metavar="COLUMN", help="column of times: rows are split in chronological order"
@@ -205,8 +190,7 @@ def _add_run(actions: Any, common: argparse.ArgumentParser) -> None:
     )
     run.add_argument(
         "--track",
-        action="append",
-        default=[],
+        **REPEATED,
         metavar="WHERE",
         help="track the run in tensorboard, mlflow, wandb or a class of yours, FILE.py:NAME; may be "
         "repeated; a resumed run keeps them (docs/runs.md)",

@@ -3,7 +3,9 @@
 import argparse
 import os
 from pathlib import Path
+from typing import Any
 
+REPEATED: dict[str, Any] = {"action": "append", "default": []}  # of an option that may be given several times
 MORE = "where it runs, and what is printed"  # a group of options, which helps have last
 HOW = "how."  # settings of how a run is carried out: fields of kinfed.Execution
 CARRIED_OUT = (

@@ -25,7 +25,7 @@ from ..simulation.execution import Execution
 from . import table_options
 from .choose import choose_for, show_choice
 from .estimate import Planned, candidates, dry_run
-from .options import MORE, add_dry_run, add_how, add_settings, columns, detail, place
+from .options import MORE, REPEATED, add_dry_run, add_how, add_settings, columns, detail, place
 from .report import show_page, write_page
 from .training import Bar, data_dir, execution, show
 
@@ -107,11 +107,7 @@ def _followed() -> argparse.ArgumentParser:
     """Options for how to run, and where to follow it."""
     running = argparse.ArgumentParser(add_help=False, parents=[place(), detail()])
     running.add_argument_group(MORE).add_argument(
-        "--track",
-        action="append",
-        default=[],
-        metavar="WHERE",
-        help="tensorboard, mlflow, wandb or FILE.py:NAME; repeatable",
+        "--track", **REPEATED, metavar="WHERE", help="tensorboard, mlflow, wandb or FILE.py:NAME; repeatable"
     )
     return running
 

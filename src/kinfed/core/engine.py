@@ -17,10 +17,12 @@ from .history import History
 from .method import Method, Roster
 from .rows import index, put
 from .seeding import fold, key
-from .settings import CountOrZero, In, Settings
+from .settings import CountOrZero, In, Settings, check
 from .sharing import undivided
 from .trees import Axis, Tree, axes, bytes_down, pick, size
 
+AUTO = 200, 0.25  # the most rounds, and the patience, of rounds="auto"
+LEAST, STEPS = 4, 100  # rounds without a better score, and local steps of the smallest client, before training stops
 RELATED = 1 << 13  # with more clients no relation is kept: it is an N x N table in every evaluated round
 
 
@@ -56,7 +58,9 @@ class Rounds:
 
     Every `evaluate_every`-th round is scored, and the last. `select_by` is the validation score that selects the round
     and the kind of model instead of the task's metric, such as "auc" or "loss"; its mean is over the clients that have
-    it. Raises UsageError for invalid counts.
+    it. With `patience` training stops once the selected round lies further back than this share of the rounds so far,
+    and than `LEAST` rounds, but not before the smallest client has taken `STEPS` local steps; `count` is then the most.
+    Raises UsageError for invalid counts.
     """
 
     count: int = 20  # rounds of training
@@ -64,21 +68,43 @@ class Rounds:
     select_by: str = ""  # the validation score that selects; "": the task's metric
     until: int = 0  # pause after this round: a fit with the same folder continues; 0: train all rounds
     keep: str = ""  # the kind of model that is kept; "": the one that validation prefers
+    patience: float = 0.0  # the share of rounds without a better validation score that ends training; 0: none does
 
     def __post_init__(self) -> None:
         check_count("rounds", self.count, 1, 31)
         check_count("evaluate_every", self.evaluate_every, 1, 31)
         if not isinstance(self.select_by, str):
             raise UsageError(f"select_by: there is no score {self.select_by!r:.80}")
+        check(self.patience, Annotated[float, In("[0, 1)")], "patience, a share of the rounds,")
         check_count("until", self.until, 0, 31)
         if self.until > self.count or (self.until % self.evaluate_every and self.until < self.count):
             when = f"every {self.evaluate_every} of {self.count}"
             raise UsageError(f"until must be a round that is evaluated, {when}; got {self.until}")
 
+    @classmethod
+    def of(cls, given: Any) -> "Rounds":
+        """Rounds as they are given: how many, or "auto", or themselves."""
+        return given if isinstance(given, Rounds) else cls(AUTO[0], patience=AUTO[1]) if given == "auto" else cls(given)
+
     @property
     def last(self) -> int:
         """How many rounds are trained before the run ends or pauses."""
         return self.until or self.count
+
+    def left(self, begin: int, history: History, roster: Roster, share: float) -> Iterator[int]:
+        """The rounds from `begin` on, as long as training goes on; a `share` of the clients takes part in each."""
+        steps = share * int(roster.training.count_steps(roster.sizes).min()) if self.patience else 0.0
+        for round in range(begin, self.last):
+            if round * steps >= STEPS and self._is_over(round, history):
+                return
+            yield round
+
+    def _is_over(self, done: int, history: History) -> bool:
+        """Whether after so many rounds validation has stopped improving; a run's last round is evaluated."""
+        history.settle()
+        if not history.rounds or history.rounds[-1] + 1 < done:
+            return False
+        return done - 1 - history.select(history.preferred) > max(LEAST, self.patience * done)
 
 
 def check_count(name: str, count: Any, least: int, below: int) -> None:
@@ -116,31 +142,26 @@ def run(
     fleet: Fleet,
     history: History,
     *,
-    rounds: int,
+    rounds: int | Rounds,
     participation: float | Participation = 1.0,
     groups: Tensor | None = None,
     server: Tree = None,
     begin: int = 0,
     after: Callable[[int, Tree], None] = lambda round, server: None,
 ) -> Tree:
-    """Train for rounds `begin` to `rounds - 1` and return the server's last state.
+    """Train from round `begin` until the last of `rounds`, and return the server's last state.
 
     `roster` and `groups: [N]`, which `participation` may draw from, list all clients, late ones too. `server` is the
     state to resume from if `begin` is not 0; `after(round, server)` is called after each round.
     """
-    drawn = participation if isinstance(participation, Participation) else Participation(participation)
-    if drawn.by_group and groups is None:
-        raise UsageError(
-            "participation.by_group draws from each hidden group, but these clients have none; use a partition that "
-            "makes them, such as topologies or rotations, or leave by_group out"
-        )
+    rounds, drawn = Rounds.of(rounds), _drawn(participation, groups)
     whole, late = roster, latecomers(roster.seed, roster.tags, drawn.late)
     here = whole.others(late) if begin <= drawn.joins else whole.everyone  # [n] who has joined, in the server's order
     roster = whole.part(here) if len(here) < len(whole) else whole
     if begin == 0:
         with _server(method, 0):
             server = method.start(roster)
-    for round in range(begin, rounds):
+    for round in rounds.left(begin, history, whole, drawn.share):
         whole, roster = replace(whole, round=round), replace(roster, round=round)
         with _server(method, round):
             if round == drawn.joins and len(late):
@@ -162,7 +183,7 @@ def run(
         if not all(is_finite(t) for t in tree_leaves(server)):
             raise RunError(f"round {round + 1}: the server's state holds NaN or infinity; lower the method's own rates")
         evaluation = relation = diagnostics = None
-        if history.is_due(round, rounds):
+        if history.is_due(round, rounds.last):
             with _server(method, round):
                 prospect, relation = _outlook(method, whole, roster, here, server, cohort)
             evaluation = fleet.evaluate(round, whole.everyone, prospect)
@@ -178,6 +199,17 @@ def run(
     whole.memo.clear()
     history.settle()
     return server
+
+
+def _drawn(participation: float | Participation, groups: Tensor | None) -> Participation:
+    """How clients are drawn; raises UsageError if that is from groups which they do not have."""
+    drawn = participation if isinstance(participation, Participation) else Participation(participation)
+    if drawn.by_group and groups is None:
+        raise UsageError(
+            "participation.by_group draws from each hidden group, but these clients have none; use a partition that "
+            "makes them, such as topologies or rotations, or leave by_group out"
+        )
+    return drawn
 
 
 @contextmanager

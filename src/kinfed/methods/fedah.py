@@ -7,14 +7,12 @@ from dataclasses import dataclass
 
 from ..core.method import Params
 from ..core.settings import CountOrZero, NonNegative
-from .bases import Averaging
-from .parts import mixed_weights
 from .parts.classes import check_head
-from .parts.mixed_weights import Mixing
+from .parts.mixed_weights import LearnedMixture, Mixing
 
 
 @dataclass(frozen=True)
-class FedAH(Averaging):
+class FedAH(LearnedMixture):
     r"""On receipt a client's head becomes $h_i + W \odot (h - h_i)$ with $W$ learned in $[0, 1]$, the base that of all.
 
     Then it trains the head, and after it the base, as in FedRep; both are averaged.
@@ -25,29 +23,17 @@ class FedAH(Averaging):
     head_epochs: CountOrZero = 1  # of the head, in a round
     base_epochs: CountOrZero | None = None  # of the base; None: as many as in the training settings
 
-    def _head(self, client):
+    def where(self, client):
         """[m] where the part of the head that travels lies in the model."""
         whole, layout = client.undivided.model, client.model.layout
         check_head(whole.module, whole.head_name, "fedah")
         return layout.index(layout.head & layout.learned, client.model.theta.device)
 
-    def init_client(self, client):
-        return mixed_weights.start(client, self._head(client))
-
-    def _mix(self, client, state, theta):
-        """The weights, [m], and the model whose head is mixed by them, [d]."""
-        at = self._head(client)
-        weight = mixed_weights.learn(client, state, theta, at, self.rate, self.mix_epochs, share=1.0)
-        return weight, mixed_weights.mixed(state, weight, theta, at)
-
     def train(self, client, state, received):
         layout = client.undivided.model.layout
-        weight, theta = self._mix(client, state, received.theta)
+        weight, theta = self.mix(client, state, received.theta)
         if self.head_epochs != 0:
             theta = client.descend(theta, only=layout.head, epochs=self.head_epochs)
         if self.base_epochs != 0:
             theta = client.descend(theta, only=layout.base, epochs=self.base_epochs)
         return Mixing(theta, weight, state.started | True), Params(theta)
-
-    def personalise(self, client, state, received):
-        return {"mixed": Params(self._mix(client, state, received.theta)[1]), "own": Params(state.theta)}

@@ -10,12 +10,12 @@ from typing import Literal, NamedTuple
 
 import torch
 
-from ..core.method import Method, Params, SharedParams
-from ..core.mixins import Explains
+from ..core.method import Params
 from ..core.seeding import key, normal
 from ..core.settings import NonNegative
 from ..core.trees import ModelOf, PerClient, Shared
 from ..ops.mixing import weighted_mean
+from .bases import Averaging
 
 
 class Server(NamedTuple):
@@ -26,7 +26,7 @@ class Server(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FedAtt(Method, Explains):
+class FedAtt(Averaging):
     r"""$w_l \leftarrow w_l - \epsilon \sum_k \alpha_{kl} (w_l - \theta_{kl})$ for each tensor $l$.
 
     $\alpha_{\cdot l} = \mathrm{softmax}_k \|w_l - \theta_{kl}\|_p$: the farther a client, the larger its weight.
@@ -42,9 +42,6 @@ class FedAtt(Method, Explains):
 
     def start(self, roster):
         return Server(roster.theta, roster.theta.new_zeros(len(roster), len(roster.layout.learned)))
-
-    def send(self, roster, server, cohort):
-        return SharedParams(server.theta)
 
     def aggregate(self, roster, server, cohort, uploads):
         theta, rows = weighted_mean(uploads.theta, roster.sizes[cohort]), []

@@ -6,15 +6,12 @@ Differs: the head alone is shared, and training starts afresh; the authors share
 
 from dataclasses import dataclass, field
 
-from .fedavg import FedAvg
+from .fedper import FedPer
 
 
 @dataclass(frozen=True)
-class LGFedAvg(FedAvg):
+class LGFedAvg(FedPer):
     """All of a model is trained at once; the lower layers, `personal`, stay, and the head's mean is taken."""
 
     personal: tuple[str, ...] = field(default=("base",), kw_only=True)  # tensors that never leave a client
     uniform: bool = True  # all clients have the same weight, however many examples they have
-
-    def personalise(self, client, state, received):
-        return {"mixed": received}

@@ -141,7 +141,7 @@ class Checkpointer:
         """What the run ends with; None if it only pauses. `roster` lists all clients, also absent ones."""
         if rounds.last < rounds.count:
             return None
-        late = latecomers(roster.seed, roster.tags, participation.late if rounds.count <= participation.joins else 0.0)
+        late = latecomers(roster.seed, roster.tags, participation.late if self.at.done <= participation.joins else 0.0)
         known = roster.others(late)
         names = tuple(self._fleet.names[i] for i in known.tolist())
         whole = self.at._replace(state=self._fleet.states.keep(), how={**self._fleet.how, **self._fixed})

@@ -43,7 +43,7 @@ def further(path: Path, overrides: Sequence[str] = ()) -> tuple[Experiment, RunF
     table = config.read(str(folder.config), list(overrides))
     more = table["rounds"] if any(one.startswith(ROUNDS) for one in overrides) else summary.rounds - before
     check_count("rounds", more, 1, 31)
-    experiment = config.resolve({**table, "rounds": summary.rounds + more})
+    experiment = config.resolve({**table, "rounds": summary.rounds + more, "patience": 0.0})
     if experiment.method_name != method:
         raise UsageError(f"{folder} was trained by {method} and goes on with it; got {experiment.method_name}")
     if lacking := sorted({*experiment.every_seed} - {*summary.seeds}):

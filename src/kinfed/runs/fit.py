@@ -42,13 +42,21 @@ from .run_folder import RunFolder
 from .trackers import followed
 from .trained_run import TrainedRun
 
+KINDS: dict[str, tuple[Any, str]] = {  # what arguments of fit must be
+    "training": (Training, "like kinfed.Training(epochs=2, batch=16)"),
+    "participation": (Real | Participation, "a share in (0, 1], or a kinfed.Participation"),
+    "execution": (Execution, "like kinfed.Execution(executor='loop')"),
+    "folder": (str | Path | None, "a path, such as 'runs/mine'"),
+    "attack": (Attack | None, "one such as kinfed.attacks.Poison(share=0.2)"),
+}
+
 
 def fit(
     method: Method,
     federation: Federation,
     module: nn.Module | Model | None = None,
     *,
-    rounds: int | Rounds = 20,
+    rounds: int | str | Rounds = 20,
     training: Training = Training(),
     participation: float | Participation = 1.0,
     seed: int = 0,
@@ -63,7 +71,8 @@ def fit(
         federation: the clients' examples, already split.
         module: architecture and initial parameters; by default a small MLP. Its head is the last nn.Linear, unless it
             is given as `Model(module, head="NAME")`.
-        rounds: how many, or a `Rounds`, which also says which of them are scored and by which score one is selected.
+        rounds: how many, or "auto", until validation stops improving; or a `Rounds`, which also says which of them are
+            scored and by which score one is selected.
         training: how every client trains locally.
         participation: the share of clients in a round, or a `Participation`.
         seed: fixes every draw: same seed, same bytes, on one machine's CPU.
@@ -88,13 +97,13 @@ def fit(
     >>> run.history.test("shared").shape, run.model("1")
     (torch.Size([3]), Linear(in_features=4, out_features=2, bias=True))
     """
-    _check_kinds(method, federation, module, training, participation, seed, execution, folder, attack)
-    rounds = rounds if isinstance(rounds, Rounds) else Rounds(rounds)
+    check_seed(seed)
+    given = {"training": training, "participation": participation, "execution": execution}
+    _check_kinds(method, federation, module, **given, folder=folder, attack=attack)
+    rounds = Rounds.of(rounds)
     participation = participation if isinstance(participation, Participation) else Participation(float(participation))
     checkpointer = Checkpointer(None if folder is None else RunFolder(folder), execution.checkpoint_seconds)
-    if rounds.select_by:
-        federation = replace(federation, task=selected_task(federation.task, rounds.select_by))
-    federation, attackers = _corrupted(federation, attack, seed)
+    federation, attackers = _corrupted(_selecting(federation, rounds), attack, seed)
     model = _model(method, module, federation, seed)
     how = checkpointer.execution(execution, federation, model, rounds, seed)
     divided, model = divide(method, model)
@@ -124,7 +133,7 @@ def fit(
             roster,
             whole,
             history,
-            rounds=rounds.last,
+            rounds=rounds,
             participation=participation,
             groups=None if federation.groups is None else federation.groups.to(fleet.device),
             server=at.server,
@@ -139,19 +148,8 @@ def fit(
     return check_agreement(made, fleet) if rounds.last == rounds.count else made  # a paused run is one to go on with
 
 
-def _check_kinds(
-    method: Any,
-    federation: Any,
-    module: Any,
-    training: Any,
-    participation: Any,
-    seed: Any,
-    execution: Any,
-    folder: Any,
-    attack: Any,
-) -> None:
+def _check_kinds(method: Any, federation: Any, module: Any, **others: Any) -> None:
     """Raise UsageError for arguments of fit that are of a wrong kind."""
-    check_seed(seed)
     for given, kind, example in (
         (method, Method, "kinfed.FedAvg()"),
         (federation, Federation, "kinfed.Federation.from_arrays(x, y, client)"),
@@ -162,16 +160,20 @@ def _check_kinds(
             raise UsageError(
                 f"fit takes a method, a federation and a module: {what} is not a {kind.__name__} such as {example}"
             )
-    if not isinstance(training, Training):
-        raise UsageError(f"training must be like kinfed.Training(epochs=2, batch=16); got {training!r}")
-    if not isinstance(participation, Real | Participation):
-        raise UsageError(f"participation must be a share in (0, 1], or a kinfed.Participation; got {participation!r}")
-    if not isinstance(execution, Execution):
-        raise UsageError(f"execution must be like kinfed.Execution(executor='loop'); got {execution!r:.80}")
-    if not isinstance(folder, str | Path | None):
-        raise UsageError(f"folder must be a path, such as 'runs/mine'; got {folder!r}")
-    if not isinstance(attack, Attack | None):
-        raise UsageError(f"attack must be one such as kinfed.attacks.Poison(share=0.2); got {attack!r:.80}")
+    for name, given in others.items():
+        if not isinstance(given, KINDS[name][0]):
+            raise UsageError(f"{name} must be {KINDS[name][1]}; got {given!r:.80}")
+
+
+def _selecting(federation: Federation, rounds: Rounds) -> Federation:
+    """The federation with the score that selects rounds; raises UsageError if it cannot say when training ends."""
+    if rounds.patience and not any(map(len, federation.rows["validation"])):
+        raise UsageError(
+            "rounds=auto, or patience, needs validation examples to stop by, and no client has any; give a number of "
+            "rounds, or set federation.split.validation above 0"
+        )
+    by = rounds.select_by
+    return replace(federation, task=selected_task(federation.task, by)) if by else federation
 
 
 def _corrupted(federation: Federation, attack: Attack | None, seed: int) -> tuple[Federation, Tensor]:

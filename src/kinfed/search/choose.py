@@ -64,7 +64,7 @@ class Choice:
     problems: list[str]  # what failed and is missing, if anything
     folds: int
     budget: int  # training rounds that the race was given
-    trained: int  # and those that it took, without candidates that ended early
+    trained: int  # and those that it took
     outside: Outside | None = None  # what standard models do that need no federation
     refits: dict[str, TrainedRun] = field(default_factory=dict)  # "kin", "local", "fedavg": once more, on all rows
 
@@ -180,8 +180,7 @@ def choose(
         if not (client and target):
             raise UsageError("choose takes a federation, or a frame with client= and target=, the names of its columns")
         federation = from_frame(federation, client=client, target=target, seed=how.get("seed", 0))
-    rounds = how.get("rounds", 20)
-    how["rounds"] = successive_halving.scored(rounds if isinstance(rounds, Rounds) else Rounds(rounds))
+    how["rounds"] = successive_halving.scored(Rounds.of(how.get("rounds", 20)))
     if module is None and federation.columns is not None:
         how.setdefault("training", Training(clip=CLIP))
     with tempfile.TemporaryDirectory() if folder is None else nullcontext(folder) as place:
@@ -202,11 +201,7 @@ def factors(federation: Federation, models: Sequence[str]) -> tuple[float, ...]:
 
 def raced(federation: Federation) -> dict[str, Callable[[int], nn.Module | Model]]:
     """The models that race beside the usual one, by name."""
-    return {name: partial(_seeded, federation, name) for name in solvable(federation)}
-
-
-def _seeded(federation: Federation, name: str, seed: int) -> nn.Module:
-    return default_model(federation, name, seed)
+    return {name: partial(default_model, federation, name) for name in solvable(federation)}
 
 
 def solvable(federation: Federation) -> tuple[str, ...]:
@@ -335,7 +330,7 @@ def carry_out(
         answers = safest(won[1], runs)
         entered = sum(one.rounds > 0 or bool(one.problem) for one in standings)
         worth = _judge(*won, runs, answers, entered)
-    trained = folds * sum(one.rounds for one in standings)
+    trained = sum(arena.history(Entry(one.candidate, fold)).done for one in standings for fold in range(folds))
     outside: Outside | None = None
     if beside:
         with note_failure(problems, "there is no comparison with models that need no federation"):

@@ -153,13 +153,14 @@ def score(*folders: RunFolder) -> Score:
 
 
 def scores_by_round(folder: RunFolder, model: str, metric: str = "") -> tuple[Array, Array]:
-    """The evaluated rounds [T] (from 1), and a model's test score by seed, round and client: [S, T, N].
+    """The evaluated rounds [T] (from 1) of all seeds, and a model's test score by seed, round and client: [S, T, N].
 
     The score is the run's metric unless another of its test scores is named; an attacker's is NaN.
     """
     metric = metric or folder.read_summary().metric.name
     seeds = [one.read_scores(model, metric) for one in folder.repeats()]
-    return seeds[-1][0], np.stack([scores for _, scores in seeds])
+    rounds = min((rounds for rounds, _ in seeds), key=len)
+    return rounds, np.stack([scores[: len(rounds)] for _, scores in seeds])
 
 
 def setting(key: str, value: object) -> str:

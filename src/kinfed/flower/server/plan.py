@@ -96,6 +96,8 @@ def resolve(raw: Table) -> Plan:
     learning = experiment.learning(raw, frozenset({"federation", "flower"}))
     if learning.seeds != 1:
         raise UsageError("a federation runs one seed at a time; leave out seeds")
+    if learning.rounds.patience:
+        raise UsageError("sites agree to a number of rounds, so rounds=auto and patience are for simulations only")
     if "weights" in learning.table["model"]:
         raise UsageError("model.weights names a file of this machine, which sites do not have; leave it out of a plan")
     if learning.participation.late or learning.participation.by_group:

@@ -190,7 +190,7 @@ class _Run:
                     self.roster,
                     self.fleet,
                     self.history,
-                    rounds=self.rounds.count,
+                    rounds=self.rounds,
                     participation=self.planned.learning.participation,
                     server=self.at.server,
                     begin=self.at.done,

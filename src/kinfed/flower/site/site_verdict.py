@@ -53,7 +53,7 @@ def compare(
     execution = Execution("loop", onednn=False, device=device)
     fleet = Simulation(federation, model, method, learning.training, seed=learning.seed, execution=execution)
     history = History(tuple(federation.names), task, rounds.evaluate_every, select_by=rounds.select_by)
-    engine.run(fleet.method, fleet.roster(), fleet, history, rounds=rounds.count)
+    engine.run(fleet.method, fleet.roster(), fleet, history, rounds=rounds)
     personal = {name: values[0].cpu() for name, values in history.models.items()}
     rows = federation.rows["test"][0]
     modules = {**kept, "local": export(method, fleet.model, trees.named(personal))}

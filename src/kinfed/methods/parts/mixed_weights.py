@@ -1,12 +1,15 @@
 """Weights by which a client mixes numbers of its own model with those that it received, each with its own."""
 
+from abc import abstractmethod
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from ...core.client import Client
-from ...core.trees import ModelOf, PerClient
+from ...core.method import Params
+from ...core.trees import ModelOf, PerClient, Tree
+from ..bases import Averaging
 
 
 class Mixing(NamedTuple):
@@ -17,26 +20,39 @@ class Mixing(NamedTuple):
     started: PerClient  # [] bool, has trained before; until then it takes what it receives
 
 
-def start(client: Client, at: Tensor) -> Mixing:
-    """The first state of a client that mixes the numbers at: [m] of its model."""
-    theta = client.model.theta
-    return Mixing(theta, torch.ones_like(theta[at]), torch.zeros((), dtype=torch.bool, device=theta.device))
+class LearnedMixture(Averaging):
+    """Averaging, where clients begin from a mixture of their own model and the shared one that lowers their loss."""
 
+    rate: float  # learning rate of the weights; 0: they stay 1
+    share: float = 1.0  # of the training batches that a pass uses to learn them: the first ones of a shuffled pass
+    mix_epochs: int  # such passes in a round
 
-def learn(client: Client, state: Mixing, theta: Tensor, at: Tensor, rate: float, epochs: int, share: float) -> Tensor:
-    r"""[m] weights after descending on the loss of $\hat\theta = \theta_i + W \odot (\theta - \theta_i)$.
+    @abstractmethod
+    def where(self, client: Client) -> Tensor:
+        """[m] where the numbers that are mixed lie in the part of the model that travels."""
 
-    theta: [d] is what the client received, at: [m] where it mixes. Each weight stays in [0, 1]. An epoch has the first
-    batches of a shuffled pass over the training examples, so many that they are this share of its batches.
-    """
-    weight, way = state.weight, (theta - state.theta)[at]
-    each = client.training.count_steps(client.size, epochs=1)
-    used = (share * each).ceil()
-    for t, batch in enumerate(client.batches(epochs=epochs) if rate else ()):
-        grad = client.gradient(mixed(state, weight, theta, at), batch)[at]
-        moved = (weight - rate * grad * way).clamp(0, 1)
-        weight = batch.keep(weight, torch.where(state.started & (t % each < used), moved, weight))
-    return weight
+    def init_client(self, client: Client) -> Tree:
+        theta = client.model.theta
+        started = torch.zeros((), dtype=torch.bool, device=theta.device)
+        return Mixing(theta, torch.ones_like(theta[self.where(client)]), started)
+
+    def mix(self, client: Client, state: Mixing, theta: Tensor) -> tuple[Tensor, Tensor]:
+        r"""The weights: [m] in [0, 1], and the mixture: [d] with what was received, theta: [d].
+
+        Weights descend on the loss of $\hat\theta = \theta_i + W \odot (\theta - \theta_i)$.
+        Until the client has trained the mixture is what it received.
+        """
+        at, weight = self.where(client), state.weight
+        way, each = (theta - state.theta)[at], client.training.count_steps(client.size, epochs=1)
+        used = (self.share * each).ceil()
+        for t, batch in enumerate(client.batches(epochs=self.mix_epochs) if self.rate else ()):
+            grad = client.gradient(mixed(state, weight, theta, at), batch)[at]
+            moved = (weight - self.rate * grad * way).clamp(0, 1)
+            weight = batch.keep(weight, torch.where(state.started & (t % each < used), moved, weight))
+        return weight, mixed(state, weight, theta, at)
+
+    def personalise(self, client: Client, state: Tree, received: Tree) -> dict[str, Tree]:
+        return {"mixed": Params(self.mix(client, state, received.theta)[1]), "own": Params(state.theta)}
 
 
 def mixed(state: Mixing, weight: Tensor, theta: Tensor, at: Tensor) -> Tensor:

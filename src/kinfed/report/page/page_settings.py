@@ -21,6 +21,7 @@ from ...simulation.attacks import ATTACKS
 
 TOP = {
     "rounds": "rounds of training",
+    "patience": "the share of rounds without a better validation score that ends training",
     "seed": "fixes every random draw: the split, the model's first weights, cohorts and batches",
     "seeds": "how many times the run is repeated, with seed, seed + 1, ...",
     "evaluate_every": "rounds between two evaluations",

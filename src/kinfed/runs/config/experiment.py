@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from ...core import seeding
-from ...core.engine import Participation, Rounds, check_seed
+from ...core.engine import AUTO, Participation, Rounds, check_seed
 from ...core.graph import Graph
 from ...core.method import Method
 from ...core.mixins import Advises
@@ -343,8 +343,10 @@ def _is_unicode(text: str) -> bool:
 
 def learning(raw: Table, beside: frozenset[str] = frozenset({"federation"})) -> Learning:
     """The settings that do not depend on where the examples are; `beside` names the config's other tables."""
-    known = {"rounds", "seed", "seeds", "participation", "evaluate_every", "select_by"}
+    known = {"rounds", "patience", "seed", "seeds", "participation", "evaluate_every", "select_by"}
     check_keys(raw, known | {"model", "training", "method", "methods", "code"} | beside, "")
+    if raw.get("rounds") == "auto":
+        raw = {"patience": AUTO[1], **raw, "rounds": AUTO[0]}
     top = {
         "rounds": value_of(raw, "rounds", int, 20),
         "seed": value_of(raw, "seed", int, 0),
@@ -354,13 +356,15 @@ def learning(raw: Table, beside: frozenset[str] = frozenset({"federation"})) -> 
     check_seed(top["seed"])
     if top["seeds"] < 1:
         raise UsageError(f"seeds counts runs, so it must be at least 1; got {top['seeds']}")
+    if raw.get("patience"):
+        top["patience"] = value_of(raw, "patience", float, 0.0)
     if "select_by" in raw:
         top["select_by"] = value_of(raw, "select_by", str, "")
         if not plugins.is_path(_dataset_in(raw)) and "task" not in table_of(raw, "federation", ""):
             check_selection(
                 top["select_by"]
             )  # otherwise it may be a score of the user's own task, which the run checks
-    rounds = Rounds(top["rounds"], top["evaluate_every"], top.get("select_by", ""))
+    rounds = Rounds(top["rounds"], top["evaluate_every"], top.get("select_by", ""), patience=top.get("patience", 0.0))
     requested = raw.get("participation", 1.0)
     requested = requested if isinstance(requested, dict) else {"share": value_of(raw, "participation", float, 1.0)}
     participation, participation_table = call(Participation, requested, "participation")

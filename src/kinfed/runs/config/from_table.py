@@ -252,7 +252,7 @@ def _training(experiment: Experiment) -> str:
     name = type(training.optimiser).__name__
     rate = f" at rate {training.optimiser.lr:g}" if hasattr(training.optimiser, "lr") else ""
     local = several(training.epochs, "epoch") if training.steps is None else several(training.steps, "step")
-    rounds = several(experiment.rounds.count, "round")
+    rounds = "at most " * bool(experiment.rounds.patience) + several(experiment.rounds.count, "round")
     return f"{rounds} of {local} at each client, {name}{rate}, batches of {training.batch}"
 
 
