@@ -172,7 +172,8 @@ def standard(train, test, client, target):
     ridge = RidgeCV(np.logspace(-3, 4, 15))
     every = LogisticRegressionCV(Cs=8, max_iter=300, cv=4) if labels else ridge
     alone = LogisticRegression(C=0.3, max_iter=300) if labels else ridge
-    both = linear(train, [*columns, client], every).fit(train[[*columns, client]], train[target])
+    known = [*columns, client]
+    pooled = linear(train, known, every).fit(train[known], train[target]).predict(test[known])
     each = pd.Series(index=test.index, dtype=object if labels else float)
     for name, own in train.groupby(client):
         asked = test[test[client] == name]
@@ -181,8 +182,8 @@ def standard(train, test, client, target):
         elif len(asked):
             each[asked.index] = linear(train, columns, alone).fit(own[columns], own[target]).predict(asked[columns])
     level = train[target] if not labels else (train[target] == train[target].mode()[0]).astype(float)
-    known = level.groupby(train[client]).agg(["mean", "size"])
-    mean = (known["mean"] * known["size"] + 5 * level.mean()) / (known["size"] + 5)
+    found = level.groupby(train[client]).agg(["mean", "size"])
+    mean = (found["mean"] * found["size"] + 5 * level.mean()) / (found["size"] + 5)
     rows = pd.concat([train, test])
     inputs = rows[columns].assign(level=rows[client].map(mean))
     inputs = inputs.assign(
@@ -193,7 +194,7 @@ def standard(train, test, client, target):
     boosted.fit(inputs.loc[train.index], train[target])
     return {
         EACH: each.to_numpy(),
-        CLIENT: both.predict(test[[*columns, client]]),
+        CLIENT: pooled,
         BOOSTING: boosted.predict(inputs.loc[test.index]),
     }
 
