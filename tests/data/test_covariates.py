@@ -251,6 +251,10 @@ def test_rows_after_the_last_reading_tell_what_is_known_ahead():
             lambda t: [row.update(heat=None) for (who, _), row in t.items() if who == "C"],
             "row 23, column 'heat': 6 forecasts have no value in the 3 steps before",
         ),
+        (
+            lambda t: t["B", LENGTH].update(sale="gift"),
+            "row 19, column 'sale': 'gift' is in no training row",
+        ),
     ],
 )
 def test_what_new_rows_lack_is_said_with_its_cell(change, said):
@@ -346,6 +350,10 @@ def ends(table):
         (
             ends,
             "sales.csv, line 101, column 'heat': this is the last value of client 'B', 60 steps before its last",
+        ),
+        (
+            lambda t: [row.update(heat=None) for (who, _), row in t.items() if who == "B"],
+            "sales.csv: 'heat' has no value in any row of B, and is taken to be as at most rows there",
         ),
         (lambda t: None, "sales.csv, line 162, column 'region': only client 'C' has 'south', so others neither learn"),
         (

@@ -13,6 +13,7 @@ from ...errors import UsageError, several
 from ..steps import carried_forward
 from .column_statistics import Statistics
 from .columns import Number
+from .doubts import listed
 from .encoder import of_column
 from .frame import Frame
 from .schema import Description, Raw, Scale, of_clients, raw_of
@@ -175,7 +176,7 @@ def _constant(frame: Frame, name: str, values: Numbers, grid: Grid, owners: Sequ
 
 
 def doubts(frame: Frame, covariates: Covariates, grid: Grid, readings: Numbers, past: int) -> Iterator[str]:
-    """What to doubt: columns that end before the readings: [N, T] do or count time, categories of one client alone."""
+    """What to doubt: columns that end before readings: [N, T], never begin, or count time; a category of one client."""
     row_of = np.full(grid.shape, -1)
     row_of[grid.who, grid.place] = grid.rows
     last = _last(readings)
@@ -190,6 +191,9 @@ def doubts(frame: Frame, covariates: Covariates, grid: Grid, readings: Numbers, 
                 f"{several(int(last[i] - ends[i]), 'step')} before its last reading{more}, and stands for all later "
                 "ones; fill them in, or leave the column out with ignore"
             )
+        if (empty := np.flatnonzero(ends < 0).tolist()) and len(empty) < len(ends):
+            who = listed([covariates.owners[i] for i in empty])
+            yield f"{frame.name}: '{name}' has no value in any row of {who}, and is taken to be as at most rows there"
         if not words and _counts_time(values):
             row = int(grid.rows[0])
             yield (

@@ -17,7 +17,7 @@ from .covariates import Covariates, Grid, cells_of, leads_of, names_of, scales_o
 from .formats import Formats
 from .frame import Frame
 from .owners import Owners
-from .schema import Description
+from .schema import Description, raw_of
 from .words import Codes
 
 
@@ -141,6 +141,7 @@ class Series:
         """The cells of covariates."""
         if self.covariates is None:
             return None
+        self.covariates.warn_of_new(frame, {name: raw_of(frame, name, kind) for name, kind in self.kinds.items()})
         cells = cells_of(frame, self.kinds, self.static, grid, owners.names)
         return Covariates(self.client, owners.names, self.kinds, cells, steps, self.future)
 

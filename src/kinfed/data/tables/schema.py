@@ -157,10 +157,10 @@ class Description:
         frame.need([column.name for column in used])
         frame = frame.read_as(self.formats)
         raw = {column.name: raw_of(frame, column.name, column.kind) for column in used}
-        self._warn_of_new(frame, raw)
+        self.warn_of_new(frame, raw)
         return raw
 
-    def _warn_of_new(self, frame: Frame, raw: Mapping[str, Raw]) -> None:
+    def warn_of_new(self, frame: Frame, raw: Mapping[str, Raw]) -> None:
         """Warn of categories that no training row had, where these are no input."""
         for column in self.inputs:
             if isinstance(column, Category) and not column.other:

@@ -1,5 +1,6 @@
 """One's own table: from a file and the names of two columns to an experiment, with every choice as a sentence."""
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
@@ -33,6 +34,7 @@ MANY = 200  # categories of a column, of which most are too rare to learn from
 ROUNDED = 1e-6  # of the largest number of a column, what float32 may leave of a zero
 EXACT = 0.05  # of a target's deviation, what a line of the inputs may leave of what is no sum of them
 MOST = 20_000  # rows from which that is told
+SPREAD = 5.0  # times the mean of counts, or a part of it, that their variance may be
 
 
 def config(
@@ -175,9 +177,14 @@ def _numbers(federation: Federation, reader: TableReader) -> str:
 
 
 def looks_like_counts(y: torch.Tensor) -> bool:
-    """Whether targets may count something: whole numbers from 0, the smallest near 0 beside their spread."""
+    """Whether targets may count something: whole numbers, some near 0 beside their spread, that are no points in steps.
+
+    The variance of counts is near their mean; prices and sizes, in a unit of any size, are far off.
+    """
     y = y.flatten().double()
-    return bool((y == y.round()).all()) and 0 <= float(y.min()) <= float(y.std(correction=0))
+    mean, variance = float(y.mean()), float(y.var(correction=0))
+    near = 0 <= float(y.min()) <= variance**0.5 and mean / SPREAD <= variance <= SPREAD * mean
+    return near and bool((y == y.round()).all()) and math.gcd(*map(int, y.unique().tolist())) == 1
 
 
 def _inputs(federation: Federation, reader: TableReader) -> str:
