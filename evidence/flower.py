@@ -23,6 +23,7 @@ from kinfed.flower.server import broker, plan, server
 from kinfed.flower.server.nodes import Node
 from kinfed.flower.site.site import Site
 from kinfed.flower.site.site_reading import Reading
+from kinfed.interrupts import heard
 from kinfed.methods import METHODS
 from kinfed_papers.result_pages import put, version
 
@@ -159,7 +160,7 @@ def write(part, title, command, text):
     put(PAGE, part, f"## {title}\n\nWritten by `python {command}`, {version()}.\n\n{text}", "What a federation costs")
 
 
-if __name__ == "__main__":
+def main():
     asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     asked.add_argument("what", choices=["bytes", "seconds", "gateways"])
     asked.add_argument("--nodes", type=int, default=2)
@@ -171,3 +172,8 @@ if __name__ == "__main__":
         time_rounds(asked.nodes, asked.rounds)
     else:
         measure_gateways((4, 20, 50), asked.rounds)
+
+
+if __name__ == "__main__":
+    with heard():
+        main()

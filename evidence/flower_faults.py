@@ -34,6 +34,7 @@ from kinfed.core import trees
 from kinfed.core.engine import run
 from kinfed.core.history import History
 from kinfed.flower.server import plan
+from kinfed.interrupts import heard
 from kinfed.simulation.execution import Execution
 from kinfed.simulation.simulation import Simulation
 
@@ -312,8 +313,8 @@ class Results:
             "# Faults of a federation\n\n"
             f"Written by `python evidence/flower_faults.py --times {self.times} --faults {self.faults} "
             f"--jobs {self.jobs}`.\n\n"
-            f"{environment()} A server and {SITES} sites on this one machine, over TLS, {self.jobs} such "
-            f"federations at a time; FedAGHN, up to {self.faults} faults of a kind one after another, at one site. "
+            f"{environment()} A server and {SITES} sites on this one machine, over TLS; at most {self.jobs} such "
+            f"federation{'s' * (self.jobs > 1)} at a time; FedAGHN, up to {self.faults} faults of a kind one after another, at one site. "
             "*Failed* are runs that did not finish. *Rounds lost* were complete and had to be trained again. *Replies "
             "left out* are uploads without which a round continued, over all runs. *Models lost* are sites that ended "
             "without one, *wrong* those whose final private state differs from that of a simulation in which the "
@@ -341,7 +342,8 @@ def main():
     def work(lane):
         while case := results.next():
             command = [sys.executable, __file__, "--once", case, "--faults", str(asked.faults)]
-            with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as program:
+            how = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "start_new_session": True}
+            with subprocess.Popen(command, **how) as program:
                 programs[lane] = program
                 said, complaint = program.communicate()
             if results.stopped:
@@ -359,11 +361,12 @@ def main():
         except KeyboardInterrupt:
             results.stopped = True
             for program in programs.values():
-                program.send_signal(signal.SIGINT)
+                program.terminate()  # it ends its federation first
             raise
         finally:
             results.write()
 
 
 if __name__ == "__main__":
-    main()
+    with heard():
+        main()

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -16,8 +17,12 @@ import tomli_w
 import torch
 from sklearn.datasets import load_digits
 
+from kinfed.errors import UsageError
+from kinfed.flower.programs import superlink
+from kinfed.flower.programs.subprocesses import end
 from kinfed.flower.programs.subprocesses import environment as flower_environment
 from kinfed.flower.wire.link import Link
+from kinfed.interrupts import held
 
 KINFED = str(Path(sys.executable).with_name("kinfed"))
 EXAMPLES = 90  # of a site
@@ -68,7 +73,7 @@ def environment():
 
 
 class Federation:
-    """SuperLink and nodes; as a context, all that was started is ended with it.
+    """SuperLink and nodes; as a context, all that was started is ended with it, also if a signal ends it early.
 
     `more` is added to the environments of sites, by name. With `clients` each site is a gateway of so many.
     """
@@ -78,28 +83,34 @@ class Federation:
         self.folder, self.names, self.nodes, self._more = folder, [f"site-{i + 1}" for i in range(count)], {}, more
         self.environment = {**os.environ, "KINFED_FLOWER_HOME": str(folder / "server")}
         self.runs, self.out, self.port = 0, None, free_port()
+        self._started = []  # each process leads a session, so that Ctrl-C in a terminal leaves its end to this one
 
     def __enter__(self):
         deal(self.folder, self.names)
         for name in self.names if self.clients else []:
             deal_table(self.folder / name, self.clients)
-        self.kinfed("keys", "keys", *self.names)
-        self.up()
-        for name in self.names:
-            self.start(name)
+        try:
+            self.kinfed("keys", "keys", *self.names)
+            self.up()
+            for name in self.names:
+                self.start(name)
+        except BaseException:
+            self.__exit__()
+            raise
         return self
 
     def __exit__(self, *_):
-        for node in self.nodes.values():
-            node.terminate()
-        for node in self.nodes.values():
-            node.wait()
-        self.kinfed("down", check=False)
+        with held():
+            for process in self._started:
+                if process.poll() is None:
+                    end(process.pid)
+            with suppress(UsageError):  # none is running
+                superlink.down(self.folder / "server", lambda line: None)
 
-    def kinfed(self, *arguments, check=True):
+    def kinfed(self, *arguments):
         """kinfed flower ... on the server."""
         command = [KINFED, "flower", *map(str, arguments)]
-        subprocess.run(command, cwd=self.folder, env=self.environment, check=check, capture_output=True, text=True)
+        subprocess.run(command, cwd=self.folder, env=self.environment, check=True, capture_output=True, text=True)
 
     def up(self):
         """Start the SuperLink."""
@@ -111,7 +122,7 @@ class Federation:
         command = [KINFED, "flower", "node", name, "--data", *examples, "--server", f"127.0.0.1:{self.port}"]
         command += ["--keys", str(self.folder / "keys" / "sites" / name), "--state", ".", "--device", "cpu"]
         with (self.folder / name / "said.log").open("a") as log:
-            self.nodes[name] = subprocess.Popen(
+            self.nodes[name] = self._begin(
                 command, cwd=self.folder / name, env=self.environment | self._more.get(name, {}), stderr=log
             )
 
@@ -135,7 +146,13 @@ class Federation:
     def follow(self, *arguments):
         """kinfed flower run, to be read line by line."""
         command = [KINFED, "flower", *map(str, arguments)]
-        return subprocess.Popen(command, cwd=self.folder, env=self.environment, stderr=subprocess.PIPE, text=True)
+        return self._begin(command, cwd=self.folder, env=self.environment, stderr=subprocess.PIPE, text=True)
+
+    def _begin(self, command, **how):
+        """Start a process that ends with this federation."""
+        with held():
+            self._started.append(subprocess.Popen(command, start_new_session=True, **how))
+        return self._started[-1]
 
     def train(self, method, rounds, **table):
         """Run a method to its end; returns what it said."""
@@ -170,18 +187,15 @@ class Federation:
         link += ["--ssl-keyfile", str(keys / "server.key")]
         node = ["flower-supernode", "--superlink", address, "--root-certificates", ca, "--port"]
         quiet = {"env": environment, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-        started = [subprocess.Popen([programs / link[0], *link[1:]], **quiet)]
-        try:
-            while Link(address, ca).problem():
-                time.sleep(0.5)
-            started += [subprocess.Popen([programs / node[0], *node[1:], str(port)], **quiet) for port in ports[:-1]]
-            ask = functools.partial(subprocess.run, env=environment, capture_output=True, text=True, check=True)
-            id = json.loads(ask([programs / "flwr", "run", app, "empty", "--format", "json"]).stdout)["run-id"]
-            log = ask([programs / "flwr", "log", str(id), "empty", "--stream"]).stdout
-        finally:
-            for process in reversed(started):
-                process.terminate()
-                process.wait()
+        started = [self._begin([programs / link[0], *link[1:]], **quiet)]
+        while Link(address, ca).problem():
+            time.sleep(0.5)
+        started += [self._begin([programs / node[0], *node[1:], str(port)], **quiet) for port in ports[:-1]]
+        ask = functools.partial(subprocess.run, env=environment, capture_output=True, text=True, check=True)
+        id = json.loads(ask([programs / "flwr", "run", app, "empty", "--format", "json"]).stdout)["run-id"]
+        log = ask([programs / "flwr", "log", str(id), "empty", "--stream"]).stdout
+        for process in reversed(started):
+            end(process.pid)
         found = [float(s) for s in re.findall(r"empty round: ([\d.]+)", log)]
         assert len(found) == rounds + 1, log
         return found[1:]

@@ -36,6 +36,7 @@ from flwr.proto.node_pb2 import Node
 
 from kinfed.flower.programs import authentication
 from kinfed.flower.wire.server_app import bundle
+from kinfed.interrupts import heard
 
 PAGE = Path(__file__).parents[1] / "docs" / "evidence" / "flower-security.md"
 SITES, ROUNDS = 3, 8
@@ -572,4 +573,5 @@ def write(rows, refused, size):
 
 
 if __name__ == "__main__":
-    main()
+    with heard():
+        main()

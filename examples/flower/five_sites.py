@@ -21,7 +21,9 @@ import numpy as np
 from sklearn.datasets import load_digits
 
 from kinfed import SGD, Federation, Split, Training, fit
+from kinfed.flower.programs.subprocesses import end
 from kinfed.flower.server import plan
+from kinfed.interrupts import heard, held
 from kinfed.methods import METHODS
 
 KINFED = str(Path(sys.executable).with_name("kinfed"))
@@ -49,8 +51,7 @@ def main():
         sys.exit(f"{folder} is there already; name a folder that is not")
     folder.mkdir(parents=True)
     deal(folder, names)
-    federation = Processes(folder)
-    try:
+    with Processes(folder) as federation:
         federation.kinfed("keys", "keys", *names[:-1])
         federation.kinfed("up", "--keys", "keys", "--port", federation.port)
         for name in names[:-1]:
@@ -62,8 +63,6 @@ def main():
         }
         federation.train("kin", asked.rounds, len(names) - 1, adventures)
         federation.train("hedge", asked.rounds, len(names), {})
-    finally:
-        federation.end()
     compare(folder, names, asked.rounds)
 
 
@@ -79,28 +78,47 @@ def deal(folder, names):
 
 
 class Processes:
-    """The programs that are running, each started by the command line."""
+    """The programs that are running, each started by the command line; as a context, they end with it.
+
+    Each leads a session of its own, so that Ctrl-C reaches this program alone, which ends them.
+    """
 
     def __init__(self, folder):
-        self.folder, self.nodes = folder, {}
+        self.folder, self.nodes, self.started = folder, {}, []
         self.environment = {**os.environ, "KINFED_FLOWER_HOME": str(folder / "server")}
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
 
-    def kinfed(self, *arguments):
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        with held():  # a signal would leave some of them
+            for process in self.started:
+                if process.poll() is None:
+                    end(process.pid)
+            self.kinfed("down", check=False)
+
+    def kinfed(self, *arguments, check=True):
         """kinfed flower ... on the server."""
         print("$ kinfed flower", *arguments, flush=True)
         command = [KINFED, "flower", *map(str, arguments)]
-        subprocess.run(command, cwd=self.folder, env=self.environment, check=True)
+        subprocess.run(command, cwd=self.folder, env=self.environment, check=check, start_new_session=True)
+
+    def begin(self, command, **how):
+        """Start a program that stays."""
+        with held():
+            self.started.append(subprocess.Popen(command, env=self.environment, start_new_session=True, **how))
+        return self.started[-1]
 
     def start(self, name):
         """Start a site's node."""
         print(f"-- {name} starts", flush=True)
         command = [KINFED, "flower", "node", name, "--data", "data.npz", "--server", f"127.0.0.1:{self.port}"]
         command += ["--keys", str(self.folder / "keys" / "sites" / name), "--state", "."]
-        log = (self.folder / name / "said.log").open("a")
-        self.nodes[name] = subprocess.Popen(command, cwd=self.folder / name, env=self.environment, stderr=log)
+        with (self.folder / name / "said.log").open("a") as log:
+            self.nodes[name] = self.begin(command, cwd=self.folder / name, stderr=log)
 
     def kill(self, name):
         """End a node without warning."""
@@ -121,21 +139,13 @@ class Processes:
         path.write_text(PLAN.format(method=method, rounds=rounds, clients=clients))
         print(f"$ kinfed flower run {path.name} --out {method}", flush=True)
         command = [KINFED, "flower", "run", path.name, "--out", method]
-        run = subprocess.Popen(command, cwd=self.folder, env=self.environment, stderr=subprocess.PIPE, text=True)
+        run = self.begin(command, cwd=self.folder, stderr=subprocess.PIPE, text=True)
         for line in run.stderr:
             print(line, end="", flush=True)
             if line.startswith("round ") and " of " in line:
                 adventures.get(int(line.split()[1]), lambda: None)()
         if run.wait():
             sys.exit(run.returncode)
-
-    def end(self):
-        """End all that was started."""
-        for node in self.nodes.values():
-            node.terminate()
-        for node in self.nodes.values():
-            node.wait()
-        self.kinfed("down")
 
 
 def compare(folder, names, rounds):
@@ -176,4 +186,5 @@ def compare(folder, names, rounds):
 
 
 if __name__ == "__main__":
-    main()
+    with heard():
+        main()
