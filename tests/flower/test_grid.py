@@ -1,13 +1,16 @@
 """What a hostile or broken peer can put into a message."""
 
+import functools
 import io
 import subprocess
 import sys
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
 
 from kinfed import UsageError
 from kinfed.flower.wire import transport
@@ -62,6 +65,17 @@ def npy(array, **how):
 def test_what_is_no_message_is_refused(broken, why):
     with pytest.raises(UsageError, match=rf"the message cannot be read: .*({why})"):
         transport.unpack(broken)
+
+
+def test_a_message_has_no_id_if_the_superlink_is_started_anew_while_it_is_sent(monkeypatch):
+    """So that the broker sends it again; any other problem is a fault."""
+    monkeypatch.setattr(transport, "Envelope", lambda *what, **more: None)
+    grid = Mock()
+    grid.push_messages.side_effect = [ObjectPushError("an object", 1, "a session"), ValueError("another")]
+    push = functools.partial(transport.GridTransport(grid).push, 1, "round", Message({"round": 0}, {}), 60.0)
+    assert push() == ""
+    with pytest.raises(ValueError, match="another"):
+        push()
 
 
 def test_a_message_loads_no_more_than_it_needs():

@@ -50,14 +50,12 @@ def main(home: Path, out: Path, track: Sequence[str]) -> None:
             ending.note(out, ended="finished")
         except Terminated:
             ending.note(out, ended="stopped")
-        except KeyboardInterrupt:  # which Flower raises once the SuperLink no longer knows the task
-            log("the SuperLink has given the run up")
         except (UsageError, RunError, OSError) as problem:
             ending.note(out, ended="failed", why=str(problem))
-        except Exception as problem:
+        except BaseException as problem:
             traceback.print_exc()
-            if type(problem).__name__ == "RunNotRunningException":
-                log("the SuperLink has given the run up")
+            if type(problem).__name__ in ("KeyboardInterrupt", "RunNotRunningException"):
+                log("the SuperLink has given the run up")  # it no longer knows the task
                 return
             ending.note(out, ended="failed", why=f"unexpected {type(problem).__name__}: {problem}; please report it")
 

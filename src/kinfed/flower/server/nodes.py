@@ -1,7 +1,7 @@
 """Which clients there are, and at which node each is: learned by greeting every node that comes online."""
 
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -38,7 +38,7 @@ class Transport(Protocol):
 
     def push(self, node: int, kind: str, message: Message, seconds: float) -> str: ...  # its id, empty if it failed
 
-    def pull(self, ids: Iterable[str]) -> dict[str, Message | Failure]: ...  # replies that have arrived, by those ids
+    def pull(self, ids: Collection[str]) -> dict[str, Message | Failure]: ...  # replies that have arrived, by those ids
 
 
 @dataclass

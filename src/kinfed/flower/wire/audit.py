@@ -10,7 +10,7 @@ import fcntl
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +91,7 @@ class AuditedTransport:
         self._sent[id] = kind, name
         return id
 
-    def pull(self, ids: Iterable[str]) -> dict[str, Message | Failure]:
+    def pull(self, ids: Collection[str]) -> dict[str, Message | Failure]:
         """The replies that have arrived, by the id of the message that they reply to."""
         found = self._transport.pull(ids)
         for id, reply in found.items():
