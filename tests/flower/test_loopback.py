@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -29,12 +28,9 @@ def kinfed(*arguments, **how):
 
 
 @pytest.fixture(scope="module")
-def federation(tmp_path_factory, examples, own_code):
+def federation(tmp_path_factory, examples, own_code, free_port):
     """Its folder, and what runs a command there and returns what that printed, or what it said if it failed."""
-    folder = tmp_path_factory.mktemp("federation")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    folder, port = tmp_path_factory.mktemp("federation"), free_port()
     environment = {**os.environ, "KINFED_FLOWER_HOME": str(folder / "home"), "OMP_NUM_THREADS": "1"}
     started = []
 
@@ -54,15 +50,8 @@ def federation(tmp_path_factory, examples, own_code):
             (folder / "code" / name).mkdir(parents=True)
             (folder / "code" / name / "mine.py").write_text(own_code)
             asked = ("node", name, "--data", f"{name}.npz", "--server", f"127.0.0.1:{port}", "--device", "cpu")
-            asked += (
-                "--keys",
-                f"keys/sites/{name}",
-                "--state",
-                "states",
-                "--code",
-                f"code/{name}/mine.py",
-                "--few-rows",
-            )
+            asked += ("--keys", f"keys/sites/{name}", "--state", "states")
+            asked += ("--code", f"code/{name}/mine.py", "--few-rows")
             started.append(kinfed(*asked, env=environment, cwd=folder, stderr=subprocess.DEVNULL))
         yield folder, do
     finally:

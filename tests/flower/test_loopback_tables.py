@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tomllib
@@ -46,11 +45,8 @@ def run(folder, *arguments):
 
 
 @contextmanager
-def sites(folder, nodes):
+def sites(folder, port, nodes):
     """Real nodes, by site the options that each is started with; ended afterwards."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     environment = {**os.environ, "KINFED_FLOWER_HOME": str(folder / "home"), "OMP_NUM_THREADS": "1"}
     run(folder, "flower", "keys", "keys", *nodes)
     run(folder, "flower", "up", "--keys", "keys", "--port", port)
@@ -103,7 +99,7 @@ def compare(folder, summary, readings):
     [(["ann", "bob", "cem", "dora", "eve"], "mlp"), (["ann", "bob", "cem"], "embedded")],
     ids=["five", "embedded"],
 )
-def test_sites_with_mixed_tables_over_tls(tmp_path, names, model):
+def test_sites_with_mixed_tables_over_tls(tmp_path, free_port, names, model):
     """Shops with text, holes and dates: another order of columns, other names, Parquet; then a newcomer and new rows.
 
     Each number is in five rows or more of a site, so that medians, which stand for holes, are exact.
@@ -140,7 +136,7 @@ def test_sites_with_mixed_tables_over_tls(tmp_path, names, model):
     common = PLAN | {"method": "fedaghn", "model": {"name": model, "hidden": [8]}}
     flower = {"clients": len(names), "beside": ["local", "fedavg"]}
     (tmp_path / "plan.toml").write_text(tomli_w.dumps(common | {"flower": flower}))
-    with sites(tmp_path, nodes):
+    with sites(tmp_path, free_port(), nodes):
         summary = json.loads(run(tmp_path, "flower", "run", "plan.toml", "--out", "sites", "--json"))
     whole = kinfed.from_csv(tmp_path / "all.csv", client="shop", target="sold", seed=PLAN["seed"])
     assert Description.from_dict(summary["data"]["columns"]).names == whole.columns.names
@@ -165,7 +161,7 @@ def test_sites_with_mixed_tables_over_tls(tmp_path, names, model):
     assert run(tmp_path, "predict", "states/ann", "ann.csv").splitlines()[1].startswith("ann,fedaghn,")
 
 
-def test_six_detectors_of_metr_la_over_tls(tmp_path):
+def test_six_detectors_of_metr_la_over_tls(tmp_path, free_port):
     """Speeds with missing readings at six sites, and distances on a map, as `kinfed run` of one file has them.
 
     Nearly all of the time goes into starting programs: Flower starts one for each message to a site, which imports
@@ -204,7 +200,7 @@ def test_six_detectors_of_metr_la_over_tls(tmp_path):
     graph = {"path": str(tmp_path / "map.csv"), "distances": "km"}
     flower = {"clients": 6, "graph": graph, "beside": [], "horizons": [3, 12]}
     (tmp_path / "plan.toml").write_text(tomli_w.dumps(common | {"flower": flower}))
-    with sites(tmp_path, nodes):
+    with sites(tmp_path, free_port(), nodes):
         summary = json.loads(run(tmp_path, "flower", "run", "plan.toml", "--out", "sites", "--json"))
     assert summary["metric"]["name"] == "mae"
     reading = Reading("speed", time="when", past=12, horizon=12)

@@ -5,7 +5,6 @@ import os
 import re
 import shlex
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -85,16 +84,13 @@ def test_sites_that_start_as_the_page_says_are_told_whether_kin_helped(story, tm
 
 @pytest.mark.slow
 @pytest.mark.parametrize("story", EACH)
-def test_the_commands_of_a_page_train_three_sites_over_tls(story, tmp_path, monkeypatch):
+def test_the_commands_of_a_page_train_three_sites_over_tls(story, tmp_path, monkeypatch, free_port):
     """The real thing with two rounds: each command as it stands, but for a port that is free."""
     shown = prepare(story, monkeypatch, tmp_path)
     monkeypatch.setenv("KINFED_FLOWER_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    started, said = [], {}
+    started, said, port = [], {}, free_port()
     try:
         for command in shown:
             if not command.startswith("kinfed") or command == "kinfed flower down":
