@@ -32,12 +32,11 @@ def federation(tmp_path_factory, examples, own_code, free_port):
     """Its folder, and what runs a command there and returns what that printed, or what it said if it failed."""
     folder, port = tmp_path_factory.mktemp("federation"), free_port()
     environment = {**os.environ, "KINFED_FLOWER_HOME": str(folder / "home"), "OMP_NUM_THREADS": "1"}
+    where = {"env": environment, "cwd": folder}
     started = []
 
     def do(*arguments, code=0):
-        process = kinfed(
-            *arguments, env=environment, cwd=folder, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
+        process = kinfed(*arguments, **where, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         out, said = process.communicate(timeout=600)
         assert process.returncode == code, said
         return said if code else out
@@ -52,7 +51,7 @@ def federation(tmp_path_factory, examples, own_code, free_port):
             asked = ("node", name, "--data", f"{name}.npz", "--server", f"127.0.0.1:{port}", "--device", "cpu")
             asked += ("--keys", f"keys/sites/{name}", "--state", "states")
             asked += ("--code", f"code/{name}/mine.py", "--few-rows")
-            started.append(kinfed(*asked, env=environment, cwd=folder, stderr=subprocess.DEVNULL))
+            started.append(kinfed(*asked, **where, stderr=subprocess.DEVNULL))
         yield folder, do
     finally:
         for process in started:

@@ -37,9 +37,8 @@ PLAN = {
 def run(folder, *arguments):
     """What a command prints."""
     environment = {**os.environ, "KINFED_FLOWER_HOME": str(folder / "home"), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [KINFED, *map(str, arguments)], env=environment, cwd=folder, capture_output=True, text=True, timeout=900
-    )
+    how = {"env": environment, "cwd": folder, "capture_output": True, "text": True, "timeout": 900}
+    done = subprocess.run([KINFED, *map(str, arguments)], **how)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -48,6 +47,7 @@ def run(folder, *arguments):
 def sites(folder, port, nodes):
     """Real nodes, by site the options that each is started with; ended afterwards."""
     environment = {**os.environ, "KINFED_FLOWER_HOME": str(folder / "home"), "OMP_NUM_THREADS": "1"}
+    how = {"env": environment, "cwd": folder, "stderr": subprocess.DEVNULL}
     run(folder, "flower", "keys", "keys", *nodes)
     run(folder, "flower", "up", "--keys", "keys", "--port", port)
     started = []
@@ -55,9 +55,7 @@ def sites(folder, port, nodes):
         for name, options in nodes.items():
             asked = ["node", name, "--server", f"127.0.0.1:{port}", "--device", "cpu", "--keys", f"keys/sites/{name}"]
             asked += ["--state", "states", *options]
-            started.append(
-                subprocess.Popen([KINFED, "flower", *asked], env=environment, cwd=folder, stderr=subprocess.DEVNULL)
-            )
+            started.append(subprocess.Popen([KINFED, "flower", *asked], **how))
         yield
     finally:
         for process in started:
