@@ -290,6 +290,7 @@ def divide(
         raise UsageError(
             f"{some(len(short), len(names), 'client')} too few examples for training, validation and test"
             f"{' one after the other' if in_order else ''}: {', '.join(short[:8])}{', ...' if len(short) > 8 else ''}"
+            "; give each of them more, leave them out, or validate on none (federation.split.validation=0)"
         )
     rows = {name: [part[name] for part in parts] for name in SPLITS}
     if dataset.prepare:
