@@ -1,5 +1,7 @@
 """Partial pooling against a mixed model by hand, against the ends it lies between, and from a choice to predictions."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -90,6 +92,30 @@ def test_columns_are_pooled_one_by_one():
     theta = coefficients(solved(data, rounds=20))
     assert float(theta[:, :3].std(0).max()) < 0.05
     torch.testing.assert_close(theta[:, 3], level.double(), atol=0.5, rtol=0.0)
+
+
+def test_units_of_clients_are_those_of_their_own_rows_and_nobody_elses():
+    """As if each client had scaled its rows itself; and a change of units at one client changes its answers alone."""
+    data, _, _ = federation(0.7, 1.0)
+    own = {"units": "client", "common": 0.0}
+    x, y = data.x.clone(), data.y.clone()
+    ours, theta = coefficients(solved(data, **own)), []
+    for i, rows in enumerate(data.rows["train"]):
+        every = torch.cat([data.rows[split][i] for split in ("train", "validation", "test")])
+        mean, size, level, spread = x[rows].mean(0), x[rows].std(0, False), y[rows].mean(), y[rows].std(0, False)
+        x[every], y[every] = (x[every] - mean) / size, (y[every] - level) / spread
+        theta.append((mean, size, level, spread))
+    scaled = coefficients(solved(replace(data, x=x, y=y, task=type(data.task)()), common=0.0))
+    for (mean, size, level, spread), their, one in zip(theta, scaled, ours, strict=True):
+        slopes = spread * their[:3] / size
+        expected = torch.cat([slopes, (level + spread * their[3] - slopes @ mean)[None]])
+        torch.testing.assert_close(one, expected, rtol=1e-3, atol=1e-3)
+    first = torch.cat([data.rows[split][0] for split in ("train", "validation", "test")])
+    y = data.y.clone()
+    y[first] = 1000 * y[first] + 5
+    other = coefficients(solved(replace(data, y=y), **own))
+    torch.testing.assert_close(other[1:], ours[1:], rtol=1e-6, atol=1e-8)
+    torch.testing.assert_close(other[0, :3], 1000 * ours[0, :3], rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("executor", ["loop", "vmap"])

@@ -14,13 +14,7 @@ from ..errors import UsageError, nearest
 CPU = torch.device("cpu")
 HEAD = ("head", "head.*")  # patterns that mean the named head, whatever its layer is called
 BASE = "base"  # means all tensors but those of the head
-NORMS = (
-    nn.modules.batchnorm._BatchNorm,
-    nn.modules.instancenorm._InstanceNorm,
-    nn.GroupNorm,
-    nn.LayerNorm,
-    nn.RMSNorm,
-)
+NORMS = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
 
 
 class Entry(NamedTuple):

@@ -17,10 +17,7 @@ class Listed(NamedTuple):
 
 
 FAMILIES: dict[str, dict[str, Listed]] = {
-    "kinfed's own": {
-        "kin": Listed("kin:Kin"),
-        "hedge": Listed("hedge:Hedge"),
-    },
+    "kinfed's own": {"kin": Listed("kin:Kin"), "hedge": Listed("hedge:Hedge")},
     "Alone, or one model for all": {
         "local": Listed("local:Local"),
         "fedavg": Listed(
@@ -170,19 +167,13 @@ FAMILIES: dict[str, dict[str, Listed]] = {
             "Graph-Relational Federated Learning: Enhanced Personalization and Robustness",
         ),
         "pfedla": Listed(
-            "pfedla:PFedLA",
-            "Ma et al.",
-            2022,
-            "Layer-wised Model Aggregation for Personalized Federated Learning",
+            "pfedla:PFedLA", "Ma et al.", 2022, "Layer-wised Model Aggregation for Personalized Federated Learning"
         ),
     },
     "A memory at the client": {
         "knn-per": Listed(
-            "knn_per:KNNPer",
-            "Marfoq et al.",
-            2022,
-            "Personalized Federated Learning through Local Memorization",
-        ),
+            "knn_per:KNNPer", "Marfoq et al.", 2022, "Personalized Federated Learning through Local Memorization"
+        )
     },
 }
 

@@ -114,12 +114,7 @@ def _coloured(above: Figure | SubFigure, axes: Axes, mean: NDArray[Any], borders
 
 
 def recall_heatmap(
-    recall: ArrayLike,
-    pooled: ArrayLike,
-    class_names: Sequence[str],
-    client_names: Sequence[str],
-    what: str,
-    path: Path,
+    recall: ArrayLike, pooled: ArrayLike, class_names: Sequence[str], client_names: Sequence[str], what: str, path: Path
 ) -> None:
     """A column per client, a row per class, in percent: `recall: [N, C]`; first all clients together, `pooled: [C]`.
 

@@ -1,5 +1,6 @@
 """Choose: which method, at which rate of local training, suits a federation."""
 
+import itertools
 import math
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -43,7 +44,7 @@ SOLVED = ("linear", "additive")  # models whose last layer partial pooling solve
 UNEQUAL = 0.3  # a target's deviation over its mean from which its logarithm is tried
 MANY = 1 << 22  # numbers in all clients' sums up to which solving takes a moment
 LEFT_OUT = "did not enter: a larger budget admits it"
-KIN = (0.0, 1.0)  # how far it then draws clients to their kin
+FORMS: tuple[dict[str, Any], ...] = ({}, {"kin": 1}, {"units": "client"})  # in which it is tried
 
 
 @dataclass(frozen=True)
@@ -254,7 +255,7 @@ def candidates(
 ) -> list[Candidate]:
     """Every method at every rate, Local and FedAvg first; a method with rates of its own once.
 
-    Of `models` that race too partial pooling solves the last layer, with and without kin.
+    Of `models` that race too partial pooling solves the last layer, in each of its `FORMS`.
     """
     entrants = list(dict.fromkeys(entrants))
     every = {one.name for one in entrants}
@@ -281,11 +282,10 @@ def candidates(
 def _solved(models: Sequence[str], training: Training) -> list[Candidate]:
     """Partial pooling of each of these models."""
     name, made = "partial-pooling", []
-    for kin in KIN:
-        settings = (f"kin={kin:g}",) if kin else ()
-        for model in models:
-            full = ",".join([name, model, *settings])
-            made.append(Candidate(full, name, KNOWN[name](kin=kin), training, settings, model))
+    for form, model in itertools.product(FORMS, models):
+        settings = tuple(f"{key}={value}" for key, value in form.items())
+        full = ",".join([name, model, *settings])
+        made.append(Candidate(full, name, KNOWN[name](**form), training, settings, model))
     return made
 
 

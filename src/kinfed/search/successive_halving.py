@@ -40,7 +40,7 @@ class Candidate:
     @property
     def stays(self) -> str:
         """What it is the example of that stays a candidate whatever its score, as it is simple; "" if it may leave."""
-        return self.base or ("" if self.settings else self.model)
+        return self.base or ("" if any(one.startswith("kin=") for one in self.settings) else self.model)
 
 
 class Entry(NamedTuple):

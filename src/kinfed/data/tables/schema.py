@@ -254,12 +254,7 @@ def raw_of(frame: Frame, name: str, kind: str) -> Raw:
 
 
 def describe(
-    client: str,
-    statistics: Mapping[str, Statistics],
-    owners: Sequence[str],
-    each: ByClient,
-    scale: Scale,
-    most: int,
+    client: str, statistics: Mapping[str, Statistics], owners: Sequence[str], each: ByClient, scale: Scale, most: int
 ) -> Description:
     """The description by statistics of all training rows, by column, and of each client's numbers.
 

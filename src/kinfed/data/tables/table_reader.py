@@ -319,13 +319,7 @@ def from_sql(
 
 
 def from_frame(
-    frame: Any,
-    *,
-    client: str,
-    target: str | Sequence[str],
-    split: Split | None = None,
-    seed: int = 0,
-    **settings: Any,
+    frame: Any, *, client: str, target: str | Sequence[str], split: Split | None = None, seed: int = 0, **settings: Any
 ) -> Federation:
     """A federation from a frame of polars or pandas, one row per example or reading.
 

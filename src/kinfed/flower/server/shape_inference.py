@@ -39,11 +39,7 @@ class DryRun:
         federation = Federation(x, y, rows, task)
         check_fit(model, federation, made_up=True)
         self._simulation = Simulation(
-            federation,
-            model,
-            learning.method,
-            learning.training,
-            execution=Execution("loop", onednn=False),
+            federation, model, learning.method, learning.training, execution=Execution("loop", onednn=False)
         )
         self.client_statistics: Tree = tree_map(lambda t: t[0], self._simulation.client_statistics())
         self._state = tree_map(torch.clone, self._simulation.state)

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ from ...models.log_linear import Exponential
 
 LEAST, MOST = 1e-8, 1e8  # bounds of variances and of penalties, in squared standard deviations
 SETTLED = 1e-4  # a change of coefficients that is none
+SAME = 1e-5  # of a column that is the same in all rows of every client, in place of its variance
 STEEP = 20.0  # the largest logarithm of a count over the mean
 NUMBERS = 1 << 27  # of all clients' sums, the most that a server keeps: 1 GiB
 
@@ -64,12 +65,16 @@ class PartialPooling(Method, Explains, Advises):
     of the variances: MacKay 1992 (doi:10.1162/neco.1992.4.3.415), Equations 20 to 22. For labels and counts each round
     is a step of Newton's method on the same sums (Breslow and Clayton 1993, doi:10.2307/2290687).
 
+    With `units="client"` coefficients are compared in units of the client's own rows: inputs, and targets that are
+    numbers, less their mean, over their deviation, which is drawn to the geometric mean of all as by `common` rows.
+
     With `kin` (gamma) above 0 clients are also drawn to those whose coefficients deviate from the mean as theirs do.
     The model's last layer is solved; the layers before it stay as they begin, the same for all.
     """
 
     steps: Count = 3  # of the fixed point, in a round
     common: NonNegative = 5.0  # rows of all clients that are added to a client's where its noise is estimated
+    units: Literal["all", "client"] = "all"  # whose means and deviations coefficients are in when they are compared
     kin: NonNegative = 0.0  # how far clients are drawn to their kin; 0: to the mean of all alone
     sharpness: NonNegative = 8.0  # of the softmax over cosines that weighs a client's kin
     origin: ClassVar[Origin] = "learned"
@@ -98,7 +103,10 @@ class PartialPooling(Method, Explains, Advises):
         return Server(roster.theta, centre, torch.full_like(centre, 0.1), noise, one, none, weights, none, sums)
 
     def send(self, roster: Roster, server: Tree, cohort: Tensor) -> Tree:
-        return Params(_model(roster.layout, server.body, server.coefficients[cohort]))
+        coefficients = server.coefficients
+        if self.units == "client":
+            coefficients = Units.of(server.sums, _is_squared(roster.task), self.common).back(coefficients)
+        return Params(_model(roster.layout, server.body, coefficients[cohort]))
 
     def train(self, client: Client, state: Tree, received: Tree) -> tuple[Tree, Tree]:
         x, y, real = client.data
@@ -112,14 +120,15 @@ class PartialPooling(Method, Explains, Advises):
 
     def aggregate(self, roster: Roster, server: Tree, cohort: Tensor, uploads: Tree) -> Tree:
         known = Sums(*(put(table, cohort, new) for table, new in zip(server.sums, uploads, strict=True)))
-        server = server._replace(sums=known)
-        labels = isinstance(roster.task, Classification)
-        squared = not labels and not isinstance(roster.task, Counts)
-        told = 1 - 1 / server.centre.shape[1] if labels else 1.0
+        squared = _is_squared(roster.task)
+        units = Units.of(known, squared, self.common) if self.units == "client" else None
+        server = server._replace(sums=known if units is None else units.change(known))
+        told = 1 - 1 / server.centre.shape[1] if isinstance(roster.task, Classification) else 1.0
         for _ in range(self.steps):
             before, server = server.coefficients, step(server, squared, self.common, told)
             if float((server.coefficients - before).abs().max()) < SETTLED:
                 break
+        server = server._replace(sums=known)
         return self._draw_to_kin(server) if self.kin else server
 
     def _draw_to_kin(self, server: Server) -> Server:
@@ -187,6 +196,61 @@ def _weighted(x: Tensor, weight: Tensor, error: Tensor, at: Tensor, square: Tens
     curvature = torch.einsum("nk,nf,ng->kfg", weight, x, x)
     slope = torch.einsum("kfg,gk->fk", curvature, at) - x.T @ error
     return Sums(curvature, slope, square, real.sum().expand(weight.shape[1]))
+
+
+class Units(NamedTuple):
+    """Means and deviations of clients' own rows: of the head's inputs, with its 1, and last of the targets."""
+
+    mean: Tensor  # [N, k, f + 1], 0 of the 1
+    deviation: Tensor  # [N, k, f + 1], 1 of the 1
+
+    @classmethod
+    def of(cls, sums: Sums, squared: bool, common: float) -> "Units":
+        """Those that the sums say, see `PartialPooling`; targets have them only if errors are `squared`."""
+        products = _products(sums)
+        rows = products[..., -2, -2, None].clamp(min=LEAST)  # [N, k, 1]
+        mean = products[..., -2] / rows
+        squares = torch.diagonal(products, dim1=2, dim2=3) - rows * mean.square()
+        deviation = _deviations(squares, rows, common)
+        mean[..., -2], deviation[..., -2] = 0.0, 1.0
+        if not squared:
+            mean[..., -1], deviation[..., -1] = 0.0, 1.0
+        return cls(mean, deviation)
+
+    def change(self, sums: Sums) -> Sums:
+        """The sums of the rows in these units."""
+        change = torch.diag_embed(1 / self.deviation)
+        change[..., -2] -= self.mean / self.deviation
+        products = change @ _products(sums) @ change.mT  # [N, k, f + 1, f + 1]
+        inputs = products[..., :-1, :-1]
+        same = torch.eye(inputs.shape[-1]).to(inputs) * SAME * inputs[..., -1:, -1:]
+        return Sums(inputs + same, products[..., :-1, -1].mT, products[..., -1, -1], sums.rows)
+
+    def back(self, coefficients: Tensor) -> Tensor:
+        """[N, f, k] coefficients of the rows as they are, of those in these units."""
+        found = coefficients * (self.deviation[..., -1:] / self.deviation[..., :-1]).mT
+        found[:, -1] += self.mean[..., -1] - (found * self.mean[..., :-1].mT).sum(1)
+        return found
+
+
+def _products(sums: Sums) -> Tensor:
+    """[N, k, f + 1, f + 1] sums of products of inputs and, last, targets."""
+    slope = sums.slope.mT
+    inputs = torch.cat([sums.curvature.expand(-1, slope.shape[1], -1, -1), slope[..., None]], 3)
+    return torch.cat([inputs, torch.cat([slope, sums.square[..., None]], 2)[:, :, None]], 2)
+
+
+def _deviations(squares: Tensor, rows: Tensor, common: float) -> Tensor:
+    """Clients' deviations by sums of squares about their means, drawn to the geometric mean as by `common` rows."""
+    own = (squares / rows).clamp(min=0)
+    known = own > SAME * own.amax(0)
+    logs = torch.where(known, own.clamp(min=LEAST).log(), 0.0)
+    usual = (logs.sum(0) / known.sum(0).clamp(min=1)).exp()
+    return ((own * rows + common * usual) / (rows + common)).sqrt()
+
+
+def _is_squared(task: Any) -> bool:
+    return not isinstance(task, Classification | Counts)
 
 
 def step(server: Server, squared: bool, common: float, told: float = 1.0) -> Server:

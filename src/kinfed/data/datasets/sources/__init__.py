@@ -74,17 +74,11 @@ ORIGINALS: dict[str, Original] = {
         svhn,
     ),
     "cifar10": Original(
-        _at(
-            "https://www.cs.toronto.edu/~kriz",
-            ("cifar-10-binary.tar.gz", "md5:c32a1d4ab5d03f1284b67883e8d87530"),
-        ),
+        _at("https://www.cs.toronto.edu/~kriz", ("cifar-10-binary.tar.gz", "md5:c32a1d4ab5d03f1284b67883e8d87530")),
         cifar10,
     ),
     "cifar100": Original(
-        _at(
-            "https://www.cs.toronto.edu/~kriz",
-            ("cifar-100-binary.tar.gz", "md5:03b5dce01913d631647c71ecec9e9cb8"),
-        ),
+        _at("https://www.cs.toronto.edu/~kriz", ("cifar-100-binary.tar.gz", "md5:03b5dce01913d631647c71ecec9e9cb8")),
         cifar100,
     ),
     "tiny_imagenet": Original(
@@ -93,10 +87,7 @@ ORIGINALS: dict[str, Original] = {
     ),
     "metr_la": Original(
         (
-            *_at(
-                _SPEEDS,
-                ("METR-LA.csv", "sha256:8d67a35472db1719d7d4be851f2bf64cb21d9c52577c8a6b4b873d43205af381"),
-            ),
+            *_at(_SPEEDS, ("METR-LA.csv", "sha256:8d67a35472db1719d7d4be851f2bf64cb21d9c52577c8a6b4b873d43205af381")),
             *_at(
                 _DCRNN,
                 ("distances_la_2012.csv", "sha256:a576a2a3e28dbb959be6da22688e24dd1b246b81264595e129147c256cd53de5"),
@@ -147,10 +138,7 @@ class Obtained(NamedTuple):
 
 
 def obtain(
-    name: str,
-    data_dir: Path,
-    folder: Path | None = None,
-    progress: Progress = lambda name, done, whole: None,
+    name: str, data_dir: Path, folder: Path | None = None, progress: Progress = lambda name, done, whole: None
 ) -> Obtained:
     """Write `data_dir`/NAME.npz from its originals: those in `folder`, or else downloaded.
 
