@@ -45,8 +45,7 @@ from kinfed.runs.launch import Job, check_same, run_job
 from kinfed.runs.pool import side_by_side
 from kinfed.runs.run_folder import RunFolder
 from kinfed.simulation.devices import pick_device
-from kinfed.simulation.precision import PRECISIONS
-from kinfed.simulation.precision import check as check_precision
+from kinfed.simulation.precision import PRECISIONS, check as check_precision
 from kinfed_papers import published_table, twins
 from kinfed_papers.environment import remember
 from kinfed_papers.reproduction import Reproduction

@@ -19,8 +19,7 @@ from sklearn.datasets import load_digits
 
 from kinfed.errors import UsageError
 from kinfed.flower.programs import superlink
-from kinfed.flower.programs.subprocesses import end
-from kinfed.flower.programs.subprocesses import environment as flower_environment
+from kinfed.flower.programs.subprocesses import end, environment as flower_environment
 from kinfed.flower.wire.link import Link
 from kinfed.interrupts import held
 

@@ -50,8 +50,7 @@ from kinfed.flower.wire import transport
 from kinfed.flower.wire.messages import Message
 from kinfed.methods import METHODS
 from kinfed.models import MODELS
-from kinfed.runs.config import experiment as config
-from kinfed.runs.config import parts
+from kinfed.runs.config import experiment as config, parts
 from kinfed.simulation.attacks import ATTACKS
 from kinfed.simulation.execution import Execution
 

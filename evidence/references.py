@@ -17,8 +17,7 @@ import sys
 from pathlib import Path
 
 from kinfed.runs.run_folder import RunFolder
-from kinfed_papers import published_table
-from kinfed_papers import result_pages as page
+from kinfed_papers import published_table, result_pages as page
 from kinfed_papers.references import REFERENCES
 from kinfed_papers.reproduction import MEASURES
 

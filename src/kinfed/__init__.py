@@ -4,41 +4,29 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from . import methods as methods
-    from . import models as models
-    from .core.engine import Participation as Participation
-    from .core.engine import Rounds as Rounds
+    from . import methods as methods, models as models
+    from .core.engine import Participation as Participation, Rounds as Rounds
     from .core.graph import Graph as Graph
     from .core.history import History as History
-    from .core.method import Method as Method
-    from .core.method import Params as Params
-    from .core.method import Roster as Roster
+    from .core.method import Method as Method, Params as Params, Roster as Roster
     from .core.model import Model as Model
-    from .core.optimiser import SGD as SGD
-    from .core.optimiser import Adam as Adam
-    from .core.optimiser import Optimiser as Optimiser
+    from .core.optimiser import SGD as SGD, Adam as Adam, Optimiser as Optimiser
     from .core.summary import Summary as Summary
-    from .core.tasks import Classification as Classification
-    from .core.tasks import Counts as Counts
-    from .core.tasks import Forecasting as Forecasting
-    from .core.tasks import Quantiles as Quantiles
-    from .core.tasks import Regression as Regression
-    from .core.tasks import Task as Task
+    from .core.tasks import (
+        Classification as Classification,
+        Counts as Counts,
+        Forecasting as Forecasting,
+        Quantiles as Quantiles,
+        Regression as Regression,
+        Task as Task,
+    )
     from .core.training import Training as Training
-    from .data import datasets as datasets
-    from .data import graphs as graphs
-    from .data import partitions as partitions
-    from .data.dataset import Dataset as Dataset
-    from .data.dataset import Partition as Partition
-    from .data.dataset import Parts as Parts
+    from .data import datasets as datasets, graphs as graphs, partitions as partitions
+    from .data.dataset import Dataset as Dataset, Partition as Partition, Parts as Parts
     from .data.federation import Federation as Federation
     from .data.split import Split as Split
-    from .data.tables.table_reader import from_csv as from_csv
-    from .data.tables.table_reader import from_frame as from_frame
-    from .data.tables.table_reader import from_sql as from_sql
-    from .errors import DataError as DataError
-    from .errors import RunError as RunError
-    from .errors import UsageError as UsageError
+    from .data.tables.table_reader import from_csv as from_csv, from_frame as from_frame, from_sql as from_sql
+    from .errors import DataError as DataError, RunError as RunError, UsageError as UsageError
     from .flower.site.site_predictor import load_model as load_model
     from .methods.fedavg import FedAvg as FedAvg
     from .methods.hedge import Hedge as Hedge
@@ -46,13 +34,11 @@ if TYPE_CHECKING:
     from .methods.local import Local as Local
     from .report.explain.reasons import explain as explain
     from .report.explain.relation_difference import diff as diff
-    from .runs.estimators import Classifier as Classifier
-    from .runs.estimators import Regressor as Regressor
+    from .runs.estimators import Classifier as Classifier, Regressor as Regressor
     from .runs.fit import fit as fit
     from .runs.results import save as save
     from .runs.run import Run as Run
-    from .search.choose import Choice as Choice
-    from .search.choose import choose as choose
+    from .search.choose import Choice as Choice, choose as choose
     from .simulation import attacks as attacks
     from .simulation.attacks.attack import Attack as Attack
     from .simulation.execution import Execution as Execution

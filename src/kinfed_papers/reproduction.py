@@ -21,8 +21,7 @@ from kinfed.data.partitions.deal import hidden_groups
 from kinfed.errors import UsageError, nearest, note_failure
 from kinfed.methods import METHODS
 from kinfed.models import MODELS
-from kinfed.runs.config import experiment as config
-from kinfed.runs.config import parts, plugins
+from kinfed.runs.config import experiment as config, parts, plugins
 from kinfed.runs.config.experiment import Experiment
 from kinfed.runs.launch import Job, check_same
 from kinfed.runs.run_folder import Array, RunFolder, followed

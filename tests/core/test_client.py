@@ -6,8 +6,7 @@ from dataclasses import fields
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from torch import nn
 
 from kinfed import SGD, Adam, Federation, Training, UsageError

@@ -2,8 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from kinfed import SGD, Training, UsageError, fit
 from kinfed.core.engine import Participation, latecomers, run, sample

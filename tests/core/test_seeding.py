@@ -2,8 +2,7 @@ import zlib
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from scipy.stats import kstest
 
 from kinfed.core.seeding import fold, fold_numbers, generator, key, normal, number, tags, uniform

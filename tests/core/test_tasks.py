@@ -4,8 +4,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from sklearn.metrics import brier_score_loss, mean_poisson_deviance, r2_score, recall_score, roc_auc_score
 from torch.func import grad, vmap
 

@@ -4,8 +4,7 @@ import numpy as np
 import pandas
 import pytest
 import torch
-from hypothesis import example, given
-from hypothesis import strategies as st
+from hypothesis import example, given, strategies as st
 
 import kinfed.data.split
 from kinfed import Federation, Graph, Split, Training, UsageError

@@ -13,8 +13,7 @@ import pytest
 
 import kinfed
 from kinfed import UsageError
-from kinfed.data.tables import csv_text
-from kinfed.data.tables import open_table as reading
+from kinfed.data.tables import csv_text, open_table as reading
 from kinfed.data.tables.frame import PLAIN
 from kinfed.data.tables.open_table import frame_of, kind_of, open_table
 from kinfed.errors import Fault

@@ -4,8 +4,7 @@ import collections
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from kinfed import UsageError
 from kinfed.core import trees as named

@@ -13,8 +13,7 @@ from kinds import KINDS
 from safetensors.torch import load_file
 
 from kinfed.errors import RunError, UsageError
-from kinfed.flower.server import plan
-from kinfed.flower.server import server as serving
+from kinfed.flower.server import plan, server as serving
 from kinfed.flower.server.agreed_plan import agree
 from kinfed.flower.server.validation import bounded, too_many_classes
 from kinfed.flower.site import site, site_files

@@ -14,8 +14,7 @@ from kinfed.core.method import Params
 from kinfed.core.tasks import Classification, Regression
 from kinfed.data.federation import Federation
 from kinfed.flower.server import plan
-from kinfed.flower.site import site as module
-from kinfed.flower.site import site_examples
+from kinfed.flower.site import site as module, site_examples
 from kinfed.flower.site.model_store import ModelStore
 from kinfed.flower.site.site import Site
 from kinfed.flower.site.site_reading import Reading

@@ -27,8 +27,7 @@ from kinfed.core.seeding import generator
 from kinfed.core.tasks import Classification, Regression
 from kinfed.data.graph_files import GraphFile
 from kinfed.data.split import Split
-from kinfed.data.tables import disclosure
-from kinfed.data.tables import open_table as reading
+from kinfed.data.tables import disclosure, open_table as reading
 from kinfed.data.tables.column_statistics import NumberStatistics
 from kinfed.data.tables.open_table import open_table
 from kinfed.data.tables.schema import Description

@@ -3,8 +3,7 @@ from functools import partial
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from small import random
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode

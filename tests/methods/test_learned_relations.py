@@ -13,8 +13,7 @@ from kinfed.core.optimiser import SGD
 from kinfed.core.training import Training
 from kinfed.errors import UsageError
 from kinfed.methods import FedAtt, FedAvg, FedFomo, HeurFedAMP, PFedGraph
-from kinfed.methods.fedfomo import Sent, State, Upload
-from kinfed.methods.fedfomo import Server as Fomo
+from kinfed.methods.fedfomo import Sent, Server as Fomo, State, Upload
 from kinfed.ops.sparsify import nearest_mixtures, project_simplex
 
 float64 = torch.float64

@@ -1,7 +1,6 @@
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from kinfed.core.engine import Participation
 from kinfed.core.optimiser import SGD, Adam

@@ -13,8 +13,7 @@ import torch
 from small import of_sizes
 from torch import nn
 
-from kinfed.core import checkpoint, trees
-from kinfed.core import rows as core_tables
+from kinfed.core import checkpoint, rows as core_tables, trees
 from kinfed.core.checkpoint import Progress
 from kinfed.core.engine import run, sample
 from kinfed.core.history import History

@@ -8,13 +8,11 @@ import statistics
 import pytest
 
 from kinfed import UsageError
-from kinfed_papers import claim_verdicts as report
-from kinfed_papers import published_table
+from kinfed_papers import claim_verdicts as report, published_table
 from kinfed_papers.claim_verdicts import Figure, of_csv, verdicts
 from kinfed_papers.claims import Claim, answered, claims, deviation
 from kinfed_papers.comparison import against, compare
-from kinfed_papers.coverage import COMMITTED, committed, coverage, lines
-from kinfed_papers.coverage import text as narrow
+from kinfed_papers.coverage import COMMITTED, committed, coverage, lines, text as narrow
 from kinfed_papers.published_table import Column, Number, Protocol, Row
 
 

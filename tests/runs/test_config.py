@@ -7,8 +7,7 @@ from typing import Literal
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from kinds import KINDS
 
 from kinfed.cli import main

@@ -12,8 +12,7 @@ from torch.utils._pytree import tree_leaves
 
 import kinfed
 from kinfed.cli import main
-from kinfed.core import checkpoint as module_of_checkpoints
-from kinfed.core import engine
+from kinfed.core import checkpoint as module_of_checkpoints, engine
 from kinfed.core.engine import Rounds
 from kinfed.core.fleet import Evaluation
 from kinfed.core.graph import Graph

@@ -8,8 +8,7 @@ import pytest
 from kinfed import Execution, UsageError, fit
 from kinfed.cli import main
 from kinfed.core.summary import Summary
-from kinfed.runs.config import experiment as config
-from kinfed.runs.config import from_table
+from kinfed.runs.config import experiment as config, from_table
 
 SETTINGS = ["method=local", "rounds=1"]
 

@@ -21,8 +21,7 @@ from kinfed.data.tables.columns import Calendar
 from kinfed.data.tables.schema import Description
 from kinfed.models import MODELS
 from kinfed.runs.predictor import Answers, Predictor
-from kinfed.serving import export as export_module
-from kinfed.serving import onnx_file
+from kinfed.serving import export as export_module, onnx_file
 from kinfed.serving.pipeline import Encode, Whole
 from kinfed.serving.requests import answer
 

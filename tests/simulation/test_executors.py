@@ -8,8 +8,7 @@ import weakref
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from torch import nn
 
 from kinfed import SGD, Federation, Params, RunError, Training, UsageError

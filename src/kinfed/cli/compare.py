@@ -13,8 +13,7 @@ from rich.console import Console
 from ..errors import UsageError
 from ..files import make_folder, replacing
 from ..plots.ranks import critical_difference
-from ..report.explain.relation_difference import TOP, diff
-from ..report.explain.relation_difference import grids as tables_of_relations
+from ..report.explain.relation_difference import TOP, diff, grids as tables_of_relations
 from ..report.tables import runs_table, text_table
 from ..report.tables.compare import Comparison, compare
 from ..report.tables.confusion import confusions

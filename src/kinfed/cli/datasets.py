@@ -21,8 +21,7 @@ from ..data.federation import Federation
 from ..data.split import SPLITS
 from ..errors import UsageError, nearest, several
 from ..plots.examples import examples
-from ..runs.config import experiment as config
-from ..runs.config import from_table, parts
+from ..runs.config import experiment as config, from_table, parts
 from ..verdict.verdict import plain
 from . import table_options
 from .console import literal

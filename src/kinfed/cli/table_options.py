@@ -19,8 +19,7 @@ from ..data.tables.schema import Description
 from ..data.tables.table_reader import TableReader
 from ..errors import UsageError
 from ..methods import METHODS
-from ..runs.config import experiment as config
-from ..runs.config import from_table
+from ..runs.config import experiment as config, from_table
 from ..runs.config.experiment import Experiment, Table
 from .training import data_dir
 

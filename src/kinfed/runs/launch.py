@@ -18,8 +18,7 @@ from ..interrupts import held
 from ..simulation import distributed
 from ..simulation.execution import Execution
 from . import continuation, reference_runs
-from .config import experiment as config
-from .config import plugins
+from .config import experiment as config, plugins
 from .config.experiment import Experiment, Table
 from .fit import fit
 from .pool import side_by_side

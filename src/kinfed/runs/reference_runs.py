@@ -8,8 +8,7 @@ from ..errors import UsageError
 from ..methods.fedavg import FedAvg
 from ..methods.local import Local
 from ..verdict.verdict import Verdict
-from .config import experiment as config
-from .config import plugins
+from .config import experiment as config, plugins
 from .config.experiment import Experiment
 from .run_folder import RunFolder
 from .test_scores import Tested, verdict

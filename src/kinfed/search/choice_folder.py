@@ -17,8 +17,7 @@ from ..errors import UsageError, log_failure
 from ..files import replacing
 from ..interrupts import held
 from ..methods.solved import KNOWN
-from ..runs.config import experiment as config
-from ..runs.config import plugins
+from ..runs.config import experiment as config, plugins
 from ..runs.config.experiment import Experiment, Table
 from ..runs.pool import side_by_side
 from ..runs.results import write_run

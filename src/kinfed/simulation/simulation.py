@@ -12,9 +12,7 @@ from torch import Tensor
 
 from ..core.batches import Pool
 from ..core.client import Client
-from ..core.fleet import Evaluation as Evaluation
-from ..core.fleet import Key as Key
-from ..core.fleet import raise_if_diverged
+from ..core.fleet import Evaluation as Evaluation, Key as Key, raise_if_diverged
 from ..core.method import Method, Roster
 from ..core.mixins import Advises, Predicts, predict
 from ..core.model import Model
@@ -30,8 +28,7 @@ from .clients import Clients
 from .devices import pick_device
 from .evaluation import Evaluator
 from .execution import Execution
-from .precision import check as check_precision
-from .precision import tf32
+from .precision import check as check_precision, tf32
 from .state_store import States
 
 WATCHED = 8  # examples of a client on which it is tried which buffers training moves

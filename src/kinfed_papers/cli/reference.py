@@ -12,8 +12,7 @@ from rich.console import Console
 from kinfed.cli.options import add_settings, detail, place
 from kinfed.cli.training import Bar, show
 from kinfed.errors import UsageError
-from kinfed.runs.config import experiment as config
-from kinfed.runs.config import parts
+from kinfed.runs.config import experiment as config, parts
 from kinfed.runs.results import draw_history
 from kinfed.runs.run_folder import RunFolder
 from kinfed.simulation.devices import pick_device

@@ -5,8 +5,7 @@ import pytest
 import torch
 from sklearn.datasets import load_digits
 
-from kinfed.data.datasets import DATASETS
-from kinfed.data.datasets import digits as module
+from kinfed.data.datasets import DATASETS, digits as module
 from kinfed.errors import DataError
 
 

@@ -2,8 +2,7 @@ import zipfile
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from kinfed.data.datasets.directory import labels, read
 from kinfed.errors import RunError, UsageError

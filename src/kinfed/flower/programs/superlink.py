@@ -10,8 +10,7 @@ from ...errors import RunError, UsageError, nearest
 from ...files import make_folder, write_json
 from ...interrupts import held
 from ..wire.link import SILENT, Link
-from . import control, ending
-from . import keys as certificates
+from . import control, ending, keys as certificates
 from .subprocesses import end, is_alive, is_free, is_loopback, make_private, secret, start
 
 Report = Callable[[str], object]

@@ -34,8 +34,7 @@ from ...verdict.verdict import Verdict
 from ..wire import audit, messages
 from ..wire.audit import AuditedTransport, AuditLog
 from ..wire.messages import Message, Words
-from . import plan, schema_negotiation
-from . import site_references as beside
+from . import plan, schema_negotiation, site_references as beside
 from .agreed_plan import agree, fitting
 from .broker import Broker
 from .federation_results import summarise, with_bytes

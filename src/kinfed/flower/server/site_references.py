@@ -12,8 +12,7 @@ from ...core.summary import Summary
 from ...core.tasks import unit_of
 from ...errors import RunError, UsageError
 from ...files import make_folder
-from ...runs.config import experiment as config
-from ...runs.config import plugins
+from ...runs.config import experiment as config, plugins
 from ...runs.run_folder import RunFolder
 from ...verdict.verdict import Verdict, judge
 from ..wire.messages import Message, Words

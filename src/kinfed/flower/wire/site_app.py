@@ -8,8 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from flwr.app import Context
-from flwr.app import Message as Envelope
+from flwr.app import Context, Message as Envelope
 from flwr.clientapp import ClientApp
 
 from ...errors import RunError, UsageError

@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
-from flwr.app import Message as Envelope
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message as Envelope, RecordDict
 from flwr.serverapp import Grid
 from torch import Tensor
 

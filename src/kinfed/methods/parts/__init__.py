@@ -4,34 +4,35 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ...core.client import Client as Client
-    from ...core.client import Quadratic as Quadratic
-    from ...core.client import towards as towards
+    from ...core.client import Client as Client, Quadratic as Quadratic, towards as towards
     from ...core.method import SharedParams as SharedParams
-    from ...core.mixins import Admits as Admits
-    from ...core.mixins import Advises as Advises
-    from ...core.mixins import Explains as Explains
-    from ...core.mixins import Extends as Extends
-    from ...core.mixins import Predicts as Predicts
+    from ...core.mixins import (
+        Admits as Admits,
+        Advises as Advises,
+        Explains as Explains,
+        Extends as Extends,
+        Predicts as Predicts,
+    )
     from ...core.optimiser import OptState as OptState
-    from ...core.rows import put as put
-    from ...core.rows import take as take
-    from ...core.settings import Count as Count
-    from ...core.settings import CountOrZero as CountOrZero
-    from ...core.settings import In as In
-    from ...core.settings import NonNegative as NonNegative
-    from ...core.settings import Positive as Positive
-    from ...core.settings import Settings as Settings
-    from ...core.settings import Share as Share
-    from ...core.trees import Like as Like
-    from ...core.trees import ModelOf as ModelOf
-    from ...core.trees import Pairwise as Pairwise
-    from ...core.trees import PerClient as PerClient
-    from ...core.trees import Shared as Shared
-    from ...ops.mixing import mix as mix
-    from ...ops.mixing import weighted_mean as weighted_mean
-    from ..bases import Averaging as Averaging
-    from ..bases import GraphMethod as GraphMethod
+    from ...core.rows import put as put, take as take
+    from ...core.settings import (
+        Count as Count,
+        CountOrZero as CountOrZero,
+        In as In,
+        NonNegative as NonNegative,
+        Positive as Positive,
+        Settings as Settings,
+        Share as Share,
+    )
+    from ...core.trees import (
+        Like as Like,
+        ModelOf as ModelOf,
+        Pairwise as Pairwise,
+        PerClient as PerClient,
+        Shared as Shared,
+    )
+    from ...ops.mixing import mix as mix, weighted_mean as weighted_mean
+    from ..bases import Averaging as Averaging, GraphMethod as GraphMethod
 
 PARTS = {  # beside kinfed.Method, Params and Roster: by the module
     "core.client": ("Client", "Quadratic", "towards"),
