@@ -53,7 +53,8 @@ def nodes(shown):
     parser, found = parser_of("flower"), {}
     for command in shown:
         if " node " in command and "--check" not in command:
-            args = parser.parse_args(shlex.split(command.removesuffix(" &"))[1:])
+            args, settings = parser.parse_known_args(shlex.split(command.removesuffix(" &"))[1:])
+            args.overrides += settings  # those behind an option
             assert args.keys == Path("keys/sites") / args.site
             found[args.site] = args
     return found
