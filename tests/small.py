@@ -11,6 +11,11 @@ def random(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
+def close(found, expected, atol=1e-6):
+    """Equal to printed digits."""
+    torch.testing.assert_close(found, expected, rtol=0, atol=atol)
+
+
 def examples(count):
     """x: [count, 3] and y: [count]."""
     draw = torch.Generator().manual_seed(5)

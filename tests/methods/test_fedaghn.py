@@ -4,7 +4,7 @@ from functools import partial
 import pytest
 import torch
 from hypothesis import given, strategies as st
-from small import random
+from small import close, random
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -28,11 +28,6 @@ float64 = torch.float64
 paper = partial(FedAGHN, feedback="held-out")  # whose gradient the tests choose
 printed = partial(Printed, feedback="held-out")
 SIGNS = {paper: 1, printed: -1}
-
-
-def close(found, expected, atol=1e-6):
-    """Equal to the printed digits."""
-    torch.testing.assert_close(found, expected, rtol=0, atol=atol)
 
 
 def two_layers():

@@ -4,7 +4,7 @@ from dataclasses import replace
 import pytest
 import torch
 from hypothesis import given, strategies as st
-from small import random
+from small import close, random
 from torch import nn
 
 from kinfed.core.method import Params
@@ -17,11 +17,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:fedcedar. round")
 
 float64 = torch.float64
 VARIANTS = [FedCedar(), Nodes(steps=1), FedCedar(clusters=2, steps=0), Mean(clusters=2)]  # with AS-1 to AS-3
-
-
-def close(found, expected, atol=1e-6):
-    """Equal to the printed digits."""
-    torch.testing.assert_close(found, expected, rtol=0, atol=atol)
 
 
 def two_layers(norm=False):

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import given, strategies as st
-from small import random
+from small import close, random
 from torch import nn
 from torch.func import jacrev
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
@@ -27,10 +27,6 @@ float64 = torch.float64
 PATH = torch.tensor([[0.0, 1, 0], [1, 0, 1], [0, 1, 0]])
 SMALL = {"embedding": 3, "encoder": GCN(hidden=5), "decoder": FullHeads(hidden=5)}
 ALONE = {"encoder": MLP(hidden=5), "reconstruction": 0.0}  # without a graph
-
-
-def close(found, expected, atol=1e-6):
-    torch.testing.assert_close(found, expected, rtol=0, atol=atol)
 
 
 def links(count, pairs):

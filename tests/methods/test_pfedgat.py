@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import given, strategies as st
-from small import random
+from small import close, random
 from torch import nn
 
 from kinfed.core.optimiser import SGD, Adam
@@ -21,11 +21,6 @@ from kinfed_papers.pfedgat.graphs import Dynamic, DynamicHeads, Logits, Pairs, P
 
 float64 = torch.float64
 SMALL = {"heads": 2, "width": 3}
-
-
-def close(found, expected, atol=1e-6):
-    """Equal to the printed digits."""
-    torch.testing.assert_close(found, expected, rtol=0, atol=atol)
 
 
 def attend(network, described, slope=0.2):

@@ -90,6 +90,14 @@ def test_seeds_stop_by_themselves_and_a_run_that_stopped_goes_on_for_as_long_as_
         further(tmp_path / "run", ["rounds=auto"])
 
 
+def test_a_race_counts_the_rounds_that_were_trained():
+    data = config.resolve(read()).federation(None, 0)
+    choice = kinfed.choose(data, rounds=Rounds(60, patience=0.1), methods=["kin"], budget=400)
+    rounds = [row["rounds"] for row in choice.ranking()]
+    assert sum(rounds) == choice.trained < choice.budget
+    assert rounds[0] == choice.run.history.done < 60
+
+
 def test_what_refuses_it():
     x, who = torch.randn(40, 2), torch.arange(40) % 4
     unvalidated = kinfed.Federation.from_arrays(x, x[:, 0], who, split=kinfed.Split(validation=0.0))

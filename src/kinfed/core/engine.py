@@ -102,9 +102,8 @@ class Rounds:
     def _is_over(self, done: int, history: History) -> bool:
         """Whether after so many rounds validation has stopped improving; a run's last round is evaluated."""
         history.settle()
-        if not history.rounds or history.rounds[-1] + 1 < done:
-            return False
-        return done - 1 - history.select(history.preferred) > max(LEAST, self.patience * done)
+        scored = history.rounds[-1:] == [done - 1]
+        return scored and done - 1 - history.select(history.preferred) > max(LEAST, self.patience * done)
 
 
 def check_count(name: str, count: Any, least: int, below: int) -> None:

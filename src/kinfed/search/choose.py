@@ -102,7 +102,7 @@ class Choice:
         """
         rows = []
         for one in self.standings:
-            row: dict[str, Any] = {"candidate": one.candidate.name, "rounds": one.rounds}
+            row: dict[str, Any] = {"candidate": one.candidate.name, "rounds": one.trained // self.folds}
             if one.problem or not one.rounds:
                 rows.append(row | {"problem": one.problem or LEFT_OUT})
                 continue
@@ -330,7 +330,9 @@ def carry_out(
         answers = safest(won[1], runs)
         entered = sum(one.rounds > 0 or bool(one.problem) for one in standings)
         worth = _judge(*won, runs, answers, entered)
-    trained = sum(arena.history(Entry(one.candidate, fold)).done for one in standings for fold in range(folds))
+    for one in standings:
+        one.trained = sum(arena.history(Entry(one.candidate, fold)).done for fold in range(folds))
+    trained = sum(one.trained for one in standings)
     outside: Outside | None = None
     if beside:
         with note_failure(problems, "there is no comparison with models that need no federation"):

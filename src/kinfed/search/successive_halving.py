@@ -65,6 +65,7 @@ class Standing:
     rounds: int = 0
     values: Array = field(default_factory=lambda: np.full((1, 1), np.nan))
     problem: str = ""  # why it ended before its time
+    trained: int = 0  # rounds of all folds, fewer than were asked for where validation stopped improving
 
     @property
     def mean(self) -> float:
