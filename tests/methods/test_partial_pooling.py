@@ -116,6 +116,8 @@ def test_units_of_clients_are_those_of_their_own_rows_and_nobody_elses():
     other = coefficients(solved(replace(data, y=y), **own))
     torch.testing.assert_close(other[1:], ours[1:], rtol=1e-6, atol=1e-8)
     torch.testing.assert_close(other[0, :3], 1000 * ours[0, :3], rtol=1e-6, atol=1e-6)
+    with pytest.raises(UsageError, match="has none; use units=all"):
+        solved(data, nn.Linear(3, 1, bias=False).double(), **own)
 
 
 @pytest.mark.parametrize("executor", ["loop", "vmap"])

@@ -92,6 +92,8 @@ class PartialPooling(Method, Explains, Advises):
                 f"partial pooling keeps {f} x {f} sums for each of {n:,} clients, which is too much; use a model with "
                 "fewer inputs to its last layer, or another method, such as 'fedavg'"
             )
+        if self.units == "client" and not _bias(layout):
+            raise UsageError("units=client needs a last layer with a bias, and this model's has none; use units=all")
         like: dict[str, Any] = {"dtype": torch.float64, "device": roster.theta.device}
         none = torch.zeros(n, f, k, **like)
         centre = torch.zeros(f, k, **like)
