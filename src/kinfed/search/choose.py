@@ -43,6 +43,7 @@ CAREFUL = (1 / 3, 1)  # the same of squared errors in the units of a table's tar
 SOLVED = ("linear", "additive")  # models whose last layer partial pooling solves, where models race
 UNEQUAL = 0.3  # a target's deviation over its mean from which its logarithm is tried
 MANY = 1 << 22  # numbers in all clients' sums up to which solving takes a moment
+FEW, DRAWS, BEST = 1000, 3, 5  # validation examples, up to which the best solved models are compared on more draws
 LEFT_OUT = "did not enter: a larger budget admits it"
 FORMS: tuple[dict[str, Any], ...] = ({}, {"kin": 1}, {"units": "client"})  # in which it is tried
 
@@ -79,16 +80,6 @@ class Choice:
         """The same of FedAvg."""
         return self.runs.get("fedavg")
 
-    @property
-    def method(self) -> Method:
-        """The winner's method."""
-        return self.winner.candidate.method
-
-    @property
-    def training(self) -> Training:
-        """How the winner's clients train."""
-        return self.winner.candidate.training
-
     def load_model(self, client: int | str | None = None, *, position: int | None = None) -> nn.Module:
         """The model that a client, given by name or `position`, keeps: a plain module in evaluation mode."""
         names = list(self.answers)
@@ -102,7 +93,7 @@ class Choice:
         """
         rows = []
         for one in self.standings:
-            row: dict[str, Any] = {"candidate": one.candidate.name, "rounds": one.trained // self.folds}
+            row: dict[str, Any] = {"candidate": one.candidate.name, "rounds": one.trained}
             if one.problem or not one.rounds:
                 rows.append(row | {"problem": one.problem or LEFT_OUT})
                 continue
@@ -322,6 +313,10 @@ def carry_out(
         else:
             why = next(one.problem for one in standings if one.candidate.base == base and one.problem)
             problems.append(f"{base} failed at every rate: {why}")
+    if folds == 1 and not arena.federation.in_order and sum(map(len, arena.federation.rows["validation"])) < FEW:
+        solved = [one for one in standings if one.candidate.model and one.rounds and not one.problem]
+        _compare_again(sorted(solved, key=lambda one: -one.mean)[:BEST], arena, advance)
+        standings.sort(key=successive_halving.rank)
     won = _train_to_end(arena, partial(successive_halving.winner, standings))
     if won is None:
         raise RunError(f"no candidate could be trained: {'; '.join(problems)}")
@@ -330,9 +325,10 @@ def carry_out(
         answers = safest(won[1], runs)
         entered = sum(one.rounds > 0 or bool(one.problem) for one in standings)
         worth = _judge(*won, runs, answers, entered)
-    for one in standings:
-        one.trained = sum(arena.history(Entry(one.candidate, fold)).done for fold in range(folds))
-    trained = sum(one.trained for one in standings)
+    each = [[arena.history(Entry(one.candidate, fold)).done for fold in range(max(folds, DRAWS))] for one in standings]
+    for one, rounds in zip(standings, each, strict=True):
+        one.trained = rounds[0]
+    trained = sum(map(sum, each))
     outside: Outside | None = None
     if beside:
         with note_failure(problems, "there is no comparison with models that need no federation"):
@@ -344,6 +340,21 @@ def carry_out(
         with note_failure(problems, "models are not trained once more on all rows"):
             again = _refits(arena, {"kin": won, **{base: (bases[base], runs[base]) for base in runs}}, answers)
     return Choice(standings, *won, runs, bases, answers, worth, problems, folds, allowed, trained, outside, again)
+
+
+def _compare_again(
+    solved: Sequence[Standing], arena: Arena, advance: Callable[[Sequence[Entry], int], Mapping[Entry, str]]
+) -> None:
+    """Compare models that are solved, which takes a moment, on more draws of validation examples: few tell little."""
+    count, found = arena.rounds.count, dict[str, Any]()
+    ended = advance([Entry(one.candidate, fold) for one in solved for fold in range(DRAWS)], count)
+    for one in solved:
+        entries = [Entry(one.candidate, fold) for fold in range(DRAWS)]
+        one.problem = next((ended[entry] for entry in entries if entry in ended), one.problem)
+        found[one.candidate.name] = values = np.stack([arena.look(entry, count) for entry in entries])
+        one.again = Standing(one.candidate, values=values).mean
+    if best := max((one for one in solved if not one.problem), key=lambda one: one.again, default=None):
+        best.rounds, best.values = count, found[best.candidate.name][:1]
 
 
 def _refits(

@@ -40,7 +40,7 @@ class Candidate:
     @property
     def stays(self) -> str:
         """What it is the example of that stays a candidate whatever its score, as it is simple; "" if it may leave."""
-        return self.base or ("" if any(one.startswith("kin=") for one in self.settings) else self.model)
+        return self.base or self.model
 
 
 class Entry(NamedTuple):
@@ -64,6 +64,7 @@ class Standing:
     candidate: Candidate
     rounds: int = 0
     values: Array = field(default_factory=lambda: np.full((1, 1), np.nan))
+    again: float = -math.inf  # of a model that is solved the mean over more draws of validation examples, if known
     problem: str = ""  # why it ended before its time
     trained: int = 0  # rounds of all folds, fewer than were asked for where validation stopped improving
 
@@ -151,7 +152,12 @@ def run(
             standing = standings[one.name]
             standing.rounds = rung.until
             standing.values = np.stack([look(Entry(one, fold), rung.until) for fold in range(folds)])
-    return sorted(standings.values(), key=lambda one: (bool(one.problem), -one.rounds, -one.mean))
+    return sorted(standings.values(), key=rank)
+
+
+def rank(standing: Standing) -> tuple[bool, int, float]:
+    """By which standings are sorted: who came far first, and then the best validation score."""
+    return bool(standing.problem), -standing.rounds, -standing.mean
 
 
 def _best(standings: Sequence[Standing], count: int) -> list[Candidate]:
@@ -171,9 +177,9 @@ def winner(standings: Sequence[Standing]) -> Standing | None:
     if its gain, paired by client, is larger than that gain's standard error. None if all have ended.
     """
     left = [one for one in standings if one.rounds and not one.problem]
-    simple = [one for one in left if one.candidate.stays]
-    chosen: Standing | None = None
-    for kind in ([one for one in simple if not one.candidate.base], simple, left):
+    solved = [one for one in left if one.candidate.model]
+    chosen = max(solved, key=lambda one: (one.again, one.rounds, one.mean), default=None)
+    for kind in ([one for one in left if one.candidate.base], [one for one in left if not one.candidate.model]):
         best = max(kind, key=lambda one: (one.rounds, one.mean), default=None)
         if best is not None and (chosen is None or best.is_clearly_above(chosen)):
             chosen = best
@@ -191,16 +197,11 @@ def validated(history: History, until: int) -> Array:
 
     Of the kind of model and the round that validation prefers by then, as in a run of so many rounds.
     """
-    history = early(history, until)
+    seen = sum(round < until for round in history.rounds)
+    history = replace(history, rounds=history.rounds[:seen], scores=history.scores[:seen])
     name = history.preferred
     at = history.rounds.index(history.select(name))
     values = history.scores[at].get((name, "validation", history.selects))
     if values is None:
         return np.full(len(history.names), np.nan)
     return (1.0 if history.selects_highest else -1.0) * values.double().numpy()
-
-
-def early(history: History, until: int) -> History:
-    """A history as it was after so many rounds."""
-    seen = sum(round < until for round in history.rounds)
-    return replace(history, rounds=history.rounds[:seen], scores=history.scores[:seen])

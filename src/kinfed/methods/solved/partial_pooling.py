@@ -107,7 +107,7 @@ class PartialPooling(Method, Explains, Advises):
     def send(self, roster: Roster, server: Tree, cohort: Tensor) -> Tree:
         coefficients = server.coefficients
         if self.units == "client":
-            coefficients = Units.of(server.sums, _is_squared(roster.task), self.common).back(coefficients)
+            coefficients = Units.of(server.sums, roster.task, self.common).back(coefficients)
         return Params(_model(roster.layout, server.body, coefficients[cohort]))
 
     def train(self, client: Client, state: Tree, received: Tree) -> tuple[Tree, Tree]:
@@ -122,8 +122,8 @@ class PartialPooling(Method, Explains, Advises):
 
     def aggregate(self, roster: Roster, server: Tree, cohort: Tensor, uploads: Tree) -> Tree:
         known = Sums(*(put(table, cohort, new) for table, new in zip(server.sums, uploads, strict=True)))
-        squared = _is_squared(roster.task)
-        units = Units.of(known, squared, self.common) if self.units == "client" else None
+        squared = not isinstance(roster.task, Classification | Counts)
+        units = Units.of(known, roster.task, self.common) if self.units == "client" else None
         server = server._replace(sums=known if units is None else units.change(known))
         told = 1 - 1 / server.centre.shape[1] if isinstance(roster.task, Classification) else 1.0
         for _ in range(self.steps):
@@ -207,15 +207,15 @@ class Units(NamedTuple):
     deviation: Tensor  # [N, k, f + 1], 1 of the 1
 
     @classmethod
-    def of(cls, sums: Sums, squared: bool, common: float) -> "Units":
-        """Those that the sums say, see `PartialPooling`; targets have them only if errors are `squared`."""
+    def of(cls, sums: Sums, task: Any, common: float) -> "Units":
+        """Those that the sums say, see `PartialPooling`; labels and counts have none."""
         products = _products(sums)
         rows = products[..., -2, -2, None].clamp(min=LEAST)  # [N, k, 1]
         mean = products[..., -2] / rows
         squares = torch.diagonal(products, dim1=2, dim2=3) - rows * mean.square()
         deviation = _deviations(squares, rows, common)
         mean[..., -2], deviation[..., -2] = 0.0, 1.0
-        if not squared:
+        if isinstance(task, Classification | Counts):
             mean[..., -1], deviation[..., -1] = 0.0, 1.0
         return cls(mean, deviation)
 
@@ -249,10 +249,6 @@ def _deviations(squares: Tensor, rows: Tensor, common: float) -> Tensor:
     logs = torch.where(known, own.clamp(min=LEAST).log(), 0.0)
     usual = (logs.sum(0) / known.sum(0).clamp(min=1)).exp()
     return ((own * rows + common * usual) / (rows + common)).sqrt()
-
-
-def _is_squared(task: Any) -> bool:
-    return not isinstance(task, Classification | Counts)
 
 
 def step(server: Server, squared: bool, common: float, told: float = 1.0) -> Server:
