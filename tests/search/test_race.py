@@ -143,8 +143,8 @@ def test_what_is_trained_must_beat_a_solved_model_by_more_than_a_standard_error(
     assert close.over(solved)[:2] == (pytest.approx(0.025), pytest.approx(0.025))
     assert winner([close, solved, local]) is solved
     assert winner([clear, solved, local]) is clear
-    other = replace(linear([0.6, 0.4, 0.6, 0.4]), again=0.6)
-    assert winner([replace(solved, again=0.5), other, local]) is other  # on more draws of validation examples
+    other = replace(linear([0.6, 0.4, 0.6, 0.4]), preferred=True)
+    assert winner([solved, other, local]) is other  # on more draws of validation examples
     entries = [*(candidate(f"c{i}") for i in range(6)), local.candidate, solved.candidate]  # it is the worst, and stays
     scores = {one.name: 10.0 - i for i, one in enumerate(entries)}
     end = run(

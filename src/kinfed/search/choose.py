@@ -34,18 +34,18 @@ from ..verdict.verdict import Verdict, judge
 from . import successive_halving
 from .arena import Arena
 from .budget import allowance, whole_request
-from .successive_halving import Candidate, Entry, Standing
+from .successive_halving import Advance, Candidate, Entry, Standing
 
 TRIED = (*BASES, "fedrep", "kin", "hedge", "cfl", "fedavg-ft")
 WITH_GRAPH = ("sfl",)  # tried too where the clients' graph is known
 FACTORS = (1, 3, 1 / 3)  # of the rate of local training
 CAREFUL = (1 / 3, 1)  # the same of squared errors in the units of a table's target, which may have heavy tails
-SOLVED = ("linear", "additive")  # models whose last layer partial pooling solves, where models race
+SOLVED = ("linear", "log-linear", "additive")  # models that race, simplest first: partial pooling solves their head
 UNEQUAL = 0.3  # a target's deviation over its mean from which its logarithm is tried
 MANY = 1 << 22  # numbers in all clients' sums up to which solving takes a moment
 FEW, DRAWS, BEST = 1000, 3, 5  # validation examples, up to which the best solved models are compared on more draws
 LEFT_OUT = "did not enter: a larger budget admits it"
-FORMS: tuple[dict[str, Any], ...] = ({}, {"kin": 1}, {"units": "client"})  # in which it is tried
+FORMS: tuple[dict[str, Any], ...] = ({}, {"units": "client"}, {"kin": 1})  # in which it is tried
 
 
 @dataclass(frozen=True)
@@ -202,7 +202,7 @@ def solvable(federation: Federation) -> tuple[str, ...]:
     if isinstance(task, Quantiles) or not isinstance(task, Classification | Counts | Forecasting | Regression):
         return ()
     apart = 1 if isinstance(task, Regression) else federation.outputs
-    names = SOLVED + ("log-linear",) * _spans_orders(federation)
+    names = tuple(name for name in SOLVED if name != "log-linear" or _spans_orders(federation))
     heads: dict[str, Any] = {name: [*default_model(federation, name).children()][-1] for name in names}
     return tuple(name for name in names if len(federation) * apart * (heads[name].in_features + 1) ** 2 <= MANY)
 
@@ -273,7 +273,7 @@ def candidates(
 def _solved(models: Sequence[str], training: Training) -> list[Candidate]:
     """Partial pooling of each of these models."""
     name, made = "partial-pooling", []
-    for form, model in itertools.product(FORMS, models):
+    for model, form in itertools.product(models, FORMS):
         settings = tuple(f"{key}={value}" for key, value in form.items())
         full = ",".join([name, model, *settings])
         made.append(Candidate(full, name, KNOWN[name](**form), training, settings, model))
@@ -284,7 +284,7 @@ def carry_out(
     arena: Arena,
     tried: Sequence[Candidate],
     asked: dict[str, Any],
-    advance: Callable[[Sequence[Entry], int], Mapping[Entry, str]],
+    advance: Advance,
     on_rung: Callable[[int, Sequence[Candidate]], None] = lambda rung, left: None,
     refit: bool = False,
     beside: bool = False,
@@ -315,7 +315,8 @@ def carry_out(
             problems.append(f"{base} failed at every rate: {why}")
     if folds == 1 and not arena.federation.in_order and sum(map(len, arena.federation.rows["validation"])) < FEW:
         solved = [one for one in standings if one.candidate.model and one.rounds and not one.problem]
-        _compare_again(sorted(solved, key=lambda one: -one.mean)[:BEST], arena, advance)
+        best = sorted(solved, key=lambda one: -one.mean)[:BEST]
+        _compare_again(sorted(best, key=lambda one: tried.index(one.candidate)), arena, advance)
         standings.sort(key=successive_halving.rank)
     won = _train_to_end(arena, partial(successive_halving.winner, standings))
     if won is None:
@@ -338,31 +339,25 @@ def carry_out(
     again: dict[str, TrainedRun] = {}
     if refit:
         with note_failure(problems, "models are not trained once more on all rows"):
-            again = _refits(arena, {"kin": won, **{base: (bases[base], runs[base]) for base in runs}}, answers)
+            every = {"kin": won, **{base: (bases[base], runs[base]) for base in runs}}
+            keep = {kind: one for kind, one in every.items() if kind == "kin" or kind in answers.values()}
+            again = {kind: arena.refit(run, one.candidate) for kind, (one, run) in keep.items()}
     return Choice(standings, *won, runs, bases, answers, worth, problems, folds, allowed, trained, outside, again)
 
 
-def _compare_again(
-    solved: Sequence[Standing], arena: Arena, advance: Callable[[Sequence[Entry], int], Mapping[Entry, str]]
-) -> None:
-    """Compare models that are solved, which takes a moment, on more draws of validation examples: few tell little."""
-    count, found = arena.rounds.count, dict[str, Any]()
+def _compare_again(solved: Sequence[Standing], arena: Arena, advance: Advance) -> None:
+    """Prefer the first of models that are solved, simplest first, than which none is clearly better on three draws."""
+    count = arena.rounds.count
     ended = advance([Entry(one.candidate, fold) for one in solved for fold in range(DRAWS)], count)
     for one in solved:
         entries = [Entry(one.candidate, fold) for fold in range(DRAWS)]
         one.problem = next((ended[entry] for entry in entries if entry in ended), one.problem)
-        found[one.candidate.name] = values = np.stack([arena.look(entry, count) for entry in entries])
-        one.again = Standing(one.candidate, values=values).mean
-    if best := max((one for one in solved if not one.problem), key=lambda one: one.again, default=None):
-        best.rounds, best.values = count, found[best.candidate.name][:1]
-
-
-def _refits(
-    arena: Arena, found: Mapping[str, tuple[Standing, TrainedRun]], answers: Mapping[str, str]
-) -> dict[str, TrainedRun]:
-    """Those of the runs whose models any client keeps, and the winner's, trained once more on all rows."""
-    kept = {"kin", *answers.values()}
-    return {kind: arena.refit(run, one.candidate) for kind, (one, run) in found.items() if kind in kept}
+        one.rounds, one.values = count, np.stack([arena.look(entry, count) for entry in entries])
+    left = [one for one in solved if not one.problem]
+    if best := max(left, key=lambda one: one.mean, default=None):
+        next(one for one in left if not best.is_clearly_above(one)).preferred = True
+    for one in solved:
+        one.values = one.values[:1]
 
 
 def _train_to_end(arena: Arena, pick: Callable[[], Standing | None]) -> tuple[Standing, TrainedRun] | None:

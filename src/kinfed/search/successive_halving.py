@@ -16,6 +16,7 @@ from ..runs.reference_runs import BASES
 from ..verdict.statistics import student
 
 Array = NDArray[np.float64]
+Advance = Callable[[Sequence["Entry"], int], Mapping["Entry", str]]  # trains until a round; who ended before, and why
 
 ROUNDING = 1e-6  # of a score, a gain that is none: as of methods that do the same in another order
 FINALISTS = 4  # candidates that are trained to the end, Local and FedAvg among them
@@ -64,7 +65,7 @@ class Standing:
     candidate: Candidate
     rounds: int = 0
     values: Array = field(default_factory=lambda: np.full((1, 1), np.nan))
-    again: float = -math.inf  # of a model that is solved the mean over more draws of validation examples, if known
+    preferred: bool = False  # of the models that are solved, by more draws of validation examples
     problem: str = ""  # why it ended before its time
     trained: int = 0  # rounds of all folds, fewer than were asked for where validation stopped improving
 
@@ -123,7 +124,7 @@ def run(
     candidates: Sequence[Candidate],
     plan: Sequence[Rung],
     folds: int,
-    advance: Callable[[Sequence[Entry], int], Mapping[Entry, str]],
+    advance: Advance,
     look: Callable[[Entry, int], Array],
     on_rung: Callable[[int, Sequence[Candidate]], None] = lambda rung, left: None,
 ) -> list[Standing]:
@@ -177,8 +178,8 @@ def winner(standings: Sequence[Standing]) -> Standing | None:
     if its gain, paired by client, is larger than that gain's standard error. None if all have ended.
     """
     left = [one for one in standings if one.rounds and not one.problem]
-    solved = [one for one in left if one.candidate.model]
-    chosen = max(solved, key=lambda one: (one.again, one.rounds, one.mean), default=None)
+    solved = (one for one in left if one.candidate.model)
+    chosen = max(solved, key=lambda one: (one.preferred, one.rounds, one.mean), default=None)
     for kind in ([one for one in left if one.candidate.base], [one for one in left if not one.candidate.model]):
         best = max(kind, key=lambda one: (one.rounds, one.mean), default=None)
         if best is not None and (chosen is None or best.is_clearly_above(chosen)):
