@@ -153,7 +153,7 @@ ASKED = {
     },
     "panacea-tuned": Deciding(
         "panacea-tables",
-        "Who is best on TPT-48 if validation chooses among four settings of each method?",
+        "Who is best on TPT-48, Per-FedAvg aside (an hour a run), if validation chooses among four settings of each?",
         "papers/panacea/table2/tpt48",
         "",
         {},
@@ -165,7 +165,6 @@ ASKED = {
             "sfl": "training.optimiser.lr=0.03,0.1 methods.sfl.pull=0.1,0.3",
             "pfedhn": "training.optimiser.lr=0.03,0.1 methods.pfedhn.optimiser.lr=0.01,0.03",
             "panacea": "training.optimiser.lr=0.03,0.1 methods.panacea.optimiser.lr=0.03,0.1",
-            "per-fedavg": "methods.per-fedavg.alpha=0.01,0.03 methods.per-fedavg.beta=0.003,0.01",
         },
     ),
     "fedaghn-sign": Deciding(
