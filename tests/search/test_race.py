@@ -145,6 +145,7 @@ def test_what_is_trained_must_beat_a_solved_model_by_more_than_a_standard_error(
     assert winner([clear, solved, local]) is clear
     other = replace(linear([0.6, 0.4, 0.6, 0.4]), preferred=True)
     assert winner([solved, other, local]) is other  # on more draws of validation examples
+    assert winner([solved, other, local, standing("x", [0.8, 0.4, 0.7, 0.35])]) is other  # clear of it, not of the best
     entries = [*(candidate(f"c{i}") for i in range(6)), local.candidate, solved.candidate]  # it is the worst, and stays
     scores = {one.name: 10.0 - i for i, one in enumerate(entries)}
     end = run(

@@ -178,12 +178,13 @@ def winner(standings: Sequence[Standing]) -> Standing | None:
     if its gain, paired by client, is larger than that gain's standard error. None if all have ended.
     """
     left = [one for one in standings if one.rounds and not one.problem]
-    solved = (one for one in left if one.candidate.model)
-    chosen = max(solved, key=lambda one: (one.preferred, one.rounds, one.mean), default=None)
+    solved = [one for one in left if one.candidate.model]
+    bar = max(solved, key=lambda one: (one.rounds, one.mean), default=None)  # that others must clear
+    chosen = next((one for one in solved if one.preferred), bar)
     for kind in ([one for one in left if one.candidate.base], [one for one in left if not one.candidate.model]):
         best = max(kind, key=lambda one: (one.rounds, one.mean), default=None)
-        if best is not None and (chosen is None or best.is_clearly_above(chosen)):
-            chosen = best
+        if best is not None and (bar is None or best.is_clearly_above(bar)):
+            chosen = bar = best
     return chosen
 
 
