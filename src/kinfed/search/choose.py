@@ -44,6 +44,7 @@ SOLVED = ("linear", "log-linear", "additive")  # models that race, simplest firs
 UNEQUAL = 0.3  # a target's deviation over its mean from which its logarithm is tried
 MANY = 1 << 22  # numbers in all clients' sums up to which solving takes a moment
 FEW, DRAWS, BEST = 1000, 3, 5  # validation examples, up to which the best solved models are compared on more draws
+CLOSE = 0.02  # of a score, a difference from which a model is worse than another
 LEFT_OUT = "did not enter: a larger budget admits it"
 FORMS: tuple[dict[str, Any], ...] = ({}, {"units": "client"}, {"kin": 1})  # in which it is tried
 
@@ -346,7 +347,7 @@ def carry_out(
 
 
 def _compare_again(solved: Sequence[Standing], arena: Arena, advance: Advance) -> None:
-    """Prefer the first of models that are solved, simplest first, than which none is clearly better on three draws."""
+    """Prefer the simplest of models that are solved, the first, whose score on three draws is close to the best's."""
     count = arena.rounds.count
     ended = advance([Entry(one.candidate, fold) for one in solved for fold in range(DRAWS)], count)
     for one in solved:
@@ -355,7 +356,7 @@ def _compare_again(solved: Sequence[Standing], arena: Arena, advance: Advance) -
         one.rounds, one.values = count, np.stack([arena.look(entry, count) for entry in entries])
     left = [one for one in solved if not one.problem]
     if best := max(left, key=lambda one: one.mean, default=None):
-        next(one for one in left if not best.is_clearly_above(one)).preferred = True
+        next(one for one in left if best.mean - one.mean <= CLOSE * abs(best.mean)).preferred = True
     for one in solved:
         one.values = one.values[:1]
 
