@@ -41,7 +41,7 @@ def test_where_training_ends_by_hand(best, size, share, every, ended):
     training = kinfed.Training(epochs=1, batch=10)
     roster = SimpleNamespace(training=training, sizes=torch.tensor([size, 5000]))
     history, done = History(("a", "b"), Classification(2), every), 0
-    for round in Rounds(200, every, patience=0.25).left(0, history, roster, share):
+    for round in Rounds(200, every, patience=0.25).go_on(0, history, roster, share):
         score = torch.full((2,), min(round, best) / 200)
         scored = Evaluation({("own", split, "accuracy"): score for split in ("validation", "test")}, {"own": ()})
         history.add(round, 0, 0, scored if history.is_due(round, 200) else None)

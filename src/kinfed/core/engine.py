@@ -91,7 +91,7 @@ class Rounds:
         """How many rounds are trained before the run ends or pauses."""
         return self.until or self.count
 
-    def left(self, begin: int, history: History, roster: Roster, share: float) -> Iterator[int]:
+    def go_on(self, begin: int, history: History, roster: Roster, share: float) -> Iterator[int]:
         """The rounds from `begin` on, as long as training goes on; a `share` of the clients takes part in each."""
         steps = share * int(roster.training.count_steps(roster.sizes).min()) if self.patience else 0.0
         for round in range(begin, self.last):
@@ -160,7 +160,7 @@ def run(
     if begin == 0:
         with _server(method, 0):
             server = method.start(roster)
-    for round in rounds.left(begin, history, whole, drawn.share):
+    for round in rounds.go_on(begin, history, whole, drawn.share):
         whole, roster = replace(whole, round=round), replace(roster, round=round)
         with _server(method, round):
             if round == drawn.joins and len(late):
