@@ -67,7 +67,7 @@ class Standing:
     values: Array = field(default_factory=lambda: np.full((1, 1), np.nan))
     preferred: bool = False  # of the models that are solved, by more draws of validation examples
     problem: str = ""  # why it ended before its time
-    trained: int = 0  # rounds of all folds, fewer than were asked for where validation stopped improving
+    trained: int = 0  # rounds on the first fold, fewer than were asked for where validation stopped improving
 
     @property
     def mean(self) -> float:
@@ -175,7 +175,8 @@ def winner(standings: Sequence[Standing]) -> Standing | None:
 
     Simplest are models that are solved, which learn by themselves how far to pool, with one model for all and learning
     alone at the ends; then Local and FedAvg; then everything else. The best of a kind takes the place of a simpler one
-    if its gain, paired by client, is larger than that gain's standard error. None if all have ended.
+    if its gain over the best of that, paired by client, is larger than the gain's standard error; of solved models the
+    one that is `preferred` is taken. None if all have ended.
     """
     left = [one for one in standings if one.rounds and not one.problem]
     solved = [one for one in left if one.candidate.model]
