@@ -97,8 +97,10 @@ def ask_again_and_again(note, folder):
 
 
 def take_a_step_on_one_row(note, folder):
-    """A plan whose only step takes one row, so that its gradient is that row."""
-    for raw in ({"training": {"batch": 1, "steps": 1}}, {"federation": {"split": {"test": 0.8, "validation": 0.15}}}):
+    """A plan whose only step takes one row, so that its gradient is that row, or that uploads the mean of few."""
+    few = {"federation": {"split": {"test": 0.8, "validation": 0.15}}}
+    of_a_class = {"method": "fedpac", "model": "mlp", "federation": {"split": {"test": 0.7, "validation": 0.15}}}
+    for raw in ({"training": {"batch": 1, "steps": 1}}, few, of_a_class):
         said = {}
         place = folder / next(iter(raw))
         why, carried, _ = run(hospitals(place, said), place / "run", **raw)

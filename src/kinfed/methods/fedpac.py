@@ -60,6 +60,7 @@ class FedPAC(Method, Explains, Advises):
     base_epochs: CountOrZero | None = None  # of the base; None: as many as in the training settings
     head_lr: Positive | None = 0.1  # learning rate of the head; None: as in the training settings
     least: Share = 0.001  # weights of heads below this are taken as zero
+    class_means = True  # means of a class's features are uploaded
     origin = "learned"
     remedy = "lower the learning rate, method.head_lr or method.pull"
     weighs = "whose heads are combined follows from moments of the clients' features, which the server does not keep"

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from ...core.method import Method
 from ...data.split import SPLITS, Split
@@ -62,8 +63,11 @@ class Disclosure:
         make_folder(path.parent)
         write_json(path, {**known, content: asked})
 
-    def check_steps(self, method: Method, batch: int, rows: Mapping[str, int]) -> None:
-        """Raise Withheld if a gradient that is uploaded is of too few rows; `rows` are how many each split has."""
+    def check_steps(self, method: Method, batch: int, rows: Mapping[str, int], labels: Tensor) -> None:
+        """Raise Withheld if a gradient, or a class's mean, that is uploaded is of too few rows.
+
+        `rows` are how many each split has, `labels` those of training rows.
+        """
         own = getattr(method, "batch", None)  # of a method that has one of its own
         step = min(rows["train"], own or batch)
         if step < self.step:
@@ -76,6 +80,11 @@ class Disclosure:
             raise Withheld(
                 f"the method takes feedback from {several(count, 'row')}, and {REVEALS}; set method.feedback to "
                 f"'train' or the split so that there are {self.step}, or have the site's operator allow it (--few-rows)"
+            )
+        if getattr(method, "class_means", False) and labels.unique(return_counts=True)[1].min() < self.step:
+            raise Withheld(
+                f"the method uploads means of each class, and one has fewer than {self.step} training rows, which such "
+                "a mean reveals; choose another method, or have the site's operator allow it (--few-rows)"
             )
 
 

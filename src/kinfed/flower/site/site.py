@@ -289,7 +289,8 @@ class Site:
             execution=Execution("loop", onednn=False, device=str(self._device)),
         )
         rows = {split: counts[0] for split, counts in simulation.clients.sizes.items()}
-        self._limits.check_steps(learning.method, learning.training.batch, rows)
+        labels = federation.y[federation.rows["train"][0]]
+        self._limits.check_steps(learning.method, learning.training.batch, rows, labels)
         return simulation
 
     def _examples(self, invitation: Message, planned: plan.Plan) -> tuple[Federation, Model]:
