@@ -239,21 +239,17 @@ class Broker:
             if node in self.nodes.gateways:
                 at.setdefault(node, {})[client] = message
             else:
-                self._push(client, node, kind, message)
-        for node, together in at.items():
-            id = self.transport.push(node, kind, messages.bundle(together), self.patience)
-            for client, message in together.items():
-                if id:
-                    stamp = self.nodes.online[node].stamp
-                    self._flights[f"{id}{PART}{client}"] = Flight(client, node, stamp, self._number)
-                self._count(client)[0] += messages.size(message)
-
-    def _push(self, client: str, node: int, kind: str, message: Message) -> None:
-        id = self.transport.push(node, kind, message, self.patience)
-        if id:
-            self._flights[id] = Flight(client, node, self.nodes.online[node].stamp, self._number)
-        if client:
+                self._push(kind, node, message, {"": client})
             self._count(client)[0] += messages.size(message)
+        for node, together in at.items():
+            self._push(kind, node, messages.bundle(together), {f"{PART}{client}": client for client in together})
+
+    def _push(self, kind: str, node: int, message: Message, clients: Mapping[str, str]) -> None:
+        """Send a message for these clients, each by what comes after the message's number in that of its flight."""
+        stamp = self.nodes.online[node].stamp
+        if id := self.transport.push(node, kind, message, self.patience):
+            flights = {f"{id}{end}": Flight(client, node, stamp, self._number) for end, client in clients.items()}
+            self._flights |= flights
 
     def _count(self, client: str) -> list[int]:
         return self.traffic.setdefault(client, {}).setdefault(self.round, [0, 0])
@@ -271,7 +267,7 @@ class Broker:
         stamps = {node: known.stamp for node, known in self.nodes.online.items()}
         self._flights = {id: f for id, f in self._flights.items() if stamps.get(f.node) == f.stamp}
         for node, greeting in self.nodes.greetings(now, {f.node for f in self._flights.values()}, again):
-            self._push("", node, "hello", greeting)
+            self._push("hello", node, greeting, {"": ""})
         self.looked()
 
     def _collect(self) -> list[tuple[str, Message | Failure]]:

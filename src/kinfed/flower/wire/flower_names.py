@@ -68,7 +68,6 @@ PARTS: dict[str, dict[str, dict[str, str]]] = {
         "flwr.supercore.inflatable.inflatable_utils": {"inflate_object_from_contents": ""},
         "flwr.proto.fleet_pb2": {
             "RegisterNodeFleetRequest": "public_key",
-            "UnregisterNodeFleetRequest": "node_id",
             "ActivateNodeRequest": "public_key heartbeat_interval",
             "ActivateNodeResponse": "node_id",
             "DeactivateNodeRequest": "node_id",
