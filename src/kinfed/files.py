@@ -42,6 +42,21 @@ def write_json(path: Path, values: Any) -> None:
         part.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
 
 
+def read_json(path: Path, fix: str = "") -> dict[str, Any]:
+    """The table in a JSON file, empty if it is not there.
+
+    Raises RunError with `fix`, what to do, if it cannot be read; without a fix it counts as not there.
+    """
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, TypeError) as problem:
+        if not fix:
+            return {}
+        raise RunError(f"{path} cannot be read ({problem}); {fix}") from None
+
+
 @contextmanager
 def together(folder: Path) -> Iterator[Path]:
     """An empty folder: what is written there is moved into `folder` if the block succeeds, and removed if it does not.

@@ -26,7 +26,7 @@ from ..core.tasks import Classification
 from ..data.federation import Federation
 from ..data.split import SPLITS
 from ..errors import RunError, UsageError
-from ..files import alone, make_folder, replacing, sweep_up
+from ..files import alone, make_folder, read_json, replacing, sweep_up, write_json
 from ..simulation import distributed
 from ..verdict import graph_quality
 
@@ -171,33 +171,19 @@ class RunFolder:
         """Write a fleet's settings, or some of them, to resume with if there is no checkpoint yet."""
         if self.how.exists() and self.read_how() == settings:
             return
-        with replacing(self.how) as part:
-            part.write_text(json.dumps(settings, indent=1) + "\n", encoding="utf-8")
+        write_json(self.how, settings)
 
     def read_how(self) -> dict[str, Any]:
         """The settings last written by `write_how`; empty if there are none."""
-        try:
-            return dict(json.loads(self.how.read_text(encoding="utf-8")))
-        except FileNotFoundError:
-            return {}
-        except (OSError, ValueError, TypeError) as problem:
-            raise RunError(f"{self.how} cannot be read ({problem}); delete it to resume with the defaults") from None
+        return read_json(self.how, "delete it to resume with the defaults")
 
     def write_origin(self, former: Mapping[str, Any]) -> None:
         """Write from which run this one goes on: its folder as `run`, its `rounds`, and the names of its `clients`."""
-        with replacing(self.origin) as part:
-            part.write_text(json.dumps(former) + "\n", encoding="utf-8")
+        write_json(self.origin, dict(former))
 
     def read_origin(self) -> dict[str, Any] | None:
         """What `write_origin` has written; None for a run that began by itself."""
-        try:
-            return dict(json.loads(self.origin.read_text(encoding="utf-8")))
-        except FileNotFoundError:
-            return None
-        except (OSError, ValueError, TypeError) as problem:
-            raise RunError(
-                f"{self.origin} cannot be read ({problem}); delete the folder {self} to start again"
-            ) from None
+        return read_json(self.origin, f"delete the folder {self} to start again") or None
 
     def read_config(self) -> dict[str, Any]:
         """The config of a run that has begun, as it is in the file; raises UsageError if it cannot be read."""
@@ -306,12 +292,7 @@ class RunFolder:
 
     def read_clients(self) -> dict[str, Any]:
         """What `write_clients` has written; empty for a run that has not, such as one of real sites."""
-        try:
-            return dict(json.loads(self.clients.read_text(encoding="utf-8")))
-        except FileNotFoundError:
-            return {}
-        except (OSError, ValueError, TypeError) as problem:
-            raise UsageError(f"{self.clients} cannot be read ({problem}); delete it to do without") from None
+        return read_json(self.clients, "delete it to do without")
 
     def read_tested(self) -> list[Array] | None:
         """The score of every test example by the client's chosen model: [n] for each client; None if not written."""

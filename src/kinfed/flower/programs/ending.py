@@ -1,10 +1,9 @@
 """What the process of a run leaves in its folder for those who follow it: its number, its lines, and how it ended."""
 
-import json
 from pathlib import Path
 from typing import Any
 
-from ...files import write_json
+from ...files import read_json, write_json
 from .subprocesses import is_alive
 
 FILE, JOURNAL = ".run", "journal.log"  # in a run's folder
@@ -13,10 +12,7 @@ PROGRAM = "runner"
 
 def read(out: Path) -> dict[str, Any]:
     """What is known of the last process: its `pid`, where its lines `begin`, how it `ended`, and `why` it failed."""
-    try:
-        return dict(json.loads((out / FILE).read_text()))
-    except (OSError, ValueError, TypeError):
-        return {}
+    return read_json(out / FILE)
 
 
 def note(out: Path, **words: Any) -> None:

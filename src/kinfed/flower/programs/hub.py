@@ -9,7 +9,6 @@ import functools
 import logging
 import os
 import resource
-import socket
 import sys
 import time
 from pathlib import Path
@@ -17,7 +16,7 @@ from pathlib import Path
 from ...errors import UsageError
 from ..wire import flower_names
 from . import authentication, keys
-from .subprocesses import secret
+from .subprocesses import bound, secret
 
 DATABASE = "state.db"  # Flower's own
 FILES = 1 << 16  # that may be open, as each connection is one
@@ -30,13 +29,13 @@ def main(home: Path, host: str, port: int, folder: Path | None) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, FILES)), hard))
     flower = flower_names.load("server")
     _stamp_logs()
-    bound = _listen(host, port)
+    listener = bound(host, port)
     sys.argv = ["flower-superlink", *_options(home, host, port, folder)]  # where Flower reads its settings
     app = flower.create_app(flower._parse_superlink_lifespan_config(), flower.SuperLinkLifespan)
     members = None if folder is None else functools.partial(keys.members, folder)
     doorman = authentication.Doorman(secret(home), members)
     own = ("", "") if folder is None else (str(folder / "server.crt"), str(folder / "server.key"))
-    authentication.serve(app, doorman, bound, *own)
+    authentication.serve(app, doorman, listener, *own)
 
 
 def _options(home: Path, host: str, port: int, folder: Path | None) -> list[str]:
@@ -46,13 +45,6 @@ def _options(home: Path, host: str, port: int, folder: Path | None) -> list[str]
         return [*options, "--insecure"]
     options += ["--ssl-ca-certfile", str(folder / "ca.crt"), "--ssl-certfile", str(folder / "server.crt")]
     return [*options, "--ssl-keyfile", str(folder / "server.key"), "--enable-supernode-auth"]
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    bound = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
-    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    bound.bind((host, port))
-    return bound
 
 
 def _stamp_logs() -> None:

@@ -105,14 +105,20 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+def bound(host: str, port: int) -> socket.socket:
+    """A socket of an address, on which nobody listens yet; raises OSError if it cannot be had."""
+    found = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    found.bind((host, port))
+    return found
+
+
 def is_free(host: str, port: int) -> bool:
     """Whether nobody listens on a port; raises UsageError if this user may not."""
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except PermissionError:
-            raise UsageError(f"port {port} needs special rights; choose a --port above 1023") from None
-        except OSError:
-            return False
+    try:
+        bound(host, port).close()
+    except PermissionError:
+        raise UsageError(f"port {port} needs special rights; choose a --port above 1023") from None
+    except OSError:
+        return False
     return True

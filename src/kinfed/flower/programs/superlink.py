@@ -1,13 +1,12 @@
 """The server's SuperLink: started, stopped, and told whose keys to admit."""
 
 import itertools
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 from ...errors import RunError, UsageError, nearest
-from ...files import make_folder, write_json
+from ...files import make_folder, read_json, write_json
 from ...interrupts import held
 from ..wire.link import SILENT, Link
 from . import control, ending, keys as certificates
@@ -33,11 +32,8 @@ class Started(NamedTuple):
 
 def started(home: Path) -> Started | None:
     """The SuperLink that was started last from a folder, whether it still runs or not."""
-    try:
-        values = json.loads((home / LINK).read_text())
-    except (OSError, ValueError):
-        return None
-    return Started(values["address"], values["ca"], values["pid"])
+    values = read_json(home / LINK)
+    return Started(values["address"], values["ca"], values["pid"]) if values else None
 
 
 def running(home: Path) -> Started | None:
@@ -85,10 +81,8 @@ def down(home: Path, report: Report) -> None:
 
 def last_run(home: Path) -> Path | None:
     """The folder of the run that was started last."""
-    try:
-        return Path(json.loads((home / LAST).read_text())["out"])
-    except (OSError, ValueError, TypeError, LookupError):
-        return None
+    out = read_json(home / LAST).get("out")
+    return Path(out) if out else None
 
 
 def revoke(home: Path, site: str, keys: Path | None, report: Report) -> None:

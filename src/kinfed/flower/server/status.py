@@ -3,14 +3,13 @@
 Imports neither Flower nor PyTorch, so that it can be asked often.
 """
 
-import json
 import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from ...errors import RunError
-from ...files import write_json
+from ...files import read_json, write_json
 from ..programs import authentication, ending, keys, superlink
 from ..programs.subprocesses import is_alive, secret
 
@@ -62,12 +61,9 @@ def _members(link: superlink.Started | None) -> dict[str, str]:
 def _run(home: Path) -> dict[str, Any] | None:
     """The run that was started last, if any."""
     out = superlink.last_run(home)
-    if out is None:
+    words = {} if out is None else read_json(out / FILE)
+    if out is None or "state" not in words:  # none yet, or one of another version
         return None
-    try:
-        words = dict(json.loads((out / FILE).read_text(encoding="utf-8")))
-        if words["state"] == "running" and not ending.process(out):
-            words["state"] = "stopped"
-        return {"out": str(out), **words}
-    except (OSError, ValueError, KeyError, TypeError):  # none yet, or one of another version
-        return None
+    if words["state"] == "running" and not ending.process(out):
+        words["state"] = "stopped"
+    return {"out": str(out), **words}

@@ -185,9 +185,9 @@ class Connection:
     def _activate(self) -> None:
         """Have the server count on this node, in place of an earlier one of the same site that was killed."""
         flower, public, begin = self._flower, self._flower.public_key_to_bytes(self._private.public_key()), None
-        if before := _number(self.home / "node.id"):
-            with suppress(httpx.HTTPError):
-                self._client.DeactivateNode(flower.DeactivateNodeRequest(node_id=before))
+        with suppress(OSError, ValueError, httpx.HTTPError):  # there was none, or it is forgotten
+            before = int((self.home / "node.id").read_text())
+            self._client.DeactivateNode(flower.DeactivateNodeRequest(node_id=before))
         asked = flower.ActivateNodeRequest(public_key=public, heartbeat_interval=BEAT)
         while True:
             try:
@@ -263,10 +263,3 @@ def _own_key(path: Path) -> Path:
         with replacing(path) as part:
             part.write_bytes(made.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption()))
     return path
-
-
-def _number(path: Path) -> int:
-    try:
-        return int(path.read_text())
-    except (OSError, ValueError):
-        return 0

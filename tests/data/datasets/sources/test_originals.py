@@ -252,7 +252,7 @@ def test_checksums_that_nobody_published_are_recorded_once_and_checked_from_then
         obtain("tpt48", tmp_path)
     for broken in ("[broken", "[3]"):
         (tmp_path / "checksums.json").write_text(broken)
-        with pytest.raises(RunError, match=r"checksums\.json is not a record of checksums"):
+        with pytest.raises(RunError, match=r"checksums\.json cannot be read"):
             obtain("tpt48", tmp_path)
 
 

@@ -1,6 +1,5 @@
 """The originals of data sets: where they are published, and how their files become one NAME.npz of plain arrays."""
 
-import json
 import shutil
 from collections.abc import Callable
 from contextlib import suppress
@@ -11,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ....errors import RunError, UsageError, nearest
-from ....files import replacing
+from ....files import read_json, replacing, write_json
 from .cars import compcars
 from .climate import tpt48
 from .download import Progress, Source, checked, fetch
@@ -188,8 +187,7 @@ def obtain(
     with replacing(path) as part, part.open("wb") as whole:
         np.savez(whole, allow_pickle=False, **arrays)
     if known != _recorded(data_dir):
-        with replacing(data_dir / RECORDED) as part:
-            part.write_text(json.dumps(known, indent=1) + "\n")
+        write_json(data_dir / RECORDED, known)
     shutil.rmtree(store, ignore_errors=True)
     _remove_empty(store)
     return Obtained(path, tuple(notes))
@@ -210,9 +208,4 @@ def _remove_empty(store: Path) -> None:
 
 
 def _recorded(data_dir: Path) -> dict[str, str]:
-    try:
-        return dict(json.loads((data_dir / RECORDED).read_text()))
-    except FileNotFoundError:
-        return {}
-    except (ValueError, TypeError):
-        raise RunError(f"{data_dir / RECORDED} is not a record of checksums; delete or correct it") from None
+    return read_json(data_dir / RECORDED, "delete it, or correct it: it holds checksums by name")
