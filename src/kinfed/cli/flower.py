@@ -368,8 +368,8 @@ def _log(args: argparse.Namespace, console: Console) -> None:
             print(json.dumps(last))
         else:
             arrow, size = "->" if last["way"] == "sent" else "<-", quantity(last["bytes"], "B")
-            line = f"{last['at']} {arrow} {last['peer']} {last['kind']}, {size}: {', '.join(last['holds'])}"
-            literal().print(f"{line} ({last['message'][:16]})", soft_wrap=True)
+            held = f"{', '.join(last['holds']) or 'nothing'} ({last['message'][:16]})"
+            literal().print(f"{last['at']} {arrow} {last['peer']} {last['kind']}, {size}: {held}", soft_wrap=True)
     if not args.json:
         end = f"; the hash of the last is {last['hash']}" if last else ""
         console.print(f"{path}: {count:,} messages, each as it was written{end}", soft_wrap=True)
@@ -432,7 +432,7 @@ def _of_run(run: dict[str, Any]) -> str:
     line = f"the run in {run['out']}: {run['state']}, round {run['round']} of {run['rounds']}, {run['seconds']:.0f} s"
     if run["why"]:
         line += f"; {run['why']}"
-    if run["state"] == "stopped":
+    if run["state"] in ("stopped", "failed"):
         line += f"; continue it: kinfed flower run {run['out']}"
     means = run["scores"].get("means", {})
     if means:

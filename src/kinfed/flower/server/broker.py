@@ -19,7 +19,6 @@ PART = "/"  # between the number of a message to a gateway and a client
 TRIES = 3  # times that a request is sent to a client
 
 Check = Callable[[str, Message], str]  # what is wrong with a client's reply, empty if nothing is
-RESUME = "resume the run"  # what helps after an end, once its cause is mended
 
 
 class Flight(NamedTuple):
@@ -169,7 +168,7 @@ class Broker:
         self._request = None
         self._forget(request)
         if 0 < request.missing <= len(request.awaited):
-            raise RunError(f"{too_few(messages, request.replies, needed, {})} and {RESUME}")
+            raise RunError(too_few(messages, request.replies, needed, {}))
         if request.waiting and request.missing <= len(request.awaited):  # or the request is over as others refused
             self._report_waiting(request.waiting)
         return request.replies

@@ -22,7 +22,7 @@ from ...errors import RunError
 from ..wire import messages
 from ..wire.messages import Message, Words
 from . import validation
-from .broker import RESUME, Broker, Check, too_few
+from .broker import Broker, Check, too_few
 from .nodes import LARGEST
 from .plan import Deployment
 from .shape_inference import DryRun
@@ -109,7 +109,7 @@ class FlowerFleet:
             self._skipped += 1
             why = too_few(likes, uploads, needed, self.broker.problems)
             if self._skipped == SKIPS:
-                raise RunError(f"round {round + 1}, the {SKIPS}rd in a row: {why} and {RESUME}")
+                raise RunError(f"round {round + 1}, the {SKIPS}rd in a row: {why}")
             return self._skip(round, cohort, why)
         self._skipped, self._norms = 0, [*self._norms, *norms.values()][-NORMS:]
         replied = [i for i in sorted(rows) if self.names[i] in uploads]
@@ -165,7 +165,7 @@ class FlowerFleet:
         invited = {name: self._invite(name) for name in names}
         replies = dict(sorted(self.broker.request("join", invited, needed, problem=problem).items()))
         if len(replies) < needed:
-            raise RunError(f"{too_few(invited, replies, needed, self.broker.problems)} and {RESUME}")
+            raise RunError(too_few(invited, replies, needed, self.broker.problems))
         if not replies:
             return []
         statistics = [trees.unpack(reply.arrays, like, "client_statistics/") for reply in replies.values()]

@@ -125,7 +125,8 @@ class Nodes:
             self._refused[node] = known.stamp, why
             self._unaware[node] = why
             self._next[node] = now + RETRY
-            who = f"of {known.name}" if known.name else f"{node} ({messages.plain(words.get('client'))})"
+            claimed = f" ({messages.plain(words['client'])})" if words.get("client") else ""
+            who = f"of {known.name}" if known.name else f"{node}{claimed}"
             self.log(f"cannot use the node {who}: {why}")
 
     def _meet_client(self, node: int, known: Node, words: Words) -> str:

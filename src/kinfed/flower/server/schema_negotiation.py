@@ -27,7 +27,7 @@ from ...errors import RunError, UsageError
 from ..site.site_series import clock_of
 from ..wire.messages import Message, Words
 from . import plan, validation
-from .broker import RESUME, Broker, too_few
+from .broker import Broker, too_few
 from .nodes import LARGEST
 from .plan import Plan
 
@@ -113,7 +113,7 @@ class Describing:
         asked = {client: Message(words, {}) for client in clients}
         replies = self.broker.request("describe", asked, needed, problem=problem)
         if len(replies) < needed:
-            raise RunError(f"{too_few(asked, replies, needed, self.broker.problems)} and {RESUME}")
+            raise RunError(too_few(asked, replies, needed, self.broker.problems))
         return replies
 
     def _shares(self, rows: dict[str, int]) -> dict[str, float]:

@@ -24,7 +24,7 @@ from ...core.sharing import Sharing, divide
 from ...core.summary import Summary
 from ...core.trees import Tree
 from ...data import graph_files
-from ...errors import RunError, UsageError
+from ...errors import RunError, UsageError, several
 from ...files import make_folder, write_json
 from ...runs.config import experiment, plugins
 from ...runs.final_state import FinalState, holds_members
@@ -147,7 +147,7 @@ class _Run:
         else:
             self._gather()
         names, parameters = self.fleet.names, self.model.layout.parameters
-        self.log(f"{len(names)} clients: {', '.join(names)}; {parameters:,} parameters")
+        self.log(f"{several(len(names), 'client')}: {', '.join(names)}; {several(parameters, 'parameter')}")
         sharing = Sharing.of(self.planned.learning.method, self.model.layout)
         self.log(f"tensors: {sharing.plan}")
         self.watch.begin(self.fleet, self.history, self.at.seconds)
@@ -349,7 +349,7 @@ def _selection(history: History) -> Words:
 
 
 def _progress(history: History, rounds: int, replied: int, seconds: float) -> str:
-    line = f"round {history.done} of {rounds}: {replied} clients, {seconds:.1f} s"
+    line = f"round {history.done} of {rounds}: {several(replied, 'client')}, {seconds:.1f} s"
     if history.rounds:
         metric, name = history.selects, history.headline
         split = "validation" if (name, "validation", metric) in history.scores[-1] else "test"

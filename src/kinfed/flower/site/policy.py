@@ -113,9 +113,8 @@ class Policy(Settings):
         """Raise Withheld unless the operator has agreed to a plan that divides the rows so."""
         known = [[one["split"], one["seed"]] for one in agreed(folder)]
         if self.runs == "agreed" and [split, seed] not in known:
-            raise Withheld(
-                f"its operator has agreed to no plan of this split and seed (kinfed flower agree {folder.name})"
-            )
+            fix = f"kinfed flower agree {folder.name} plan.toml"
+            raise Withheld(f"its operator has agreed to no plan of this split and seed ({fix})")
 
 
 def digest(table: Table) -> str:

@@ -117,7 +117,7 @@ def rehearse(
         report(next(line.replace(": ", "   ", 1) for line in told if line.startswith("tensors: ")))
     else:
         report("model     not checked: give the run's config, --check FILE.toml")
-    report("what leaves this site for the server, and why it refuses a message if it does:")
+    report("what leaves this site for the server, besides why it refuses a message when it does:")
     for line in _leaving(here.left, planned.learning.training.batch if run else 0):
         report(line)
 

@@ -139,11 +139,11 @@ def _checked(path: Path, number: int, line: bytes, before: str | None) -> Words:
 
 def _holds(message: Message) -> list[str]:
     """The names of what a message holds; of several clients' those of all, each once."""
-    parts = message.words.get("bundle")
+    parts, arrays = message.words.get("bundle"), [name for name, array in message.arrays.items() if array.numel()]
     if not isinstance(parts, dict):
-        return sorted({*message.words} - {"client"}) + sorted(message.arrays)
+        return sorted({*message.words} - {"client"}) + sorted(arrays)
     words = {name for part in parts.values() if isinstance(part, dict) for name in part} - {"client"}
-    return sorted(words) + sorted({name.partition("/")[2] for name in message.arrays})
+    return sorted(words) + sorted({name.partition("/")[2] for name in arrays})
 
 
 def _hash(said: Words) -> str:

@@ -29,6 +29,7 @@ def bundle(settings: dict[str, Any]) -> dict[str, Any]:
     components = {"serverapp": "kinfed.flower.wire.server_app:app", "clientapp": "kinfed.flower.wire.site_app:app"}
     table = {"publisher": "kinfed", "components": components, "config": settings}
     project = {"name": "kinfed-federation", "version": "0.1.0", "license": "Apache-2.0", "dependencies": []}
+    project["description"] = "a federation of kinfed's"
     return {"project": project, "tool": {"flwr": {"app": table}}}
 
 

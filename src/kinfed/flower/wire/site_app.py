@@ -37,7 +37,7 @@ def reply(kind: str, envelope: Envelope, context: Context) -> Envelope:
         audit.AuditLog(audit.of_site(site.folder.parent, name)).note("sent", "the SuperLink", kind, answer)
     except (UsageError, RunError) as problem:
         answer = refusal(name, problem)
-        _print(f"client {name}: {problem}")
+        _print(f"client {name}: {problem}" if name else str(problem))
     return Envelope(transport.pack(answer), reply_to=envelope)
 
 
