@@ -293,6 +293,7 @@ def test_a_client_is_identified_by_its_key(world):
     transport.keys = {1: "a", 2: "carol"}
     meet(broker, "a")
     assert set(broker.nodes.clients) == {"a"}
+    assert broker.problems["carol"].startswith("it claims to be client b")
     assert lines[-1] == "cannot use the node of carol: it claims to be client b, but its key is that of carol"
 
 

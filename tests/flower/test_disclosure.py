@@ -97,7 +97,7 @@ def test_another_content_of_the_file_is_answered_for_anew(hospital, tmp_path):
     assert "refused" not in describe(site, seed=1)
     assert "refused" in describe(site, seed=2)
     (tmp_path / "west.draws.json").write_text("[1")
-    assert "west.draws.json is not what this site wrote" in describe(site, seed=1)["refused"]
+    assert "west.draws.json cannot be read" in describe(site, seed=1)["refused"]
 
 
 @pytest.mark.parametrize(

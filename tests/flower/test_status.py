@@ -10,7 +10,8 @@ pytest.importorskip("flwr", reason="flwr is not installed: pip install 'kinfed[f
 from kinfed.cli import main
 from kinfed.errors import RunError
 from kinfed.flower.programs import authentication, ending, keys, superlink
-from kinfed.flower.server import server, status
+from kinfed.flower.server import broker, monitoring, server, status
+from kinfed.flower.site.site_check import Here
 from kinfed.flower.wire.link import Link
 
 
@@ -98,6 +99,16 @@ def test_a_run_writes_down_how_it_is_doing(trial):
     assert words["sites"]["b"]["missed"] == 1
     summary = json.loads((trial.folder / "out" / "summary.json").read_text())
     assert words["sites"]["a"]["down"] == summary["sites"]["bytes_by_client"]["a"]["down"]
+
+
+def test_a_run_that_waits_for_sites_writes_down_for_what(tmp_path):
+    waits = broker.Broker(Here([]), patience=-1.0, log=lambda line: None, problems={"eve": "no such column"})
+    monitoring.Watch(tmp_path, 20, waits)
+    with pytest.raises(RunError, match="waited 0 s for 4 sites"):
+        waits.discover(lambda: False, "4 sites")
+    words = json.loads((tmp_path / status.FILE).read_text())
+    assert (words["state"], words["why"]) == ("running", "waiting for 4 sites")
+    assert words["sites"]["eve"]["left_out"] == "no such column"
 
 
 def test_a_run_that_fails_writes_down_why(trial, monkeypatch):

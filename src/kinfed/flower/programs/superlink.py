@@ -150,20 +150,16 @@ def _start(home: Path, host: str, port: int, keys: Path | None, report: Report) 
             where = (host, str(port), str(keys or ""))
             process = start(PROGRAM, str(home.resolve()), *where, home=home / "flwr", log=file)
         write_json(home / LINK, {"address": link.address, "ca": link.ca, "pid": process.pid})
+    problem = SILENT
     try:
         problem = link.wait(lambda: process.poll() is None)
-    except KeyboardInterrupt:
-        _abandon(home, process.pid)
-        raise
+    finally:  # also if it is interrupted
+        if problem:
+            end(process.pid)
+            (home / LINK).unlink(missing_ok=True)
     if problem:
-        _abandon(home, process.pid)
         said = log.read_bytes()[begin:].decode(errors="replace").split("\n")
         why = next((line.strip() for line in reversed(said) if line.strip()), problem)
         raise RunError(f"the SuperLink did not start: {why:.300}; see {log}")
     report(f"the SuperLink is running at {link.address}" + (f"; sites reach it at HOST:{port}" if own != host else ""))
     return link
-
-
-def _abandon(home: Path, pid: int) -> None:
-    end(pid)
-    (home / LINK).unlink(missing_ok=True)

@@ -91,6 +91,7 @@ class Broker:
     traffic: dict[str, dict[int, list[int]]] = field(default_factory=dict)  # bytes down and up, by client and round
     looked: Callable[[], None] = lambda: None  # called after each look at which nodes are online
     nodes: Nodes = field(init=False)
+    waiting_for: str = ""  # before round 1
     problems: dict[str, str] = field(default_factory=dict)  # why a client was left out, until its next good reply
     _request: "_Request | None" = None  # the one under way
     _looked: float = -math.inf
@@ -103,12 +104,13 @@ class Broker:
 
     def discover(self, enough: Callable[[], bool], waiting_for: str) -> None:
         """Greet all nodes until enough clients are known and every node that is online has replied."""
-        begin, logged = time.monotonic(), 0.0
+        begin, logged, self.waiting_for = time.monotonic(), 0.0, waiting_for
         while True:
             self._look(again=True)
             self._collect()
             waited = time.monotonic() - begin
             if enough() and (not self.nodes.silent() or waited > 60):  # a node that is silent so long may join later
+                self.waiting_for = ""
                 return
             online = ", ".join(sorted(filter(self.nodes.is_online, self.nodes.clients))) or "none"
             if waited > self.patience:
@@ -283,7 +285,9 @@ class Broker:
                 i: f for i, f in self._flights.items() if f.node != flight.node or f.request >= flight.request
             }
             if not flight.client:
-                self.nodes.meet(flight.node, reply, time.monotonic())
+                why, known = self.nodes.meet(flight.node, reply, time.monotonic()), self.nodes.online.get(flight.node)
+                if why and known and known.name:
+                    self.problems[known.name] = why
                 continue
             if isinstance(reply, Message):
                 self._count(flight.client)[1] += messages.size(reply)

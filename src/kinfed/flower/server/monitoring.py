@@ -35,7 +35,7 @@ class Watch:
         )
         words: dict[str, Any] = {
             "state": state,
-            "why": why,
+            "why": why or (f"waiting for {self._broker.waiting_for}" if self._broker.waiting_for else ""),
             "round": 0 if history is None else history.done,
             "rounds": self._rounds,
             "seconds": round(self._before + time.perf_counter() - self._began, 1),

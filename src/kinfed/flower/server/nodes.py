@@ -105,8 +105,8 @@ class Nodes:
             greetings.append((node, Message({"refused": why} if why else {}, {})))
         return greetings
 
-    def meet(self, node: int, reply: Message | Failure, now: float) -> None:
-        """Learn from the reply to a greeting which client a node is; log why if it cannot take part."""
+    def meet(self, node: int, reply: Message | Failure, now: float) -> str:
+        """Learn from the reply to a greeting which client a node is; returns, and logs, why it cannot take part."""
         words: Words = {"refused": reply.why} if isinstance(reply, Failure) else reply.words
         known = self.online.get(node, Node("", ""))
         self._greeted[node] = known.stamp
@@ -128,6 +128,7 @@ class Nodes:
             claimed = f" ({messages.plain(words['client'])})" if words.get("client") else ""
             who = f"of {known.name}" if known.name else f"{node}{claimed}"
             self.log(f"cannot use the node {who}: {why}")
+        return why
 
     def _meet_client(self, node: int, known: Node, words: Words) -> str:
         """Take note of a client at a node; returns why it cannot take part."""

@@ -65,5 +65,5 @@ def _run(home: Path) -> dict[str, Any] | None:
     if out is None or "state" not in words:  # none yet, or one of another version
         return None
     if words["state"] == "running" and not ending.process(out):
-        words["state"] = "stopped"
+        words |= {"state": "stopped", "why": ""}
     return {"out": str(out), **words}

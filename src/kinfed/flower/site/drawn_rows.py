@@ -13,8 +13,7 @@ from torch import Tensor
 from ...core.method import Method
 from ...data.split import SPLITS, Split
 from ...errors import UsageError, several
-from ...files import make_folder, write_json
-from .site_files import expecting_own
+from ...files import make_folder, read_json, write_json
 
 STEP, TRAINING = 8, 10  # rows that a gradient, and all training, must be made of
 REVEALS = "a gradient of few rows reveals them: that of one row, each of its cells and its target"
@@ -46,11 +45,9 @@ class Disclosure:
         for part in SPLITS:
             drawn.update(np.ascontiguousarray(rows[part], np.float64).tobytes() + b"/")
         asked = {"split": asdict(split), "seed": seed, "rows": drawn.hexdigest()}
-        path, content, known = self.draws, _digest(data), {}
-        with expecting_own(path):
-            if path.exists():
-                known = json.loads(path.read_text(encoding="utf-8"))
-            before = known.get(content)
+        path, content = self.draws, _digest(data)
+        known = read_json(path, "its site's operator may delete it")
+        before = known.get(content)
         if before == asked:
             return
         if before is not None:

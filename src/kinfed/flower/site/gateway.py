@@ -86,6 +86,7 @@ class Gateway:
             client: Site(client, path, folder, device, own, code, self._teller(client), policy)
             for client, path in files.items()
         }
+        self._gone: set[str] = set()  # clients that are asked for and not here, of which the operator was told
         self._joined: tuple[Any, Any] = ((), None)  # the simulation of the last batch, and whose it was
 
     def reply(self, kind: str, message: Message) -> Message:
@@ -98,8 +99,11 @@ class Gateway:
         except UsageError as problem:
             self._report(str(problem))
             return messages.refusal(self.name, problem)
-        unknown = parts.keys() - self.sites.keys()
-        strange = {client: messages.refusal(client, "it is not at this site") for client in unknown}
+        gone = parts.keys() - self.sites.keys()
+        for client in gone - self._gone:
+            self._report(f"client {client}: no row of this site's file names it, so the run goes on without it")
+        self._gone |= gone
+        strange = {client: messages.refusal(client, "no row of its site's file names it") for client in gone}
         known = {client: part for client, part in parts.items() if client in self.sites}
         if kind == "round":
             return messages.bundle(strange | self._round(known))

@@ -48,7 +48,8 @@ class Policy(Settings):
         try:
             table = tomllib.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError) as problem:
-            raise UsageError(f"{path} cannot be read as a policy: {problem}") from None
+            why = getattr(problem, "strerror", problem)
+            raise UsageError(f"{path} cannot be read as a policy: {why}") from None
         found: Policy = parts.call(cls, table, "policy")[0]
         return found
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from ...core import checkpoint
 from ...core.trees import Tree
 from ...errors import RunError, UsageError
-from ...files import make_folder, write_json
+from ...files import make_folder, read_json, write_json
 from ..wire import messages
 from ..wire.messages import Message, Words
 
@@ -58,11 +58,7 @@ class ExperimentFolder:
 
     def description(self) -> Words | None:
         """How the site's table becomes inputs, see `save_description`; None before it has joined."""
-        path = self.path / "description.json"
-        if not path.exists():
-            return None
-        with expecting_own(path):
-            return dict(json.loads(path.read_text(encoding="utf-8")))
+        return read_json(self.path / "description.json", "delete its folder to join again") or None
 
     def save_description(self, description: Words) -> None:
         """Remember how the site's table becomes inputs, in the names of its own file, so that new rows can."""
