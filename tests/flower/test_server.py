@@ -292,7 +292,9 @@ def test_a_site_without_disk_space_is_left_out_and_keeps_what_it_had(trial, monk
     monkeypatch.setattr(site_files.checkpoint, "write", full)
     trial.serve()
     trial.compare(expected)
-    assert any("left client c out" in line and "No space left on device" in line for line in trial.lines)
+    (line,) = [one for one in trial.lines if "left client c out" in one]
+    assert line.startswith("left client c out: cannot write c/")  # and no folder of the site's machine
+    assert line.endswith("/state.safetensors: No space left on device")
 
 
 def test_a_site_that_lost_its_state_joins_anew(trial):

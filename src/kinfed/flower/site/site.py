@@ -102,16 +102,15 @@ class Site:
         """What `do` gives, or the refusal that the server is told of when it raises; more is told to the operator."""
         try:
             return do()
-        except OwnFileError as problem:
-            self._report(f"client {self.name}: {problem}")
-            why = problem.public
         except (UsageError, RunError, OSError) as problem:
-            why = str(problem)
-            self._report(f"client {self.name}: {why}")
+            self._report(f"client {self.name}: {problem}")
+            why = problem.public if isinstance(problem, OwnFileError) else str(problem)
         except Exception as problem:
             traceback.print_exc()
             self._report(f"client {self.name}: {type(problem).__name__}: {problem}")
             why = f"unexpected {type(problem).__name__}"  # what it says may be of the site's examples
+        for folder in (self.folder.parent, self._data.parent, *(path.parent for path in self._code)):
+            why = why.replace(f"{folder}/", "")  # where a site keeps its files is not the server's affair
         return messages.refusal(self.name, why)
 
     def _hello(self, message: Message) -> Message:
