@@ -112,26 +112,11 @@ class FakeGrid(Grid):
         self.publics = {}  # the nodes' keys
         self.sent = []  # (client, what is asked, message)
 
-    def set_run(self, run):
-        raise NotImplementedError
-
-    @property
-    def run(self):
-        raise NotImplementedError
-
-    def create_message(self, *_, **__):
-        raise NotImplementedError
-
-    def send_and_receive(self, messages, *, timeout=None):
-        raise NotImplementedError
+    set_run = run = create_message = send_and_receive = None  # of Flower's interface, and never asked for
 
     def get_nodes(self):
         return [
-            NodeInfo(
-                node_id=node,
-                last_activated_at=self.stamps[node],
-                public_key=self.publics.get(node, b""),
-            )
+            NodeInfo(node_id=node, last_activated_at=self.stamps[node], public_key=self.publics.get(node, b""))
             for node in self.sites
         ]
 

@@ -63,6 +63,11 @@ def test_by_default_only_plans_run_that_the_operator_agreed_to(asked, tmp_path, 
     assert asked(Policy(), "flower.deadline=5.0").rounds == 3  # the server's own affair
     with pytest.raises(RunError, match="its operator has not agreed to this plan"):
         asked(Policy(), "training.epochs=3")
+    assert asked(Policy(runs="any"), "training.epochs=3").rounds == 3
+    joined = max((tmp_path / "site" / "a").glob("*/join.safetensors"), key=lambda path: path.stat().st_mtime_ns)
+    site = Site("a", tmp_path / "a.csv", tmp_path / "site", "cpu", Reading(), policy=Policy())
+    later = site.reply("round", Message({"experiment": joined.parent.name, "layout": ""}, {})).words["refused"]
+    assert later.startswith("its operator has not agreed to this plan")  # though it had joined it before
     with pytest.raises(RunError, match="no plan of this split and seed"):
         asked(Policy(), "seed=1")
 

@@ -126,6 +126,13 @@ def test_a_server_or_site_with_older_files_is_refused(joined, invitation):
     assert "delete" in words
 
 
+def test_a_server_cannot_have_it_train_without_end(joined, invitation):
+    """Each time from another model, and as if no upload had ever arrived: twice the nine rounds, and ten."""
+    uploads = [joined.reply("round", request(invitation, 0, scale=1 + i / 100)) for i in range(29)]
+    assert all("upload/theta" in reply.arrays for reply in uploads[:28])
+    assert "it has trained 28 times, which a run of this plan never needs" in uploads[28].words["refused"]
+
+
 @pytest.mark.parametrize(
     ("spoil", "why"),
     [

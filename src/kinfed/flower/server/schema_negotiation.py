@@ -266,7 +266,6 @@ class Describing:
 
     def _cut(self, clients: list[str], needed: int) -> None:
         """Find where validation and test begin, by the steps at which any site's windows begin."""
-
         agreed = self.facts["agreed"]
         last = clock_of(agreed).steps[-1]
 

@@ -44,6 +44,7 @@ from .site_predictor import model_of
 from .site_reading import Reading
 
 T = TypeVar("T")
+REPEATED = 10  # rounds that a run may repeat, besides each once
 
 
 class Work(NamedTuple):
@@ -83,17 +84,10 @@ class Site:
         self._last: tuple[Any, Federation, Simulation] | None = None  # see `_held`
 
     def reply(self, kind: str, message: Message) -> Message:
-        """The reply to a message. What cannot be done is refused in words: {"refused": why}."""
-        actions: dict[str, Callable[[Message], Message]] = {
-            "hello": self._hello,
-            "describe": self._describe,
-            "join": self._join,
-            "round": self._round,
-            "verdict": self._verdict,
-        }
+        """The reply to a message, by the method of its kind. What cannot be done is refused: {"refused": why}."""
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always", UserWarning)
-            reply = self.answering(lambda: actions[kind](message))
+            reply = self.answering(lambda: getattr(self, f"_{kind}")(message))
         for one in told if kind == "describe" else []:  # once, not with every round
             self._report(f"{self._data.name}: {str(one.message).removeprefix(f'{self._data}: ')}")
         return reply
@@ -135,11 +129,7 @@ class Site:
                 f"this site runs kinfed {__version__}, the server {words.get('kinfed')}; install the same version"
             )
         messages.check("join", words)
-        planned = self._plan(words)
-        sent = invitation.arrays.get("theta")
-        count = 0 if sent is None else sent.numel()
-        self._policy.check(planned, words["table"], count, self.folder, str(words["experiment"]))
-        self._policy.check_disk(self.folder)
+        planned = self._allowed(invitation)
         federation, model = self._examples(invitation, planned)
         simulation = self._simulate(planned, federation, model)
         problem = messages.problem_with(invitation.arrays, messages.forms({"theta": model.theta}))
@@ -168,12 +158,11 @@ class Site:
     def begin(self, message: Message) -> "Message | Work":
         """A round up to what must be computed for it; a reply if it needs nothing."""
         messages.check("round", message.words)
-        self._policy.check_disk(self.folder)
         folder = self._at(message.words)
         invitation = folder.invitation()
         if invitation is None:
             return Message({"client": self.name, "join": True}, {})
-        planned = self._plan(invitation.words)  # before the state is read, whose types its method may define
+        planned = self._allowed(invitation)  # before the state is read, whose types its method may define
         state = folder.state()
         if state is None:
             return Message({"client": self.name, "join": True}, {})
@@ -187,6 +176,8 @@ class Site:
         round = messages.round_of(message.words, "round") if "train" in message.words else None
         if round is not None and round <= accepted:
             raise UsageError(f"round {round + 1} is over: the server accepted this client's round {accepted + 1}")
+        if round is not None and state.times >= (most := 2 * planned.learning.rounds.count + REPEATED):
+            raise UsageError(f"it has trained {most} times, which a run of this plan never needs, and trains no more")
         state = state._replace(
             base=base,
             state=base,
@@ -216,7 +207,8 @@ class Site:
         if work.part.train is not None:
             messages.put(tree_map(lambda t: t[0], outcome.upload), state.reply, "upload")
             state.reply.words["round"] = work.part.train[0]
-            state = state._replace(state=tree_map(lambda t: t[0].clone(), outcome.state), trained=work.part.train[0])
+            own = tree_map(lambda t: t[0].clone(), outcome.state)
+            state = state._replace(state=own, trained=work.part.train[0], times=state.times + 1)
         work.folder.save_state(state)
         return state.reply
 
@@ -242,7 +234,7 @@ class Site:
             kept[name] = model_of(place.path, self._plan(invitation.words), invitation.words)[0]
         joined = folder.invitation()
         assert joined is not None
-        planned = self._plan(joined.words)
+        planned = self._allowed(joined)
         federation, model = self._examples(joined, planned)
         self._policy.check_score(federation.task.metric)
         beside = str(words.get("fedavg", ""))
@@ -261,6 +253,14 @@ class Site:
             f"{state.accepted + 1} and {state.trained + 1} (0: none): server or site went back to an older copy of its "
             f"files; delete {self.folder} to join again"
         )
+
+    def _allowed(self, invitation: Message) -> plan.Plan:
+        """The plan of an experiment; raises Withheld unless the site's rules allow it, as they are now."""
+        words, sent = invitation.words, invitation.arrays.get("theta")
+        planned, count = self._plan(words), 0 if sent is None else sent.numel()
+        self._policy.check(planned, words["table"], count, self.folder, str(words["experiment"]))
+        self._policy.check_disk(self.folder)
+        return planned
 
     def _plan(self, words: Words) -> plan.Plan:
         """The server's config, made of kinfed's parts and of those in this site's own files."""

@@ -27,6 +27,7 @@ class SiteState(NamedTuple):
     digest: str  # of the last message that was answered
     reply: Message  # the reply to it
     forms: Words  # type and shape of what the server sends, by name
+    times: int = 0  # that it has trained, rounds that were repeated included
 
 
 class ExperimentFolder:
@@ -83,6 +84,7 @@ class ExperimentFolder:
                 str(words["digest"]),
                 Message(dict(words["reply"]), reply),
                 {part: {n: [str(d), list(s)] for n, (d, s) in forms.items()} for part, forms in words["forms"].items()},
+                int(words.get("times", 0)),
             )
 
     def save_state(self, state: SiteState) -> None:
@@ -97,6 +99,7 @@ class ExperimentFolder:
             "digest": state.digest,
             "reply": state.reply.words,
             "forms": state.forms,
+            "times": state.times,
         }
         checkpoint.write(trees.arrays, self.path / "state.safetensors", {"state": json.dumps(words)})
 
