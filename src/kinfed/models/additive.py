@@ -1,6 +1,7 @@
 """Additive: a curve of straight pieces for each number, added up (Hastie and Tibshirani, 1986), by one linear layer."""
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -8,6 +9,8 @@ from torch import Tensor, nn
 from ..data.tables.columns import Calendar, Number
 from ..data.tables.schema import Description
 from ..errors import UsageError
+from ..ops.fused import FORMS, parts
+from ..ops.fused.step import Named, Step
 
 KNOTS = (-1.2, -0.6, 0.0, 0.6, 1.2)  # where pieces meet, in deviations from an input's mean
 CUT = 3.0  # deviations from the mean, beyond which a curve goes on as it has begun, with no more of its bends
@@ -23,10 +26,34 @@ class Additive(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, ...] inputs to [B, outputs]."""
-        x = self.flat(x)
-        numbers = x[:, self.bent].clamp(-CUT, CUT)
-        outputs: Tensor = self.head(torch.cat([x, *((numbers - knot).relu() for knot in KNOTS)], 1))
+        outputs: Tensor = self.head(_pieces(self.flat(x), self.bent))
         return outputs
+
+
+def _pieces(x: Tensor, bent: list[int]) -> Tensor:
+    """[..., inputs + pieces] the inputs, x: [..., inputs], and the pieces of those that are bent."""
+    numbers = x[..., bent].clamp(-CUT, CUT)
+    return torch.cat([x, *((numbers - knot).relu() for knot in KNOTS)], -1)
+
+
+class _Pieces:
+    """The fused form of inputs with their pieces, [k, m, inputs] to [k, m, inputs + pieces]."""
+
+    names: tuple[str, ...] = ()
+
+    def __init__(self, bent: list[int]) -> None:
+        self._bent = bent
+
+    def forward(self, tensors: Named, x: Tensor, before: Any = None) -> tuple[Tensor, Tensor]:
+        return _pieces(x, self._bent), x
+
+    def backward(self, tensors: Named, saved: Tensor, g: Tensor, step: Step, deep: bool) -> Tensor:
+        with torch.enable_grad():
+            x = saved.detach().requires_grad_()
+            return torch.autograd.grad(_pieces(x, self._bent), x, g)[0]
+
+
+FORMS[Additive] = lambda m, path: [*parts(m.flat), _Pieces(m.bent), *parts(m.head, f"{path}head.")]
 
 
 def additive(shape: tuple[int, ...], classes: int, *, columns: Description | None = None) -> nn.Module:

@@ -255,7 +255,7 @@ class _Feed:
 
     def send(self, history: History) -> None:
         """Log the evaluated rounds that are new, with a picture of each tenth of the run."""
-        for t in range(self._done, len(history.rounds)):
+        for t in range(self._done, len(history.rounds) if self._trackers else 0):
             step = history.rounds[t] + 1
             tenth, relation = PICTURES * step // max(self._rounds, 1), _relation(history, t)
             names = [name for name in self._trackers if self._sent[name] < step]

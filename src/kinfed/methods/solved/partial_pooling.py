@@ -21,6 +21,8 @@ from ...errors import UsageError
 from ...models.log_linear import Exponential
 
 LEAST, MOST = 1e-8, 1e8  # bounds of variances and of penalties, in squared standard deviations
+GROWS = 3  # rounds, each of which takes twice the steps of the one before, where rounds bring nothing new
+ROUNDING = 1e-9  # of a matrix's largest eigenvalue, the least that is told from 0
 SETTLED = 1e-4  # a change of coefficients that is none
 SAME = 1e-5  # of a column that is the same in all rows of every client, in place of its variance
 STEEP = 20.0  # the largest logarithm of a count over the mean
@@ -126,7 +128,7 @@ class PartialPooling(Method, Explains, Advises):
         units = Units.of(known, roster.task, self.common) if self.units == "client" else None
         server = server._replace(sums=known if units is None else units.change(known))
         told = 1 - 1 / server.centre.shape[1] if isinstance(roster.task, Classification) else 1.0
-        for _ in range(self.steps):
+        for _ in range(self.steps << min(roster.round, GROWS) if squared else self.steps):
             before, server = server.coefficients, step(server, squared, self.common, told)
             if float((server.coefficients - before).abs().max()) < SETTLED:
                 break
@@ -270,8 +272,9 @@ def _one_output(server: Server, k: int, squared: bool, common: float, told: floa
     n, f, precise, each = len(curvature), len(spread), 1 / spread, noise[:, None]
     posterior = _inverse(curvature / each[:, None] + torch.diag(precise))  # [N, f, f]
     rest = (slope - _times(curvature, kin)) / each  # what the centre and a client's own deviation explain
-    # X'V^-1 X with V = X D X' + s I is D^-1 - D^-1 P D^-1, and X'V^-1 y is D^-1 P X'y / s.
-    known = n * torch.diag(precise) - posterior.sum(0) * precise[:, None] * precise
+    # X'V^-1 X with V = X D X' + s I is X'X P D^-1 / s, and X'V^-1 y is D^-1 P X'y / s.
+    known = torch.einsum("nfg,ngh->fh", curvature / each[:, None], posterior) * precise
+    known = (known + known.T) / 2
     scale = (torch.diagonal(curvature, dim1=1, dim2=2).sum(0) / sums.rows[:, k].sum().clamp(min=1)).clamp(min=LEAST)
     uncertain = _inverse(known + torch.diag(penalty * scale))
     centre = uncertain @ (_times(posterior, rest).sum(0) * precise)
@@ -300,11 +303,11 @@ def _learned(server: Server) -> Tensor:
 def _inverse(matrix: Tensor) -> Tensor:
     """Of positive definite [..., f, f]; a little is added to the diagonal where rounding has made it none."""
     factor, wrong = torch.linalg.cholesky_ex(matrix)
-    if bool(wrong.any()):
-        size = torch.diagonal(matrix, dim1=-2, dim2=-1).mean(-1)[..., None, None]
-        identity = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
-        factor = torch.linalg.cholesky(matrix + 1e-9 * size * identity)
-    return torch.cholesky_inverse(factor)
+    if not bool(wrong.any()):
+        return torch.cholesky_inverse(factor)
+    values, vectors = torch.linalg.eigh(matrix)
+    values = values.clamp(min=ROUNDING * values.amax(-1, keepdim=True))
+    return (vectors / values[..., None, :]) @ vectors.mT
 
 
 def _times(matrices: Tensor, vectors: Tensor) -> Tensor:
