@@ -244,3 +244,14 @@ def test_who_joins_late_begins_with_the_mean_of_all():
     assert sorted(same.sum(1).tolist())[-5:] == [5] * 5  # two fifths of twelve, who have sent nothing
     joined = fit(PartialPooling(), data, linear(), rounds=30, participation=Participation(1.0, late=0.4, joins=2))
     torch.testing.assert_close(coefficients(joined), coefficients(solved(data, rounds=30)), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize(("clients", "rows"), [(48, 16), (30, 6)])
+def test_columns_that_are_sums_of_others_or_the_same_in_all_of_a_clients_rows_are_solved(clients, rows):
+    draw, client = torch.Generator().manual_seed(0), torch.arange(clients * rows) // rows
+    level, year = torch.randn(clients, generator=draw)[client], (torch.arange(clients * rows) % rows).float()
+    year = (year - year.mean()) / year.std()
+    x = torch.stack([level, year, (year > 0).float(), year + level, 2 * level], 1)
+    y = 3 * level + year + 0.3 * torch.randn(len(client), generator=draw)
+    run = solved(Federation.from_arrays(x, y, client), additive((5,), 1), rounds=6)
+    assert float(run.history.test("mixed").mean()) < 0.4  # 0.24 is the mean size of the noise

@@ -240,6 +240,9 @@ def test_a_log_linear_model_multiplies_and_knows_its_head_s_link():
         torch.testing.assert_close(2 + outputs[:, 0], 2 * (price / 2.5) ** -1.5, rtol=5e-3, atol=0)
         logs = (price / 2.5).log() * -1.5
         torch.testing.assert_close(model.head.link(outputs)[:, 0], logs, rtol=5e-3, atol=5e-3)
+        assert float(model(1e4 * x).max()) <= 50.001  # deviations: what no training row was like does not explode
+        model.head.weight[:] = 1.0
+        torch.testing.assert_close(model(1e4 * x).max(), torch.tensor(50.0, dtype=torch.float64))
     with pytest.raises(UsageError, match="one number above zero"):
         MODELS["log-linear"]((4,), 1, columns=None)
 

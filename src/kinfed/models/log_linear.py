@@ -11,7 +11,8 @@ from ..errors import UsageError
 
 SKEWED = 0.3  # a column's deviation over its mean, from which a logarithm is worth an input
 SMALL = 0.1  # of a column's median, up to which its logarithm is a line: columns may hold zeros
-STEEP = 10.0  # the largest logarithm of an answer over the mean
+STEEP = 10.0  # the largest logarithm of the mean over a target
+MOST = 50.0  # an answer's deviations from the mean at most: rows unlike those of the training would have it explode
 
 
 class LogLinear(nn.Module):
@@ -39,11 +40,11 @@ class Exponential(nn.Linear):
 
     def __init__(self, inputs: int, outputs: int, ratio: float) -> None:
         super().__init__(inputs, outputs)
-        self.ratio = ratio
+        self.ratio, self.steepest = ratio, math.log1p(MOST / ratio)
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, inputs] to [B, outputs]."""
-        return self.ratio * torch.expm1(super().forward(x).clamp(max=STEEP))
+        return self.ratio * torch.expm1(super().forward(x).clamp(max=self.steepest))
 
     def link(self, outputs: Tensor) -> Tensor:
         """Wx + b for these outputs: the logarithm of numbers over their mean."""

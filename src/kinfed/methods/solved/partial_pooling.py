@@ -74,7 +74,7 @@ class PartialPooling(Method, Explains, Advises):
     The model's last layer is solved; the layers before it stay as they begin, the same for all.
     """
 
-    steps: Count = 3  # of the fixed point, in a round
+    steps: Count = 3  # of the fixed point, in the first round
     common: NonNegative = 5.0  # rows of all clients that are added to a client's where its noise is estimated
     units: Literal["all", "client"] = "all"  # whose means and deviations coefficients are in when they are compared
     kin: NonNegative = 0.0  # how far clients are drawn to their kin; 0: to the mean of all alone
@@ -307,7 +307,8 @@ def _inverse(matrix: Tensor) -> Tensor:
         return torch.cholesky_inverse(factor)
     values, vectors = torch.linalg.eigh(matrix)
     values = values.clamp(min=ROUNDING * values.amax(-1, keepdim=True))
-    return (vectors / values[..., None, :]) @ vectors.mT
+    inverse: Tensor = (vectors / values[..., None, :]) @ vectors.mT
+    return inverse
 
 
 def _times(matrices: Tensor, vectors: Tensor) -> Tensor:
