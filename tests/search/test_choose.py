@@ -39,12 +39,12 @@ def chosen(data=None, module=None, **how):
 def test_it_finds_a_method_that_beats_one_model_for_all():
     choice = chosen()
     assert choice.winner.candidate.method_name != "fedavg"
-    kin, shared = (run.history.test(run.history.chosen).mean() for run in (choice.run, choice.fedavg))
+    kin, shared = (run.history.test(run.history.chosen).mean() for run in (choice.run, choice.runs["fedavg"]))
     assert kin >= shared + 0.2
     assert choice.trained <= choice.budget == 80
     assert set(choice.answers) == {"0", "1", "2", "3", "4", "5"}
     model = choice.load_model("3")
-    kept = {"kin": choice.run, "local": choice.local, "fedavg": choice.fedavg}[choice.answers["3"]]
+    kept = {"kin": choice.run, "local": choice.runs["local"], "fedavg": choice.runs["fedavg"]}[choice.answers["3"]]
     x = torch.randn(5, 3)
     assert torch.equal(model(x), kept.model("3")(x))
 
@@ -150,7 +150,7 @@ def test_whatever_a_candidate_raises_is_its_own_failure(failing, monkeypatch, ca
     assert "in train" in caplog.text  # the log says where, for --debug
     assert choice.winner.candidate.method_name != failing
     missing = [] if failing == "cfl" else [failing]
-    assert [name for name, run in (("local", choice.local), ("fedavg", choice.fedavg)) if run is None] == missing
+    assert [name for name in ("local", "fedavg") if name not in choice.runs] == missing
     over = {"cfl": {"local", "fedavg"}, "fedavg": {"local"}}
     assert (choice.verdict.over.keys() if choice.verdict else None) == over.get(failing)
     assert [problem.partition(":")[0] for problem in choice.problems] == [
@@ -223,7 +223,7 @@ def test_clients_are_compared_where_examples_have_no_scores():
     y = (x @ torch.tensor([1.0, -1.0, 0.5])) * (1 - 2 * (client % 2))
     choice = chosen(Federation.from_arrays(x, y, client, task=Ordered()), module=nn.Linear(3, 1))
     assert set(choice.answers.values()) == {"kin"}
-    means = [run.history.test(run.history.chosen).double().mean() for run in (choice.run, choice.local)]
+    means = [run.history.test(run.history.chosen).double().mean() for run in (choice.run, choice.runs["local"])]
     assert choice.verdict.over["local"].mean == pytest.approx(float(means[1] - means[0]))
     assert len(choice.verdict.undecided) == 6
 

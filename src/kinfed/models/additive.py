@@ -1,7 +1,7 @@
 """Additive: a curve of straight pieces for each number, added up (Hastie and Tibshirani, 1986), by one linear layer."""
 
 import math
-from typing import Any
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -9,8 +9,7 @@ from torch import Tensor, nn
 from ..data.tables.columns import Calendar, Number
 from ..data.tables.schema import Description
 from ..errors import UsageError
-from ..ops.fused import FORMS, parts
-from ..ops.fused.step import Named, Step
+from ..ops.fused import FORMS, Plain, parts
 
 KNOTS = (-1.2, -0.6, 0.0, 0.6, 1.2)  # where pieces meet, in deviations from an input's mean
 CUT = 3.0  # deviations from the mean, beyond which a curve goes on as it has begun, with no more of its bends
@@ -36,24 +35,7 @@ def _pieces(x: Tensor, bent: list[int]) -> Tensor:
     return torch.cat([x, *((numbers - knot).relu() for knot in KNOTS)], -1)
 
 
-class _Pieces:
-    """The fused form of inputs with their pieces, [k, m, inputs] to [k, m, inputs + pieces]."""
-
-    names: tuple[str, ...] = ()
-
-    def __init__(self, bent: list[int]) -> None:
-        self._bent = bent
-
-    def forward(self, tensors: Named, x: Tensor, before: Any = None) -> tuple[Tensor, Tensor]:
-        return _pieces(x, self._bent), x
-
-    def backward(self, tensors: Named, saved: Tensor, g: Tensor, step: Step, deep: bool) -> Tensor:
-        with torch.enable_grad():
-            x = saved.detach().requires_grad_()
-            return torch.autograd.grad(_pieces(x, self._bent), x, g)[0]
-
-
-FORMS[Additive] = lambda m, path: [*parts(m.flat), _Pieces(m.bent), *parts(m.head, f"{path}head.")]
+FORMS[Additive] = lambda m, path: [*parts(m.flat), Plain(partial(_pieces, bent=m.bent)), *parts(m.head, f"{path}head.")]
 
 
 def additive(shape: tuple[int, ...], classes: int, *, columns: Description | None = None) -> nn.Module:

@@ -22,16 +22,9 @@ from ..runs.run_folder import RunFolder
 from ..runs.trained_run import TrainedRun
 from ..simulation.execution import Execution
 from . import successive_halving
-from .successive_halving import Array, Candidate, Entry
+from .successive_halving import Array, Candidate, Entry, scored
 
-SOLVING = 6  # rounds in which a model's last layer is solved
 PRICE = 1.7  # a candidate's training round beside one of FedAvg, on the mean over the methods
-
-
-def solving(rounds: Rounds, until: int = 0) -> Rounds:
-    """Of a race's rounds those in which a model is solved, up to one where it pauses."""
-    count = min(rounds.count, SOLVING)
-    return Rounds(count, select_by=rounds.select_by, until=min(until, count))
 
 
 @dataclass(frozen=True)
@@ -48,12 +41,6 @@ class Arena:
     seed: int = 0
     execution: Execution = Execution()
 
-    def rounds_of(self, candidate: Candidate, until: int = 0) -> Rounds:
-        """Those of the race, up to one where it pauses; of a model that is solved as many of them as that takes."""
-        if not candidate.model:
-            return replace(self.rounds, until=until)
-        return solving(self.rounds, until)
-
     def train(self, candidate: Candidate, fold: int, until: int) -> TrainedRun:
         """Train a candidate, from where it stands, and keep its checkpoint.
 
@@ -67,7 +54,7 @@ class Arena:
                 candidate.method,
                 self.federation.folded(fold),
                 self.models.get(candidate.model, self.module)(self.seed + fold),
-                rounds=self.rounds_of(candidate, until),
+                rounds=scored(self.rounds, candidate.model, until),
                 training=candidate.training,
                 participation=self.participation,
                 seed=self.seed + fold,
@@ -102,7 +89,7 @@ class Arena:
 
     def history(self, entry: Entry) -> History:
         """The scores of a run so far; no rounds if it has not begun."""
-        every, by = self.rounds_of(entry.candidate).evaluate_every, self.rounds.select_by
+        every, by = scored(self.rounds, entry.candidate.model).evaluate_every, self.rounds.select_by
         history = History(tuple(self.federation.names), self.federation.task, every, select_by=by)
         path = RunFolder(self.place(*entry)).checkpoint
         if path.exists():
@@ -115,7 +102,7 @@ class Arena:
 
     def reached(self, entry: tuple[Candidate, int], until: int) -> bool:
         """Whether a run has come so far already."""
-        return self.history(Entry(*entry)).done >= self.rounds_of(entry[0], until).last
+        return self.history(Entry(*entry)).done >= scored(self.rounds, entry[0].model, until).last
 
     def advance(
         self, entries: Sequence[Entry], until: int, on_begin: Callable[[Entry], None] = lambda entry: None

@@ -24,7 +24,7 @@ from ..runs.results import write_run
 from ..runs.run_folder import RunFolder
 from ..simulation import distributed
 from ..simulation.execution import Execution
-from .arena import Arena, solving
+from .arena import Arena
 from .budget import begun_with, seconds_of, whole_request
 from .choose import Choice, Entrant, candidates, carry_out, factors, solvable, usual
 from .successive_halving import Candidate, Entry, scored
@@ -75,8 +75,7 @@ class Request:
         overrides = [f'method.name="{method}"', *(f"method.{one}" for one in settings)]
         overrides += [f"training.optimiser.lr={lr!r}"] * (lr is not None) + [f'model.name="{model}"'] * bool(model)
         table = config.override(deepcopy(self.table), overrides)
-        rounds = scored(config.resolve(table).rounds)
-        rounds = solving(rounds) if model else rounds
+        rounds = scored(config.resolve(table).rounds, model)
         often = {"rounds": rounds.count, "evaluate_every": rounds.evaluate_every, "patience": rounds.patience}
         return config.resolve({**table, **often, "seeds": 1})
 

@@ -71,16 +71,6 @@ class Choice:
     outside: Outside | None = None  # what standard models do that need no federation
     refits: dict[str, TrainedRun] = field(default_factory=dict)  # "kin", "local", "fedavg": once more, on all rows
 
-    @property
-    def local(self) -> TrainedRun | None:
-        """The run of Local at its best rate; None if it failed at every rate."""
-        return self.runs.get("local")
-
-    @property
-    def fedavg(self) -> TrainedRun | None:
-        """The same of FedAvg."""
-        return self.runs.get("fedavg")
-
     def load_model(self, client: int | str | None = None, *, position: int | None = None) -> nn.Module:
         """The model that a client, given by name or `position`, keeps: a plain module in evaluation mode."""
         names = list(self.answers)

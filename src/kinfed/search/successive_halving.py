@@ -19,6 +19,7 @@ Array = NDArray[np.float64]
 Advance = Callable[[Sequence["Entry"], int], Mapping["Entry", str]]  # trains until a round; who ended before, and why
 
 ROUNDING = 1e-6  # of a score, a gain that is none: as of methods that do the same in another order
+SOLVING = 6  # rounds in which a model's last layer is solved
 FINALISTS = 4  # candidates that are trained to the end, Local and FedAvg among them
 
 
@@ -89,9 +90,15 @@ class Standing:
         return gain > max(error, ROUNDING * abs(other.mean))
 
 
-def scored(rounds: Rounds) -> Rounds:
-    """The same rounds, scored often enough that candidates can be compared after a quarter of them."""
-    return replace(rounds, evaluate_every=min(rounds.evaluate_every, max(1, rounds.count // 4)))
+def scored(rounds: Rounds, model: str = "", until: int = 0) -> Rounds:
+    """A candidate's rounds, scored often enough that candidates can be compared after a quarter of them.
+
+    They pause after round `until`. A `model` that is solved takes no more than that needs.
+    """
+    if model:
+        count = min(rounds.count, SOLVING)
+        return Rounds(count, select_by=rounds.select_by, until=min(until, count))
+    return replace(rounds, evaluate_every=min(rounds.evaluate_every, max(1, rounds.count // 4)), until=until)
 
 
 def rungs(rounds: int, every: int, entrants: int, folds: int, budget: int) -> list[Rung]:

@@ -88,13 +88,13 @@ class PartialPooling(Method, Explains, Advises):
 
     def start(self, roster: Roster) -> Tree:
         layout, n = roster.layout, len(roster)
-        f, k = _shape(layout)
+        f, k = _coefficients(layout, roster.theta).shape
         if n * f * f > NUMBERS:
             raise UsageError(
                 f"partial pooling keeps {f} x {f} sums for each of {n:,} clients, which is too much; use a model with "
                 "fewer inputs to its last layer, or another method, such as 'fedavg'"
             )
-        if self.units == "client" and not _bias(layout):
+        if self.units == "client" and _head(layout)[1] is None:
             raise UsageError("units=client needs a last layer with a bias, and this model's has none; use units=all")
         like: dict[str, Any] = {"dtype": torch.float64, "device": roster.theta.device}
         none = torch.zeros(n, f, k, **like)
@@ -115,7 +115,7 @@ class PartialPooling(Method, Explains, Advises):
     def train(self, client: Client, state: Tree, received: Tree) -> tuple[Tree, Tree]:
         x, y, real = client.data
         inputs = client.model.features(received.theta, x).flatten(1)
-        if client.model.layout.head and _bias(client.model.layout):
+        if client.model.layout.head and _head(client.model.layout)[1]:
             inputs = torch.cat([inputs, torch.ones_like(inputs[:, :1])], 1)
         coefficients = _coefficients(client.model.layout, received.theta)
         head = client.model.module.get_submodule(client.model.head_name or "")
@@ -301,13 +301,11 @@ def _learned(server: Server) -> Tensor:
 
 
 def _inverse(matrix: Tensor) -> Tensor:
-    """Of positive definite [..., f, f]; a little is added to the diagonal where rounding has made it none."""
+    """Of positive definite [..., f, f]; without the directions in which rounding has made it none."""
     factor, wrong = torch.linalg.cholesky_ex(matrix)
     if not bool(wrong.any()):
         return torch.cholesky_inverse(factor)
-    values, vectors = torch.linalg.eigh(matrix)
-    values = values.clamp(min=ROUNDING * values.amax(-1, keepdim=True))
-    inverse: Tensor = (vectors / values[..., None, :]) @ vectors.mT
+    inverse: Tensor = torch.linalg.pinv(matrix, rtol=ROUNDING, hermitian=True)
     return inverse
 
 
@@ -323,16 +321,6 @@ def _head(layout: Layout) -> tuple[Any, Any]:
     if weight is None or len(entries) > 2:
         raise UsageError("partial pooling solves a linear last layer that travels; this model has none")
     return weight, next((e for e in entries.values() if e is not weight), None)
-
-
-def _bias(layout: Layout) -> bool:
-    return _head(layout)[1] is not None
-
-
-def _shape(layout: Layout) -> tuple[int, int]:
-    """How many coefficients an output has, with its intercept, and how many outputs there are."""
-    weight, bias = _head(layout)
-    return weight.shape[1] + (bias is not None), weight.shape[0]
 
 
 def _coefficients(layout: Layout, theta: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ steps, frozen layers and quadratic penalties are those of `Client.descend`, and 
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -18,11 +19,11 @@ from ...core.layers import is_plain
 from ...core.layout import Layout
 from ...core.rows import blank
 from ...core.tasks import Classification, Counts, Forecasting, Quantiles, Regression, Task
-from .dense import Activation, Cut, Flatten, Linear, Span, relu_backward, sigmoid_backward, tanh_backward
+from .dense import Activation, Flatten, Linear, Plain, Span, relu_backward, sigmoid_backward, tanh_backward
 from .recurrent import Forecaster, LastState, forecaster, last_state
 from .step import Descent, Named, Part, Step, Unfused
 
-__all__ = ["FORMS", "LOSSES", "Batches", "Descent", "Fused", "Unfused", "forecaster", "last_state", "parts"]
+__all__ = ["FORMS", "LOSSES", "Batches", "Descent", "Fused", "Plain", "Unfused", "forecaster", "last_state", "parts"]
 
 CACHE = 1 << 22  # bytes of parameters in a block of clients, which should stay in the cache from step to step
 MOST = 32  # clients in a block
@@ -92,7 +93,7 @@ FORMS: dict[type, Callable[[Any, str], list[Part]]] = {
     nn.Sequential: lambda module, path: [p for name, m in module._modules.items() for p in parts(m, f"{path}{name}.")],
     nn.Linear: lambda module, path: [Linear(module, path)],
     nn.Flatten: _flatten,
-    nn.Hardtanh: lambda module, path: [Cut(module.min_val, module.max_val)],
+    nn.Hardtanh: lambda module, path: [Plain(partial(torch.clamp, min=module.min_val, max=module.max_val))],
     nn.ReLU: lambda module, path: [Activation(Tensor.relu_, relu_backward)],
     nn.Tanh: lambda module, path: [Activation(Tensor.tanh_, tanh_backward)],
     nn.Sigmoid: lambda module, path: [Activation(Tensor.sigmoid_, sigmoid_backward)],

@@ -23,19 +23,21 @@ class Flatten:
         return g.view(saved)
 
 
-class Cut:
-    """nn.Hardtanh: numbers below `low` are `low`, and those above `high` are `high`."""
+class Plain:
+    """A function of an example's numbers alone, [k, m, ...] to [k, m, ...], without tensors of its own."""
 
     names: tuple[str, ...] = ()
 
-    def __init__(self, low: float, high: float) -> None:
-        self._low, self._high = low, high
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        self._function = function
 
     def forward(self, tensors: Named, x: Tensor, before: Any = None) -> tuple[Tensor, Tensor]:
-        return x.clamp(self._low, self._high), x
+        return self._function(x), x
 
     def backward(self, tensors: Named, saved: Tensor, g: Tensor, step: Step, deep: bool) -> Tensor:
-        return g * ((saved > self._low) & (saved < self._high))
+        with torch.enable_grad():
+            x = saved.detach().requires_grad_()
+            return torch.autograd.grad(self._function(x), x, g)[0]
 
 
 class Activation:
