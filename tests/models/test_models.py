@@ -85,21 +85,6 @@ def test_the_last_layer_is_the_head(name):
 @pytest.mark.parametrize("name", ["cnn", "cnn-bn"])
 def test_sixteen_pixels_are_the_least(name):
     assert MODELS[name]((1, 16, 16), 2)(torch.zeros(2, 1, 16, 16)).shape == (2, 2)
-    for shape in ((1, 15, 16), (1, 16, 15), (16, 16), (64,)):
-        with pytest.raises(UsageError, match=rf"{name}: needs images .* at least 16 by 16 .*got shape \[{shape[0]}"):
-            MODELS[name](shape, 2)
-
-
-@pytest.mark.parametrize("shape", [(), (3, 0)])
-def test_an_mlp_needs_inputs(shape):
-    for name in ("mlp", "linear"):
-        with pytest.raises(UsageError, match="an example needs an axis or more, none of them empty"):
-            MODELS[name](shape, 2)
-
-
-def test_an_mlp_needs_hidden_widths():
-    with pytest.raises(UsageError, match=r"hidden widths must be at least 1; got \[8, 0\]"):
-        MODELS["mlp"]((2,), 2, hidden=(8, 0))
 
 
 @pytest.mark.parametrize(
@@ -220,6 +205,12 @@ def test_the_rnn_forecasts_from_its_last_state_with_the_numbers_it_is_given(cell
         ("resnet9", (3, 4, 4), {}, r"at least 8 by 8 pixels; got shape \[3, 4, 4\]"),
         ("resnet18", (32, 32), {}, r"needs images \[channels, height, width\]; got shape \[32, 32\]"),
         ("resnet18", (3, 32, 32), {"stem": "wide"}, "stem must be imagenet or cifar; got 'wide'"),
+        ("mlp", (3, 0), {}, "an example needs an axis or more, none of them empty"),
+        ("mlp", (), {}, "an example needs an axis or more, none of them empty"),
+        ("mlp", (2,), {"hidden": (8, 0)}, r"hidden widths must be at least 1; got \[8, 0\]"),
+        ("cnn", (1, 15, 16), {}, r"needs images .* at least 16 by 16 .*got shape \[1, 15"),
+        ("cnn", (16, 16), {}, r"needs images .* at least 16 by 16 .*got shape \[16"),
+        ("cnn-bn", (1, 16, 15), {}, r"needs images .* at least 16 by 16 .*got shape \[1, 16"),
     ],
 )
 def test_shapes_and_settings_that_a_model_cannot_take(name, shape, settings, said):

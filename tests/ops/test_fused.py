@@ -15,6 +15,7 @@ from kinfed.core.model import Model
 from kinfed.core.tasks import Classification, Counts, Forecasting, Quantiles, Regression
 from kinfed.methods import Local, towards
 from kinfed.models import MODELS
+from kinfed.models.additive import additive
 from kinfed.ops.fused import LOSSES, Batches, Descent, Fused, Unfused
 from kinfed.ops.fused.dense import Span
 from kinfed.simulation import executors
@@ -58,13 +59,8 @@ CASES = {  # name: module, pooled examples, task, targets
     "no bias": lambda: (dense((30, 5, 4), nn.Sigmoid, False), draw(N, 5, 6), Regression(), draw(N, 4)),
     "linear": lambda: (nn.Linear(9, 1), draw(N, 9), Regression(), draw(N)),
     "cut": lambda: (nn.Sequential(nn.Hardtanh(-0.8, 1.1), dense((9, 8, 3))), draw(N, 9), Regression(), draw(N, 3)),
-    "additive": lambda: (MODELS["additive"]((2, 5), 4, columns=None), draw(N, 2, 5), Classification(4), labels()),
-    "additive above": lambda: (
-        nn.Sequential(dense((9, 8)), MODELS["additive"]((8,), 4, columns=None)),
-        draw(N, 9),
-        Classification(4),
-        labels(),
-    ),
+    "additive": lambda: (additive((2, 5), 4), draw(N, 2, 5), Classification(4), labels()),
+    "above": lambda: (nn.Sequential(dense((9, 8)), additive((8,), 4)), draw(N, 9), Classification(4), labels()),
     "nested": lambda: (nn.Sequential(dense((9, 8)), nn.Tanh(), dense((8, 4))), draw(N, 9), Classification(4), labels()),
     "rnn": lambda: (recurrent("rnn"), windows(), Regression(), draw(N, 4)),
     "rnn of relu": lambda: (

@@ -85,12 +85,6 @@ def test_attackers_do_not_count(ask, tmp_path):
     assert row["last"] == pytest.approx(100 * np.nanmean(tests[:, -1]))
 
 
-def test_a_run_with_one_seed_is_its_own_repeat_and_has_no_spread_over_seeds(ask):
-    folder = ask("local")[0].run("a")
-    assert [one.path for one in folder.repeats()] == [folder.path]
-    assert study.score(folder).row()["over seeds"] is None
-
-
 def test_federations_are_those_of_the_seeds(ask):
     asked, _ = ask("local", "seeds=2", "seed=5")
     first, second = asked.federations()
@@ -125,8 +119,10 @@ def test_the_study_itself_is_not_changed_by_overrides(ask):
         Study({**asked.table, "method": {}}, asked.execution, asked.out).method  # noqa: B018
 
 
-def test_a_run_without_relations_is_refused(ask):
+def test_a_run_with_one_seed_has_no_spread_over_seeds_and_perhaps_no_relations(ask):
     folder = ask("pfedhn")[0].run("a")
+    assert [one.path for one in folder.repeats()] == [folder.path]
+    assert study.score(folder).row()["over seeds"] is None
     with pytest.raises(UsageError, match="pfedhn mixes no models, so it has no weights between clients"):
         folder.read_relations()
 

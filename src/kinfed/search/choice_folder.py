@@ -111,8 +111,7 @@ class Request:
             for values in itertools.product(*keys.values()):
                 settings = tuple(f"{key}={value}" for key, value in zip(keys, values, strict=True))
                 entrants.append(Entrant(plugins.called(name), self.experiment(name, settings).method, settings))
-        models = tuple(arena.models)
-        return candidates(entrants, arena.training, models, factors(arena.federation, models))
+        return candidates(entrants, arena.training, (*arena.models,), factors(arena.federation, (*arena.models,)))
 
 
 def _train(request: Request, candidate: str, fold: int, until: int, execution: Execution) -> None:

@@ -96,8 +96,7 @@ def scored(rounds: Rounds, model: str = "", until: int = 0) -> Rounds:
     They pause after round `until`. A `model` that is solved takes no more than that needs.
     """
     if model:
-        count = min(rounds.count, SOLVING)
-        return Rounds(count, select_by=rounds.select_by, until=min(until, count))
+        return Rounds(min(rounds.count, SOLVING), select_by=rounds.select_by, until=min(until, rounds.count, SOLVING))
     return replace(rounds, evaluate_every=min(rounds.evaluate_every, max(1, rounds.count // 4)), until=until)
 
 

@@ -101,10 +101,9 @@ class PartialPooling(Method, Explains, Advises):
         centre = torch.zeros(f, k, **like)
         apart = k if isinstance(roster.task, Classification | Counts | Forecasting) else 1
         sums = Sums(torch.zeros(n, apart, f, f, **like), none, none[:, 0], none[:, 0])
-        one = torch.ones(k, **like)
         noise = torch.ones(n, k, **like)
         weights: Any = torch.zeros(n, n, **like) if self.kin else ()
-        return Server(roster.theta, centre, torch.full_like(centre, 0.1), noise, one, none, weights, none, sums)
+        return Server(roster.theta, centre, torch.full_like(centre, 0.1), noise, noise[0], none, weights, none, sums)
 
     def send(self, roster: Roster, server: Tree, cohort: Tensor) -> Tree:
         coefficients = server.coefficients
