@@ -1,6 +1,8 @@
 """What all tests share."""
 
 import base64
+import functools
+import inspect
 import json
 import os
 import shutil
@@ -20,6 +22,7 @@ from hypothesis import HealthCheck, settings
 from matplotlib.figure import Figure
 from plain_summary import nested
 
+from kinfed.plots import charts, heatmaps
 from kinfed.runs.run_folder import RunFolder
 
 # Property tests draw the same examples in every run of continuous integration, and new ones elsewhere. How long drawing
@@ -59,19 +62,28 @@ BLANK = base64.b64decode(
 ) + bytes(2000)
 
 
+def blank(draw):
+    """What draws a picture, or leaves it blank."""
+
+    @functools.wraps(draw)
+    def draw_or_not(*given, **named):
+        if drawn:
+            draw(*given, **named)
+        else:
+            bound = inspect.signature(draw).bind(*given, **named).arguments
+            Path(bound.get("path") or bound["fname"]).write_bytes(BLANK)
+
+    return draw_or_not
+
+
 @pytest.fixture(scope="session", autouse=True)
 def quick():
     """Nothing waits for the disk, and pictures are blank, whose drawing takes longer than the training of most runs."""
-    real = Figure.savefig
-
-    def savefig(figure, path, **how):
-        if drawn:
-            real(figure, path, **how)
-        else:
-            Path(path).write_bytes(BLANK)
-
+    pictures = [(charts, "accuracy_by_round"), (charts, "accuracy_by_client"), (charts, "classes_by_client")]
+    pictures += [(heatmaps, "relation_heatmap"), (heatmaps, "recall_heatmap"), (Figure, "savefig")]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Figure, "savefig", savefig)
+        for place, name in pictures:
+            patch.setattr(place, name, blank(getattr(place, name)))
         patch.setattr(os, "fsync", lambda descriptor: None)
         yield
 

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from kinfed import UsageError
-from kinfed.plots import charts, heatmaps
 
 SOME = (
     *("batch_norms", "dropout", "recurrent", "own_batch_norm", "hooks_between_relu_and_pooling", "frozen", "tied"),
@@ -20,9 +19,6 @@ REFUSED = ("tied_in_memory", "time_taken_for_the_batch", "other_outputs", "not_c
 def modules(monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "evidence"))
     monkeypatch.chdir(tmp_path)
-    for name in ("accuracy_by_round", "accuracy_by_client", "classes_by_client"):  # pictures take a second
-        monkeypatch.setattr(charts, name, lambda *_, **__: None)
-    monkeypatch.setattr(heatmaps, "relation_heatmap", lambda *_, **__: None)
     return importlib.import_module("fuzz_modules")
 
 

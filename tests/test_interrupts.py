@@ -7,7 +7,6 @@ import subprocess
 import sys
 import threading
 from contextlib import nullcontext
-from unittest.mock import Mock
 
 import pytest
 import torch
@@ -33,16 +32,6 @@ def ctrl_c():
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
-
-
-@pytest.fixture(autouse=True)
-def no_pictures():
-    """Which take most of a small run's time."""
-    with pytest.MonkeyPatch.context() as patch:
-        for drawn in ("classes_by_client", "accuracy_by_round", "accuracy_by_client"):
-            patch.setattr(f"kinfed.plots.charts.{drawn}", Mock())
-        patch.setattr("kinfed.plots.heatmaps.relation_heatmap", Mock())
-        yield
 
 
 def handlers():

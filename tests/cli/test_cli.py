@@ -53,6 +53,7 @@ def test_settings_may_stand_before_and_behind_options(tmp_path, capsys):
         assert f"unrecognized arguments: {wrong[0]}" in capsys.readouterr().err
 
 
+@pytest.mark.pictures
 def test_run_leaves_everything_in_its_folder(tmp_path, capsys):
     code, out, err = kinfed_run(capsys, "run", "fedaghn", *SMALL, "--out", str(tmp_path / "a"), "--json")
     assert code == 0

@@ -330,6 +330,7 @@ def test_what_is_told_by_class():
     assert summary_of([nan, nan, nan])[0]["warnings"] == []
 
 
+@pytest.mark.pictures
 def test_the_pages_example_warns_of_majority_models(tmp_path, monkeypatch, capsys):
     page = (Path(__file__).parents[2] / "docs" / "imbalance.md").read_text()
     monkeypatch.chdir(tmp_path)

@@ -41,6 +41,7 @@ def words(monkeypatch):
     return found
 
 
+@pytest.mark.pictures
 @pytest.mark.parametrize(("feedback", "leaks"), [("test", True), ("train", False)])
 def test_results_that_saw_test_examples_are_marked_everywhere(feedback, leaks, tmp_path, capsys, words):
     out = tmp_path / "a"
