@@ -49,10 +49,8 @@ def read_json(path: Path, fix: str = "") -> dict[str, Any]:
     """
     try:
         return dict(json.loads(path.read_text(encoding="utf-8")))
-    except FileNotFoundError:
-        return {}
     except (OSError, ValueError, TypeError) as problem:
-        if not fix:
+        if not fix or isinstance(problem, FileNotFoundError):
             return {}
         raise RunError(f"{path} cannot be read ({problem}); {fix}") from None
 

@@ -69,6 +69,8 @@ def test_nodes_of_a_simulation_are_the_files_of_a_folder(written, trial, tmp_pat
     trial.compare(trial.simulate())
     assert json.loads(context.state["summary"]["json"])["rounds"] == 2
     assert (tmp_path / "out" / "summary.json").exists()
+    own = {site: (tmp_path / "sites" / site / site).stat().st_mode & 0o077 for site in examples}
+    assert own == dict.fromkeys(examples, 0)  # no other user of the machine can look into them
 
 
 @pytest.mark.parametrize(

@@ -70,14 +70,13 @@ class Link:
 
     def wait_for_server(self, report: Callable[[str], object]) -> None:
         """Wait as long as nobody listens, as a site may be up before its server; raises RunError for other problems."""
-        reported = False
-        while problem := self.problem():
-            if problem != SILENT:
-                raise RunError(problem)
-            if not reported:
-                report(f"waiting for a SuperLink at {self.address}")
-                reported = True
+        if (problem := self.problem()) == SILENT:
+            report(f"waiting for a SuperLink at {self.address}")
+        while problem == SILENT:
             time.sleep(2)
+            problem = self.problem()
+        if problem:
+            raise RunError(problem)
 
     def _explain(self, reason: object) -> str:
         if isinstance(reason, ssl.SSLCertVerificationError):

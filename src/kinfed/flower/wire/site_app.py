@@ -14,6 +14,7 @@ from flwr.clientapp import ClientApp
 from ...errors import RunError, UsageError
 from ...files import make_folder
 from ..programs.keys import check_name
+from ..programs.subprocesses import make_private
 from ..site.policy import Policy
 from ..site.site import Site
 from ..site.site_reading import Reading
@@ -66,7 +67,8 @@ def _site(node: Mapping[str, Any], run: Mapping[str, Any]) -> Site:
     own |= {"ignore": str(node["ignore"]).split(",")} if "ignore" in node else {}
     code = [Path(line) for line in str(node.get("code", "")).splitlines()]
     folder = Path(str(node.get("state-dir", "") or Path.home() / ".kinfed" / "sites"))
-    make_folder(folder)
+    make_folder(folder / name)
+    make_private(folder / name)  # Flower's programs may let other users read what they make
     device, rules = str(node.get("device", "auto")), str(node.get("policy", ""))
     policy = Policy.read(Path(rules)) if rules else None
     return Site(name, Path(data), folder, device, replace(reading, **own), code, _print, policy)
