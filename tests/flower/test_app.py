@@ -47,8 +47,7 @@ def test_the_plan_travels_in_the_apps_config(written):
 def test_nodes_of_a_simulation_are_the_files_of_a_folder(written, trial, tmp_path, examples, monkeypatch):
     """The plan, as six nodes with numbers alone run it: the same models as a simulation's."""
     trial = trial("fedaghn", rounds=2)
-    folder = tmp_path / "files"
-    folder.mkdir()
+    (folder := tmp_path / "files").mkdir()
     for name, arrays in examples.items():
         np.savez(folder / f"{name}.npz", **arrays)
     run = {"data": str(folder), "reading": json.dumps({"few_rows": True})}
@@ -63,8 +62,7 @@ def test_nodes_of_a_simulation_are_the_files_of_a_folder(written, trial, tmp_pat
         return real(message, Context(1, context.node_id, bare, RecordDict(), run))
 
     monkeypatch.setattr(site_app, "app", asked)
-    plan = {**trial.planned.table, "flower": {**trial.planned.table["flower"]}}
-    context = Context(7, 0, {}, RecordDict(), {"plan": json.dumps(plan), "out": str(tmp_path / "out")})
+    context = Context(7, 0, {}, RecordDict(), {"plan": json.dumps(trial.planned.table), "out": str(tmp_path / "out")})
     server_app.main(trial.grid, context)
     trial.compare(trial.simulate())
     assert json.loads(context.state["summary"]["json"])["rounds"] == 2
