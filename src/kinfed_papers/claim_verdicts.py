@@ -159,7 +159,11 @@ def _verdict(protocol: Protocol, claim: Claim, printed: World, ours: World, flag
         answer, why = "cannot tell", "one setting of each method here, where the paper chose among many"
     scaled = sorted(flag for flag in flags if flag.startswith("scaled") or flag in LESS)
     how = f" ({', '.join(scaled)})" if scaled else ""
-    here = f"Here{how}: {_counted(asked, have, yes, no)}." if have else "Here nothing of it is measured."
+    here = "Here nothing of it is measured."
+    if have:
+        here = f"Here{how}: {_counted(asked, have, yes, no)}."
+    elif any(one.at_chance for one in asked):
+        here = f"Here{how} runs are at chance: nothing was learned."
     at_scale = " at this scale" * bool(scaled and answer != "cannot tell")
     return Verdict(claim, answer + at_scale, f"{said} {here}", bool(have), why)
 
