@@ -11,6 +11,7 @@ from kinfed.errors import RunError
 from kinfed.flower.server.server import serve
 from kinfed.flower.wire.transport import GridTransport
 from kinfed.runs import trackers
+from kinfed.runs.config import experiment
 from kinfed.runs.run_folder import RunFolder
 
 OWN = '''
@@ -39,12 +40,12 @@ def out(tmp_path, monkeypatch):
     """The folder of a run that a tracker of one's own is to follow."""
     (tmp_path / "mine.py").write_text(OWN)
     monkeypatch.setattr(trackers, "PICTURES", 0)
-    folder = tmp_path / "followed"
-    folder.mkdir()
+    (folder := tmp_path / "followed").mkdir()
     return folder
 
 
 def carry_out(trial, out, log=lambda text: None, track=()):
+    experiment.write(trial.planned.table, out / "config.toml")
     return serve(trial.planned, GridTransport(trial.grid), out, log=log, poll=0.001, track=track)
 
 
@@ -97,8 +98,7 @@ def test_a_real_mlflow_server_has_every_round_of_a_federation(trial, tmp_path, m
     monkeypatch.setattr(trackers, "PICTURES", 0)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", address)
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "sites")
-    out = tmp_path / "followed"
-    out.mkdir()
+    (out := tmp_path / "followed").mkdir()
     start()
     carry_out(trial("fedaghn", rounds=4), out, track=["mlflow"])
     client = MlflowClient(address)
