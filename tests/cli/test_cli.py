@@ -318,7 +318,7 @@ def test_an_optimiser_that_the_method_leaves_aside_is_told_if_somebody_set_it(ca
     said = "kinfed: warning: pfedme ignores training.optimiser; its rates are method.lr\n"
     own, small = tmp_path / "own.toml", ["rounds=1", *SMALL[1:], "--quiet", "--out"]
     own.write_text(DEFAULT.read_text())
-    fast = "methods.pfedme.share=1"  # else it says that its shared model hardly moves
+    fast = "methods.pfedme={share = 1, steps = 1}"  # with a smaller share it says that its shared model hardly moves
     for number, (source, settings, told) in enumerate(
         (
             ("pfedme", [fast, "training.optimiser.lr=0.6"], said),

@@ -11,7 +11,7 @@ from sklearn.utils.estimator_checks import check_estimator
 
 import kinfed
 
-FEW = {"rounds": 8, "epochs": 5}  # enough for scikit-learn's own examples, in little time
+FEW = {"rounds": 4, "epochs": 5}  # enough for scikit-learn's own examples, in little time
 
 
 @pytest.fixture(scope="module")

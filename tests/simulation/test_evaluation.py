@@ -62,7 +62,7 @@ def simulation(method, validated=True, **how):
 
 
 def expected(fleet, theta, split):
-    """Scores of one model per client: plain modules, one client after the other."""
+    """All scores of one model per client: plain modules, one client after the other."""
     data, found = federation(), {}
     for rows, mine in zip(fleet.clients.rows[split], theta, strict=True):
         outputs = fleet.model.export(mine)(data.x[rows]).detach()
@@ -84,9 +84,15 @@ def test_every_named_model_is_scored_on_its_clients_own_examples(how, group, val
     assert torch.equal(models["own"].theta, fleet.state.theta)
     torch.testing.assert_close(models["between"].theta, (fleet.state.theta + sent.theta) / 2)
     assert models["shared"].theta is sent.theta
-    for (name, split, metric), values in scores.items():
-        wanted = expected(fleet, models[name].theta.expand(8, -1), split)[metric]
-        assert values.tolist() == pytest.approx(wanted, abs=1e-9, nan_ok=True), (name, split, metric)
+    wanted = {
+        (name, split, metric): values
+        for name, model in models.items()
+        for split in (("validation", "test") if validated else ("test",))
+        for metric, values in expected(fleet, model.theta.expand(8, -1), split).items()
+    }
+    assert scores.keys() == wanted.keys()
+    for key, values in scores.items():
+        assert values.tolist() == pytest.approx(wanted[key], abs=1e-9, nan_ok=True), key
     some = torch.tensor([6, 0, 3])
     part = fleet.evaluate(0, some, sent)
     for key, values in part.scores.items():

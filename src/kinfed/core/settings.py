@@ -179,30 +179,30 @@ def described(kind: Any) -> str:
 
 def sentences(part: Callable[..., Any]) -> dict[str, str]:
     """The comment on each setting of a part, by its name, as it stands in the source."""
-    result: dict[str, str] = {}
-    for one in reversed(part.__mro__) if inspect.isclass(part) else (part,):
-        try:
-            source = textwrap.dedent(inspect.getsource(one))
-        except (OSError, TypeError):  # built in, or its file is gone
-            continue
-        node = parse(source).body[0]
-        if isinstance(node, ClassDef):
-            places = {n.target.id: n for n in node.body if isinstance(n, AnnAssign) and isinstance(n.target, Name)}
-            result |= _comments(source, {name: (n.lineno, n.end_lineno or n.lineno) for name, n in places.items()})
-        elif isinstance(node, FunctionDef | AsyncFunctionDef):
-            every: list[arg] = [*node.args.args, *node.args.kwonlyargs]
-            result |= _comments(source, {one.arg: (one.lineno, one.end_lineno or one.lineno) for one in every})
+    parts = reversed(part.__mro__) if inspect.isclass(part) else (part,)
+    result = {name: text for one in parts for name, text in _comments(one).items()}
     return {name: text for name, text in result.items() if text}
 
 
-def _comments(source: str, places: dict[str, tuple[int, int]]) -> dict[str, str]:
-    """The comment behind the last line of each place, with the lines that go on with it; or else the one above."""
+@cache
+def _comments(part: Callable[..., Any]) -> dict[str, str]:
+    """By name, the comment behind a setting's last line in the part's own source, with what goes on, or that above."""
+    try:
+        source = textwrap.dedent(inspect.getsource(part))
+    except (OSError, TypeError):  # built in, or its file is gone
+        return {}
+    node, named = parse(source).body[0], dict[str, AnnAssign | arg]()
+    if isinstance(node, ClassDef):
+        named = {n.target.id: n for n in node.body if isinstance(n, AnnAssign) and isinstance(n.target, Name)}
+    elif isinstance(node, FunctionDef | AsyncFunctionDef):
+        named = {one.arg: one for one in [*node.args.args, *node.args.kwonlyargs]}
     lines = source.splitlines()
     tokens = tokenize.generate_tokens(io.StringIO(source).readline)
     comments = {token.start[0]: token.string[1:] for token in tokens if token.type == tokenize.COMMENT}
     alone = {line for line in comments if lines[line - 1].lstrip().startswith("#")}
     result = {}
-    for name, (first, last) in places.items():
+    for name, at in named.items():
+        first, last = at.lineno, at.end_lineno or at.lineno
         chosen = [last] if last in comments and last not in alone else []
         while chosen and chosen[-1] + 1 in alone and comments[chosen[-1] + 1].startswith("   "):
             chosen.append(chosen[-1] + 1)
