@@ -21,7 +21,7 @@ from ...errors import UsageError
 from ...models.log_linear import Exponential
 
 LEAST, MOST = 1e-8, 1e8  # bounds of variances and of penalties, in squared standard deviations
-GROWS = 3  # rounds, each of which takes twice the steps of the one before, where rounds bring nothing new
+GROWS = 3  # rounds after the third, each of which takes twice the steps of the one before, where data bring nothing new
 ROUNDING = 1e-9  # of a matrix's largest eigenvalue, the least that is told from 0
 SETTLED = 1e-4  # a change of coefficients that is none
 SAME = 1e-5  # of a column that is the same in all rows of every client, in place of its variance
@@ -74,7 +74,7 @@ class PartialPooling(Method, Explains, Advises):
     The model's last layer is solved; the layers before it stay as they begin, the same for all.
     """
 
-    steps: Count = 3  # of the fixed point, in the first round
+    steps: Count = 3  # of the fixed point, in a round
     common: NonNegative = 5.0  # rows of all clients that are added to a client's where its noise is estimated
     units: Literal["all", "client"] = "all"  # whose means and deviations coefficients are in when they are compared
     kin: NonNegative = 0.0  # how far clients are drawn to their kin; 0: to the mean of all alone
@@ -127,7 +127,7 @@ class PartialPooling(Method, Explains, Advises):
         units = Units.of(known, roster.task, self.common) if self.units == "client" else None
         server = server._replace(sums=known if units is None else units.change(known))
         told = 1 - 1 / server.centre.shape[1] if isinstance(roster.task, Classification) else 1.0
-        for _ in range(self.steps << min(roster.round, GROWS) if squared else self.steps):
+        for _ in range(self.steps << min(max(roster.round - 2, 0), GROWS) if squared else self.steps):
             before, server = server.coefficients, step(server, squared, self.common, told)
             if float((server.coefficients - before).abs().max()) < SETTLED:
                 break
