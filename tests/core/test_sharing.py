@@ -6,6 +6,7 @@ from typing import NamedTuple
 import pytest
 import torch
 import torch.nn.functional as F
+from kinds import KINDS
 from small import of_sizes
 from torch import nn
 from torch.utils._pytree import tree_leaves
@@ -147,7 +148,7 @@ def test_every_method_shares_what_it_should_and_nothing_else(name, settings):
     assert all(t.shape[-1] not in sizes for t in tree_leaves(server) if t.ndim)
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", KINDS)
 def test_executors_agree_and_a_resumed_run_with_late_clients_ends_with_the_same_bits(name, tmp_path):
     settings = SETTINGS["norms" if name == "fedpac" else "all"]
     method, late = METHODS[name](**settings), Participation(0.7, late=0.3, joins=1)

@@ -118,7 +118,8 @@ def test_the_same_training_but_for_the_method():
 @pytest.mark.parametrize(("seeds", "at"), [(1, 1), (1, 4), (2, 7)])
 def test_an_interrupted_run_goes_on_to_the_same_bytes(seeds, at, tmp_path):
     """Of three rounds with each seed: in the run itself, in Local, and in FedAvg."""
-    experiment = config.resolve(config.read("fedavg-ft", [*SMALL, "training.epochs=1", f"seeds={seeds}"]))
+    few = ["training.batch=50", "method.epochs=1", f"seeds={seeds}"]
+    experiment = config.resolve(config.read("fedavg-ft", [*SMALL, *few]))
     calls = []
 
     def stop(history, rounds):
