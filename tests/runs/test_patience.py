@@ -95,8 +95,8 @@ def test_a_race_counts_the_rounds_that_were_trained():
     choice = kinfed.choose(data, rounds=Rounds(60, patience=0.1), methods=["kin"], budget=400)
     rows = choice.ranking()
     assert sum(row["rounds"] for row in rows) < choice.trained  # solved models also on two more draws for validation
-    (chosen,) = [row for row in rows if row.get("chosen")]
-    assert chosen["rounds"] == choice.run.history.done < 60
+    assert 6 < max(row["rounds"] for row in rows) < 60  # of those that are trained; solving takes six
+    assert [row["rounds"] for row in rows if row.get("chosen")] == [choice.run.history.done]
 
 
 def test_what_refuses_it():
