@@ -7,10 +7,13 @@ sets are at hand is read from KINFED_DATA, or taken from the arguments, and note
 import os
 import posixpath
 import sys
+from collections import defaultdict
 from pathlib import Path
+from statistics import fmean
 
-from kinfed_papers.claims import answered
-from kinfed_papers.coverage import COMMITTED, claims, coverage, lines
+from kinfed_papers.claim_verdicts import CHANCE
+from kinfed_papers.claims import answered, classes
+from kinfed_papers.coverage import COMMITTED, claims, committed, coverage, lines
 from kinfed_papers.reproduction import WITHOUT_FILE
 from kinfed_papers.result_pages import put
 
@@ -21,6 +24,10 @@ AT_HAND = "Data sets at hand: "
 def parts(at_hand, folder=COMMITTED):
     """The parts of the page that the committed tables decide, by name."""
     shown = [*lines(coverage({*at_hand, *WITHOUT_FILE}, folder)), "", f"{AT_HAND}{', '.join(sorted(at_hand))}."]
+    shown += [
+        "",
+        f"Of the measured figures {at_chance(folder)} are accuracies at chance, of runs that learned nothing.",
+    ]
     verdicts = ["| table | claim | answer | numbers |", "| --- | --- | --- | --- |"]
     for table, one in claims(folder):
         verdicts.append(f"| {table} | {one.claim.says} ({one.claim.where}) | {one.told} | {one.text} |")
@@ -29,6 +36,17 @@ def parts(at_hand, folder=COMMITTED):
         link = f" [{one.page}]({posixpath.relpath(one.page, PAGE.parent.name)})"
         pages.append(f"| {one.paper} | {one.says} ({one.where}) | {one.answer} | {one.shows}{link * bool(one.page)} |")
     return {"coverage": "\n".join(shown), "claims": "\n".join(verdicts), "answered": "\n".join(pages)}
+
+
+def at_chance(folder=COMMITTED):
+    """How many printed accuracies have been measured by runs at chance alone."""
+    found = defaultdict(list)
+    for table, figures in committed(folder).values():
+        for one in figures:
+            if one.metric in ("accuracy_pct", "mean_accuracy_pct") and (many := classes(one.dataset)):
+                learned = fmean(one.by_seed.values()) > CHANCE * 100 / many
+                found[table, one.dataset, one.setting, one.printed].append(learned)
+    return sum(not any(each) for each in found.values())
 
 
 def noted(page=PAGE):
