@@ -36,7 +36,7 @@ def trained(case, seed, place):
     torch.manual_seed(seed)
     net = torch.nn.Sequential(torch.nn.Linear(x.shape[1], 64), torch.nn.ReLU(), torch.nn.Linear(64, classes))
     arena = Arena(federation, lambda _: net, place, kinfed.Rounds(ROUNDS), seed=seed)
-    found, tried = {}, candidates([Entrant(*named(name)) for name in TRIED], arena.training)
+    found, tried = {}, candidates([Entrant(*named(name)) for name in TRIED], arena)
     for one in tried:
         for fold in range(FOLDS):
             begun = time.perf_counter()

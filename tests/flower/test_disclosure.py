@@ -109,6 +109,7 @@ def test_another_content_of_the_file_is_answered_for_anew(hospital, tmp_path):
         ({"method": {"name": "fedaghn", "feedback": "held-out"}}, 60, "the method takes feedback from"),
         ({"method": {"name": "per-fedavg", "batch": 2}}, 90, "a step of training takes 2 rows"),
         ({"method": "fedpac", "model": "mlp"}, 20, "one has fewer than 8 training rows, which such a mean reveals"),
+        ({"method": "partial-pooling", "model": "linear"}, 20, "one has fewer than 8 training rows"),
     ],
 )
 def test_gradients_of_few_rows_leave_only_if_the_operator_says_so(hospital, raw, rows, why):

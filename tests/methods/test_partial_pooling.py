@@ -246,6 +246,16 @@ def test_who_joins_late_begins_with_the_mean_of_all():
     torch.testing.assert_close(coefficients(joined), coefficients(solved(data, rounds=30)), rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.parametrize("mean", [2, 50, 500])
+def test_counts_of_any_size_are_solved_in_a_few_rounds(mean):
+    draw = torch.Generator().manual_seed(0)
+    x, client = torch.randn(360, 3, generator=draw), torch.arange(360) % 12
+    y = torch.poisson(mean * (x @ torch.tensor([0.5, -0.4, 0.2])).exp(), generator=draw)
+    data = Federation.from_arrays(x, y, client, task=Counts(float(y.mean())))
+    few, many = (solved(data, nn.Linear(3, 1), rounds).history.test("mixed").mean() for rounds in (6, 40))
+    assert float(few) < 1.1 * float(many) + 0.05 < 3.0  # the deviance, about 1 where the mean is known
+
+
 def test_columns_that_are_sums_of_others_or_the_same_in_all_of_a_clients_rows_are_solved():
     draw, client = torch.Generator().manual_seed(0), torch.arange(48 * 16) // 16
     level, year = torch.randn(48, generator=draw)[client], (torch.arange(48 * 16) % 16).float()

@@ -205,7 +205,6 @@ def test_the_rnn_forecasts_from_its_last_state_with_the_numbers_it_is_given(cell
         ("resnet9", (3, 4, 4), {}, r"at least 8 by 8 pixels; got shape \[3, 4, 4\]"),
         ("resnet18", (32, 32), {}, r"needs images \[channels, height, width\]; got shape \[32, 32\]"),
         ("resnet18", (3, 32, 32), {"stem": "wide"}, "stem must be imagenet or cifar; got 'wide'"),
-        ("mlp", (3, 0), {}, "an example needs an axis or more, none of them empty"),
         ("mlp", (), {}, "an example needs an axis or more, none of them empty"),
         ("mlp", (2,), {"hidden": (8, 0)}, r"hidden widths must be at least 1; got \[8, 0\]"),
         ("cnn", (1, 15, 16), {}, r"needs images .* at least 16 by 16 .*got shape \[1, 15"),
@@ -231,7 +230,6 @@ def test_a_log_linear_model_multiplies_and_knows_its_head_s_link():
         torch.testing.assert_close(2 + outputs[:, 0], 2 * (price / 2.5) ** -1.5, rtol=5e-3, atol=0)
         logs = (price / 2.5).log() * -1.5
         torch.testing.assert_close(model.head.link(outputs)[:, 0], logs, rtol=5e-3, atol=5e-3)
-        assert float(model(1e4 * x).max()) <= 50.001  # deviations: what no training row was like does not explode
         model.head.weight[:] = 1.0
         torch.testing.assert_close(model(1e4 * x).max(), torch.tensor(50.0, dtype=torch.float64))
     with pytest.raises(UsageError, match="one number above zero"):

@@ -53,13 +53,17 @@ def recurrent(name, features=2, **how):
     return MODELS[name]((6, features), 4, hidden=7, **how)
 
 
+def at_zero(*rest):
+    nn.init.zeros_((first := nn.Linear(9, 8, False)).weight)
+    return nn.Sequential(first, *rest)
+
+
 CASES = {  # name: module, pooled examples, task, targets
     "relu": lambda: (dense((10, 7, 6, 4)), draw(N, 2, 5), Classification(4), labels()),
     "wide": lambda: (dense((40, 6, 4), nn.Tanh), draw(N, 40), Classification(4), labels()),
     "no bias": lambda: (dense((30, 5, 4), nn.Sigmoid, False), draw(N, 5, 6), Regression(), draw(N, 4)),
     "linear": lambda: (nn.Linear(9, 1), draw(N, 9), Regression(), draw(N)),
-    "cut": lambda: (nn.Sequential(nn.Hardtanh(-0.8, 1.1), dense((9, 8, 3))), draw(N, 9), Regression(), draw(N, 3)),
-    "additive": lambda: (additive((2, 5), 4), draw(N, 2, 5), Classification(4), labels()),
+    "cut": lambda: (at_zero(nn.Hardtanh(0, 1), nn.Linear(8, 1)), draw(N, 9), Regression(), draw(N)),
     "above": lambda: (nn.Sequential(dense((9, 8)), additive((8,), 4)), draw(N, 9), Classification(4), labels()),
     "nested": lambda: (nn.Sequential(dense((9, 8)), nn.Tanh(), dense((8, 4))), draw(N, 9), Classification(4), labels()),
     "rnn": lambda: (recurrent("rnn"), windows(), Regression(), draw(N, 4)),

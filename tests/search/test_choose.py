@@ -135,6 +135,13 @@ def test_a_candidate_that_diverges_is_out_and_named():
     assert rows["local,lr=0.1"]["rounds"] == 8
 
 
+def test_a_model_is_solved_in_few_rounds_only_where_the_first_sums_say_all(tmp_path):
+    regression = Federation.from_arrays(torch.randn(60, 3), torch.randn(60), torch.arange(60) % 6)
+    for data, share, most in ((regression, 1.0, 6), (regression, 0.5, 0), (federation(), 1.0, 0)):
+        arena = Arena(data, lambda _: network(), tmp_path, {"linear": network}, participation=share)
+        assert {one.most for one in choose_module.candidates([], arena) if one.model} == {most}
+
+
 @pytest.mark.parametrize("failing", ["cfl", "fedavg", "local"])
 def test_whatever_a_candidate_raises_is_its_own_failure(failing, monkeypatch, caplog):
     def train(arena, candidate, fold, until, whole=Arena.train):
@@ -196,6 +203,8 @@ class Broken(FedAvg):
         ({"budget": "soon"}, "a time such as 90s, 5m or 1h; got 'soon'"),
         ({"methods": ("fedagnh",)}, "there is no method 'fedagnh'; did you mean 'fedaghn'"),
         ({"methods": (FedAGHN(feedback="test"),)}, "fedaghn cannot be chosen fairly"),
+        ({"methods": "fedavg"}, "methods is a list of names"),
+        ({"methods": []}, "methods is a list of names"),
         ({"seeds": 0}, "seeds counts how often .* from 1; got 0"),
         ({"round": 3}, "choose takes no 'round'; did you mean 'rounds'"),
         ({"data": federation(split=Split(0.2, 0.0))}, "no client has any; set federation.split.validation"),
@@ -234,9 +243,3 @@ def test_a_race_goes_on_with_the_model_that_it_began_with(tmp_path):
     for module in (other, nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))):
         with pytest.raises(UsageError, match="was begun with another 'model'"):
             chosen(folder=tmp_path, module=module)
-
-
-@pytest.mark.parametrize("methods", ["fedavg", []])
-def test_methods_are_a_list_of_names(methods):
-    with pytest.raises(UsageError, match="methods is a list of names"):
-        chosen(methods=methods)

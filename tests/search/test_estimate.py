@@ -54,13 +54,6 @@ def test_clients_cut_short_keep_their_proportions_and_their_own_examples():
             assert torch.isin(rows, train).all()
 
 
-def test_an_estimate_of_a_short_run_is_of_its_order():
-    experiment = config.resolve(config.read("fedavg", [*SMALL, "rounds=30"]))
-    found = estimate(experiment, experiment.federation(None, 0), Execution("loop"))
-    assert 0.05 < found.seconds < 300
-    assert found.memory > 2**26
-
-
 @pytest.mark.parametrize("name", ["cuda", "cuda:1"])
 def test_a_gpus_peak_is_that_of_the_one_that_works(name, monkeypatch):
     device, asked = torch.device(name), []

@@ -110,15 +110,6 @@ def test_the_config_of_every_run_is_checked_before_the_first(ask, tmp_path, monk
     assert said == ["a", "b"]
 
 
-def test_the_study_itself_is_not_changed_by_overrides(ask):
-    asked, _ = ask("fedamp", "method.neighbours=3")
-    assert asked.experiment(["method.name=cfl"]).table["method"]["name"] == "cfl"
-    assert asked.experiment().table["method"]["neighbours"] == 3
-    assert asked.method == "fedamp"
-    with pytest.raises(UsageError, match="method needs a name"):
-        Study({**asked.table, "method": {}}, asked.execution, asked.out).method  # noqa: B018
-
-
 def test_a_run_with_one_seed_has_no_spread_over_seeds_and_perhaps_no_relations(ask):
     folder = ask("pfedhn")[0].run("a")
     assert [one.path for one in folder.repeats()] == [folder.path]

@@ -54,7 +54,7 @@ class Arena:
                 candidate.method,
                 self.federation.folded(fold),
                 self.models.get(candidate.model, self.module)(self.seed + fold),
-                rounds=scored(self.rounds, candidate.model, until),
+                rounds=scored(self.rounds, candidate.most, until),
                 training=candidate.training,
                 participation=self.participation,
                 seed=self.seed + fold,
@@ -89,7 +89,7 @@ class Arena:
 
     def history(self, entry: Entry) -> History:
         """The scores of a run so far; no rounds if it has not begun."""
-        every, by = scored(self.rounds, entry.candidate.model).evaluate_every, self.rounds.select_by
+        every, by = scored(self.rounds, entry.candidate.most).evaluate_every, self.rounds.select_by
         history = History(tuple(self.federation.names), self.federation.task, every, select_by=by)
         path = RunFolder(self.place(*entry)).checkpoint
         if path.exists():
@@ -102,7 +102,7 @@ class Arena:
 
     def reached(self, entry: tuple[Candidate, int], until: int) -> bool:
         """Whether a run has come so far already."""
-        return self.history(Entry(*entry)).done >= scored(self.rounds, entry[0].model, until).last
+        return self.history(Entry(*entry)).done >= scored(self.rounds, entry[0].most, until).last
 
     def advance(
         self, entries: Sequence[Entry], until: int, on_begin: Callable[[Entry], None] = lambda entry: None

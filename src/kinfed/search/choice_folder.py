@@ -26,7 +26,7 @@ from ..simulation import distributed
 from ..simulation.execution import Execution
 from .arena import Arena
 from .budget import begun_with, seconds_of, whole_request
-from .choose import Choice, Entrant, candidates, carry_out, factors, solvable, usual
+from .choose import Choice, Entrant, candidates, carry_out, solvable, usual
 from .successive_halving import Candidate, Entry, scored
 
 
@@ -69,13 +69,13 @@ class Request:
         return config.resolve(config.override(deepcopy(self.table), ['method.name="local"'])).seeds
 
     def experiment(
-        self, method: str, settings: Sequence[str] = (), lr: float | None = None, model: str = ""
+        self, method: str, settings: Sequence[str] = (), lr: float | None = None, model: str = "", most: int = 0
     ) -> Experiment:
-        """The experiment, once, with this method, these settings of it, this rate of local training, and this model."""
+        """The experiment, once, with this method, these settings of it, this rate, this model, these rounds at most."""
         overrides = [f'method.name="{method}"', *(f"method.{one}" for one in settings)]
         overrides += [f"training.optimiser.lr={lr!r}"] * (lr is not None) + [f'model.name="{model}"'] * bool(model)
         table = config.override(deepcopy(self.table), overrides)
-        rounds = scored(config.resolve(table).rounds, model)
+        rounds = scored(config.resolve(table).rounds, most)
         often = {"rounds": rounds.count, "evaluate_every": rounds.evaluate_every, "patience": rounds.patience}
         return config.resolve({**table, **often, "seeds": 1})
 
@@ -111,7 +111,7 @@ class Request:
             for values in itertools.product(*keys.values()):
                 settings = tuple(f"{key}={value}" for key, value in zip(keys, values, strict=True))
                 entrants.append(Entrant(plugins.called(name), self.experiment(name, settings).method, settings))
-        return candidates(entrants, arena.training, (*arena.models,), factors(arena.federation, (*arena.models,)))
+        return candidates(entrants, arena)
 
 
 def _train(request: Request, candidate: str, fold: int, until: int, execution: Execution) -> None:
@@ -177,7 +177,7 @@ def _write(request: Request, choice: Choice) -> Chosen:
         known = (*request.methods, *KNOWN)
         name = next(name for name in known if plugins.called(name) == candidate.method_name)
         lr = getattr(candidate.training.optimiser, "lr", None)
-        table = request.experiment(name, candidate.settings, lr, candidate.model).table
+        table = request.experiment(name, candidate.settings, lr, candidate.model, candidate.most).table
         config.write(table, folder.config)
         found, problems = (choice.verdict, choice.problems) if folder is out else (None, ())
         again = choice.refits.get("kin" if folder is out else folder.path.name)

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..core.engine import Rounds
+from ..core.engine import Participation, Rounds
 from ..core.method import Method
 from ..core.mixins import Advises, leak
 from ..core.model import Model
@@ -44,6 +44,7 @@ SOLVED = ("linear", "log-linear", "additive")  # models that race, simplest firs
 UNEQUAL = 0.3  # a target's deviation over its mean from which its logarithm is tried
 MANY = 1 << 22  # numbers in all clients' sums up to which solving takes a moment
 FEW, DRAWS, BEST = 1000, 3, 5  # validation examples, up to which the best solved models are compared on more draws
+SOLVING = 6  # rounds in which a model is solved for squared errors
 CLOSE = 0.02  # of a score, a difference from which a model is worse than another
 LEFT_OUT = "did not enter: a larger budget admits it"
 FORMS: tuple[dict[str, Any], ...] = ({}, {"units": "client"}, {"kin": 1})  # in which it is tried
@@ -171,15 +172,10 @@ def choose(
         usual_model = default_model(federation) if module is None else module
         arena = Arena(federation, lambda seed: usual_model, Path(place), more, **how)
         entrants = [named(one) for one in methods or usual(federation)]
-        tried = candidates(entrants, arena.training, tuple(more), factors(federation, tuple(more)))
+        tried = candidates(entrants, arena)
         return carry_out(
             arena, tried, {"budget": budget, "seeds": seeds}, arena.advance, refit=refit, beside=module is None
         )
-
-
-def factors(federation: Federation, models: Sequence[str]) -> tuple[float, ...]:
-    """The rates that are tried, as multiples of the usual one."""
-    return CAREFUL if models and isinstance(federation.task, Regression) else FACTORS
 
 
 def raced(federation: Federation) -> dict[str, Callable[[int], nn.Module | Model]]:
@@ -232,42 +228,44 @@ def named(method: str | Method) -> Entrant:
     return Entrant(method, KNOWN[method]())
 
 
-def candidates(
-    entrants: Sequence[Entrant], training: Training, models: Sequence[str] = (), factors: Sequence[float] = FACTORS
-) -> list[Candidate]:
+def candidates(entrants: Sequence[Entrant], arena: Arena) -> list[Candidate]:
     """Every method at every rate, Local and FedAvg first; a method with rates of its own once.
 
-    Of `models` that race too partial pooling solves the last layer, in each of its `FORMS`.
+    Of models that race too partial pooling solves the last layer, in each of its `FORMS`.
     """
+    factors = CAREFUL if arena.models and isinstance(arena.federation.task, Regression) else FACTORS
     entrants = list(dict.fromkeys(entrants))
     every = {one.name for one in entrants}
     entrants = [Entrant(name, KNOWN[name]()) for name in BASES if name not in every] + list(entrants)
     result: dict[str, Candidate] = {}
-    optimiser: Any = training.optimiser
+    optimiser: Any = arena.training.optimiser
     rate = getattr(optimiser, "lr", None)
     for factor in factors:
         for name, method, settings in sorted(entrants, key=lambda one: one.name not in BASES):
             if why := leak(method):
                 raise UsageError(f"{name} cannot be chosen fairly: {why}")
-            full, how = ",".join([name, *settings]), training
+            full, how = ",".join([name, *settings]), arena.training
             if rate is None or Advises.of(method).rates:
                 if factor != factors[0]:
                     continue
             else:
                 lr = float(f"{factor * rate:.6g}")
-                full, how = f"{full},lr={lr:g}", replace(training, optimiser=replace(optimiser, lr=lr))
+                full, how = f"{full},lr={lr:g}", replace(how, optimiser=replace(optimiser, lr=lr))
             result[full] = Candidate(full, name, method, how, settings)
     found = list(result.values())
-    return [*found[: len(BASES)], *_solved(models, training), *found[len(BASES) :]]
+    return [*found[: len(BASES)], *_solved(arena), *found[len(BASES) :]]
 
 
-def _solved(models: Sequence[str], training: Training) -> list[Candidate]:
-    """Partial pooling of each of these models."""
-    name, made = "partial-pooling", []
-    for model, form in itertools.product(models, FORMS):
+def _solved(arena: Arena) -> list[Candidate]:
+    """Partial pooling of each of the models that race too."""
+    name, made, task = "partial-pooling", [], arena.federation.task
+    squared = isinstance(task, Forecasting | Regression) and not isinstance(task, Quantiles)
+    # Their first sums say all, so that few rounds do where all clients take part from the first on.
+    most = SOLVING if squared and arena.participation in (1.0, Participation()) else 0
+    for model, form in itertools.product(arena.models, FORMS):
         settings = tuple(f"{key}={value}" for key, value in form.items())
-        full = ",".join([name, model, *settings])
-        made.append(Candidate(full, name, KNOWN[name](**form), training, settings, model))
+        full, method = ",".join([name, model, *settings]), KNOWN[name](**form)
+        made.append(Candidate(full, name, method, arena.training, settings, model, most))
     return made
 
 

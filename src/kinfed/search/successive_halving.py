@@ -19,7 +19,6 @@ Array = NDArray[np.float64]
 Advance = Callable[[Sequence["Entry"], int], Mapping["Entry", str]]  # trains until a round; who ended before, and why
 
 ROUNDING = 1e-6  # of a score, a gain that is none: as of methods that do the same in another order
-SOLVING = 6  # rounds in which a model's last layer is solved
 FINALISTS = 4  # candidates that are trained to the end, Local and FedAvg among them
 
 
@@ -33,6 +32,7 @@ class Candidate:
     training: Training
     settings: tuple[str, ...] = ()  # of the method, as overrides, key=value, where a config has none of them
     model: str = ""  # by its name among the models that race; "": the one that the race is for
+    most: int = 0  # rounds that it needs; 0: those of the race
 
     @property
     def base(self) -> str:
@@ -90,13 +90,10 @@ class Standing:
         return gain > max(error, ROUNDING * abs(other.mean))
 
 
-def scored(rounds: Rounds, model: str = "", until: int = 0) -> Rounds:
-    """A candidate's rounds, scored often enough that candidates can be compared after a quarter of them.
-
-    They pause after round `until`. A `model` that is solved takes no more than that needs.
-    """
-    if model:
-        return Rounds(min(rounds.count, SOLVING), select_by=rounds.select_by, until=min(until, rounds.count, SOLVING))
+def scored(rounds: Rounds, most: int = 0, until: int = 0) -> Rounds:
+    """A candidate's rounds, `most` if it needs fewer, scored often enough to be compared after a quarter of them."""
+    if most:
+        return Rounds(min(rounds.count, most), select_by=rounds.select_by, until=min(until, rounds.count, most))
     return replace(rounds, evaluate_every=min(rounds.evaluate_every, max(1, rounds.count // 4)), until=until)
 
 

@@ -78,7 +78,8 @@ class Disclosure:
                 f"the method takes feedback from {several(count, 'row')}, and {REVEALS}; set method.feedback to "
                 f"'train' or the split so that there are {self.step}, or have the site's operator allow it (--few-rows)"
             )
-        if getattr(method, "class_means", False) and labels.unique(return_counts=True)[1].min() < self.step:
+        by_class = getattr(method, "class_means", False) and not labels.is_floating_point() and len(labels) > 0
+        if by_class and labels.unique(return_counts=True)[1].min() < self.step:
             raise Withheld(
                 f"the method uploads means of each class, and one has fewer than {self.step} training rows, which such "
                 "a mean reveals; choose another method, or have the site's operator allow it (--few-rows)"

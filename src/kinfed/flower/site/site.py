@@ -103,8 +103,9 @@ class Site:
             traceback.print_exc()
             self._report(f"client {self.name}: {type(problem).__name__}: {problem}")
             why = f"unexpected {type(problem).__name__}"  # what it says may be of the site's examples
-        for folder in (self.folder.parent, self._data.parent, *(path.parent for path in self._code)):
-            why = why.replace(f"{folder}/", "")  # where a site keeps its files is not the server's affair
+        kept = (self.folder.parent, self._data.parent, *(path.parent for path in self._code))
+        for folder in sorted({f"{way}/" for one in kept for way in (one, one.resolve())}, key=len, reverse=True):
+            why = why.replace(folder, "")  # where a site keeps its files is not the server's affair
         return messages.refusal(self.name, why)
 
     def _hello(self, message: Message) -> Message:

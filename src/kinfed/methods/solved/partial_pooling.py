@@ -80,6 +80,7 @@ class PartialPooling(Method, Explains, Advises):
     kin: NonNegative = 0.0  # how far clients are drawn to their kin; 0: to the mean of all alone
     sharpness: NonNegative = 8.0  # of the softmax over cosines that weighs a client's kin
     origin: ClassVar[Origin] = "learned"
+    class_means: ClassVar[bool] = True  # follow from the sums of labels' rows
     weighs: ClassVar[str] = "coefficients are drawn to the mean of all, as far as the rows say"
 
     @property
@@ -174,12 +175,14 @@ def sums(
         error = (share - torch.nn.functional.one_hot(y, outputs.shape[1])) * real[:, None]
         # diag(p) - pp' is at most 2 diag(p (1 - p)), with equality for two classes, so that each class is by itself.
         weight = (2 * share * (1 - share)).clamp(min=1e-6) * real[:, None]
-        return _weighted(x, weight, error, coefficients, torch.zeros_like(share[0]), real)
+        return _weighted(x, weight, outputs, error, torch.zeros_like(share[0]), real)
     if isinstance(task, Counts):
-        mean = outputs.clamp(max=STEEP).exp() * task.mean
-        error = (mean - y.double().reshape(mean.shape)) * real[:, None]
-        pearson = (error.square() / mean.clamp(min=1e-6)).sum(0)
-        return _weighted(x, mean.clamp(min=1e-6) * real[:, None], error, coefficients, pearson, real)
+        count = y.double().reshape(outputs.shape)
+        # At first from halfway between the mean and the count: a step from the mean alone leaps too far.
+        logs = torch.where(coefficients.any(), outputs.clamp(max=STEEP), ((1 + count / task.mean) / 2).log())
+        mean = (logs.exp() * task.mean).clamp(min=1e-6)
+        error = (mean - count) * real[:, None]
+        return _weighted(x, mean * real[:, None], logs, error, (error.square() / mean).sum(0), real)
     if isinstance(task, Forecasting) and not isinstance(task, Quantiles):
         known = (~y.isnan()).double() * real[:, None]  # [n, H]
         target = (torch.where(y.isnan(), task.mean, y.double()) - task.mean) / task.deviation * known
@@ -194,11 +197,10 @@ def sums(
     raise UsageError(f"partial pooling solves regression, counts, labels and forecasts, not {type(task).__name__}")
 
 
-def _weighted(x: Tensor, weight: Tensor, error: Tensor, at: Tensor, square: Tensor, real: Tensor) -> Sums:
-    """Sums of a loss with these second derivatives and derivatives, [n, k], by outputs."""
+def _weighted(x: Tensor, weight: Tensor, outputs: Tensor, error: Tensor, square: Tensor, real: Tensor) -> Sums:
+    """Sums of a loss with these second derivatives and derivatives at outputs, all [n, k]."""
     curvature = torch.einsum("nk,nf,ng->kfg", weight, x, x)
-    slope = torch.einsum("kfg,gk->fk", curvature, at) - x.T @ error
-    return Sums(curvature, slope, square, real.sum().expand(weight.shape[1]))
+    return Sums(curvature, x.T @ (weight * outputs - error), square, real.sum().expand(weight.shape[1]))
 
 
 class Units(NamedTuple):
@@ -301,10 +303,10 @@ def _learned(server: Server) -> Tensor:
 
 def _inverse(matrix: Tensor) -> Tensor:
     """Of positive definite [..., f, f]; without the directions in which rounding has made it none."""
-    factor, wrong = torch.linalg.cholesky_ex(matrix)
-    if not bool(wrong.any()):
-        return torch.cholesky_inverse(factor)
-    inverse: Tensor = torch.linalg.pinv(matrix, rtol=ROUNDING, hermitian=True)
+    factor, info = torch.linalg.cholesky_ex(matrix)
+    inverse: Tensor = torch.cholesky_inverse(factor)
+    if bool((wrong := info > 0).any()):
+        inverse[wrong] = torch.linalg.pinv(matrix[wrong], rtol=ROUNDING, hermitian=True)
     return inverse
 
 

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import hardtanh
 
 from ...core.layers import is_plain
 from ...core.layout import Layout
@@ -93,7 +94,7 @@ FORMS: dict[type, Callable[[Any, str], list[Part]]] = {
     nn.Sequential: lambda module, path: [p for name, m in module._modules.items() for p in parts(m, f"{path}{name}.")],
     nn.Linear: lambda module, path: [Linear(module, path)],
     nn.Flatten: _flatten,
-    nn.Hardtanh: lambda module, path: [Plain(partial(torch.clamp, min=module.min_val, max=module.max_val))],
+    nn.Hardtanh: lambda module, path: [Plain(partial(hardtanh, min_val=module.min_val, max_val=module.max_val))],
     nn.ReLU: lambda module, path: [Activation(Tensor.relu_, relu_backward)],
     nn.Tanh: lambda module, path: [Activation(Tensor.tanh_, tanh_backward)],
     nn.Sigmoid: lambda module, path: [Activation(Tensor.sigmoid_, sigmoid_backward)],
