@@ -109,17 +109,17 @@ def alone(folder: Path) -> Iterator[None]:
     if _holders.setdefault(path, thread) != thread:
         raise taken
     try:
-        with _locked(path / LOCK, taken):
+        with _hold_lock(path / LOCK, taken):
             yield
     finally:
         del _holders[path]
 
 
 @contextmanager
-def _locked(path: Path, taken: UsageError) -> Iterator[None]:
+def _hold_lock(path: Path, taken: UsageError) -> Iterator[None]:
     """Hold the lock of a file, which is there as long; raises `taken` if another program does."""
     try:
-        file = _opened(path, taken)
+        file = _open_lock(path, taken)
     except OSError as problem:
         raise RunError(f"cannot write {path}: {problem.strerror or problem}") from None
     with file:
@@ -129,7 +129,7 @@ def _locked(path: Path, taken: UsageError) -> Iterator[None]:
             path.unlink(missing_ok=True)  # before it is let go: who opens the file from now on makes another
 
 
-def _opened(path: Path, taken: UsageError) -> IO[str]:
+def _open_lock(path: Path, taken: UsageError) -> IO[str]:
     while True:
         file = path.open("w")
         try:

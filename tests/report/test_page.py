@@ -294,15 +294,15 @@ def test_no_code_of_ones_own_is_loaded_for_a_page(tmp_path):
     assert "kept nothing of what Mine compared" in data_of(page([out]))["methods"][0]["why"]
 
 
-@pytest.mark.parametrize("lost", ["_curves", "_related", "_compared"])
+@pytest.mark.parametrize("lost", ["_curves", "_show_relation", "_compare"])
 def test_what_cannot_be_shown_is_said_and_the_rest_is_shown(lost, pair, monkeypatch):
     whole = data_of(page([pair]))["methods"]
     monkeypatch.setattr(contents_module, lost, lambda *_: {}["key"])
     text = page([pair])
-    what = {"_curves": "curves", "_related": "graph", "_compared": "gains"}[lost]
+    what = {"_curves": "curves", "_show_relation": "graph", "_compare": "gains"}[lost]
     assert f"fedaghn is shown without its {what}: unexpected KeyError: " in text
     for mine, before in zip(data_of(text)["methods"], whole, strict=True):
         kept = {key for key, value in before.items() if mine.get(key) == value}
         assert {"scores", "label"} <= kept
-        assert ("frames" in kept) == (lost != "_related")
+        assert ("frames" in kept) == (lost != "_show_relation")
         assert ("curves" in kept) == (lost != "_curves")

@@ -75,10 +75,10 @@ def test_rounding_of_a_model_that_is_sensitive_to_it_is_no_disagreement():
 
     x = torch.randn(2, 4)
     kept = Steep()(x)
-    assert agreement._rounded(Steep(), x, kept, Steep()(x * (1 + 1e-7)))
-    assert not agreement._rounded(Steep(), x, kept, kept + 100)
+    assert agreement._is_rounding(Steep(), x, kept, Steep()(x * (1 + 1e-7)))
+    assert not agreement._is_rounding(Steep(), x, kept, kept + 100)
     module = net().eval()
-    assert not agreement._rounded(module, x, module(x), module(x) + 1e-3)
+    assert not agreement._is_rounding(module, x, module(x), module(x) + 1e-3)
 
 
 def test_models_that_are_not_read_as_they_were_written_are_removed(monkeypatch, tmp_path):

@@ -167,7 +167,7 @@ def test_equal_arrays_are_written_once_and_each_is_looked_at_once(monkeypatch):
     arrays |= {"other": torch.arange(6), "one": torch.tensor(1.0), "two": torch.tensor(1.0)}
     looked, raw = [], trees.raw
     monkeypatch.setattr(final_state.trees, "raw", lambda t: looked.append(t) or raw(t))
-    once, twins = final_state._once(arrays)
+    once, twins = final_state._drop_repeats(arrays)
     assert len(looked) == 302
     assert twins == {f"score.{i}": f"score.{i % 7}" for i in range(7, 300)} | {"state.theta": "server.theta"}
     assert once.keys() == arrays.keys() - twins.keys()

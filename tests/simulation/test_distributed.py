@@ -108,7 +108,7 @@ if __name__ == "__main__":
         ids, kept = fleet.states.keep()
         assert len(ids) == len(kept.theta) == (5 if distributed.leads() else 2)
         try:
-            fleet._together(lambda: 1 / fleet._rank)
+            fleet._run_together(lambda: 1 / fleet._rank)
         except RunError as problem:
             assert "ZeroDivisionError" in str(problem)
         else:

@@ -147,13 +147,13 @@ def _ranking(choice: dict[str, Any], summary: Summary) -> Table:
         gain = ""
         if "gain" in row:
             low, high = (row["low"], row["high"])
-            between = "" if low is None else f" ({_signed(low, share)} to {_signed(high, share)})"
-            gain = f"{_signed(row['gain'], share)}{between}"
+            between = "" if low is None else f" ({_format_signed(low, share)} to {_format_signed(high, share)})"
+            gain = f"{_format_signed(row['gain'], share)}{between}"
         shown.add_row(Text(name), f"{row['rounds']}", score_text(sign * row["validation"], share), gain)
     return shown
 
 
-def _signed(value: float, share: bool) -> str:
+def _format_signed(value: float, share: bool) -> str:
     return f"{100 * value:+.1f}" if share else plain(value, "+z", 3)
 
 

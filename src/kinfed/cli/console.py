@@ -28,7 +28,7 @@ class Literal(Console):
     def print(self, *objects: Any, soft_wrap: bool | None = None, **how: Any) -> None:
         """Print as rich does, except what does not fit."""
         if soft_wrap and self.is_terminal:
-            objects = tuple(self._wrapped(one) for one in objects)
+            objects = tuple(self._wrap(one) for one in objects)
         for table in objects:
             if isinstance(table, Table):
                 self._keep_whole(table)
@@ -46,7 +46,7 @@ class Literal(Console):
         if needed > self.width:  # rich would leave out columns
             table.width = needed
 
-    def _wrapped(self, what: Any) -> Any:
+    def _wrap(self, what: Any) -> Any:
         """Text in lines that fit, as far as its words do; anything else as it is."""
         if not isinstance(what, str | Text):
             return what

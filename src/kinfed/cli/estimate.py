@@ -76,7 +76,7 @@ def dry_run(
                     cost = cost._replace(seconds=price * cost.seconds, measured=f"FedAvg's on {cost.measured}")
                 costs[name] = cost, count
                 if beside and not note and len(runs) == len(planned):
-                    others, note = _beside(experiment, federation, beside)
+                    others, note = _choose_reference_runs(experiment, federation, beside)
                     runs += [Planned(f"{other}, beside it", one, one.seeds) for other, one in others.items()]
             except (UsageError, RunError) as problem:
                 if len(planned) == 1 and not costs:
@@ -89,7 +89,7 @@ def dry_run(
     _tell(costs, parallel, args.json, note)
 
 
-def _beside(
+def _choose_reference_runs(
     experiment: Experiment, federation: Federation, wanted: str | Sequence[str]
 ) -> tuple[Mapping[str, Experiment], str]:
     """What is trained beside an experiment, and the rule's answer in a line if there is no other."""

@@ -47,7 +47,7 @@ def tell(finding: Finding, out: Path, args: argparse.Namespace, console: Console
     if args.quiet:
         return
     console.print(finding.title)
-    for columns in _fitting(_columns(finding), console.width):
+    for columns in _split_by_width(_columns(finding), console.width):
         shown = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
         for name, cells in columns.items():
             heading = textwrap.fill(name, _width(name, cells), break_on_hyphens=False)
@@ -71,7 +71,7 @@ def _columns(finding: Finding) -> dict[str, list[str]]:
     return {name: _cells(values) for name, values in columns.items() if any(v is not None for v in values)}
 
 
-def _fitting(columns: dict[str, list[str]], width: int) -> list[dict[str, list[str]]]:
+def _split_by_width(columns: dict[str, list[str]], width: int) -> list[dict[str, list[str]]]:
     """The columns in as many tables as the width requires; rows are numbered if there are several tables."""
     widths = {name: _width(name, cells) + 1 for name, cells in columns.items()}
     if sum(widths.values()) - 1 <= width:

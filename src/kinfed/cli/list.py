@@ -131,7 +131,7 @@ def entries_of(registry: Registry, given: int, name: str | None, details: bool) 
     """What is in a registry, or the part of this name, which has its settings; all of them have with `details`."""
     if name is None and not details:
         return {name: {"what": registry.summary(name)} for name in registry}
-    return {name: _described(registry, name, given) for name in ([name] if name else registry)}
+    return {name: _describe_part(registry, name, given) for name in ([name] if name else registry)}
 
 
 def _show_families() -> None:
@@ -183,7 +183,7 @@ def show_entries(entries: dict[str, dict[str, Any]]) -> None:
                 print(f"        {setting['use']}")
 
 
-def _described(registry: Registry, name: str, given: int) -> dict[str, Any]:
+def _describe_part(registry: Registry, name: str, given: int) -> dict[str, Any]:
     """A part: what it is, and its settings."""
     from ..core.settings import described, kinds_of, sentences
     from ..runs.config import parts, plugins

@@ -32,7 +32,7 @@ from .training import Bar, data_dir, execution, show
 
 def add(commands: Any, common: argparse.ArgumentParser) -> None:
     """Add the commands to the parser."""
-    running = _followed()
+    running = _run_options()
     run = commands.add_parser(
         "run",
         parents=[columns(), running, common],
@@ -103,7 +103,7 @@ def _add_resume(commands: Any, running: argparse.ArgumentParser, common: argpars
     again.set_defaults(command=_resume)
 
 
-def _followed() -> argparse.ArgumentParser:
+def _run_options() -> argparse.ArgumentParser:
     """Options for how to run, and where to follow it."""
     running = argparse.ArgumentParser(add_help=False, parents=[place(), detail()])
     running.add_argument_group(MORE).add_argument(
@@ -172,7 +172,7 @@ def _train(
         dry_run([planned], args, console, beside=args.wanted, federation=federation)
         return None
     with distributed.group(), Bar(console, args.quiet or not distributed.leads(), args.verbose) as bar:
-        tracked, place = _tracked(args, bar), data_dir(args)
+        tracked, place = _make_execution(args, bar), data_dir(args)
         summary = launch(experiment, args.out, tracked, place, args.wanted, bar.begin, federation, former)
     if summary:
         show(summary, args, console, hint=args.wanted == "auto")
@@ -181,7 +181,7 @@ def _train(
     return summary
 
 
-def _tracked(args: argparse.Namespace, bar: Bar) -> Execution:
+def _make_execution(args: argparse.Namespace, bar: Bar) -> Execution:
     return replace(execution(args, bar), track=tuple(args.track))
 
 
@@ -222,6 +222,6 @@ def _resume(args: argparse.Namespace, console: Console) -> None:
     wanted = reference_runs.parse(args.beside or "none")
     trackers.check(args.track)
     with distributed.group(), Bar(console, args.quiet or not distributed.leads(), args.verbose) as bar:
-        summary = resume(args.folder, _tracked(args, bar), data_dir(args), wanted, bar.begin)
+        summary = resume(args.folder, _make_execution(args, bar), data_dir(args), wanted, bar.begin)
     if summary:
         show(summary, args, console)

@@ -62,7 +62,7 @@ def read(source: str, args: argparse.Namespace, method: str = "") -> Table:
 def _settings(args: argparse.Namespace) -> list[str]:
     """The options as settings of the data set."""
     time = [f"time={json.dumps(args.time)}"] if args.time else []
-    ignore = [f"ignore={_listed(args.ignore)}"] if args.ignore else []
+    ignore = [f"ignore={_format_names(args.ignore)}"] if args.ignore else []
     return [f"federation.dataset.{one}" for one in time + ignore]
 
 
@@ -71,11 +71,11 @@ def _of_the_table(override: str) -> str:
     key, equals, value = override.partition("=")
     if key not in {one.name for one in fields(TableReader)}:
         return override
-    value = _listed(value) if key in LISTS and not value.startswith("[") else value
+    value = _format_names(value) if key in LISTS and not value.startswith("[") else value
     return f"federation.dataset.{key}{equals}{value}"
 
 
-def _listed(names: str) -> str:
+def _format_names(names: str) -> str:
     """Names with commas between, as TOML."""
     return json.dumps([name.strip() for name in names.split(",") if name.strip()], ensure_ascii=False)
 

@@ -160,7 +160,7 @@ def _scores(summary: Summary) -> Table:
     unit = summary.metric.unit
     test = f"test {summary.metric.name}{f', {unit}' * bool(unit)}"
     extra = {m: heading for m, heading in BY_CLASS.items() if any(m in s for s in summary.scores.values())}
-    compared = _compared_with(summary)
+    compared = _read_references(summary)
     if extra or compared:  # shorter headings, as there are more or longer names
         test = test.replace(" ", "\n", 1)
     few = summary.data.clients < TWENTY
@@ -187,7 +187,7 @@ def _cells(summary: Summary, scores: dict[str, float], extra: Iterable[str]) -> 
     return [mean, *more, f"± {std}", worst, best, f"± {over_seeds}" if summary.several else f"{scores['round']:g}"]
 
 
-def _compared_with(summary: Summary) -> dict[str, Summary]:
+def _read_references(summary: Summary) -> dict[str, Summary]:
     """The runs of Local and FedAvg that the verdict compares a run with, as the verdict calls them."""
     if summary.verdict is None:
         return {}
@@ -222,7 +222,7 @@ def _notes(summary: Summary) -> Iterator[str]:
     if summary.provenance.refit:
         yield "the models that are saved were trained once more, on all rows; the scores are those of the split"
     yield from (f"! {warning}" for warning in summary.warnings)
-    yield from (f"! {name}: {other.extremes}" for name, other in _compared_with(summary).items() if other.extremes)
+    yield from (f"! {name}: {other.extremes}" for name, other in _read_references(summary).items() if other.extremes)
     if summary.provenance.former is not None:
         yield _went_on(summary.provenance.former)
     if summary.recall and summary.recall.always and summary.selection.by == summary.metric.name:
@@ -230,7 +230,7 @@ def _notes(summary: Summary) -> Iterator[str]:
     if summary.leaking:
         yield f"LEAKING: {summary.selection.caution}; these scores are not a fair estimate"
     if summary.attack is not None:
-        yield from _attacked(summary, summary.attack)
+        yield from _describe_attack(summary, summary.attack)
     relation = summary.relation
     if relation and {"auroc", "within", "between"} <= relation.keys() and relation["within"] != relation["between"]:
         yield (
@@ -249,7 +249,7 @@ def _carried_out(summary: Summary) -> Iterator[str]:
         f"{quantity(cost.bytes_up, 'B')} up, {quantity(cost.bytes_down, 'B')} down"
     )
     if summary.sharing is not None:  # none without clients
-        yield _shared(summary.sharing)
+        yield _describe_sharing(summary.sharing)
 
 
 def _went_on(origin: dict[str, Any]) -> str:
@@ -264,7 +264,7 @@ def _went_on(origin: dict[str, Any]) -> str:
     )
 
 
-def _attacked(summary: Summary, attack: dict[str, Any]) -> Iterator[str]:
+def _describe_attack(summary: Summary, attack: dict[str, Any]) -> Iterator[str]:
     """The attackers, and the scores of the others."""
     share, named = summary.metric.is_share, attack.get("attackers")
     unit = " %" * share
@@ -279,7 +279,7 @@ def _attacked(summary: Summary, attack: dict[str, Any]) -> Iterator[str]:
         yield line
 
 
-def _shared(sharing: dict[str, Any]) -> str:
+def _describe_sharing(sharing: dict[str, Any]) -> str:
     """Which tensors are shared, personal and frozen, and the bytes of a round."""
     if not sharing["bytes_down"] + sharing["bytes_up"]:
         return "nothing travels: every client trains a whole model of its own"

@@ -47,7 +47,7 @@ def duplicate(module: nn.Module, shared: Iterable[Tensor] = ()) -> nn.Module:
                 )
     except Exception as problem:
         raise UsageError(
-            f"the model cannot be copied, and every client has a copy of its own: {_uncopied(module, problem)}; create "
+            f"the model cannot be copied, and every client has a copy of its own: {_why_not(module, problem)}; create "
             "it outside of the module, or in its forward pass"
         ) from problem
     return duplicated
@@ -87,7 +87,7 @@ def _values(held: Any, depth: int = 4) -> Iterator[Any]:
         yield held
 
 
-def _uncopied(module: nn.Module, problem: Exception) -> str:
+def _why_not(module: nn.Module, problem: Exception) -> str:
     """What it is that cannot be copied, in words."""
     for path, part in module.named_modules():
         for name, value in vars(part).items():

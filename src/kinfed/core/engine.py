@@ -153,7 +153,7 @@ def run(
     `roster` and `groups: [N]`, which `participation` may draw from, list all clients, late ones too. `server` is the
     state to resume from if `begin` is not 0; `after(round, server)` is called after each round.
     """
-    rounds, drawn = Rounds.of(rounds), _drawn(participation, groups)
+    rounds, drawn = Rounds.of(rounds), _make_participation(participation, groups)
     whole, late = roster, latecomers(roster.seed, roster.tags, drawn.late)
     here = whole.others(late) if begin <= drawn.joins else whole.everyone  # [n] who has joined, in the server's order
     roster = whole.part(here) if len(here) < len(whole) else whole
@@ -200,7 +200,7 @@ def run(
     return server
 
 
-def _drawn(participation: float | Participation, groups: Tensor | None) -> Participation:
+def _make_participation(participation: float | Participation, groups: Tensor | None) -> Participation:
     """How clients are drawn; raises UsageError if that is from groups which they do not have."""
     drawn = participation if isinstance(participation, Participation) else Participation(participation)
     if drawn.by_group and groups is None:

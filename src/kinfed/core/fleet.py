@@ -52,14 +52,14 @@ def raise_if_diverged(
         if not (short and leaf is models) and not is_finite(leaf):
             good &= torch.isfinite(leaf).reshape(len(cohort), -1).all(1)
     if not good.all():
-        raise _diverged(names, round, cohort[~good], "NaN or infinity", remedy)
+        raise _divergence_error(names, round, cohort[~good], "NaN or infinity", remedy)
     if models is not None and not short:
         long = ~(torch.linalg.vector_norm(models, dim=1) < LONGEST)
         if long.any():
-            raise _diverged(names, round, cohort[long], f"a model of length above {LONGEST:.0e}", remedy)
+            raise _divergence_error(names, round, cohort[long], f"a model of length above {LONGEST:.0e}", remedy)
 
 
-def _diverged(names: Any, round: int, ids: Tensor, where: str, remedy: str) -> RunError:
+def _divergence_error(names: Any, round: int, ids: Tensor, where: str, remedy: str) -> RunError:
     """The error for clients ids: [M] of which training went to `where`."""
     bad = [names[i] for i in ids.tolist()]
     return RunError(

@@ -191,9 +191,9 @@ class History:
         """The named model that validation prefers so far, unless one is to be kept."""
         if self.keep in self.named_models:
             return self.keep
-        return preferred({name: self._validated(name) for name in self.named_models}, self.selects_highest)
+        return preferred({name: self._mean_validation(name) for name in self.named_models}, self.selects_highest)
 
-    def _validated(self, model: str) -> dict[str, float]:
+    def _mean_validation(self, model: str) -> dict[str, float]:
         """The mean validation score at the selected round, as `validation`; nothing without validation data."""
         scores = self.scores[self.rounds.index(self.select(model))]
         values = scores.get((model, "validation", self.selects))
@@ -277,14 +277,14 @@ class History:
         return {
             name: {
                 **spread(self.test(name), self.task.higher_is_better),
-                **self._others(name),
+                **self._mean_others(name),
                 "round": self.select(name) + 1,
-                **self._validated(name),
+                **self._mean_validation(name),
             }
             for name in self.named_models
         }
 
-    def _others(self, model: str) -> dict[str, float]:
+    def _mean_others(self, model: str) -> dict[str, float]:
         """Means over clients of the test metrics other than the task's own and the loss, at the selected round.
 
         For a metric that not every client has, such as `auc` or `r2`, `auc_clients` is the number of clients with it.
@@ -344,7 +344,8 @@ class History:
         """Per named model: as in `summary`, over honest clients only; and the success of a backdoor on them."""
         result = {}
         for name in self.named_models:
-            result[name] = spread(self._honest_only(self.test(name)), self.task.higher_is_better) | self._others(name)
+            scores = self._honest_only(self.test(name))
+            result[name] = spread(scores, self.task.higher_is_better) | self._mean_others(name)
             triggered = self.scores[self.rounds.index(self.select(name))].get((name, "triggered", self.task.metric))
             if triggered is not None:
                 result[name]["success"] = float(self._honest_only(triggered).double().nanmean())

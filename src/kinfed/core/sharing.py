@@ -221,14 +221,14 @@ class Divided(Method, Explains, Advises, Admits, Extends, Predicts):
         return self.method.diagnostics(self._inner(roster), server, cohort, sent, uploads)
 
     def client_statistics(self, client: Client) -> Tree:
-        return self.method.client_statistics(self._open(client).typed)
+        return self.method.client_statistics(self._divide(client).typed)
 
     def init_client(self, client: Client) -> Tree:
-        part = self._open(client)
+        part = self._divide(client)
         return State(self.method.init_client(part.typed), part.kept)
 
     def train(self, client: Client, state: State, received: Tree) -> tuple[Tree, Tree]:
-        part = self._open(client, state)
+        part = self._divide(client, state)
         own, upload = self.method.train(part.typed, state.own, received)
         if self.sharing.trained and not part.moved:
             raise UsageError(
@@ -238,7 +238,7 @@ class Divided(Method, Explains, Advises, Admits, Extends, Predicts):
         return State(own, part.kept), upload
 
     def personalise(self, client: Client, state: State, received: Tree) -> dict[str, Tree]:
-        part = self._open(client, state)
+        part = self._divide(client, state)
         result = self.method.personalise(part.typed, state.own, received)
         return {name: self._complete(part, name, personal) for name, personal in result.items()}
 
@@ -273,7 +273,7 @@ class Divided(Method, Explains, Advises, Admits, Extends, Predicts):
             "differs; declare it ModelOf[PerClient]"
         )
 
-    def _open(self, client: Client, state: State | None = None) -> "_Part":
+    def _divide(self, client: Client, state: State | None = None) -> "_Part":
         kept = self.sharing.cut(client.model.theta, "personal") if state is None else state.personal
         return _Part(client, self.sharing, kept)
 

@@ -162,7 +162,7 @@ class Summary:
             "scores": history.summary(),
             "by_client": ClientScores(names=list(history.names), **history.clients_scores()),
             "recall": Recall(**known) if known else None,
-            "data": dataclasses.replace(data, task=_described(task)),
+            "data": dataclasses.replace(data, task=_describe_task(task)),
         }
         summary = cls(**values | others)
         return dataclasses.replace(summary, warnings=[*warned, *filter(None, [summary.extremes])])
@@ -249,7 +249,7 @@ class Summary:
                     )
 
 
-def _described(task: Task) -> dict[str, Any]:
+def _describe_task(task: Task) -> dict[str, Any]:
     """A task's name and settings, without those that a run decides by itself."""
     settings: dict[str, Any] = vars(task) if dataclasses.is_dataclass(task) else {}
     plain = {name: list(one) if isinstance(one, tuple) else one for name, one in settings.items()}

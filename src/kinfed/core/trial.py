@@ -88,7 +88,7 @@ class Trial:
         that of the export with the same parameters.
         """
         model, theta, x = self.model, self.model.theta.clone(), self.rows
-        with torch.no_grad(), self._apart():
+        with torch.no_grad(), self._isolate_random_numbers():
             self._check_form(self._predict(theta, x[:1]), 1)
             alone = self._predict(theta, x)
             self._check_form(alone, len(x))
@@ -107,8 +107,8 @@ class Trial:
                     "mode too; let it reduce over the axes of an example alone, the first one being that of the batch "
                     "(recurrent and attention layers: batch_first=True)"
                 )
-            moved = self._moved()
-            mine, plain = self._predict(moved, x), self._exported(moved)(x.clone())
+            moved = self._perturb()
+            mine, plain = self._predict(moved, x), self._export(moved)(x.clone())
             if differ(mine, plain):
                 raise UsageError(
                     f"the model's outputs with other parameters differ by up to {float((mine - plain).abs().max()):.2g}"
@@ -116,7 +116,7 @@ class Trial:
                     "layers, not from a list or from what was computed before"
                 )
         leaves = self._leaves()
-        with self._apart(), model.bound(leaves, training=False):
+        with self._isolate_random_numbers(), model.bound(leaves, training=False):
             check_sources(model.module(x.clone()), leaves)
         return list(alone.shape[1:])
 
@@ -126,7 +126,7 @@ class Trial:
         Raises UsageError unless a training pass is a function of a batch, of theta, and of a key if it draws numbers.
         """
         model, x, theta = self.model, self.rows, self.model.theta.clone()
-        with self._apart():
+        with self._isolate_random_numbers():
             before, state = self._predict(theta, x), self._state()
             self.pass_over(x)
             model.draws = any(not torch.equal(a, b) for a, b in zip(state, self._state(), strict=True))
@@ -135,7 +135,7 @@ class Trial:
             two = self.pass_over(x)
             after = self._predict(theta, x)
             try:
-                shares = differ(after, self._disturbed(theta, x))
+                shares = differ(after, self._call_disturbed(theta, x))
             except UsageError:  # what the copy left there did not fit
                 shares = True
         if any(differ(a, b, rounded=False) for a, b in zip([*one, before], [*two, after], strict=True)):
@@ -150,7 +150,7 @@ class Trial:
         """Raise UsageError if rows that only fill a batch up change outputs, gradients or buffers of training."""
         x, leaves = self.rows, self._leaves()
         weight = torch.cat([x.new_ones(len(x)), x.new_zeros(len(x))])
-        with self._apart():
+        with self._isolate_random_numbers():
             alone = self.pass_over(x, leaves=leaves)
             one, two = (self.pass_over(torch.cat([x, fill]), weight) for fill in (self.others, x))
         if any(differ(a, b) or differ(b, c, rounded=False) for a, b, c in zip(alone, one, two, strict=True)):
@@ -183,7 +183,7 @@ class Trial:
         except Exception as problem:
             raise failed_in_training(problem, len(x)) from problem
         grads = [torch.zeros_like(p) if g is None else g.to_dense() for p, g in zip(moving, slopes, strict=True)]
-        return [t.detach() for t in (outputs, _joined(grads), *buffers.values())]
+        return [t.detach() for t in (outputs, _concatenate(grads), *buffers.values())]
 
     def check_batched(self, slow: bool) -> None:
         """Raise UsageError if passes of two clients at once, under `torch.func.vmap`, differ from their own.
@@ -192,7 +192,7 @@ class Trial:
         """
         model, x = self.model, torch.stack([self.rows, self.others])
         layout, key = model.layout, torch.zeros((), dtype=torch.int64, device=x.device)
-        thetas = torch.stack([model.theta, self._moved()])
+        thetas = torch.stack([model.theta, self._perturb()])
         moving = [e.name for e in layout.entries if e.trainable]
 
         def slopes(theta: Tensor, x: Tensor, weight: Tensor | None) -> list[Tensor]:
@@ -204,12 +204,12 @@ class Trial:
                 return each.sum() if weight is None else (each * weight).sum(), (outputs, buffers)
 
             grads, (outputs, buffers) = grad(value, has_aux=True)([tensors[name] for name in moving])
-            return [outputs[: ROWS - 1], _joined(grads), model(theta, x)[: ROWS - 1], *buffers.values()]
+            return [outputs[: ROWS - 1], _concatenate(grads), model(theta, x)[: ROWS - 1], *buffers.values()]
 
         weight = x.new_ones(2, ROWS)
         weight[1, -1] = 0  # the second client has fewer examples
         one_by_one: Any = torch._C._functorch._set_vmap_fallback_enabled  # type: ignore[attr-defined]
-        with self._apart():
+        with self._isolate_random_numbers():
             one_by_one(not slow)
             try:
                 together = vmap(slopes)(thetas, x, weight)
@@ -229,7 +229,7 @@ class Trial:
             raise
         except Exception as problem:
             try:
-                self._exported(theta)(x.clone())
+                self._export(theta)(x.clone())
             except Exception:
                 raise UsageError(
                     f"the model cannot take an example, which is {list(x.shape[1:])}: {problem}"
@@ -239,7 +239,7 @@ class Trial:
                 "of .view on them"
             ) from problem
 
-    def _disturbed(self, theta: Tensor, x: Tensor) -> Any:
+    def _call_disturbed(self, theta: Tensor, x: Tensor) -> Any:
         """Outputs while, between some of its operations, a copy of the module answers to other examples."""
         other = self.model.twin()
         with _Between(lambda: None) as quiet:
@@ -248,11 +248,11 @@ class Trial:
         with _Between(lambda: other(theta, self.others.clone()), steps):
             return self._predict(theta, x)
 
-    def _exported(self, theta: Tensor) -> Any:
+    def _export(self, theta: Tensor) -> Any:
         module = self.model.export(theta)
         return module if theta.device.type == "cpu" else duplicate(module).to(theta.device)  # it shares what is frozen
 
-    def _moved(self) -> Tensor:
+    def _perturb(self) -> Tensor:
         """[d] other parameters: each off by about a tenth of itself, and of the mean size of all."""
         theta = self.model.theta
         draw = torch.Generator().manual_seed(0)
@@ -282,7 +282,7 @@ class Trial:
             )
 
     @contextmanager
-    def _apart(self) -> Iterator[None]:
+    def _isolate_random_numbers(self) -> Iterator[None]:
         """Within this context the random numbers of the caller are not used up."""
         device = self.model.theta.device
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
@@ -294,7 +294,7 @@ class Trial:
         return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
 
 
-def _joined(grads: list[Tensor]) -> Tensor:
+def _concatenate(grads: list[Tensor]) -> Tensor:
     """One vector, whose size says what rounding is: a gradient of a single tensor may be zero apart from that."""
     return torch.cat([g.reshape(-1) for g in grads])
 

@@ -63,7 +63,7 @@ class Federation:
         if len(self.x) != len(self.y):
             raise UsageError(f"x has {len(self.x)} examples but y has {len(self.y)}")
         for what, values in (("x", self.x),) if isinstance(self.task, Forecasting) else (("x", self.x), ("y", self.y)):
-            if values.is_floating_point() and not torch.isfinite(_stored(values)).all():
+            if values.is_floating_point() and not torch.isfinite(_strip_repeats(values)).all():
                 bad = (~torch.isfinite(values)).flatten(1).any(1) if values.ndim > 1 else ~torch.isfinite(values)
                 where = int(bad.nonzero()[0])
                 owner = next((n for n, r in zip(self.names, self.rows["train"], strict=True) if where in r), None)
@@ -147,7 +147,7 @@ class Federation:
         rows = [torch.cat(list(parts)) for parts in self.rows.values()]
         sizes = torch.tensor([[len(part) for part in parts] for parts in self.rows.values()])
         links = [] if self.graph is None else [self.graph.weights]
-        for values in (_stored(self.x), _stored(self.y), sizes, *rows, *links):
+        for values in (_strip_repeats(self.x), _strip_repeats(self.y), sizes, *rows, *links):
             digest.update(raw(values))
         return digest.hexdigest()
 
@@ -431,7 +431,7 @@ def tensor_of(values: ArrayLike | Tensor, name: str) -> Tensor:
     return tensor
 
 
-def _stored(t: Tensor) -> Tensor:
+def _strip_repeats(t: Tensor) -> Tensor:
     """The numbers under a view that repeats some, as windows do, once each; other tensors as they are."""
     stored = t.untyped_storage().nbytes() // t.element_size()
     return t.as_strided((stored,), (1,), 0) if t.numel() > stored else t
@@ -439,5 +439,5 @@ def _stored(t: Tensor) -> Tensor:
 
 def _to(t: Tensor, device: torch.device) -> Tensor:
     """The tensor on a device; a view with repeated values stays such a view there."""
-    moved = _stored(t).to(device)
+    moved = _strip_repeats(t).to(device)
     return moved if moved.shape == t.shape else moved.as_strided(t.shape, t.stride(), t.storage_offset())

@@ -217,7 +217,7 @@ def _from_arrays(path: Path, names: list[str], directed: bool, strangers: bool) 
             f"{len(set(order))} of them different"
         )
     if not strangers:
-        _known(set(order), names, "names")
+        _check_names(set(order), names, "names")
     place = [order.index(name) for name in names if name in order]
     whole = torch.zeros(len(names), len(names), dtype=table.dtype)
     at = torch.tensor([i for i, name in enumerate(names) if name in order])
@@ -243,7 +243,7 @@ def _table(links: Links, names: list[str], directed: bool, strangers: bool, empt
     for place, begin, end, value in links:
         a, b = known_name(begin, index), known_name(end, index)
         if not strangers:
-            _known({a, b}, index, place)
+            _check_names({a, b}, index, place)
         elif not {a, b} <= index.keys():
             continue
         i, j = index[a], index[b]
@@ -258,7 +258,7 @@ def _table(links: Links, names: list[str], directed: bool, strangers: bool, empt
     return table
 
 
-def _known(found: set[str], names: Iterable[str], place: str) -> None:
+def _check_names(found: set[str], names: Iterable[str], place: str) -> None:
     strange = sorted(found - set(names))
     if strange:
         known = list(names)

@@ -62,7 +62,7 @@ class Split(Settings):
         each class gives it at least one example. A client with fewer rows than parts gets nothing. All clients are
         handled at once, as there may be a million.
         """
-        orders = [self._order(rows.numel(), draw) for rows, draw in zip(owned, draws, strict=True)]
+        orders = [self._draw_places(rows.numel(), draw) for rows, draw in zip(owned, draws, strict=True)]
         used = torch.tensor([order.numel() for order in orders])  # [N]
         held = torch.tensor([rows.numel() for rows in owned])
         client = torch.repeat_interleave(used)  # [n] the client of each row, in order, here and below
@@ -92,7 +92,7 @@ class Split(Settings):
 
     def by_lot(self, rows: Tensor, lots: Tensor, draw: torch.Generator) -> Rows:
         """Rows of one client, cut by the lots: [n] of all examples; nothing if a share above zero gets no row."""
-        rows = self._some(rows, draw)
+        rows = self._draw_rows(rows, draw)
         folds = int((1 - self.test) / self.validation + 1e-9) if self.validation else 1
         begin = self.test + self.fold % folds * self.validation
         test, chosen = lots[rows] < self.test, (lots[rows] >= begin) & (lots[rows] < begin + self.validation)
@@ -100,11 +100,11 @@ class Split(Settings):
         enough = all(len(part) for split, part in parts.items() if split != "validation" or self.validation)
         return parts if enough else {}
 
-    def _some(self, rows: Tensor, draw: torch.Generator) -> Tensor:
+    def _draw_rows(self, rows: Tensor, draw: torch.Generator) -> Tensor:
         """The rows that a client uses, in random order."""
-        return rows[self._order(rows.numel(), draw)]
+        return rows[self._draw_places(rows.numel(), draw)]
 
-    def _order(self, count: int, draw: torch.Generator) -> Tensor:
+    def _draw_places(self, count: int, draw: torch.Generator) -> Tensor:
         """The places of those rows among its `count`."""
         order = torch.randperm(count, generator=draw)
         if self.share < 1:
@@ -159,7 +159,7 @@ class Split(Settings):
     def cut(self, time: Tensor, span: int, rows: Tensor, first: int, second: int, draw: torch.Generator) -> Rows:
         """Rows of one client, cut at these two steps; nothing for one that is left without a part."""
         if self.examples or self.share < 1:
-            rows = self._some(rows, draw)
+            rows = self._draw_rows(rows, draw)
         begin = time[rows]
         end = begin + span
         parts = {

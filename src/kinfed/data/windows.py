@@ -147,11 +147,11 @@ class Scaling:
         if dataset.scale:
             kept, columns = dataset.scale["targets"]["reading"], dataset.scale.get("covariates")
             former = None if columns is None else Description.from_dict(columns)
-            return self.by(dataset, float(kept["mean"]), float(kept["deviation"]), self._described(rows, former))
+            return self.by(dataset, float(kept["mean"]), float(kept["deviation"]), self._describe_columns(rows, former))
         seen = self.seen(rows)
-        return self.by(dataset, float(seen.mean()), float(seen.std(correction=0)), self._described(rows))
+        return self.by(dataset, float(seen.mean()), float(seen.std(correction=0)), self._describe_columns(rows))
 
-    def _described(self, rows: Tensor, former: Description | None = None) -> Description | None:
+    def _describe_columns(self, rows: Tensor, former: Description | None = None) -> Description | None:
         if self.covariates is None:
             return None
         seen = self.covered(rows).numpy()

@@ -71,7 +71,7 @@ class FedCP(Averaging, Extends):
         setattr(module.get_submodule(parent), name, Split(layer))
         return module
 
-    def _received(self, client, theta):
+    def _add_context(self, client, theta):
         """[d] the whole model with the context that the client's head gives it."""
         model, theta = client.undivided.model, client.whole(theta)
         tensors = model.layout.tensors(theta)
@@ -81,7 +81,7 @@ class FedCP(Averaging, Extends):
 
     def train(self, client, state, received):
         model, head = client.undivided.model, client.undivided.model.head_name
-        theta = self._received(client, received.theta)
+        theta = self._add_context(client, received.theta)
 
         def objective(outputs, batch, features):
             loss = batch.mean(client.losses(outputs, batch, None))
@@ -100,4 +100,4 @@ class FedCP(Averaging, Extends):
         return (), Params(client.part(model.layout.flatten(tensors | mixed)))
 
     def personalise(self, client, state, received):
-        return {"split": Params(self._received(client, received.theta))}
+        return {"split": Params(self._add_context(client, received.theta))}

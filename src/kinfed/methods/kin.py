@@ -54,7 +54,7 @@ class Kin(GraphMethod, Admits):
 
     def send(self, roster, server, cohort):
         return roster.memo.once(
-            "kin mixed", self._known(roster, server, cohort), lambda: self._mix(roster, server, cohort)
+            "kin mixed", self._weight_inputs(roster, server, cohort), lambda: self._mix(roster, server, cohort)
         )
 
     def graph(self, roster, server, cohort):
@@ -88,7 +88,7 @@ class Kin(GraphMethod, Admits):
         what = "cosine of how far models moved, smoothed"
         guests = self._guests(server, roster.everyone, still)
         if len(guests):
-            alike[:, guests], _ = self._cosines(roster, self._apart(roster, server), guests, None)
+            alike[:, guests], _ = self._cosines(roster, self._differences(roster, server), guests, None)
             what += "; of a newcomer, of how models differ from the members' mean"
         return Compared(what, alike.mean(0))
 
@@ -104,7 +104,7 @@ class Kin(GraphMethod, Admits):
             "clients mixed": mixed,  # as many as have this entropy at equal weights
         }
 
-    def _known(self, roster, server, cohort):
+    def _weight_inputs(self, roster, server, cohort):
         """All that weights and mixtures are made of."""
         return self, server.theta, server.moved, server.seen, roster.sizes, roster.seed, cohort
 
@@ -121,14 +121,14 @@ class Kin(GraphMethod, Admits):
 
     def _attend(self, roster, server, cohort):
         """The weights of the cohort's mixtures, and who is sent the mean instead: [K] bool."""
-        made_of = self._known(roster, server, cohort)
+        made_of = self._weight_inputs(roster, server, cohort)
         return roster.memo.once("kin weights", made_of, lambda: self._weigh(roster, server, cohort))
 
     def _weigh(self, roster, server, cohort):
         rows, near, still = self._favour(roster, server, server.moved, cohort)
         guests = self._guests(server, cohort, still)
         if len(guests):
-            rows[:, guests], listed, _ = self._favour(roster, server, self._apart(roster, server), cohort[guests])
+            rows[:, guests], listed, _ = self._favour(roster, server, self._differences(roster, server), cohort[guests])
             near = near if near is None else near.index_copy(0, guests, listed)
         return Weights(rows if self.by_layer else rows[0], near), still
 
@@ -136,7 +136,7 @@ class Kin(GraphMethod, Admits):
         """Places in the cohort of those who joined a finished federation and have trained: [M] int64."""
         return (~server.seen[cohort] & ~still).nonzero().squeeze(1)
 
-    def _apart(self, roster, server):
+    def _differences(self, roster, server):
         """[N, d] how models differ from the members' mean, by which such newcomers are compared."""
         return server.theta - weighted_mean(server.theta, self._sizes(roster, server))
 

@@ -42,14 +42,14 @@ def inner_listed(a: Tensor, b: Tensor, near: Tensor, layout: Layout) -> tuple[Te
         own, found, lengths = a[:, layer.trainable], a.new_zeros(near.numel()), a.new_zeros(len(listed))
         for columns, rows in columns_of(b[:, layer.trainable], listed):
             mine = rows if a is b and len(listed) == len(b) else own[:, columns].contiguous()
-            found = _sampled(begins, sorted_place, found, mine, rows)
+            found = _sample_products(begins, sorted_place, found, mine, rows)
             lengths += torch.linalg.vecdot(rows, rows)
         products.scatter_(1, order, found.view(near.shape))
         squares.copy_(lengths[place])
     return inner, square
 
 
-def _sampled(begins: Tensor, place: Tensor, before: Tensor, a: Tensor, b: Tensor) -> Tensor:
+def _sample_products(begins: Tensor, place: Tensor, before: Tensor, a: Tensor, b: Tensor) -> Tensor:
     """[K * M] `before` and the inner products of a: [K, w] with the rows of b: [m, w] at place: [K, M], sorted."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # PyTorch calls its sparse tensors a beta

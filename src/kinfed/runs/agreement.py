@@ -33,7 +33,7 @@ def check_agreement(run: TrainedRun, fleet: Simulation | Distributed) -> Trained
         for i, asked, scored in zip(ids.tolist(), x.cpu(), answers.cpu(), strict=True):
             module = run.model(position=i)
             kept = module(asked.clone())
-            if differ(kept, scored) and not _rounded(module, asked, kept, scored):
+            if differ(kept, scored) and not _is_rounding(module, asked, kept, scored):
                 gap = float((kept - scored).abs().max()) if kept.shape == scored.shape else float("inf")
                 raise RunError(
                     f"the model of client '{names[i]}' is not kept, as it would not be the one that was scored: as a "
@@ -60,7 +60,7 @@ def check_written(run: TrainedRun, folder: RunFolder, summary: Summary) -> None:
             )
 
 
-def _rounded(module: nn.Module, x: Tensor, kept: Tensor, scored: Tensor) -> bool:
+def _is_rounding(module: nn.Module, x: Tensor, kept: Tensor, scored: Tensor) -> bool:
     """Whether rounding explains that two outputs differ: as it is off by as much from double precision."""
     try:
         exact = duplicate(module).double()(x.double())

@@ -81,7 +81,7 @@ class _Grouped(BaseEstimator):  # type: ignore[misc]
         names = self._names_of(groups, len(target))
         self.groups_ = list(dict.fromkeys(names))
         frame = self._frame(X)
-        self._columns = tuple(_unused(name, frame.columns) for name in (GROUP, TARGET))
+        self._columns = tuple(_find_unused_name(name, frame.columns) for name in (GROUP, TARGET))
         group, answer = self._columns
         frame = frame.with_columns(polars.Series(group, names), polars.Series(answer, target))
         federation = self._federation(frame, TableReader(client=group, target=answer, labels=labels))
@@ -255,7 +255,7 @@ class Regressor(RegressorMixin, _Grouped):  # type: ignore[misc]
         return float(r2_score(y, self.predict(X, groups), sample_weight=sample_weight))
 
 
-def _unused(name: str, taken: Sequence[str]) -> str:
+def _find_unused_name(name: str, taken: Sequence[str]) -> str:
     while name in taken:
         name += "_"
     return name

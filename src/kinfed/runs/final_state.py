@@ -46,7 +46,7 @@ class FinalState(NamedTuple):
         arrays |= trees.pack(roster.client_statistics, "statistics.")
         if roster.graph is not None:
             arrays["roster.graph"] = roster.graph.weights
-        arrays, twins = _once(arrays)
+        arrays, twins = _drop_repeats(arrays)
         words = {
             "twins": json.dumps(twins),
             "history": text,
@@ -62,7 +62,7 @@ class FinalState(NamedTuple):
         checkpoint.write(arrays, path, words)
 
 
-def _once(arrays: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+def _drop_repeats(arrays: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
     """The arrays without those that equal an earlier one, and whom these equal: servers know private states."""
     form = {name: (t.dtype, t.shape) for name, t in arrays.items() if isinstance(t, Tensor) and t.ndim}
     common = Counter(form.values())
@@ -160,13 +160,13 @@ class StateFile:
 
     def server(self, like: Tree) -> Tree:
         """The server's last state; `like` has its structure."""
-        return self._unpacked("server.", like)
+        return self._unpack("server.", like)
 
     def states(self, like: Tree) -> Tree:
         """Ids and private states of the clients that have one, as `States.keep` gives them."""
-        return self._unpacked("state.", like)
+        return self._unpack("state.", like)
 
-    def _unpacked(self, prefix: str, like: Tree) -> Tree:
+    def _unpack(self, prefix: str, like: Tree) -> Tree:
         arrays = self._read(prefix)
         found, wanted = arrays.keys(), trees.pack(like, prefix).keys()
         if found != wanted:

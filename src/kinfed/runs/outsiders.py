@@ -106,15 +106,13 @@ def _of_numbers(data: _Data, forecasts: bool, pool: bool) -> Iterator[Outsider]:
     if forecasts:
         yield from _of_series(data, y.shape[1])
     if data.clients <= CLIENTS:
-        yield Outsider(f"a ridge {EACH}", False, _tuned(data, PENALTIES, lambda c: _ridges(x, y, who, data.clients, c)))
+        yield Outsider(f"a ridge {EACH}", False, _tune(data, PENALTIES, lambda c: _ridges(x, y, who, data.clients, c)))
     if not pool:
         return
     if data.clients <= CLIENTS:
-        yield Outsider(
-            f"a ridge, {POOLED}", True, _tuned(data, PENALTIES, _ridge_with_clients(x, y, who, data.clients))
-        )
+        yield Outsider(f"a ridge, {POOLED}", True, _tune(data, PENALTIES, _ridge_with_clients(x, y, who, data.clients)))
     if y.shape[1] <= STEPS and y.size <= ROWS:
-        steps = [_boosted(data, x, y[:, h], who, mean[:, h, None]) for h in range(y.shape[1])]
+        steps = [_boost(data, x, y[:, h], who, mean[:, h, None]) for h in range(y.shape[1])]
         together = {split: np.hstack([one[split] for one in steps]) for split in steps[0]}
         yield Outsider(f"boosting, {POOLED}", True, together)
 
@@ -130,7 +128,7 @@ def _of_series(data: _Data, steps: int) -> Iterator[Outsider]:
 
     yield Outsider("the last value", False, _answers(data, repeat(1)))
     if past > 1:
-        yield Outsider("the last season", False, _tuned(data, range(2, min(past, LONGEST) + 1), repeat))
+        yield Outsider("the last season", False, _tune(data, range(2, min(past, LONGEST) + 1), repeat))
     if data.dated and (means := _means_by_time(data)) is not None:
         yield Outsider("the mean at this time of day", False, means)
 
@@ -170,7 +168,7 @@ def _of_counts(data: _Data, middle: float, pool: bool) -> Iterator[Outsider]:
     yield Outsider("the client's own mean", False, _answers(data, lambda x, who: logarithm(mean[who])))
     if not pool:
         return
-    found = _boosted(data, x, y[:, 0], who, mean[:, :1], "poisson")
+    found = _boost(data, x, y[:, 0], who, mean[:, :1], "poisson")
     yield Outsider(f"boosting, {POOLED}", True, {split: logarithm(one) for split, one in found.items()})
 
 
@@ -180,7 +178,7 @@ def _of_labels(data: _Data, classes: int, pool: bool) -> Iterator[Outsider]:
     shares = _client_means(np.eye(classes)[y], who, data.clients, 0.1)  # [N, C]
     yield Outsider("the client's own majority", False, _answers(data, lambda x, who: np.log(shares[who])))
     if data.clients <= CLIENTS // 2:
-        each = _tuned(data, STRENGTHS, lambda c: _logistic_each(x, y, who, shares, c))
+        each = _tune(data, STRENGTHS, lambda c: _logistic_each(x, y, who, shares, c))
         yield Outsider(f"a logistic regression {EACH}", False, each)
     if not pool:
         return
@@ -197,7 +195,7 @@ def _answers(data: _Data, model: Model) -> Answers:
     return {split: model(data.x[split], data.who[split]) for split in asked}
 
 
-def _tuned(data: _Data, strengths: Sequence[Any], make: Callable[[Any], Model]) -> Answers:
+def _tune(data: _Data, strengths: Sequence[Any], make: Callable[[Any], Model]) -> Answers:
     """The answers of the strength whose validation error is lowest: squared, or the share of wrong labels."""
     found = [_answers(data, make(one)) for one in strengths]
     truth = data.y["validation"]
@@ -260,7 +258,7 @@ def _ridge_with_clients(x: Array, y: Array, who: NDArray[np.int64], clients: int
     return make
 
 
-def _boosted(
+def _boost(
     data: _Data, x: Array, y: Array, who: NDArray[np.int64], mean: Array, loss: str = "squared_error"
 ) -> Answers:
     """Gradient boosting of all rows, in which the client's mean is one more input."""
@@ -317,7 +315,7 @@ def _logistic_with_clients(
         model = LogisticRegression(C=strength, max_iter=100).fit(wide(x, who), y)
         return lambda x, who: _logs(model, wide(x, who), classes)
 
-    return _tuned(data, STRENGTHS, make)
+    return _tune(data, STRENGTHS, make)
 
 
 def _logs(model: Any, x: Any, classes: int) -> Array:

@@ -180,7 +180,7 @@ class Predictor:
         if isinstance(data, np.ndarray | Tensor):
             return self.arrays(data)
         frame = data if isinstance(data, Frame) else frame_of(data)
-        answered = self._answered(frame)
+        answered = self._select_rows(frame)
         found = self.frame(frame if answered.all() else frame.keep(answered))
         if strange := self.strangers(frame):
             listed = "', '".join(strange)
@@ -192,7 +192,7 @@ class Predictor:
         columns = {name: found[name].to_list() for name in found.columns}
         return sys.modules["pandas"].DataFrame(columns, index=None if self.series else data.index[answered])
 
-    def _answered(self, frame: Frame) -> NDArray[np.bool_]:
+    def _select_rows(self, frame: Frame) -> NDArray[np.bool_]:
         """[n] which rows are of clients of the run, if some are; a warning counts the others, as training left out."""
         layout = self.description or self.series
         if self.client is not None or layout is None or layout.client not in frame.columns:

@@ -160,14 +160,14 @@ def draw_history(
     if history.honest is not None:
         attacking = ~history.honest.numpy()
         curves = {name: np.where(attacking, np.nan, curve) for name, curve in curves.items()}
-        names = _marked(names, [name for name, attacks in zip(names, attacking, strict=True) if attacks])
+        names = _mark_attackers(names, [name for name, attacks in zip(names, attacking, strict=True) if attacks])
         prefix, honest = prefix + "attacked ", "honest clients' "
     with _picture(out / f"{metric}-by-round.png") as picture:
         what = f"{prefix}{honest}{split} {metric}"
         charts.accuracy_by_round(rounds, curves, what, picture, selected, kinds=KINDS)
     with _picture(out / f"{metric}-by-client.png") as picture:
         scores = {name: history.test(name).numpy() for name in history.named_models}
-        others = _beside(folder, history.names, metric)
+        others = _read_local_scores(folder, history.names, metric)
         charts.accuracy_by_client(scores, names, f"{prefix}test {metric}", picture, others, KINDS)
     if relation is not None:
         hidden = None if groups is None else groups.numpy()
@@ -184,7 +184,7 @@ def _picture(path: Path) -> Iterator[Path]:
         warnings.warn(f"{path.name} is missing, as it cannot be drawn: {log_failure(problem)}", stacklevel=2)
 
 
-def _beside(folder: RunFolder, names: Sequence[str], metric: str) -> dict[str, NDArray[np.float64]]:
+def _read_local_scores(folder: RunFolder, names: Sequence[str], metric: str) -> dict[str, NDArray[np.float64]]:
     """[N] the test scores of the run of Local beside a run, if there is one."""
     if not (local := folder.beside("local")).is_finished:
         return {}
@@ -205,12 +205,12 @@ def draw_recall(summary: Summary, folder: RunFolder) -> None:
             np.array(summary.recall.by_client, np.float64),
             [row.get("pooled", row["recall"]) for row in rows],
             [row["class"] for row in rows],
-            _marked(summary.clients.names, summary.attackers),
+            _mark_attackers(summary.clients.names, summary.attackers),
             f"{prefix}test recall by class",
             picture,
         )
 
 
-def _marked(names: Sequence[str], attackers: Sequence[str]) -> list[str]:
+def _mark_attackers(names: Sequence[str], attackers: Sequence[str]) -> list[str]:
     """The clients' names, with attackers marked."""
     return [f"{name} (attacker)" if name in attackers else name for name in names]

@@ -46,7 +46,7 @@ def followed(folder: Path) -> Path:
     return Path(os.path.normpath(named)) if RunFolder(named).is_begun else folder
 
 
-def _quoted(name: str) -> str:
+def _quote(name: str) -> str:
     """An owner as in a key."""
     return STAR if name == ALL else "%2A" if name == STAR else name.replace("%", "%25").replace("/", "%2F")
 
@@ -226,7 +226,7 @@ class RunFolder:
 
     def write_tensors(self, owned: Mapping[str, Mapping[str, Tensor]], method: str = "", identity: str = "") -> None:
         """Write tensors by owner, a client or `ALL`, and name, see `write_models`."""
-        arrays = {f"{_quoted(name)}/{key}": tensor for name, own in owned.items() for key, tensor in own.items()}
+        arrays = {f"{_quote(name)}/{key}": tensor for name, own in owned.items() for key, tensor in own.items()}
         about = {"method": method, "identity": identity}
         checkpoint.write(arrays, self.models, {key: one for key, one in about.items() if one})
 

@@ -96,7 +96,7 @@ class MLflow:
         made = found[0] if found else self._client.create_run(under, tags={"kinfed id": run.id}, run_name=run.name)
         self._id = made.info.run_id
         self._client.update_run(self._id, "RUNNING")
-        params = [Param(_plain(key), value[: CALL // 2]) for key, value in run.settings.items()]
+        params = [Param(_mlflow_name(key), value[: CALL // 2]) for key, value in run.settings.items()]
         for i in range(0, len(params), CALL // 10):
             self._client.log_batch(self._id, params=params[i : i + CALL // 10])
 
@@ -106,7 +106,7 @@ class MLflow:
 
         if picture is not None:
             self._client.log_artifact(self._id, str(picture), "relation")
-        metrics = [Metric(_plain(name), value, int(1000 * time.time()), step) for name, value in numbers.items()]
+        metrics = [Metric(_mlflow_name(name), value, int(1000 * time.time()), step) for name, value in numbers.items()]
         for i in range(0, len(metrics), CALL):
             self._sending.append(self._client.log_batch(self._id, metrics[i : i + CALL], synchronous=False))
 
@@ -314,7 +314,7 @@ def _settings(folder: RunFolder) -> dict[str, str]:
     return flat(experiment.read(str(folder.config), [])) if folder.is_begun else {}
 
 
-def _plain(name: str) -> str:
+def _mlflow_name(name: str) -> str:
     """A name with what MLflow allows: a client's may have any characters, and others become their numbers."""
     where, mark, client = name.partition("/client ")
     return where + mark + re.sub(r"[^\w.\- ]", lambda c: f":{ord(c[0]):x}:", client)

@@ -96,7 +96,7 @@ class TrainedRun(Run):
         Accuracy: 1 if the answer is right, else 0; errors: the example's own. An empty list if the models stayed at
         their sites, if the metric is not defined for single examples, or if the split has none.
         """
-        return (self._of_test if split == "test" else self._answered(split))[0]
+        return (self._of_test if split == "test" else self._score_examples(split))[0]
 
     def confusion(self) -> Tensor:
         """[N, C, C] int64 how many test examples of each class, the rows, a client's model takes for each, the columns.
@@ -113,9 +113,9 @@ class TrainedRun(Run):
 
     @cached_property
     def _of_test(self) -> tuple[list[Tensor], Tensor | None]:
-        return self._answered("test")
+        return self._score_examples("test")
 
-    def _answered(self, split: str) -> tuple[list[Tensor], Tensor | None]:
+    def _score_examples(self, split: str) -> tuple[list[Tensor], Tensor | None]:
         """What `tested` and, of classes, `confusion` return."""
         task, federation, model = self.federation.task, self.federation, self.architecture
         rows = federation.rows[split]
@@ -192,7 +192,7 @@ class TrainedRun(Run):
         total = torch.bincount(y, minlength=task.classes)
         return reweighted_accuracy(torch.stack(correct), total, counts / counts.sum(1, keepdim=True))
 
-    def _pooled(self, model: str) -> dict[str, float]:
+    def _score_pooled(self, model: str) -> dict[str, float]:
         """The test metric over the test examples of all clients pooled, if it is a mean over examples."""
         task = self.federation.task
         if type(task) not in (Classification, Regression, Counts):
@@ -214,7 +214,7 @@ class TrainedRun(Run):
         """The results as plain numbers: test scores per named model, the relation's quality, bytes, seconds."""
         history, task, federation = self.history, self.federation.task, self.federation
         cautions = [why for why in (leak(self.method), federation.caution) if why]
-        scores = {name: score | self._pooled(name) for name, score in history.summary().items()}
+        scores = {name: score | self._score_pooled(name) for name, score in history.summary().items()}
         if isinstance(task, Classification) and task.reweighted and history.models:  # none where they stay at sites
             scores[history.chosen]["reweighted"] = float(self.reweighted_accuracy().nanmean())
         return Summary.of(
@@ -225,7 +225,7 @@ class TrainedRun(Run):
             intervals=intervals(history),
             relation=self._quality(),
             recall=self._recall(),
-            attack=self._attacked(),
+            attack=self._describe_attack(),
             sharing=self.sharing.summary(history.bytes_down, history.bytes_up, history.done),
             caution="; ".join(cautions),
             data=DataFacts(
@@ -246,7 +246,7 @@ class TrainedRun(Run):
             ),
         )
 
-    def _attacked(self) -> dict[str, Any] | None:
+    def _describe_attack(self) -> dict[str, Any] | None:
         """The attack, the attackers, and the scores of the others."""
         if self.attack is None:
             return None

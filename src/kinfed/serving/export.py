@@ -55,7 +55,7 @@ def export(
     with together(out) as folder:
         for name, path in paths.items():
             try:
-                made.append(_exported(saved, name, kind, path, folder / path.name, licence, forms))
+                made.append(_write_export(saved, name, kind, path, folder / path.name, licence, forms))
             except Exception as problem:
                 if isinstance(problem, UsageError) or isinstance(problem.__cause__, OSError):
                     raise
@@ -68,7 +68,7 @@ def export(
     return made
 
 
-def _exported(
+def _write_export(
     saved: OpenedRun, name: str, kind: Format, path: Path, written: Path, licence: str, forms: dict[Any, Any]
 ) -> Exported:
     """Write the model that will be at `path`, and its card."""

@@ -89,7 +89,7 @@ def of_table(saved: OpenedRun, path: Path, edges: Path | None) -> list[Newcomer]
         x = replace(description, clients=own).encode(frame, None if description.client in frame.columns else owners[0])
     result = []
     for name, rows, part, links in zip(owners, learn, parts, _links(saved, owners, edges), strict=True):
-        order = _shuffled(rows, saved, name)
+        order = _shuffle(rows, saved, name)
         result.append(Newcomer(name, x, y, order, part["test"], saved.task, links, own.get(name, {})))
     return result
 
@@ -154,13 +154,13 @@ def of_run(saved: OpenedRun, data_dir: Path | None, wanted: Sequence[str] = ()) 
         train, validation, test = (federation.rows[split][i] for split in ("train", "validation", "test"))
         weights = None if federation.graph is None else federation.graph.weights
         links = None if weights is None else (weights[i, members], weights[members, i])
-        rows = _shuffled(torch.cat([train, validation]), saved, federation.names[i])
+        rows = _shuffle(torch.cat([train, validation]), saved, federation.names[i])
         name, x, y = federation.names[i], federation.x, federation.y
         result.append(Newcomer(name, x, y, rows, test, federation.task, links, own.get(name, {})))
     return result
 
 
-def _shuffled(rows: Tensor, saved: OpenedRun, name: str) -> Tensor:
+def _shuffle(rows: Tensor, saved: OpenedRun, name: str) -> Tensor:
     """Rows in an order that is the same for every number of shots."""
     draw = generator(saved.summary.seed, "newcomer", int(tags([name])[0]))
     return rows[torch.randperm(len(rows), generator=draw)]

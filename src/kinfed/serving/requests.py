@@ -83,14 +83,14 @@ def _answer(predictor: Predictor, body: bytes, kind: str) -> tuple[Any, list[str
         rows = words.get("rows")
         if not isinstance(rows, list) or not rows or set(words) - {"rows"}:
             raise Refused(422, 'the request must be {"rows": [{"COLUMN": value, ...}, ...]} with one row or more')
-        return _answered(predictor, frame_of(_table(rows)))
+        return _predict_rows(predictor, frame_of(_table(rows)))
     except UsageError as problem:
         raise Refused(422, str(problem).replace("the frame", "the request")) from None
     except UnicodeEncodeError:  # of what JSON can write and Unicode has not
         raise Refused(400, "the request has half of a surrogate pair, such as \\ud800, in a text; correct it") from None
 
 
-def _answered(predictor: Predictor, frame: Frame) -> tuple[Any, list[str]]:
+def _predict_rows(predictor: Predictor, frame: Frame) -> tuple[Any, list[str]]:
     return predictor.frame(frame), predictor.strangers(frame)
 
 
@@ -99,7 +99,7 @@ def _of_csv(predictor: Predictor, body: bytes) -> tuple[Any, list[str]]:
         path = Path(folder) / "request.csv"
         path.write_bytes(body)
         try:
-            return _answered(predictor, open_table(path))
+            return _predict_rows(predictor, open_table(path))
         except UsageError as problem:
             raise UsageError(str(problem).replace(str(path), "the request")) from None
         finally:

@@ -91,7 +91,7 @@ class Service:
             Route("/health", self._health),
             Route("/metrics", self._metrics),
         ]
-        handlers: dict[Any, Any] = {HTTPException: _no_such, Refused: _refused, Exception: _broken}
+        handlers: dict[Any, Any] = {HTTPException: _no_such, Refused: _refuse, Exception: _broken}
         return Starlette(routes=routes, exception_handlers=handlers)
 
     def run(self, at: socket.socket) -> None:
@@ -117,7 +117,7 @@ class Service:
         try:
             response = await self._answer(request)
         except Refused as problem:
-            response = _refused(request, problem)
+            response = _refuse(request, problem)
         self._count.labels(str(response.status_code)).inc()
         self._seconds.observe(time.perf_counter() - begin)
         return response
@@ -128,7 +128,7 @@ class Service:
         if kind not in (CSV, JSON):
             raise Refused(415, f"send {JSON} or {CSV} as Content-Type; got '{kind:.80}'")
         client = request.path_params.get("client")
-        predictor = self.predictor if client is None else self.predictor.of_client(self._known(client))
+        predictor = self.predictor if client is None else self.predictor.of_client(self._find_client(client))
         body = await self._read_body(request)
         async with self._free:
             work = partial(_work, predictor, body, kind)
@@ -142,7 +142,7 @@ class Service:
         if self.token and not hmac.compare_digest(given, f"Bearer {self.token}".encode()):
             raise Refused(401, "this needs the header Authorization: Bearer TOKEN")
 
-    def _known(self, client: str) -> str:
+    def _find_client(self, client: str) -> str:
         if (client := known_name(client, self.predictor.names)) not in self.predictor.names:
             raise Refused(404, f"there is no client '{client:.80}'; {nearest(client[:80], self.predictor.names)}")
         return client
@@ -187,7 +187,7 @@ def _work(predictor: Predictor, body: bytes, kind: str) -> tuple[str, int, dict[
     return f'{{"answers": {found.write_json()}{more}}}', len(found), {}
 
 
-def _refused(request: Request, problem: Refused) -> Response:
+def _refuse(request: Request, problem: Refused) -> Response:
     headers = {"WWW-Authenticate": "Bearer"} if problem.status == 401 else None
     return JSONResponse({"error": problem.why}, problem.status, headers=headers)
 

@@ -85,12 +85,12 @@ class Distributed:
         self._everyone = torch.arange(len(federation))
         self._own_ids = self._everyone[self._everyone % self._world == self._rank]
         share = self._share(federation)
-        local: Simulation = self._together(lambda: Simulation(share, *arguments, execution=execution, **settings))
+        local: Simulation = self._run_together(lambda: Simulation(share, *arguments, execution=execution, **settings))
         # With other clients, another process may have chosen another executor.
         leader = agree(local.how)
         alike = replace(execution, executor=leader["executor"], chunk=leader["chunk"])
         same = all(local.how[name] == leader[name] for name in ("executor", "chunk"))
-        self._local = self._together(
+        self._local = self._run_together(
             lambda: local if same else Simulation(share, *arguments, execution=alike, **settings)
         )
         self.device, self.how, self.executor = self._local.device, self._local.how, self._local.executor
@@ -107,7 +107,7 @@ class Distributed:
 
     def roster(self, graph: Any = None) -> Roster:
         """What the server knows before round 1."""
-        local = self._together(lambda: self._local.roster())
+        local = self._run_together(lambda: self._local.roster())
         sizes, statistics = self._gather(self._everyone, (local.sizes, local.client_statistics), everywhere=True)
         return Roster(
             local.theta,
@@ -128,7 +128,7 @@ class Distributed:
         def work() -> Tree:
             return self._local.train(round, ids, trees.pick(sent, place))[1] if len(ids) else None
 
-        return cohort, self._gather(cohort, self._together(work), everywhere=True)
+        return cohort, self._gather(cohort, self._run_together(work), everywhere=True)
 
     def evaluate(self, round: int, cohort: Tensor, sent: Tree) -> Evaluation:
         """Scores of the cohort's models; only the leader receives the models themselves."""
@@ -137,9 +137,9 @@ class Distributed:
         def work() -> Any:
             return self._local.evaluate(round, ids, trees.pick(sent, place)) if len(ids) else None
 
-        result = self._together(work)
+        result = self._run_together(work)
         scores = self._gather(cohort, result and result.scores, everywhere=True)
-        own_models = self._together(
+        own_models = self._run_together(
             lambda: result and dict(result.models)
         )  # computed again if they were too large to keep
         models = self._gather(cohort, own_models, everywhere=False, axes=trees.axes)
@@ -171,7 +171,7 @@ class Distributed:
         place = (cohort % self._world == self._rank).nonzero().squeeze(1)
         return place, cohort[place] // self._world
 
-    def _together(self, work: Callable[[], Any]) -> Any:
+    def _run_together(self, work: Callable[[], Any]) -> Any:
         """Do this process's share; if any process fails, all raise, so that none waits for it."""
         result, problem = None, None
         try:
@@ -205,15 +205,15 @@ class Distributed:
 
             def receive(like: Tensor, rank: int = rank) -> Tensor:
                 table = torch.empty(like.shape, dtype=like.dtype)
-                dist.broadcast(_plain(table), rank) if everywhere else dist.recv(_plain(table), rank)
+                dist.broadcast(_sendable_view(table), rank) if everywhere else dist.recv(_sendable_view(table), rank)
                 return table
 
             def give(t: Tensor) -> Tensor:
                 t = t.detach().cpu().contiguous()
                 if everywhere:
-                    dist.broadcast(_plain(t), self._rank)
+                    dist.broadcast(_sendable_view(t), self._rank)
                 elif self._rank:
-                    dist.send(_plain(t), 0)
+                    dist.send(_sendable_view(t), 0)
                 return t
 
             if rank == self._rank:
@@ -259,6 +259,6 @@ class _States:
         self._own.restore((local.to(self._fleet.device), tree_map(lambda t: t[place.to(t.device)], states)))
 
 
-def _plain(t: Tensor) -> Tensor:
+def _sendable_view(t: Tensor) -> Tensor:
     """The same memory as a type that can be sent: booleans cannot."""
     return t.view(torch.uint8) if t.dtype == torch.bool else t

@@ -58,7 +58,7 @@ class Evaluator:
         def program(client: Client, state: Tree, received: Tree) -> Tree:
             outputs, models = {}, {}
             for name, personal in self._method.personalise(client.limited(), state, received).items():
-                models[name], forms[name] = _apart(name, personal)
+                models[name], forms[name] = _split_own(name, personal)
                 if models[name] or not plain:
                     outputs[name] = self._outputs(client, personal, widths)
             if not outputs:
@@ -76,7 +76,7 @@ class Evaluator:
                 except _Alike:
                     alike = True
             for name in forms.keys() - outputs.keys():
-                outputs[name] = self._pooled(_together((), forms[name]).theta, ids)
+                outputs[name] = self._predict_pooled(_join_own((), forms[name]).theta, ids)
             scores.put(places, {name: self._score(ids, outputs[name]) for name in forms})
             keep = keep and sum(t.nbytes // len(ids) for t in tree_leaves(personal)) * len(cohort) <= KEPT
             if keep:
@@ -89,7 +89,7 @@ class Evaluator:
         }
         if keep:
             own = {} if alike else models.tree()
-            return Evaluation(keyed, {name: _together(own.get(name, ()), form) for name, form in forms.items()})
+            return Evaluation(keyed, {name: _join_own(own.get(name, ()), form) for name, form in forms.items()})
         return Evaluation(
             keyed, _Again(forms, lambda name: self._again(name, forms[name], round, cohort, states, sent))
         )
@@ -99,17 +99,17 @@ class Evaluator:
     ) -> Tree:
         """[K, ...] one of the named models of the cohort; the parts that are each client's own are computed again."""
         if all(leaf is not None for leaf in form.leaves):
-            return _together((), form)
+            return _join_own((), form)
 
         def program(client: Client, state: Tree, received: Tree) -> Tree:
-            return _apart(name, self._method.personalise(client.limited(), state, received)[name])[0]
+            return _split_own(name, self._method.personalise(client.limited(), state, received)[name])[0]
 
         models = Gathered(len(cohort), lambda count, like: mapped(count, like, self._folder)[0])
         for places in self._groups(cohort):
             ids = cohort[places]
             own = self._each(round, ids, program, states(ids), trees.pick(sent, places))
             models.put(places if isinstance(places, slice) else places.cpu(), tree_map(Tensor.cpu, own))
-        return _together(models.tree(), form)
+        return _join_own(models.tree(), form)
 
     def _groups(self, cohort: Tensor) -> Iterator[slice | Tensor]:
         """Places in the cohort, see `index`, of clients with about as many examples."""
@@ -125,27 +125,27 @@ class Evaluator:
         outputs = zip(self._splits, torch.cat(parts).split([len(part) for part in x]), strict=True)
         return {s: torch.cat([t, t.new_zeros(widths[s] - len(t), *t.shape[1:])]) for s, t in outputs}
 
-    def _pooled(self, theta: Tensor, ids: Tensor) -> dict[str, Tensor]:
+    def _predict_pooled(self, theta: Tensor, ids: Tensor) -> dict[str, Tensor]:
         """By split, [k, n, ...] outputs of one model: [d] for the examples of all these clients."""
         rows = self._clients.several(ids)[1]
         real = {split: _real(rows[split]) for split in self._splits}
         at = torch.cat([rows[split].at[real[split]] for split in self._splits])
         tensors = self._model.tensors(theta)
-        parts = torch.cat([self._predicted(tensors, block) for block in at.split(BLOCK)])
+        parts = torch.cat([self._predict_outputs(tensors, block) for block in at.split(BLOCK)])
         outputs = {}
         for split, part in zip(self._splits, parts.split([int(r.sum()) for r in real.values()]), strict=True):
             outputs[split] = part.new_zeros(*real[split].shape, *part.shape[1:])
             outputs[split][real[split]] = part
         return outputs
 
-    def _predicted(self, tensors: dict[str, Tensor], at: Tensor) -> Tensor:
+    def _predict_outputs(self, tensors: dict[str, Tensor], at: Tensor) -> Tensor:
         """[n, ...] outputs for the examples at: [n]; in two halves if the device runs out of memory."""
         try:
             return self._model.predict(tensors, self._clients.pool.x[at])
         except RuntimeError as problem:
             if len(at) == 1 or not lacks_gpu_memory(problem):
                 raise
-        return torch.cat([self._predicted(tensors, half) for half in at.tensor_split(2)])
+        return torch.cat([self._predict_outputs(tensors, half) for half in at.tensor_split(2)])
 
     def _score(self, ids: Tensor, outputs: dict[str, Tensor]) -> dict[str, dict[str, Tensor]]:
         """By split and metric, [k] scores of outputs: [k, n, ...]."""
@@ -186,7 +186,7 @@ class _Form(NamedTuple):
     leaves: list[Tensor | None]  # the tensors that all clients share; None for a client's own
 
 
-def _apart(name: str, personal: Tree) -> tuple[tuple[Tensor, ...], _Form]:
+def _split_own(name: str, personal: Tree) -> tuple[tuple[Tensor, ...], _Form]:
     """The tensors of a client's model that are its own, and the rest of the model."""
     leaves, structure = tree_flatten(personal)
     shared = [axis is Axis.SHARED for axis in tree_leaves(trees.axes(personal))]
@@ -198,8 +198,8 @@ def _apart(name: str, personal: Tree) -> tuple[tuple[Tensor, ...], _Form]:
     return tuple(leaf for leaf, common in zip(leaves, shared, strict=True) if not common), _Form(structure, rest)
 
 
-def _together(own: tuple[Tensor, ...], form: _Form) -> Tree:
-    """The models whose client-specific tensors, as split off by `_apart`, are `own`: [K, ...] each."""
+def _join_own(own: tuple[Tensor, ...], form: _Form) -> Tree:
+    """The models whose client-specific tensors, as split off by `_split_own`, are `own`: [K, ...] each."""
     tables = iter(own)
     return tree_unflatten([next(tables) if leaf is None else leaf for leaf in form.leaves], form.structure)
 

@@ -90,7 +90,7 @@ class Simulation:
         onednn = suits_onednn(self.model, training) if execution.onednn is None else execution.onednn
         cohort = max(1, round(share * len(self.clients)))
         self.how: dict[str, Any] = {"workers": workers, "chunk": chunk, "onednn": onednn, "precision": precision}
-        with self._computing():
+        with self._set_precision():
             self._run, self._why = choose(executor, self.clients, self.model, training, cohort, workers, chunk)
         self.how |= {"executor": self._run.name, "chunk": getattr(self._run, "chunk", chunk)}
         self.how["device"] = str(self.device)
@@ -173,7 +173,7 @@ class Simulation:
 
     def evaluate(self, round: int, cohort: Tensor, sent: Tree) -> Evaluation:
         """Scores of the cohort's models on validation and test examples."""
-        with self._computing():
+        with self._set_precision():
             found = self._evaluator(round, cohort, self.states.take, sent)
         losses = {key: values for key, values in found.scores.items() if key[2] == "loss"}
         # A model that is tuned to a client was not looked at before.
@@ -217,11 +217,11 @@ class Simulation:
         clients: Clients | None = None,
     ) -> Tree:
         """The same for a program that may see the examples that are for evaluation alone."""
-        with self._computing():
+        with self._set_precision():
             return self._run(clients or self.clients, self.model, self.training, round, ids, program, states, sent)
 
     @contextmanager
-    def _computing(self) -> Iterator[None]:
+    def _set_precision(self) -> Iterator[None]:
         with fast_gemm("on" if self.how["onednn"] else "off"), tf32(self.how["precision"] == "tf32"):
             yield
 

@@ -60,7 +60,7 @@ class States:
         leaves = tree_leaves(first)
         size = sum(leaf.nbytes for leaf in leaves)
         if count * size > LARGE:
-            self.tables = tree_map(lambda leaf: self._mapped(count, leaf, folder), first)
+            self.tables = tree_map(lambda leaf: self._map_rows(count, leaf, folder), first)
             self.joined = torch.zeros(count, dtype=torch.bool, device=device)
         elif leaves:
             # Tables of their own, as they are written in place, and a program's result may be referenced elsewhere.
@@ -109,7 +109,7 @@ class States:
         for file in self._files:
             file.madvise(mmap.MADV_DONTNEED)  # no longer in memory, but in the file
 
-    def _mapped(self, count: int, like: Tensor, folder: Path | None) -> Tensor:
+    def _map_rows(self, count: int, like: Tensor, folder: Path | None) -> Tensor:
         table, file = mapped(count, like, folder)
         self._files.append(file)
         return table

@@ -129,7 +129,7 @@ def judge(
         else "there is one client, which has nobody to learn from: keep its own model (method=local)"
     ]
     if len(here) > 1 and method != "local" and not case.for_one:
-        counted = _counted(len(gain), len(lose), len(here))
+        counted = _count_gains(len(gain), len(lose), len(here))
         parts.append("one score each does not tell which clients gain" if single else counted)
     if leaking:
         parts.append("leaking: these scores are not a fair estimate")
@@ -185,7 +185,7 @@ class _Pairs(NamedTuple):
         for own, other in zip(mine, others, strict=True):
             if len(own) != len(names) or len(other) != len(names):
                 raise UsageError(f"scores must be given for each of {several(len(names), 'client')}")
-            both = [_paired(a, b, name) for a, b, name in zip(own, other, names, strict=True)]
+            both = [_pair_scores(a, b, name) for a, b, name in zip(own, other, names, strict=True)]
             pairs.mine.append([a for a, _ in both])
             pairs.others.append([b for _, b in both])
         if not any(pairs.known):
@@ -301,7 +301,7 @@ def weighted_interval(values: Array, noise: Array) -> tuple[float, float, float]
     return mean, mean - half, mean + half
 
 
-def _paired(mine: Any, other: Any, name: str) -> tuple[Array, Array]:
+def _pair_scores(mine: Any, other: Any, name: str) -> tuple[Array, Array]:
     """One client's scores of two methods, without examples that have none."""
     a, b = np.asarray(mine, np.float64), np.asarray(other, np.float64)
     if a.ndim != 1 or a.shape != b.shape:
@@ -414,7 +414,7 @@ class _Case(NamedTuple):
         return f"{text} ({label}{scale * low:{digits}} to {scale * high:{digits}})"
 
 
-def _counted(gain: int, lose: int, clients: int) -> str:
+def _count_gains(gain: int, lose: int, clients: int) -> str:
     """How many clients gain and lose."""
     if not gain and not lose:
         return "no single client's difference can be told from noise"

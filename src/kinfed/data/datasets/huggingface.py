@@ -37,14 +37,14 @@ class HuggingFace(TableReader):
 
     def __call__(self, data_dir: Path | None = None) -> Dataset:
         """The data set; it is not in the data directory. Raises UsageError that names what cannot be used."""
-        table, features = _opened(Path(self.path))
+        table, features = _read_splits(Path(self.path))
         for name in (self.client, *self.targets) if self.client else self.targets:
             if name not in table.columns:
                 raise UsageError(f"{self.path} has no column '{name}'; {nearest(name, table.columns)}")
         features = {name: one for name, one in features.items() if isinstance(one, dict)}  # others are of lists
         labels = {name: one.get("names") for name, one in features.items() if one.get("_type") == "ClassLabel"}
         names = {name: [str(one).strip() for one in known] for name, known in labels.items() if known}
-        table = _named(self.path, table, names)
+        table = _name_classes(self.path, table, names)
         pictures = [name for name, one in features.items() if one.get("_type") == "Image"]
         if not pictures and not self.client:
             raise UsageError(
@@ -93,7 +93,7 @@ class HuggingFace(TableReader):
         return file
 
 
-def _opened(root: Path) -> "tuple[polars.DataFrame, dict[str, Any]]":
+def _read_splits(root: Path) -> "tuple[polars.DataFrame, dict[str, Any]]":
     """The rows of all splits, one below the other, and what is known of each column."""
     import polars
 
@@ -149,7 +149,7 @@ def _json(file: Path, key: str, kind: type) -> Any:
     return found
 
 
-def _named(path: str, table: "polars.DataFrame", names: dict[str, list[str]]) -> "polars.DataFrame":
+def _name_classes(path: str, table: "polars.DataFrame", names: dict[str, list[str]]) -> "polars.DataFrame":
     """The table with the names of classes in place of their numbers; -1, which stands for none, is missing."""
     import polars
 

@@ -22,7 +22,7 @@ def pixels(names: Sequence[str], sources: Sequence[Source], size: int, grey: boo
     With a size above 0 every picture is scaled to that height and width. Raises UsageError that names the first picture
     that cannot be read, or is of another size than the first.
     """
-    decoded = [_decoded(name, source, size) for name, source in zip(names, sources, strict=True)]
+    decoded = [_decode(name, source, size) for name, source in zip(names, sources, strict=True)]
     if grey is None:
         grey = all(picture.mode in ("1", "L") for picture in decoded)
     decoded = [picture.convert("L" if grey else "RGB") for picture in decoded]
@@ -38,7 +38,7 @@ def pixels(names: Sequence[str], sources: Sequence[Source], size: int, grey: boo
     return x.float().div_(127.5).sub_(1)
 
 
-def _decoded(name: str, source: Source, size: int) -> Any:
+def _decode(name: str, source: Source, size: int) -> Any:
     """A picture of Pillow, whose file is closed."""
     from PIL import Image
 

@@ -75,14 +75,14 @@ def merged(parts: Sequence[Any]) -> Any:
     first = parts[0]
     if isinstance(first, WordStatistics):
         sums = (sum(each) for each in zip(*(part[1:] for part in parts), strict=True))
-        return WordStatistics(_counted([part.counts for part in parts]), *sums)
+        return WordStatistics(_add_counts([part.counts for part in parts]), *sums)
     if isinstance(first, DateStatistics):
         return DateStatistics(merged([part.years for part in parts]), any(part.clock for part in parts))
     count = sum(part.known for part in parts)
     mean = sum(part.known * part.mean for part in parts) / max(count, 1)
     squares = sum(part.known * (part.deviation**2 + (part.mean - mean) ** 2) for part in parts)
     distinct = tuple(sorted({value for part in parts for value in part.distinct})[:DISTINCT])
-    near = _counted([part.near for part in parts])
+    near = _add_counts([part.near for part in parts])
     missing = sum(part.missing for part in parts)
     return NumberStatistics(count, missing, mean, float(np.sqrt(squares / max(count, 1))), distinct, near)
 
@@ -99,7 +99,7 @@ def shared(known: Any, share: float) -> Any:
     return known._replace(known=sum(near.values()) if near else round(known.known * share), missing=missing, near=near)
 
 
-def _counted(parts: Sequence[Mapping[Any, int]]) -> dict[Any, int]:
+def _add_counts(parts: Sequence[Mapping[Any, int]]) -> dict[Any, int]:
     """The counts of several clients, together."""
     counts: Counter[Any] = Counter()
     for part in parts:

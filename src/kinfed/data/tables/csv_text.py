@@ -97,7 +97,7 @@ def _without_remarks(data: bytes) -> tuple[bytes, int, str]:
     above, begin, remarks = 0, 0, 0
     for found in LINE.finditer(data):
         line = found[0].strip()
-        if line and (not line.startswith(b"#") or _heads(line, data[found.end() : found.end() + LONG])):
+        if line and (not line.startswith(b"#") or _is_header(line, data[found.end() : found.end() + LONG])):
             break
         above, begin, remarks = above + 1, found.end(), remarks + bool(line)
     said = ""
@@ -107,7 +107,7 @@ def _without_remarks(data: bytes) -> tuple[bytes, int, str]:
     return data[begin:], above, said
 
 
-def _heads(line: bytes, rest: bytes) -> bool:
+def _is_header(line: bytes, rest: bytes) -> bool:
     """Whether a line has as many separators as the first line of the rest that is neither blank nor a remark."""
     each = (one.strip() for one in rest.splitlines())
     below = next((one for one in each if one and not one.startswith(b"#")), b"")

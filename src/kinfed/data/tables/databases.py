@@ -131,7 +131,7 @@ def _postgres(address: str, name: str, query: str) -> "polars.DataFrame":
                 return _answer(connection, name, query)
         except psycopg.Error as problem:
             if not _is_lost(problem, connected or attempt > 1):
-                raise UsageError(_refused(address, name, problem, connected)) from None
+                raise UsageError(_explain_error(address, name, problem, connected)) from None
             reason = _reason(problem)
         lost = f"{name}: the connection was lost ({reason})"
         if attempt < ATTEMPTS:
@@ -190,7 +190,7 @@ def _is_lost(problem: Any, connected: bool) -> bool:
     return isinstance(problem, psycopg.OperationalError) and connected and (not state or state[:3] in ("57P", "080"))
 
 
-def _refused(address: str, name: str, problem: Any, connected: bool) -> str:
+def _explain_error(address: str, name: str, problem: Any, connected: bool) -> str:
     """What to say of an error of psycopg."""
     reason = _reason(problem)
     if connected:

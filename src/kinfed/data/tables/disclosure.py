@@ -37,7 +37,7 @@ def coarse(known: Statistics, names: int | None = None, least: int = 1, fewest: 
     if known.known < fewest:
         return NumberStatistics(0, known.missing, 0.0, 0.0, (), {})
     rough = rounded(known)
-    return rough._replace(distinct=_distinct(rough, fewest), near=_grouped(rough.near, rough.known, fewest))
+    return rough._replace(distinct=_distinct(rough, fewest), near=_group_neighbours(rough.near, rough.known, fewest))
 
 
 def rounded(known: NumberStatistics) -> NumberStatistics:
@@ -60,7 +60,7 @@ def _distinct(known: NumberStatistics, fewest: int) -> tuple[float, ...]:
     return tuple(known.mean + spread * place for place in ((-1, 1) if few else (-1, 1, 2)))
 
 
-def _grouped(near: Mapping[float, int], rows: int, fewest: int) -> dict[float, int]:
+def _group_neighbours(near: Mapping[float, int], rows: int, fewest: int) -> dict[float, int]:
     """How often values are there, neighbours together: a value of many rows by itself, or the mean of several."""
     least = max(fewest, math.ceil(rows / GROUPS))
     groups: list[list[tuple[float, int]]] = [[]]

@@ -38,7 +38,7 @@ EXAMPLE = datetime(2025, 1, 31, 13, 5, 9)
 ISO_DAY = "2025-01-02"
 
 
-def _spaced(mark: str) -> str:
+def _thousands_pattern(mark: str) -> str:
     """The characters of a regular expression that stand for a mark between thousands."""
     return SPACE if mark == " " else r"'\x{2019}" if mark == "'" else re.escape(mark)
 
@@ -94,14 +94,14 @@ class Formats:
             return values.to_numpy()
         result = values.to_numpy(writable=True)
         rest = column.filter(left).fill_null("").str.strip_chars()
-        numbers = self._plain(rest).cast(polars.Float64, strict=False).fill_null(np.inf)
+        numbers = self._normalise_numbers(rest).cast(polars.Float64, strict=False).fill_null(np.inf)
         none = rest.str.to_lowercase().is_in(["", "nan", *MISSING])
         result[left] = numbers.set(none, np.nan).to_numpy()
         return result
 
-    def _plain(self, text: "polars.Series") -> "polars.Series":
+    def _normalise_numbers(self, text: "polars.Series") -> "polars.Series":
         """Numbers in these formats as 1200.5; null for anything else."""
-        whole = rf"\d+|\d{{1,3}}(?:[{_spaced(self.thousands)}]\d{{3}})+" if self.thousands else r"\d+"
+        whole = rf"\d+|\d{{1,3}}(?:[{_thousands_pattern(self.thousands)}]\d{{3}})+" if self.thousands else r"\d+"
         unit = "|".join(re.escape(one).replace("\\ ", " ") for one in self.units)
         sign, mark = r"[+\x{2212}-]?", re.escape(self.decimal)
         number = rf"^({sign})\s*(?:{unit})?\s*({sign})((?:{whole})?)((?:{mark}\d*)?(?:[eE][+-]?\d+)?)\s*(?:{unit})?$"
@@ -128,7 +128,7 @@ class Formats:
     @property
     def hides_iso(self) -> bool:
         """Whether a date such as 2025-01-02 may be meant otherwise than ISO has it."""
-        return any(_parsed(ISO_DAY, form) for form in self.dates)
+        return any(_parse_date(ISO_DAY, form) for form in self.dates)
 
     def number_advice(self, cell: str, others: Sequence[str] = ()) -> str:
         """The options that would read a cell and all `others` of its column as numbers, "" if none would."""
@@ -146,7 +146,7 @@ class Formats:
                 continue
             options = [f'decimal="{decimal}"'] if decimal != self.decimal else []
             options += [f'thousands="{thousands}"'] if thousands != self.thousands else []
-            options += [f"units={_quoted(units)}"] if units != [*self.units] else []
+            options += [f"units={_quote_names(units)}"] if units != [*self.units] else []
             said[values[0]] = f"{' '.join(options)} would read it as {values[0]:.10g}"
         return ", ".join([*said.values()][:2])
 
@@ -154,10 +154,10 @@ class Formats:
         """The options that would read a cell and all `others` of its column as dates, "" if none would."""
         said: dict[str, str] = {}
         for form in (day + clock for clock in CLOCKS for day in DAY_FORMATS):
-            found, short = _parsed(cell, form), form.replace("%B", "%b")
-            if found is None or short in said or not all(_parsed(other, form) for other in others):
+            found, short = _parse_date(cell, form), form.replace("%B", "%b")
+            if found is None or short in said or not all(_parse_date(other, form) for other in others):
                 continue
-            both = _quoted([*self.dates, form]) if self.dates else f'"{form}"'
+            both = _quote_names([*self.dates, form]) if self.dates else f'"{form}"'
             said[short] = f"dates={both} would read it as {found:%d %B %Y}"
         return ", ".join([*said.values()][:3])
 
@@ -198,7 +198,7 @@ def looks_like_date(text: "polars.Series") -> "polars.Series":
     return text.str.contains(DATE)
 
 
-def _quoted(names: Sequence[str]) -> str:
+def _quote_names(names: Sequence[str]) -> str:
     return "[" + ", ".join(f'"{one}"' for one in names) + "]"
 
 
@@ -207,7 +207,7 @@ def _for_python(pattern: str) -> str:
     return re.sub(r"\\x\{([0-9a-f]+)\}", lambda code: re.escape(chr(int(code[1], 16))), pattern)
 
 
-def _parsed(cell: str, form: str) -> datetime | None:
+def _parse_date(cell: str, form: str) -> datetime | None:
     """A cell as a date, None if it is none in this format."""
     try:
         return datetime.strptime(cell, form)

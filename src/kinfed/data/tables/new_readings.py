@@ -125,7 +125,7 @@ class Series:
         known, first, place = np.unique(steps[held], return_index=True, return_inverse=True)
         grid = Grid(held, owners.who[held], place, (len(owners.names), len(known)))
         values, at = grid.lay_out(readings), torch.from_numpy(known)
-        beside = self._beside(frame, owners, grid, at)
+        beside = self._read_covariates(frame, owners, grid, at)
         begin, usable = self._usable(frame, grid, values, known, beside)
         scaled = ((carried_forward(torch.from_numpy(values), at) - self.mean) / self.deviation).nan_to_num(0)
         channels = None
@@ -137,7 +137,7 @@ class Series:
         where = (grid.who * len(known) + begin)[usable]
         return Ahead(x, torch.from_numpy(where), grid.who[usable], held[usable])
 
-    def _beside(self, frame: Frame, owners: Owners, grid: Grid, steps: Tensor) -> Covariates | None:
+    def _read_covariates(self, frame: Frame, owners: Owners, grid: Grid, steps: Tensor) -> Covariates | None:
         """The cells of covariates."""
         if self.covariates is None:
             return None
@@ -175,7 +175,7 @@ class Series:
             asked = usable & (grid.place <= last[grid.who])
             usable = asked & self._told_ahead(grid, known, beside)
             if (short := asked & ~usable).any():
-                told = f"{self._lacking(frame, grid, short, known, beside)} ("
+                told = f"{self._why_short(frame, grid, short, known, beside)} ("
                 if not usable.any():
                     raise UsageError(f"{told}no row got a forecast)")
                 warnings.warn(f"{told}{several(int(short.sum()), 'row')} got no forecast)", stacklevel=4)
@@ -195,7 +195,7 @@ class Series:
             told &= counts[grid.who, end + 1] - counts[grid.who, grid.place + 1] == self.horizon
         return np.asarray(told)
 
-    def _lacking(self, frame: Frame, grid: Grid, short: NDArray[np.bool_], known: Codes, beside: Covariates) -> str:
+    def _why_short(self, frame: Frame, grid: Grid, short: NDArray[np.bool_], known: Codes, beside: Covariates) -> str:
         """What the first row without a forecast lacks of what is known ahead."""
         i = int(short.argmax())
         who, place = grid.who[i], grid.place[i]

@@ -37,11 +37,11 @@ def open_table(source: str | Path, query: str = "") -> Frame:
     if path.is_dir():
         return _folder(path)
     if not path.is_file():
-        raise UsageError(f"there is no file {path} (in {Path.cwd()}){_others(path)}", Fault.GONE)
+        raise UsageError(f"there is no file {path} (in {Path.cwd()}){_suggest_tables(path)}", Fault.GONE)
     if path.suffix.lower() not in SUFFIXES:
         raise UsageError(f"{path}: tables are read from .csv, .tsv and .parquet; {_instead(path.suffix.lower())}")
     table = _read(path)
-    plain, strange = _plain(table)
+    plain, strange = _simplify_types(table)
     return Frame(str(path), plain, partial(_place, [(path, table.height)]), strange)
 
 
@@ -77,7 +77,7 @@ def frame_of(data: Any, name: str = "the frame") -> Frame:
         data = convert_pandas(data)
     if not data.height or not data.width:
         raise UsageError(f"{name} has no rows")
-    table, strange = _plain(_named(name, data.columns, data))
+    table, strange = _simplify_types(_name_columns(name, data.columns, data))
     return Frame(name, table, lambda row: f"{name}, row {row + 1}", strange)
 
 
@@ -86,7 +86,7 @@ def _answer(address: str, query: str) -> Frame:
     import polars
 
     name, table = fetch(address, query)
-    plain, strange = _plain(table)
+    plain, strange = _simplify_types(table)
     plain = plain.with_columns(polars.int_range(plain.height).alias(""))  # no column of a query has this name
     plain = plain.sort(polars.all())  # by name, some would be patterns
     order = plain[""]
@@ -120,7 +120,7 @@ def _folder(path: Path) -> Frame:
     parts = [(one, table.height) for one, table in zip(files, tables, strict=True)]
     whole = [polars.DataFrame([table[name] for name in tables[0].columns]) for table in tables]
     try:
-        table, strange = _plain(polars.concat(whole, how="vertical_relaxed"))
+        table, strange = _simplify_types(polars.concat(whole, how="vertical_relaxed"))
     except polars.exceptions.PolarsError as problem:
         why = f"{path}: the files have columns of different types ({_reason(problem)})"
         raise UsageError(why, Fault.UNREADABLE) from None
@@ -140,7 +140,7 @@ def _read(path: Path) -> "polars.DataFrame":
         if _stamp(path) == before:
             raise UsageError(f"{path} cannot be read: {_reason(problem)}", Fault.UNREADABLE) from None
     if (after := _stamp(path)) != before:
-        raise _changed(path, before[1], after)
+        raise _change_error(path, before[1], after)
     if not table.width or not table.height:
         raise UsageError(f"{path} has no rows", Fault.EMPTY)
     return table
@@ -150,7 +150,7 @@ def _reason(problem: Exception) -> str:
     return (str(problem).strip().splitlines() or [type(problem).__name__])[0].rstrip(".")
 
 
-def _changed(path: Path, size: int, after: tuple[int, int]) -> UsageError:
+def _change_error(path: Path, size: int, after: tuple[int, int]) -> UsageError:
     """The error for a file that had `size` bytes, and has another stamp now."""
     if after == NONE:
         return UsageError(f"{path} was deleted while it was read; put it back", Fault.GONE)
@@ -167,7 +167,7 @@ def _stamp(path: Path) -> tuple[int, int]:
     return status.st_mtime_ns, status.st_size
 
 
-def _others(path: Path) -> str:
+def _suggest_tables(path: Path) -> str:
     """The nearest of the tables in the folder where a file was sought, for an error."""
     try:
         beside = [other.name for other in path.parent.iterdir() if other.suffix.lower() in SUFFIXES]
@@ -190,10 +190,10 @@ def _place(parts: Sequence[Part], row: int) -> str:
 
 def _csv(path: Path) -> "polars.DataFrame":
     heading, table = csv_text.read(path)
-    return _named(str(path), heading, table)
+    return _name_columns(str(path), heading, table)
 
 
-def _named(source: str, heading: Sequence[str], table: "polars.DataFrame") -> "polars.DataFrame":
+def _name_columns(source: str, heading: Sequence[str], table: "polars.DataFrame") -> "polars.DataFrame":
     """The columns by the names in the heading; a warning tells of those without one, which are left out."""
     kept = [i for i, name in enumerate(heading) if name.strip()]
     if without := [f"{i + 1}" for i, name in enumerate(heading) if not name.strip()]:
@@ -214,7 +214,7 @@ def _parquet(path: Path) -> "polars.DataFrame":
         table = polars.read_parquet(io.BytesIO(path.read_bytes()))
     except polars.exceptions.PanicException as problem:  # no Exception, so that few catch it
         raise UsageError(f"{path} is a damaged Parquet file ({problem!s:.200})", Fault.UNREADABLE) from None
-    return _named(str(path), table.columns, table)
+    return _name_columns(str(path), table.columns, table)
 
 
 STRANGE = {  # types of columns that no model takes, in words
@@ -227,7 +227,7 @@ STRANGE = {  # types of columns that no model takes, in words
 }
 
 
-def _plain(table: "polars.DataFrame") -> "tuple[polars.DataFrame, dict[str, str]]":
+def _simplify_types(table: "polars.DataFrame") -> "tuple[polars.DataFrame, dict[str, str]]":
     """The columns of numbers, text and dates, each of one type of few; and the types of all others."""
     import polars
 

@@ -273,7 +273,7 @@ def describe(
         inputs.append(column)
     _check_names(inputs)
     numbers = [name for name, known in statistics.items() if isinstance(known, NumberStatistics)]
-    own = _own(numbers, statistics, each, scale)
+    own = _find_own(numbers, statistics, each, scale)
     clients: dict[str, dict[str, Own]] = {}
     kept = {column.name: column for column in inputs if isinstance(column, Number)}
     for i in (i for i, name in enumerate(numbers) if own[i] and name in kept):
@@ -329,7 +329,7 @@ def _why(known: WordStatistics) -> str:
     return f"none of its {len(known.counts):,} categories is in enough training rows"
 
 
-def _own(numbers: Sequence[str], statistics: Mapping[str, Any], each: ByClient, scale: Scale) -> NDArray[np.bool_]:
+def _find_own(numbers: Sequence[str], statistics: Mapping[str, Any], each: ByClient, scale: Scale) -> NDArray[np.bool_]:
     """[F] which columns are scaled client by client."""
     if scale != "auto":
         return np.full(len(numbers), scale == "client")

@@ -222,7 +222,7 @@ class TableReader(FormatSettings):
                 self.scale,
                 self.categories,
                 frame.trained_formats(kinds | ({} if classes else dict.fromkeys(targets, "number"))),
-                _others(frame, [self.client, *targets, *kinds]),
+                _unused_columns(frame, [self.client, *targets, *kinds]),
             ),
         )
 
@@ -250,12 +250,12 @@ class TableReader(FormatSettings):
             tuple(self.future),
             tuple(self.static),
             formats=frame.trained_formats({time: "date" if times.dated else "number", target: "number", **kinds}),
-            dropped=_others(frame, [self.client, time, target, *kinds]),
+            dropped=_unused_columns(frame, [self.client, time, target, *kinds]),
         )
         windows = Windows(self.past, self.horizon, horizons=self.horizons, quantiles=self.quantiles)
         dataset = cut_series(frame, held, clock, place, series, windows, self.scale, self.categories)
         assert dataset.prepare is not None
-        return replace(dataset, prepare=partial(_scaled, dataset.prepare, series, frame.name))
+        return replace(dataset, prepare=partial(_prepare_series, dataset.prepare, series, frame.name))
 
 
 def from_csv(
@@ -347,11 +347,11 @@ def _reader(client: str, target: str | Sequence[str], split: Split | None, setti
     return TableReader(client=client, target=target, **({"least": LEAST} if split is None else {}) | settings)
 
 
-def _others(frame: Frame, used: Sequence[str]) -> tuple[str, ...]:
+def _unused_columns(frame: Frame, used: Sequence[str]) -> tuple[str, ...]:
     return tuple(name for name in frame.columns if name not in used)
 
 
-def _scaled(prepare: Prepare, series: Series, table: str, dataset: Dataset, rows: Tensor) -> Dataset:
+def _prepare_series(prepare: Prepare, series: Series, table: str, dataset: Dataset, rows: Tensor) -> Dataset:
     """What `prepare` makes of the data set, which also says how to cut windows of new readings."""
     new = not dataset.scale
     dataset = prepare(dataset, rows)

@@ -50,7 +50,7 @@ def _cross_entropy(task: Classification, outputs: Tensor, y: Tensor) -> Tensor:
     return chances.scatter_add_(-1, y.unsqueeze(-1), outputs.new_full((), -1).expand(*y.shape, 1))
 
 
-def _squared(task: Regression, outputs: Tensor, y: Tensor) -> Tensor:
+def _squared_error(task: Regression, outputs: Tensor, y: Tensor) -> Tensor:
     return (outputs - task.scaled(y).view_as(outputs)).mul_(2 / outputs.shape[2:].numel())
 
 
@@ -76,7 +76,7 @@ def _quantiles(task: Quantiles, outputs: Tensor, y: Tensor) -> Tensor:
 # The gradient of each example's loss at the outputs: [k, m, ...], y: [k, m, ...].
 LOSSES: dict[type, Callable[[Any, Tensor, Tensor], Tensor]] = {
     Classification: _cross_entropy,
-    Regression: _squared,
+    Regression: _squared_error,
     Counts: _counts,
     Forecasting: _forecast,
     Quantiles: _quantiles,

@@ -19,7 +19,7 @@ class _Run(NamedTuple):
     steps: list[tuple[Tensor, ...]]  # states before and after each step, and its gates: [k, m, ...] each
 
 
-def _begun(x: Tensor, before: _Run | None, room: Callable[[], tuple[Tensor, list[Tensor], list[Tensor]]]) -> _Run:
+def _begin_pass(x: Tensor, before: _Run | None, room: Callable[[], tuple[Tensor, list[Tensor], list[Tensor]]]) -> _Run:
     """A pass over x in the room of the last step's; `room` makes states, gates, and the parts used of these."""
     if before is not None and before.x.shape == x.shape:
         return before._replace(x=x)  # memory asked for anew in every step would cost a tenth of the time
@@ -52,7 +52,7 @@ class _RNN:
             gates = [torch.empty_like(states[:, 1:])]
             return states, gates, gates
 
-        run = _begun(x, before, room)
+        run = _begin_pass(x, before, room)
         torch.baddbmm((b + c).unsqueeze(1), x.flatten(1, 2), read.mT, out=run.states[:, 1:].flatten(1, 2))
         return run
 
@@ -98,7 +98,7 @@ class _GRU:
             states, rzq, n = (x.new_empty(k, *size) for size in sizes)
             return states, [rzq, n], [rzq, rzq[..., : 2 * h], *rzq.split(h, -1), n]
 
-        run = _begun(x, before, room)
+        run = _begin_pass(x, before, room)
         run.states[:, 0] = state
         rzq, n = (gate.flatten(1, 2) for gate in run.gates)
         torch.baddbmm((b + c)[:, None, : 2 * h], flat, read[:, : 2 * h].mT, out=rzq[..., : 2 * h])

@@ -69,7 +69,7 @@ class Reasons:
     def to_dict(self) -> dict[str, Any]:
         """For JSON; None where a number is not known."""
         facts = {key: defined(value) for key, value in vars(self).items() if key not in ("itself", "sources")}
-        return facts | {"itself": _plain(self.itself), "sources": [_plain(one) for one in self.sources]}
+        return facts | {"itself": _source_facts(self.itself), "sources": [_source_facts(one) for one in self.sources]}
 
 
 class _Likeness(NamedTuple):
@@ -160,9 +160,9 @@ def explain(
         notes.append(
             f"client '{names[i]}' learns nothing from '{names[places[0]]}' in round {heard.rounds[heard.selected]}"
         )
-    opened = _opened(folder, notes)
-    alike, labels = _compared(opened, i, places, notes), _labels(folder, names, [i, *places])
-    scores = _measured(opened, i, places, data_dir, notes)
+    opened = _open_run(folder, notes)
+    alike, labels = _compare_models(opened, i, places, notes), _labels(folder, names, [i, *places])
+    scores = _score_mixtures(opened, i, places, data_dir, notes)
 
     def source(j: int) -> Source:
         compared = math.nan if alike is None else float(alike.values[j])
@@ -189,7 +189,7 @@ def explain(
     )
 
 
-def _opened(folder: RunFolder, notes: list[str]) -> FinalServer | OpenedRun | None:
+def _open_run(folder: RunFolder, notes: list[str]) -> FinalServer | OpenedRun | None:
     """The run as it was after its last round, or its models alone, or nothing."""
     saved = None
     with note_failure(notes, "nothing but weights is known"):
@@ -201,7 +201,7 @@ def _opened(folder: RunFolder, notes: list[str]) -> FinalServer | OpenedRun | No
     return saved
 
 
-def _compared(
+def _compare_models(
     opened: FinalServer | OpenedRun | None, i: int, places: Sequence[int], notes: list[str]
 ) -> _Likeness | None:
     """What the method compared, if the run has left it; else how the saved models of these clients are alike."""
@@ -226,7 +226,7 @@ def _compared(
     return _Likeness(APART, values)
 
 
-def _measured(
+def _score_mixtures(
     opened: FinalServer | OpenedRun | None, i: int, places: Sequence[int], data_dir: str | Path | None, notes: list[str]
 ) -> _Scores:
     """Scores of the client's mixture as it is, without each of these, and of its own model alone."""
@@ -318,5 +318,5 @@ def _scores_table(found: Reasons) -> tuple[str, list[str], list[list[str]]]:
     return title, ["weight", found.metric, "difference"], rows
 
 
-def _plain(source: Source) -> dict[str, Any]:
+def _source_facts(source: Source) -> dict[str, Any]:
     return {key: defined(one) for key, one in source._asdict().items()}

@@ -56,7 +56,7 @@ class Layer(NamedTuple):
         """For JSON; None where a number is not defined."""
         figures = {"before": self.before._asdict(), "after": self.after._asdict()}
         plain = {f"{key}_{when}": value for when, one in figures.items() for key, value in one.items()}
-        return _plain({key: value for key, value in self._asdict().items() if key not in figures} | plain)
+        return _json({key: value for key, value in self._asdict().items() if key not in figures} | plain)
 
 
 class Client(NamedTuple):
@@ -111,7 +111,7 @@ class Difference:
         before, after = self.before[0], self.after[0]
         a, b = self._edges(before), self._edges(after)
         counts = (b & ~a).sum(1), (a & ~b).sum(1)
-        columns = *counts, *_alike(before, after), before.diagonal(), after.diagonal()
+        columns = *counts, *_compare_rows(before, after), before.diagonal(), after.diagonal()
         found = [Client(*row) for row in zip(self.clients, *(column.tolist() for column in columns), strict=True)]
         return sorted(found, key=lambda one: one.correlation if math.isnan(one.overlap) else one.overlap)
 
@@ -119,7 +119,7 @@ class Difference:
         """For JSON, with so many edges, those that changed most; 0: all."""
         facts: dict[str, Any] = {"runs": self.runs, "methods": self.methods, "rounds": self.rounds, "edge": self.edge}
         layers = [one.to_dict() for one in self.by_layer()]
-        clients, edges = ([_plain(one._asdict()) for one in rows] for rows in (self.by_client(), self.edges()))
+        clients, edges = ([_json(one._asdict()) for one in rows] for rows in (self.by_client(), self.edges()))
         return facts | {"layers": layers, "clients": clients, "edges": edges[: top or None], "notes": self.notes}
 
     def _edges(self, weights: Array) -> Array:
@@ -130,7 +130,7 @@ class Difference:
     def _layer(self, name: str, before: Array, after: Array) -> Layer:
         a, b = self._edges(before), self._edges(after)
         overlap, correlation = (
-            float(np.nanmean(one)) if not np.isnan(one).all() else math.nan for one in _alike(before, after)
+            float(np.nanmean(one)) if not np.isnan(one).all() else math.nan for one in _compare_rows(before, after)
         )
         return Layer(
             name,
@@ -221,7 +221,7 @@ def grids(found: Difference, top: int = TOP) -> list[Grid]:
             "layers",
             f"from {a} to {b}",
             ",edges,gained,lost,overlap,correlation",
-            [[one.layer, f"{one.before.edges:,} -> {one.after.edges:,}", *_changed(one)] for one in layers],
+            [[one.layer, f"{one.before.edges:,} -> {one.after.edges:,}", *_tell_change(one)] for one in layers],
             [f"an edge is a weight of {found.edge:.3g} or more for another client", *found.notes],
         ),
         table(
@@ -234,7 +234,7 @@ def grids(found: Difference, top: int = TOP) -> list[Grid]:
             "clients",
             most("clients whose rows changed most", len(clients)),
             "client,gained,lost,overlap,correlation,own weight",
-            [[one.client, *_changed(one), _arrow(one.own_before, one.own_after)] for one in clients[: top or None]],
+            [[one.client, *_tell_change(one), _arrow(one.own_before, one.own_after)] for one in clients[: top or None]],
         ),
         table(
             "edges",
@@ -247,7 +247,7 @@ def grids(found: Difference, top: int = TOP) -> list[Grid]:
     ]
 
 
-def _changed(one: Layer | Client) -> list[str]:
+def _tell_change(one: Layer | Client) -> list[str]:
     return [f"{one.gained:,}", f"{one.lost:,}", number(one.overlap), number(one.correlation)]
 
 
@@ -257,7 +257,7 @@ def _arrow(before: float, after: float) -> str:
     return f"{before:.3f} -> {after:.3f}"
 
 
-def _alike(before: Array, after: Array) -> tuple[Array, Array]:
+def _compare_rows(before: Array, after: Array) -> tuple[Array, Array]:
     """[N] the overlap and the correlation of rows."""
     pair = torch.from_numpy(before), torch.from_numpy(after)
     positive = bool((before >= 0).all() and (after >= 0).all())
@@ -271,7 +271,7 @@ def _figures(weights: Array, edges: int) -> Figures:
     return Figures(edges, float(weights.diagonal().mean()), *known)
 
 
-def _plain(row: dict[str, Any]) -> dict[str, Any]:
+def _json(row: dict[str, Any]) -> dict[str, Any]:
     return {key: defined(one) for key, one in row.items()}
 
 

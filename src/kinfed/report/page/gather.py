@@ -52,7 +52,7 @@ def gather(
             f"runs of different data cannot stand side by side: they differ in {named.differing}: {sides}; name fewer"
         )
     mine = named.sets[0]
-    beside = [found for base in BASES if (found := _beside(mine, base)) is not None]
+    beside = [found for base in BASES if (found := _find_reference_run(mine, base)) is not None]
     whole = compare([*(Path(row.folder) for row in mine), *beside], alike) if beside else named
     rows = next(rows for rows in whole.sets if rows[0].setting == mine[0].setting)
     at = [i for i, row in enumerate(rows) if row.folder == judged]
@@ -102,7 +102,7 @@ def _best_settings(rows: Sequence[Row], path: Path, notes: list[str]) -> list[Pa
         alike = [row for row in rows if row.name == name]
         chosen = alike[0]
         if len(alike) > 1:
-            chosen = max(alike, key=_validated)
+            chosen = max(alike, key=_validation_score)
             notes.append(
                 f"{name}: {Path(chosen.folder).name}, the best of {len(alike)} settings in {path} by validation score"
             )
@@ -110,7 +110,7 @@ def _best_settings(rows: Sequence[Row], path: Path, notes: list[str]) -> list[Pa
     return best
 
 
-def _validated(row: Row) -> float:
+def _validation_score(row: Row) -> float:
     """A row's mean validation score, higher is better; minus infinity without one."""
     found = score(*row.folders)
     if found.validation is None:
@@ -123,7 +123,7 @@ def _is_finished(path: Path) -> bool:
     return all(one.is_finished for one in whole.seeds() or [whole])
 
 
-def _beside(rows: Sequence[Row], base: str) -> Path | None:
+def _find_reference_run(rows: Sequence[Row], base: str) -> Path | None:
     """The run of Local or FedAvg beside the first of these that has one; None if it is one of these itself."""
     if any(row.method == base for row in rows):
         return None
@@ -148,4 +148,4 @@ def _main(rows: Sequence[Row], named: set[str]) -> tuple[int, int]:
             found = json.loads(chosen.read_text(encoding="utf-8"))
             return i, int(found["verdict"]["candidates"]) if found["verdict"] else len(found["ranking"])
     others = [i for i in mine if rows[i].method not in BASES] or [i for i in mine if rows[i].method != "local"] or mine
-    return max(others, key=lambda i: _validated(rows[i])), len(others)
+    return max(others, key=lambda i: _validation_score(rows[i])), len(others)

@@ -79,7 +79,7 @@ def page(paths: Sequence[Path]) -> str:
         policy=f"default-src 'none'; style-src {_digest(style)}; script-src {_digest(script)}; img-src data:",
         headline=front.headline if front else runs[0]["headline"],
         front=front,
-        picture=_drawn(front.picture) if front and front.picture else "",
+        picture=_embed_picture(front.picture) if front and front.picture else "",
         runs=runs,
         refused=refused,
         folder=paths[0] if paths else "",
@@ -99,10 +99,10 @@ def _part(part: Part, parts: int) -> dict[str, Any]:
         tables += attempt(notes, "what else was tried is not shown", none, partial(tables_beside, part.folders[0]))
     if main.is_finished:
         tables += attempt(notes, "sites are not shown", none, partial(of_sites, main, main.read_summary()))
-    return {**words, "data": _embedded(found.data), "tables": tables}
+    return {**words, "data": _embed_json(found.data), "tables": tables}
 
 
-def _drawn(path: Path) -> str:
+def _embed_picture(path: Path) -> str:
     """A picture as an address that holds it whole."""
     return f"data:image/png;base64,{base64.b64encode(path.read_bytes()).decode()}"
 
@@ -112,7 +112,7 @@ def _digest(text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
-def _embedded(data: Any) -> Markup:
+def _embed_json(data: Any) -> Markup:
     """JSON that cannot end the block it lies in."""
     text = json.dumps(data, allow_nan=False, separators=(",", ":"))
     for letter in "<>&\u2028\u2029":

@@ -69,7 +69,7 @@ def tables_beside(path: Path) -> list[Grid]:
     """What a choice or a sweep has found beyond the runs that are shown side by side: all that was tried."""
     if (path / "choice.json").is_file():
         share = RunFolder(path).read_summary().metric.is_share
-        return [_tried(json.loads((path / "choice.json").read_text(encoding="utf-8")), share)]
+        return [_tabulate_candidates(json.loads((path / "choice.json").read_text(encoding="utf-8")), share)]
     if (path / "table.md").is_file():
         return of_markdown((path / "table.md").read_text(encoding="utf-8"))
     return []
@@ -107,9 +107,9 @@ def _newcomers(path: Path) -> Front:
         scores.setdefault((line["model"], shots), []).append(float(line["score"]))
     mean = {at: fmean(values) for at, values in scores.items()}
     asked = list(dict.fromkeys(shots for _, shots in mean))
-    rows = [[name, *(_shown(mean.get((name, shots)), share) for shots in asked)] for name in names]
+    rows = [[name, *(_format_score(mean.get((name, shots)), share) for shots in asked)] for name in names]
     each = [
-        [line["client"], line["examples"], line["model"], _shown(float(line["score"]), share), line["whose"]]
+        [line["client"], line["examples"], line["model"], _format_score(float(line["score"]), share), line["whose"]]
         for line in lines
     ]
     metric = "score" if summary is None else f"test {summary.metric.name}" + ", %" * share
@@ -142,16 +142,16 @@ def _ahead(
     head = "Joining helped newcomers" if len(ahead) == len(both) else "Joining helped some newcomers"
     parts, best = list[str](), list[str]()
     for shots in both:
-        told = f"{_shown(mean[own, shots], share)}{unit} with {shots} examples"
-        parts.append(f"{told}, {_shown(mean[ALONE, shots], share)}{unit} alone")
+        told = f"{_format_score(mean[own, shots], share)}{unit} with {shots} examples"
+        parts.append(f"{told}, {_format_score(mean[ALONE, shots], share)}{unit} alone")
         name = max((name for name, at in mean if at == shots), key=lambda name: sign * mean[name, shots])
         if name != own:
-            best.append(f"{name} with {shots} ({_shown(mean[name, shots], share)}{unit})")
+            best.append(f"{name} with {shots} ({_format_score(mean[name, shots], share)}{unit})")
     lead = f"By {own}, on average: {'; '.join(parts)}." + f" Better still: {', '.join(best)}." * bool(best)
     return head if ahead else "Learning alone did as well for newcomers", lead
 
 
-def _shown(value: float | None, share: bool) -> str:
+def _format_score(value: float | None, share: bool) -> str:
     if value is None:
         return NONE
     return f"{100 * value:.1f}" if share else f"{value:.4g}"
@@ -209,7 +209,7 @@ def of_sites(folder: RunFolder, summary: Summary) -> list[Grid]:
 # ---- a choice ----
 
 
-def _tried(choice: Mapping[str, Any], share: bool) -> Grid:
+def _tabulate_candidates(choice: Mapping[str, Any], share: bool) -> Grid:
     """All candidates of a choice, in its own order."""
     rows, times = [], 100 if share else 1
 

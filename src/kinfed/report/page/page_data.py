@@ -77,7 +77,7 @@ def contents(gathered: Gathered, parts_of_page: int = 1) -> Contents:
     A page of several parts has as many curves and links in all as one of a single part.
     """
     main = gathered.rows[gathered.main]
-    tested = [_tested(row) for row in gathered.rows]
+    tested = [_read_test_scores(row) for row in gathered.rows]
     first = main.folders[0]
     summary, facts, notes = first.read_summary(), first.read_clients(), list[str]()
     names = summary.clients.names
@@ -88,14 +88,14 @@ def contents(gathered: Gathered, parts_of_page: int = 1) -> Contents:
     for i, (row, mine) in enumerate(zip(gathered.rows, tested, strict=True)):
         one: dict[str, Any] = {"label": gathered.labels[i], "method": row.method, "origin": row.origin}
         one |= {"model": row.model, "seeds": list(row.seeds)}
-        one["scores"] = _plain(parts.mean(_scores(mine, names)))
+        one["scores"] = _json(parts.mean(_scores(mine, names)))
         others = {base: tested[at] for base, at in places.items() if at is not None}
         each = CURVES // (2 * parts_of_page * len(gathered.rows) * len(parts.names))
         links = 0 if row.method in BASES else LINKS // (graphs * parts_of_page)  # theirs never change
         lacks = f"{gathered.labels[i]} is shown without its"
-        one |= attempt(notes, f"{lacks} gains", NO_GAINS, partial(_compared, row, mine, others, names, parts))
+        one |= attempt(notes, f"{lacks} gains", NO_GAINS, partial(_compare, row, mine, others, names, parts))
         one |= attempt(notes, f"{lacks} curves", NO_CURVES, partial(_curves, row, parts, each, notes))
-        one |= attempt(notes, f"{lacks} graph", NO_GRAPH, partial(_related, row, parts, links, notes))
+        one |= attempt(notes, f"{lacks} graph", NO_GRAPH, partial(_show_relation, row, parts, links, notes))
         methods.append(one)
     selected = methods[gathered.main].pop("selected", None)
     for one in methods:
@@ -105,7 +105,7 @@ def contents(gathered: Gathered, parts_of_page: int = 1) -> Contents:
         "word": word(main.metric.name),
         "percent": main.metric.is_share,
         "higher": main.metric.higher_is_better,
-        "clients": {"names": parts.names, "attackers": summary.attackers, **_known(facts, names, parts)},
+        "clients": {"names": parts.names, "attackers": summary.attackers, **_list_facts(facts, names, parts)},
         "order": _order(len(parts.names), facts if parts.labels is None else {}, selected),
         "methods": methods,
         "main": gathered.main,
@@ -133,7 +133,7 @@ def word(metric: str) -> str:
     return metric.upper() if metric in SHORT else metric.replace("_", " ")
 
 
-def _tested(row: Row) -> dict[int, Tested]:
+def _read_test_scores(row: Row) -> dict[int, Tested]:
     """Test scores by seed."""
     return {seed: Tested.of(row.by_seed[seed].folder) for seed in row.seeds}
 
@@ -168,11 +168,11 @@ def _parts(names: list[str], facts: dict[str, Any], scores: Array, notes: list[s
     return Parts([f"{name} ({count:,} clients)" for name, count in zip(called, counts, strict=True)], labels)
 
 
-def _known(facts: dict[str, Any], names: Sequence[str], parts: Parts) -> dict[str, Any]:
+def _list_facts(facts: dict[str, Any], names: Sequence[str], parts: Parts) -> dict[str, Any]:
     """What each client has: examples, group, classes and place."""
     if facts.get("names") != list(names):
         return {}
-    known: dict[str, Any] = {split: _plain(parts.sum(np.array(facts[split]))) for split in SPLITS if split in facts}
+    known: dict[str, Any] = {split: _json(parts.sum(np.array(facts[split]))) for split in SPLITS if split in facts}
     if "counts" in facts and np.size(facts["counts"]) <= COUNTS:
         known["classes"] = facts["classes"]
         known["counts"] = parts.sum(np.array(facts["counts"]).T).T.tolist()
@@ -181,7 +181,7 @@ def _known(facts: dict[str, Any], names: Sequence[str], parts: Parts) -> dict[st
     return known
 
 
-def _compared(
+def _compare(
     row: Row, mine: Mapping[int, Tested], others: Mapping[str, Mapping[int, Tested]], names: Sequence[str], parts: Parts
 ) -> dict[str, Any]:
     """Against Local and FedAvg, client by client: the gain, what single test examples say, and who gains or loses."""
@@ -192,7 +192,7 @@ def _compared(
             continue
         theirs = {seed: theirs[seed] for seed in mine}
         gain = sign * (_scores(mine, names) - _scores(theirs, names))
-        result["gain"][base] = _plain(parts.mean(gain))
+        result["gain"][base] = _json(parts.mean(gain))
         pairs = list(mine.values()), list(theirs.values())
         found = by_examples(*pairs, row.metric.higher_is_better) if parts.labels is None else {}
         if found:
@@ -210,7 +210,7 @@ def _curves(row: Row, parts: Parts, most: int, notes: list[str]) -> dict[str, An
     rounds = read[0][0]
     read = [one for one in read if np.array_equal(one[0], rounds)]
     selected = [int(folder.read_summary().scores[row.model].get("round", rounds[-1])) for folder in row.folders]
-    at = _thinned(len(rounds), max(2, most), [int(np.flatnonzero(rounds == r)[0]) for r in selected if r in rounds])
+    at = _thin_out(len(rounds), max(2, most), [int(np.flatnonzero(rounds == r)[0]) for r in selected if r in rounds])
     if len(at) < len(rounds):
         notes.append(f"curves of single clients have {len(at)} of {len(rounds)} rounds, to keep this page small")
     curves = {}
@@ -221,21 +221,21 @@ def _curves(row: Row, parts: Parts, most: int, notes: list[str]) -> dict[str, An
         stack = np.stack(each)  # [S, T, N]
         by_seed = np.nanmean(stack, 2)
         curves[metric] = {
-            "mean": _plain(by_seed.mean(0)),
-            "low": _plain(by_seed.min(0)),
-            "high": _plain(by_seed.max(0)),
-            "clients": _plain(parts.mean(stack[0] if len(stack) == 1 else stack.mean(0))[at]),
+            "mean": _json(by_seed.mean(0)),
+            "low": _json(by_seed.min(0)),
+            "high": _json(by_seed.max(0)),
+            "clients": _json(parts.mean(stack[0] if len(stack) == 1 else stack.mean(0))[at]),
         }
     return {"rounds": rounds.tolist(), "thinned": rounds[at].tolist(), "best": selected, "curves": curves}
 
 
-def _thinned(count: int, most: int, needed: Sequence[int]) -> list[int]:
+def _thin_out(count: int, most: int, needed: Sequence[int]) -> list[int]:
     """At most about `most` positions of `count`, evenly spread, with the first, the last and those needed."""
     even = np.linspace(0, count - 1, min(count, most)).round().astype(int).tolist()
     return sorted({*even, *needed, 0, count - 1}) if count > most else list(range(count))
 
 
-def _related(row: Row, parts: Parts, most: int, notes: list[str]) -> dict[str, Any]:
+def _show_relation(row: Row, parts: Parts, most: int, notes: list[str]) -> dict[str, Any]:
     """The relation of the first seed in frames, one a round and layer; or what the method has instead."""
     folder = row.folders[0]
     summary = folder.read_summary()
@@ -250,7 +250,7 @@ def _related(row: Row, parts: Parts, most: int, notes: list[str]) -> dict[str, A
     links = count * min(STRONGEST if count > WHOLE else count, count)
     several = len(layers) if weights.shape[1] > 1 else 0
     frames = max(1, most // links)
-    shown = _thinned(len(weights), max(1, frames // (1 + several)), [found.selected])
+    shown = _thin_out(len(weights), max(1, frames // (1 + several)), [found.selected])
     if frames < 1 + several or (len(shown) > max(1, frames) and frames < len(weights)):
         shown = [found.selected]
     if most and len(shown) < len(weights):
@@ -274,7 +274,7 @@ def _why(folder: RunFolder, row: Row, parts: Parts) -> dict[str, Any]:
     told = compared(folder) if parts.labels is None and len(parts.names) <= COMPARED else ""
     if not isinstance(told, str):
         what, round = told[0].what, told[1]
-        values = _packed(told[0].values.detach().cpu().numpy(), "<f4")
+        values = _pack(told[0].values.detach().cpu().numpy(), "<f4")
         why = f"Compared: the {what}, from which {row.method} derives the weights, after round {round}."
         return {"compared": {"what": what[:1].upper() + what[1:], "values": values}, "why": why}
     if told:
@@ -305,14 +305,14 @@ def _frame(weights: Array) -> dict[str, str]:
     rows, columns = np.nonzero(others)
     starts = np.concatenate([[0], np.bincount(rows, minlength=count).cumsum()])
     return {
-        "starts": _packed(starts, "<u4"),
-        "to": _packed(columns, "<u2"),
-        "weights": _packed(others[rows, columns], "<f4"),
-        "own": _packed(own, "<f4"),
+        "starts": _pack(starts, "<u4"),
+        "to": _pack(columns, "<u2"),
+        "weights": _pack(others[rows, columns], "<f4"),
+        "own": _pack(own, "<f4"),
     }
 
 
-def _packed(values: Array, kind: str) -> str:
+def _pack(values: Array, kind: str) -> str:
     return base64.b64encode(values.astype(kind).tobytes()).decode()
 
 
@@ -351,10 +351,10 @@ def _order(count: int, facts: dict[str, Any], relation: Array | None) -> list[in
     return result
 
 
-def _plain(values: Array) -> Any:
+def _json(values: Array) -> Any:
     """For JSON: numbers as they are written in files, None for what is none."""
     return [
-        _plain(one) if isinstance(one, np.ndarray) else (int(one) if isinstance(one, np.integer) else _number(one))
+        _json(one) if isinstance(one, np.ndarray) else (int(one) if isinstance(one, np.integer) else _number(one))
         for one in values
     ]
 

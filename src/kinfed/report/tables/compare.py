@@ -55,12 +55,12 @@ def compare(folders: Sequence[Path], same_data: bool = False) -> Comparison:
         sets.setdefault(row.setting, []).append(row)
     ordered = sorted(sets.values(), key=len, reverse=True)
     warnings = [f"left out, as not finished (kinfed resume continues them): {names}"] if unfinished else []
-    differing = _differing([alike[0] for alike in ordered]) if len(ordered) > 1 else ""
+    differing = _list_differences([alike[0] for alike in ordered]) if len(ordered) > 1 else ""
     if differing:
         warnings.append(f"runs that differ in {differing} are not comparable")
-    warnings += _together(folders)
+    warnings += _note_scattered_seeds(folders)
     compared = []
-    for i, alike in enumerate(map(_ranked, ordered)):
+    for i, alike in enumerate(map(_rank_runs, ordered)):
         of = f"{chr(ord('A') + i)}: " if len(ordered) > 1 else ""
         local = [row for row in alike if row.method == "local"]
         rows = []
@@ -94,7 +94,7 @@ def _federation(folder: Path) -> dict[str, Any]:
     return (whole.seeds() or [whole])[0].read_summary().data.federation
 
 
-def _together(folders: Sequence[Path]) -> list[str]:
+def _note_scattered_seeds(folders: Sequence[Path]) -> list[str]:
     """A line that names the folders above the seeds of one run, if several of these were given as runs of their own."""
     above = Counter(folder.parent for folder in folders if folder.name.removeprefix("seed-").isdecimal())
     whole = [str(folder) for folder, count in above.items() if count > 1]
@@ -110,7 +110,7 @@ def verdicts(rows: Sequence[Row]) -> tuple[list[Row], list[str]]:
     """
     judged, problems = list[Row](), list[str]()
     for row in rows:
-        known = {name: _tested(row, rows, name) for name in ("local", "fedavg")}
+        known = {name: _read_test_scores(row, rows, name) for name in ("local", "fedavg")}
         mine, local, fedavg = read_tested(row, row.seeds), known["local"], known["fedavg"]
         if (folder := RunFolder(row.folder)).choice.exists():  # its verdict knows of the choice
             judged.append(replace(row, verdict=folder.read_summary().verdict))
@@ -146,7 +146,7 @@ def verdicts(rows: Sequence[Row]) -> tuple[list[Row], list[str]]:
     return judged, problems
 
 
-def _tested(row: Row, rows: Sequence[Row], method: str) -> list[Tested] | None:
+def _read_test_scores(row: Row, rows: Sequence[Row], method: str) -> list[Tested] | None:
     """The test scores of a method with a row's seeds: the best such run of the same attack, or the one beside it."""
     found = [other for other in rows if other.method == method and set(row.seeds) <= set(other.seeds)]
     if found:
@@ -166,7 +166,7 @@ def read_tested(row: Row, seeds: Sequence[int]) -> list[Tested]:
     return [Tested.of(row.by_seed[seed].folder) for seed in seeds]
 
 
-def _ranked(alike: list[Row]) -> list[Row]:
+def _rank_runs(alike: list[Row]) -> list[Row]:
     """Runs that are comparable, best first."""
     shared = {row.summary.selection.by for row in alike if row.selected is not None}
     if len(shared) > 1 or any(row.selected is None for row in alike):
@@ -182,7 +182,7 @@ def _is_unfinished(folder: Path) -> bool:
     return any(one.is_begun for one in (whole, *seeds)) and not all(one.is_finished for one in seeds or [whole])
 
 
-def _differing(rows: Sequence[Row]) -> str:
+def _list_differences(rows: Sequence[Row]) -> str:
     """The settings in which these runs differ, by their names in configs."""
     configured = [_leaves(json.loads(row.setting[1]), "federation") for row in rows]
     outcome = [{"data set": row.dataset, "clients": row.clients, "metric": row.metric.name} for row in rows]

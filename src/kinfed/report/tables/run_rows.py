@@ -142,7 +142,7 @@ class Row:
         one = self.by_seed[seed]
         return one.by_model[self.model] if self.ranked_by == self.metric.name else one.selecting
 
-    def described(self) -> str:
+    def describe(self) -> str:
         """What it shares with all comparable runs: data, clients and the score."""
         ranks = f"{'higher' if self.metric.higher_is_better else 'lower'} is better"
         if self.ranked_by != self.metric.name:

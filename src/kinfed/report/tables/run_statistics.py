@@ -83,12 +83,12 @@ def names_of(rows: Sequence[Row]) -> list[str]:
 def statistics(rows: Sequence[Row], named: Sequence[tuple[str, str]] = ()) -> Statistics:
     """The statistics of comparable runs, best first, as `compare` finds them; `named` are methods to be paired."""
     names, notes = names_of(rows), list[str]()
-    own = tuple(_own(name, row) for name, row in zip(names, rows, strict=True))
+    own = tuple(_own_statistics(name, row) for name, row in zip(names, rows, strict=True))
     families = {}
     for family in (NAMED, ALONE, TUNED, RIVAL):
         pairs = list[Pair]()
         for name, row in zip(names, rows, strict=True):
-            found = _named(row, named, rows, names) if family == NAMED else _other(family, row, rows, names)
+            found = _find_paired_run(row, named, rows, names) if family == NAMED else _other(family, row, rows, names)
             if found is None:
                 continue
             other, theirs = found
@@ -111,11 +111,11 @@ def pair(mine: Row, other: Row) -> tuple[tuple[int, ...], Paired]:
         raise UsageError("their data, splits, clients or metrics differ")
     seeds = tuple(seed for seed in mine.seeds if seed in other.seeds)
     if not seeds:
-        raise UsageError(f"they have no seed in common ({_listed(mine.seeds)}; {_listed(other.seeds)})")
+        raise UsageError(f"they have no seed in common ({_format_seeds(mine.seeds)}; {_format_seeds(other.seeds)})")
     for seed in seeds:
         if apart := sorted(set(mine.by_seed[seed].names) ^ set(other.by_seed[seed].names)):
             raise UsageError(f"only one of them has client '{apart[0]}' with seed {seed}")
-        sizes = [_tested(row, seed) for row in (mine, other)]
+        sizes = [_count_test_examples(row, seed) for row in (mine, other)]
         if None not in sizes and sizes[0] != sizes[1]:
             raise UsageError(f"with seed {seed} they were not tested on the same examples")
     names = list(dict.fromkeys(name for seed in seeds for name in mine.by_seed[seed].names))
@@ -149,7 +149,7 @@ def ranking(comparison: Comparison) -> Ranking | None:
     return Ranking(shared, scores, by.mean_ranks(scores, higher), notes)
 
 
-def _own(name: str, row: Row) -> Own:
+def _own_statistics(name: str, row: Row) -> Own:
     names = list(dict.fromkeys(name for one in row.by_seed.values() for name in one.names))
     scores = scores_of(row, row.seeds, names, row.model)
     worst, best = by.tails(scores, row.metric.higher_is_better)
@@ -171,7 +171,7 @@ def _stages(row: Row, names: Sequence[str]) -> Stages | None:
     return Stages(before, after, means[0], means[1], by.paired(second, first, row.metric.higher_is_better))
 
 
-def _named(
+def _find_paired_run(
     row: Row, named: Sequence[tuple[str, str]], rows: Sequence[Row], names: Sequence[str]
 ) -> tuple[str, Row] | None:
     """The run that this one is named to be paired with, and its name; None if there is none."""
@@ -199,7 +199,7 @@ def _other(family: str, row: Row, rows: Sequence[Row], names: Sequence[str]) -> 
     return None if above else rival
 
 
-def _tested(row: Row, seed: int) -> list[int] | None:
+def _count_test_examples(row: Row, seed: int) -> list[int] | None:
     """How many test examples each client has with a seed, if the run kept their scores."""
     scores = row.by_seed[seed].folder.read_tested()
     return None if scores is None else [len(one) for one in scores]
@@ -212,10 +212,10 @@ def _fewer_seeds(pairs: Sequence[Pair], rows: dict[str, Row]) -> list[str]:
         if one.seeds != rows[one.name].seeds or (one.other in rows and one.seeds != rows[one.other].seeds):
             few.setdefault((one.seeds, one.other), []).append(one.name)
     return [
-        f"paired over the common seeds alone ({_listed(seeds)}): {', '.join(names)} against {other}"
+        f"paired over the common seeds alone ({_format_seeds(seeds)}): {', '.join(names)} against {other}"
         for (seeds, other), names in few.items()
     ]
 
 
-def _listed(seeds: Sequence[int]) -> str:
+def _format_seeds(seeds: Sequence[int]) -> str:
     return ("seed " if len(seeds) == 1 else "seeds ") + ", ".join(map(str, seeds))

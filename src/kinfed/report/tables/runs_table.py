@@ -29,7 +29,7 @@ def terminal(comparison: Comparison) -> Iterator[Table | Text]:
         if i:
             lines.append(dict.fromkeys(lines[0], ""))
         if several:
-            notes.append(f"{_letter(i)}: {rows[0].described()}")
+            notes.append(f"{_letter(i)}: {rows[0].describe()}")
         for number, row in enumerate(rows, 1):
             name = (_letter(i) if several else "") + (str(number) if twins else "")
             lines.append({"run": name} | _cells(row, decimals(rows)))
@@ -52,13 +52,13 @@ def terminal(comparison: Comparison) -> Iterator[Table | Text]:
         notes.append("* leaking: its test examples are not new to it, so its scores are not a fair estimate")
     if any(row.attack for row in every):
         notes.append("under an attack, by the share of clients that is named, scores are of the honest clients")
-    yield Text("Test scores" if several else f"Test scores: {comparison.sets[0][0].described()}", style="bold")
-    yield _drawn(lines)
+    yield Text("Test scores" if several else f"Test scores: {comparison.sets[0][0].describe()}", style="bold")
+    yield _make_table(lines)
     yield from _outsides(comparison)
     yield from map(Text, notes + _origins(every) + sentences)
 
 
-def _drawn(lines: Sequence[Mapping[str, str]]) -> Table:
+def _make_table(lines: Sequence[Mapping[str, str]]) -> Table:
     """Runs, one a line, by the headings that any of them fills."""
     drawn = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     shown = [heading for heading in lines[0] if any(line[heading] for line in lines)]

@@ -25,9 +25,9 @@ def grids(comparison: Comparison) -> list[Grid]:
     result = []
     for i, rows in enumerate(comparison.sets):
         found, letter = statistics(rows, comparison.named), chr(ord("A") + i) if several else ""
-        notes = [*_refused(comparison), *(f"! {note}" for note in found.notes)]
+        notes = [*_list_unpaired(comparison), *(f"! {note}" for note in found.notes)]
         pairs = _pairs(found, letter, notes)
-        own = _own(found, letter, [] if pairs else notes)
+        own = _tabulate_means(found, letter, [] if pairs else notes)
         result += [grid for grid in (own, pairs, _stages(found, letter)) if grid]
     if several:
         over = ranking(comparison)
@@ -45,7 +45,7 @@ def pair_grids(comparison: Comparison) -> list[Grid]:
     return [one for one in made if one.name.startswith("pairs")] or made
 
 
-def _refused(comparison: Comparison) -> list[str]:
+def _list_unpaired(comparison: Comparison) -> list[str]:
     """A line that names the runs which are not paired with those of the first set, and why."""
     if not comparison.differing:
         return []
@@ -53,7 +53,7 @@ def _refused(comparison: Comparison) -> list[str]:
     return [f"! no pairs with A, from which these differ in {comparison.differing}: {'; '.join(others[1:])}"]
 
 
-def _own(found: Statistics, letter: str, refused: Sequence[str]) -> Grid:
+def _tabulate_means(found: Statistics, letter: str, refused: Sequence[str]) -> Grid:
     """Means and intervals of runs, the best and the worst tenth of their clients, and how many gain and lose."""
     rows, pairs = found.rows, {one.name: one.found for one in found.families.get(ALONE, ())}
     shown = _Score(rows[0])
@@ -86,7 +86,7 @@ def _own(found: Statistics, letter: str, refused: Sequence[str]) -> Grid:
     if any(one.gain is not None for one in found.own):
         notes.append("gain/lose: clients that do beyond noise against learning alone, by paired test examples")
     headings = ("method", "mean", "95 % interval", "worst\n10 %", "best\n10 %", "worse off\nthan alone", "gain\n/lose")
-    title = f"{letter + ': ' if letter else ''}Means over clients, and their spread: {rows[0].described()}"
+    title = f"{letter + ': ' if letter else ''}Means over clients, and their spread: {rows[0].describe()}"
     return Grid(f"means{letter}", title, headings, [lines], notes, records)
 
 

@@ -262,7 +262,7 @@ def override(table: Table, overrides: list[str]) -> Table:
     """
     requested = {text.partition("=")[0] for text in overrides}
     before, names = _dataset_in(table), dict[str, tuple[str, str]]()
-    for key, parsed, text in _names_first([(*_parsed(text), text) for text in overrides]):
+    for key, parsed, text in _names_first([(*_parse_override(text), text) for text in overrides]):
         is_name = isinstance(parsed, str) and any(other.startswith(f"{key}.") for other in requested)
         dotted = f"{key}.name" if is_name else key  # of the part whose settings are set beside it
         *outer, last = dotted.split(".")
@@ -291,7 +291,7 @@ def override(table: Table, overrides: list[str]) -> Table:
     return table
 
 
-def _parsed(text: str) -> tuple[str, Any]:
+def _parse_override(text: str) -> tuple[str, Any]:
     """The key and the value of an override."""
     dotted, equals, value = text.partition("=")
     if not equals or not dotted:
@@ -440,7 +440,7 @@ def resolve(raw: Table) -> Experiment:
     table["federation"] |= {"newcomers": newcomers} if newcomers else {}
     task = attack = None
     if "task" in federation:
-        task, table["federation"]["task"] = _asked(federation["task"])
+        task, table["federation"]["task"] = _read_task(federation["task"])
     if "attack" in raw:
         attack, table["attack"] = make(ATTACKS, raw["attack"], "attack")
     table |= plugins.code(table, raw.get("code", {}))
@@ -489,7 +489,7 @@ FAMILIES: dict[type, tuple[str, ...]] = {
 }
 
 
-def _asked(requested: Any) -> tuple[AskedTask, Table]:
+def _read_task(requested: Any) -> tuple[AskedTask, Table]:
     """The task that a config names, and the complete table, which leaves out what is learnt from the data set."""
     where = "federation.task"
     requested = named(requested, where, TASKS)

@@ -49,7 +49,7 @@ def config(
     """
     frame = open_table(path, query) if frame is None else frame
     if not (client and target):
-        raise UsageError(_unnamed(frame, client, target))
+        raise UsageError(_why_unnamed(frame, client, target))
     several = "," in target and target not in frame.columns
     targets = [name.strip() for name in target.split(",")] if several else target
     settings = {"name": kind_of(path), "path": str(path), "client": client, "target": targets, "least": LEAST}
@@ -67,7 +67,7 @@ def config(
     return raw
 
 
-def _unnamed(frame: Frame, client: str, target: str) -> str:
+def _why_unnamed(frame: Frame, client: str, target: str) -> str:
     """What to say of a table whose columns of clients or targets are not named."""
     columns = frame.columns
     listed = ", ".join(columns[:FEW]) + ", ..." * (len(columns) > FEW)
@@ -121,7 +121,7 @@ def choices(experiment: Experiment, federation: Federation) -> Choices:
         "inputs": _inputs(federation, reader),
         "split": _split(experiment, federation, reader),
         "model": _model(experiment, federation),
-        "training": _training(experiment),
+        "training": _describe_training(experiment),
     }
     return Choices(said, [*_doubts_of_clients(federation, reader), *_doubts_of_columns(federation, reader)])
 
@@ -191,7 +191,7 @@ def _inputs(federation: Federation, reader: TableReader) -> str:
     if reader.past:
         last = several(reader.past, "reading")
         text = f"the last {last} of `{reader.targets[0]}`, to predict the next {reader.horizon}"
-        return text + _beside(Series.of_scale(federation.scale))
+        return text + _describe_covariates(Series.of_scale(federation.scale))
     kinds = _by_kind(federation)
     numbers, own = kinds["number"], _own_units(federation)
     whose = "all clients' training rows" if len(own) < len(numbers) else "each client's training rows"
@@ -206,7 +206,7 @@ def _inputs(federation: Federation, reader: TableReader) -> str:
     return "; ".join(said)
 
 
-def _beside(series: Series) -> str:
+def _describe_covariates(series: Series) -> str:
     """What else is an input of windows: columns, by when they are known, and the calendar."""
     known = [] if series.covariates is None else [one.name for one in series.covariates.inputs if one.parts]
     past = [name for name in known if name not in (*series.future, *series.static)]
@@ -254,7 +254,7 @@ def _model(experiment: Experiment, federation: Federation) -> str:
     return f"{name}: {layers}{several(count, 'parameter')}"
 
 
-def _training(experiment: Experiment) -> str:
+def _describe_training(experiment: Experiment) -> str:
     training = experiment.training
     name = type(training.optimiser).__name__
     rate = f" at rate {training.optimiser.lr:g}" if hasattr(training.optimiser, "lr") else ""

@@ -22,11 +22,11 @@ def settings(part: Callable[..., Any], given: int = 0) -> dict[str, inspect.Para
     """
     parameters = list(inspect.signature(part).parameters.values())
     given = 0 if is_dataclass(part) else given
-    not_set = {*_described(part), *(p.name for p in parameters if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD))}
+    not_set = {*_find_columns(part), *(p.name for p in parameters if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD))}
     return {p.name: p for p in parameters[given:] if p.name not in not_set}
 
 
-def _described(part: Callable[..., Any]) -> list[str]:
+def _find_columns(part: Callable[..., Any]) -> list[str]:
     """The arguments that are the description of a table's columns, by their annotation."""
     return [name for name, kind in kinds_of(inspect.unwrap(part)).items() if Description in options_of(kind)]
 
@@ -70,7 +70,7 @@ def call(
     if missing:
         raise UsageError(f"{where} needs a value for {', '.join(missing)}")
     if given and not is_dataclass(part):
-        described = _described(part)
+        described = _find_columns(part)
         return (lambda *first, columns=None: part(*first, **dict.fromkeys(described, columns), **values)), table
     return part(**values, **ready), table
 

@@ -160,20 +160,20 @@ def check_sent(table: Table) -> None:
 
 def for_sites(table: Any) -> Any:
     """A complete config as a server sends it: files by their names, without the folders that they are in."""
-    return _renamed(table, lambda source: Path(source).name)
+    return _rename_keys(table, lambda source: Path(source).name)
 
 
 def absolute(table: Any) -> Any:
     """A complete config whose files are named by absolute paths, for a program that runs in another folder."""
-    return _renamed(table, lambda source: str(Path(source).resolve()))
+    return _rename_keys(table, lambda source: str(Path(source).resolve()))
 
 
-def _renamed(table: Any, rename: Callable[[str], str]) -> Any:
+def _rename_keys(table: Any, rename: Callable[[str], str]) -> Any:
     if isinstance(table, list):
-        return [_renamed(inner, rename) for inner in table]
+        return [_rename_keys(inner, rename) for inner in table]
     if not isinstance(table, dict):
         return table
-    renamed = {key: _renamed(value, rename) for key, value in table.items()}
+    renamed = {key: _rename_keys(value, rename) for key, value in table.items()}
     if is_path(renamed.get("name")):
         source, colon, attribute = renamed["name"].rpartition(":")
         if source.endswith(".py"):

@@ -159,7 +159,7 @@ def obtain(
     except OSError as problem:
         raise RunError(f"cannot create the data directory {data_dir}: {problem.strerror}") from None
     store, notes = data_dir / "originals" / name, []
-    known = _recorded(data_dir)
+    known = _read_records(data_dir)
     files: Files = {} if sources else {"folder": folder or data_dir}
     for source in sources:
         expected = source if source.checksum else source._replace(checksum=known.get(source.url))
@@ -186,7 +186,7 @@ def obtain(
         raise RunError(f"{name}: the originals cannot be read ({reason}); are they complete?") from problem
     with replacing(path) as part, part.open("wb") as whole:
         np.savez(whole, allow_pickle=False, **arrays)
-    if known != _recorded(data_dir):
+    if known != _read_records(data_dir):
         write_json(data_dir / RECORDED, known)
     shutil.rmtree(store, ignore_errors=True)
     _remove_empty(store)
@@ -207,5 +207,5 @@ def _remove_empty(store: Path) -> None:
             folder.rmdir()
 
 
-def _recorded(data_dir: Path) -> dict[str, str]:
+def _read_records(data_dir: Path) -> dict[str, str]:
     return read_json(data_dir / RECORDED, "delete it, or correct it: it holds checksums by name")
