@@ -84,10 +84,11 @@ class Site:
         self._last: tuple[Any, Federation, Simulation] | None = None  # see `_held`
 
     def reply(self, kind: str, message: Message) -> Message:
-        """The reply to a message, by the method of its kind. What cannot be done is refused: {"refused": why}."""
+        """The reply to a message. What cannot be done is refused in words: {"refused": why}."""
+        actions = {one: getattr(self, f"_{one}") for one in ("hello", *messages.NEEDED)}  # and nothing else is called
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always", UserWarning)
-            reply = self.answering(lambda: getattr(self, f"_{kind}")(message))
+            reply = self.answering(lambda: actions[kind](message))
         for one in told if kind == "describe" else []:  # once, not with every round
             self._report(f"{self._data.name}: {str(one.message).removeprefix(f'{self._data}: ')}")
         return reply
