@@ -9,10 +9,9 @@ import posixpath
 import sys
 from collections import defaultdict
 from pathlib import Path
-from statistics import fmean
 
-from kinfed_papers.claim_verdicts import CHANCE
-from kinfed_papers.claims import answered, classes
+from kinfed_papers.claim_verdicts import ACCURACIES, is_at_chance
+from kinfed_papers.claims import answered
 from kinfed_papers.coverage import COMMITTED, claims, committed, coverage, lines
 from kinfed_papers.reproduction import WITHOUT_FILE
 from kinfed_papers.result_pages import put
@@ -43,10 +42,10 @@ def at_chance(folder=COMMITTED):
     found = defaultdict(list)
     for table, figures in committed(folder).values():
         for one in figures:
-            if one.metric in ("accuracy_pct", "mean_accuracy_pct") and (many := classes(one.dataset)):
-                learned = fmean(one.by_seed.values()) > CHANCE * 100 / many
-                found[table, one.dataset, one.setting, one.printed].append(learned)
-    return sum(not any(each) for each in found.values())
+            if one.metric in ACCURACIES:
+                chance = is_at_chance(one.dataset, one.by_seed)
+                found[table, one.dataset, one.setting, one.printed].append(chance)
+    return sum(all(each) for each in found.values())
 
 
 def noted(page=PAGE):

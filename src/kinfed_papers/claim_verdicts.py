@@ -19,6 +19,7 @@ from .published_table import CONTROL, REFERENCE, UNPRINTED, Protocol
 from .reproduction import MEASURES, Line
 
 CHANCE = 1.25  # times the share of one class of many: an accuracy of less has learned nothing
+ACCURACIES = ("accuracy_pct", "mean_accuracy_pct")
 LESS = ("subset", "stand-in", "generated")  # flags of other data than the paper's
 
 
@@ -57,9 +58,14 @@ class World(NamedTuple):
 
     def is_at_chance(self, place: str, method: str) -> bool:
         """Whether a run answers no more often right than one class of many would be: it has learned nothing."""
-        many = classes(self.places[place][0])
-        means = [self.numbers.get((place, method, metric)) for metric in ("accuracy_pct", "mean_accuracy_pct")]
-        return many > 0 and any(fmean(one.values()) <= CHANCE * 100 / many for one in means if one)
+        found = [self.numbers.get((place, method, metric)) for metric in ACCURACIES]
+        return any(is_at_chance(self.places[place][0], one) for one in found if one)
+
+
+def is_at_chance(dataset: str, accuracy: BySeed) -> bool:
+    """Whether an accuracy in per cent, by seed, is that of answers by chance."""
+    many = classes(dataset)
+    return many > 0 and fmean(accuracy.values()) <= CHANCE * 100 / many
 
 
 def of_lines(lines: Sequence[Line]) -> list[Figure]:

@@ -102,9 +102,10 @@ class PartialPooling(Method, Explains, Advises):
         centre = torch.zeros(f, k, **like)
         apart = k if isinstance(roster.task, Classification | Counts | Forecasting) else 1
         sums = Sums(torch.zeros(n, apart, f, f, **like), none, none[:, 0], none[:, 0])
+        one = torch.ones(k, **like)
         noise = torch.ones(n, k, **like)
         weights: Any = torch.zeros(n, n, **like) if self.kin else ()
-        return Server(roster.theta, centre, torch.full_like(centre, 0.1), noise, noise[0], none, weights, none, sums)
+        return Server(roster.theta, centre, torch.full_like(centre, 0.1), noise, one, none, weights, none, sums)
 
     def send(self, roster: Roster, server: Tree, cohort: Tensor) -> Tree:
         coefficients = server.coefficients
@@ -138,8 +139,10 @@ class PartialPooling(Method, Explains, Advises):
     def _draw_to_kin(self, server: Server) -> Server:
         """The server with the mean of each client's kin, those whose deviations from the centre are like its own."""
         apart = server.coefficients - server.centre  # [N, f, k]
-        length = apart.square().mean(0).sqrt().clamp(min=LEAST)
-        direction = torch.nn.functional.normalize((apart / length * _learned(server).sqrt()).flatten(1), dim=1)
+        variance = apart.square().mean(0)  # [f, k]
+        learned = (variance / server.spread).clamp(0, 1)  # how much of a coefficient's deviation the rows say
+        length = variance.sqrt().clamp(min=LEAST)
+        direction = torch.nn.functional.normalize((apart / length * learned.sqrt()).flatten(1), dim=1)
         likeness = (self.sharpness * direction @ direction.T).fill_diagonal_(-math.inf)
         weights = torch.nan_to_num(likeness.softmax(1)) if len(apart) > 1 else torch.zeros_like(likeness)
         return server._replace(kin=self.kin * torch.einsum("ij,jfk->ifk", weights, apart), weights=weights)
@@ -293,12 +296,6 @@ def _one_output(server: Server, k: int, squared: bool, common: float, told: floa
         more = (sums.square[:, k].sum() / sums.rows[:, k].sum().clamp(min=1)).clamp(1.0, MOST)
         noise = more.expand(n)
     return centre, spread, noise, penalty, coefficients
-
-
-def _learned(server: Server) -> Tensor:
-    """[f, k] how much of a coefficient's deviation from the centre the rows say, between 0 and 1."""
-    variance = (server.coefficients - server.centre).square().mean(0)
-    return (variance / server.spread).clamp(0, 1)
 
 
 def _inverse(matrix: Tensor) -> Tensor:
