@@ -1,4 +1,4 @@
-"""What clients with biased data do to the accuracy of the others: python evidence/bias.py --data-dir DIR
+"""What clients with biased data do to the accuracy of the others: python evidence/bias.py
 
 Rotated digits, 20 clients of four hidden groups, with the settings of `evidence/tuned/rotated-digits.toml`. A share of
 the clients, drawn by the seed, has training and validation examples of half of the classes only; they do not attack.
@@ -6,63 +6,54 @@ Shown is the test accuracy of all others, who are the same clients in every colu
 The table goes to docs/papers/panacea-tables.md, between marks.
 """
 
-import argparse
-import os
-import tomllib
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
+from hidden_groups import train
 
-from kinfed import fit
-from kinfed.runs.config import experiment as config
 from kinfed_papers.coverage import COMMITTED
 from kinfed_papers.result_pages import put
 
+SOURCE = str(Path(__file__).parent / "tuned" / "rotated-digits.toml")
 PAGE, PART = COMMITTED.parent / "panacea-tables.md", "bias"
 METHODS = ("local", "fedavg", "fedavg-ft", "pfedhn", "panacea", "sfl", "fedaghn", "kin")
-SHARES, SEEDS, CLASSES = (0.0, 0.2, 0.4, 0.6), (0, 1, 2), 5
+SHARES, SEEDS, CLASSES, DIGITS = (0.0, 0.2, 0.4, 0.6), (0, 1, 2), 5, 10
 
 
-def biased(federation, seed, share):
-    """The federation with so large a share of biased clients, and who is never one of them: [M]."""
-    draw = torch.Generator().manual_seed(seed)
-    order = torch.randperm(len(federation), generator=draw)
-    kept = [torch.randperm(federation.task.classes, generator=draw)[:CLASSES] for _ in range(len(federation))]
+def draw(seed, count):
+    """[N] clients in the order in which they are biased, those at the end never; and for each the classes it keeps."""
+    generator = torch.Generator().manual_seed(seed)
+    order = torch.randperm(count, generator=generator)
+    return order, [torch.randperm(DIGITS, generator=generator)[:CLASSES] for _ in range(count)]
+
+
+def bias(federation, seed, share):
+    """The federation with so large a share of biased clients."""
+    order, kept = draw(seed, len(federation))
     who, rows = set(order[: round(share * len(order))].tolist()), dict(federation.rows)
     for split in ("train", "validation"):
         rows[split] = [
             each[torch.isin(federation.y[each], kept[i])] if i in who else each
             for i, each in enumerate(federation.rows[split])
         ]
-    return replace(federation, rows=rows), order[round(max(SHARES) * len(order)) :]
+    return replace(federation, rows=rows)
 
 
-def accuracy(name, share, seed, data):
+def accuracy(name, share, seed):
     """The others' mean test accuracy and that of the worst of them, in per cent."""
-    told = tomllib.loads((Path(__file__).parent / "tuned" / "rotated-digits.toml").read_text())
-    graph = ['federation.graph="oracle"'] * (name == "panacea")
-    made = config.resolve(config.override(told, [f'method.name="{name}"', f"seed={seed}", *graph]))
-    whole = made.federation(data, seed)
-    federation, others = biased(whole, seed, share)
-    run = fit(
-        made.method,
-        federation,
-        made.module(federation, seed),
-        rounds=made.rounds,
-        training=made.training,
-        participation=made.participation,
-        seed=seed,
-    )
-    scores = 100 * run.history.test(run.history.chosen)[others]
-    return scores.mean().item(), scores.min().item()
+    run = train(SOURCE, name, seed, change=partial(bias, share=share))
+    scores = 100 * run.history.test(run.history.chosen)
+    others = scores[draw(seed, len(scores))[0][round(max(SHARES) * len(scores)) :]]
+    return others.mean().item(), others.min().item()
 
 
-def table(data):
+def table():
     lines = ["| accuracy of the others, % | " + " | ".join(f"{share:.0%} biased" for share in SHARES) + " | lost |"]
     lines += ["| --- |" + " ---: |" * (len(SHARES) + 1)]
     for name in METHODS:
-        found = torch.tensor([[accuracy(name, share, seed, data) for seed in SEEDS] for share in SHARES])
+        found = torch.tensor([[accuracy(name, share, seed) for seed in SEEDS] for share in SHARES])
         means, lost = found.mean(1), found[0, :, 0] - found[-1, :, 0]
         cells = [f"{mean:.1f} ({worst:.1f})" for mean, worst in means.tolist()]
         lines.append(f"| `{name}` | {' | '.join(cells)} | {lost.mean():.1f} ± {lost.std():.1f} |")
@@ -74,6 +65,4 @@ def table(data):
 
 
 if __name__ == "__main__":
-    asked = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    asked.add_argument("--data-dir", type=Path, default=os.environ.get("KINFED_DATA"))
-    put(PAGE, PART, table(asked.parse_args().data_dir), "Tables of the Panacea paper")
+    put(PAGE, PART, table(), "Tables of the Panacea paper")

@@ -57,12 +57,12 @@ class InsideGroups(GraphMethod):
         return Params(theta), Params(theta)
 
 
-def train(source, name, seed, overrides=()):
-    """The run of one method, or of the oracle, with one seed."""
+def train(source, name, seed, overrides=(), change=lambda federation, seed: federation):
+    """The run of one method, or of the oracle, with one seed, on the federation after a change."""
     named = "local" if name == "oracle" else name
     graph = ["federation.graph=oracle"] if name == "panacea" else []  # it needs a graph, and this data has none
     experiment = config.resolve(config.read(source, [f"method.name={named}", *graph, *overrides]))
-    federation = experiment.federation(DATA, seed)
+    federation = change(experiment.federation(DATA, seed), seed)
     return fit(
         InsideGroups(tuple(federation.groups.tolist())) if name == "oracle" else experiment.method,
         federation,
