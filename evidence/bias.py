@@ -8,7 +8,6 @@ The table goes to docs/papers/panacea-tables.md, between marks.
 
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import torch
 from hidden_groups import train
@@ -16,7 +15,6 @@ from hidden_groups import train
 from kinfed_papers.coverage import COMMITTED
 from kinfed_papers.result_pages import put
 
-SOURCE = str(Path(__file__).parent / "tuned" / "rotated-digits.toml")
 PAGE, PART = COMMITTED.parent / "panacea-tables.md", "bias"
 METHODS = ("local", "fedavg", "fedavg-ft", "pfedhn", "panacea", "sfl", "fedaghn", "kin")
 SHARES, SEEDS, CLASSES, DIGITS = (0.0, 0.2, 0.4, 0.6), (0, 1, 2), 5, 10
@@ -43,7 +41,7 @@ def bias(federation, seed, share):
 
 def accuracy(name, share, seed):
     """The others' mean test accuracy and that of the worst of them, in per cent."""
-    run = train(SOURCE, name, seed, change=partial(bias, share=share))
+    run = train(name, seed, change=partial(bias, share=share))
     scores = 100 * run.history.test(run.history.chosen)
     others = scores[draw(seed, len(scores))[0][round(max(SHARES) * len(scores)) :]]
     return others.mean().item(), others.min().item()

@@ -1,8 +1,8 @@
 """What a newcomer to a finished federation has with few examples: python evidence/onboarding.py [CASE ...] --keep DIR
 
 Every method at its settings on rotated digits, DG-60, the METR-LA subset and one of nine federations, over
-seeds 0 to 2, with a part of the clients left out; afterwards each of these joins with 0, 10, 50 and all of its
-examples (of DG-60: 0, 2 and 10). What is measured is kept in --keep, and the same command goes on; --write only
+seeds 0 to 2, with a part of the clients left out; afterwards each of these joins with 0, 10 and all of its examples
+(of DG-60: 0, 2 and 10). What is measured is kept in --keep, and the same command goes on; --write only
 writes docs/evidence/onboarding.md, of all that is kept in --keep and its folders. DG-60 and METR-LA need KINFED_DATA;
 `persons` needs --answers FILE, one row a question that a person was asked: the person first, then numbers, and the
 answer, 0 or 1, last.
@@ -21,7 +21,7 @@ import warnings
 from pathlib import Path
 
 import torch
-from hidden_groups import SETTINGS, InsideGroups
+from hidden_groups import SOURCE, TOLD, InsideGroups
 
 import kinfed
 from kinfed.methods import METHODS
@@ -35,16 +35,16 @@ from kinfed_papers.result_pages import keep, put, version
 PAGE = Path(__file__).parents[1] / "docs" / "evidence" / "onboarding.md"
 DATA = Path(os.environ["KINFED_DATA"]) if "KINFED_DATA" in os.environ else None
 SEEDS = (0, 1, 2)
-SHOTS = (0, 10, 50, None)
+SHOTS = (0, 10, None)
 FEW = {"dg60": (0, 2, 10)}  # where learning alone makes no mistake from ten examples on
-ORACLE = "oracle"
+ORACLE, EXISTING = "oracle", "kin"  # whose members' models are tried on newcomers as they are
 DEALT = ["federation.partition=natural", "federation.clients=0", "federation.graph=given"]
 OWN = {"model.name": "mlp", "model.hidden": "[64]", "rounds": 20}  # the library's own training
 CASES = {  # name: (title, source, overrides)
-    "rotated-digits": ("Rotated digits", str(SETTINGS / "rotated-digits.toml"), ["federation.newcomers=4"]),
+    "rotated-digits": ("Rotated digits", SOURCE, ["federation.newcomers=4"]),
     "dg60": (
         "DG-60",
-        str(SETTINGS / "rotated-digits.toml"),
+        SOURCE,
         ["federation.dataset=dg60", *DEALT, "participation=0.1", "rounds=60", "federation.newcomers=12"],
     ),
     "metr-la": (
@@ -110,15 +110,15 @@ class Measured(FrozenServer):
         return self.alone_scores[newcomer.name, "all" if count == len(newcomer.rows) else count]
 
     def best_existing(self, newcomer, count):
-        """Only FedAGHN's is on the page, and to try every member's model is slow."""
-        return super().best_existing(newcomer, count) if self.name == "fedaghn" else ("", 0.0)
+        """Only one method's is on the page, and to try every member's model is slow."""
+        return super().best_existing(newcomer, count) if self.name == EXISTING else ("", 0.0)
 
 
 def overrides(case, name, seed, answers):
     """The settings of one run."""
     _, _, settings = CASES[case]
-    if case == "rotated-digits" and name == "panacea":
-        settings = [*settings, "federation.graph=oracle"]  # it needs a graph, and this data has none
+    if case == "rotated-digits" and name in TOLD:
+        settings = [*settings, "federation.graph=oracle"]
     if case == "persons":
         with answers.open(newline="") as file:
             head = next(csv.reader(file))
@@ -157,7 +157,7 @@ def measure(case, name, seed, answers, folder, shared):
             for count in FEW.get(case, SHOTS):
                 if count is None or count <= len(one.rows):
                     scores = onboard(frozen, one, len(one.rows) if count is None else count).scores
-                    if name != "fedaghn":
+                    if name != EXISTING:
                         scores.pop(BEST, None)
                     rows.append({"client": one.name, "examples": "all" if count is None else count, **scores})
     except (kinfed.RunError, kinfed.UsageError) as problem:
@@ -196,13 +196,13 @@ def oracle(case, seed, answers):
 
 
 def means(found, case, name, source, examples):
-    """[S] means over newcomers of one source of models, by seed."""
+    """[S] means over newcomers of one source of models, by seed; accuracies in percent."""
     result = []
     for seed in SEEDS:
-        rows = found.get(f"{case}/{name}/{seed}", {}).get("rows", ())
-        values = [row[source] for row in rows if row["examples"] == examples and source in row]
+        one = found.get(f"{case}/{name}/{seed}", {})
+        values = [row[source] for row in one.get("rows", ()) if row["examples"] == examples and source in row]
         if values:
-            result.append(statistics.mean(values))
+            result.append(statistics.mean(values) * (100 if one["metric"] == "accuracy" else 1))
     return result
 
 
@@ -215,43 +215,44 @@ def whole(found, case):
     return names, [name for name in tried if name not in names]
 
 
-def cell(values, share):
-    """A mean and its deviation over seeds."""
-    if not values:
-        return ""
-    times = 100 if share else 1
-    spread = f" ± {times * statistics.stdev(values):.1f}" if len(values) > 1 else ""
-    return f"{times * statistics.mean(values):.{1 if share else 2}f}{spread}"
+def gains(found, case, scores):
+    """By how much the scores with few examples, one a seed, are ahead of learning alone with as many: by seed."""
+    lower = any(one.get("metric") in ("mae", "mse") for key, one in found.items() if key.startswith(f"{case}/"))
+    alone = means(found, case, SHARED, ALONE, FEW.get(case, SHOTS)[1])
+    return [theirs - mine if lower else mine - theirs for mine, theirs in zip(scores, alone, strict=True)]
 
 
 def table(found, case):
-    """The table of one case."""
+    """The table of one case, whose model gains most with few examples first."""
     kept = {key: one for key, one in found.items() if key.startswith(f"{case}/")}
-    metric = next(one["metric"] for one in kept.values() if "metric" in one)
-    share, shots = metric == "accuracy", ["all" if count is None else count for count in FEW.get(case, SHOTS)]
-    yield f"| test {metric}{', %' * share}, by examples | {' | '.join(map(str, shots))} |"
-    yield f"| --- |{' ---: |' * len(shots)}"
-
-    def row(label, name, source):
-        cells = [cell(means(found, case, name, source, count), share) for count in shots]
-        return f"| {label} | {' | '.join(cells)} |" if any(cells) else None
-
+    share = any(one.get("metric") == "accuracy" for one in kept.values())
+    digits, shots = 1 if share else 2, ["all" if count is None else count for count in FEW.get(case, SHOTS)]
     names, without = whole(found, case)
-    first = next((name for name in ("fedaghn", *names) if name in names), "fedavg")
-    best = cell(means(found, case, ORACLE, ORACLE, 0), share)
-    fixed = [
-        row("**Local**", first, ALONE),
-        row("**FedAvg**", "fedavg", "fedavg"),
-        row("**FedAvg, tuned**", "fedavg", "fedavg" + TUNED),
-        row("**best existing model of FedAGHN's**", "fedaghn", BEST) if "fedaghn" in names else None,
-        f"| **oracle** | {' | '.join([best] * len(shots))} |" if best else None,
-    ]
-    yield from filter(None, fixed)
-    for name in names:
-        if name == SHARED:
-            continue
-        yield from filter(None, [row(f"`{name}`", name, name), row(f"`{name}`, tuned", name, name + TUNED)])
+
+    def cell(name, source, examples):
+        values = means(found, case, name, source, examples)
+        return f"{statistics.mean(values):.{digits}f}" if values else ""
+
+    def row(label, name, source, examples):
+        """Its gain and its line of the table."""
+        gained = gains(found, case, means(found, case, name, source, examples[1]))
+        gain = f"{statistics.mean(gained):+.{digits}f} ± {statistics.stdev(gained):.{digits}f}"
+        none, few, most = (cell(name, source, count) for count in examples)
+        tuned = cell(name, source + TUNED, examples[1])
+        return statistics.mean(gained), f"| {label} | {none} | {few} | {gain} | {tuned} | {most} |"
+
+    metric = "accuracy, %" if share else "MAE"
+    yield f"| test {metric}, by examples | 0 | {shots[1]} | ahead | {shots[1]}, tuned | {shots[2]} |"
+    yield f"| --- |{' ---: |' * 5}"
+    yield f"| **Local** |  | {cell(SHARED, ALONE, shots[1])} |  |  | {cell(SHARED, ALONE, shots[2])} |"
+    if EXISTING in names:
+        yield row(f"**best existing model of `{EXISTING}`**", EXISTING, BEST, shots)[1]
+    if cell(ORACLE, ORACLE, 0):
+        yield row("**oracle**", ORACLE, ORACLE, (0, 0, 0))[1]
+    yield from (line for _, line in sorted((row(f"`{name}`", name, name, shots) for name in names), reverse=True))
     problems = {key.split("/")[1]: one["problem"] for key, one in kept.items() if "problem" in one}
+    for name in (ORACLE, "local"):  # without groups, and nothing that a newcomer could be given
+        problems.pop(name, None)
     if without:
         yield ""
         yield textwrap.fill(f"Not run here, or not with every seed: {', '.join(f'`{one}`' for one in without)}.", 118)
@@ -262,19 +263,14 @@ def table(found, case):
 
 def ahead(found, case):
     """By which methods newcomers with few examples are ahead of learning alone: by the rule's model, untuned."""
-    examples = FEW.get(case, SHOTS)[1]
-    lower = any(one.get("metric") in ("mae", "mse") for key, one in found.items() if key.startswith(f"{case}/"))
-    clear, unclear, behind = [], [], []
-    for name in whole(found, case)[0]:
-        pairs = zip(means(found, case, name, name, examples), means(found, case, name, ALONE, examples), strict=True)
-        gains = [alone - mine if lower else mine - alone for mine, alone in pairs]
-        if gains:
-            (clear if min(gains) > 0 else unclear if statistics.mean(gains) > 0 else behind).append(f"`{name}`")
-    several = len(clear) + len(unclear) + len(behind)
-    yield f"With {examples} examples the model by the method's rule is ahead of learning alone in every seed by"
-    yield f"{len(clear)} of {several} methods."
+    examples, names = FEW.get(case, SHOTS)[1], whole(found, case)[0]
+    gained = {f"`{name}`": gains(found, case, means(found, case, name, name, examples)) for name in names}
+    clear = [name for name, each in gained.items() if min(each) > 0]
+    unclear = [name for name, each in gained.items() if name not in clear and statistics.mean(each) > 0]
+    behind = [name for name in gained if name not in clear + unclear]
+    yield f"With {examples} examples {len(clear)} of {len(gained)} methods are ahead of learning alone in every seed."
     if unclear:
-        yield f"Ahead on the mean, but not in every seed: {', '.join(unclear)}."
+        yield f"On the mean, but not in every seed: {', '.join(unclear)}."
     if behind:
         yield f"Not ahead: {', '.join(behind)}."
 

@@ -16,7 +16,7 @@ import kinfed
 from kinfed_papers import result_pages as page
 
 PAGE = Path(__file__).parents[1] / "docs" / "evidence" / "scaling.md"
-METHODS = ("local", "fedavg", "fedavg-ft", "fedaghn", "fedcedar")
+METHODS = ("local", "fedavg", "fedavg-ft", "kin", "fedaghn", "fedcedar")
 SCALES = ("federation", "client", "auto")
 ROUNDS = 20
 
