@@ -23,19 +23,6 @@ from kinfed.data.tables.schema import Description, Raw, of_clients, raw_of
 HOW = {"client": "who", "target": "y"}
 
 
-def test_ten_thousand_categories_are_the_frequent_ones_and_one_for_all_others():
-    """Also new ones, in rows that nobody has seen."""
-    rows = 20_000
-    text = [f"often {i % 5}" if i % 2 else f"rare {i % 10_000}" for i in range(rows)]
-    table = polars.DataFrame(
-        {"who": [f"C{i % 3}" for i in range(rows)], "c": text, "y": [i % 7 + 0.5 for i in range(rows)]}
-    )
-    (column,) = kinfed.from_frame(table, **HOW).columns.inputs
-    assert column.categories == tuple(f"often {i}" for i in range(5))
-    assert column.different > 4_500
-    assert column.ones(np.array([0.0, 1.0]), ["often 3", "new"]).tolist() == [3, 5]
-
-
 def mixed(rows=240, seed=0):
     """A table with every kind of column; x2 is in units of each client's own."""
     draw = np.random.default_rng(seed)

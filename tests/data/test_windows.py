@@ -14,7 +14,7 @@ import kinfed.data.split
 from kinfed import SGD, Split, Training, UsageError, fit
 from kinfed.data.federation import _to, divide
 from kinfed.data.partitions import PARTITIONS, Natural
-from kinfed.data.steps import clock
+from kinfed.data.steps import calendar
 from kinfed.data.windows import Windows
 from kinfed.methods import FedAvg, Local
 from kinfed.simulation.execution import Execution
@@ -60,9 +60,10 @@ def test_a_gap_is_never_reached_across_nor_filled_over():
 
 
 def test_the_clock_is_an_input_beside_the_readings():
-    day = clock(np.datetime64("2012-03-01T23:50"), np.array([0, 1, 2, 300]), 5)
-    assert (day * 1440).tolist() == pytest.approx([1430, 1435, 0, 50])
-    data = Windows(1, 1)(np.array([[1.0, 5], [2, 6], [3, 7]]), np.arange(3), ["a", "b"], calendar=day[:3, None])
+    begin = np.datetime64("2012-03-01T23:50:00").astype(np.float64)
+    day = calendar(begin + 300 * np.array([0, 1, 2, 300]), ["clock"])
+    assert (day[:, 0] * 1440).tolist() == pytest.approx([1430, 1435, 0, 50])
+    data = Windows(1, 1)(np.array([[1.0, 5], [2, 6], [3, 7]]), np.arange(3), ["a", "b"], calendar=day[:3])
     assert data.x.shape == (5, 1, 2)
     torch.testing.assert_close(data.x[[0, 1, 3], 0, 1], torch.tensor([1430, 1435, 1430]) / 1440)
 

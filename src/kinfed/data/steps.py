@@ -41,10 +41,3 @@ def carried_forward(readings: Tensor, steps: Tensor) -> Tensor:
     since = torch.where(gap, place, 0).cummax(0).values  # [T] where the current stretch without a gap begins
     last = torch.where(readings.isnan(), since, place).cummax(1).values
     return readings.gather(1, last)
-
-
-def clock(start: np.datetime64, steps: NDArray[np.int64], minutes: float) -> NDArray[np.float64]:
-    """[T] the time of day in [0, 1) at each step; a step has `minutes` minutes."""
-    midnight = start.astype("datetime64[D]")
-    first = (start - midnight) / np.timedelta64(1, "m")
-    return np.asarray((first + steps * minutes) % 1440 / 1440, dtype=np.float64)

@@ -36,8 +36,7 @@ def edge_auroc(relation: Tensor, groups: Tensor) -> float:
     others = ~torch.eye(len(weights), dtype=torch.bool)
     edges, positive = weights[others], same[others]
     # Mann-Whitney: the positives' ranks, tied edges sharing the middle one, against the least they could sum to.
-    _, level, count = torch.unique(edges, return_inverse=True, return_counts=True)
-    rank = (count.cumsum(0) - (count - 1) / 2)[level]
+    rank = torch.from_numpy(midranks(edges.numpy()))
     hits, misses = int(positive.sum()), int((~positive).sum())
     if not hits or not misses:
         return float("nan")

@@ -172,11 +172,15 @@ def test_a_hugging_face_table_without_a_client_is_told_what_to_name(here):
         DATASETS["huggingface"](path="texts", target="label")()
 
 
-def test_lists_beside_the_columns_that_are_used_and_blanks_around_names(here):
-    features = {"image": {"_type": "Image"}, "label": LABEL | {"names": ["cat ", " dog"]}, "tags": [{"dtype": "int64"}]}
+@pytest.mark.parametrize(
+    ("names", "classes"),
+    [(["cat ", " dog"], ("cat", "dog")), (["true", "false"], ("True", "False")), (["2.0", "1.0"], ("2", "1"))],
+)
+def test_names_of_classes_are_those_of_cells_and_lists_beside_them_do_no_harm(here, names, classes):
+    features = {"image": {"_type": "Image"}, "label": LABEL | {"names": names}, "tags": [{"dtype": "int64"}]}
     save_to_disk(here / "pets", pictures(here).with_columns(tags=polars.lit([1, 2])), features)
     found = DATASETS["huggingface"](path="pets", target="label")()
-    assert (found.classes, found.y.tolist()) == (("cat", "dog"), [0, 1] * 6)
+    assert (found.classes, found.y.tolist()) == (classes, [0, 1] * 6)
 
 
 def break_label(folder):

@@ -14,6 +14,7 @@ from ..dataset import Dataset
 from ..tables.frame import Frame, natural
 from ..tables.open_table import frame_of
 from ..tables.table_reader import TableReader
+from ..tables.words import name_of
 from .pictures import Source, pixels
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ class HuggingFace(TableReader):
                 raise UsageError(f"{self.path} has no column '{name}'; {nearest(name, table.columns)}")
         features = {name: one for name, one in features.items() if isinstance(one, dict)}  # others are of lists
         labels = {name: one.get("names") for name, one in features.items() if one.get("_type") == "ClassLabel"}
-        names = {name: [str(one).strip() for one in known] for name, known in labels.items() if known}
+        names = {name: [name_of(str(one).strip()) for one in known] for name, known in labels.items() if known}
         table = _name_classes(self.path, table, names)
         pictures = [name for name, one in features.items() if one.get("_type") == "Image"]
         if not pictures and not self.client:
@@ -62,22 +63,20 @@ class HuggingFace(TableReader):
         frame = Frame(self.path, table.drop(column), lambda row: f"{self.path}, row {row + 1}")
         target = self.targets[0]
         words = frame.text(target)
-        classes = names.get(target) or sorted(words.names, key=natural)
+        classes = [*dict.fromkeys(names.get(target, ()))] or sorted(words.names, key=natural)
         if len(self.targets) > 1 or len(classes) < 2:
             raise UsageError(
                 f"{self.path}: pictures need one target of two classes or more; got {', '.join(self.targets)}"
             )
-        index = {name: i for i, name in enumerate(classes)}
-        y = torch.tensor([index[name] for name in words.names])[torch.from_numpy(words.codes)]
         who, owners = None, tuple[str, ...]()
         if self.client:
             held = frame.text(self.client)
             owners = tuple(sorted(held.names, key=natural))
-            place = {name: i for i, name in enumerate(owners)}
-            who = torch.tensor([place[name] for name in held.names])[torch.from_numpy(held.codes)]
+            who = torch.from_numpy(held.among(owners))
         sources = [self._source(row, cell) for row, cell in enumerate(table[column].to_list())]
         called = [f"{self.path}, row {row + 1}, column '{column}'" for row in range(len(sources))]
         x = pixels(called, sources, self.size, self.grey)
+        y = torch.from_numpy(words.among(classes))
         return Dataset(x, y, Classification(len(classes)), tuple(classes), who, owners=owners, stratify=True)
 
     def _source(self, row: int, cell: Any) -> Source:

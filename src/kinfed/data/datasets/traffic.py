@@ -11,7 +11,7 @@ import torch
 from ...errors import UsageError
 from ..dataset import Dataset
 from ..graph_files import adjacency
-from ..steps import clock
+from ..steps import CLOCK, calendar
 from ..windows import Windows
 from .directory import read
 from .files import TRAFFIC
@@ -60,7 +60,8 @@ def traffic(name: str) -> Callable[..., Dataset]:
         names = [str(i) for i in arrays.get("sensor_ids", np.arange(values.shape[1]))]
         cut = Windows(past, horizon, stride, error)
         try:
-            day = clock(np.datetime64(str(start)), steps, MINUTES)[:, None] if time_of_day else None
+            begin = np.datetime64(str(start)).astype("datetime64[s]").astype(np.float64)
+            day = calendar(begin + 60.0 * MINUTES * steps, [CLOCK]) if time_of_day else None
             dataset = cut(values, steps, names, calendar=day, graph=adjacency(arrays["adjacency"]))
         except ValueError as problem:  # of numpy, or ours
             raise UsageError(f"{path}: {problem}") from None

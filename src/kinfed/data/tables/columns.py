@@ -41,10 +41,6 @@ class Number:
         """The names of its inputs."""
         return [self.name, f"{self.name} is missing"] if self.missing else [self.name]
 
-    def scales(self) -> list[tuple[float, float]]:
-        """Mean and deviation by which each input was scaled."""
-        return [(self.mean, self.deviation), (0.0, 1.0)][: len(self.parts)]
-
     def features(self, values: Numbers) -> Features:
         """[n, parts] inputs of values: [n]."""
         return self.scaled(values, self.mean, self.deviation, self.median)
@@ -92,10 +88,6 @@ class Category:
         parts = [f"{self.name}={category}" for category in self.categories]
         return parts + [f"{self.name} is other"] * bool(self.other) + [f"{self.name} is missing"] * bool(self.missing)
 
-    def scales(self) -> list[tuple[float, float]]:
-        """Mean and deviation by which each input was scaled: none is."""
-        return [(0.0, 1.0)] * len(self.parts)
-
     def ones(self, values: Numbers, words: Sequence[str] = ()) -> Codes:
         """[n] which input is 1, the others being 0, or -1 for none; a new category is an other one, or none.
 
@@ -139,10 +131,6 @@ class Calendar:
         parts = ["year", "season (sine)", "season (cosine)", *WEEK]
         parts += ["hour (sine)", "hour (cosine)"] * self.clock + ["is missing"] * bool(self.missing)
         return [f"{self.name} {part}" for part in parts]
-
-    def scales(self) -> list[tuple[float, float]]:
-        """Mean and deviation by which each input was scaled: only the year is."""
-        return [(self.mean, self.deviation), *[(0.0, 1.0)] * (len(self.parts) - 1)]
 
     def features(self, values: Numbers) -> Features:
         """[n, parts] inputs of dates: [n] in seconds; all 0 but the last where there is none."""
@@ -200,16 +188,7 @@ class Unused:
 
     @property
     def parts(self) -> list[str]:
-        """None."""
         return []
-
-    def scales(self) -> list[tuple[float, float]]:
-        """None."""
-        return []
-
-    def features(self, values: Numbers) -> Features:
-        """[n, 0]."""
-        return np.empty((len(values), 0))
 
     def __str__(self) -> str:
         return f"left out: {self.why}"
@@ -217,3 +196,9 @@ class Unused:
 
 Column = Number | Category | Calendar | Unused
 KINDS: dict[str, type[Column]] = {kind.kind: kind for kind in (Number, Category, Calendar, Unused)}
+
+
+def part_scales(column: Column) -> list[tuple[float, float]]:
+    """Mean and deviation by which each of a column's inputs was scaled: a number, or the year of a date, is."""
+    scaled = [(column.mean, column.deviation)] if isinstance(column, Number | Calendar) else []
+    return scaled + [(0.0, 1.0)] * (len(column.parts) - len(scaled))

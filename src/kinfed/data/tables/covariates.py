@@ -12,7 +12,7 @@ from torch import Tensor
 from ...errors import UsageError, several
 from ..steps import carried_forward
 from .column_statistics import Statistics
-from .columns import Number
+from .columns import Column, Number, part_scales
 from .doubts import listed
 from .encoder import of_column
 from .frame import Frame
@@ -98,13 +98,9 @@ class Covariates:
             at += len(column.parts)
             empty = torch.from_numpy(np.isnan(cells[column.name].values)).view(count, length)
             part[empty] = 0.0
-            later += [_later(part, lead) for lead in leads if column.name in self.ahead]
+            for lead in leads if column.name in self.ahead else ():  # 0 at the end, where no window asks for it
+                later.append(torch.nn.functional.pad(part[:, lead:], (0, 0, 0, min(lead, length))))
         return torch.cat([every, *later], -1)
-
-
-def _later(part: Tensor, lead: int) -> Tensor:
-    """[N, T, C] what comes `lead` steps later; 0 at the end, where no window asks for it."""
-    return torch.nn.functional.pad(part[:, lead:], (0, 0, 0, min(lead, part.shape[1])))
 
 
 def leads_of(past: int, horizon: int) -> list[int]:
@@ -132,10 +128,10 @@ def scales_of(known: Description, ahead: Sequence[str], leads: Sequence[int], cl
     """[C] mean and deviation by which each of `Covariates.channels` of a client is scaled."""
     own = known.clients.get(client, {})
 
-    def each(column: object) -> list[tuple[float, float]]:
+    def each(column: Column) -> list[tuple[float, float]]:
         if isinstance(column, Number) and column.name in own:
             return [(own[column.name].mean, own[column.name].deviation)]
-        return column.scales()  # type: ignore[attr-defined, no-any-return]
+        return part_scales(column)
 
     later = [scale for one in known.inputs for _ in leads if one.name in ahead for scale in each(one)]
     return [*(scale for one in known.inputs for scale in each(one)), *later]

@@ -4,7 +4,6 @@ import re
 import sqlite3
 import time
 import warnings
-from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -161,17 +160,12 @@ def _answer(connection: Any, name: str, query: str) -> "polars.DataFrame":
         parts = []
         while rows := cursor.fetchmany(BATCH):
             cells = zip(columns, kinds, zip(*rows, strict=True), strict=True)
-            parts.append(polars.DataFrame([_series(one, kind, held) for one, kind, held in cells]))
+            series = [
+                polars.Series(one, held, getattr(polars, TYPES[kind])) if kind in TYPES else series_of(one, held)
+                for one, kind, held in cells
+            ]
+            parts.append(polars.DataFrame(series))
     return polars.concat(parts, how="vertical_relaxed") if parts else polars.DataFrame()
-
-
-def _series(name: str, kind: str | None, cells: Sequence[Any]) -> "polars.Series":
-    """A batch of a column whose type is `kind`."""
-    import polars
-
-    if kind not in TYPES:
-        return series_of(name, cells)
-    return polars.Series(name, cells, getattr(polars, TYPES[kind]))
 
 
 def _names(name: str, columns: list[str]) -> list[str]:

@@ -52,7 +52,6 @@ class Preparation:
             raise UsageError(f"{self.table}: {problem}") from None
         columns = zip(self.kinds, dataset.x.T.numpy(), strict=True)
         raw = {name: Raw(values, self.words[name]) for name, values in columns}
-        raw |= {one.name: Raw(np.empty(len(y))) for one in found.inputs if isinstance(one, Unused)}
         owner = dataset.client
         who = np.zeros(len(y), np.int64) if owner is None else owner.numpy()
         x = found.features(raw, dataset.owners if owner is not None else [""], who, plain)
@@ -129,15 +128,12 @@ class Preparation:
                 statistics[name] = _of_numbers(values, float(mean[j]), float(deviation[j]))
             else:
                 statistics[name] = of_column(Raw(values, self.words[name]), kind)
-        if dataset.client is None:
-            none = torch.zeros(0, len(at))
-            return describe(
-                self.client, statistics, (), ByClient(none, none, none, _none), "federation", self.categories
-            )
-        owner = dataset.client[rows]
-        counts, means, deviations = _by_owner(numbers, owner, len(dataset.owners))
-        each = ByClient(counts, means, deviations, lambda i: _medians(numbers[:, i], owner, len(dataset.owners)))
-        return describe(self.client, statistics, dataset.owners, each, self.scale, self.categories)
+        owners, owner, scale = dataset.owners, dataset.client, self.scale
+        if owner is None:  # rows that were dealt to clients who are not their owners
+            owners, owner, scale = ("",), torch.zeros(len(dataset.x), dtype=torch.int64), "federation"
+        count, whose = len(owners), owner[rows]
+        each = ByClient(*_by_owner(numbers, whose, count), lambda i: _medians(numbers[:, i], whose, count))
+        return describe(self.client, statistics, owners, each, scale, self.categories)
 
 
 def of_column(raw: Raw, kind: str, median: bool = True) -> Statistics:
@@ -204,8 +200,3 @@ def _medians(values: Tensor, owner: Tensor, count: int) -> Numbers:
     last = len(near) - 1
     low, high = (near[np.minimum(begin + np.maximum(place, 0), last)] for place in ((counts - 1) // 2, counts // 2))
     return np.where(counts > 0, (low + high) / 2, 0.0)
-
-
-def _none(column: int) -> Numbers:
-    """Nobody's medians."""
-    return np.zeros(0)

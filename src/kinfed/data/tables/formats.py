@@ -38,11 +38,6 @@ EXAMPLE = datetime(2025, 1, 31, 13, 5, 9)
 ISO_DAY = "2025-01-02"
 
 
-def _thousands_pattern(mark: str) -> str:
-    """The characters of a regular expression that stand for a mark between thousands."""
-    return SPACE if mark == " " else r"'\x{2019}" if mark == "'" else re.escape(mark)
-
-
 @dataclass(frozen=True)
 class Formats:
     """How text in a table is read; new rows are read as training rows were, and nothing is guessed from cells."""
@@ -55,31 +50,11 @@ class Formats:
     truths: Sequence[str] | None = None  # the columns that hold true and false; None: any that hold nothing else
     zoned: Mapping[str, bool] = field(default_factory=dict)  # of columns of times, whether they name a time zone
 
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> "Formats":
-        """The formats that JSON has."""
-        given: dict[str, Any] = {name: tuple(one) if isinstance(one, list) else one for name, one in values.items()}
-        return cls(**given)
-
     def renamed(self, names: Mapping[str, str]) -> "Formats":
         """The same of a table whose columns have other names."""
         text, truths = (tuple(names.get(one, one) for one in each or ()) for each in (self.text, self.truths))
         zoned = {names.get(name, name): one for name, one in self.zoned.items()}
         return replace(self, text=text, truths=None if self.truths is None else truths, zoned=zoned)
-
-    def check(self) -> None:
-        """Raise UsageError for marks that cannot be told apart, and for a date format that does not read a date."""
-        if self.decimal not in (".", ","):
-            raise UsageError(f"decimal is the mark before fractions, '.' or ','; got {self.decimal!r:.80}")
-        if self.thousands not in ("", ".", ",", " ", "'"):
-            raise UsageError(f"thousands is a point, a comma, a blank or an apostrophe; got {self.thousands!r:.80}")
-        if self.thousands == self.decimal:
-            raise UsageError(f"decimal and thousands are both '{self.decimal}'; set the other one too")
-        for form in self.dates:
-            if not _is_readable(form):
-                raise UsageError(
-                    f"dates are written as in strptime, such as %d.%m.%Y or %m/%d/%y %H:%M; got {form!r:.80}"
-                )
 
     def numbers(self, column: "polars.Series") -> NDArray[np.float64]:
         """[n] text as numbers, NaN where there is none, infinity for anything else."""
@@ -101,7 +76,8 @@ class Formats:
 
     def _normalise_numbers(self, text: "polars.Series") -> "polars.Series":
         """Numbers in these formats as 1200.5; null for anything else."""
-        whole = rf"\d+|\d{{1,3}}(?:[{_thousands_pattern(self.thousands)}]\d{{3}})+" if self.thousands else r"\d+"
+        between = {" ": SPACE, "'": r"'\x{2019}"}.get(self.thousands, re.escape(self.thousands))
+        whole = rf"\d+|\d{{1,3}}(?:[{between}]\d{{3}})+" if self.thousands else r"\d+"
         unit = "|".join(re.escape(one).replace("\\ ", " ") for one in self.units)
         sign, mark = r"[+\x{2212}-]?", re.escape(self.decimal)
         number = rf"^({sign})\s*(?:{unit})?\s*({sign})((?:{whole})?)((?:{mark}\d*)?(?:[eE][+-]?\d+)?)\s*(?:{unit})?$"
@@ -134,7 +110,8 @@ class Formats:
         """The options that would read a cell and all `others` of its column as numbers, "" if none would."""
         import polars
 
-        parts = re.fullmatch(_for_python(AMOUNT), cell)
+        in_python = re.sub(r"\\x\{([0-9a-f]+)\}", lambda code: re.escape(chr(int(code[1], 16))), AMOUNT)
+        parts = re.fullmatch(in_python, cell)
         if parts is None:
             return ""
         unit = parts[2] or parts[7].strip()
@@ -174,7 +151,17 @@ class FormatSettings(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.formats.check()
+        if self.decimal not in (".", ","):
+            raise UsageError(f"decimal is the mark before fractions, '.' or ','; got {self.decimal!r:.80}")
+        if self.thousands not in ("", ".", ",", " ", "'"):
+            raise UsageError(f"thousands is a point, a comma, a blank or an apostrophe; got {self.thousands!r:.80}")
+        if self.thousands == self.decimal:
+            raise UsageError(f"decimal and thousands are both '{self.decimal}'; set the other one too")
+        for form in self.formats.dates:
+            if not _is_readable(form):
+                raise UsageError(
+                    f"dates are written as in strptime, such as %d.%m.%Y or %m/%d/%y %H:%M; got {form!r:.80}"
+                )
 
     @property
     def formats(self) -> Formats:
@@ -186,6 +173,11 @@ class FormatSettings(Settings):
 
 
 FORMATS = tuple(one.name for one in fields(FormatSettings))
+
+
+def with_tuples(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values of JSON as a dataclass has them: tuples for lists."""
+    return {name: tuple(one) if isinstance(one, list) else one for name, one in values.items()}
 
 
 def looks_like_number(text: "polars.Series") -> "polars.Series":
@@ -200,11 +192,6 @@ def looks_like_date(text: "polars.Series") -> "polars.Series":
 
 def _quote_names(names: Sequence[str]) -> str:
     return "[" + ", ".join(f'"{one}"' for one in names) + "]"
-
-
-def _for_python(pattern: str) -> str:
-    """A pattern of polars as Python has it."""
-    return re.sub(r"\\x\{([0-9a-f]+)\}", lambda code: re.escape(chr(int(code[1], 16))), pattern)
 
 
 def _parse_date(cell: str, form: str) -> datetime | None:

@@ -4,7 +4,7 @@ import math
 import re
 import warnings
 from collections.abc import Callable, Container, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime, timedelta
 from numbers import Real
 from pathlib import Path
@@ -17,7 +17,7 @@ from ...errors import Fault, UsageError, nearest, some
 from .formats import MISSING, TRUTH, Formats, looks_like_date, looks_like_number
 from .owners import Owners
 from .times import SAMPLE, Clock, Times, compact_seconds, iso_seconds, seconds_of, steps_of, zone_of
-from .words import Codes, Numbers, Words, merged, name_of, words_of
+from .words import Codes, Numbers, Words, merged, name_of, words_of_floats
 
 if TYPE_CHECKING:
     import polars
@@ -33,28 +33,18 @@ ADVISED = 200  # cells of a column that an option must read to be advised
 PLAIN = Formats()
 
 
+@dataclass(frozen=True, eq=False)
 class Frame:
     """A table whose cells are known by their place in what was read."""
 
-    def __init__(
-        self,
-        name: str,
-        table: "polars.DataFrame",
-        place: Callable[[int], str],
-        strange: Mapping[str, str] | None = None,
-        rows: Codes | None = None,
-        added: Sequence[str] = (),
-        formats: Formats = PLAIN,
-    ) -> None:
-        """`name` is for errors; `place` says where a row that was read is; rows: [n] are these, if some were left out.
-
-        `strange` are the types of columns that hold no numbers, text or dates, `added` columns that no file has, and
-        `formats` how text is read.
-        """
-        self.added = added
-        self.formats = formats
-        self.name, self._table, self._place, self._strange, self._rows = name, table, place, strange or {}, rows
-        self._parsed: dict[str, Numbers] = {}
+    name: str  # for errors
+    _table: "polars.DataFrame"
+    _place: Callable[[int], str]  # where a row that was read is
+    _strange: Mapping[str, str] = field(default_factory=dict)  # types of columns that hold no numbers, text or dates
+    _rows: Codes | None = None  # [n] which rows these are, if some were left out
+    added: Sequence[str] = ()  # columns that no file has
+    formats: Formats = PLAIN  # how text is read
+    _parsed: dict[str, Numbers] = field(default_factory=dict, init=False)
 
     def __len__(self) -> int:
         return self._table.height
@@ -85,11 +75,11 @@ class Frame:
         if not kept.any():
             raise UsageError(f"{self.name} has no rows", Fault.EMPTY)
         rows = np.flatnonzero(kept) if self._rows is None else self._rows[kept]
-        return Frame(self.name, self._table.filter(kept), self._place, self._strange, rows, self.added, self.formats)
+        return replace(self, _table=self._table.filter(kept), _rows=rows)
 
     def read_as(self, formats: Formats) -> "Frame":
         """The frame whose text is read by these formats."""
-        return Frame(self.name, self._table, self._place, self._strange, self._rows, self.added, formats)
+        return replace(self, formats=formats)
 
     def trained_formats(self, kinds: Mapping[str, str]) -> Formats:
         """The formats by which new rows are read as these are, whose columns are of these kinds ("date", ...)."""
@@ -113,7 +103,7 @@ class Frame:
             raise UsageError(told, Fault.COLUMNS)
         table = self._table.rename({own: name for own, name in names.items() if own in self._table.columns})
         strange = {names.get(own, own): kind for own, kind in self._strange.items()}
-        return Frame(self.name, table, self._place, strange, self._rows, self.added, self.formats.renamed(names))
+        return replace(self, _table=table, _strange=strange, formats=self.formats.renamed(names))
 
     def with_all(self, names: list[str]) -> "Frame":
         """The frame without rows that have no value in one of these columns; a warning counts them."""
@@ -161,9 +151,11 @@ class Frame:
         import polars
 
         column = self.column(name)
-        if column.dtype != polars.String:
-            return words_of(column)
-        known = column.fill_null("")
+        if column.dtype.is_float():
+            return words_of_floats(column.to_numpy())
+        if column.dtype == polars.Datetime:
+            column = column.dt.to_string("%Y-%m-%dT%H:%M:%S%.6f")
+        known = column.cast(polars.String).fill_null("")
         names = known.unique(maintain_order=True)
         codes = known.cast(polars.Enum(names)).to_physical().to_numpy().astype(np.int64)
         return merged([name_of(text.strip()) for text in names.to_list()], codes)
@@ -171,13 +163,13 @@ class Frame:
     def text(self, name: str) -> Words:
         """A column as text; raises UsageError where there is no value."""
         words = self.words(name)
-        self._check_filled(name, words.empty, "fill it in")
+        self._check_filled(name, words.empty)
         return words
 
-    def _check_filled(self, name: str, empty: NDArray[np.bool_], fix: str) -> None:
+    def _check_filled(self, name: str, empty: NDArray[np.bool_]) -> None:
         """Raise UsageError for the first of the cells [n] that are `empty`."""
         if empty.any():
-            raise UsageError(f"{self.place(int(empty.argmax()), name)}: there is no value; {fix}", Fault.MISSING)
+            raise UsageError(f"{self.place(int(empty.argmax()), name)}: there is no value; fill it in", Fault.MISSING)
 
     def kind(self, name: str) -> str:
         """What most cells are: "numbers" (or truth values alone), "dates", "text", "empty", or another type."""
@@ -241,7 +233,9 @@ class Frame:
 
         column = self.column(name)
         if column.dtype == polars.String:
-            values = self._truths(name) if self._may_be_truths(name) else self._cast(name)
+            known = self.formats.truths  # in training
+            are_truths = self._are_truths(name) if known is None else name in known
+            values = self._truths(name) if are_truths else self._cast(name)
             self._check_units(name, column)
         elif column.dtype == polars.Datetime:
             values = np.full(len(column), np.inf)
@@ -255,13 +249,8 @@ class Frame:
     def filled(self, name: str) -> Numbers:
         """[n] a column as numbers; raises UsageError where there is none."""
         values = self.numbers(name)
-        self._check_filled(name, np.isnan(values), "fill it in")
+        self._check_filled(name, np.isnan(values))
         return values
-
-    def _may_be_truths(self, name: str) -> bool:
-        """Whether true and false are numbers in a column of text, which it was in training, if that is known."""
-        known = self.formats.truths
-        return self._are_truths(name) if known is None else name in known
 
     def _truths(self, name: str) -> Numbers:
         """[n] a column of text as numbers, true and false among them."""

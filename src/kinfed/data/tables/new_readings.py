@@ -14,7 +14,7 @@ from ...errors import UsageError, several
 from ..steps import calendar, calendar_names, carried_forward
 from ..windows import cut, side_by_side
 from .covariates import Covariates, Grid, cells_of, leads_of, names_of, scales_of
-from .formats import Formats
+from .formats import Formats, with_tuples
 from .frame import Frame
 from .owners import Owners
 from .schema import Description, raw_of
@@ -56,10 +56,8 @@ class Series:
         cls, values: Mapping[str, Any], reading: Mapping[str, float], covariates: Mapping[str, Any] | None = None
     ) -> "Series":
         """The series that `to_dict` made, with mean and deviation of its readings, and its covariates' description."""
-        given: dict[str, Any] = {name: tuple(one) if isinstance(one, list) else one for name, one in values.items()}
-        given["formats"] = Formats.from_dict(values["formats"])
-        known = None if covariates is None else Description.from_dict(covariates)
-        return cls(**given | dict(reading), covariates=known)
+        given = with_tuples(values) | {"formats": Formats(**with_tuples(values["formats"]))} | dict(reading)
+        return cls(**given, covariates=None if covariates is None else Description.from_dict(covariates))
 
     @classmethod
     def of_scale(cls, scale: Mapping[str, Any]) -> "Series":
@@ -125,25 +123,19 @@ class Series:
         known, first, place = np.unique(steps[held], return_index=True, return_inverse=True)
         grid = Grid(held, owners.who[held], place, (len(owners.names), len(known)))
         values, at = grid.lay_out(readings), torch.from_numpy(known)
-        beside = self._read_covariates(frame, owners, grid, at)
+        beside, channels = None, None
+        if self.covariates is not None:
+            self.covariates.warn_of_new(frame, {name: raw_of(frame, name, kind) for name, kind in self.kinds.items()})
+            cells = cells_of(frame, self.kinds, self.static, grid, owners.names)
+            beside = Covariates(self.client, owners.names, self.kinds, cells, at, self.future)
+            channels = beside.channels(self.covariates, self.leads)
         begin, usable = self._usable(frame, grid, values, known, beside)
         scaled = ((carried_forward(torch.from_numpy(values), at) - self.mean) / self.deviation).nan_to_num(0)
-        channels = None
-        if beside is not None and self.covariates is not None:
-            channels = beside.channels(self.covariates, self.leads)
         features = calendar(times.moments[held][first], self.calendar)
         inputs = side_by_side(scaled.to(torch.get_default_dtype()), features, channels)
         x = cut(inputs, self.past, len(owners.names) * len(known) - self.past + 1)
         where = (grid.who * len(known) + begin)[usable]
         return Ahead(x, torch.from_numpy(where), grid.who[usable], held[usable])
-
-    def _read_covariates(self, frame: Frame, owners: Owners, grid: Grid, steps: Tensor) -> Covariates | None:
-        """The cells of covariates."""
-        if self.covariates is None:
-            return None
-        self.covariates.warn_of_new(frame, {name: raw_of(frame, name, kind) for name, kind in self.kinds.items()})
-        cells = cells_of(frame, self.kinds, self.static, grid, owners.names)
-        return Covariates(self.client, owners.names, self.kinds, cells, steps, self.future)
 
     def _steps(self, frame: Frame, moments: NDArray[Any], length: float) -> Codes:
         """[n] steps of this length, as in training."""

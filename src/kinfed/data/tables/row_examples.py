@@ -84,8 +84,7 @@ def read_rows(
             _check_counts(frame, targets[0], known[:, 0])
         y = torch.from_numpy(np.nan_to_num(known))
     else:
-        words, index = frame.words(targets[0]), {name: i for i, name in enumerate(classes)}
-        places = np.array([index.get(name, -1) for name in words.names], np.int64)[words.codes]
+        places = frame.words(targets[0]).among(classes)
         known, y = np.where(places < 0, np.nan, places)[:, None], torch.from_numpy(places)
     raw = {name: raw_of(frame, name, kind) for name, kind in kinds.items()}
     doubts.warn(frame, raw, dict(zip(targets, known.T, strict=True)), classes is not None)

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from ...errors import UsageError
 from .column_statistics import DateStatistics, NumberStatistics, Statistics, WordStatistics, merged
-from .columns import KINDS, NEVER, ROUNDING, Calendar, Category, Column, Number, Unused
-from .formats import Formats
+from .columns import KINDS, NEVER, ROUNDING, Calendar, Category, Column, Number, Unused, part_scales
+from .formats import Formats, with_tuples
 from .frame import Frame
 from .words import Codes, Numbers, name_of
 
@@ -101,7 +101,7 @@ class Description:
 
     def scale(self) -> dict[str, Any]:
         """Mean and deviation of each of a model's inputs; `clients` has those of clients' own."""
-        each = [scale for column in self.inputs for scale in column.scales()]
+        each = [scale for column in self.inputs for scale in part_scales(column)]
         scale: dict[str, Any] = {
             "inputs": {name: {"mean": m, "deviation": d} for name, (m, d) in zip(self.names, each, strict=True)}
         }
@@ -116,7 +116,7 @@ class Description:
         """[n, d] inputs of rows that belong to owners[who]; those of other names have the scale of all."""
         result, at = torch.zeros(len(who), len(self.names), dtype=kind), 0
         own = {name for scales in self.clients.values() for name in scales}
-        for column in self.inputs:
+        for column in (one for one in self.inputs if not isinstance(one, Unused)):
             values, words = raw[column.name]
             part = result[:, at : at + len(column.parts)]
             at += len(column.parts)
@@ -145,7 +145,6 @@ class Description:
     def encode(self, frame: Frame, client: str | None = None) -> Tensor:
         """x alone, see `apply`."""
         raw = self.cells(frame)
-        raw |= {column.name: Raw(np.empty(len(frame))) for column in self.inputs if isinstance(column, Unused)}
         owners, who = [client or ""], np.zeros(len(frame), np.int64)
         if client is None and self.client in frame.columns:
             owners, who = frame.words(self.client)
@@ -178,14 +177,14 @@ class Description:
     def _answers(self, frame: Frame) -> Tensor:
         """y of a table's rows; raises UsageError where one is missing or of no known class."""
         if self.targets[0].classes:
-            name, index = self.targets[0].name, {name_of(one): i for i, one in enumerate(self.targets[0].classes)}
+            name, classes = self.targets[0].name, [name_of(one) for one in self.targets[0].classes]
             words = frame.text(name)
-            places = np.array([index.get(word, -1) for word in words.names])[words.codes]
+            places = words.among(classes)
             if (places < 0).any():
                 at = int((places < 0).argmax())
                 raise UsageError(
                     f"{frame.place(at, name)}: '{words.names[words.codes[at]]}' is none of the "
-                    f"{len(index)} classes that were trained on"
+                    f"{len(classes)} classes that were trained on"
                 )
             return torch.from_numpy(places)
         frame = frame.read_as(self.formats)
@@ -208,12 +207,13 @@ class Description:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Description":
         """The description that `to_dict` made."""
+        inputs = [(one["kind"], {key: one[key] for key in one if key != "kind"}) for one in values["inputs"]]
         return cls(
             values["client"],
-            tuple(_made(KINDS[one["kind"]], one) for one in values["inputs"]),
-            tuple(_made(Target, one) for one in values["targets"]),
+            tuple(KINDS[kind](**with_tuples(one)) for kind, one in inputs),
+            tuple(Target(**with_tuples(one)) for one in values["targets"]),
             {who: {name: Own(**one) for name, one in own.items()} for who, own in values["clients"].items()},
-            Formats.from_dict(values["formats"]),
+            Formats(**with_tuples(values["formats"])),
             tuple(values["dropped"]),
         )
 
@@ -234,12 +234,6 @@ def incomplete(run: str) -> UsageError:
     )
 
 
-def _made(kind: Any, values: Mapping[str, Any]) -> Any:
-    """A dataclass from the values that JSON has, whose lists are tuples."""
-    given = {name: tuple(one) if isinstance(one, list) else one for name, one in values.items() if name != "kind"}
-    return kind(**given)
-
-
 def raw_of(frame: Frame, name: str, kind: str) -> Raw:
     """A column of a table as one of a kind; raises UsageError that names the cell that is none."""
     if kind == "number":
@@ -248,9 +242,7 @@ def raw_of(frame: Frame, name: str, kind: str) -> Raw:
         return Raw(frame.seconds(name))
     words = frame.words(name)
     known = [name for name in words.names if name]
-    index = {name: i for i, name in enumerate(known)}
-    places = np.array([index.get(name, math.nan) for name in words.names], np.float64)
-    return Raw(places[words.codes], known)
+    return Raw(np.where(words.empty, math.nan, words.among(known)), known)
 
 
 def describe(

@@ -141,8 +141,7 @@ class TableReader(FormatSettings):
         frame = frame.read_as(self.formats).with_all(needed if self.drop_missing else [self.client])
         owner = frame.words(self.client)
         names = sorted(owner.names, key=natural)
-        place = {name: i for i, name in enumerate(names)}
-        held = Owners(names, np.array([place[name] for name in owner.names])[owner.codes], None)
+        held = Owners(names, owner.among(names), None)
         if self.edges:
             held = held._replace(graph=read_links(self.edges, names))
         if self.past:
@@ -181,12 +180,6 @@ class TableReader(FormatSettings):
             raise UsageError(f"{frame.name}: {why}, so it is no covariate; take it out of future and static")
         return kinds
 
-    def _task(self, classes: Sequence[str] | None) -> Task:
-        """What is learnt of rows; the scale of numbers is not known yet."""
-        if classes is not None:
-            return Classification(len(classes))
-        return Counts() if self.counts else Regression(names=tuple(self.targets))
-
     def _rows(self, frame: Frame, held: Owners) -> Dataset:
         """The data set in which every row is an example."""
         kinds, targets = self._kinds(frame), self.targets
@@ -202,11 +195,12 @@ class TableReader(FormatSettings):
         x = np.empty((len(used), len(kinds)))
         for i, one in enumerate(found.raw.values()):
             x[:, i] = one.values[used]
+        task: Task = Counts() if self.counts else Regression(names=tuple(targets))  # whose scale is not known yet
         return Dataset(
             # In float64 until it is scaled: float32 cannot distinguish numbers far from zero that are close together.
             torch.from_numpy(x),
             found.y[torch.from_numpy(used)],
-            self._task(classes),
+            task if classes is None else Classification(len(classes)),
             tuple(classes or ()),
             client=torch.from_numpy(held.who[used]),
             graph=held.graph,

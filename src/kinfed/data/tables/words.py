@@ -3,13 +3,10 @@
 import math
 import re
 from collections.abc import Container, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-
-if TYPE_CHECKING:
-    import polars
 
 Numbers = NDArray[np.float64]
 Codes = NDArray[np.int64]
@@ -23,6 +20,11 @@ class Words(NamedTuple):
 
     names: list[str]  # what is in it, each once; "" where there is no value
     codes: Codes  # [n] each cell's place in names
+
+    def among(self, names: Sequence[str]) -> Codes:
+        """[n] each cell's place in these names, -1 where it is none of them."""
+        index = {name: i for i, name in enumerate(names)}
+        return np.array([index.get(name, -1) for name in self.names], np.int64)[self.codes]
 
     @property
     def empty(self) -> NDArray[np.bool_]:
@@ -54,23 +56,12 @@ def known_name(name: str, names: Container[str]) -> str:
     return name if name in names else name_of(name)
 
 
-def words_of(column: "polars.Series") -> Words:
-    """A column of numbers, truth values or dates as text."""
-    import polars
-
-    if column.dtype == polars.Boolean:
-        places, codes = np.unique(column.cast(polars.Int64).fill_null(2).to_numpy(), return_inverse=True)
-        return Words([("False", "True", "")[place] for place in places], codes)
-    values = column.to_numpy()
-    if column.dtype == polars.Datetime:
-        different, codes = np.unique(values, return_inverse=True)
-        return merged(["" if np.isnat(one) else str(one) for one in different], codes)
+def words_of_floats(values: Numbers) -> Words:
+    """A column of numbers as text; whole numbers with missing ones among them are floats."""
     different, codes = np.unique(values, return_inverse=True)
-    if values.dtype.kind == "f":  # whole numbers with missing ones among them are floats
-        each = different.tolist()
-        names = ["" if math.isnan(c) else str(int(c)) if math.isfinite(c) and c == round(c) else str(c) for c in each]
-        return merged(names, codes)
-    return merged([str(one) for one in different.tolist()], codes)
+    each = different.tolist()
+    names = ["" if math.isnan(c) else str(int(c)) if math.isfinite(c) and c == round(c) else str(c) for c in each]
+    return merged(names, codes)
 
 
 def merged(names: Sequence[str], codes: Codes) -> Words:

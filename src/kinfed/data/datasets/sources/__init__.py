@@ -3,6 +3,7 @@
 import shutil
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,8 +15,8 @@ from ....files import read_json, replacing, write_json
 from .cars import compcars
 from .climate import tpt48
 from .download import Progress, Source, checked, fetch
-from .images import cifar10, cifar100, fashion_mnist, mnist, svhn, tiny_imagenet
-from .roads import metr_la, pems04, pems08, pems_bay
+from .images import CLOTHES, cifar10, cifar100, mnist, svhn, tiny_imagenet
+from .roads import flows, speeds
 
 RECORDED = "checksums.json"  # in the data directory
 
@@ -62,7 +63,7 @@ ORIGINALS: dict[str, Original] = {
             (_IDX[2], "md5:bef4ecab320f06d8554ea6380940ec79"),
             (_IDX[3], "md5:bb300cfdad3c16e7a12a480ee83cd310"),
         ),
-        fashion_mnist,
+        partial(mnist, names=CLOTHES),
     ),
     "svhn": Original(
         _at(
@@ -92,14 +93,14 @@ ORIGINALS: dict[str, Original] = {
                 ("distances_la_2012.csv", "sha256:a576a2a3e28dbb959be6da22688e24dd1b246b81264595e129147c256cd53de5"),
             ),
         ),
-        metr_la,
+        speeds,
     ),
     "pems_bay": Original(
         (
             *_at(_SPEEDS, ("PEMS-BAY.csv", "md5:c8dea58987a5882e946217c22fdb8256")),
             *_at(_DCRNN, ("distances_bay_2017.csv", None)),
         ),
-        pems_bay,
+        speeds,
     ),
     "pems04": Original(
         _at(
@@ -107,7 +108,7 @@ ORIGINALS: dict[str, Original] = {
             ("PEMS04.npz", "md5:5238832691101da85fcac772a32051da"),
             ("PEMS04.csv", "md5:3990731ec980019a875a6d5723523855"),
         ),
-        pems04,
+        partial(flows, start="2018-01-01T00:00"),
     ),
     "pems08": Original(
         _at(
@@ -115,7 +116,7 @@ ORIGINALS: dict[str, Original] = {
             ("PEMS08.npz", "md5:2a528d169c0d90294c9e24288a430132"),
             ("PEMS08.csv", "md5:5e507b2b18d9235e95b63a20221cd4c5"),
         ),
-        pems08,
+        partial(flows, start="2016-07-01T00:00"),
     ),
     "tpt48": Original(
         _at(

@@ -20,14 +20,13 @@ CLOTHES = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shi
 DIGITS = tuple("0123456789")
 
 
-def mnist(files: Files) -> Arrays:
-    """Four gzipped idx files: images and labels of both parts."""
-    return _idx_set(files, DIGITS)
-
-
-def fashion_mnist(files: Files) -> Arrays:
-    """The same files as MNIST's, of clothes."""
-    return _idx_set(files, CLOTHES)
+def mnist(files: Files, names: tuple[str, ...] = DIGITS) -> Arrays:
+    """Four gzipped idx files: images and labels of both parts; Fashion-MNIST's are like these, of `CLOTHES`."""
+    arrays: Arrays = {"class_names": np.array(names)}
+    for part, prefix in (("train", "train"), ("test", "t10k")):
+        arrays[f"x_{part}"] = _idx(files[f"{prefix}-images-idx3-ubyte.gz"])[:, None]
+        arrays[f"y_{part}"] = _idx(files[f"{prefix}-labels-idx1-ubyte.gz"]).astype(np.int64)
+    return arrays
 
 
 def svhn(files: Files) -> Arrays:
@@ -100,14 +99,6 @@ def tiny_imagenet(files: Files) -> Arrays:
             "y_test": np.array([of for _, of in test]),
             "class_names": np.array([words.get(name, name).split(",")[0] for name in classes]),
         }
-
-
-def _idx_set(files: Files, names: tuple[str, ...]) -> Arrays:
-    arrays: Arrays = {"class_names": np.array(names)}
-    for part, prefix in (("train", "train"), ("test", "t10k")):
-        arrays[f"x_{part}"] = _idx(files[f"{prefix}-images-idx3-ubyte.gz"])[:, None]
-        arrays[f"y_{part}"] = _idx(files[f"{prefix}-labels-idx1-ubyte.gz"]).astype(np.int64)
-    return arrays
 
 
 def _idx(path: Path) -> NDArray[np.uint8]:

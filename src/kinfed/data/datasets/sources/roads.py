@@ -17,27 +17,9 @@ Arrays = dict[str, NDArray[Any]]
 Files = dict[str, Path]
 
 
-def metr_la(files: Files) -> Arrays:
+def speeds(files: Files) -> Arrays:
     """Readings with one column a detector, 0 where one is missing, and distances between detectors in metres."""
-    return _speeds(files["METR-LA.csv"], files["distances_la_2012.csv"])
-
-
-def pems_bay(files: Files) -> Arrays:
-    """The same kind of files as METR-LA's."""
-    return _speeds(files["PEMS-BAY.csv"], files["distances_bay_2017.csv"])
-
-
-def pems04(files: Files) -> Arrays:
-    """`data: [16992, 307, 3]` (flow, occupancy, speed) from 1 January 2018, and which detectors a road joins."""
-    return _flows(files["PEMS04.npz"], files["PEMS04.csv"], "2018-01-01T00:00")
-
-
-def pems08(files: Files) -> Arrays:
-    """`data: [17856, 170, 3]` (flow, occupancy, speed) from 1 July 2016, and which detectors a road joins."""
-    return _flows(files["PEMS08.npz"], files["PEMS08.csv"], "2016-07-01T00:00")
-
-
-def _speeds(readings: Path, distances: Path) -> Arrays:
+    readings, distances = files.values()
     with readings.open(newline="") as file:
         names = next(csv.reader(file))[1:]
         content = file.read()
@@ -64,7 +46,9 @@ def _speeds(readings: Path, distances: Path) -> Arrays:
     }
 
 
-def _flows(readings: Path, roads: Path, start: str) -> Arrays:
+def flows(files: Files, start: str) -> Arrays:
+    """`data: [T, N, 3]` (flow, occupancy, speed) every 5 minutes, and which detectors a road joins."""
+    readings, roads = files.values()
     with np.load(readings, allow_pickle=False) as content:
         if "data" not in content.files:
             raise RunError(f"{readings} must hold the array data; it holds {', '.join(content.files) or 'nothing'}")
