@@ -30,7 +30,7 @@ from fuzz_cases import Draw, Post, Wrong, cli
 import kinfed
 from kinfed import Run, UsageError, load_model
 from kinfed.cli.predict import opened
-from kinfed.data.tables.formats import MISSING
+from kinfed.data.tables.cells import MISSING
 from kinfed.data.tables.words import name_of
 from kinfed.errors import RunError
 from kinfed.flower.programs.keys import check_name

@@ -153,7 +153,7 @@ def finished():
         every = {"mean": 0.5, "std": 0.1, "worst5": 0.4, "best5": 0.6, "round": 1}
         scores = {name: every | score for name, score in (scores or {"own": {}}).items()}
         folder = RunFolder(path)
-        folder.make()
+        folder.create()
         folder.summary.write_text(json.dumps(nested({"scores": scores, **known})))
         return folder
 

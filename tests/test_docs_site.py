@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike
 
 import kinfed
 from kinfed.cli import main
-from kinfed.core.settings import sentences
+from kinfed.core.field_checks import sentences
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"

@@ -16,7 +16,7 @@ from sphinx.application import Sphinx
 
 import kinfed
 from kinfed.cli import main
-from kinfed.core.settings import described, kinds_of, sentences
+from kinfed.core.field_checks import described, kinds_of, sentences
 from kinfed.report.page.page_settings import TOP
 from kinfed.runs.config import parts
 

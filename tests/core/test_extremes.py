@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kinfed import Federation, Local, Regression, fit
-from kinfed.core.extremes import name_extremes
+from kinfed.core.summary import name_extremes
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import pickle
 
 import torch
 
-from kinfed.core.memo import Memo
+from kinfed.core.method import Memo
 from kinfed.methods import FedAvg, Local
 
 

@@ -116,7 +116,7 @@ def test_a_gateway_speaks_for_names_that_begin_with_its_own_alone():
     lines = []
     known = nodes.Nodes(lines.append, None)
     known.online[7] = nodes.Node("now", "h")
-    known.meet(7, Message(said, {}), 0.0)
+    known.admit(7, Message(said, {}), 0.0)
     assert list(known.clients) == ["h.a", "h."]
     assert known.gateways == {7}
     assert "2 of its clients cannot take part; eve: it claims to be client eve, but its key is that of h" in lines[0]

@@ -53,7 +53,7 @@ class Recurrent(nn.Module):
         ({"training": {"epochs": 1}}, r"training must be like kinfed\.Training\(.*; got \{'epochs': 1\}"),
         ({"participation": "all"}, "participation must be a share"),
         ({"execution": {"device": 3.5}}, "Execution.device must be text; got 3.5"),
-        ({"rounds": (20, 1, ["auc"])}, r"select_by: there is no score \['auc'\]"),
+        ({"rounds": (20, 1, ["auc"])}, r"select_by: no score \['auc'\]"),
         (
             {"execution": {"checkpoint_seconds": "often"}},
             "Execution.checkpoint_seconds must be a number; got 'often'",

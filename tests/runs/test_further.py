@@ -20,8 +20,8 @@ from kinfed.errors import UsageError
 from kinfed.methods import METHODS
 from kinfed.methods.panacea import Moved
 from kinfed.runs.config import experiment as config
-from kinfed.runs.continuation import further, link
 from kinfed.runs.fit import fit
+from kinfed.runs.further_rounds import further, link
 from kinfed.runs.launch import launch
 from kinfed.runs.results import save
 from kinfed.runs.run_folder import RunFolder
@@ -65,7 +65,7 @@ def train(name, rounds, folder, data=None, **settings):
 def finished(name, folder, **settings):
     run = train(name, 2, folder / "begun", **settings)
     save(run, folder / "begun")
-    RunFolder(folder / "on").make()
+    RunFolder(folder / "on").create()
     link(RunFolder(folder / "begun"), RunFolder(folder / "on"))
     return hashes(folder / "begun")
 
@@ -120,7 +120,7 @@ def test_private_states_stay_with_their_clients_where_others_come_before(tmp_pat
     rows = {split: [four.rows[split][i] for i in (3, 0, 1, 2)] for split in four.rows}
     rows = {split: [rows[split][0], rows[split][0], *rows[split][1:]] for split in rows}
     data = Federation(four.x, four.y, rows, four.task, names=(names[3], "a newcomer", *names[:3]))
-    RunFolder(tmp_path / "on").make()
+    RunFolder(tmp_path / "on").create()
     link(RunFolder(tmp_path / "begun"), RunFolder(tmp_path / "on"))
     run = train("local", 3, tmp_path / "on", data=data)
     once = train("local", 3, None, data=four)

@@ -7,8 +7,8 @@ from typing import Protocol
 import pytest
 
 from kinfed.core.engine import Participation, Rounds
+from kinfed.core.field_checks import sentences
 from kinfed.core.optimiser import SGD, Adam, Optimiser
-from kinfed.core.settings import sentences
 from kinfed.core.training import Training
 from kinfed.data.partitions import PARTITIONS
 from kinfed.data.split import Split

@@ -15,7 +15,7 @@ from kinfed.core.tasks import Classification
 from kinfed.errors import UsageError
 from kinfed.flower.server import plan
 from kinfed.runs.config import experiment as config
-from kinfed.runs.continuation import further
+from kinfed.runs.further_rounds import further
 from kinfed.runs.run_folder import RunFolder
 from kinfed.search.study import scores_by_round
 

@@ -12,7 +12,8 @@ from matplotlib.figure import Figure
 from kinfed import Federation, Training, fit
 from kinfed.cli import main
 from kinfed.core import engine
-from kinfed.core.history import History, preferred, read_relations
+from kinfed.core.history import History, read_relations
+from kinfed.core.round_selection import select_model
 from kinfed.core.tasks import Classification
 from kinfed.methods import FedAvg
 from kinfed.report.tables.compare import compare
@@ -77,7 +78,7 @@ def test_where_nobody_has_a_validation_score_the_last_round_is_taken():
 @pytest.mark.parametrize("higher", [True, False])
 def test_a_model_without_a_score_is_never_preferred(higher):
     scores = {"tuned": {"validation": math.nan}, "shared": {"validation": 0.5}, "own": {"validation": math.nan}}
-    assert preferred(scores, higher) == "shared"
+    assert select_model(scores, higher) == "shared"
 
 
 def test_large_relations_are_rounded_but_for_the_selected_round(tmp_path, monkeypatch):

@@ -16,7 +16,7 @@ from ..errors import UsageError
 from ..runs import reference_runs, trackers
 from ..runs.config import experiment as config
 from ..runs.config.experiment import Experiment, Table
-from ..runs.continuation import further
+from ..runs.further_rounds import further
 from ..runs.launch import launch, resume
 from ..runs.run_folder import RunFolder
 from ..search.choice_folder import Request

@@ -12,12 +12,12 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from ..errors import RunError, UsageError, is_out_of_memory
 from ..interrupts import held
+from .field_checks import CountOrZero, In, Settings, check
 from .fleet import Fleet, is_finite
 from .history import History
 from .method import Method, Roster
 from .rows import index, put
 from .seeding import fold, key
-from .settings import CountOrZero, In, Settings, check
 from .sharing import undivided
 from .trees import Axis, Tree, axes, bytes_down, pick, size
 
@@ -74,7 +74,7 @@ class Rounds:
         check_count("rounds", self.count, 1, 31)
         check_count("evaluate_every", self.evaluate_every, 1, 31)
         if not isinstance(self.select_by, str):
-            raise UsageError(f"select_by: there is no score {self.select_by!r:.80}")
+            raise UsageError(f"select_by: no score {self.select_by!r:.80} can select rounds")
         check(self.patience, Annotated[float, In("[0, 1)")], "patience, a share of the rounds,")
         check_count("until", self.until, 0, 31)
         if self.until > self.count or (self.until % self.evaluate_every and self.until < self.count):

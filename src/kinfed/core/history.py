@@ -19,7 +19,9 @@ from ..files import replacing
 from . import trees
 from .fleet import Evaluation, Key
 from .graph import whole_relation
-from .tasks import ALWAYS, BY_CLASS, RECALL, Task, is_higher_better
+from .metrics import ALWAYS, BY_CLASS, RECALL
+from .round_selection import select_model, select_round
+from .tasks import Task, is_higher_better
 from .trees import Axis
 
 Array = NDArray[Any]
@@ -191,7 +193,7 @@ class History:
         """The named model that validation prefers so far, unless one is to be kept."""
         if self.keep in self.named_models:
             return self.keep
-        return preferred({name: self._mean_validation(name) for name in self.named_models}, self.selects_highest)
+        return select_model({n: self._mean_validation(n) for n in self.named_models}, self.selects_highest)
 
     def _mean_validation(self, model: str) -> dict[str, float]:
         """The mean validation score at the selected round, as `validation`; nothing without validation data."""
@@ -240,10 +242,7 @@ class History:
         if (model, "validation", self.selects) not in self.scores[0]:
             return self.rounds[-1]
         means = [self._mean(at, model) for at in range(len(self.scores))]
-        if all(map(math.isnan, means)):
-            return self.rounds[-1]
-        sign = 1 if self.selects_highest else -1
-        return self.rounds[max(range(len(means)), key=lambda t: (not math.isnan(means[t]), sign * means[t]))]
+        return select_round(self.rounds, means, self.selects_highest)
 
     def _mean(self, at: int, model: str) -> float:
         """The mean over clients of the validation score that selects; it is worked out once, as every round asks."""
@@ -449,15 +448,6 @@ def read_relations(path: Path, selected: int) -> tuple[Array, Array, list[str], 
         if "selected" in file:
             weights[rounds == selected] = file["selected"]
         return rounds, weights, file["layers"].tolist(), str(file["origin"])
-
-
-def preferred(scores: dict[str, dict[str, float]], higher_is_better: bool) -> str:
-    """The named model with the best validation score, the first of equals; without validation data the headline."""
-    if not all("validation" in score for score in scores.values()):
-        return next(iter(scores))
-    sign = 1 if higher_is_better else -1
-    value = {name: sign * score["validation"] for name, score in scores.items()}
-    return max(value, key=lambda name: -math.inf if math.isnan(value[name]) else value[name])
 
 
 def _warn(always: dict[str, list[str]], several: int, clients: int) -> list[str]:

@@ -1,8 +1,9 @@
 """Method: a federated method as pure functions of the server (all clients) and of one client."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -10,16 +11,16 @@ from torch.func import vmap
 from torch.utils._pytree import tree_map
 
 from .client import Client
+from .field_checks import Settings
 from .graph import Graph
 from .layout import Layout
-from .memo import Memo
 from .rows import put
 from .seeding import fold, generator, key, normal
-from .settings import Settings
 from .tasks import Task
 from .training import Training
 from .trees import Axis, ModelOf, PerClient, Shared, Tree, axes, model_of
 
+_T = TypeVar("_T")
 Normalisation = Literal["averaged", "local", "personal"]  # how normalisation layers are treated
 
 
@@ -40,6 +41,39 @@ class Compared(NamedTuple):
 
     what: str  # in words, such as "cosine of updates"
     values: Tensor  # [N, N]: row i as client i's weights are made of it
+
+
+class Memo:
+    """The last result of each computation, by name, and what it was made of.
+
+    `send`, `relation` and `aggregate` of one round need the same weights and mixtures; what is sent for evaluation is
+    often what is sent in the next round. It only saves time: copies, and what is saved of it, are empty.
+    """
+
+    def __init__(self) -> None:
+        self._last: dict[str, tuple[tuple[Any, ...], Any]] = {}
+
+    def once(self, name: str, made_of: tuple[Any, ...], make: Callable[[], _T]) -> _T:
+        """The result of make(), or the last one of this name if that was made of the same.
+
+        `made_of` lists all that the result depends on and that may differ between two calls: the method, tensors of
+        the server's state, the cohort, the round if random numbers are drawn. Tensors are the same if they are one
+        object, since a state's never change; clients' ids also if they are equal, and anything else if it is equal.
+        Nobody may write into the result.
+        """
+        former = self._last.pop(name, None)  # so that its memory is free for the next
+        if former is None or len(former[0]) != len(made_of) or not all(map(_is_same, former[0], made_of)):
+            former = made_of, make()
+        self._last[name] = former
+        result: _T = former[1]
+        return result
+
+    def clear(self) -> None:
+        """Forget all results, which may be large."""
+        self._last.clear()
+
+    def __reduce__(self) -> tuple[type["Memo"], tuple[()]]:
+        return Memo, ()
 
 
 @dataclass(frozen=True)
@@ -192,3 +226,14 @@ class Method(Settings, ABC):
         changes = ((new - old)[learned] for new, old in zip(after, before.expand_as(after), strict=True))
         squares = torch.stack([change @ change for change in changes])
         return {"update": roster.note(cohort, squares.sqrt())}
+
+
+def _is_same(former: Any, now: Any) -> bool:
+    """Whether what is made of one is what is made of the other."""
+    if former is now:
+        return True
+    if not isinstance(former, Tensor):
+        return not isinstance(now, Tensor) and bool(former == now)
+    if not isinstance(now, Tensor) or not former.dtype == now.dtype == torch.int64:
+        return False
+    return former.device == now.device and torch.equal(former, now)

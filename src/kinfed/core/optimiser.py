@@ -6,7 +6,7 @@ from typing import Annotated, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from .settings import In, NonNegative, Positive, Settings
+from .field_checks import In, NonNegative, Positive, Settings
 
 Tensors = tuple[Tensor, ...] | list[Tensor]
 
@@ -46,7 +46,7 @@ class SGD(Settings):
     0.800000011920929
     """
 
-    lr: Positive = 0.01  # learning rate
+    lr: Positive = 0.1  # learning rate
     momentum: NonNegative = 0.0  # share of the previous step that is added to the next
     weight_decay: NonNegative = 0.0  # times a parameter, added to its gradient
 

@@ -21,12 +21,12 @@ from ..errors import UsageError
 from . import trees
 from .batches import Batch, Examples
 from .client import Client, Objective, Quadratic
+from .field_checks import validate
 from .graph import Origin
 from .layout import BASE, Layout
 from .method import Compared, Method, Params, Roster
 from .mixins import Admits, Advises, Explains, Extends, Predicts, export, join, predict
 from .model import Model
-from .settings import validate
 from .trees import Tree
 
 Part = Literal["shared", "personal", "frozen"]
@@ -221,26 +221,26 @@ class Divided(Method, Explains, Advises, Admits, Extends, Predicts):
         return self.method.diagnostics(self._inner(roster), server, cohort, sent, uploads)
 
     def client_statistics(self, client: Client) -> Tree:
-        return self.method.client_statistics(self._divide(client).typed)
+        return self.method.client_statistics(self._view(client).typed)
 
     def init_client(self, client: Client) -> Tree:
-        part = self._divide(client)
-        return State(self.method.init_client(part.typed), part.kept)
+        view = self._view(client)
+        return State(self.method.init_client(view.typed), view.kept)
 
     def train(self, client: Client, state: State, received: Tree) -> tuple[Tree, Tree]:
-        part = self._divide(client, state)
-        own, upload = self.method.train(part.typed, state.own, received)
-        if self.sharing.trained and not part.moved:
+        view = self._view(client, state)
+        own, upload = self.method.train(view.typed, state.own, received)
+        if self.sharing.trained and not view.moved:
             raise UsageError(
                 f"{type(self.method).__name__} takes its own local steps, which would not train personal tensors; take "
                 "them with client.undivided from client.whole(theta), and upload client.part(theta)"
             )
-        return State(own, part.kept), upload
+        return State(own, view.kept), upload
 
     def personalise(self, client: Client, state: State, received: Tree) -> dict[str, Tree]:
-        part = self._divide(client, state)
-        result = self.method.personalise(part.typed, state.own, received)
-        return {name: self._complete(part, name, personal) for name, personal in result.items()}
+        view = self._view(client, state)
+        result = self.method.personalise(view.typed, state.own, received)
+        return {name: self._complete(view, name, personal) for name, personal in result.items()}
 
     def predict(self, client: Client, personal: Tree, x: Tensor) -> Tensor:
         return predict(self.method, client, personal, x)
@@ -251,19 +251,19 @@ class Divided(Method, Explains, Advises, Admits, Extends, Predicts):
     def export(self, model: Model, personal: Tree) -> nn.Module:
         return export(self.method, model, personal)
 
-    def _complete(self, part: "_Part", name: str, personal: Tree) -> Tree:
+    def _complete(self, view: "_SharedView", name: str, personal: Tree) -> Tree:
         """A named model, whole; one per client if a part of it is personal, even if all received the same."""
         model = trees.model_field(personal)
         if not model:
             return personal
         theta = getattr(personal, model)
         if len(theta) < self.sharing.layout.size:
-            if part.moved:
+            if view.moved:
                 raise UsageError(
                     f"{type(self.method).__name__}.personalise trains, so it must say which personal part belongs to "
                     f"'{name}': return client.whole(theta), taken before or after training"
                 )
-            theta = part.whole(theta)
+            theta = view.whole(theta)
         if not self.sharing.personal or getattr(trees.axes(personal), model) is trees.Axis.PER_CLIENT:
             return personal._replace(**{model: theta})
         if not isinstance(self.method, Predicts):
@@ -273,9 +273,10 @@ class Divided(Method, Explains, Advises, Admits, Extends, Predicts):
             "differs; declare it ModelOf[PerClient]"
         )
 
-    def _divide(self, client: Client, state: State | None = None) -> "_Part":
+    def _view(self, client: Client, state: State | None = None) -> "_SharedView":
+        """The client as the method sees it: its model is the shared part alone."""
         kept = self.sharing.cut(client.model.theta, "personal") if state is None else state.personal
-        return _Part(client, self.sharing, kept)
+        return _SharedView(client, self.sharing, kept)
 
     def _inner(self, roster: Roster) -> Roster:
         if self._cut.get("whole") is not roster.theta:  # it is the same in all rounds
@@ -283,7 +284,7 @@ class Divided(Method, Explains, Advises, Admits, Extends, Predicts):
         return replace(roster, theta=self._cut["shared"], layout=self.sharing.shared)
 
 
-class _Part:
+class _SharedView:
     """A client as a divided method sees it: every theta: [d_s] is the shared part of its model."""
 
     def __init__(self, client: Client, sharing: Sharing, kept: Tensor) -> None:
@@ -298,8 +299,8 @@ class _Part:
         return cast(Client, self)
 
     @cached_property
-    def model(self) -> "_PartModel":
-        return _PartModel(self)
+    def model(self) -> "_SharedModel":
+        return _SharedModel(self)
 
     def whole(self, theta: Tensor) -> Tensor:
         if len(theta) != self._sharing.shared.size:
@@ -337,10 +338,10 @@ class _Part:
         return lambda theta: (0.5 * pull * theta + linear) @ theta
 
 
-class _PartModel:
+class _SharedModel:
     """The model of such a client."""
 
-    def __init__(self, client: _Part) -> None:
+    def __init__(self, client: _SharedView) -> None:
         self._client, self.layout = client, client._sharing.shared
 
     def __getattr__(self, name: str) -> Any:

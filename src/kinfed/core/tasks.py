@@ -11,15 +11,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..errors import UsageError, nearest
+from . import metrics
+from .field_checks import Count, In, Positive, Settings
 from .registry import Registry
-from .settings import Count, In, Positive, Settings
 
 UNEVEN = 1.5  # labels count as imbalanced if the largest class has more than this many times its even share
-BY_CLASS = ("balanced_accuracy", "auc")
-CALIBRATION = ("brier", "ece", "log_loss")  # how far probabilities can be trusted; better if lower
-BINS = 15  # of confidence, see `Classification`
-ALWAYS = "always"  # the class that a model predicts for every example; NaN if it predicts several
-RECALL = "recall@"  # before the number of a class
 
 
 @runtime_checkable
@@ -78,8 +74,8 @@ class Classification:
     reweighted: bool = False
     metric: ClassVar[str] = "accuracy"
     higher_is_better: ClassVar[bool] = True
-    selectable: ClassVar[tuple[str, ...]] = ("accuracy", *BY_CLASS, *CALIBRATION, "loss")
-    opposite: ClassVar[tuple[str, ...]] = CALIBRATION
+    selectable: ClassVar[tuple[str, ...]] = ("accuracy", *metrics.BY_CLASS, *metrics.CALIBRATION, "loss")
+    opposite: ClassVar[tuple[str, ...]] = metrics.CALIBRATION
     unit: ClassVar[str] = "%"
 
     def outputs(self, y: Tensor) -> int:
@@ -98,52 +94,11 @@ class Classification:
         hit = (outputs.argmax(-1) == y).to(outputs.dtype)
         # As `loss`, to the bit. Under vmap F.cross_entropy would import PyTorch's compiler: half a second.
         loss = -F.log_softmax(outputs, -1).gather(-1, y[:, None]).squeeze(-1)
-        scores = {"accuracy": _mean(hit, weight), "loss": _mean(loss, weight)}
+        scores = {"accuracy": metrics.weighted_mean(hit, weight), "loss": metrics.weighted_mean(loss, weight)}
         if not self.by_class:
             return scores
-        calibration = self._calibration(outputs, y, weight) | {"log_loss": scores["loss"]}
-        return scores | self._by_class(outputs, y, weight) | calibration
-
-    def _calibration(self, outputs: Tensor, y: Tensor, weight: Tensor) -> dict[str, Tensor]:
-        chances = outputs.softmax(-1)  # [B, C]
-        apart = (chances - F.one_hot(y, outputs.shape[-1])).square()
-        sure, answer = chances.max(-1)
-        at = (sure * BINS).ceil().clamp(1, BINS) - 1
-        gap = (answer == y).to(outputs.dtype) - sure
-        bins = (at == torch.arange(BINS, device=y.device)[:, None]) * (gap * weight)  # [bins, B]
-        return {
-            "brier": _mean(apart[:, 1] if outputs.shape[-1] == 2 else apart.sum(-1), weight),
-            "ece": bins.sum(-1).abs().sum() / weight.sum().clamp(min=1),
-        }
-
-    def _by_class(self, outputs: Tensor, y: Tensor, weight: Tensor) -> dict[str, Tensor]:
-        predicted, real = outputs.argmax(-1), weight > 0
-        of_class = (y == torch.arange(self.classes, device=y.device)[:, None]) & real  # [C, n]
-        count = of_class.sum(-1)  # [C]
-        recall = (of_class & (predicted == y)).sum(-1).to(outputs.dtype) / count
-        several = (count > 0).sum() > 1
-        least, most = torch.where(real, predicted, predicted.max()).min(), torch.where(real, predicted, 0).max()
-        by_class = {
-            "balanced_accuracy": _mean(torch.where(count > 0, recall, 0), count > 0),
-            "auc": self._auc(outputs, of_class),
-            ALWAYS: torch.where(least == most, most.to(outputs.dtype), torch.nan),
-        }
-        by_class = {name: torch.where(several, value, torch.nan) for name, value in by_class.items()}
-        return by_class | {f"{RECALL}{c}": value for c, value in enumerate(recall.unbind())}
-
-    def _auc(self, outputs: Tensor, of_class: Tensor) -> Tensor:
-        if self.classes == outputs.shape[-1] == 2:
-            # The difference ranks as the probability of class 1 does, and still ranks where that is rounded to 1.
-            p = (outputs[:, 1] - outputs[:, 0])[None]
-        else:
-            p = outputs.softmax(-1).T[1 if self.classes == 2 else 0 : self.classes]  # [C, n]
-        p, of_this = p.contiguous(), of_class[-len(p) :]
-        rest = of_class.any(0) & ~of_this
-        ordered = torch.where(rest, p, torch.inf).sort(-1).values
-        twice_below = torch.searchsorted(ordered, p) + torch.searchsorted(ordered, p, right=True)
-        pairs = of_this.sum(-1) * rest.sum(-1)
-        area = (twice_below * of_this).sum(-1).to(p.dtype) / (2 * pairs).clamp(min=1)
-        return _mean(area, pairs > 0) + 0 * p.sum()  # NaN where the outputs are
+        calibration = metrics.calibration_errors(outputs, y, weight) | {"log_loss": scores["loss"]}
+        return scores | metrics.scores_by_class(outputs, y, weight, self.classes) | calibration
 
     def check(self, y: Tensor) -> None:
         if y.dtype != torch.int64 or y.ndim != 1:
@@ -224,10 +179,10 @@ class Regression(Settings):
         error = outputs.reshape(truth.shape) - truth
         each, count = weight[:, None], weight.sum().clamp(min=1)
         absolute, squared = (error.abs() * each).sum(0) / count, (error.square() * each).sum(0) / count  # [k]
-        r2 = _r2(squared, truth, weight)  # [k]
+        r2 = metrics.r2_score(squared, truth, weight)  # [k]
         known = ~r2.isnan()
-        mean_r2 = torch.where(known.any(), _mean(r2.nan_to_num(), known), torch.nan)
-        deviation, loss = self._scale(outputs)[1], _mean(self.loss(outputs, y), weight)
+        mean_r2 = torch.where(known.any(), metrics.weighted_mean(r2.nan_to_num(), known), torch.nan)
+        deviation, loss = self._scale(outputs)[1], metrics.weighted_mean(self.loss(outputs, y), weight)
         if len(self.names) < 2:
             mse = loss * deviation**2
             scores = {"mae": (absolute * deviation).mean(), "rmse": mse.sqrt(), "mse": mse, "r2": mean_r2}
@@ -260,23 +215,20 @@ class Counts(Settings):
     higher_is_better: ClassVar[bool] = False
     selectable: ClassVar[tuple[str, ...]] = ("deviance", "mae", "rmse", "loss")
 
-    def _deviance(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """[B] Poisson deviance of each example."""
-        truth, log = y.flatten().to(outputs.dtype), outputs.flatten() + math.log(self.mean)
-        some = truth > 0
-        gap = log - torch.where(some, truth, 1).log()  # the difference of large terms would be lost in rounding
-        return 2 * torch.where(some, truth * (gap.expm1() - gap), log.exp())
+    def _deviances(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """[B] of each example."""
+        return metrics.poisson_deviance(outputs.flatten() + math.log(self.mean), y.flatten().to(outputs.dtype))
 
     def loss(self, outputs: Tensor, y: Tensor) -> Tensor:
-        return self._deviance(outputs, y) / (2 * max(1.0, self.mean))
+        return self._deviances(outputs, y) / (2 * max(1.0, self.mean))
 
     def score(self, outputs: Tensor, y: Tensor, weight: Tensor) -> dict[str, Tensor]:
-        deviance = _mean(self._deviance(outputs, y), weight)
+        deviance = metrics.weighted_mean(self._deviances(outputs, y), weight)
         error = outputs.flatten().exp() * self.mean - y.flatten()
         return {
             "deviance": deviance,
-            "mae": _mean(error.abs(), weight),
-            "rmse": _mean(error.square(), weight).sqrt(),
+            "mae": metrics.weighted_mean(error.abs(), weight),
+            "rmse": metrics.weighted_mean(error.square(), weight).sqrt(),
             "loss": deviance / (2 * max(1.0, self.mean)),
         }
 
@@ -327,7 +279,7 @@ class Forecasting(Settings):
         relative = error / torch.where(truth == 0, 1.0, truth.abs())
         parts = (known, known * error, known * error.square(), nonzero, nonzero * relative)
         sums = torch.stack([part.sum(0) for part in parts], 1)  # [H, 5]
-        scores = {"loss": _mean(self.loss(outputs, y), weight)}
+        scores = {"loss": metrics.weighted_mean(self.loss(outputs, y), weight)}
         for name, at in (("", slice(None)), *((f"@{h}", slice(h - 1, h)) for h in self.horizons if h <= y.shape[1])):
             count, absolute, squared, countable, relative = sums[at].sum(0)
             scores |= {
@@ -368,16 +320,10 @@ class Quantiles(Forecasting):
         """How many numbers a model gives: each quantile of each reading of y: [n, H]."""
         return y.shape[1] * len(self.quantiles)
 
-    def _pinball(self, outputs: Tensor, truth: Tensor) -> Tensor:
-        """[B, H, Q] of outputs: [B, H, Q] and truth: [B, H]."""
-        level = torch.tensor(self.quantiles, dtype=outputs.dtype, device=outputs.device)
-        above = truth.unsqueeze(-1) - outputs
-        return torch.maximum(level * above, (level - 1) * above)
-
     def loss(self, outputs: Tensor, y: Tensor) -> Tensor:
         known = ~y.isnan()
         truth = (torch.where(known, y, self.mean) - self.mean) / self.deviation
-        return (self._pinball(outputs.reshape(*y.shape, -1), truth).mean(-1) * known).mean(-1)
+        return (metrics.pinball_loss(outputs.reshape(*y.shape, -1), truth, self.quantiles).mean(-1) * known).mean(-1)
 
     def score(self, outputs: Tensor, y: Tensor, weight: Tensor) -> dict[str, Tensor]:
         says = outputs.reshape(*y.shape, -1)
@@ -386,7 +332,7 @@ class Quantiles(Forecasting):
             scores = super().score(says[..., self.quantiles.index(0.5)], y, weight)
         known = (~y.isnan()).to(outputs.dtype) * weight[:, None]  # [B, H]
         truth, values = torch.where(y.isnan(), 0.0, y), says * self.deviation + self.mean
-        parts = {"pinball": self._pinball(values, truth).mean(-1)}
+        parts = {"pinball": metrics.pinball_loss(values, truth, self.quantiles).mean(-1)}
         if len(self.quantiles) > 1:
             low, high = values[..., 0], values[..., -1]
             # NaN where the outputs are.
@@ -397,7 +343,7 @@ class Quantiles(Forecasting):
             total = (values * known).sum(0)
             scores[name] = total.sum() / count.sum()
             scores |= {f"{name}@{h}": total[h - 1] / count[h - 1] for h in self.horizons if h <= y.shape[1]}
-        return scores | {"loss": _mean(self.loss(outputs, y), weight)}
+        return scores | {"loss": metrics.weighted_mean(self.loss(outputs, y), weight)}
 
 
 def check_quantiles(quantiles: Sequence[Any]) -> None:
@@ -425,19 +371,6 @@ def unit_of(task: Task) -> str:
 def is_higher_better(task: Task, score: str) -> bool:
     """Whether a score of a task is better if it is higher."""
     return score != "loss" and task.higher_is_better != (score in getattr(task, "opposite", ()))
-
-
-def _mean(values: Tensor, weight: Tensor) -> Tensor:
-    return (values * weight).sum() / weight.sum().clamp(min=1)
-
-
-def _r2(squared: Tensor, truth: Tensor, weight: Tensor) -> Tensor:
-    """[k] the share of the variance of truth: [B, k] that is left by mean squared errors: [k], taken from 1."""
-    each, real = weight[:, None], (weight > 0)[:, None]
-    middle = (truth * each).sum(0) / each.sum()
-    variance = ((truth - middle).square() * each).sum(0) / each.sum()
-    high, low = torch.where(real, truth, -torch.inf).amax(0), torch.where(real, truth, torch.inf).amin(0)
-    return torch.where(high > low, 1 - squared / variance, torch.nan)
 
 
 def _check_scale(task: str, what: str, mean: float, deviation: float) -> None:
@@ -472,7 +405,7 @@ def check_selection(metric: str, *others: Task) -> None:
     """Raise UsageError unless some task, `others` included, has a score of this name that may select rounds."""
     every = SELECTABLE.union(*(task.selectable for task in others))
     if not isinstance(metric, str) or metric not in every:
-        raise UsageError(f"select_by: there is no score {metric!r:.80}; {nearest(str(metric), every)}")
+        raise UsageError(f"select_by: no score {metric!r:.80} can select rounds; {nearest(str(metric), every)}")
 
 
 def selected_task(task: Task, metric: str) -> Task:
@@ -484,6 +417,6 @@ def selected_task(task: Task, metric: str) -> Task:
         )
     return (
         replace(task, by_class=True)
-        if isinstance(task, Classification) and metric in (*BY_CLASS, *CALIBRATION)
+        if isinstance(task, Classification) and metric in (*metrics.BY_CLASS, *metrics.CALIBRATION)
         else task
     )

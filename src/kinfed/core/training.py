@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from ..errors import UsageError
+from .field_checks import Count, In, Positive, Settings
 from .optimiser import SGD, Adam, Optimiser
-from .settings import Count, In, Positive, Settings
 from .tasks import Classification, Task
 
 

@@ -15,8 +15,8 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
+from ..core.field_checks import Settings
 from ..core.graph import Graph, check_graph
-from ..core.settings import Settings
 from ..errors import UsageError, nearest
 from .tables.words import known_name
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from ..core.settings import CountOrZero, In, Settings
+from ..core.field_checks import CountOrZero, In, Settings
 from ..errors import UsageError, several
 from .dataset import Dataset
 
@@ -58,36 +58,29 @@ class Split(Settings):
     ) -> list[Rows]:
         """Rows of every client, shuffled and cut; a share above zero gets at least one row, and so does training.
 
-        With labels: [n], of the whole pool, each class is cut by itself. Every part is as large as without, except that
-        each class gives it at least one example. A client with fewer rows than parts gets nothing. All clients are
-        handled at once, as there may be a million.
+        With labels: [n], of the whole pool, each class is cut by itself; classes too small for that are cut as one.
+        Every part is nearly as large as without, but has at least one example of each class that is cut. A client with
+        fewer rows than parts gets nothing. All clients are handled at once, as there may be a million.
         """
         orders = [self._draw_places(rows.numel(), draw) for rows, draw in zip(owned, draws, strict=True)]
-        used = torch.tensor([order.numel() for order in orders])  # [N]
+        drawn = torch.tensor([order.numel() for order in orders])  # [N]
         held = torch.tensor([rows.numel() for rows in owned])
-        client = torch.repeat_interleave(used)  # [n] the client of each row, in order, here and below
+        client = torch.repeat_interleave(drawn)  # [n] the client of each row, in order, here and below
         rows = torch.cat(list(owned))[torch.cat(orders) + (held.cumsum(0) - held)[client]]
-        parts = 2 + (self.validation > 0)
         label = torch.zeros_like(client) if labels is None else labels[rows].cpu().unique(return_inverse=True)[1]
-        none = int(label.max()) + 1 if len(label) else 1
-        kinds, kind, count = (client * (none + 1) + label).unique(return_inverse=True, return_counts=True)
-        # A client's classes that are too small to be cut are one.
-        kinds = torch.where(count < parts, kinds // (none + 1) * (none + 1) + none, kinds)
-        kinds, kind, count = kinds[kind].unique(return_inverse=True, return_counts=True)  # [K], [n], [K]
-        owner = kinds // (none + 1)  # [K]
+        parts = 2 + (self.validation > 0)
+        stratum, count, owner = stratify(client, label, parts)
         test = apportion(count, self.test, count - parts + 1, owner)
         validation = torch.zeros_like(test)
         if self.validation:
             validation = apportion(count, self.validation, torch.where(count < parts, 0, count - 1 - test), owner)
-        order, begin = kind.argsort(stable=True), count.cumsum(0) - count
-        place = torch.empty_like(order)  # of each row among those of its kind
-        place[order] = torch.arange(len(rows)) - begin[kind[order]]
-        part = 3 * client + (place >= test[kind]).long() + (place >= (test + validation)[kind])
-        sizes = torch.bincount(part, minlength=3 * len(owned)).tolist()
-        cut = rows[part.argsort(stable=True)].split_with_sizes(sizes)
+        place = rank_within(stratum, count)
+        bucket = 3 * client + (place >= test[stratum]).long() + (place >= (test + validation)[stratum])
+        sizes = torch.bincount(bucket, minlength=3 * len(owned)).tolist()
+        cut = rows[bucket.argsort(stable=True)].split_with_sizes(sizes)  # of each client test, validation, training
         return [
             {"test": cut[3 * i], **folded(cut[3 * i + 2], cut[3 * i + 1], self.fold)} if enough else {}
-            for i, enough in enumerate((used >= parts).tolist())
+            for i, enough in enumerate((drawn >= parts).tolist())
         ]
 
     def by_lot(self, rows: Tensor, lots: Tensor, draw: torch.Generator) -> Rows:
@@ -178,6 +171,27 @@ def folded(train: Tensor, validation: Tensor, fold: int) -> Rows:
     inside = torch.zeros(len(both), dtype=torch.bool)
     inside[begin : begin + size] = True
     return {"validation": both[inside], "train": both[~inside]}
+
+
+def stratify(client: Tensor, label: Tensor, least: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Strata: a client's examples of one class each, and those of its classes of fewer than `least` examples as one.
+
+    Of each row, given its client: [n] and label: [n], the stratum: [n]; of each stratum how many rows it has and whose
+    it is: [K], [K], by ascending client.
+    """
+    leftover = int(label.max()) + 1 if len(label) else 1  # the label of classes that are one
+    name, stratum, count = (client * (leftover + 1) + label).unique(return_inverse=True, return_counts=True)
+    name = torch.where(count < least, name // (leftover + 1) * (leftover + 1) + leftover, name)
+    name, stratum, count = name[stratum].unique(return_inverse=True, return_counts=True)
+    return stratum, count, name // (leftover + 1)
+
+
+def rank_within(stratum: Tensor, count: Tensor) -> Tensor:
+    """[n] the place of each row among those of its stratum: [n], in their order, from 0; count: [K] rows of each."""
+    order, begin = stratum.argsort(stable=True), count.cumsum(0) - count
+    place = torch.empty_like(order)
+    place[order] = torch.arange(len(order)) - begin[stratum[order]]
+    return place
 
 
 def apportion(count: Tensor, share: float, most: Tensor, owner: Tensor) -> Tensor:

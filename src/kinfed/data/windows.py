@@ -13,8 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ..core.field_checks import Count, Settings
 from ..core.graph import Graph
-from ..core.settings import Count, Settings
 from ..core.tasks import Forecasting, Quantiles
 from ..errors import Fault, UsageError
 from .dataset import Dataset

@@ -9,10 +9,10 @@ from typing import ClassVar, NamedTuple
 
 import torch
 
+from ..core.field_checks import Share
 from ..core.method import Params
 from ..core.mixins import Advises
 from ..core.optimiser import SGD
-from ..core.settings import Share
 from ..core.trees import ModelOf, PerClient
 from ..errors import UsageError
 from .bases import Averaging

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from ..core.client import Client
+from ..core.field_checks import NonNegative
 from ..core.graph import Origin
 from ..core.method import Method, Params, Roster, SharedParams
 from ..core.mixins import Explains
 from ..core.seeding import key, normal
-from ..core.settings import NonNegative
 from ..core.trees import Tree
 from ..ops.mixing import mix, weighted_mean
 

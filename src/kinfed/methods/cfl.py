@@ -13,11 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..core.field_checks import Count, CountOrZero, NonNegative
 from ..core.layout import Layout
 from ..core.method import Compared, Method, Params
 from ..core.mixins import Admits, Explains
 from ..core.rows import blank, put, take
-from ..core.settings import Count, CountOrZero, NonNegative
 from ..core.trees import PerClient, Shared
 from ..ops.clustering import cluster_means, cluster_weights
 from ..ops.mixing import weighted_mean
@@ -131,7 +131,9 @@ class CFL(Method, Explains, Admits):
         )
 
     def relation(self, roster, server, cohort):
-        return cluster_weights(server.label, torch.ones_like(server.seen), server.theta.dtype)
+        members = torch.zeros(len(server.theta)).to(server.label).index_add(0, server.label, server.seen.long())
+        known = server.seen | (members[server.label] == 0)  # in a cluster of which nobody has trained, all count
+        return cluster_weights(server.label, known, server.theta.dtype)
 
     def similarity(self, roster, server):
         return Compared("cosine of updates", cosines(server.change, roster.layout))

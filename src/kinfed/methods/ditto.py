@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ..core.client import towards
+from ..core.field_checks import Count, NonNegative
 from ..core.method import Params
 from ..core.mixins import Advises
-from ..core.settings import Count, NonNegative
 from .bases import Averaging
 from .parts.pulls import check_pull
 

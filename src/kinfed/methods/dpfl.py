@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn.functional import one_hot
 
-from ..core.settings import Count
+from ..core.field_checks import Count
 from .fedfomo import FedFomo
 
 

@@ -13,12 +13,12 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.func import vmap
 
+from ..core.field_checks import CountOrZero, NonNegative
 from ..core.layout import Layout
 from ..core.method import Compared, Normalisation, Params, Roster
 from ..core.mixins import Advises
 from ..core.rows import active, put, take
 from ..core.seeding import fold, key, normal
-from ..core.settings import CountOrZero, NonNegative
 from ..core.trees import ModelOf, PerClient
 from ..ops.neighbours import Weights
 from ..ops.similarity import cosine, inner_by_layer, inner_listed

@@ -5,8 +5,8 @@ Differs: nothing; epochs are those of the released code.
 
 from dataclasses import dataclass
 
+from ..core.field_checks import CountOrZero, NonNegative
 from ..core.method import Params
-from ..core.settings import CountOrZero, NonNegative
 from .parts.classes import check_head
 from .parts.mixed_weights import LearnedMixture, Mixing
 

@@ -7,8 +7,8 @@ and they go on where they were.
 from dataclasses import dataclass
 from typing import Annotated
 
+from ..core.field_checks import CountOrZero, In, NonNegative
 from ..core.method import Params
-from ..core.settings import CountOrZero, In, NonNegative
 from .parts.mixed_weights import LearnedMixture, Mixing
 
 

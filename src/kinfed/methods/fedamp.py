@@ -11,11 +11,11 @@ from dataclasses import dataclass
 import torch
 
 from ..core.client import towards
+from ..core.field_checks import CountOrZero, NonNegative, Positive
 from ..core.method import Compared, Params
 from ..core.mixins import Advises
 from ..core.rows import put, take
 from ..core.seeding import key
-from ..core.settings import CountOrZero, NonNegative, Positive
 from ..ops.neighbours import Weights
 from ..ops.similarity import gram
 from ..ops.sketch import nearest, sketch_models
@@ -63,11 +63,14 @@ class MessagePassing(GraphMethod, Advises):
         return Params(self.attend(roster, server, cohort).mix_freely(theta, roster.layout))
 
     def aggregate(self, roster, server, cohort, uploads):
-        if roster.round == 0 and len(cohort) > 2:
-            apart, itself, _ = self.compare(roster, uploads.theta)
-            if doubt := self.doubt(apart[~itself], self.weights(apart, itself)[~itself]):
-                warnings.warn(f"{type(self).__name__.lower()}: {doubt}", stacklevel=2)
+        if roster.round == 0 and len(cohort) > 2:  # of two clients weights cannot tell anybody apart
+            self._warn_of_doubt(roster, uploads.theta)
         return Params(put(server.theta, cohort, uploads.theta))
+
+    def _warn_of_doubt(self, roster, theta):
+        apart, itself, _ = self.compare(roster, theta)
+        if doubt := self.doubt(apart[~itself], self.weights(apart, itself)[~itself]):
+            warnings.warn(f"{type(self).__name__.lower()}: {doubt}", stacklevel=3)
 
     def train(self, client, state, received):
         penalty = towards(received.theta, self.strength) if self.strength else None

@@ -10,9 +10,9 @@ from typing import Literal, NamedTuple
 
 import torch
 
+from ..core.field_checks import NonNegative
 from ..core.method import Params
 from ..core.seeding import key, normal
-from ..core.settings import NonNegative
 from ..core.trees import ModelOf, PerClient, Shared
 from ..ops.mixing import weighted_mean
 from .bases import Averaging

@@ -5,8 +5,8 @@ Differs: nothing.
 
 from dataclasses import dataclass
 
+from ..core.field_checks import NonNegative
 from ..core.method import Params
-from ..core.settings import NonNegative
 from .bases import Averaging
 
 

@@ -8,8 +8,8 @@ copy, as here.
 from dataclasses import dataclass
 from typing import Literal
 
+from ..core.field_checks import Count, CountOrZero
 from ..core.method import Params, SharedParams
-from ..core.settings import Count, CountOrZero
 from .bases import Averaging
 
 

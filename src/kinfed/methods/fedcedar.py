@@ -10,12 +10,12 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from ..core.field_checks import Count, CountOrZero
 from ..core.layout import Layout
 from ..core.method import Compared, Method, Params, Roster
 from ..core.mixins import Admits, Advises, Explains
 from ..core.rows import put, take
 from ..core.seeding import key
-from ..core.settings import Count, CountOrZero
 from ..core.trees import PerClient, Shared
 from ..ops.clustering import Clusters, cluster, nearest
 from ..ops.mixing import mix

@@ -10,11 +10,11 @@ import torch
 from torch import nn
 
 from ..core.copies import duplicate
+from ..core.field_checks import NonNegative
 from ..core.layers import PASS
 from ..core.method import Params
 from ..core.mixins import Extends
 from ..core.seeding import fold, uniform
-from ..core.settings import NonNegative
 from ..errors import UsageError
 from .bases import Averaging
 from .parts.classes import check_head

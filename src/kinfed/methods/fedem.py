@@ -10,8 +10,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from ..core.field_checks import Count
 from ..core.mixins import Predicts
-from ..core.settings import Count
 from ..core.tasks import Classification
 from ..core.trees import ModelOf, PerClient, Shared
 from ..errors import UsageError

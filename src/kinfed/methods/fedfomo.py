@@ -9,11 +9,11 @@ from typing import Literal, NamedTuple
 
 import torch
 
+from ..core.field_checks import Count, Share
 from ..core.method import Compared, Method, Params
 from ..core.mixins import Explains
 from ..core.rows import put, take
 from ..core.seeding import fold, key
-from ..core.settings import Count, Share
 from ..core.trees import ModelOf, Pairwise, PerClient
 
 

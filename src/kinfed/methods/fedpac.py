@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 import torch
 
+from ..core.field_checks import CountOrZero, NonNegative, Positive, Share
 from ..core.method import Method, Params
 from ..core.mixins import Advises, Explains
 from ..core.rows import put
-from ..core.settings import CountOrZero, NonNegative, Positive, Share
 from ..core.trees import ModelOf, Pairwise, PerClient, Shared
 from ..errors import UsageError
 from ..ops.mixing import weighted_mean

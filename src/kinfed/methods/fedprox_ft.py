@@ -6,7 +6,7 @@ Differs: of no single paper; the readings of FedAvg-FT apply, and tuning has Fed
 from dataclasses import dataclass
 
 from ..core.client import towards
-from ..core.settings import NonNegative
+from ..core.field_checks import NonNegative
 from .fedavg_ft import FedAvgFT
 from .parts.pulls import check_pull
 

@@ -5,8 +5,8 @@ Differs: nothing; epochs are those of the released code.
 
 from dataclasses import dataclass, field
 
+from ..core.field_checks import CountOrZero
 from ..core.method import Params
-from ..core.settings import CountOrZero
 from ..errors import UsageError
 from .bases import Averaging
 

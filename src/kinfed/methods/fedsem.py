@@ -11,11 +11,11 @@ from typing import NamedTuple
 
 import torch
 
+from ..core.field_checks import Count
 from ..core.method import Method, Params
 from ..core.mixins import Explains
 from ..core.rows import put, take
 from ..core.seeding import key
-from ..core.settings import Count
 from ..core.trees import PerClient, Shared
 from ..ops.clustering import cluster, cluster_means, cluster_weights, nearest
 from ..ops.similarity import cosine, gram

@@ -11,10 +11,10 @@ from typing import ClassVar, NamedTuple
 
 import torch
 
+from ..core.field_checks import NonNegative
 from ..core.method import Compared, Params
 from ..core.mixins import Advises
 from ..core.optimiser import SGD
-from ..core.settings import NonNegative
 from ..core.trees import PerClient
 from ..errors import UsageError
 from .parts.cohort_mixing import CohortMixing

@@ -9,9 +9,9 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from ..core.field_checks import NonNegative, Positive
 from ..core.method import Compared, Params
 from ..core.rows import put, take
-from ..core.settings import NonNegative, Positive
 from ..core.trees import ModelOf, Pairwise, PerClient, Shared
 from ..ops.similarity import inner
 from .parts.cohort_mixing import CohortMixing, begin

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import torch
 
+from ..core.field_checks import NonNegative, Share
 from ..core.method import Compared
-from ..core.settings import NonNegative, Share
 from .fedamp import ALIKE, MessagePassing, distances
 
 

@@ -10,10 +10,10 @@ from typing import NamedTuple
 
 import torch
 
+from ..core.field_checks import Count
 from ..core.method import Method, Params
 from ..core.mixins import Explains
 from ..core.rows import put
-from ..core.settings import Count
 from ..core.trees import ModelOf, PerClient, Shared
 from ..ops.clustering import cluster_means, cluster_weights
 from .parts.random_starts import shuffle_models

@@ -9,11 +9,11 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
+from ..core.field_checks import CountOrZero, Positive, Share
 from ..core.method import Compared, Params
 from ..core.mixins import Admits
 from ..core.rows import active, blank, put, take
 from ..core.seeding import key
-from ..core.settings import CountOrZero, Positive, Share
 from ..core.trees import PerClient
 from ..ops.mixing import weighted_mean
 from ..ops.neighbours import Weights

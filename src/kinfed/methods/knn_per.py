@@ -10,9 +10,9 @@ from typing import NamedTuple
 import torch
 from torch.nn.functional import one_hot
 
+from ..core.field_checks import Count, Positive, Share
 from ..core.method import Params
 from ..core.mixins import Predicts
-from ..core.settings import Count, Positive, Share
 from ..core.tasks import Classification
 from ..core.trees import ModelOf, PerClient, Shared
 from ..errors import UsageError

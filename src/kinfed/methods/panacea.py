@@ -12,11 +12,11 @@ import torch
 from torch.func import vjp
 from torch.utils._pytree import tree_leaves
 
+from ..core.field_checks import Count, NonNegative, Positive, Settings
 from ..core.method import Params
 from ..core.mixins import Advises, Explains
 from ..core.optimiser import SGD, Adam, Optimiser, OptState
 from ..core.rows import put
-from ..core.settings import Count, NonNegative, Positive, Settings
 from ..core.trees import Like, PerClient, Tree
 from ..errors import UsageError
 from ..ops.similarity import cosine, inner

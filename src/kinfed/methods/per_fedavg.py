@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import torch
 
+from ..core.field_checks import Count, CountOrZero, NonNegative, Positive
 from ..core.method import Params
 from ..core.mixins import Advises
 from ..core.optimiser import SGD
-from ..core.settings import Count, CountOrZero, NonNegative, Positive
 from ..core.training import Training
 from .bases import Averaging
 

@@ -14,15 +14,16 @@ from torch import nn
 from torch.nn.functional import softplus
 from torch.utils._pytree import tree_map
 
+from ..core.field_checks import Count, In, NonNegative, Positive
 from ..core.method import Params, SharedParams
 from ..core.mixins import Advises, Extends
 from ..core.optimiser import Adam
 from ..core.seeding import fold, normal
-from ..core.settings import Count, In, NonNegative, Positive
 from ..errors import UsageError
 from .bases import Averaging
 
 RHO = "_rho"  # beside each trained tensor: softplus of it are the standard deviations
+DRAWS = -3  # of sampled weights in a batch have this number and lower ones, which nothing else draws with
 
 
 def pulls(q, w):
@@ -85,9 +86,9 @@ class PFedBayes(Averaging, Advises, Extends):
         if counts := [entry.name for entry in layout.entries if entry.dtype]:
             raise UsageError(f"pfedbayes: training moves buffers ({', '.join(counts[:4])}): no sampled weights fit")
         means = {name for name in layout.learned if name + RHO in layout.names}
-        at = [layout.index(frozenset(n + end for n in means), theta.device) for end in ("", RHO)]
-        moves = [layout.trainable_on(theta.device)[places] for places in at]
-        q, w = ([model[places] for places in at] for model in (client.whole(state.theta), theta))
+        places = [layout.index(frozenset(n + end for n in means), theta.device) for end in ("", RHO)]
+        moves = [layout.trainable_on(theta.device)[each] for each in places]
+        q, w = ([model[each] for each in places] for model in (client.whole(state.theta), theta))
         memories = adam.init(q), adam.init(w)
         share = self.zeta / whole.size.to(theta.dtype)
 
@@ -97,18 +98,22 @@ class PFedBayes(Averaging, Advises, Extends):
 
         for batch in client.batches():
             before = q, w, memories
-            mine, common = memories
+            q_memory, w_memory = memories
             for number in range(self.steps):
-                off = self.jitter * normal(fold(batch.key, -3 - number), q[0])
-                sample = theta.index_copy(0, at[0], q[0] + softplus(q[1]) * off)
-                slope = whole.gradient(sample, batch)[at[0]]
+                deviate = self.jitter * normal(fold(batch.key, DRAWS - number), q[0])
+                sample = theta.index_copy(0, places[0], q[0] + softplus(q[1]) * deviate)
+                slope = whole.gradient(sample, batch)[places[0]]
                 pull = pulls(q, w)[0]
-                slopes = slope, slope * off * q[1].sigmoid()  # by the mean and by rho, through the sample
-                q, mine = step(q, [g + share * p for g, p in zip(slopes, pull, strict=True)], mine)
-            w, common = step(w, pulls(q, w)[1], common)
-            q, w, memories = tree_map(batch.keep, before, (q, w, (mine, common)))
-        w, q = (client.part(theta.index_copy(0, at[0], one[0]).index_copy(0, at[1], one[1])) for one in (w, q))
-        return Params(q), Params(w)  # a part of the model that stays is that of q
+                slopes = slope, slope * deviate * q[1].sigmoid()  # by the mean and by rho, through the sample
+                q, q_memory = step(q, [g + share * p for g, p in zip(slopes, pull, strict=True)], q_memory)
+            w, w_memory = step(w, pulls(q, w)[1], w_memory)
+            q, w, memories = tree_map(batch.keep, before, (q, w, (q_memory, w_memory)))
+
+        def pack(gaussians):
+            return client.part(theta.index_copy(0, places[0], gaussians[0]).index_copy(0, places[1], gaussians[1]))
+
+        upload = Params(pack(w))
+        return Params(pack(q)), upload  # q is packed last, as a personal part of the model is that of q
 
     def personalise(self, client, state, received):
         return {"own": state, "shared": received}

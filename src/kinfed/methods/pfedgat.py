@@ -12,11 +12,11 @@ import torch
 import torch.nn.functional as F
 from torch.func import vjp
 
+from ..core.field_checks import Count, CountOrZero, Positive
 from ..core.method import Compared, Params
 from ..core.optimiser import SGD, OptState
 from ..core.rows import take
 from ..core.seeding import key
-from ..core.settings import Count, CountOrZero, Positive
 from ..core.trees import Like, ModelOf, PerClient, Shared, Tree
 from ..errors import UsageError
 from ..ops.similarity import inner

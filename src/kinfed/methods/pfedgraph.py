@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 import torch
 
+from ..core.field_checks import NonNegative, Positive
 from ..core.method import Compared, Params
 from ..core.rows import active, put
-from ..core.settings import NonNegative, Positive
 from ..core.trees import ModelOf, PerClient
 from ..ops.mixing import mix
 from ..ops.similarity import cosine, gram

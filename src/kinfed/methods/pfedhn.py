@@ -9,10 +9,10 @@ from typing import Annotated, NamedTuple
 from torch.func import vjp
 from torch.utils._pytree import tree_leaves
 
+from ..core.field_checks import Count, In, Positive
 from ..core.method import Params
 from ..core.mixins import Explains
 from ..core.optimiser import SGD, Adam, Optimiser
-from ..core.settings import Count, In, Positive
 from ..core.trees import PerClient, Shared
 from .parts.hypernetwork import Hypernetwork, Server, check_size, draw_layers, perceptron, step
 

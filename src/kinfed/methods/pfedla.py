@@ -12,10 +12,10 @@ import torch
 from torch.func import vjp
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
+from ..core.field_checks import Count, Positive
 from ..core.method import Params
 from ..core.optimiser import SGD, Adam, Optimiser, OptState
 from ..core.rows import active, put
-from ..core.settings import Count, Positive
 from ..core.trees import Axis, Like, Pairwise, PerClient, Tree, axes
 from ..errors import UsageError
 from ..ops.similarity import inner_by_layer

@@ -10,10 +10,10 @@ from typing import Annotated
 
 import torch
 
+from ..core.field_checks import Count, In, Positive
 from ..core.method import Params, SharedParams
 from ..core.mixins import Advises
 from ..core.optimiser import SGD
-from ..core.settings import Count, In, Positive
 from .bases import Averaging
 from .parts.pulls import check_pull
 

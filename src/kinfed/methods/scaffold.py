@@ -9,9 +9,9 @@ from typing import Literal, NamedTuple
 import torch
 
 from ..core.client import Quadratic
+from ..core.field_checks import Positive
 from ..core.method import SharedParams
 from ..core.optimiser import SGD
-from ..core.settings import Positive
 from ..core.trees import ModelOf, PerClient, Shared
 from ..errors import UsageError
 from ..ops.mixing import weighted_mean

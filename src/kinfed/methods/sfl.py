@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from ..core.client import towards
+from ..core.field_checks import Count, CountOrZero, NonNegative, Positive, Settings, Share
 from ..core.graph import Origin
 from ..core.method import Compared, Method, Params, Roster, SharedParams
 from ..core.mixins import Explains
 from ..core.rows import active, put
-from ..core.settings import Count, CountOrZero, NonNegative, Positive, Settings, Share
 from ..core.trees import ModelOf, Pairwise, PerClient, Shared
 from ..ops.mixing import mix, power
 from ..ops.similarity import gram, in_medians

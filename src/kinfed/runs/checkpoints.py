@@ -104,7 +104,7 @@ class Checkpointer:
         """Where the run begins or resumes; fills the history and the fleet's private states."""
         self._fleet, self._history, self._layout = fleet, history, roster.layout
         if self.folder and distributed.leads():
-            self.folder.make()
+            self.folder.create()
             self.folder.write_how(fleet.how)
         if self._path and self.resumed:
             at = checkpoint.load(self._path, method.start(roster), fleet.states.keep(), history)

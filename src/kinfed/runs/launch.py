@@ -17,7 +17,7 @@ from ..files import LOCK
 from ..interrupts import held
 from ..simulation import distributed
 from ..simulation.execution import Execution
-from . import continuation, reference_runs
+from . import further_rounds, reference_runs
 from .config import experiment as config, plugins
 from .config.experiment import Experiment, Table
 from .fit import fit
@@ -159,12 +159,12 @@ def launch(
         raise UsageError(f"{folder} already holds a run; resume it: kinfed resume {folder}, or choose another --out")
     new = not folder.path.exists()
     if distributed.leads():
-        folder.make()
+        folder.create()
     with folder.alone():
         if distributed.leads():
             folder.write_how({**_open(execution), "beside": beside})
             if former is not None:
-                continuation.link(former, folder)
+                further_rounds.link(former, folder)
             config.write(experiment.table, folder.config)  # last: a run with a config can be resumed
         try:
             return _Run(experiment, folder, execution, data_dir, on_begin).finish(beside, federation)
@@ -254,7 +254,7 @@ class _Run:
         how = replace(self.execution, **begun | _open(self.execution))
         try:
             if federation is None and (beside == "auto" or single):
-                known = continuation.known(out, experiment.seed)  # whose scale is kept
+                known = further_rounds.known(out, experiment.seed)  # whose scale is kept
                 federation = experiment.federation(self.data_dir, experiment.seed, known=known)
             if beside == "auto" and federation is not None:
                 beside = reference_runs.BASES if reference_runs.is_cheap(experiment, federation) else ()
@@ -284,7 +284,7 @@ class _Run:
         jobs = []
         for seed in self.experiment.every_seed:
             one = config.resolve({**table, "seed": seed, "seeds": 1})
-            jobs.append(Job(f"seed {seed}", one, out.of_seed(seed).path, continuation.former_of(out, seed)))
+            jobs.append(Job(f"seed {seed}", one, out.of_seed(seed).path, further_rounds.former_of(out, seed)))
         summaries, failed = list[Summary](), dict[str, Exception]()
         for name, path, problem in run_all(jobs, Pool(execution, self.data_dir), self.on_begin):
             if problem is None:
@@ -304,9 +304,9 @@ class _Run:
         for name, other in reference_runs.companions(self.experiment, beside).items():
             folder = self.out.beside(name)
             if not folder.is_begun:
-                folder.make()
+                folder.create()
                 folder.write_how(_open(self.execution))
-                continuation.link_beside(self.out, folder, name, other)
+                further_rounds.link_beside(self.out, folder, name, other)
                 config.write(other.table, folder.config)
 
     def _train_references(self, federation: Federation | None = None) -> list[str]:

@@ -252,7 +252,7 @@ class Predictor:
         x = x.float().div(127.5).sub(1) if x.dtype == torch.uint8 else x.float()
         given = [self.names[i] for i in np.broadcast_to(who, len(x))]
         if self.scales(given[0]):
-            x = fill_windows(x, torch.tensor([self.scales(name) for name in given], dtype=torch.float64))
+            x = scale_windows(x, torch.tensor([self.scales(name) for name in given], dtype=torch.float64))
         if not bool(x.isfinite().all()):
             bad = int((~x.isfinite()).flatten(1).any(1).nonzero()[0])
             raise UsageError(f"x holds NaN or infinity, first in example {bad}; fill or drop these values first")
@@ -329,11 +329,11 @@ def _free(name: str) -> str:
     return f"predicted {name}" if name in ABOUT else name
 
 
-def fill_windows(x: Tensor, scales: Tensor) -> Tensor:
-    """Windows x: [n, past, F] with the first C inputs of a step on the scale of training; a missing one is that before.
+def scale_windows(x: Tensor, scales: Tensor) -> Tensor:
+    """Windows x: [n, past, F] with the first C inputs of each step scaled as in training.
 
-    One that is missing from the first step on is the mean. `scales` are means and deviations, [C, 2] or [n, C, 2] for
-    each window, float64.
+    A missing value takes the one before it, or the mean if there is none before. `scales` are means and deviations,
+    [C, 2] or [n, C, 2] for each window, float64.
     """
     mean, deviation = scales.unbind(-1)
     count = mean.shape[-1]

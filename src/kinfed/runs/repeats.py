@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from ..core.history import over_seeds, preferred
+from ..core.history import over_seeds
+from ..core.round_selection import select_model
 from ..core.summary import Summary
 from ..verdict.statistics import interval
 
@@ -52,7 +53,7 @@ def run_seeds(summaries: Sequence[Summary], out: str) -> Summary:
         warnings=[f"seed {one.seed}: {warning}" for one in summaries for warning in one.warnings],
         seeds=[one.seed for one in summaries],
         scores=scores,
-        selection=replace(first.selection, chosen=preferred(scores, first.selection.higher_is_better)),
+        selection=replace(first.selection, chosen=select_model(scores, first.selection.higher_is_better)),
         relation=relation,
         out=out,
     )

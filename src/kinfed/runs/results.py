@@ -55,7 +55,7 @@ def save(run: TrainedRun, folder: str | Path) -> Summary:
     run_folder = RunFolder(folder)
     if run_folder.is_finished:
         raise UsageError(f"{folder} already holds a run; choose another folder")
-    run_folder.make()
+    run_folder.create()
     return write_run(run, {"method": {"name": type(run.method).__name__.lower()}}, run_folder)
 
 

@@ -113,7 +113,7 @@ class RunFolder:
                 return self.beside(name)
         return None
 
-    def make(self) -> None:
+    def create(self) -> None:
         """Make the folder if it does not exist; raises RunError."""
         make_folder(self.path)
 

@@ -173,7 +173,7 @@ def _write(request: Request, choice: Choice) -> Chosen:
     places = [(out.beside(base), choice.bases[base].candidate, run) for base, run in choice.runs.items()]
     places.append((out, choice.winner.candidate, choice.run))
     for folder, candidate, run in places:
-        folder.make()
+        folder.create()
         known = (*request.methods, *KNOWN)
         name = next(name for name in known if plugins.called(name) == candidate.method_name)
         lr = getattr(candidate.training.optimiser, "lr", None)

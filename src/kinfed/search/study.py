@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..core.history import over_seeds, preferred
+from ..core.history import over_seeds
+from ..core.round_selection import select_model
 from ..data.federation import Federation
 from ..errors import UsageError, log_failure
 from ..plots.drawing import Array, scaled, with_unit
@@ -135,7 +136,7 @@ def score(*folders: RunFolder) -> Score:
     """The score of a finished run, or of several that differ only in their seeds; attackers do not count."""
     each = [one.read_summary() for folder in folders for one in folder.repeats()]
     first, scores = each[0], over_seeds([one.scores for one in each])
-    model = preferred(scores, first.selection.higher_is_better)
+    model = select_model(scores, first.selection.higher_is_better)
     honest = [one.honest_scores[model] for one in each]
     over_them = (intervals_over(each) if len(each) > 1 else first.intervals) or {}
     return Score(

@@ -212,7 +212,7 @@ def write(frozen: FrozenServer, outcomes: Sequence[Outcome], folder: RunFolder) 
 
     Each has the model that it got with the most examples.
     """
-    folder.make()
+    folder.create()
     best = {one.client: one for one in outcomes if one.personal is not None}  # the last has the most examples
     with replacing(folder.path / "onboarding.csv") as part, part.open("w", newline="", encoding="utf-8") as file:
         table = csv.writer(file)

@@ -10,7 +10,7 @@ from ..data.tables.columns import WEEK, Calendar, Category, Number
 from ..data.tables.frame import DAY
 from ..data.tables.schema import Description, Own
 from ..errors import UsageError
-from ..runs.predictor import Answers, Predictor, fill_windows
+from ..runs.predictor import Answers, Predictor, scale_windows
 
 Columns = dict[str, Tensor]
 MOST = 1e6  # deviation of an example's inputs, as that of a column that is constant in training has no bound
@@ -134,7 +134,7 @@ def _begin(year: Tensor) -> Tensor:
 
 
 class Readings(nn.Module):
-    """Windows on the scale of training, as `fill_windows` makes them."""
+    """Windows on the scale of training, as `scale_windows` makes them."""
 
     def __init__(self, scales: Sequence[tuple[float, float]]) -> None:
         """`scales`: [C] mean and deviation of the first inputs of a step."""
@@ -143,7 +143,7 @@ class Readings(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[n, past, F] of the same."""
-        return fill_windows(x, self.scale)  # type: ignore[arg-type]
+        return scale_windows(x, self.scale)  # type: ignore[arg-type]
 
 
 class Answering(nn.Module):

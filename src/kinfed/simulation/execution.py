@@ -4,8 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
+from ..core.field_checks import Count, NonNegative, Settings
 from ..core.history import History
-from ..core.settings import Count, NonNegative, Settings
 from ..core.sharing import Sharing
 from ..errors import UsageError
 

@@ -52,7 +52,7 @@ def _reference(args: argparse.Namespace, console: Console) -> None:
     device = pick_device(args.device)
     federation = experiment.federation(args.data_dir, experiment.seed)
     new = not folder.path.exists()
-    folder.make()
+    folder.create()
     try:
         with Bar(console, args.quiet) as bar:
             run = train(reference, federation, seed=experiment.seed, device=device, progress=bar.update)

@@ -6,8 +6,8 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
+from kinfed.core.field_checks import Count, In
 from kinfed.core.optimiser import Optimiser
-from kinfed.core.settings import Count, In
 from kinfed.methods.parts.heads import FullHeads, Heads
 
 

@@ -5,8 +5,8 @@ from typing import Literal
 
 from torch import Tensor
 
+from kinfed.core.field_checks import Count
 from kinfed.core.optimiser import SGD, Adam, Optimiser
-from kinfed.core.settings import Count
 from kinfed.methods.panacea import Panacea
 
 

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from kinfed.core.client import Client
+from kinfed.core.field_checks import Count, Positive
 from kinfed.core.method import Params, Roster
 from kinfed.core.optimiser import SGD
 from kinfed.core.rows import take
 from kinfed.core.seeding import fold, key
-from kinfed.core.settings import Count, Positive
 from kinfed.core.trees import ModelOf, PerClient
 from kinfed.errors import UsageError
 from kinfed.methods.parts.cohort_mixing import begin

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from kinfed.core.settings import Count, In, NonNegative, Positive, Settings
+from kinfed.core.field_checks import Count, In, NonNegative, Positive, Settings
 
 DILATIONS = (1, 2) * 4
 RECEPTIVE = 1 + sum(DILATIONS)  # steps that one output sees

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from kinfed.core.settings import Count, Positive, Settings
+from kinfed.core.field_checks import Count, Positive, Settings
 from kinfed.errors import UsageError
 
 KERNEL = 3  # steps of a convolution in time

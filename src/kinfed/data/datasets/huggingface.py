@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ...core.settings import CountOrZero
+from ...core.field_checks import CountOrZero
 from ...core.tasks import Classification
 from ...errors import UsageError, nearest
 from ..dataset import Dataset

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from ...core.settings import CountOrZero, Settings
+from ...core.field_checks import CountOrZero, Settings
 from ...core.tasks import Classification
 from ...errors import UsageError, several
 from ..dataset import Dataset

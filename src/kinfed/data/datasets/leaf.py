@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...core.settings import CountOrZero, Settings
+from ...core.field_checks import CountOrZero, Settings
 from ...core.tasks import Classification
 from ...errors import UsageError, several, some
 from ..dataset import Dataset

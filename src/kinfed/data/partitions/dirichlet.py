@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from ...core.settings import Count, Positive, Settings
+from ...core.field_checks import Count, Positive, Settings
 from ..dataset import Dataset, Parts
 from .deal import check_clients, hand_over, rows_by_class
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ...core.settings import Count, Settings, Share
+from ...core.field_checks import Count, Settings, Share
 from ...errors import UsageError
 from ..dataset import Dataset, Parts
 from .deal import check_clients, hand_over, hidden_groups, rows_by_class

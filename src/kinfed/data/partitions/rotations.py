@@ -5,7 +5,7 @@ from typing import Literal
 
 import torch
 
-from ...core.settings import Settings
+from ...core.field_checks import Settings
 from ...errors import UsageError
 from ..dataset import Dataset, Parts
 from .deal import check_clients, hidden_groups

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ...core.settings import Count, Settings
+from ...core.field_checks import Count, Settings
 from ...errors import UsageError
 from ..dataset import Dataset, Parts
 from .deal import check_clients, hand_over, rows_by_class

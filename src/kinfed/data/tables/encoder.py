@@ -10,9 +10,9 @@ from torch import Tensor
 from ...core.tasks import Classification, Counts, Regression
 from ...errors import UsageError
 from ..dataset import Dataset
+from .cells import Formats
 from .column_statistics import DateStatistics, NumberStatistics, Statistics, WordStatistics, cut, some_distinct, years
 from .columns import Unused
-from .formats import Formats
 from .frame import DAY
 from .schema import ByClient, Description, Raw, Scale, Target, constant_to_zero, describe
 from .words import Numbers

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import Fault, UsageError, nearest, some
-from .formats import MISSING, TRUTH, Formats, looks_like_date, looks_like_number
+from .cells import MISSING, TRUTH, Formats, looks_like_date, looks_like_number
 from .owners import Owners
 from .times import SAMPLE, Clock, Times, compact_seconds, iso_seconds, seconds_of, steps_of, zone_of
 from .words import Codes, Numbers, Words, merged, name_of, words_of_floats
@@ -224,7 +224,7 @@ class Frame:
     def _cast(self, name: str) -> Numbers:
         """[n] a column of text as numbers, NaN where there is none and infinity for anything else."""
         if name not in self._parsed:
-            self._parsed[name] = self.formats.numbers(self.column(name))
+            self._parsed[name] = self.formats.parse_numbers(self.column(name))
         return self._parsed[name]
 
     def numbers(self, name: str) -> Numbers:
@@ -341,7 +341,7 @@ class Frame:
     def _moments_of_text(self, text: "polars.Series") -> Numbers:
         """[n] cells as seconds, NaN where there is nothing and infinity for what is no date."""
         known = dict.fromkeys(("", "nan", "nat", *MISSING), math.nan)
-        said = self.formats.seconds(text)
+        said = self.formats.parse_dates(text)
         iso = math.inf if self.formats.hides_iso else None
         pairs = zip(text.to_list(), said.tolist(), strict=True)
         return np.array(
@@ -398,7 +398,7 @@ class Frame:
         if name in self.formats.text:
             return words
         labels = polars.Series([label for label in words.names if label], dtype=polars.String)
-        numbers = self.formats.numbers(labels)
+        numbers = self.formats.parse_numbers(labels)
         values = np.unique(numbers[np.isfinite(numbers)])
         odd = {*labels.filter(~np.isfinite(numbers)).to_list()}  # words, and those for a missing value
         like = odd and {*labels.filter(looks_like_number(labels)).to_list()} & odd
@@ -495,7 +495,7 @@ class Frame:
         compact = compact_seconds(words.names)
         if compact is not None:
             return compact[words.codes], True
-        each = self.formats.numbers(polars.Series(words.names, dtype=polars.String))
+        each = self.formats.parse_numbers(polars.Series(words.names, dtype=polars.String))
         numbers = np.isfinite(each[words.codes])
         if not text or numbers.mean() >= 0.5:
             return each[words.codes], False

@@ -13,8 +13,8 @@ from torch import Tensor
 from ...errors import UsageError, several
 from ..steps import calendar, calendar_names, carried_forward
 from ..windows import cut, side_by_side
+from .cells import Formats, with_tuples
 from .covariates import Covariates, Grid, cells_of, leads_of, names_of, scales_of
-from .formats import Formats, with_tuples
 from .frame import Frame
 from .owners import Owners
 from .schema import Description, raw_of

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ...errors import UsageError
+from .cells import Formats, with_tuples
 from .column_statistics import DateStatistics, NumberStatistics, Statistics, WordStatistics, merged
 from .columns import KINDS, NEVER, ROUNDING, Calendar, Category, Column, Number, Unused, part_scales
-from .formats import Formats, with_tuples
 from .frame import Frame
 from .words import Codes, Numbers, name_of
 

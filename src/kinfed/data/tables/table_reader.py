@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...core.settings import Count, CountOrZero
+from ...core.field_checks import Count, CountOrZero
 from ...core.tasks import Classification, Counts, Regression, Task, check_quantiles
 from ...errors import UsageError
 from ..dataset import Dataset, Prepare, rows_by_owner
@@ -20,8 +20,8 @@ from ..graph_files import GraphFile, read_links
 from ..split import Split
 from ..windows import Windows
 from . import doubts
+from .cells import FormatSettings
 from .encoder import Preparation
-from .formats import FormatSettings
 from .frame import Frame, natural
 from .new_readings import Series
 from .open_table import frame_of, open_table

@@ -58,7 +58,7 @@ def fingerprint(key: bytes) -> str:
     return hashlib.sha256(key).hexdigest()[:16]
 
 
-class Verdict(NamedTuple):
+class Admission(NamedTuple):
     """What happens to a call: 0 if it passes, otherwise the HTTP status of its refusal, and why."""
 
     status: int
@@ -67,7 +67,7 @@ class Verdict(NamedTuple):
     length: int = 0  # bytes of its body
 
 
-PASS = Verdict(0)
+PASS = Admission(0)
 
 
 class Doorman:
@@ -90,46 +90,46 @@ class Doorman:
         self._count: Counter[bytes] = Counter()  # of those, by key
         self.heard: OrderedDict[bytes, float] = OrderedDict()  # when each key last called, in seconds since 1970
 
-    def judge(self, method: str, path: bytes, headers: Headers, near: bool = False) -> Verdict:
-        """The verdict on a call with this path as it was sent, not decoded; `near`: it comes from this machine."""
+    def judge(self, method: str, path: bytes, headers: Headers, near: bool = False) -> Admission:
+        """Whether to pass on a call with this path as it was sent, not decoded; `near`: it comes from this machine."""
         headers = list(headers)
         secret = _only(headers, HEADER)
         local = secret is not None and hmac.compare_digest(secret, self._secret)
         run = near and method == "POST" and path.startswith(RUNTIME)
         site = method == "POST" and path in self._paths
         if not (local or run or site or (path == b"/health" and method == "GET")):
-            return Verdict(404, "no such address")
+            return Admission(404, "no such address")
         if any(name == b"transfer-encoding" for name, _ in headers):
-            return Verdict(411, "the call needs a Content-Length")
+            return Admission(411, "the call needs a Content-Length")
         length = _length(headers)
         if length is None or length > (LARGEST if local or run or site else 0):
-            return Verdict(413, "too long")
+            return Admission(413, "too long")
         return self._signed(headers, length) if site and not local else PASS
 
-    def _signed(self, headers: Headers, length: int) -> Verdict:
+    def _signed(self, headers: Headers, length: int) -> Admission:
         key, stamp = _signer(headers, self._now())
         if not key:
-            return Verdict(401, STALE)
-        if not self._is_member(key):
-            return Verdict(401, UNKNOWN)
+            return Admission(401, STALE)
+        if not self._is_known_site(key):
+            return Admission(401, UNKNOWN)
         now = self._now()
         while self._seen and now - next(iter(self._seen.values())) > VALID:
             (old, _), _ = self._seen.popitem(last=False)
             self._count[old] -= 1
         # A key has many valid signatures for one time, and anyone who has seen one can make another.
         if (key, stamp) in self._seen:
-            return Verdict(409, "signed for a call that was made already")
+            return Admission(409, "signed for a call that was made already")
         if self._count[key] >= MOST:
-            return Verdict(429, "too many calls")
+            return Admission(429, "too many calls")
         self._seen[key, stamp] = now
         self._count[key] += 1
         self.heard[key] = now.timestamp()
         self.heard.move_to_end(key)
         if len(self.heard) > HEARD:
             self.heard.popitem(last=False)
-        return Verdict(0, "", key, length)
+        return Admission(0, "", key, length)
 
-    def _is_member(self, key: bytes) -> bool:
+    def _is_known_site(self, key: bytes) -> bool:
         """Whether a key is a member's now: a site that is revoked is refused within a second."""
         if self._members is None:
             return True
@@ -190,29 +190,29 @@ class Gate:
             return None
         path = scope["raw_path"]
         near = bool(scope["client"]) and scope["client"][0] == scope["server"][0]  # this machine, called by itself
-        verdict = self._doorman.judge(scope["method"], path, scope["headers"], near)
-        if not verdict.status and self._is_too_much(verdict):
-            verdict = Verdict(503, "too many bytes at once")
-        if verdict.status:
-            self._log(scope, path, verdict.why)
-            return await _answer(send, verdict.status, verdict.why)
+        admission = self._doorman.judge(scope["method"], path, scope["headers"], near)
+        if not admission.status and self._is_too_much(admission):
+            admission = Admission(503, "too many bytes at once")
+        if admission.status:
+            self._log(scope, path, admission.why)
+            return await _answer(send, admission.status, admission.why)
         if path == PRESENCE:
             heard = {fingerprint(key): at for key, at in self._doorman.heard.items()}
             return await _answer(send, 200, json.dumps(heard))
-        self._under_way[verdict.key] += verdict.length
+        self._under_way[admission.key] += admission.length
         try:
             return await self._app(scope, _in_time(receive), send)  # type: ignore[no-any-return]
         finally:
-            self._under_way[verdict.key] -= verdict.length
-            if not self._under_way[verdict.key]:
-                del self._under_way[verdict.key]
-            if verdict.length > LONG:  # what refuses it may keep it in a circle of references
+            self._under_way[admission.key] -= admission.length
+            if not self._under_way[admission.key]:
+                del self._under_way[admission.key]
+            if admission.length > LONG:  # what refuses it may keep it in a circle of references
                 gc.collect()
 
-    def _is_too_much(self, verdict: Verdict) -> bool:
+    def _is_too_much(self, admission: Admission) -> bool:
         """Whether a call's body would be too many bytes under way of one key, or of all; nodes try again."""
-        own, every = self._under_way[verdict.key], self._under_way.total()
-        return own + verdict.length > AT_ONCE or (verdict.length > 0 and every + verdict.length > ALL_AT_ONCE)
+        own, every = self._under_way[admission.key], self._under_way.total()
+        return own + admission.length > AT_ONCE or (admission.length > 0 and every + admission.length > ALL_AT_ONCE)
 
     def _log(self, scope: Any, path: bytes, why: str) -> None:
         """Log what was refused, once a minute, so that strangers cannot fill the disk."""

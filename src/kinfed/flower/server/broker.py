@@ -285,7 +285,7 @@ class Broker:
                 i: f for i, f in self._flights.items() if f.node != flight.node or f.request >= flight.request
             }
             if not flight.client:
-                why, known = self.nodes.meet(flight.node, reply, time.monotonic()), self.nodes.online.get(flight.node)
+                why, known = self.nodes.admit(flight.node, reply, time.monotonic()), self.nodes.online.get(flight.node)
                 if why and known and known.name:
                     self.problems[known.name] = why
                 continue

@@ -105,7 +105,7 @@ class Nodes:
             greetings.append((node, Message({"refused": why} if why else {}, {})))
         return greetings
 
-    def meet(self, node: int, reply: Message | Failure, now: float) -> str:
+    def admit(self, node: int, reply: Message | Failure, now: float) -> str:
         """Learn from the reply to a greeting which client a node is; returns, and logs, why it cannot take part."""
         words: Words = {"refused": reply.why} if isinstance(reply, Failure) else reply.words
         known = self.online.get(node, Node("", ""))

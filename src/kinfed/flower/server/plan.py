@@ -8,11 +8,11 @@ from typing import Annotated, Any, Literal
 import torch
 from torch import nn
 
+from ...core.field_checks import Count, CountOrZero, In, NonNegative, Positive, Settings
 from ...core.graph import Graph
 from ...core.mixins import model_for
 from ...core.model import Model
 from ...core.seeding import generator
-from ...core.settings import Count, CountOrZero, In, NonNegative, Positive, Settings
 from ...core.tasks import Classification, Counts, Forecasting, Quantiles, Regression, Task, check_quantiles
 from ...data.graph_files import GraphFile
 from ...data.split import Split

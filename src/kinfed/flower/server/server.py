@@ -25,7 +25,7 @@ from ...core.summary import Summary
 from ...core.trees import Tree
 from ...data import graph_files
 from ...errors import RunError, UsageError, several
-from ...files import make_folder, write_json
+from ...files import write_json
 from ...runs.config import experiment, plugins
 from ...runs.final_state import FinalState, holds_members
 from ...runs.run_folder import RunFolder
@@ -72,9 +72,9 @@ def serve(
     requests that cannot work and RunError if too few sites take part; the checkpoint of the last round is kept.
     """
     deployment = planned.deployment
-    make_folder(out)
+    (folder := RunFolder(out)).create()
     with only_process(out, log):
-        if (folder := RunFolder(out)).is_finished:  # by a process that has ended meanwhile
+        if folder.is_finished:  # by a process that has ended meanwhile
             return folder.read_summary()
         audited = AuditedTransport(transport, AuditLog(out / audit.FILE))
         broker = Broker(audited, deployment.deadline, deployment.patience, log, poll, members, deployment.sites)

@@ -11,7 +11,6 @@ from ...core.mixins import leak
 from ...core.summary import Summary
 from ...core.tasks import unit_of
 from ...errors import RunError, UsageError
-from ...files import make_folder
 from ...runs.config import experiment as config, plugins
 from ...runs.run_folder import RunFolder
 from ...verdict.verdict import Verdict, judge
@@ -42,7 +41,7 @@ def train(planned: Plan, clients: Collection[str], out: Path, serve: Serve, log:
         log("fedavg beside it: the same sites train one model for all, to compare with")
         try:
             shared = fedavg_of(planned, len(clients))
-            make_folder(folder.path)
+            folder.create()
             config.write(plugins.absolute(shared.table), folder.path / "config.toml")
             serve(shared, folder.path, lambda line: log(f"fedavg beside it: {line}"))
         except (UsageError, RunError) as problem:

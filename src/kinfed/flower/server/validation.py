@@ -11,7 +11,8 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from ...core.fleet import Key
-from ...core.tasks import ALWAYS, Classification, Task
+from ...core.metrics import ALWAYS
+from ...core.tasks import Classification, Task
 from ...core.trees import Tree
 from ...data.tables import disclosure
 from ...errors import UsageError

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...core.settings import Count, Settings
+from ...core.field_checks import Count, Settings
 from ...data.tables import disclosure
 from ...errors import RunError, UsageError
 from ...files import make_folder, write_json

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from ...core.settings import CountOrZero
-from ...data.tables.formats import FORMATS, FormatSettings
+from ...core.field_checks import CountOrZero
+from ...data.tables.cells import FORMATS, FormatSettings
 from ...data.tables.frame import Frame
 from ...data.tables.open_table import open_table
 from ...data.tables.owners import Owners

@@ -5,6 +5,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ...core.client import Client as Client, Quadratic as Quadratic, towards as towards
+    from ...core.field_checks import (
+        Count as Count,
+        CountOrZero as CountOrZero,
+        In as In,
+        NonNegative as NonNegative,
+        Positive as Positive,
+        Settings as Settings,
+        Share as Share,
+    )
     from ...core.method import SharedParams as SharedParams
     from ...core.mixins import (
         Admits as Admits,
@@ -15,15 +24,6 @@ if TYPE_CHECKING:
     )
     from ...core.optimiser import OptState as OptState
     from ...core.rows import put as put, take as take
-    from ...core.settings import (
-        Count as Count,
-        CountOrZero as CountOrZero,
-        In as In,
-        NonNegative as NonNegative,
-        Positive as Positive,
-        Settings as Settings,
-        Share as Share,
-    )
     from ...core.trees import (
         Like as Like,
         ModelOf as ModelOf,
@@ -40,7 +40,7 @@ PARTS = {  # beside kinfed.Method, Params and Roster: by the module
     "core.mixins": ("Admits", "Advises", "Explains", "Extends", "Predicts"),
     "core.optimiser": ("OptState",),
     "core.rows": ("put", "take"),
-    "core.settings": ("Count", "CountOrZero", "In", "NonNegative", "Positive", "Settings", "Share"),
+    "core.field_checks": ("Count", "CountOrZero", "In", "NonNegative", "Positive", "Settings", "Share"),
     "core.trees": ("Like", "ModelOf", "Pairwise", "PerClient", "Shared"),
     "methods.bases": ("Averaging", "GraphMethod"),
     "ops.mixing": ("mix", "weighted_mean"),

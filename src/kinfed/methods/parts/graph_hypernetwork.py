@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ...core.field_checks import Count, Settings
 from ...core.method import Roster
-from ...core.settings import Count, Settings
 
 ALL_PAIRS = 512  # up to this many clients the link loss uses every pair
 PAIRS = 8192  # pairs that it uses in each step otherwise

@@ -6,9 +6,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ...core.field_checks import Count, Positive, Settings
 from ...core.layout import Layout
 from ...core.optimiser import Optimiser
-from ...core.settings import Count, Positive, Settings
 from ...core.trees import Shared
 from .hypernetwork import Dense, check_size, draw_layers, perceptron
 

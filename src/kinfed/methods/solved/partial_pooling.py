@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from ...core.client import Client
+from ...core.field_checks import Count, NonNegative
 from ...core.graph import Origin
 from ...core.layout import Layout
 from ...core.method import Method, Params, Roster
 from ...core.mixins import Advises, Explains
 from ...core.rows import put
-from ...core.settings import Count, NonNegative
 from ...core.tasks import Classification, Counts, Forecasting, Quantiles, Regression
 from ...core.trees import Pairwise, PerClient, Shared, Tree
 from ...errors import UsageError
@@ -110,7 +110,7 @@ class PartialPooling(Method, Explains, Advises):
     def send(self, roster: Roster, server: Tree, cohort: Tensor) -> Tree:
         coefficients = server.coefficients
         if self.units == "client":
-            coefficients = Units.of(server.sums, roster.task, self.common).back(coefficients)
+            coefficients = Units.of(server.sums, roster.task, self.common).from_units(coefficients)
         return Params(_model(roster.layout, server.body, coefficients[cohort]))
 
     def train(self, client: Client, state: Tree, received: Tree) -> tuple[Tree, Tree]:
@@ -127,7 +127,7 @@ class PartialPooling(Method, Explains, Advises):
         known = Sums(*(put(table, cohort, new) for table, new in zip(server.sums, uploads, strict=True)))
         squared = not isinstance(roster.task, Classification | Counts)
         units = Units.of(known, roster.task, self.common) if self.units == "client" else None
-        server = server._replace(sums=known if units is None else units.change(known))
+        server = server._replace(sums=known if units is None else units.to_units(known))
         told = 1 - 1 / server.centre.shape[1] if isinstance(roster.task, Classification) else 1.0
         for _ in range(self.steps << min(max(roster.round - 2, 0), GROWS) if squared else self.steps):
             before, server = server.coefficients, step(server, squared, self.common, told)
@@ -225,16 +225,16 @@ class Units(NamedTuple):
             mean[..., -1], deviation[..., -1] = 0.0, 1.0
         return cls(mean, deviation)
 
-    def change(self, sums: Sums) -> Sums:
-        """The sums of the rows in these units."""
-        change = torch.diag_embed(1 / self.deviation)
-        change[..., -2] -= self.mean / self.deviation
-        products = change @ _products(sums) @ change.mT  # [N, k, f + 1, f + 1]
+    def to_units(self, sums: Sums) -> Sums:
+        """The sums of rows in these units, with SAME times the rows on the diagonal: a constant column has a ridge."""
+        transform = torch.diag_embed(1 / self.deviation)
+        transform[..., -2] -= self.mean / self.deviation
+        products = transform @ _products(sums) @ transform.mT  # [N, k, f + 1, f + 1]
         inputs = products[..., :-1, :-1]
         same = torch.eye(inputs.shape[-1]).to(inputs) * SAME * inputs[..., -1:, -1:]
         return Sums(inputs + same, products[..., :-1, -1].mT, products[..., -1, -1], sums.rows)
 
-    def back(self, coefficients: Tensor) -> Tensor:
+    def from_units(self, coefficients: Tensor) -> Tensor:
         """[N, f, k] coefficients of the rows as they are, of those in these units."""
         found = coefficients * (self.deviation[..., -1:] / self.deviation[..., :-1]).mT
         found[:, -1] += self.mean[..., -1] - (found * self.mean[..., :-1].mT).sum(1)

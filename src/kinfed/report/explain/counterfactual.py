@@ -15,7 +15,7 @@ from ...core.sharing import Divided, undivided
 from ...core.tasks import selected_task
 from ...errors import UsageError
 from ...ops.mixing import mix, mix_freely
-from ...runs import continuation
+from ...runs import further_rounds
 from ...runs.final_server import FinalServer
 from ...simulation.execution import Execution
 from ...simulation.simulation import Simulation
@@ -80,7 +80,7 @@ class Counterfactual:
             raise UsageError(f"the clients of {folder} were trained under an attack")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the run itself said what is to be known of its data
-            federation = experiment.federation(self.data_dir, seed, known=continuation.known(folder, seed))
+            federation = experiment.federation(self.data_dir, seed, known=further_rounds.known(folder, seed))
         if experiment.rounds.select_by:
             federation = replace(federation, task=selected_task(federation.task, experiment.rounds.select_by))
         if federation.digest() != run.state.how.get("data"):

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ...core.engine import Participation
-from ...core.settings import kinds_of, name_of, options_of, parted, sentences
+from ...core.field_checks import kinds_of, name_of, options_of, parted, sentences
 from ...core.tasks import TASKS
 from ...core.training import Training
 from ...data.datasets import DATASETS

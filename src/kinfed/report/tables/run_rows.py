@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ...core.history import over_seeds, preferred
+from ...core.history import over_seeds
+from ...core.round_selection import select_model
 from ...core.summary import Metric, Summary
 from ...data.split import Split
 from ...errors import UsageError, several
@@ -202,7 +203,7 @@ def over(folder: Path, summaries: Mapping[Path, Summary], model: str = "") -> Ro
     kinds = {(one.method, setting_of(one), _attack(one), tuple(one.scores)) for one in every}
     if len(kinds) > 1 or len({one.seed for one in every}) < len(every):
         raise UsageError(f"the seed-* folders of {folder} are not one run repeated with different seeds")
-    model = model or preferred(over_seeds([one.scores for one in every]), first.selection.higher_is_better)
+    model = model or select_model(over_seeds([one.scores for one in every]), first.selection.higher_is_better)
     by_seed = {one.seed: _clients(path, one, model) for path, one in summaries.items()}
     scores = [one.honest_scores[model] for one in every]
     means = {key: _mean([one.get(key) for one in scores]) for key in SCORES}

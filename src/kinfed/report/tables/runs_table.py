@@ -6,7 +6,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from ...core.tasks import BY_CLASS
+from ...core.metrics import BY_CLASS
 from .compare import Comparison
 from .run_rows import Row, decimals
 from .text_table import score_text

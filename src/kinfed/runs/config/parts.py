@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any
 
+from ...core.field_checks import check, kinds_of, name_of, options_of, parted, wanted
 from ...core.registry import Registry
-from ...core.settings import check, kinds_of, name_of, options_of, parted, wanted
 from ...data.tables.schema import Description
 from ...errors import UsageError, nearest
 from . import plugins

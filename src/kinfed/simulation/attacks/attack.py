@@ -7,8 +7,8 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
+from ...core.field_checks import In, Settings
 from ...core.seeding import fold, key, tags
-from ...core.settings import In, Settings
 from ...data.federation import Federation
 from ...errors import UsageError
 

@@ -6,8 +6,8 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
+from ...core.field_checks import CountOrZero, In
 from ...core.seeding import generator, key, tags, uniform
-from ...core.settings import CountOrZero, In
 from ...core.tasks import Classification
 from ...data.federation import Federation
 from ...errors import UsageError

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ...core.field_checks import NonNegative
 from ...core.seeding import normal
-from ...core.settings import NonNegative
 from .attack import Attack
 
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from ...core.settings import NonNegative
+from ...core.field_checks import NonNegative
 from .attack import Attack
 
 

@@ -13,7 +13,7 @@ import torch
 
 import kinfed
 from kinfed import UsageError
-from kinfed.data.tables.formats import FormatSettings
+from kinfed.data.tables.cells import FormatSettings
 from kinfed.data.tables.new_readings import Series
 from kinfed.data.tables.open_table import frame_of
 from kinfed.data.tables.owners import Owners

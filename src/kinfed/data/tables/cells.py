@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...core.settings import Settings
+from ...core.field_checks import Settings
 from ...errors import UsageError
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class Formats:
         zoned = {names.get(name, name): one for name, one in self.zoned.items()}
         return replace(self, text=text, truths=None if self.truths is None else truths, zoned=zoned)
 
-    def numbers(self, column: "polars.Series") -> NDArray[np.float64]:
+    def parse_numbers(self, column: "polars.Series") -> NDArray[np.float64]:
         """[n] text as numbers, NaN where there is none, infinity for anything else."""
         import polars
 
@@ -90,7 +90,7 @@ class Formats:
         units = "|".join(re.escape(one) for one in sorted(self.units, key=len, reverse=True))
         return column.str.extract(f"({units or '$^'})")
 
-    def seconds(self, column: "polars.Series") -> NDArray[np.float64]:
+    def parse_dates(self, column: "polars.Series") -> NDArray[np.float64]:
         """[n] text that is a date in one of the formats that are said as seconds since 1970, NaN for anything else."""
         import polars
 
@@ -118,7 +118,7 @@ class Formats:
         units = [*self.units, unit] if unit and unit not in self.units else [*self.units]
         cells, said = polars.Series([cell, *others]), dict[float, str]()
         for decimal, thousands in sorted(MARKS, key=lambda marks: (marks[0] != self.decimal) + (marks[1] != "")):
-            values = replace(self, decimal=decimal, thousands=thousands, units=units).numbers(cells)
+            values = replace(self, decimal=decimal, thousands=thousands, units=units).parse_numbers(cells)
             if np.isinf(values).any() or values[0] in said:
                 continue
             options = [f'decimal="{decimal}"'] if decimal != self.decimal else []

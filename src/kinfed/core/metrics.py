@@ -1,0 +1,92 @@
+"""Metrics: the arithmetic of scores, of one client's outputs and targets; all run under vmap.
+
+Examples of weight 0 fill a batch up and do not count.
+"""
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+BY_CLASS = ("balanced_accuracy", "auc")
+CALIBRATION = ("brier", "ece", "log_loss")  # how far probabilities can be trusted; better if lower
+BINS = 15  # of confidence, for `ece`
+ALWAYS = "always"  # the class that a model predicts for every example; NaN if it predicts several
+RECALL = "recall@"  # before the number of a class
+
+
+def weighted_mean(values: Tensor, weight: Tensor) -> Tensor:
+    """[] the mean of values: [B] by weight: [B]."""
+    return (values * weight).sum() / weight.sum().clamp(min=1)
+
+
+def calibration_errors(outputs: Tensor, y: Tensor, weight: Tensor) -> dict[str, Tensor]:
+    """`brier` and `ece` (see `Classification`) of logits: [B, C] and labels y: [B]."""
+    chances = outputs.softmax(-1)  # [B, C]
+    apart = (chances - F.one_hot(y, outputs.shape[-1])).square()
+    sure, answer = chances.max(-1)
+    at = (sure * BINS).ceil().clamp(1, BINS) - 1
+    gap = (answer == y).to(outputs.dtype) - sure
+    bins = (at == torch.arange(BINS, device=y.device)[:, None]) * (gap * weight)  # [bins, B]
+    return {
+        "brier": weighted_mean(apart[:, 1] if outputs.shape[-1] == 2 else apart.sum(-1), weight),
+        "ece": bins.sum(-1).abs().sum() / weight.sum().clamp(min=1),
+    }
+
+
+def scores_by_class(outputs: Tensor, y: Tensor, weight: Tensor, classes: int) -> dict[str, Tensor]:
+    """`balanced_accuracy`, `auc`, `always` and `recall@c` (see `Classification`) of logits: [B, C], labels y: [B]."""
+    predicted, real = outputs.argmax(-1), weight > 0
+    of_class = (y == torch.arange(classes, device=y.device)[:, None]) & real  # [C, B]
+    count = of_class.sum(-1)  # [C]
+    recall = (of_class & (predicted == y)).sum(-1).to(outputs.dtype) / count
+    several = (count > 0).sum() > 1
+    least, most = torch.where(real, predicted, predicted.max()).min(), torch.where(real, predicted, 0).max()
+    scores = {
+        "balanced_accuracy": weighted_mean(torch.where(count > 0, recall, 0), count > 0),
+        "auc": roc_auc(outputs, of_class),
+        ALWAYS: torch.where(least == most, most.to(outputs.dtype), torch.nan),
+    }
+    scores = {name: torch.where(several, value, torch.nan) for name, value in scores.items()}
+    return scores | {f"{RECALL}{c}": value for c, value in enumerate(recall.unbind())}
+
+
+def roc_auc(outputs: Tensor, of_class: Tensor) -> Tensor:
+    """[] the area under the ROC curve of logits: [B, C], the mean over classes beside the rest; of_class: [C, B]."""
+    classes = len(of_class)
+    if classes == outputs.shape[-1] == 2:
+        # The difference ranks as the probability of class 1 does, and still ranks where that is rounded to 1.
+        p = (outputs[:, 1] - outputs[:, 0])[None]
+    else:
+        p = outputs.softmax(-1).T[1 if classes == 2 else 0 : classes]  # [C, B]
+    p, of_this = p.contiguous(), of_class[-len(p) :]
+    rest = of_class.any(0) & ~of_this
+    ordered = torch.where(rest, p, torch.inf).sort(-1).values
+    twice_below = torch.searchsorted(ordered, p) + torch.searchsorted(ordered, p, right=True)
+    pairs = of_this.sum(-1) * rest.sum(-1)
+    area = (twice_below * of_this).sum(-1).to(p.dtype) / (2 * pairs).clamp(min=1)
+    return weighted_mean(area, pairs > 0) + 0 * p.sum()  # NaN where the outputs are
+
+
+def r2_score(squared: Tensor, truth: Tensor, weight: Tensor) -> Tensor:
+    """[k] the share of the variance of truth: [B, k] that is left by mean squared errors: [k], taken from 1."""
+    each, real = weight[:, None], (weight > 0)[:, None]
+    middle = (truth * each).sum(0) / each.sum()
+    variance = ((truth - middle).square() * each).sum(0) / each.sum()
+    high, low = torch.where(real, truth, -torch.inf).amax(0), torch.where(real, truth, torch.inf).amin(0)
+    return torch.where(high > low, 1 - squared / variance, torch.nan)
+
+
+def poisson_deviance(log: Tensor, truth: Tensor) -> Tensor:
+    """[B] of counts, truth: [B], and of the logarithm of what was expected: [B]."""
+    some = truth > 0
+    gap = log - torch.where(some, truth, 1).log()  # the difference of large terms would be lost in rounding
+    return 2 * torch.where(some, truth * (gap.expm1() - gap), log.exp())
+
+
+def pinball_loss(outputs: Tensor, truth: Tensor, quantiles: Sequence[float]) -> Tensor:
+    """[B, H, Q] of outputs: [B, H, Q] and truth: [B, H]."""
+    level = torch.tensor(quantiles, dtype=outputs.dtype, device=outputs.device)
+    above = truth.unsqueeze(-1) - outputs
+    return torch.maximum(level * above, (level - 1) * above)
