@@ -71,7 +71,8 @@ def test_what_is_missing_or_excludes_another_is_said(refused, tmp_path):
     )
     code = ("--code", "gone.py")
     assert "--code: there is no file gone.py" in refused("node", "a", "--data", "x.npz", "--insecure", *code)
-    assert "--server must be HOST:PORT" in refused("node", "a", "--data", "x.npz", "--insecure", "--server", "hub")
+    for address in ("hub", "hub:99999", "hub:0"):
+        assert "must be HOST:PORT" in refused("node", "a", "--data", "x.npz", "--insecure", "--server", address)
     assert "a site's name consists of letters" in refused("node", "a b", "--data", "x.npz", "--insecure")
     assert "no SuperLink of" in refused("down")
     assert "say where its keys are: --keys DIR" in refused("revoke", "ann")

@@ -139,9 +139,13 @@ def test_remarks_and_blank_lines_above_the_header_are_left_out(tmp_path, above, 
 def test_a_heading_may_begin_with_a_hash(tmp_path, recwarn):
     frame = open_table(write(tmp_path, "# by a program\n#who,x\na,1\nb,2\n"))
     assert (frame.columns, cells(frame)) == (["#who", "x"], [["a", "1"], ["b", "2"]])
-    assert "1 line above the header that begins with # is left out" in str(recwarn.pop(UserWarning).message)
+    said = str(recwarn.pop(UserWarning).message)
+    assert "1 line above the header that begins with # is left out; line 2 begins with # and is taken for the" in said
     frame = open_table(write(tmp_path, "#who,x\na,1"))  # the last line is not ended
     assert (frame.columns, cells(frame)) == (["#who", "x"], [["a", "1"]])
+    assert open_table(write(tmp_path, '#who,x\n"a, b",1\n')).columns == ["#who", "x"]
+    many = [f"c{i}" for i in range(9000)]  # the line below the heading is longer than what is read at once
+    assert open_table(write(tmp_path, f"#{','.join(many)}\n{','.join(['0.123456'] * 9000)}\n")).columns[1:] == many[1:]
 
 
 SHOPS = [

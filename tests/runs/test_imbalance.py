@@ -276,9 +276,7 @@ def test_a_run_is_selected_by_the_score_that_is_asked_for():
 
 def test_scores_that_cannot_select_are_refused_in_one_line():
     run = {"training": Training(epochs=1)}
-    with pytest.raises(
-        UsageError, match="no score 'balanced_acuracy' can select rounds; did you mean 'balanced_accuracy'"
-    ):
+    with pytest.raises(UsageError, match="'balanced_acuracy' can select rounds; did you mean 'balanced_accuracy'"):
         fit(Local(), federation(), module(), rounds=Rounds(select_by="balanced_acuracy"), **run)
     with pytest.raises(UsageError, match="did you mean 'accuracy'"):
         experiment.resolve(experiment.read("local", ["select_by=acuracy"]))

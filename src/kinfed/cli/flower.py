@@ -246,7 +246,7 @@ def _node(args: argparse.Namespace, console: Console) -> None:
         return
     keys = _keys_or_insecure(args, "kinfed flower keys on the server")
     host, colon, port = args.server.rpartition(":")
-    if not colon or not host or not port.isdigit():
+    if not colon or not host or not port.isdigit() or not 0 < int(port) < 2**16:
         raise UsageError(f"--server must be HOST:PORT, such as hub.example.org:8000; got '{args.server}'")
     for name in ("ca.crt", "key"):
         if keys and not (keys / name).is_file():

@@ -22,7 +22,7 @@ MARKS = {",": "comma", ";": "semicolon", "\t": "tab", "|": "bar"}
 LOOKED_AT = 50  # lines that tell what separates entries
 LOOKED_IN = 1000  # bytes that tell whether a file is text
 LINE = re.compile(rb"[^\r\n]*(?:\r\n|\r|\n)")
-LONG = 1 << 16  # bytes in which the line below a remark is looked for
+FILLED = re.compile(rb"[^\r\n]*[^\s][^\r\n]*")  # a line that is not blank
 QUOTED = "a quotation mark inside an entry is written twice, and the entry stands between quotation marks"
 
 
@@ -90,28 +90,30 @@ def _text(path: Path) -> Text:
 
 def _without_remarks(data: bytes) -> tuple[bytes, int, str]:
     """The data from its heading on; how many lines stand above that: blank ones, and remarks, which begin with #; and
-    what to warn of if there are remarks.
+    what to warn of if there are such lines.
 
-    A line with # is the heading if the next one has as many separators.
+    A line with # is the heading if the first line that is none has as many entries.
     """
     above, begin, remarks = 0, 0, 0
+    below = next((one[0].strip() for one in FILLED.finditer(data) if not one[0].lstrip().startswith(b"#")), b"")
     for found in LINE.finditer(data):
         line = found[0].strip()
-        if line and (not line.startswith(b"#") or _is_header(line, data[found.end() : found.end() + LONG])):
+        kept = line.startswith(b"#") and any(_width(line, mark) == _width(below, mark) > 1 for mark in SEPARATORS)
+        if kept or (line and not line.startswith(b"#")):
             break
         above, begin, remarks = above + 1, found.end(), remarks + bool(line)
-    said = ""
+    said = []
     if remarks:
         words = ("begin", "are") if remarks > 1 else ("begins", "is")
-        said = f"{several(remarks, 'line')} above the header that {words[0]} with # {words[1]} left out"
-    return data[begin:], above, said
+        said.append(f"{several(remarks, 'line')} above the header that {words[0]} with # {words[1]} left out")
+    if data.startswith(b"#", begin):
+        said.append(f"line {above + 1} begins with # and is taken for the header; if it is a remark, delete it")
+    return data[begin:], above, "; ".join(said)
 
 
-def _is_header(line: bytes, rest: bytes) -> bool:
-    """Whether a line has as many separators as the first line of the rest that is neither blank nor a remark."""
-    each = (one.strip() for one in rest.splitlines())
-    below = next((one for one in each if one and not one.startswith(b"#")), b"")
-    return any(line.count(mark.encode()) == below.count(mark.encode()) > 0 for mark in SEPARATORS)
+def _width(line: bytes, separator: str) -> int:
+    """How many entries a line has."""
+    return len(next(csv.reader([line.decode()], delimiter=separator), ()))
 
 
 def _as_utf8(path: Path, data: bytes) -> tuple[bytes, str]:

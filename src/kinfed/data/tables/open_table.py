@@ -228,7 +228,10 @@ STRANGE = {  # types of columns that no model takes, in words
 
 
 def _simplify_types(table: "polars.DataFrame") -> "tuple[polars.DataFrame, dict[str, str]]":
-    """The columns of numbers, text and dates, each of one type of few; and the types of all others."""
+    """The columns of numbers, truth values, text and dates; and what all others hold, by name.
+
+    Dates are in microseconds, columns of numbers with gaps in float64 or, where that would not tell them apart, text.
+    """
     import polars
 
     columns, strange = [], {}

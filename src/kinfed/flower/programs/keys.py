@@ -54,7 +54,7 @@ def make(folder: Path, hosts: Sequence[str], clients: Sequence[str]) -> list[Pat
             certify, named = True, list(_read(folder / "server.crt").extensions.get_extension_for_class(_Names).value)
         _make_authority(folder)
         for old in folder.glob("sites/*/ca.crt"):
-            _write(old, (folder / "ca.crt").read_bytes())
+            write_key(old, (folder / "ca.crt").read_bytes())
     elif certify and not (folder / "ca.key").exists():
         raise UsageError(f"{folder} has the authority's ca.crt but not its ca.key, which must sign the certificate")
     elif certify and (end := _read(folder / "ca.crt").not_valid_after_utc) < _now() + SOON:
@@ -75,8 +75,8 @@ def make(folder: Path, hosts: Sequence[str], clients: Sequence[str]) -> list[Pat
         private = key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
         public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
         shutil.copy(folder / "ca.crt", site / "ca.crt")
-        _write(site / "key", private, secret=True)
-        _write(site / "key.pub", public + b"\n")  # last: a site that has one is done
+        write_key(site / "key", private, secret=True)
+        write_key(site / "key.pub", public + b"\n")  # last: a site that has one is done
         made.append(site)
     return made
 
@@ -138,8 +138,8 @@ def _make_authority(folder: Path) -> None:
     built = built.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
     built = built.add_extension(usage, critical=True)
     built = built.add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-    _write(folder / "ca.key", _pem(key), secret=True)
-    _write(folder / "ca.crt", built.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM))
+    write_key(folder / "ca.key", _pem(key), secret=True)
+    write_key(folder / "ca.crt", built.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM))
 
 
 def _certify_server(folder: Path, names: Sequence[x509.GeneralName]) -> None:
@@ -158,8 +158,8 @@ def _certify_server(folder: Path, names: Sequence[x509.GeneralName]) -> None:
     built = built.add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
     built = built.add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
     built = built.add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False)
-    _write(folder / "server.crt", built.sign(signer, hashes.SHA256()).public_bytes(serialization.Encoding.PEM))
-    _write(folder / "server.key", _pem(key), secret=True)
+    write_key(folder / "server.crt", built.sign(signer, hashes.SHA256()).public_bytes(serialization.Encoding.PEM))
+    write_key(folder / "server.key", _pem(key), secret=True)
 
 
 def _certificate(
@@ -202,7 +202,8 @@ def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
     return key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
 
 
-def _write(path: Path, content: bytes, secret: bool = False) -> None:
+def write_key(path: Path, content: bytes, secret: bool = False) -> None:
+    """Write a key or a certificate; one that is secret is readable by its owner alone."""
     with replacing(path) as part:
         descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if secret else 0o644)
         with os.fdopen(descriptor, "wb") as file:

@@ -21,6 +21,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from ...errors import RunError, UsageError
 from ...files import replacing
 from ..programs import authentication
+from ..programs.keys import write_key
 from . import flower_names
 from .calls import Wire, reason, url_of
 from .link import Link
@@ -65,7 +66,7 @@ class Connection:
 
     def __enter__(self) -> "Connection":
         self._flower = flower_names.load("site")
-        self._private = _read_key(self.key or _own_key(self.home / "trial-key"))
+        self._private = _read_key(self.key or _ensure_trial_key(self.home / "trial-key"))
         signer = self._flower.NodeAuthHttpInterceptor(self._private, self._private.public_key())
         url, calls = url_of(self.link.address, self.link.ca), [signer, Wire(self.link.ca)]
         self._client = self._flower.FleetHttpClient(url, interceptors=calls)
@@ -255,11 +256,11 @@ def _read_key(path: Path) -> ec.EllipticCurvePrivateKey:
     return key
 
 
-def _own_key(path: Path) -> Path:
-    """The file of a key that this node makes for itself, for trials."""
+def _ensure_trial_key(path: Path) -> Path:
+    """The file of this node's own key for trials, made if it is not there."""
     if not path.exists():
         form = serialization.PrivateFormat.OpenSSH
-        made = ec.generate_private_key(ec.SECP384R1())
-        with replacing(path) as part:
-            part.write_bytes(made.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption()))
+        key = ec.generate_private_key(ec.SECP384R1())
+        content = key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
+        write_key(path, content, secret=True)
     return path
