@@ -64,13 +64,10 @@ class MessagePassing(GraphMethod, Advises):
 
     def aggregate(self, roster, server, cohort, uploads):
         if roster.round == 0 and len(cohort) > 2:  # of two clients weights cannot tell anybody apart
-            self._warn_of_doubt(roster, uploads.theta)
+            apart, itself, _ = self.compare(roster, uploads.theta)
+            if doubt := self.doubt(apart[~itself], self.weights(apart, itself)[~itself]):
+                warnings.warn(f"{type(self).__name__.lower()}: {doubt}", stacklevel=2)
         return Params(put(server.theta, cohort, uploads.theta))
-
-    def _warn_of_doubt(self, roster, theta):
-        apart, itself, _ = self.compare(roster, theta)
-        if doubt := self.doubt(apart[~itself], self.weights(apart, itself)[~itself]):
-            warnings.warn(f"{type(self).__name__.lower()}: {doubt}", stacklevel=3)
 
     def train(self, client, state, received):
         penalty = towards(received.theta, self.strength) if self.strength else None
