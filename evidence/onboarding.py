@@ -59,42 +59,17 @@ CASES = {  # name: (title, source, overrides)
     ),
 }
 INTRO = """
-Clients are left out of a run, and join it when it is over, one by one: [how](../after-training.md). A row is the mean
-over these newcomers, on test examples of their own, by how many examples they learn from; ± is the standard deviation
-over three seeds, which also draw other newcomers. The first row of a method is the model by its own rule, `tuned`
-that model after ten rounds' worth of local epochs, and 0 the model as sent. The oracle is FedAvg inside the true
-groups of the members, which a newcomer is told.
+Clients are left out of a run, and join it when it is over, one by one: [how](../after-training.md). Scores are means
+over these newcomers, on test examples of their own, and over three seeds, which also draw other newcomers. Columns say
+how many examples a newcomer learns from: with 0 it has the model as it was sent, otherwise that of the method's rule,
+and `tuned` that model after ten rounds' worth of local epochs. *Ahead* is by how much the rule's model is better than
+learning alone with as many examples, ± the standard deviation over seeds. The best existing model is that of the member
+whose loss on the newcomer's examples is least; for that a member's model has to leave its server. The oracle is FedAvg
+inside the true groups of the members, which a newcomer is told.
 
-On rotated digits and DG-60 methods have the settings of `evidence/tuned/rotated-digits.toml`, which were chosen on
-rotated digits with other seeds. On rotated digits Panacea is told the true groups, newcomers' included, as it needs a
-graph. How CFL, FedSem and FedCedar take a newcomer in (by its first update, once) was decided with seeds 0 and 1 of the
-figures on rotated digits in view: by the rules before, newcomers of seed 0 often stayed in a wrong cluster, below
-learning alone with 50 examples. No other rule was changed after it was measured.
-
-Below each table are the methods that cannot do its data, or that were not run. FedAvg's row is its state after the last
-round. On DG-60 ten examples are enough to learn alone without a mistake, so that nothing can be ahead there; the table
-has two instead of 50 and all. METR-LA is a part of the data, and the persons' answers are few: five test answers each.
-
-Where newcomers are not ahead of learning alone:
-
-- One model for all (FedAvg, FedProx, SCAFFOLD, FedAtt) has 61 to 76 % on DG-60, learning alone with two examples 83.5;
-  for persons it has 66 %, learning alone with ten answers 70.8. Local epochs on the same few examples bring it to 90 to
-  96 % and to 73 %. kNN-Per, which adds a memory of the newcomer's examples to that model, is behind on DG-60 only.
-- With two examples of DG-60 FedPer, FedRep and FedCP, whose head is the newcomer's own, have 79 to 83 %, as have FedAMP
-  and pFedBayes; FedPAC has 73. With ten all have 100 %, pFedBayes 99.7. FedSem has 88 ± 20 % there: with one seed of
-  three newcomers stay in a wrong cluster, which tuning mends.
-- For persons five methods that group or choose clients by what ten answers say (FedSem, DPFL, FedFomo, FedCedar,
-  pFedGraph) have 65 to 71 %. Tuned on the same answers they have 71 to 74 %, of which FedFomo's 70.8 is no more than
-  learning alone.
-
-On METR-LA no method is behind, though Ditto and SFL are ahead by 0.02 and 0.2 of 10.9 only. With ten examples pFedMe,
-pFedBayes and pFedHN have less than half of the error of learning alone, and less than the best existing model.
-
-On rotated digits, with ten examples: tuning costs IFCA, FedSem, FedCedar and pFedGAT, whose models by the rule are
-near the oracle's, 5 to 11 points. Where a method has nothing ready for a newcomer, as a head of its own
-(FedPer, LG-FedAvg, FedRep, FedCP) or a personal model that begins at the first weights (Ditto, FedAMP), it has at most
-6 points more than learning alone, and far less than FedAvg's shared model. The member's model with the least loss on
-the newcomer's examples is hard to beat, though a member's model has to leave its server for it.
+On rotated digits methods have the settings of `evidence/tuned/rotated-digits.toml`, which were chosen with other seeds,
+or else their defaults; Panacea and FedU, which need a graph, are told the true groups, newcomers' included. How `kin`,
+CFL, FedSem and FedCedar take a newcomer in was decided with figures on rotated digits in view, no other rule.
 """
 
 
@@ -219,7 +194,8 @@ def gains(found, case, scores):
     """By how much the scores with few examples, one a seed, are ahead of learning alone with as many: by seed."""
     lower = any(one.get("metric") in ("mae", "mse") for key, one in found.items() if key.startswith(f"{case}/"))
     alone = means(found, case, SHARED, ALONE, FEW.get(case, SHOTS)[1])
-    return [theirs - mine if lower else mine - theirs for mine, theirs in zip(scores, alone, strict=True)]
+    pairs = zip(scores, alone, strict=True)
+    return [round(theirs - mine if lower else mine - theirs, 6) for mine, theirs in pairs]  # what is equal is not ahead
 
 
 def table(found, case):
@@ -247,7 +223,7 @@ def table(found, case):
     yield f"| **Local** |  | {cell(SHARED, ALONE, shots[1])} |  |  | {cell(SHARED, ALONE, shots[2])} |"
     if EXISTING in names:
         yield row(f"**best existing model of `{EXISTING}`**", EXISTING, BEST, shots)[1]
-    if cell(ORACLE, ORACLE, 0):
+    if len(means(found, case, ORACLE, ORACLE, 0)) == len(SEEDS):
         yield row("**oracle**", ORACLE, ORACLE, (0, 0, 0))[1]
     yield from (line for _, line in sorted((row(f"`{name}`", name, name, shots) for name in names), reverse=True))
     problems = {key.split("/")[1]: one["problem"] for key, one in kept.items() if "problem" in one}
@@ -255,7 +231,8 @@ def table(found, case):
         problems.pop(name, None)
     if without:
         yield ""
-        yield textwrap.fill(f"Not run here, or not with every seed: {', '.join(f'`{one}`' for one in without)}.", 118)
+        left = ", ".join(f"`{one}`" for one in without)
+        yield textwrap.fill(f"Not run here, or not with every seed: {left}.", 118, break_on_hyphens=False)
     if problems:
         yield ""
         yield from (f"- `{name}`: {why}" for name, why in sorted(problems.items()))
@@ -285,7 +262,7 @@ def write(found):
                 "",
                 f"`{' '.join(settings)}`, {version()}.",
                 "",
-                textwrap.fill(" ".join(ahead(found, case)), 118),
+                textwrap.fill(" ".join(ahead(found, case)), 118, break_on_hyphens=False),
                 "",
                 *table(found, case),
             ]
