@@ -6,7 +6,7 @@ import re
 import signal
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 from .interrupts import CODES, Terminated
 
 FEW = 30  # names that an error may list
+SHOWN = 8  # of them in a sentence
 NO_GPU_MEMORY = "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED", "CUDA error: out of memory"
 NO_MEMORY = "DefaultCPUAllocator: "  # how PyTorch begins to say it of the machine's own
 LONG = 80  # an error repeats a word of up to this many letters without a space or slash
@@ -104,6 +105,16 @@ def nearest(name: str, known: Iterable[str]) -> str:
     known = sorted(known)
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.6 if len(known) <= FEW else 0)
     return f"did you mean '{close[0]}'?" if close else f"known: {', '.join(known) or 'none'}"
+
+
+def listed(names: Sequence[str], most: int = SHOWN) -> str:
+    """Names, the first of many."""
+    return ", ".join(names[:most]) + (", ..." if len(names) > most else "")
+
+
+def reason_of(problem: Exception) -> str:
+    """The first line that a library says of what it could not do."""
+    return (str(problem).strip().splitlines() or [type(problem).__name__])[0].rstrip(".")
 
 
 def several(count: int, what: str) -> str:

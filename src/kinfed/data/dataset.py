@@ -50,7 +50,7 @@ class Parts(NamedTuple):
 
 @runtime_checkable
 class Partition(Protocol):
-    """Deals a data set to clients; its settings are its constructor's arguments.
+    """Deals a data set to clients, every example once; its settings are its constructor's arguments.
 
     Called with the data set, the number of clients and a generator, the only source of its draws; returns `Parts`.
     """

@@ -17,7 +17,7 @@ from ..core.graph import Graph, check_graph
 from ..core.seeding import generators, tags
 from ..core.tasks import Classification, Forecasting, Regression, Task, outputs_of
 from ..core.trees import raw
-from ..errors import UsageError, some
+from ..errors import UsageError, listed, some
 from .dataset import Dataset, rows_by_owner
 from .split import SPLITS, Rows, Split, folded
 from .tables.schema import Description
@@ -77,8 +77,8 @@ class Federation:
             empty = [n for n, r in zip(self.names, self.rows[split], strict=True) if not r.numel()]
             if empty:
                 raise UsageError(
-                    f"{some(len(empty), count, 'client')} no {split} example: {', '.join(empty[:8])}"
-                    f"{', ...' if len(empty) > 8 else ''}; give them more examples or leave these clients out"
+                    f"{some(len(empty), count, 'client')} no {split} example: {listed(empty)}; give them more examples "
+                    "or leave these clients out"
                 )
         if isinstance(self.task, Classification) and count > 1:  # a single client cannot know the others' classes
             seen, tested = (self.y[torch.cat(list(self.rows[split]))].unique().tolist() for split in ("train", "test"))
@@ -243,7 +243,7 @@ def _check_periods(split: Split, dataset: Dataset, owned: Sequence[Tensor], part
     alone = [split.by_own_time(dataset.time, dataset.span, owned[i], torch.Generator()) for i in short]
     if all(alone):
         names = tuple(dataset.owners) or tuple(str(i) for i in range(len(owned)))
-        few = f"{', '.join(names[i] for i in short[:8])}{', ...' if len(short) > 8 else ''}"
+        few = listed([names[i] for i in short])
         raise UsageError(
             f"{some(len(short), len(owned), 'client')} no examples in one of the periods of training, validation and "
             f"test, which are the same for all clients: {few}; to cut each client's by its own times set "
@@ -289,7 +289,7 @@ def divide(
     if short:
         raise UsageError(
             f"{some(len(short), len(names), 'client')} too few examples for training, validation and test"
-            f"{' one after the other' if in_order else ''}: {', '.join(short[:8])}{', ...' if len(short) > 8 else ''}"
+            f"{' one after the other' if in_order else ''}: {listed(short)}"
             "; give each of them more, leave them out, or validate on none (federation.split.validation=0)"
         )
     rows = {name: [part[name] for part in parts] for name in SPLITS}

@@ -5,7 +5,7 @@ import difflib
 import math
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..core.field_checks import Settings
 from ..core.graph import Graph, check_graph
-from ..errors import UsageError, nearest
+from ..errors import UsageError, listed, nearest, reason_of
 from .tables.words import known_name
 
 
@@ -68,20 +68,22 @@ def _usual_scale(distances: Tensor, threshold: float) -> float | None:
     return None if leaves else float(known.mean())
 
 
-def read(
-    path: str | Path,
-    names: Sequence[str],
-    *,
-    weights: str = "weight",
-    distances: str = "distance",
-    directed: bool = False,
-    sigma: float | None = None,
-    threshold: float = 0.1,
-    strangers: bool = False,
-) -> Graph:
+@dataclass(frozen=True)
+class GraphFile(Settings):
+    """A file of links between clients, and how it is read; see `read`."""
+
+    path: str  # .csv, .graphml, .npz or .npy
+    weights: str = "weight"  # its column of weights
+    distances: str = "distance"  # its column of distances, in place of weights
+    directed: bool = False  # whether a link holds in one direction alone
+    sigma: float | None = None  # of the kernel that turns distances into weights; left out: their deviation
+    threshold: float = 0.1  # weights below it are no link
+
+
+def read(links: str | Path | GraphFile, names: Sequence[str], *, strangers: bool = False, **settings: Any) -> Graph:
     """The relation of the clients `names` from a file; a client that is not in the file has no links.
 
-    Other names may be in the file only with `strangers`; their links are ignored.
+    Other names may be in the file only with `strangers`; their links are ignored. Settings are those of `GraphFile`.
 
     `.csv`: a heading with the columns `from` and `to`, which name clients, and optionally one of weights (default 1) or
     of distances, which `kinfed.data.graph_files.distance` turns into weights with `sigma` and `threshold`; `weights`
@@ -92,10 +94,11 @@ def read(
     the order of an array `names: [N]` if the file has one, otherwise of the clients.
     Raises UsageError naming the file, and the line if there is one, on anything else.
     """
-    path = Path(path)
+    given = links if isinstance(links, GraphFile) else GraphFile(str(links), **settings)
+    path, sigma, threshold = Path(given.path), given.sigma, given.threshold
     kind = path.suffix.lower()
     readers: dict[str, Callable[[Path, list[str], bool, bool], tuple[Tensor, bool]]] = {
-        ".csv": partial(_from_csv, columns=(weights, distances)),
+        ".csv": partial(_from_csv, columns=(given.weights, given.distances)),
         ".graphml": _from_graphml,
         ".npz": _from_arrays,
         ".npy": _from_arrays,
@@ -103,7 +106,7 @@ def read(
     if kind not in readers:
         raise UsageError(f"{path}: a graph is read from {', '.join(readers)}; got '{kind}'")
     try:
-        table, apart = readers[kind](path, list(names), directed, strangers)
+        table, apart = readers[kind](path, list(names), given.directed, strangers)
         if not apart:
             return adjacency(table)
         if sigma is None:
@@ -119,28 +122,10 @@ def read(
     except UsageError as problem:
         raise UsageError(f"{path}: {problem}") from None
     except Exception as problem:  # damage can surface in any layer of these formats
-        reason = (str(problem).strip().splitlines() or [type(problem).__name__])[0]
+        reason = reason_of(problem)
         if kind in (".npz", ".npy") and "pickle" in reason:  # NumPy's message for any unknown file
             reason = f"it is not a {kind} file of plain numbers"
         raise UsageError(f"{path} cannot be read as a graph: {reason}") from problem
-
-
-@dataclass(frozen=True)
-class GraphFile(Settings):
-    """A file of links between clients, and how it is read; see `read`."""
-
-    path: str  # .csv, .graphml, .npz or .npy
-    weights: str = "weight"  # its column of weights
-    distances: str = "distance"  # its column of distances, in place of weights
-    directed: bool = False  # whether a link holds in one direction alone
-    sigma: float | None = None  # of the kernel that turns distances into weights; left out: their deviation
-    threshold: float = 0.1  # weights below it are no link
-
-
-def read_links(links: str | Path | GraphFile, names: Sequence[str], strangers: bool = False) -> Graph:
-    """The relation of the clients `names` from a file, which may be said with its settings; see `read`."""
-    settings = asdict(links) if isinstance(links, GraphFile) else {"path": links}
-    return read(**settings, names=names, strangers=strangers)
 
 
 Links = Iterable[tuple[str, str, str, float]]  # place in the file, from, to, value
@@ -263,7 +248,7 @@ def _check_names(found: set[str], names: Iterable[str], place: str) -> None:
     if strange:
         known = list(names)
         raise UsageError(
-            f"{place}: there is no client {', '.join(map(repr, strange[:5]))}{', ...' if len(strange) > 5 else ''}; "
+            f"{place}: there is no client {listed([*map(repr, strange)], 5)}; "
             f"the {len(known)} clients are named '{known[0]}' to '{known[-1]}'"
         )
 

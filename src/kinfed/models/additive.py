@@ -24,7 +24,6 @@ class Additive(nn.Module):
         self.head = nn.Linear(inputs + len(KNOTS) * len(bent), outputs)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[B, ...] inputs to [B, outputs]."""
         outputs: Tensor = self.head(_pieces(self.flat(x), self.bent))
         return outputs
 

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -64,7 +63,11 @@ def relation_heatmap(
         called = called or [f"layer {i + 1}" for i in range(len(weights))]
         _layers(below, weights, called, borders, rows, columns)
     axes = above.subplots()
-    _coloured(above, axes, weights.mean(0), borders)
+    mean = weights.mean(0)
+    image, own = draw_relation(axes, mean, borders), mean.diagonal()
+    itself = f"{own[0]:.3g}" if np.ptp(own) < 5e-4 * abs(own).max() else span(own)
+    label = f"weight between different clients\n(own weight, in grey: {itself})"
+    label_bar(above.colorbar(image, ax=axes, shrink=0.8, pad=0.02), label)
     axes.set_ylabel("receiving client", fontsize=NORMAL, color=INK)
     by = "by links" if groups is None else "by true group"
     axes.set_xlabel(f"giving client, sorted {by}", fontsize=NORMAL, color=INK)
@@ -102,15 +105,6 @@ def _sorted(
     links = order_by_links(weights.mean(0)) if groups is None and count <= MOST else np.arange(count)
     order = links[np.argsort(labels[links], kind="stable")]
     return weights[:, order][:, :, order], labels[order], order
-
-
-def _coloured(above: Figure | SubFigure, axes: Axes, mean: NDArray[Any], borders: NDArray[Any]) -> None:
-    """The relation mean: [N, N] and its colour bar, which also shows the clients' own weights."""
-    image, own = draw_relation(axes, mean, borders), mean.diagonal()
-    alike = np.ptp(own) < 5e-4 * abs(own).max()
-    itself = f"{own[0]:.3g}" if alike else span(own)
-    label = f"weight between different clients\n(own weight, in grey: {itself})"
-    label_bar(above.colorbar(image, ax=axes, shrink=0.8, pad=0.02), label)
 
 
 def recall_heatmap(

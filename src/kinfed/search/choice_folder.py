@@ -85,22 +85,18 @@ class Request:
         if made.attack is not None:
             raise UsageError("choosing takes no attack; leave it out, and run the method that is chosen under attack")
         federation = federation or made.federation(self.data_dir, made.seed)
+        raced = solvable(federation) if self.models and not self.methods else ()
         return Arena(
             federation,
             partial(made.module, federation),
             self.out / "race",
-            self._raced(federation),
+            {name: partial(self.experiment("local", model=name).module, federation) for name in raced},
             made.rounds,
             made.training,
             made.participation,
             made.seed,
             execution,
         )
-
-    def _raced(self, federation: Federation) -> dict[str, Callable[[int], Any]]:
-        """The models that race beside the config's, by name."""
-        names = solvable(federation) if self.models and not self.methods else ()
-        return {name: partial(self.experiment("local", model=name).module, federation) for name in names}
 
     def candidates(self, arena: Arena) -> list[Candidate]:
         """Every method, with the settings that the config has for it and those of the grid, at every rate."""

@@ -100,7 +100,6 @@ class Choice:
         return rows
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
         kept = {kind: [name for name, one in self.answers.items() if one == kind] for kind in ("local", "fedavg")}
         return {
             "method": self.winner.candidate.method_name,
@@ -168,7 +167,8 @@ def choose(
     if module is None and federation.columns is not None:
         how.setdefault("training", Training(clip=CLIP))
     with tempfile.TemporaryDirectory() if folder is None else nullcontext(folder) as place:
-        more = raced(federation) if module is None else {}
+        own = () if module is not None else solvable(federation)
+        more = {name: partial(default_model, federation, name) for name in own}
         usual_model = default_model(federation) if module is None else module
         arena = Arena(federation, lambda seed: usual_model, Path(place), more, **how)
         entrants = [named(one) for one in methods or usual(federation)]
@@ -176,11 +176,6 @@ def choose(
         return carry_out(
             arena, tried, {"budget": budget, "seeds": seeds}, arena.advance, refit=refit, beside=module is None
         )
-
-
-def raced(federation: Federation) -> dict[str, Callable[[int], nn.Module | Model]]:
-    """The models that race beside the usual one, by name."""
-    return {name: partial(default_model, federation, name) for name in solvable(federation)}
 
 
 def solvable(federation: Federation) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ from ..data.federation import Federation
 from ..data.split import SPLITS
 from ..runs.config.experiment import Experiment
 from ..runs.fit import seconds_by_round
-from ..runs.footprint import Part, check, footprint
+from ..runs.footprint import check, footprint
 from ..simulation.devices import pick_device
 from ..simulation.execution import Execution
 
@@ -48,32 +48,29 @@ def estimate(experiment: Experiment, federation: Federation, execution: Executio
     and with a part that does not; local work in steps rather than epochs has only the latter. Raises UsageError, as
     `fit` would, if the server needs more memory than there is.
     """
-    device, needed = pick_device(execution.device), _footprint(experiment, federation)
+    device, method, seed = pick_device(execution.device), experiment.method, experiment.seed
+    model = model_for(method, experiment.module(federation, seed), None, federation.x.dtype, seed)
+    layout, share = Sharing.of(method, model.layout).shared, experiment.participation.share
+    needed = footprint(method, layout, len(federation), share, experiment.rounds, model.theta.element_size())
     check(needed, len(federation), device)
     _reset_peak(device)
     most, whole, few = int(federation.sizes.max()), int(federation.sizes.sum()), experiment.training.batch
     trials: list[Trial] = []
-    while not trials or (trials[-1].examples < whole and _spent(trials) < budget):
+    spent = 0.0
+    while not trials or (trials[-1].examples < whole and spent < budget):
         trials.append(_try(experiment, _short(federation, min(few, most)), execution))
+        spent += 3 * trials[-1].round + trials[-1].evaluation
         few *= 4
     rounds = experiment.rounds.count
     evaluations = -(-rounds // experiment.rounds.evaluate_every)
     each = _at(whole, [(trial.examples, trial.round) for trial in trials])
     scored = _at(whole, [(trial.examples, trial.evaluation) for trial in trials])
-    share = trials[-1].examples / whole
+    tried = trials[-1].examples / whole
     return Cost(
         rounds * each + evaluations * scored,
         max(_peak(device), sum(part.bytes for part in needed)),
-        "all examples" if share == 1 else f"{100 * share:.2g} % of the examples",
+        "all examples" if tried == 1 else f"{100 * tried:.2g} % of the examples",
     )
-
-
-def _footprint(experiment: Experiment, federation: Federation) -> list[Part]:
-    """What the server needs, as `fit` finds it."""
-    method, seed = experiment.method, experiment.seed
-    model = model_for(method, experiment.module(federation, seed), None, federation.x.dtype, seed)
-    layout, share = Sharing.of(method, model.layout).shared, experiment.participation.share
-    return footprint(method, layout, len(federation), share, experiment.rounds, model.theta.element_size())
 
 
 def _try(experiment: Experiment, federation: Federation, execution: Execution) -> Trial:
@@ -111,10 +108,6 @@ def _at(whole: int, points: Sequence[tuple[int, float]]) -> float:
     (last, seconds), before = points[-1], points[-2] if len(points) > 1 else (0, 0.0)
     rate = max(0.0, (seconds - before[1]) / max(1, last - before[0]))
     return seconds + rate * (whole - last)
-
-
-def _spent(trials: Sequence[Trial]) -> float:
-    return sum(3 * trial.round + trial.evaluation for trial in trials)
 
 
 def _reset_peak(device: torch.device) -> None:

@@ -42,7 +42,6 @@ class Study:
 
     @property
     def method(self) -> str:
-        """The name of the experiment's method."""
         return self.experiment().method_name
 
     def federations(self, overrides: Sequence[str] = ()) -> list[Federation]:
@@ -114,7 +113,6 @@ class Score(NamedTuple):
     interval: dict[str, Any]  # of the mean test score, see Summary.intervals; empty if it was not written
 
     def row(self) -> Row:
-        """The score as columns of a table."""
         test, validation = scaled(self.test, self.metric), self.validation
         return {
             "model": self.model,
@@ -127,7 +125,6 @@ class Score(NamedTuple):
         }
 
     def bounds(self) -> Row:
-        """The interval of the test score as columns of a table."""
         ends = (self.interval.get(key) for key in ("low", "high"))
         return dict(zip(BOUNDS, (None if v is None else float(scaled(v, self.metric)) for v in ends), strict=True))
 
@@ -153,12 +150,12 @@ def score(*folders: RunFolder) -> Score:
     )
 
 
-def scores_by_round(folder: RunFolder, model: str, metric: str = "") -> tuple[Array, Array]:
+def scores_by_round(folder: RunFolder, model: str) -> tuple[Array, Array]:
     """The evaluated rounds [T] (from 1) of all seeds, and a model's test score by seed, round and client: [S, T, N].
 
-    The score is the run's metric unless another of its test scores is named; an attacker's is NaN.
+    An attacker's is NaN.
     """
-    metric = metric or folder.read_summary().metric.name
+    metric = folder.read_summary().metric.name
     seeds = [one.read_scores(model, metric) for one in folder.repeats()]
     rounds = min((rounds for rounds, _ in seeds), key=len)
     return rounds, np.stack([scores[: len(rounds)] for _, scores in seeds])

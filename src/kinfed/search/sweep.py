@@ -131,7 +131,6 @@ class Sweep:
         return [RunFolder(self.study.folder(one.name)) for one in best]
 
     def _names(self, one: Setting) -> list[str]:
-        """The runs of a setting."""
         return [f"{one.name}/seed-{seed}" for seed in self.seeds]
 
     def _scores(self, method: str, failed: Collection[str]) -> tuple[list[tuple[Setting, Score]], list[Setting]]:
@@ -164,20 +163,18 @@ class Sweep:
         notes = []
         scores = [self._scores(method, failed) for method in self.methods]
         for method, (finished, lost) in zip(self.methods, scores, strict=True):
-            named: list[tuple[Setting, Row]] = []
-            for one in [*(setting for setting, _ in finished), *lost]:
+            for one, result in [*finished, *((one, None) for one in lost)]:
                 values: Row = {h: _bare(one.values.get(key)) for key, h in zip(keys, headings, strict=True)}
-                named.append((one, {"method": plugins.called(method), "winner": None, **values}))
-            for (_, row), (_, result) in zip(named, finished, strict=False):
-                row |= result.row() | result.bounds()
-            for one, row in named[len(finished) :]:
-                row["failed"] = f"{sum(name in failed for name in self._names(one))} of {len(self.seeds)}"
-            if finished:
-                winner = named[0][1]
-                winner["winner"] = "*"
-                described = " ".join(f"{h}={winner[h]}" for h in headings if winner[h] is not None) or "as configured"
-                notes.append(f"* {plugins.called(method)}: {described}")
-            rows += [row for _, row in named]
+                row: Row = {"method": plugins.called(method), "winner": None, **values}
+                if result is None:
+                    row["failed"] = f"{sum(name in failed for name in self._names(one))} of {len(self.seeds)}"
+                else:
+                    row |= result.row() | result.bounds()
+                if finished and one is finished[0][0]:
+                    row["winner"] = "*"
+                    described = " ".join(f"{h}={value}" for h, value in values.items() if value is not None)
+                    notes.append(f"* {plugins.called(method)}: {described or 'as configured'}")
+                rows.append(row)
         results = [result for finished, _ in scores for _, result in finished]
         cautions = dict.fromkeys(caution for result in results for caution in result.cautions)
         whole = dict.fromkeys(key for row in rows for key in row)
@@ -259,7 +256,6 @@ def sweep(study: Study, methods: Sequence[str], texts: Sequence[str]) -> Sweep:
 
 
 def _owner(key: str) -> str:
-    """The method of a key methods.NAME.KEY."""
     return key.split(".")[1]
 
 

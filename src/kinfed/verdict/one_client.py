@@ -21,7 +21,6 @@ class OwnVerdict:
     over: dict[str, Evidence]  # over "local" and "fedavg"
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
         return asdict(self) | {"over": {other: found._asdict() for other, found in self.over.items()}}
 
 

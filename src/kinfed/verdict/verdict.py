@@ -194,7 +194,6 @@ class _Pairs(NamedTuple):
 
     @property
     def examples(self) -> int:
-        """The number of pairs."""
         return sum(len(one) for seed in self.mine for one in seed)
 
     @property
@@ -210,23 +209,18 @@ class _Pairs(NamedTuple):
 
     @property
     def worse(self) -> int:
-        """The number of clients with a worse mean."""
         return int((self.sign * (self.means(self.mine) - self.means(self.others)) < -1e-9).sum())
 
     def difference(self, higher_is_better: bool) -> Difference:
         """The mean over clients with its interval; of errors, if none is 0, by the logarithms of their ratios."""
         mine, others = self.means(self.mine), self.means(self.others)
-        relative = not higher_is_better and self._are_positive()
+        seeds = [*self.mine, *self.others]
+        relative = not higher_is_better and all(float(one.mean()) > 0 for seed in seeds for one in seed if len(one))
         values = np.log(others / mine) if relative else self.sign * (mine - others)
         mean, low, high = weighted_interval(values, self._noise(relative))
         if relative:
             mean, low, high = (-math.expm1(-one) for one in (mean, low, high))
         return Difference(mean, low, high, relative)
-
-    def _are_positive(self) -> bool:
-        """Whether every known client's mean score is above 0 with every seed, so that ratios exist."""
-        seeds = [*self.mine, *self.others]
-        return all(float(one.mean()) > 0 for seed in seeds for one in seed if len(one))
 
     def _noise(self, relative: bool) -> Array:
         """[n] the variance of each known client's difference that its number of examples leaves.
@@ -415,7 +409,6 @@ class _Case(NamedTuple):
 
 
 def _count_gains(gain: int, lose: int, clients: int) -> str:
-    """How many clients gain and lose."""
     if not gain and not lose:
         return "no single client's difference can be told from noise"
     gains, loses = "gain" + "s" * (gain == 1), "lose" + "s" * (lose == 1)

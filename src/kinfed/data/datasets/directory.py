@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...errors import DataError, UsageError
+from ...errors import DataError, UsageError, reason_of
 from .sources import ORIGINALS
 
 
@@ -44,9 +44,9 @@ def read(
             keys = [member.removesuffix(".npy") for member in archive.namelist()]
             arrays = {key: _array(archive, key) for key in (*required, *optional) if key in keys}
     except Exception as problem:  # damage can surface in any layer: zip, compression, array header, checksum
-        reason = (str(problem).strip().splitlines() or [type(problem).__name__])[0].rstrip(".")
         raise DataError(
-            f"{path} cannot be read ({reason}); it must be a complete .npz file of plain arrays: copy or write it again"
+            f"{path} cannot be read ({reason_of(problem)}); it must be a complete .npz file of plain arrays: copy or "
+            "write it again"
         ) from problem
     missing = [key for key in required if key not in arrays]
     if missing:

@@ -10,7 +10,6 @@ class Images(NamedTuple):
     shape: tuple[int, int, int]  # of one image: channels, height, width
 
     def summary(self, name: str) -> str:
-        """In one line."""
         return f"Images [n, {', '.join(map(str, self.shape))}] of {self.classes} classes, from {name}.npz."
 
 
@@ -21,7 +20,6 @@ class Traffic(NamedTuple):
     missing: float | None = None  # how its file says that a reading is missing
 
     def summary(self, name: str) -> str:
-        """In one line."""
         return f"{self.what}; from {name}.npz."
 
 

@@ -9,7 +9,7 @@ import torch
 
 from ...core.field_checks import CountOrZero
 from ...core.tasks import Classification
-from ...errors import UsageError, nearest
+from ...errors import UsageError, nearest, reason_of
 from ..dataset import Dataset
 from ..tables.frame import Frame, natural
 from ..tables.open_table import frame_of
@@ -59,7 +59,6 @@ class HuggingFace(TableReader):
         return self._of_pictures(table, pictures[0], names)
 
     def _of_pictures(self, table: "polars.DataFrame", column: str, names: dict[str, list[str]]) -> Dataset:
-        """The data set of a column of pictures and one of labels."""
         frame = Frame(self.path, table.drop(column), lambda row: f"{self.path}, row {row + 1}")
         target = self.targets[0]
         words = frame.text(target)
@@ -117,8 +116,7 @@ def _read_splits(root: Path) -> "tuple[polars.DataFrame, dict[str, Any]]":
                     f"{folder} lacks {file.name}, which its {STATE} names; copy the whole folder"
                 ) from None
             except Exception as problem:  # whatever the reader raises for a damaged file
-                reason = (str(problem).strip().splitlines() or [type(problem).__name__])[0].rstrip(".")
-                raise UsageError(f"{file} cannot be read ({reason}); copy the whole folder again") from None
+                raise UsageError(f"{file} cannot be read ({reason_of(problem)}); copy the whole folder again") from None
     table = polars.concat(tables) if tables else polars.DataFrame()
     if not table.height:
         raise UsageError(f"{root} has no rows")

@@ -54,11 +54,8 @@ class Leaf(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LeafText(Settings):
+class LeafText(Leaf):
     """Text of LEAF's users and the character that follows, as Shakespeare's, from JSON files; for the model `text`."""
-
-    path: str  # a file .json, or a folder that holds some, perhaps in train/ and test/, which are taken together
-    least: CountOrZero = 10  # examples that a user must have
 
     def __call__(self, data_dir: Path | None = None) -> Dataset:
         """x: [n, length] the places of characters among all that occur, y: [n] that of the next one.

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...errors import UsageError
+from ...errors import UsageError, reason_of
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".pgm", ".ppm")
 Source = Path | bytes  # a file, or what is in one
@@ -46,17 +46,13 @@ def _decode(name: str, source: Source, size: int) -> Any:
         with warnings.catch_warnings():
             warnings.simplefilter("error", Image.DecompressionBombWarning)
             with Image.open(source if isinstance(source, Path) else io.BytesIO(source)) as opened:
-                picture = opened if opened.mode in ("1", "L", "RGB") else _in_colours(name, opened)
+                picture: Image.Image = opened
+                if picture.mode[0] in "IF":
+                    raise UsageError(f"{name} has more than 8 bits a channel; save it with 8")
+                if picture.mode not in ("1", "L", "RGB"):  # of a palette, with transparency or of another kind
+                    picture = picture.convert("L" if picture.mode in ("LA", "La") else "RGB")
                 return picture.resize((size, size)) if size else picture.copy()
     except UsageError:
         raise
     except Exception as problem:  # whatever a decoder raises for a file that is damaged or no picture
-        reason = (str(problem).strip().splitlines() or [type(problem).__name__])[0].rstrip(".")
-        raise UsageError(f"{name} cannot be read as a picture ({reason}); replace or remove it") from None
-
-
-def _in_colours(name: str, picture: Any) -> Any:
-    """A picture of a palette, with transparency or of another kind, in three colours or in greys."""
-    if picture.mode[0] in "IF":
-        raise UsageError(f"{name} has more than 8 bits a channel; save it with 8")
-    return picture.convert("L" if picture.mode in ("LA", "La") else "RGB")
+        raise UsageError(f"{name} cannot be read as a picture ({reason_of(problem)}); replace or remove it") from None

@@ -39,9 +39,7 @@ def label_overlap(
         raise UsageError("federation.graph: label_overlap needs class labels; this task has none")
     if most < 1:
         raise UsageError(f"federation.graph: most counts labels, so it must be at least 1; got {most}")
-    counts = torch.stack(
-        [torch.bincount(federation.y[rows], minlength=federation.task.classes) for rows in federation.rows["train"]]
-    )  # [N, C]
+    counts = federation.class_counts(["train"])  # [N, C]
     first = counts.argsort(dim=1, descending=True, stable=True)[:, :most]
     frequent = (torch.zeros_like(counts).scatter(1, first, 1) * (counts > 0)).float()
     return Graph((frequent @ frequent.T > 0).float().cpu(), "oracle")

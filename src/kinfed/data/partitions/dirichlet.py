@@ -26,7 +26,6 @@ class Dirichlet(Settings):
     cap: bool = True  # whether a client that has an even share of the examples gets none of later classes
 
     def __call__(self, dataset: Dataset, clients: int, draw: torch.Generator) -> Parts:
-        """Deal `dataset` to `clients`; every example is used once."""
         check_clients("dirichlet", dataset, clients, self.min_size)
         by_class = rows_by_class("dirichlet", dataset, draw)
         random = np.random.default_rng(int(torch.randint(2**62, (), generator=draw)))

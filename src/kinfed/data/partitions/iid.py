@@ -13,7 +13,6 @@ class IID:
     """A random permutation cut into N parts; their sizes differ by one at most."""
 
     def __call__(self, dataset: Dataset, clients: int, draw: torch.Generator) -> Parts:
-        """Deal `dataset` to `clients`; every example is used once."""
         check_clients("iid", dataset, clients)
         order = torch.randperm(len(dataset.x), generator=draw)
         return hand_over("iid", dataset, order.tensor_split(clients))

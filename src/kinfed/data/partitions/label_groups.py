@@ -23,7 +23,6 @@ class LabelGroups(Settings):
     share: Share = 0.8  # of a class that stays within its group
 
     def __call__(self, dataset: Dataset, clients: int, draw: torch.Generator) -> Parts:
-        """Deal `dataset` to `clients`; every example is used once."""
         check_clients("label_groups", dataset, clients)
         by_class = rows_by_class("label_groups", dataset, draw)
         if self.groups > len(by_class):

@@ -19,7 +19,6 @@ class Pathological:
     classes_per_client: int = 2  # k
 
     def __call__(self, dataset: Dataset, clients: int, draw: torch.Generator) -> Parts:
-        """Deal `dataset` to `clients`; every example is used once."""
         check_clients("pathological", dataset, clients)
         by_class = rows_by_class("pathological", dataset, draw)
         count, k = len(by_class), self.classes_per_client

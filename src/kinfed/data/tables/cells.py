@@ -165,7 +165,6 @@ class FormatSettings(Settings):
 
     @property
     def formats(self) -> Formats:
-        """How text is read."""
         dates, units, text = (
             (one,) if isinstance(one, str) else tuple(one) for one in (self.dates, self.units, self.text)
         )

@@ -7,7 +7,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ...errors import several
+from ...errors import listed, several
 from .column_statistics import DateStatistics, NumberStatistics, WordStatistics, years
 from .frame import DAY, natural
 from .words import Codes, Numbers, name_of
@@ -33,12 +33,10 @@ class Number:
 
     @classmethod
     def found(cls, name: str, known: NumberStatistics) -> "Number":
-        """As statistics of all training rows say."""
         return cls(name, known.mean, _spread(known), known.median, known.missing)
 
     @property
     def parts(self) -> list[str]:
-        """The names of its inputs."""
         return [self.name, f"{self.name} is missing"] if self.missing else [self.name]
 
     def features(self, values: Numbers) -> Features:
@@ -84,7 +82,6 @@ class Category:
 
     @property
     def parts(self) -> list[str]:
-        """The names of its inputs."""
         parts = [f"{self.name}={category}" for category in self.categories]
         return parts + [f"{self.name} is other"] * bool(self.other) + [f"{self.name} is missing"] * bool(self.missing)
 
@@ -100,11 +97,11 @@ class Category:
         return np.asarray(places[np.where(np.isnan(values), -1, values).astype(np.int64)], np.int64)
 
     def __str__(self) -> str:
-        listed = ", ".join(self.categories[:8]) + ", ..." * (len(self.categories) > 8)
-        text = f"{len(self.categories):,} categories ({listed})"
+        names = listed(self.categories)
+        text = f"{len(self.categories):,} categories ({names})"
         if self.other:
             others = self.different - len(self.categories)
-            text = f"{len(self.categories):,} of {self.different:,} categories ({listed}); {others:,} others as one"
+            text = f"{len(self.categories):,} of {self.different:,} categories ({names}); {others:,} others as one"
         return text + f"; missing in {several(self.missing, 'row')}" * bool(self.missing)
 
 
@@ -122,12 +119,10 @@ class Calendar:
 
     @classmethod
     def found(cls, name: str, known: DateStatistics) -> "Calendar":
-        """As statistics of all training rows say."""
         return cls(name, known.years.mean, _spread(known.years), known.clock, known.years.missing)
 
     @property
     def parts(self) -> list[str]:
-        """The names of its inputs."""
         parts = ["year", "season (sine)", "season (cosine)", *WEEK]
         parts += ["hour (sine)", "hour (cosine)"] * self.clock + ["is missing"] * bool(self.missing)
         return [f"{self.name} {part}" for part in parts]

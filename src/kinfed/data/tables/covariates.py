@@ -9,11 +9,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ...errors import UsageError, several
+from ...errors import UsageError, listed, several
 from ..steps import carried_forward
 from .column_statistics import Statistics
 from .columns import Column, Number, part_scales
-from .doubts import listed
 from .encoder import of_column
 from .frame import Frame
 from .schema import Description, Raw, Scale, of_clients, raw_of
@@ -190,7 +189,8 @@ def doubts(frame: Frame, covariates: Covariates, grid: Grid, readings: Numbers, 
         if (empty := np.flatnonzero(ends < 0).tolist()) and len(empty) < len(ends):
             who = listed([covariates.owners[i] for i in empty])
             yield f"{frame.name}: '{name}' has no value in any row of {who}, and is taken to be as at most rows there"
-        if not words and _counts_time(values):
+        each = [] if words else [own[~np.isnan(own)] for own in values]
+        if any(len(own) > 1 for own in each) and all((np.diff(own) > 0).all() for own in each):
             row = int(grid.rows[0])
             yield (
                 f"{frame.place(row, name)}: '{name}' rises from row to row at every client, as counters do, so "
@@ -204,12 +204,6 @@ def _last(values: Numbers) -> Codes:
     """[N] the last step with a value: [N, T], -1 if there is none."""
     known = ~np.isnan(values)
     return np.where(known.any(1), values.shape[1] - 1 - known[:, ::-1].argmax(1), -1)
-
-
-def _counts_time(values: Numbers) -> bool:
-    """Whether values: [N, T] rise from each row of a client to its next."""
-    each = [own[~np.isnan(own)] for own in values]
-    return any(len(own) > 1 for own in each) and all((np.diff(own) > 0).all() for own in each)
 
 
 def _lonely(frame: Frame, name: str, raw: Raw, row_of: Codes, owners: Sequence[str]) -> Iterator[str]:

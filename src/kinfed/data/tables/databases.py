@@ -97,7 +97,6 @@ def fetch(address: str, query: str) -> "tuple[str, polars.DataFrame]":
 
 
 def _sqlite(address: str, name: str, query: str) -> "polars.DataFrame":
-    """What a query finds in a file of SQLite."""
     import polars
 
     path = Path(unquote(urlsplit(address).path)[1:])
@@ -185,7 +184,6 @@ def _is_lost(problem: Any, connected: bool) -> bool:
 
 
 def _explain_error(address: str, name: str, problem: Any, connected: bool) -> str:
-    """What to say of an error of psycopg."""
     reason = _reason(problem)
     if connected:
         return f"{name}: {reason}"

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from ...errors import listed
 from .frame import Frame
 from .schema import Raw
 from .words import Numbers
@@ -18,7 +19,6 @@ ZIP = re.compile(r"(?i)(^|[^a-z])(zip|zip ?code|postal|postal ?code|post ?code|p
 EQUAL = 1e-9  # of a target's deviation, what may be left of it where it is an input again
 FEWEST = 10  # rows from which equal columns are no chance
 FAR = 100.0  # times that numbers of a client are as large as those of most from which their unit is doubted
-SHOWN = 8  # names that a sentence lists
 
 
 def warn(frame: Frame, raw: Mapping[str, Raw], targets: Mapping[str, Numbers], labelled: bool) -> None:
@@ -56,11 +56,6 @@ def doubt_units(column: str, clients: Sequence[str], sizes: Numbers) -> str:
         return ""
     called = [f"{clients[i]} ({f'{times[i]:,.4g}' if times[i] < 1 else f'{times[i]:,.0f}'} times)" for i in far]
     return f"`{column}` may be in another unit than at most clients: {listed(called)}; write all in one"
-
-
-def listed(names: Sequence[str]) -> str:
-    """Names, the first of many."""
-    return ", ".join(names[:SHOWN]) + (", ..." if len(names) > SHOWN else "")
 
 
 def _codes(frame: Frame, name: str, values: Numbers) -> Iterator[str]:

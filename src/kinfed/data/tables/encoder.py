@@ -57,10 +57,9 @@ class Preparation:
         x = found.features(raw, dataset.owners if owner is not None else [""], who, plain)
         if not x.shape[1]:
             raise UsageError(f"{self.table}: no column is left for the inputs, as training rows say nothing of any")
-        fair = replace(dataset, x=x, scale=found.scale())
         if not y.is_floating_point():  # labels
-            target = Target(self.targets[0], tuple(dataset.classes))
-            return replace(fair, columns=replace(found, targets=(target,)))
+            found = replace(found, targets=(Target(self.targets[0], tuple(dataset.classes)),))
+            return replace(dataset, x=x, columns=found, scale=found.scale())
         middle, spread = moments(y[rows])
         if found.targets:  # as they were
             # In float64, as they are kept: rounded, the same rows would be taken for other data.
@@ -71,12 +70,11 @@ class Preparation:
             raise UsageError(f"{self.table}: '{same}' is the same in all training rows, so there is nothing to learn")
         each = zip(self.targets, middle.tolist(), spread.tolist(), strict=True)
         found = replace(found, targets=tuple(Target(name, (), m, d) for name, m, d in each))
-        fair = replace(fair, columns=found, scale={**fair.scale, "targets": scales(self.targets, middle, spread)})
         if isinstance(task, Regression):
             task = replace(task, mean=tuple(middle.tolist()), deviation=tuple(spread.tolist()))
         elif isinstance(task, Counts):
             task = replace(task, mean=float(middle))
-        return replace(fair, y=y.to(plain), task=task)
+        return replace(dataset, x=x, y=y.to(plain), task=task, columns=found, scale=found.scale())
 
     def _as_known(self, dataset: Dataset, known: Description) -> Dataset:
         """The data set with the classes of a description; raises UsageError where its columns are not those."""
@@ -166,12 +164,6 @@ def moments(values: Tensor) -> tuple[Tensor, Tensor]:
         known = values[:, i][~values[:, i].isnan()]
         mean[i], deviation[i] = (known.mean(), known.std(correction=0)) if len(known) else (0.0, 0.0)
     return mean, deviation
-
-
-def scales(names: Sequence[str], mean: Tensor, deviation: Tensor) -> dict[str, dict[str, float]]:
-    """Mean and standard deviation of each column, by name."""
-    numbers = zip(names, mean.flatten().tolist(), deviation.flatten().tolist(), strict=True)
-    return {name: {"mean": m, "deviation": d} for name, m, d in numbers}
 
 
 def _by_owner(x: Tensor, owner: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...errors import Fault, UsageError, nearest, some
+from ...errors import Fault, UsageError, listed, nearest, some
 from .cells import MISSING, TRUTH, Formats, looks_like_date, looks_like_number
 from .owners import Owners
 from .times import SAMPLE, Clock, Times, compact_seconds, iso_seconds, seconds_of, steps_of, zone_of
@@ -51,7 +51,6 @@ class Frame:
 
     @property
     def columns(self) -> list[str]:
-        """Their names."""
         return [*self._table.columns, *self._strange]
 
     def column(self, name: str) -> "polars.Series":
@@ -378,11 +377,8 @@ class Frame:
                 Fault.CLOCKS,
             )
         if len(several := sorted({zone for zone in zones if zone})) > 1:
-            listed = f"{', '.join(several[:4])}{', ...' if len(several) > 4 else ''}"
-            warnings.warn(
-                f"{self.name}: column '{name}' has times of {len(several)} time zones ({listed}); all are taken in UTC",
-                stacklevel=5,
-            )
+            told = f"column '{name}' has times of {len(several)} time zones ({listed(several, 4)})"
+            warnings.warn(f"{self.name}: {told}; all are taken in UTC", stacklevel=5)
 
     def labels(self, name: str) -> Words | None:
         """The labels in a column, "" where there is none; None if it holds numbers that are not labels.
@@ -425,7 +421,6 @@ class Frame:
 
     @staticmethod
     def _first(words: Words, names: Container[str]) -> int:
-        """The first row with one of these names."""
         return int(np.array([name in names for name in words.names])[words.codes].argmax())
 
     def _are_no_labels(self, name: str) -> bool:
@@ -499,9 +494,7 @@ class Frame:
         numbers = np.isfinite(each[words.codes])
         if not text or numbers.mean() >= 0.5:
             return each[words.codes], False
-        self._check_zones(name, words)
-        seconds = self._moments_of_text(polars.Series(words.names, dtype=polars.String))[words.codes]
-        return np.where(numbers, np.inf, seconds), True
+        return np.where(numbers, np.inf, self._seconds_of(name)), True
 
     def _check_once(self, name: str, held: Owners, rank: Codes) -> None:
         """Raise UsageError if a client has two rows at one time, whose rank is given."""

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...errors import Fault, UsageError, nearest
+from ...errors import Fault, UsageError, nearest, reason_of
 from . import csv_text
 from .databases import fetch, is_address
 from .frame import Frame, series_of
@@ -82,7 +82,6 @@ def frame_of(data: Any, name: str = "the frame") -> Frame:
 
 
 def _answer(address: str, query: str) -> Frame:
-    """What a query finds in a database."""
     import polars
 
     name, table = fetch(address, query)
@@ -122,7 +121,7 @@ def _folder(path: Path) -> Frame:
     try:
         table, strange = _simplify_types(polars.concat(whole, how="vertical_relaxed"))
     except polars.exceptions.PolarsError as problem:
-        why = f"{path}: the files have columns of different types ({_reason(problem)})"
+        why = f"{path}: the files have columns of different types ({reason_of(problem)})"
         raise UsageError(why, Fault.UNREADABLE) from None
     return Frame(str(path), table, partial(_place, parts), strange, added=added)
 
@@ -138,16 +137,12 @@ def _read(path: Path) -> "polars.DataFrame":
             raise
     except Exception as problem:  # whatever a reader raises for a file that is not one of its kind
         if _stamp(path) == before:
-            raise UsageError(f"{path} cannot be read: {_reason(problem)}", Fault.UNREADABLE) from None
+            raise UsageError(f"{path} cannot be read: {reason_of(problem)}", Fault.UNREADABLE) from None
     if (after := _stamp(path)) != before:
         raise _change_error(path, before[1], after)
     if not table.width or not table.height:
         raise UsageError(f"{path} has no rows", Fault.EMPTY)
     return table
-
-
-def _reason(problem: Exception) -> str:
-    return (str(problem).strip().splitlines() or [type(problem).__name__])[0].rstrip(".")
 
 
 def _change_error(path: Path, size: int, after: tuple[int, int]) -> UsageError:
@@ -267,7 +262,6 @@ def convert_pandas(data: Any) -> "polars.DataFrame":
 
 
 def _series(name: str, column: Any) -> "polars.Series":
-    """A column of pandas."""
     import polars
 
     if (zone := getattr(column.dtype, "tz", None)) is not None and zone:

@@ -29,7 +29,6 @@ class RowExamples(NamedTuple):
     usable: NDArray[np.bool_]  # [n] which rows have a target
 
     def of_rows(self, rows: Codes) -> "RowExamples":
-        """Those of some rows."""
         raw = {name: Raw(one.values[rows], one.words) for name, one in self.raw.items()}
         return RowExamples(raw, self.y[torch.from_numpy(rows)], self.usable[rows])
 

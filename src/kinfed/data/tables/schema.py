@@ -100,7 +100,7 @@ class Description:
         )
 
     def scale(self) -> dict[str, Any]:
-        """Mean and deviation of each of a model's inputs; `clients` has those of clients' own."""
+        """Mean and deviation of each of a model's inputs, and of targets; `clients` has those of clients' own."""
         each = [scale for column in self.inputs for scale in part_scales(column)]
         scale: dict[str, Any] = {
             "inputs": {name: {"mean": m, "deviation": d} for name, (m, d) in zip(self.names, each, strict=True)}
@@ -110,6 +110,8 @@ class Description:
                 client: {name: {"mean": one.mean, "deviation": one.deviation} for name, one in own.items()}
                 for client, own in self.clients.items()
             }
+        if numbers := [one for one in self.targets if not one.classes]:
+            scale["targets"] = {one.name: {"mean": one.mean, "deviation": one.deviation} for one in numbers}
         return scale
 
     def features(self, raw: Mapping[str, Raw], owners: Sequence[str], who: Codes, kind: torch.dtype) -> Tensor:
@@ -192,7 +194,6 @@ class Description:
         return torch.from_numpy(np.stack(columns, 1)).float()
 
     def to_dict(self) -> dict[str, Any]:
-        """The description as JSON has it."""
         inputs = [{"kind": column.kind, **asdict(column)} for column in self.inputs]
         clients = {client: {name: one._asdict() for name, one in own.items()} for client, own in self.clients.items()}
         return {

@@ -16,7 +16,7 @@ from ...core.tasks import Classification, Counts, Regression, Task, check_quanti
 from ...errors import UsageError
 from ..dataset import Dataset, Prepare, rows_by_owner
 from ..federation import Federation, divide
-from ..graph_files import GraphFile, read_links
+from ..graph_files import GraphFile, read as read_graph
 from ..split import Split
 from ..windows import Windows
 from . import doubts
@@ -119,7 +119,6 @@ class TableReader(FormatSettings):
 
     @property
     def targets(self) -> list[str]:
-        """The target columns."""
         return [self.target] if isinstance(self.target, str) else list(self.target)
 
     def read(self, path: str | Path, query: str = "") -> Dataset:
@@ -143,7 +142,7 @@ class TableReader(FormatSettings):
         names = sorted(owner.names, key=natural)
         held = Owners(names, owner.among(names), None)
         if self.edges:
-            held = held._replace(graph=read_links(self.edges, names))
+            held = held._replace(graph=read_graph(self.edges, names))
         if self.past:
             return self._series(frame, held)
         return self._rows(frame, held)
@@ -181,7 +180,6 @@ class TableReader(FormatSettings):
         return kinds
 
     def _rows(self, frame: Frame, held: Owners) -> Dataset:
-        """The data set in which every row is an example."""
         kinds, targets = self._kinds(frame), self.targets
         classes = class_names(frame, targets, False if self.counts else self.labels)
         found = read_rows(frame, kinds, targets, classes, self.counts, self.drop_missing)

@@ -34,7 +34,6 @@ class Words(NamedTuple):
 
     @property
     def counts(self) -> dict[str, int]:
-        """How often each is there."""
         counts = np.bincount(self.codes, minlength=len(self.names)).tolist()
         return {name: count for name, count in zip(self.names, counts, strict=True) if name and count}
 

@@ -328,9 +328,7 @@ def scale_of(facts: Words) -> dict[str, Any] | None:
     if "description" not in facts:
         reading = {"reading": {key: facts["task"][key] for key in ("mean", "deviation")}}
         return {"inputs": reading, "targets": reading} | {key: facts[key] for key in ("covariates",) if key in facts}
-    found = Description.from_dict(facts["description"])
-    targets = {one.name: {"mean": one.mean, "deviation": one.deviation} for one in found.targets if not one.classes}
-    return found.scale() | ({"targets": targets} if targets else {})
+    return Description.from_dict(facts["description"]).scale()
 
 
 def _columns(alike: Mapping[str, Words], planned: Plan) -> Words:

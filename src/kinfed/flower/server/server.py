@@ -316,7 +316,7 @@ class _Run:
         self.history.add_clients(self.fleet.names)
 
     def _read_graph(self) -> None:
-        graph = graph_files.read_links(self.planned.deployment.graph, self.fleet.names, strangers=True)
+        graph = graph_files.read(self.planned.deployment.graph, self.fleet.names, strangers=True)
         self.facts["graph"] = graph.weights.tolist()
 
     def _roster(self) -> Roster:

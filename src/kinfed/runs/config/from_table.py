@@ -15,13 +15,13 @@ from ...data.federation import Federation
 from ...data.split import SPLITS
 from ...data.steps import CLOCK
 from ...data.tables.columns import Category, Number, Unused
-from ...data.tables.doubts import SHOWN, doubt_units, listed
+from ...data.tables.doubts import doubt_units
 from ...data.tables.frame import Frame
 from ...data.tables.new_readings import Series
 from ...data.tables.open_table import kind_of, open_table
 from ...data.tables.schema import Description
 from ...data.tables.table_reader import LEAST, TableReader
-from ...errors import FEW, UsageError, several, some
+from ...errors import FEW, SHOWN, UsageError, listed, several, some
 from ...verdict.verdict import plain
 from .default_model import CLIP
 from .experiment import Experiment, Table, override
@@ -70,9 +70,8 @@ def config(
 def _why_unnamed(frame: Frame, client: str, target: str) -> str:
     """What to say of a table whose columns of clients or targets are not named."""
     columns = frame.columns
-    listed = ", ".join(columns[:FEW]) + ", ..." * (len(columns) > FEW)
     wanted = ["--client (which client a row belongs to)"] * (not client) + ["--target (what to predict)"] * (not target)
-    text = f"name the column for {' and the one for '.join(wanted)}; {frame.name} has {listed}"
+    text = f"name the column for {' and the one for '.join(wanted)}; {frame.name} has {listed(columns, FEW)}"
     fits = [] if client else [name for name in columns if name != target and _names_clients(frame, name)]
     return f"{text}; --client {fits[0]} would fit" if len(fits) == 1 else text
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ....errors import RunError, UsageError, nearest
+from ....errors import RunError, UsageError, nearest, reason_of
 from ....files import read_json, replacing, write_json
 from .cars import compcars
 from .climate import tpt48
@@ -183,8 +183,7 @@ def obtain(
                 files[source.name].unlink()
         if isinstance(problem, UsageError | RunError):
             raise
-        reason = (str(problem).strip().splitlines() or [type(problem).__name__])[0].rstrip(".")
-        raise RunError(f"{name}: the originals cannot be read ({reason}); are they complete?") from problem
+        raise RunError(f"{name}: the originals cannot be read ({reason_of(problem)}); are they complete?") from problem
     with replacing(path) as part, part.open("wb") as whole:
         np.savez(whole, allow_pickle=False, **arrays)
     if known != _read_records(data_dir):

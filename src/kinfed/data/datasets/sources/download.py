@@ -23,7 +23,6 @@ class Source(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The file's name."""
         return self.url.rpartition("/")[2]
 
 
