@@ -59,7 +59,8 @@ def test_sizes_from_one_client_to_many_draw_without_warnings(tmp_path, recwarn, 
     heatmaps.relation_heatmap(relation, names, "learned", tmp_path / "layers.png", np.arange(clients) % 3)
     counts = rng.integers(0, 9, (clients, classes)) + 1
     charts.classes_by_client(counts, [str(c) for c in range(classes)], names, tmp_path / "classes.png")
-    assert len(list(tmp_path.iterdir())) == 5
+    charts.targets_by_client(rng.random((clients, 7)), names, tmp_path / "targets.png")
+    assert len(list(tmp_path.iterdir())) == 6
     assert [str(w.message) for w in recwarn] == []
 
 

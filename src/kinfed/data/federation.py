@@ -158,6 +158,13 @@ class Federation:
         owned = [torch.cat(parts) for parts in zip(*(self.rows[split] for split in splits), strict=True)]
         return torch.stack([torch.bincount(self.y[rows], minlength=self.task.classes) for rows in owned])
 
+    def targets(self) -> list[Tensor]:
+        """Every client's numbers to be predicted, [n_i] of all splits; of windows the first; [] of several targets."""
+        if isinstance(self.task, Classification) or (self.y[:1].numel() > 1 and not isinstance(self.task, Forecasting)):
+            return []
+        each = (torch.cat(parts) for parts in zip(*(self.rows[split] for split in SPLITS), strict=True))
+        return [self.y[rows].reshape(len(rows), -1)[:, 0] for rows in each]
+
     def to(self, device: torch.device) -> "Federation":
         """The same federation with its pool on a device."""
         moved = {split: [r.to(device) for r in rows] for split, rows in self.rows.items()}

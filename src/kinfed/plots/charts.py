@@ -1,4 +1,4 @@
-"""Pictures of scores and of how classes are distributed, each a PNG drawn from plain arrays."""
+"""Pictures of scores and of how targets are distributed, each a PNG drawn from plain arrays."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -190,6 +190,34 @@ def classes_by_client(counts: ArrayLike, class_names: Sequence[str], client_name
         bubble.set_markersize(math.sqrt(area * size))
     widest = math.sqrt(area * sizes[-1])
     legend(axes, bubbles, title="examples", labelspacing=max(0.5, 0.7 * widest / SMALL), handlelength=widest / SMALL)
+    write(figure, path)
+
+
+def targets_by_client(targets: Sequence[ArrayLike], client_names: Sequence[str], path: Path) -> None:
+    """A column per client, sorted by median: a dot there, a thick line over the middle half, a thin one over 90 %.
+
+    `targets` are each client's, [n_i]; those that are NaN do not count. Of very many clients some are shown, evenly
+    chosen. Raises UsageError if a client has none.
+    """
+    shares = [5, 25, 50, 75, 95]
+    each = [np.asarray(one, np.float64)[~np.isnan(np.asarray(one, np.float64))] for one in targets]
+    if lacking := [name for name, values in zip(client_names, each, strict=True) if not len(values)]:
+        raise UsageError(f"every client needs targets; '{lacking[0]}' has none")
+    levels = np.stack([np.percentile(values, shares) for values in each])  # [N, 5]
+    order, names = np.argsort(levels[:, 2], kind="stable"), number_illegible(client_names)
+    shown, label = sample_clients(len(names))
+    order = order[shown]
+    low, begin, middle, end, high = levels[order].T
+    width = float(np.clip(len(order) * 0.22, 2.8, 9.5))
+    figure, axes = page(width + 1.5, 3.6)
+    x, step = np.arange(len(order)), 72 * width / len(order)  # points from client to client
+    axes.vlines(x, low, high, color=COLOURS[0], linewidth=min(1.2, step / 5))
+    axes.vlines(x, begin, end, color=COLOURS[0], linewidth=min(5.0, step / 2), alpha=0.5)
+    axes.plot(x, middle, "o", color=COLOURS[0], markersize=float(np.clip(step / 2, 2.0, 6.0)), markeredgewidth=0)
+    axes.set_xlim(-0.8, len(order) - 0.2)
+    name_ticks(axes, "x", x, [names[i] for i in order], width)
+    axes.set_xlabel(f"{label}, sorted by median")
+    axes.set_ylabel("target: median, middle half, 5 to 95 %")
     write(figure, path)
 
 
