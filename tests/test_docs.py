@@ -24,7 +24,7 @@ from kinfed.data.tables.open_table import kind_of
 from kinfed.methods import METHODS
 from kinfed.runs.config import experiment, parts
 from kinfed.search.study import Study
-from kinfed.search.sweep import sweep
+from kinfed.search.sweep import plan_sweep
 from kinfed.simulation.execution import Execution
 from kinfed_papers.analyses import ANALYSES
 from kinfed_papers.cli.list import SUBJECTS
@@ -194,7 +194,7 @@ def test_every_command_on_a_page_is_one_that_kinfed_takes(page, tmp_path, monkey
             asked.overrides = [one for one in (*asked.overrides, *behind) if not one.startswith(HOW)]
         if words[0] == "sweep":
             study = Study(experiment.read(asked.source, []), Execution(), tmp_path)
-            sweep(study, asked.method.split(",") if asked.method else [], asked.overrides).check()
+            plan_sweep(study, asked.method.split(",") if asked.method else [], asked.overrides).check()
         elif words[:2] == ["papers", "run"]:
             assert asked.table in tables(), command
             known_rows, known_columns = load(asked.table).rows, load(asked.table).columns

@@ -11,13 +11,13 @@ from kinfed.methods import METHODS
 from kinfed.runs.config import experiment
 from kinfed.runs.run_folder import RunFolder
 from kinfed.search.study import Study
-from kinfed.search.sweep import parse, sweep
+from kinfed.search.sweep import parse, plan_sweep
 from kinfed.simulation.execution import Execution
 
 
 @pytest.fixture
 def ask(tmp_path):
-    return lambda *texts, methods=(), table=(): sweep(
+    return lambda *texts, methods=(), table=(): plan_sweep(
         Study(experiment.read("fedprox", list(table)), Execution(), tmp_path), methods, texts
     )
 

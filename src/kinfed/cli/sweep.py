@@ -16,7 +16,7 @@ from ..report.tables.compare import compare
 from ..report.tables.statistics_tables import pair_grids
 from ..runs.config import experiment
 from ..search.study import Study
-from ..search.sweep import Sweep, parse, sweep
+from ..search.sweep import Sweep, parse, plan_sweep
 from .console import show
 from .estimate import Planned, dry_run
 from .findings import tell, write
@@ -56,7 +56,7 @@ def _sweep(args: argparse.Namespace, console: Console) -> None:
         fixed = [f"{key}={values[0]}" for key, values in parse(args.overrides).items() if len(values) == 1]
         table = experiment.read(args.source, [one for one in fixed if one.startswith("federation.")])
         study = Study(table, execution(args, bar), out, data_dir=data_dir(args))
-        wanted = sweep(study, methods, args.overrides)
+        wanted = plan_sweep(study, methods, args.overrides)
         for line in wanted.check():
             if not args.quiet:
                 console.print(line)

@@ -219,40 +219,49 @@ def paper_grid(methods: Sequence[str]) -> dict[str, list[str]]:
     }
 
 
-def sweep(study: Study, methods: Sequence[str], texts: Sequence[str]) -> Sweep:
+def plan_sweep(study: Study, methods: Sequence[str], texts: Sequence[str]) -> Sweep:
     """The requested sweep: `methods`, or the study's own if there are none, and key=a,b,c texts.
 
     With the text grid=paper, also what each method's paper tries, for settings that the texts do not name. If these
     name no seeds the config's are used. Raises UsageError.
     """
-    grid = parse(texts)
+    grid, methods = parse(texts), methods or [study.method]
     by_paper = grid.pop("grid", [])
     if by_paper not in ([], ["paper"]):
         raise UsageError(f"grid=paper tries what each method's paper tries; got grid={','.join(by_paper)}")
-    for key in ("method", "method.name"):
-        if key in grid:
-            raise UsageError(f"methods are named by --method {','.join(grid[key])}, not by {key}=")
-    for name in methods:
-        take(METHODS, name, "--method")
-    if len(set(map(plugins.called, methods))) < len(methods):
-        raise UsageError("--method names a method twice, or two classes of one name")
-    methods = methods or [study.method]
+    _check_methods(methods, grid)
     if by_paper:
         for key, values in paper_grid(methods).items():
             if f"method.{key.split('.', 2)[2]}" not in grid:  # which the texts name for every method
                 grid.setdefault(key, values)
+    seeds = _take_seeds(study, grid)
+    return Sweep(study, methods, grid, seeds)
+
+
+def _check_methods(methods: Sequence[str], grid: Mapping[str, Sequence[str]]) -> None:
+    """Raise UsageError unless these are different methods, and the grid's keys are of no others."""
+    for name in methods:
+        take(METHODS, name, "--method")
+    called = [plugins.called(name) for name in methods]
+    if len(set(called)) < len(called):
+        raise UsageError("--method names a method twice, or two classes of one name")
     for key in grid:
-        if key.startswith("methods.") and _owner(key) not in map(plugins.called, methods):
+        if key in ("method", "method.name"):
+            raise UsageError(f"methods are named by --method {','.join(grid[key])}, not by {key}=")
+        if key.startswith("methods.") and _owner(key) not in called:
             raise UsageError(f"{key} is a setting of {_owner(key)}, which is not swept; name it with --method")
-    if len(grid.get("seeds", [])) > 1:
+
+
+def _take_seeds(study: Study, grid: dict[str, list[str]]) -> list[int]:
+    """The seeds that the grid names, which are taken out of it, or the config's."""
+    named = {key: grid.pop(key) for key in ("seed", "seeds") if key in grid}
+    if len(named.get("seeds", [])) > 1:
         raise UsageError("seeds counts runs of one setting; write which seeds, as in seed=0..2")
-    if len(grid.get("seed", [])) > 1 and "seeds" in grid:
-        raise UsageError("seed=... names every seed, so leave seeds out")
-    seeds = list(study.experiment([f"{key}={grid[key][0]}" for key in ("seed", "seeds") if key in grid]).every_seed)
-    if len(grid.get("seed", [])) > 1:
-        seeds = [study.experiment([f"seed={seed}"]).seed for seed in grid["seed"]]
-    rest = {key: values for key, values in grid.items() if key not in ("seed", "seeds")}
-    return Sweep(study, methods, rest, seeds)
+    if len(named.get("seed", [])) > 1:
+        if "seeds" in named:
+            raise UsageError("seed=... names every seed, so leave seeds out")
+        return [study.experiment([f"seed={seed}"]).seed for seed in named["seed"]]
+    return list(study.experiment([f"{key}={values[0]}" for key, values in named.items()]).every_seed)
 
 
 def _owner(key: str) -> str:
