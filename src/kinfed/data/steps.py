@@ -1,6 +1,6 @@
 """Steps of series: what stands for a missing reading, and what the calendar says of the times."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -12,26 +12,25 @@ from .tables.frame import DAY
 from .tables.words import Numbers
 
 CLOCK = "clock"
-# What each feature of the calendar is called, input by input.
-CALENDAR: dict[str, tuple[str, ...]] = {
-    CLOCK: ("time of day",),
-    "hour": ("hour (sine)", "hour (cosine)"),
-    "weekday": WEEK,
-    "month": tuple(f"month {i + 1}" for i in range(12)),
-    "season": ("season (sine)", "season (cosine)"),
+# What each feature of the calendar is called, input by input, and what it is at times in seconds since 1970.
+CALENDAR: dict[str, tuple[tuple[str, ...], Callable[[Numbers], list[Numbers]]]] = {
+    CLOCK: (("time of day",), lambda at: [at % DAY / DAY]),
+    "hour": (("hour (sine)", "hour (cosine)"), hour),
+    "weekday": (WEEK, weekday),
+    "month": (tuple(f"month {i + 1}" for i in range(12)), month),
+    "season": (("season (sine)", "season (cosine)"), season),
 }
 
 
 def calendar(seconds: Numbers, features: Sequence[str]) -> NDArray[np.float64]:
     """[T, C] the features of times: [T] in seconds since 1970; a time of day lies in [0, 1), a weekday is 0 or 1."""
-    made = {CLOCK: lambda at: [at % DAY / DAY], "hour": hour, "weekday": weekday, "month": month, "season": season}
-    columns = [column for feature in features for column in made[feature](seconds)]
+    columns = [column for feature in features for column in CALENDAR[feature][1](seconds)]
     return np.stack(columns, 1).astype(np.float64) if columns else np.empty((len(seconds), 0))
 
 
 def calendar_names(features: Sequence[str]) -> list[str]:
     """[C] what `calendar` returns, by name."""
-    return [name for feature in features for name in CALENDAR[feature]]
+    return [name for feature in features for name in CALENDAR[feature][0]]
 
 
 def carried_forward(readings: Tensor, steps: Tensor) -> Tensor:

@@ -25,16 +25,13 @@ from .tables.schema import Description
 
 @dataclass(frozen=True)
 class Windows(Settings):
-    """How series are cut: `past` readings in, the next `horizon` out, a window at every `stride`-th step.
-
-    `error` is the loss of forecasts in training; there are also separate scores at the steps ahead in `horizons`.
-    """
+    """How series are cut: `past` readings in, the next `horizon` out, a window at every `stride`-th step."""
 
     past: Count = 12  # readings in the input
     horizon: Count = 12  # readings in the target
     stride: Count = 1  # steps from one window to the next
-    error: Literal["absolute", "squared"] = "absolute"  # the loss
-    horizons: Sequence[Count] = (3, 6, 12)  # steps ahead that are scored
+    error: Literal["absolute", "squared"] = "absolute"  # the loss of forecasts in training
+    horizons: Sequence[Count] = (3, 6, 12)  # steps ahead that are also scored by themselves
     quantiles: Sequence[float] = ()  # to forecast in place of one number for each reading, such as [0.1, 0.5, 0.9]
 
     @property

@@ -20,8 +20,7 @@ def text(
 ) -> nn.Module:
     """Places of symbols [B, L] -> [B, outputs], such as the next character.
 
-    `symbols` is how many there are; 0: as many as outputs. Raises UsageError unless the shape is [L] with at least two
-    symbols.
+    Raises UsageError unless the shape is [L] with at least two symbols.
     """
     if len(shape) != 1 or shape[0] < 2:
         raise UsageError(

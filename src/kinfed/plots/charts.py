@@ -131,9 +131,8 @@ def accuracy_by_client(
         dash.set(markersize=float(np.clip(0.6 * step, 3, 14)), markeredgewidth=1.6)
         dash.set_label(f"{label}, mean {number(float(np.nanmean(score)), metric)}")
         dots.append(dash)
-    axes.set_ylabel(with_unit(metric))
-    axes.set_xlim(-0.8, len(names) - 0.2)
-    axes.set_xlabel(f"{len(names)} clients, sorted" + (f" by {first}" if len(values) > 1 else ""))
+    across = f"{len(names)} clients, sorted" + (f" by {first}" if len(values) > 1 else "")
+    axes.set(xlim=(-0.8, len(names) - 0.2), xlabel=across, ylabel=with_unit(metric))
     if len(names) <= 60:
         name_ticks(axes, "x", x, [names[i] for i in order], width)
     else:
@@ -172,12 +171,9 @@ def classes_by_client(counts: ArrayLike, class_names: Sequence[str], client_name
     area = (72 * 0.95 * cell) ** 2 / usual  # square points an example
     areas = np.clip(area * counts_by_client[i, c], 1.0, area * usual)
     axes.scatter(i, c, s=areas, color=COLOURS[0], linewidths=0, alpha=0.8, zorder=3)
-    axes.set_xlim(-0.7, clients - 0.3)
-    axes.set_ylim(classes - 0.3, -0.7)
+    axes.set(xlim=(-0.7, clients - 0.3), ylim=(classes - 0.3, -0.7), xlabel=label, ylabel="class")
     name_ticks(axes, "x", np.arange(clients), client_names, width)
     name_ticks(axes, "y", np.arange(classes), class_names, height)
-    axes.set_xlabel(label)
-    axes.set_ylabel("class")
     sizes = _round_sizes(max(1, int(usual)))
     labels = [f"{size:,}" for size in sizes]
     if counts_by_client.max() > usual:

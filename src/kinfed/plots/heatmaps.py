@@ -145,17 +145,13 @@ def recall_heatmap(
                 at, colour = (edges[i] + edges[i + 1]) / 2, "white" if value > 55 else INK
                 axes.text(at, j, f"{value:.0f}", ha="center", va="center", fontsize=SMALL, color=colour)
     axes.axvspan(ahead + first, -0.5, color="white")
-    axes.set_ylim(classes - 0.5, -0.5)
-    axes.set_xlim(ahead, clients - 0.5)
-    for spine in axes.spines.values():
-        spine.set_visible(False)
+    axes.set(xlim=(ahead, clients - 0.5), ylim=(classes - 0.5, -0.5), xlabel=label, ylabel="class")
+    axes.spines[:].set_visible(False)
     name_ticks(axes, "x", np.arange(clients), client_names, clients * across)
     labels = [label.get_text() for label in axes.get_xticklabels()]
     axes.set_xticks([ahead + first / 2, *axes.get_xticks()], ["all", *labels])
     name_ticks(axes, "y", np.arange(classes), class_names, height)
     axes.tick_params(length=0)
-    axes.set_xlabel(label)
-    axes.set_ylabel("class")
     title(axes, what + ("; grey: no examples" if np.isnan(percent).any() else ""))
     aspect = max(8, 20 * height / 3)
     label_bar(figure.colorbar(shades, ax=axes, pad=0.02, ticks=[0, 50, 100], aspect=aspect), "recall (%)")
@@ -173,14 +169,12 @@ def _layers(figure: SubFigure, weights: Array, names: Sequence[str], borders: Ar
     )
     panels = figure.subplots(rows, columns, squeeze=False).ravel()
     others = ~np.eye(weights.shape[1], dtype=bool)
-    for axes in panels:
+    for axes in panels[len(weights) :]:
         axes.set_visible(False)
     for axes, name, layer in zip(panels, names, weights, strict=False):
-        axes.set_visible(True)
         draw_relation(axes, layer, borders)
         axes.set_title(f"{name}\n{span(layer[others])}", fontsize=SMALL - 1.5, color=INK)
-        axes.set_xticks([])
-        axes.set_yticks([])
+        axes.set(xticks=[], yticks=[])
 
 
 def draw_relation(axes: Axes, weights: Array, borders: Array) -> AxesImage:
@@ -195,8 +189,7 @@ def draw_relation(axes: Axes, weights: Array, borders: Array) -> AxesImage:
     shown = np.ma.masked_where(itself, weights)
     image = axes.imshow(shown, cmap="YlGnBu", vmin=low, vmax=high, interpolation="nearest")
     axes.set_facecolor(OWN)
-    for spine in axes.spines.values():
-        spine.set_color(FAINT)
+    axes.spines[:].set_color(FAINT)
     for border in borders:
         axes.axhline(border, color=INK, linewidth=0.6)
         axes.axvline(border, color=INK, linewidth=0.6)

@@ -32,8 +32,7 @@ def critical_difference(
     figure = Figure(figsize=(width, height), dpi=150)
     axes = figure.add_axes((0, 0, 1, 1))
     axes.set_axis_off()
-    axes.set_xlim(0, width)
-    axes.set_ylim(under + LINE * half, -0.75)  # inches below the axis
+    axes.set(xlim=(0, width), ylim=(under + LINE * half, -0.75))  # inches, and those below the axis
 
     def at(rank: float) -> float:
         return float(side + LENGTH * (rank - low) / (high - low))

@@ -19,10 +19,7 @@ def shuffled(
     *,
     of: Base | None = None,  # the graph; left out: the data's own, or the oracle
 ) -> Graph:
-    """A graph with its clients permuted at random: as many links of each weight, between the wrong clients.
-
-    `of` is the graph to shuffle (default: the data set's own, or the oracle where it has none).
-    """
+    """A graph with its clients permuted at random: as many links of each weight, between the wrong clients."""
     base, tag = _base(federation, seed, of), tags(federation.names)
     # The permutation depends on names only, so listing clients in another order changes nothing.
     place = torch.empty_like(tag)
@@ -36,10 +33,7 @@ def random(
     *,
     of: Base | None = None,  # the graph; left out: the data's own, or the oracle
 ) -> Graph:
-    """As many links as a graph has, between pairs of clients drawn at random; symmetric.
-
-    `of` is the graph whose links are counted (default: the data set's own, or the oracle where it has none).
-    """
+    """As many links as a graph has, between pairs of clients drawn at random; symmetric."""
     base, tag = _base(federation, seed, of), tags(federation.names)
     links = (base.weights != 0).fill_diagonal_(False)
     count = round(int(links.sum()) / 2)

@@ -80,11 +80,15 @@ class Frame:
         """The frame whose text is read by these formats."""
         return replace(self, formats=formats)
 
-    def trained_formats(self, kinds: Mapping[str, str]) -> Formats:
-        """The formats by which new rows are read as these are, whose columns are of these kinds ("date", ...)."""
-        truths = [name for name, kind in kinds.items() if kind == "number" and self._are_truths(name)]
+    def keep_reading(self, kinds: Mapping[str, str], others: Sequence[str] = ()) -> dict[str, Any]:
+        """The formats by which new rows are read as these are, whose columns are of these kinds ("date", ...).
+
+        And `dropped`, the columns that are neither of these nor of the `others` that are used.
+        """
+        truths = tuple(name for name, kind in kinds.items() if kind == "number" and self._are_truths(name))
         zoned = {name: self.is_zoned(name) for name, kind in kinds.items() if kind == "date"}
-        return replace(self.formats, truths=tuple(truths), zoned=zoned)
+        dropped = tuple(name for name in self.columns if name not in {*kinds, *others})
+        return {"formats": replace(self.formats, truths=truths, zoned=zoned), "dropped": dropped}
 
     def unit(self, name: str) -> str:
         """The unit in which a column of numbers is written, "" if it names none."""

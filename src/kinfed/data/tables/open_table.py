@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     import polars
 
 SUFFIXES = {".csv": "csv", ".tsv": "csv", ".parquet": "parquet"}  # and the names of data sets of such files
-EXACT = 1 << 53  # up to which every whole number is one of float64
 FILE = "file"  # the column, in a folder, of the names of files without their suffix, if there is none of this name
 NONE = 0, 0  # the stamp of a file that is not there
 Part = tuple[Path, int]  # a file, and how many rows it has
@@ -236,13 +235,11 @@ def _simplify_types(table: "polars.DataFrame") -> "tuple[polars.DataFrame, dict[
         if kind in (polars.Date, polars.Datetime):
             zone = "UTC" if getattr(kind, "time_zone", None) else None
             column = (column.dt.convert_time_zone(zone) if zone else column).cast(polars.Datetime("us", zone))
-        elif kind.is_integer() and column.null_count() and (column.cast(polars.Float64).abs() >= EXACT).any():
-            column = column.cast(polars.String)  # names, as no float tells all of these apart
-        elif kind.is_numeric():
-            column = column.cast(polars.Float64) if column.null_count() or kind == polars.Decimal else column
+        elif kind == polars.Decimal:
+            column = column.cast(polars.Float64)
         elif kind in (polars.Categorical, polars.Enum, polars.Null):
             column = column.cast(polars.String)
-        elif kind not in (polars.String, polars.Boolean):
+        elif kind not in (polars.String, polars.Boolean) and not kind.is_numeric():
             strange[name] = STRANGE.get(str(kind.base_type()), "values of another kind")
             continue
         columns.append(column.alias(name))

@@ -193,6 +193,7 @@ class TableReader(FormatSettings):
         x = np.empty((len(used), len(kinds)))
         for i, one in enumerate(found.raw.values()):
             x[:, i] = one.values[used]
+        numbers = () if classes else targets
         task: Task = Counts() if self.counts else Regression(names=tuple(targets))  # whose scale is not known yet
         return Dataset(
             # In float64 until it is scaled: float32 cannot distinguish numbers far from zero that are close together.
@@ -213,8 +214,7 @@ class TableReader(FormatSettings):
                 {name: one.words for name, one in found.raw.items()},
                 self.scale,
                 self.categories,
-                frame.trained_formats(kinds | ({} if classes else dict.fromkeys(targets, "number"))),
-                _unused_columns(frame, [self.client, *targets, *kinds]),
+                **frame.keep_reading(kinds | dict.fromkeys(numbers, "number"), [self.client, *targets]),
             ),
         )
 
@@ -241,8 +241,7 @@ class TableReader(FormatSettings):
             kinds,
             tuple(self.future),
             tuple(self.static),
-            formats=frame.trained_formats({time: "date" if times.dated else "number", target: "number", **kinds}),
-            dropped=_unused_columns(frame, [self.client, time, target, *kinds]),
+            **frame.keep_reading({time: "date" if times.dated else "number", target: "number", **kinds}, [self.client]),
         )
         windows = Windows(self.past, self.horizon, horizons=self.horizons, quantiles=self.quantiles)
         dataset = cut_series(frame, held, clock, place, series, windows, self.scale, self.categories)
@@ -337,10 +336,6 @@ def from_frame(
 def _reader(client: str, target: str | Sequence[str], split: Split | None, settings: dict[str, Any]) -> TableReader:
     """What reads a table; unless a split is given, which may need fewer, clients need `LEAST` rows."""
     return TableReader(client=client, target=target, **({"least": LEAST} if split is None else {}) | settings)
-
-
-def _unused_columns(frame: Frame, used: Sequence[str]) -> tuple[str, ...]:
-    return tuple(name for name in frame.columns if name not in used)
 
 
 def _prepare_series(prepare: Prepare, series: Series, table: str, dataset: Dataset, rows: Tensor) -> Dataset:

@@ -108,12 +108,8 @@ class SiteSeries(OwnTable):
         assert isinstance(task, Forecasting)
         series = self._series(words["agreed"], clock_of(words["agreed"]))
         kinds = {reading.time: "date" if series.dated else "number", reading.target: "number", **series.kinds}
-        series = replace(
-            series,
-            covariates=covariates_of(words),
-            formats=frame.trained_formats(kinds),
-            dropped=tuple(name for name in frame.columns if name not in kinds),
-        ).renamed(reading.own_names, self.name)
+        series = replace(series, covariates=covariates_of(words), **frame.keep_reading(kinds))
+        series = series.renamed(reading.own_names, self.name)
         covariates = {} if series.covariates is None else {"covariates": series.covariates.to_dict()}
         return {"series": series.to_dict(), "reading": {"mean": task.mean, "deviation": task.deviation}, **covariates}
 

@@ -95,13 +95,9 @@ class SiteTable(OwnTable):
     def kept(self, words: Words) -> Words:
         """What new rows need: the description in the names of this file, and how this file is written."""
         agreed, description = words["agreed"], description_of(words)
-        kinds = dict(agreed["inputs"]) | ({} if agreed["classes"] else dict.fromkeys(agreed["targets"], "number"))
-        used = {*agreed["targets"], *kinds}
-        description = replace(
-            description,
-            formats=self.frame.trained_formats(kinds),
-            dropped=tuple(name for name in self.frame.columns if name not in used),
-        )
+        targets = agreed["targets"]
+        kinds = dict(agreed["inputs"]) | dict.fromkeys(() if agreed["classes"] else targets, "number")
+        description = replace(description, **self.frame.keep_reading(kinds, targets))
         return {"columns": description.renamed(self.reading.own_names, self.name).to_dict()}
 
     def _examples(self, agreed: Words, split: Split, seed: int) -> tuple[RowExamples, Rows]:
