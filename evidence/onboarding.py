@@ -69,8 +69,8 @@ inside the true groups of the members, which a newcomer is told.
 
 On rotated digits methods have the settings of `evidence/tuned/rotated-digits.toml`, which were chosen with other seeds,
 or else their defaults; Panacea and FedU, which need a graph, are told the true groups, newcomers' included. METR-LA is
-`papers/sfl/table1/metr_la_subset` with fewer windows and rounds. How `kin`, CFL, FedSem and FedCedar take a newcomer in
-was decided with figures on rotated digits in view, no other rule.
+`papers/sfl/table1/metr_la_subset` with fewer windows and rounds; a person has five test answers. How `kin`, CFL, FedSem
+and FedCedar take a newcomer in was decided with figures on rotated digits in view, no other rule.
 """
 
 
