@@ -207,10 +207,10 @@ class Case:
     def serve(self):
         predictor, _ = opened(Path("r"))
         try:
-            found = answer(predictor, json.dumps({"rows": self.frame.head(8).to_dicts()}).encode(), JSON)
+            found, *_ = answer(predictor, json.dumps({"rows": self.frame.head(8).to_dicts()}).encode(), JSON)
         except Refused as problem:
             raise Wrong("wrong", f"serve refuses the rows of training: {problem}") from None
-        check("served", found.frame["client"].to_list(), [plain(name) for name in self.clients] * 2)
+        check("served", found["client"].to_list(), [plain(name) for name in self.clients] * 2)
 
     def report(self):
         cli("report", "r", "again", "--out", "report.html")

@@ -38,11 +38,10 @@ COMMON = {"personal", "frozen", "bn"}  # settings of every method, of which none
 
 # Ceilings, which only shrink: lines of the product and of tests, folders at the root, files in one folder (the registry
 # of methods apart), names of files that stand in several folders (but for commands), fields of a record.
-PRODUCT_LINES, TEST_LINES, FOLDERS, FLAT, DOUBLED, FIELDS = 47_060, 44_987, 14, 28, 4, 20
+PRODUCT_LINES, TEST_LINES, FOLDERS, FLAT, DOUBLED, FIELDS = 46_619, 44_986, 14, 28, 4, 20
 
 # What still exceeds. Each list only shrinks, and goes when it is empty.
 UPWARDS = {("core", "ops/fused")}  # local training by fused steps
-WIDE = {"Experiment": 21}  # records, and their fields
 FAR = {"panacea": 425}  # lines to read for a method: its file, and all of methods that it imports
 
 
@@ -234,8 +233,7 @@ def test_records_have_few_fields():
             ):
                 own = [one for one in node.body if isinstance(one, ast.AnnAssign)]
                 found[node.name] = sum("ClassVar" not in ast.unparse(one.annotation) for one in own)
-    assert not {name: count for name, count in found.items() if count > WIDE.get(name, FIELDS)}
-    assert all(found[name] > FIELDS for name in WIDE), "what no longer exceeds leaves the list"
+    assert not {name: count for name, count in found.items() if count > FIELDS}
 
 
 def test_files_of_tests_have_names_of_their_own():

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kinfed.cli import main
-from kinfed.cli.console import literal
+from kinfed.cli.console import Literal
 from kinfed.cli.findings import tell
 from kinfed.runs.run_folder import RunFolder
 from kinfed.search.study import Finding
@@ -78,7 +78,7 @@ def test_columns_that_do_not_fit_stand_below_with_every_number_whole(terminal, n
     values = {"method": "fedavg-ft", "lr": "0.001", "batch": "16", "sharpness": "0.025", "hidden": "[64,32]"}
     scores = {"validation accuracy (%)": 12.34, "test accuracy (%)": 56.78, "over clients": 98.7, "over seeds": 10.5}
     found = Finding("a sweep over four settings", [values | {"model": "generated"} | scores] * 11, [], [])
-    tell(found, Path("o"), argparse.Namespace(json=False, quiet=False), literal())
+    tell(found, Path("o"), argparse.Namespace(json=False, quiet=False), Literal())
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= int(terminal)
     for value in [*values.values(), "12.34", "56.78", "98.70", "10.50"]:

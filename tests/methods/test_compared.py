@@ -26,7 +26,7 @@ from kinfed.methods import (
 from kinfed.methods.parts.hypernetwork import Hypernetwork
 from kinfed.methods.sfl import Similarity
 from kinfed.ops.sparsify import project_simplex
-from kinfed.report.explain.similarity import compared
+from kinfed.report.page.page_data import compared
 from kinfed.runs.run_folder import RunFolder
 from kinfed_papers.pfedgat.graphs import Logits, Projected
 

@@ -10,7 +10,7 @@ from torch import nn
 from kinfed import Classification, Counts, Execution, Federation, Forecasting, Participation, Quantiles, UsageError, fit
 from kinfed.methods.solved.partial_pooling import PartialPooling, Server, Sums, step, sums
 from kinfed.models.additive import additive
-from kinfed.runs.config.default_model import default_model
+from kinfed.runs.config.experiment import default_model
 
 ROUNDS = 12
 

@@ -11,11 +11,10 @@ from markupsafe import escape
 from kinfed.cli import main
 from kinfed.errors import UsageError
 from kinfed.methods import METHODS
-from kinfed.report.explain.similarity import compared
 from kinfed.report.page import page_data as contents_module
 from kinfed.report.page.gather import gather
 from kinfed.report.page.html_page import page
-from kinfed.report.page.page_data import contents
+from kinfed.report.page.page_data import compared, contents
 from kinfed.report.page.page_settings import settings
 from kinfed.runs.run_folder import RunFolder
 
@@ -54,7 +53,7 @@ def whole(frame, count):
 
 
 def test_scores_gains_and_examples_are_those_of_the_files(pair):
-    data = contents(gather([pair])).data
+    data = contents(gather([pair]))[0]
     mine, local = (next(m for m in data["methods"] if m["method"] == name) for name in ("fedaghn", "local"))
     assert mine["scores"] == [0.5, 0.6, 0.7, 0.9]
     assert local["scores"] == [0.4, 0.6, 0.8, 0.4]
@@ -70,7 +69,7 @@ def test_scores_gains_and_examples_are_those_of_the_files(pair):
 
 
 def test_the_graph_is_the_one_in_the_folder(pair):
-    data = contents(gather([pair])).data
+    data = contents(gather([pair]))[0]
     mine = data["methods"][data["main"]]
     assert mine["at"] == {"rounds": [1, 2], "selected": 1}
     np.testing.assert_array_equal(whole(mine["frames"][1][0], 4), WEIGHTS.astype(np.float32))
@@ -82,26 +81,26 @@ def test_of_many_clients_the_strongest_links_are_kept(tmp_path, run_of):
     rng = np.random.default_rng(0)
     weights = rng.random((1, 207, 207)).astype(np.float32)
     weights[0, 0] = 0.5  # all alike: twenty of them are kept
-    found = contents(gather([run_of(tmp_path / "many", rng.random((1, 207)), weights)]))
-    frame = found.data["methods"][0]["frames"][0][0]
+    data, notes = contents(gather([run_of(tmp_path / "many", rng.random((1, 207)), weights)]))
+    frame = data["methods"][0]["frames"][0][0]
     assert np.diff(unpacked(frame, "starts", "<u4").astype(int)).tolist() == [20] * 207
     kept, others = whole(frame, 207)[7], weights[0, 7].copy()
     others[7] = 0
     np.testing.assert_array_equal(np.sort(np.delete(kept, 7))[-20:], np.sort(others)[-20:])
-    assert any("20 strongest" in note for note in found.notes)
+    assert any("20 strongest" in note for note in notes)
 
 
 def test_very_many_clients_are_shown_in_parts(tmp_path, run_of, monkeypatch):
     monkeypatch.setattr("kinfed.report.page.page_data.MANY", 3)
     mine = run_of(tmp_path / "mine", [[0.5, 0.6, 0.7, 0.9]], [WEIGHTS], facts=FACTS)
-    found = contents(gather([mine]))
-    one = found.data["methods"][0]
-    assert found.data["clients"]["names"] == ["group 0 (2 clients)", "group 1 (2 clients)"]
+    data, notes = contents(gather([mine]))
+    one = data["methods"][0]
+    assert data["clients"]["names"] == ["group 0 (2 clients)", "group 1 (2 clients)"]
     assert one["scores"] == pytest.approx([0.6, 0.75])
-    assert found.data["clients"]["train"] == [14, 12]
+    assert data["clients"]["train"] == [14, 12]
     among = whole(one["frames"][0][0], 2)  # what a client of a part gives those of another, all together
     np.testing.assert_allclose(among, [[0.725, 0.275], [0.375, 0.625]], atol=1e-6)
-    assert "too many to show one by one" in " ".join(found.notes)
+    assert "too many to show one by one" in " ".join(notes)
 
 
 def test_the_verdict_comes_first_and_cautions_are_said(pair, tmp_path, run_of):
@@ -204,7 +203,7 @@ def test_of_a_sweep_the_best_setting_of_each_method_is_shown(tmp_path, run_of):
 def test_seeds_are_averaged_and_their_range_is_the_band(tmp_path, run_of):
     for seed, scores in ((0, [0.4, 0.6]), (1, [0.6, 0.8])):
         run_of(tmp_path / "a" / f"seed-{seed}", [scores], seed=seed)
-    one = contents(gather([tmp_path / "a"])).data["methods"][0]
+    one = contents(gather([tmp_path / "a"]))[0]["methods"][0]
     assert one["scores"] == pytest.approx([0.5, 0.7])
     curve = one["curves"]["accuracy"]
     assert [curve[key][0] for key in ("low", "mean", "high")] == pytest.approx([0.5, 0.6, 0.7])

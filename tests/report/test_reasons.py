@@ -12,9 +12,8 @@ from kinfed.errors import UsageError
 from kinfed.report.explain.counterfactual import Counterfactual, alone, without
 from kinfed.report.explain.reasons import explain
 from kinfed.runs.config import experiment
-from kinfed.runs.final_server import FinalServer
 from kinfed.runs.launch import launch
-from kinfed.runs.run import Run
+from kinfed.runs.run import FinalServer, Run
 from kinfed.simulation.execution import Execution
 
 NET = ["model=mlp", "model.hidden=[4]", "training.epochs=1", "federation.clients=4", "rounds=2"]

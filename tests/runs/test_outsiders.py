@@ -9,8 +9,7 @@ from sklearn.linear_model import Ridge
 import kinfed
 from kinfed import Counts, Federation, choose
 from kinfed.runs import outsiders as made
-from kinfed.runs.outside_scores import compare
-from kinfed.runs.outsiders import outsiders
+from kinfed.runs.outsiders import compare, outsiders
 from kinfed.runs.test_scores import of_examples
 from kinfed.search.choose import kept
 

@@ -5,19 +5,21 @@ import subprocess
 import sys
 import time
 from contextlib import closing
+from functools import partial
 from multiprocessing import active_children
 
 import pytest
 
 from kinfed.errors import RunError, UsageError
 from kinfed.runs.config import experiment as config
-from kinfed.runs.launch import Job, Pool, run_all
+from kinfed.runs.launch import Job, run_all
 from kinfed.runs.run_folder import RunFolder
 from kinfed.simulation.execution import Execution
 
 SMALL = ["rounds=2", "federation.clients=4", "federation.partition.groups=2", "model=linear"]
 MACHINE = Execution("vmap", checkpoint_seconds=0)
-ALONE, BESIDE = Pool(MACHINE), Pool(MACHINE, parallel=2)
+ALONE = partial(run_all, execution=MACHINE)
+BESIDE = partial(ALONE, parallel=2)
 
 
 def asked(folder, **overrides):
@@ -28,9 +30,9 @@ def asked(folder, **overrides):
 def test_side_by_side_every_run_ends_as_it_does_alone(tmp_path):
     several = {"a": ["seed=1"], "b": ["training.optimiser.lr=1e38"]}
     said = []
-    alone = {one.name: one for one in run_all(asked(tmp_path / "1", **several), ALONE, said.append)}
+    alone = {one.name: one for one in ALONE(asked(tmp_path / "1", **several), on_begin=said.append)}
     assert said == list(alone) == ["a", "b"]
-    beside = {one.name: one for one in run_all(asked(tmp_path / "2", **several, c=[]), BESIDE, said.append)}
+    beside = {one.name: one for one in BESIDE(asked(tmp_path / "2", **several, c=[]), on_begin=said.append)}
     assert sorted(said[2:]) == sorted(beside) == ["a", "b", "c"]
     assert alone["a"].problem is beside["a"].problem is beside["c"].problem is None
     summaries = [RunFolder(one["a"].folder).read_summary() for one in (alone, beside)]
@@ -40,15 +42,15 @@ def test_side_by_side_every_run_ends_as_it_does_alone(tmp_path):
 
     # Nothing that is finished is done again, and nothing else goes into its folder.
     before = (tmp_path / "2" / "a" / "history.csv").stat().st_mtime_ns
-    again = list(run_all(asked(tmp_path / "2", a=["seed=1"]), BESIDE, said.append))
+    again = list(BESIDE(asked(tmp_path / "2", a=["seed=1"]), on_begin=said.append))
     assert [(one.name, one.problem) for one in again] == [("a", None)]
     assert said[5:] == []
     assert (tmp_path / "2" / "a" / "history.csv").stat().st_mtime_ns == before
     with pytest.raises(UsageError, match="holds another experiment"):
-        next(run_all(asked(tmp_path / "2", e=[], a=["seed=3"]), BESIDE, said.append))
+        next(BESIDE(asked(tmp_path / "2", e=[], a=["seed=3"]), on_begin=said.append))
     assert not (tmp_path / "2" / "e").exists()
     with pytest.raises(UsageError, match="jobs counts parallel runs, so it must be at least 1; got 0"):
-        next(run_all([], Pool(MACHINE, parallel=0), said.append))
+        next(ALONE([], parallel=0, on_begin=said.append))
 
 
 def _wait_for(path, seconds=60):
@@ -63,7 +65,7 @@ import sys
 from pathlib import Path
 from kinfed.runs.config import experiment as config
 from kinfed.interrupts import heard
-from kinfed.runs.launch import Job, Pool, run_all
+from kinfed.runs.launch import Job, run_all
 from kinfed.simulation.execution import Execution
 small = sys.argv[2:]
 made = {n: config.resolve(config.read("local", [*small, f"seed={n}"])) for n in "12"}
@@ -71,7 +73,7 @@ both = [Job(name, one, Path(sys.argv[1]) / name) for name, one in made.items()]
 if __name__ == "__main__":
     machine = Execution("vmap", checkpoint_seconds=0)
     with heard():
-        for one in run_all(both, Pool(machine, parallel=2)):
+        for one in run_all(both, machine, parallel=2):
             print(one.name, one.problem, flush=True)
 """
 
@@ -100,7 +102,7 @@ def test_when_it_is_interrupted_or_killed_its_processes_end_and_leave_what_can_b
 
 def test_a_run_whose_process_is_killed_is_told_and_the_others_go_on(tmp_path):
     both = asked(tmp_path, long=["rounds=1000000", "evaluate_every=100"], short=[])
-    with closing(run_all(both, BESIDE)) as outcomes:
+    with closing(BESIDE(both)) as outcomes:
         assert next(outcomes)[::2] == ("short", None)
         _wait_for(tmp_path / "long" / "checkpoint.safetensors")
         (process,) = active_children()
@@ -114,5 +116,5 @@ def test_a_run_whose_process_is_killed_is_told_and_the_others_go_on(tmp_path):
 def test_warnings_of_other_processes_are_heard(tmp_path):
     crowded = config.resolve(config.read("fedamp", [*SMALL, "method.alpha=5000"]))
     with pytest.warns(UserWarning, match="a client resembles so many others"):
-        outcomes = list(run_all([Job("a", crowded, tmp_path / "a")], BESIDE))
+        outcomes = list(BESIDE([Job("a", crowded, tmp_path / "a")]))
     assert outcomes == [("a", tmp_path / "a", None)]

@@ -7,8 +7,7 @@ from torch import nn
 
 from kinfed.errors import UsageError
 from kinfed.flower.server import plan
-from kinfed.runs.config.experiment import read, resolve
-from kinfed.runs.config.weights_file import load_weights
+from kinfed.runs.config.experiment import load_weights, read, resolve
 
 
 def network(classes=3, width=4):

@@ -168,7 +168,7 @@ def test_solved_models_answer_alike_in_a_run_in_onnx_and_in_a_service(model, tar
     given = {"weight": asked_of["weight"].to_numpy(), "kind": asked_of["kind"].to_numpy().astype(object)}
     names = [one.name for one in session.get_outputs()]
     found = dict(zip(names, session.run(None, given), strict=True))
-    served = answer(opened(tmp_path / "run")[0], asked_of.write_csv().encode(), "text/csv").frame[target].to_list()
+    served = answer(opened(tmp_path / "run")[0], asked_of.write_csv().encode(), "text/csv")[0][target].to_list()
     if target == "size":
         assert found["class"].tolist() == expected == served
         return

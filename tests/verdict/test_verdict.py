@@ -292,7 +292,7 @@ def test_scores_of_examples_are_those_of_the_models_that_are_saved(federation, t
         assert all(np.array_equal(a, b.numpy()) for a, b in zip(written, tested, strict=True))
     found = runs[FedAvg].verdict(runs[Local])
     folders = [[by_folder.Tested.of(RunFolder(tmp_path / name))] for name in ("FedAvg", "Local")]
-    assert found == by_folder.verdict("fedavg", *folders, metric="accuracy", higher_is_better=True)
+    assert found == by_folder.verdict("fedavg", runs[FedAvg].summary.metric, *folders)
     assert found.over["local"].mean < 0
     assert answer(found) == -1 if found.over["local"].high < 0 else answer(found) == 0
     other = replace(federation, rows={**federation.rows, "test": federation.rows["test"][::-1]})
@@ -300,7 +300,7 @@ def test_scores_of_examples_are_those_of_the_models_that_are_saved(federation, t
         fit(FedAvg(), other, nn.Linear(2, 2), rounds=1).verdict(runs[Local])
     (tmp_path / "Local/tested.safetensors").unlink()
     folders[1] = [by_folder.Tested.of(RunFolder(tmp_path / "Local"))]
-    means = by_folder.verdict("fedavg", *folders, metric="accuracy", higher_is_better=True)
+    means = by_folder.verdict("fedavg", runs[FedAvg].summary.metric, *folders)
     assert means.over["local"].mean == pytest.approx(found.over["local"].mean)
     assert len(means.undecided) == 4
 

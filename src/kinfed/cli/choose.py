@@ -11,12 +11,11 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 from ..core.summary import Summary
 from ..data.federation import Federation
 from ..errors import UsageError, several
-from ..report.tables.text_table import score_text
+from ..report.tables.text_table import draw, score_text
 from ..runs.config import plugins
 from ..search.choice_folder import Chosen, Request, choose_in
 from ..search.choose import LEFT_OUT, TRIED, WITH_GRAPH
@@ -27,7 +26,7 @@ from ..verdict.verdict import plain
 from . import table_options
 from .estimate import candidates, dry_run
 from .options import add_dry_run, add_settings, columns, detail, place
-from .training import Bar, data_dir, describe, unwatched
+from .training import Bar, describe, execution
 
 SHOWN = 10  # candidates in the table
 
@@ -80,7 +79,7 @@ def _choose(args: argparse.Namespace, console: Console) -> None:
     request = Request(
         table_options.read(args.source, args),
         args.out or Path("choices") / time.strftime("%Y-%m-%d-%H%M%S"),
-        data_dir(args),
+        args.data_dir,
         args.budget,
         methods,
         args.jobs,
@@ -108,7 +107,7 @@ def choose_for(
         def on_begin(entry: Entry) -> None:
             bar.begin(f"{race}: {entry.candidate.name}")
 
-        how = replace(unwatched(args), progress=bar.update)  # what travels is told of the winner, not of candidates
+        how = replace(execution(args), progress=bar.update)  # what travels is told of the winner, not of candidates
         return choose_in(request, how, on_rung, on_begin, federation)
 
 
@@ -129,19 +128,11 @@ def show_choice(chosen: Chosen, args: argparse.Namespace, console: Console) -> N
     console.print(f"repeat the winner with: kinfed run {choice['out']}/best.toml --out DIR", soft_wrap=True)
 
 
-def _is_share(summary: Summary) -> bool:
-    """Whether the score that selects is a share."""
-    return summary.metric.is_share if summary.selection.by == summary.metric.name else is_share(summary.selection.by)
-
-
 def _ranking(choice: dict[str, Any], summary: Summary) -> Table:
     """The best candidates, by their validation scores."""
-    shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    metric, share, sign = summary.selection.by, _is_share(summary), 1 if summary.selection.higher_is_better else -1
-    unit = ", %" * share
-    shown.add_column("candidate", no_wrap=True)
-    for heading in ("rounds", f"validation\n{metric}{unit}", "over the better of\nLocal and FedAvg"):
-        shown.add_column(heading, justify="right", vertical="bottom", no_wrap=True)
+    metric, sign = summary.selection.by, 1 if summary.selection.higher_is_better else -1
+    share = summary.metric.is_share if metric == summary.metric.name else is_share(metric)
+    rows = []
     for row in [row for row in choice["ranking"] if "problem" not in row][:SHOWN]:
         name = row["candidate"] + " *" * row["chosen"]
         gain = ""
@@ -149,8 +140,9 @@ def _ranking(choice: dict[str, Any], summary: Summary) -> Table:
             low, high = (row["low"], row["high"])
             between = "" if low is None else f" ({_format_signed(low, share)} to {_format_signed(high, share)})"
             gain = f"{_format_signed(row['gain'], share)}{between}"
-        shown.add_row(Text(name), f"{row['rounds']}", score_text(sign * row["validation"], share), gain)
-    return shown
+        rows.append([name, f"{row['rounds']}", score_text(sign * row["validation"], share), gain])
+    score = f"validation\n{metric}" + ", %" * share
+    return draw(["candidate", "rounds", score, "over the better of\nLocal and FedAvg"], rows, vertical="bottom")
 
 
 def _format_signed(value: float, share: bool) -> str:

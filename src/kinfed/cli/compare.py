@@ -22,7 +22,7 @@ from ..report.tables.statistics_tables import grids
 from ..report.tables.target import reached
 from ..report.tables.text_table import Grid
 from ..verdict.statistics import not_apart
-from .console import literal, show
+from .console import Literal, show
 from .options import count
 
 SELECTED = "selected"
@@ -102,7 +102,7 @@ def _compare(args: argparse.Namespace, console: Console) -> None:
         more = {"tables": {one.name: one.to_dict() for one in tables}} if tables else {}
         print(json.dumps(comparison.to_dict() | more))
     else:
-        out = literal()
+        out = Literal()
         for part in runs_table.terminal(comparison):
             out.print(part, soft_wrap=True)
         show(tables, out)
@@ -122,7 +122,7 @@ def _compare_relations(args: argparse.Namespace) -> None:
     if args.json:
         print(json.dumps(difference.to_dict(args.top or 0)))
         return
-    show(tables_of_relations(difference, args.top or TOP), literal(), soft_wrap=True)
+    show(tables_of_relations(difference, args.top or TOP), Literal(), soft_wrap=True)
 
 
 def read_rounds(text: str) -> Sequence[int | None]:

@@ -58,11 +58,6 @@ class Literal(Console):
         return shown if isinstance(what, str) else Text(shown, what.style)
 
 
-def literal(stderr: bool = False) -> Console:
-    """Standard output or error."""
-    return Literal(stderr=stderr)
-
-
 def show(tables: "Iterable[Grid]", console: Console, soft_wrap: bool = False) -> None:
     """Print tables."""
     from ..report.tables.text_table import terminal  # with its package it imports PyTorch

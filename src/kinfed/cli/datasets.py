@@ -9,8 +9,6 @@ from typing import Any
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
-from rich.text import Text
 
 from ..core.graph import Graph
 from ..core.tasks import Classification, Forecasting
@@ -21,11 +19,11 @@ from ..data.federation import Federation
 from ..data.split import SPLITS
 from ..errors import UsageError, nearest, several
 from ..plots.examples import examples
+from ..report.tables.text_table import draw
 from ..runs.config import experiment as config, from_table, parts
 from ..verdict.verdict import plain
 from . import table_options
-from .console import literal
-from .training import data_dir
+from .console import Literal
 
 WITHOUT_FILE = {
     "digits": "built in",
@@ -44,7 +42,7 @@ def is_data(subject: str) -> bool:
 
 def show_all(entries: dict[str, dict[str, Any]], args: argparse.Namespace, console: Console) -> None:
     """Print the data sets, and which of them are on this machine."""
-    folder = data_dir(args)
+    folder = args.data_dir
     for name, entry in entries.items():
         path = None if folder is None else folder / f"{name}.npz"
         entry["bytes"] = path.stat().st_size if path is not None and path.is_file() else 0
@@ -52,14 +50,11 @@ def show_all(entries: dict[str, dict[str, Any]], args: argparse.Namespace, conso
     if args.json:
         print(json.dumps(entries))
         return
-    shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for column in ("data set", "status", "MB"):
-        shown.add_column(column, justify="right" if column == "MB" else "left", no_wrap=True)
-    shown.add_column("what it holds")
+    rows = []
     for name, entry in entries.items():
         what = re.sub(rf"[,;] from {name}\.npz$", "", entry["what"].rstrip("."))
-        shown.add_row(name, entry["status"], f"{entry['bytes'] / 1e6:.1f}" if entry["bytes"] else "", Text(what))
-    literal().print(shown)
+        rows.append([name, entry["status"], f"{entry['bytes'] / 1e6:.1f}" if entry["bytes"] else "", what])
+    Literal().print(draw(("data set", "status", "MB", "what it holds"), rows, (0, 1, 3), (3,)))
     if folder is None:
         console.print("no data directory: set KINFED_DATA or --data-dir to see which data sets are on this machine")
 
@@ -95,7 +90,7 @@ def fetch(args: argparse.Namespace, console: Console) -> None:
                 bar.update(tasks[file], completed=so_far, total=whole or None)
 
             try:
-                result = obtain(name, Path(args.data_dir), args.folder, show)
+                result = obtain(name, args.data_dir, args.folder, show)
             except KeyboardInterrupt as stop:
                 raise type(stop)("interrupted; run the same command again to resume") from None
         console.print(f"{name}: {result.path}, {result.path.stat().st_size / 1e6:.1f} MB", soft_wrap=True)
@@ -108,7 +103,7 @@ def fetch(args: argparse.Namespace, console: Console) -> None:
 
 def inspect_one(args: argparse.Namespace) -> dict[str, Any]:
     """What is in a data set with these settings; nothing without any where it is not on this machine."""
-    folder = data_dir(args)
+    folder = args.data_dir
     path = None if folder is None else folder / f"{args.name}.npz"
     built_in = WITHOUT_FILE.get(args.name) == "built in"
     if not (args.overrides or args.out or built_in or (path is not None and path.is_file())):
@@ -132,7 +127,7 @@ def _facts(dataset: Dataset, settings: dict[str, Any], folder: Path | None, pict
 
 def inspect(args: argparse.Namespace) -> None:
     """Print what is in the federation of an experiment, or in a table of yours; nothing is trained."""
-    folder, yours = data_dir(args), table_options.is_table(args.subject)
+    folder, yours = args.data_dir, table_options.is_table(args.subject)
     # The method and the model do not matter here, so a config of the data alone is enough.
     experiment = config.resolve({"method": "local", "model": "linear"} | table_options.read(args.subject, args))
     dataset = table_options.dataset(experiment, args) if yours else experiment.dataset(folder)
@@ -147,7 +142,7 @@ def inspect(args: argparse.Namespace) -> None:
         chosen |= {} if columns is None or choices is None else {"columns": columns.to_dict()}
         print(json.dumps({"name": called(settings), **facts, **chosen}))
         return
-    out = literal()
+    out = Literal()
     out.print(called(settings))
     show_facts(facts)
     if choices is None:
@@ -161,15 +156,13 @@ def inspect(args: argparse.Namespace) -> None:
 
 def show_facts(facts: dict[str, Any]) -> None:
     """Print what is in a data set."""
-    shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
-    shown.add_column(no_wrap=True)
-    shown.add_column(overflow="fold")
+    rows = []
     for key, value in facts.items():
         if key == "  graph" and value == facts["graph"]:
             continue
         text = f"{value:,}" if isinstance(value, int) else str(value)
-        shown.add_row(key, Text(f"{text[:16]}..." if key == "sha256" else text))
-    literal().print(shown)
+        rows.append([key, f"{text[:16]}..." if key == "sha256" else text])
+    Literal().print(draw(("", ""), rows, (0, 1), (1,)))
 
 
 def _dataset(dataset: Dataset) -> dict[str, Any]:

@@ -7,19 +7,18 @@ from typing import NamedTuple
 
 from rich.console import Console
 from rich.progress import Progress, TextColumn
-from rich.table import Table
 
 from ..data.federation import Federation
 from ..errors import RunError, UsageError, explain
-from ..report.tables.text_table import duration
+from ..report.tables.text_table import draw, duration
 from ..runs import reference_runs
 from ..runs.config.experiment import Experiment
 from ..search.arena import PRICE
 from ..search.budget import RUNS
 from ..search.choice_folder import Request
 from ..search.estimate import Cost, estimate
-from .console import literal
-from .training import data_dir, unwatched
+from .console import Literal
+from .training import execution
 
 SECONDS = 5.0  # how long each experiment is timed
 
@@ -57,7 +56,7 @@ def dry_run(
     `beside` says which baselines are trained beside the first, as `launch` takes it. Raises UsageError if none of them
     can be started.
     """
-    where = unwatched(args, workers=1 if len(planned) > 1 and parallel > 1 else None)
+    where = execution(args, workers=1 if len(planned) > 1 and parallel > 1 else None)
     costs: dict[str, tuple[Cost, float]] = {}
     broken: dict[str, str] = {}
     runs, note, loaded = list(planned), "", planned[0].experiment.table["federation"]
@@ -69,14 +68,14 @@ def dry_run(
             try:
                 if experiment.table["federation"] != loaded or federation is None:  # the next row often has the same
                     federation = None  # so that two are never in memory
-                    federation = experiment.federation(data_dir(args), experiment.seed)
+                    federation = experiment.federation(args.data_dir, experiment.seed)
                     loaded = experiment.table["federation"]
                 cost = estimate(experiment, federation, where, SECONDS)
                 if price != 1:
                     cost = cost._replace(seconds=price * cost.seconds, measured=f"FedAvg's on {cost.measured}")
                 costs[name] = cost, count
                 if beside and not note and len(runs) == len(planned):
-                    others, note = _choose_reference_runs(experiment, federation, beside)
+                    others, note = reference_runs.plan(experiment, federation, beside)
                     runs += [Planned(f"{other}, beside it", one, one.seeds) for other, one in others.items()]
             except (UsageError, RunError) as problem:
                 if len(planned) == 1 and not costs:
@@ -89,15 +88,6 @@ def dry_run(
     _tell(costs, parallel, args.json, note)
 
 
-def _choose_reference_runs(
-    experiment: Experiment, federation: Federation, wanted: str | Sequence[str]
-) -> tuple[Mapping[str, Experiment], str]:
-    """What is trained beside an experiment, and the rule's answer in a line if there is no other."""
-    if wanted == "auto":
-        return reference_runs.plan(experiment, federation)
-    return reference_runs.companions(experiment, wanted), ""
-
-
 def _tell(costs: Mapping[str, tuple[Cost, float]], parallel: int, as_json: bool, note: str) -> None:
     """Print the cost of each experiment, and of all of them, on standard output; `note` is a line to add."""
     parallel = max(1, min(parallel, int(sum(count for _, count in costs.values()))))
@@ -108,17 +98,12 @@ def _tell(costs: Mapping[str, tuple[Cost, float]], parallel: int, as_json: bool,
         each = {name: {**cost._asdict(), "runs": count} for name, (cost, count) in costs.items()}
         print(json.dumps({"runs": each, "seconds": total, "memory": memory, "jobs": parallel, "beside": note}))
         return
-    shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for heading in ("run", "one", "runs", "all", "memory", "measured with"):
-        words = heading in ("run", "measured with")
-        shown.add_column(heading, justify="left" if words else "right", no_wrap=not words, overflow="fold")
+    rows = []
     for name, (cost, count) in costs.items():
-        shown.add_row(
-            *(name, duration(cost.seconds), f"{count:g}", duration(cost.seconds * count)),
-            *(f"{cost.memory / 2**30:.1f} GiB", cost.measured),
-        )
-    out = literal()
-    out.print(shown)
+        times = duration(cost.seconds), f"{count:g}", duration(cost.seconds * count)
+        rows.append([name, *times, f"{cost.memory / 2**30:.1f} GiB", cost.measured])
+    out = Literal()
+    out.print(draw(("run", "one", "runs", "all", "memory", "measured with"), rows, (0, 5), (0, 5)))
     together = f" with {parallel} in parallel" if parallel > 1 else ""
     out.print(f"in all {duration(total)}{together}, {memory / 2**30:.1f} GiB of memory")
     if note:

@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.console import Console
 
-from .console import literal, show
+from .console import Literal, show
 from .options import count
 
 
@@ -35,4 +35,4 @@ def _explain(args: argparse.Namespace, console: Console) -> None:
     if args.json:
         print(json.dumps(found.to_dict()))
         return
-    show(grids(found), literal(), soft_wrap=True)
+    show(grids(found), Literal(), soft_wrap=True)

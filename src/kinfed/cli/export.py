@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from ..errors import UsageError, several
 from .predict import of_all
@@ -37,10 +36,11 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
 
 def _export(args: argparse.Namespace, console: Console) -> None:
     from ..flower.site.site_predictor import experiment_at
+    from ..report.tables.text_table import draw
     from ..runs.run import Run
     from ..serving.export import export
 
-    if not (args.run / "summary.json").exists() and experiment_at(args.run) is not None:
+    if experiment_at(args.run) is not None:
         what = "is the folder of a site, whose model kinfed predict and kinfed serve use"
         raise UsageError(f"{args.run} {what}; only models of runs are exported")
     saved = Run.open(args.run)
@@ -49,11 +49,9 @@ def _export(args: argparse.Namespace, console: Console) -> None:
     if args.json:
         print(json.dumps([one._asdict() | {"path": str(one.path)} for one in made]))
         return
-    shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for heading in ("client", "file", "kB", "seconds", "from PyTorch"):
-        shown.add_column(heading, justify="left" if heading in ("client", "file") else "right")
+    rows = []
     for one in made[:20]:
         apart = "" if one.apart is None else f"{one.apart:.0e}"
-        shown.add_row(one.client, str(one.path), f"{one.size / 1e3:,.0f}", f"{one.seconds:.2f}", apart)
-    console.print(shown)
+        rows.append([one.client, str(one.path), f"{one.size / 1e3:,.0f}", f"{one.seconds:.2f}", apart])
+    console.print(draw(("client", "file", "kB", "seconds", "from PyTorch"), rows, (0, 1), range(5)))
     console.print(f"{several(len(made), 'model')} in {args.out}, a card beside each", soft_wrap=True)

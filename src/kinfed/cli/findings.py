@@ -8,9 +8,9 @@ import textwrap
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
 
 from ..files import replacing, sweep_up
+from ..report.tables.text_table import draw
 from ..search.study import Finding
 
 
@@ -48,16 +48,9 @@ def tell(finding: Finding, out: Path, args: argparse.Namespace, console: Console
         return
     console.print(finding.title)
     for columns in _split_by_width(_columns(finding), console.width):
-        shown = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
-        for name, cells in columns.items():
-            heading = textwrap.fill(name, _width(name, cells), break_on_hyphens=False)
-            words = _has_text(finding, name)
-            shown.add_column(
-                heading, justify="left" if words else "right", vertical="bottom", no_wrap=not words, overflow="fold"
-            )
-        for row in zip(*columns.values(), strict=True):
-            shown.add_row(*row)
-        console.print(shown)
+        headings = [textwrap.fill(name, _width(name, c), break_on_hyphens=False) for name, c in columns.items()]
+        words = [i for i, name in enumerate(columns) if _has_text(finding, name)]
+        console.print(draw(headings, zip(*columns.values(), strict=True), words, words, 1, "bottom"))
     for note in finding.notes:
         console.print(note, soft_wrap=True)
     console.print(

@@ -14,11 +14,11 @@ from rich.table import Table
 
 from ..errors import UsageError
 from ..files import make_folder
-from ..report.tables.text_table import quantity
+from ..report.tables.text_table import draw, quantity
 from ..runs import reference_runs, trackers
 from ..runs.config import experiment, parts, plugins
 from ..runs.run_folder import RunFolder
-from .console import literal
+from .console import Literal
 from .options import REPEATED
 from .training import show
 
@@ -39,64 +39,61 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         epilog="in this order: keys and up on the server, node at every site, run on the server; see docs/deploy.md. "
         f"The server's own files are in ${HOME} (default: ~/.kinfed/flower).",
     )
+    flower.set_defaults(command=_act)
     actions = flower.add_subparsers(required=True, metavar="ACTION")
     _add_keys(actions, common)
     _add_up(actions, common)
     _add_node(actions, common)
     _add_run(actions, common)
-    agree = _action(actions, "agree", [common], "at a site: show what would leave in runs of a plan, and agree to it")
+    agree = _action(
+        actions, common, "agree", _agree, "at a site: show what would leave in runs of a plan, and agree to it"
+    )
     agree.add_argument("site", metavar="SITE", help="this client's name")
     agree.add_argument("plan", metavar="FILE.toml", help="the config of the run, as the server's operator sent it")
     _add_examples(agree)
-    agree.set_defaults(command=_agree)
-    log = _action(actions, "log", [common], "verify and print an audit log: what left, to whom, and what came")
+    log = _action(actions, common, "log", _log, "verify and print an audit log: what left, to whom, and what came")
     log.add_argument("where", type=Path, metavar="DIR", help="a run's folder, or a site's, such as kinfed-site/ann")
-    log.set_defaults(command=_log)
-    app = _action(actions, "app", [common], "write a plan as an app that flwr run starts on any Flower deployment")
+    app = _action(actions, common, "app", _app, "write a plan as an app that flwr run starts on any Flower deployment")
     app.add_argument("folder", type=Path, metavar="DIR", help="the folder for the app")
     app.add_argument("plan", metavar="FILE.toml", help="the config of the run; see docs/deploy.md")
     what = "settings, such as training.epochs=5, and of how sites read their tables"
     app.add_argument("overrides", nargs="*", metavar="key=value", help=what)
     _add_reading(app)
-    app.set_defaults(command=_app, few_rows=False, client="")
-    revoke = _action(actions, "revoke", [common], "remove a site from the federation")
+    app.set_defaults(few_rows=False, client="")
+    revoke = _action(actions, common, "revoke", _revoke, "remove a site from the federation")
     revoke.add_argument("site", metavar="SITE", help="the site's name")
     revoke.add_argument("--keys", type=Path, metavar="DIR", help="the server's keys (default: those it runs with)")
-    revoke.set_defaults(command=_revoke)
-    status = _action(actions, "status", [common], "show how the run and its sites are doing")
-    status.set_defaults(command=_status)
-    down = _action(actions, "down", [common], "stop the server")
-    down.set_defaults(command=_down)
+    _action(actions, common, "status", _status, "show how the run and its sites are doing")
+    _action(actions, common, "down", _down, "stop the server")
 
 
-def _action(actions: Any, name: str, parents: list[argparse.ArgumentParser], what: str) -> argparse.ArgumentParser:
+def _action(actions: Any, common: argparse.ArgumentParser, name: str, act: Any, what: str) -> argparse.ArgumentParser:
     """The parser of an action, whose own help says what it does as the list of actions does."""
     parser: argparse.ArgumentParser = actions.add_parser(
-        name, parents=parents, help=what, description=f"{what[0].upper()}{what[1:]}."
+        name, parents=[common], help=what, description=f"{what[0].upper()}{what[1:]}."
     )
+    parser.set_defaults(action=act)
     return parser
 
 
 def _add_keys(actions: Any, common: argparse.ArgumentParser) -> None:
-    keys = _action(actions, "keys", [common], "make certificates for the server and keys for the sites")
+    keys = _action(actions, common, "keys", _keys, "make certificates for the server and keys for the sites")
     keys.add_argument("folder", type=Path, metavar="DIR", help="the folder for the keys; keys already in it are kept")
     keys.add_argument("sites", nargs="*", metavar="SITE", help="the clients' names")
     what = "name or address by which sites reach the server; may be repeated (this machine is always included)"
     keys.add_argument("--host", **REPEATED, metavar="NAME", help=what)
-    keys.set_defaults(command=_keys)
 
 
 def _add_up(actions: Any, common: argparse.ArgumentParser) -> None:
-    up = _action(actions, "up", [common], "start the server and admit the sites that have keys")
+    up = _action(actions, common, "up", _up, "start the server and admit the sites that have keys")
     up.add_argument("--keys", type=Path, metavar="DIR", help="the folder made by kinfed flower keys")
     up.add_argument("--insecure", action="store_true", help="use no keys: for trials on one machine")
     up.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1, this machine only)")
     up.add_argument("--port", type=int, default=8000, help="port to listen on (default: 8000)")
-    up.set_defaults(command=_up)
 
 
 def _add_node(actions: Any, common: argparse.ArgumentParser) -> None:
-    node = _action(actions, "node", [common], "take part as a client until interrupted")
+    node = _action(actions, common, "node", _node, "take part as a client until interrupted")
     node.add_argument("site", metavar="SITE", help="this client's name")
     _add_examples(node)
     node.add_argument(
@@ -112,7 +109,6 @@ def _add_node(actions: Any, common: argparse.ArgumentParser) -> None:
         help="connect to nobody: say whether the file, and the model of this config, fit, and what would leave the "
         "site",
     )
-    node.set_defaults(command=_node)
 
 
 def _add_examples(node: argparse.ArgumentParser) -> None:
@@ -181,7 +177,7 @@ def _add_reading(node: argparse.ArgumentParser) -> None:
 
 
 def _add_run(actions: Any, common: argparse.ArgumentParser) -> None:
-    run = _action(actions, "run", [common], "train with the connected sites")
+    run = _action(actions, common, "run", _run, "train with the connected sites")
     what = "the config of the run, see docs/deploy.md; or the folder of a run that is resumed"
     run.add_argument("plan", type=Path, metavar="FILE.toml|DIR", help=what)
     run.add_argument("overrides", nargs="*", metavar="key=value", help="settings, such as training.epochs=5")
@@ -203,11 +199,21 @@ def _add_run(actions: Any, common: argparse.ArgumentParser) -> None:
     )
     run.add_argument("--quiet", action="store_true", help="print only the results")
     run.add_argument("--verbose", action="store_true", help="also print bytes, seconds and which tensors travel")
-    run.set_defaults(command=_run)
+
+
+def _act(args: argparse.Namespace, console: Console) -> None:
+    """Do what is asked, if Flower is there."""
+    if importlib.util.find_spec("flwr") is None:
+        raise UsageError("kinfed flower needs Flower; install it: pip install 'kinfed[flower]'")
+    from ..flower.wire import flower_names
+
+    if problem := flower_names.unusable():
+        raise UsageError(problem)
+    os.umask(0o077)  # only this user may read what is created from here on
+    args.action(args, console)
 
 
 def _keys(args: argparse.Namespace, console: Console) -> None:
-    _prepare()
     from ..flower.programs import keys
 
     renewed = not (args.folder / "ca.crt").exists() and any(args.folder.glob("sites/*/key.pub"))
@@ -227,7 +233,6 @@ def _keys(args: argparse.Namespace, console: Console) -> None:
 
 
 def _up(args: argparse.Namespace, console: Console) -> None:
-    _prepare()
     from ..flower.programs import superlink
 
     keys = _keys_or_insecure(args, "kinfed flower keys DIR SITE ...")
@@ -235,7 +240,6 @@ def _up(args: argparse.Namespace, console: Console) -> None:
 
 
 def _node(args: argparse.Namespace, console: Console) -> None:
-    _prepare()
     from ..flower.programs import node
     from ..flower.site import site_examples
     from ..flower.wire.link import Link
@@ -293,7 +297,6 @@ def _reading(args: argparse.Namespace) -> Any:
 
 
 def _run(args: argparse.Namespace, console: Console) -> None:
-    _prepare()
     from ..data.graph_files import GraphFile
     from ..flower.programs import follow, superlink
     from ..flower.server import plan
@@ -341,7 +344,6 @@ def _run(args: argparse.Namespace, console: Console) -> None:
 
 
 def _agree(args: argparse.Namespace, console: Console) -> None:
-    _prepare()
     from ..flower.server import plan
     from ..flower.server.site_references import fedavg_of, wanted
     from ..flower.site import gateway, policy
@@ -358,7 +360,6 @@ def _agree(args: argparse.Namespace, console: Console) -> None:
 
 
 def _log(args: argparse.Namespace, console: Console) -> None:
-    _prepare()
     from ..flower.wire import audit
 
     path, count, last = audit.find(args.where), 0, None
@@ -369,14 +370,13 @@ def _log(args: argparse.Namespace, console: Console) -> None:
         else:
             arrow, size = "->" if last["way"] == "sent" else "<-", quantity(last["bytes"], "B")
             held = f"{', '.join(last['holds']) or 'nothing'} ({last['message'][:16]})"
-            literal().print(f"{last['at']} {arrow} {last['peer']} {last['kind']}, {size}: {held}", soft_wrap=True)
+            Literal().print(f"{last['at']} {arrow} {last['peer']} {last['kind']}, {size}: {held}", soft_wrap=True)
     if not args.json:
         end = f"; the hash of the last is {last['hash']}" if last else ""
         console.print(f"{path}: {count:,} messages, each as it was written{end}", soft_wrap=True)
 
 
 def _app(args: argparse.Namespace, console: Console) -> None:
-    _prepare()
     from ..flower.site.site_reading import SETTINGS
     from ..flower.wire import server_app as app
 
@@ -396,7 +396,6 @@ def _beside(text: str) -> list[str]:
 
 
 def _revoke(args: argparse.Namespace, console: Console) -> None:
-    _prepare()
     from ..flower.programs import superlink
 
     keys = args.keys.resolve() if args.keys else None
@@ -404,14 +403,13 @@ def _revoke(args: argparse.Namespace, console: Console) -> None:
 
 
 def _status(args: argparse.Namespace, console: Console) -> None:
-    _prepare()
     from ..flower.server import status
 
     now = status.read(_home())
     if args.json:
         print(json.dumps(now))
         return
-    out, link, run = literal(), now["superlink"], now["run"]
+    out, link, run = Literal(), now["superlink"], now["run"]
     if link["address"]:
         out.print(f"the SuperLink at {link['address']} {'runs' if link['running'] else 'has stopped'}")
     else:
@@ -444,19 +442,17 @@ def _of_run(run: dict[str, Any]) -> str:
 
 def _sites(sites: dict[str, Any]) -> Table:
     """A line for each site."""
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for column in ("site", "is", "rounds used", "missed in a row", "down", "up", "late"):
-        table.add_column(column, justify="left" if column in ("site", "is") else "right")
+    rows = []
     for name, site in sites.items():
         counts = [str(site.get(key, "")) for key in ("rounds", "missed")]
         traffic = [quantity(site[key], "B") if key in site else "" for key in ("down", "up")]
         late = f"{site['late']:.0f} s" if site.get("late") else ""
-        table.add_row(name, "online" if site["online"] else "away", *counts, *traffic, late)
-    return table
+        rows.append([name, "online" if site["online"] else "away", *counts, *traffic, late])
+    headings = ("site", "is", "rounds used", "missed in a row", "down", "up", "late")
+    return draw(headings, rows, (0, 1), range(7))
 
 
 def _down(args: argparse.Namespace, console: Console) -> None:
-    _prepare()
     from ..flower.programs import superlink
 
     superlink.down(_home(), _printer(console))
@@ -465,16 +461,6 @@ def _down(args: argparse.Namespace, console: Console) -> None:
 def _home() -> Path:
     """The folder of the server's own files."""
     return Path(os.environ.get(HOME) or Path.home() / ".kinfed" / "flower")
-
-
-def _prepare() -> None:
-    if importlib.util.find_spec("flwr") is None:
-        raise UsageError("kinfed flower needs Flower; install it: pip install 'kinfed[flower]'")
-    from ..flower.wire import flower_names
-
-    if problem := flower_names.unusable():
-        raise UsageError(problem)
-    os.umask(0o077)  # only this user may read what is created from here on
 
 
 def _keys_or_insecure(args: argparse.Namespace, maker: str) -> Path | None:

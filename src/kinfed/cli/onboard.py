@@ -9,17 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from ..data.tables.words import name_of
 from ..errors import RunError, UsageError, log_failure, several
-from ..report.tables.text_table import score_text
+from ..report.tables.text_table import draw, score_text
 from ..runs.run import OpenedRun
 from ..runs.run_folder import RunFolder
 from ..serving import joining_clients
 from ..serving.onboarding import ALONE, BEST, FrozenServer, Outcome, onboard, write
 from .options import add_how, count, place
-from .training import Bar, data_dir, execution
+from .training import Bar, execution
 
 ALL = "all"
 
@@ -80,7 +79,7 @@ def _onboard(args: argparse.Namespace, console: Console) -> None:
     if args.data is None:
         if args.edges is not None:
             raise UsageError("--edges goes with --data; the run's own data have its graph")
-        found = joining_clients.of_run(saved, data_dir(args), wanted)
+        found = joining_clients.of_run(saved, args.data_dir, wanted)
     else:
         found = joining_clients.of_table(saved, args.data, args.edges)
         found = [one for one in found if not wanted or one.name in map(name_of, wanted)]
@@ -134,9 +133,7 @@ def show(frozen: FrozenServer, outcomes: Sequence[Outcome], shots: Sequence[int 
     names = list(dict.fromkeys(name for one in outcomes for name in one.scores))
     clients = list(dict.fromkeys(one.client for one in outcomes))
     most = {name: max(one.shots for one in outcomes if one.client == name) for name in clients}
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for heading in ("examples", "newcomers", *names):
-        table.add_column(heading, justify="left" if heading == "examples" else "right")
+    rows = []
     means: dict[str, dict[str, float]] = {}
     for number in shots:
         mine = [one for one in outcomes if one.shots == (most[one.client] if number is None else number)]
@@ -145,10 +142,10 @@ def show(frozen: FrozenServer, outcomes: Sequence[Outcome], shots: Sequence[int 
         means[label] = {name: sum(values) / len(values) for name, values in each.items() if values}
         cells = (score_text(means[label][n], summary.metric.is_share) if n in means[label] else "" for n in names)
         if mine:
-            table.add_row(label, str(len(mine)), *cells)
+            rows.append([label, str(len(mine)), *cells])
     unit = ", %" * summary.metric.is_share
     console.print(f"{several(len(clients), 'newcomer')} to {frozen.saved.folder}: test {summary.metric.name}{unit}")
-    console.print(table)
+    console.print(draw(("examples", "newcomers", *names), rows, wrapped=range(2 + len(names))))
     if frozen.saved.at_sites:
         console.print(f"the members' models stayed at their sites, so none is tried as the {BEST} model")
     if without := [label for label, one in means.items() if label == "0" and not one]:

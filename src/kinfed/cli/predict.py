@@ -72,8 +72,7 @@ def opened(path: Path) -> tuple[Any, str]:
     from ..flower.site.site_predictor import experiment_at, predictor_at
     from ..runs.run import Run  # it imports PyTorch
 
-    experiment = None if (path / "summary.json").exists() else experiment_at(path)
-    if experiment is None:
+    if (experiment := experiment_at(path)) is None:
         saved = Run.open(path)
         return saved.predictor(), saved.summary.method
     predictor = predictor_at(experiment)

@@ -77,9 +77,9 @@ def execute(arguments: list[str] | None) -> int:
                 f"only settings of how it is carried out can change, such as how.executor=loop; got "
                 f"'{args.overrides[0]}'"
             )
-    from .console import literal  # imports rich, which help and errors about arguments do not need
+    from .console import Literal  # imports rich, which help and errors about arguments do not need
 
-    console = literal(stderr=True)
+    console = Literal(stderr=True)
     if args.debug:  # also what was caught, so that the rest could go on
         logging.basicConfig(format="%(message)s")
         logging.getLogger("kinfed").setLevel(logging.DEBUG)

@@ -51,7 +51,7 @@ def write_page(folders: list[Path], out: Path | None = None) -> Path:
     from ..report.page.html_page import write
 
     place = folders[0] / "report.html" if out is None else out
-    write([one if (one / "summary.json").exists() else experiment_at(one) or one for one in folders], place)
+    write([experiment_at(one) or one for one in folders], place)
     return place
 
 

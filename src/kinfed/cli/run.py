@@ -2,7 +2,6 @@
 
 import argparse
 import time
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,25 +13,27 @@ from ..data.datasets import called
 from ..data.federation import Federation
 from ..errors import UsageError
 from ..runs import reference_runs, trackers
-from ..runs.config import experiment as config
+from ..runs.config import experiment as config, from_table
 from ..runs.config.experiment import Experiment, Table
 from ..runs.further_rounds import further
 from ..runs.launch import launch, resume
 from ..runs.run_folder import RunFolder
 from ..search.choice_folder import Request
 from ..simulation import distributed
-from ..simulation.execution import Execution
 from . import table_options
 from .choose import choose_for, show_choice
 from .estimate import Planned, candidates, dry_run
 from .options import MORE, REPEATED, add_dry_run, add_how, add_settings, columns, detail, place
 from .report import show_page, write_page
-from .training import Bar, data_dir, execution, show
+from .training import Bar, execution, show
 
 
 def add(commands: Any, common: argparse.ArgumentParser) -> None:
     """Add the commands to the parser."""
-    running = _run_options()
+    running = argparse.ArgumentParser(add_help=False, parents=[place(), detail()])
+    running.add_argument_group(MORE).add_argument(
+        "--track", **REPEATED, metavar="WHERE", help="tensorboard, mlflow, wandb or FILE.py:NAME; repeatable"
+    )
     run = commands.add_parser(
         "run",
         parents=[columns(), running, common],
@@ -103,15 +104,6 @@ def _add_resume(commands: Any, running: argparse.ArgumentParser, common: argpars
     again.set_defaults(command=_resume)
 
 
-def _run_options() -> argparse.ArgumentParser:
-    """Options for how to run, and where to follow it."""
-    running = argparse.ArgumentParser(add_help=False, parents=[place(), detail()])
-    running.add_argument_group(MORE).add_argument(
-        "--track", **REPEATED, metavar="WHERE", help="tensorboard, mlflow, wandb or FILE.py:NAME; repeatable"
-    )
-    return running
-
-
 def _run(args: argparse.Namespace, console: Console) -> None:
     """Run an experiment, a table of yours, or further what a run has finished."""
     args.wanted = reference_runs.parse(args.beside)
@@ -172,17 +164,13 @@ def _train(
         dry_run([planned], args, console, beside=args.wanted, federation=federation)
         return None
     with distributed.group(), Bar(console, args.quiet or not distributed.leads(), args.verbose) as bar:
-        tracked, place = _make_execution(args, bar), data_dir(args)
-        summary = launch(experiment, args.out, tracked, place, args.wanted, bar.begin, federation, former)
+        how, beside = execution(args, bar), args.wanted
+        summary = launch(experiment, args.out, how, args.data_dir, beside, bar.begin, federation, former)
     if summary:
         show(summary, args, console, hint=args.wanted == "auto")
         if args.open:
             _open(Path(summary.out), args, console)
     return summary
-
-
-def _make_execution(args: argparse.Namespace, bar: Bar) -> Execution:
-    return replace(execution(args, bar), track=tuple(args.track))
 
 
 def _open(folder: Path, args: argparse.Namespace, console: Console) -> None:
@@ -195,7 +183,9 @@ def _open(folder: Path, args: argparse.Namespace, console: Console) -> None:
 
 def _tell(experiment: Experiment, args: argparse.Namespace, console: Console) -> Federation:
     """Say what was chosen for a table; data that cannot be trained on end here, before a folder is made."""
-    choices, federation = table_options.looked_at(experiment, args)
+    dataset = table_options.dataset(experiment, args)
+    federation = experiment.federation(args.data_dir, experiment.seed, dataset)
+    choices = from_table.choices(experiment, federation)
     if not args.quiet and distributed.leads():
         table_options.tell(choices, console)
     return federation
@@ -204,7 +194,7 @@ def _tell(experiment: Experiment, args: argparse.Namespace, console: Console) ->
 def _choose(raw: Table, args: argparse.Namespace, console: Console) -> None:
     """Train on a table with the method that suits it."""
     stem = Path("runs") / called(raw["federation"]["dataset"]) / time.strftime("%Y-%m-%d-%H%M%S")
-    request = Request(raw, args.out or stem, data_dir(args), args.budget, **table_options.door(args))
+    request = Request(raw, args.out or stem, args.data_dir, args.budget, **table_options.door(args))
     if args.track:
         raise UsageError("--track goes with --method: finding a method trains many runs; track the one that it finds")
     if args.beside != "auto":
@@ -222,6 +212,6 @@ def _resume(args: argparse.Namespace, console: Console) -> None:
     wanted = reference_runs.parse(args.beside or "none")
     trackers.check(args.track)
     with distributed.group(), Bar(console, args.quiet or not distributed.leads(), args.verbose) as bar:
-        summary = resume(args.folder, _make_execution(args, bar), data_dir(args), wanted, bar.begin)
+        summary = resume(args.folder, execution(args, bar), args.data_dir, wanted, bar.begin)
     if summary:
         show(summary, args, console)

@@ -21,7 +21,7 @@ from .console import show
 from .estimate import Planned, dry_run
 from .findings import tell, write
 from .options import add_dry_run, add_settings, place
-from .training import Bar, data_dir, execution
+from .training import Bar, execution
 
 
 def add(commands: Any, common: argparse.ArgumentParser) -> None:
@@ -55,7 +55,7 @@ def _sweep(args: argparse.Namespace, console: Console) -> None:
         # Fixed settings of the data apply from the start, so that your own table replaces the embedded digits entirely.
         fixed = [f"{key}={values[0]}" for key, values in parse(args.overrides).items() if len(values) == 1]
         table = experiment.read(args.source, [one for one in fixed if one.startswith("federation.")])
-        study = Study(table, execution(args, bar), out, data_dir=data_dir(args))
+        study = Study(table, execution(args, bar), out, data_dir=args.data_dir)
         wanted = plan_sweep(study, methods, args.overrides)
         for line in wanted.check():
             if not args.quiet:

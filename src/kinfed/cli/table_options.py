@@ -9,19 +9,17 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table as Grid
-from rich.text import Text
 
 from ..data.dataset import Dataset
 from ..data.datasets import DATASETS
-from ..data.federation import Federation
 from ..data.tables.open_table import kind_of, open_table
 from ..data.tables.schema import Description
 from ..data.tables.table_reader import TableReader
 from ..errors import UsageError
 from ..methods import METHODS
+from ..report.tables.text_table import draw
 from ..runs.config import experiment as config, from_table
 from ..runs.config.experiment import Experiment, Table
-from .training import data_dir
 
 OPTIONS = ("client", "target", "ignore", "time", "query")
 LISTS = ("features", "future", "static")  # settings that are columns, with commas between
@@ -109,12 +107,6 @@ def dataset(experiment: Experiment, args: argparse.Namespace) -> Dataset:
     return made
 
 
-def looked_at(experiment: Experiment, args: argparse.Namespace) -> tuple[from_table.Choices, Federation]:
-    """What an experiment on a table chose, and its federation; raises UsageError for data that cannot be trained on."""
-    federation = experiment.federation(data_dir(args), experiment.seed, dataset(experiment, args))
-    return from_table.choices(experiment, federation), federation
-
-
 def command(args: argparse.Namespace, method: str = "") -> str:
     """The command that trains on the table."""
     given = {name: getattr(args, name) for name in OPTIONS} | {"method": method}
@@ -124,21 +116,12 @@ def command(args: argparse.Namespace, method: str = "") -> str:
 
 def columns_of(description: Description) -> Grid:
     """The columns of a table: what each is, and what it becomes."""
-    shown = Grid(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for heading in ("column", "kind", "by training rows"):
-        shown.add_column(heading, overflow="fold", no_wrap=heading == "kind")
-    for column in description.inputs:
-        shown.add_row(*(Text(text) for text in (column.name, column.kind, str(column))))
-    return shown
+    rows = [(column.name, column.kind, str(column)) for column in description.inputs]
+    return draw(("column", "kind", "by training rows"), rows, range(3), (0, 2))
 
 
 def tell(choices: from_table.Choices, console: Console) -> None:
     """Print the choices, and what to doubt about them."""
-    shown = Grid(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
-    shown.add_column(no_wrap=True)
-    shown.add_column(overflow="fold")
-    for what, sentence in choices.said.items():
-        shown.add_row(what, sentence)
-    console.print(shown)
+    console.print(draw(("", ""), choices.said.items(), (0, 1), (1,)))
     for doubt in choices.doubts:
         console.print(f"! {doubt}", soft_wrap=True)

@@ -4,7 +4,6 @@ import argparse
 import json
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from ..core.sharing import Sharing
 from ..core.summary import Summary
 from ..errors import several
 from ..report.tables import runs_table
-from ..report.tables.text_table import quantity, score_text
+from ..report.tables.text_table import draw, quantity, score_text
 from ..runs.config import experiment
 from ..runs.config.parts import call
 from ..runs.run_folder import RunFolder
@@ -36,22 +35,14 @@ NO_PROGRESS = Execution()
 SILENCE = 60.0  # seconds after which a log is told how far a run is
 
 
-def execution(args: argparse.Namespace, bar: "Bar") -> Execution:
-    """The options as an Execution that reports to the bar."""
-    return replace(unwatched(args), progress=bar.update, planned=bar.plan)
-
-
-def unwatched(args: argparse.Namespace, workers: int | None = None) -> Execution:
-    """The options as an Execution, with this number of workers where they leave it open."""
-    requested = experiment.override({}, args.how).get("how", {})
-    fixed = {"device": args.device, "track": (), "progress": NO_PROGRESS.progress, "planned": NO_PROGRESS.planned}
-    execution: Execution = call(Execution, requested, "how", default=Execution(workers=workers), **fixed)[0]
-    return execution
-
-
-def data_dir(args: argparse.Namespace) -> Path | None:
-    """The folder of data sets, if one is named."""
-    return Path(args.data_dir) if args.data_dir else None
+def execution(args: argparse.Namespace, bar: "Bar | None" = None, workers: int | None = None) -> Execution:
+    """The options as an Execution that reports to the bar, with this number of workers where they leave it open."""
+    asked = experiment.override({}, args.how).get("how", {})
+    told: dict[str, Any] = {"track": (), "progress": NO_PROGRESS.progress, "planned": NO_PROGRESS.planned}
+    if bar is not None:
+        told = {"track": tuple(getattr(args, "track", ())), "progress": bar.update, "planned": bar.plan}
+    made: Execution = call(Execution, asked, "how", default=Execution(workers=workers), device=args.device, **told)[0]
+    return made
 
 
 def activity_column(width: int, console: Console) -> TextColumn:
@@ -155,8 +146,6 @@ def _seeds(summary: Summary) -> str:
 
 def _scores(summary: Summary) -> Table:
     """One row per model: its test scores over clients; then those of learning alone and of one model for all."""
-    shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    shown.add_column("model", no_wrap=True)
     unit = summary.metric.unit
     test = f"test {summary.metric.name}{f', {unit}' * bool(unit)}"
     extra = {m: heading for m, heading in BY_CLASS.items() if any(m in s for s in summary.scores.values())}
@@ -165,18 +154,13 @@ def _scores(summary: Summary) -> Table:
         test = test.replace(" ", "\n", 1)
     few = summary.data.clients < TWENTY
     spread = ["over clients", *(f"{which} {'client' if few else '5 %'}" for which in ("worst", "best"))]
-    headings = [test, *extra.values(), *(h.replace(" ", "\n", 1) if extra else h for h in spread)]
-    for column in headings:
-        shown.add_column(column, justify="right", vertical="bottom", no_wrap=True)
     last = "over seeds" if summary.several else "best round" if _is_selected(summary) else "last round"
     last = last.replace(" ", "\n") if extra or compared else last
-    shown.add_column(last, justify="right", vertical="bottom", no_wrap=True)
-    for name, scores in summary.scores.items():
-        mark = " *" if name == summary.selection.chosen and len(summary.scores) > 1 else ""
-        shown.add_row(name + mark, *_cells(summary, scores, extra))
-    for name, other in compared.items():
-        shown.add_row(name, *_cells(other, other.scores[other.selection.chosen], extra))
-    return shown
+    headings = ["model", test, *extra.values(), *(h.replace(" ", "\n", 1) if extra else h for h in spread), last]
+    marks = {summary.selection.chosen: " *"} if len(summary.scores) > 1 else {}
+    rows = [[name + marks.get(name, ""), *_cells(summary, one, extra)] for name, one in summary.scores.items()]
+    rows += [[name, *_cells(one, one.scores[one.selection.chosen], extra)] for name, one in compared.items()]
+    return draw(headings, rows, vertical="bottom")
 
 
 def _cells(summary: Summary, scores: dict[str, float], extra: Iterable[str]) -> list[str]:

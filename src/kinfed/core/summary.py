@@ -26,6 +26,11 @@ class Metric:
     higher_is_better: bool
     unit: str = ""  # "%" for a share, which is in 0..1
 
+    @classmethod
+    def of(cls, task: Task) -> "Metric":
+        """A task's own."""
+        return cls(name=task.metric, higher_is_better=task.higher_is_better, unit=unit_of(task))
+
     @property
     def is_share(self) -> bool:
         """Whether it is a share, in 0..1, and so shown in percent."""
@@ -156,7 +161,7 @@ class Summary:
         warned = [*known.pop("warnings", ()), *warnings]
         values: dict[str, Any] = {
             "rounds": history.done,
-            "metric": Metric(name=task.metric, higher_is_better=task.higher_is_better, unit=unit_of(task)),
+            "metric": Metric.of(task),
             "selection": Selection(
                 chosen=history.chosen, by=history.selects, higher_is_better=history.selects_highest, caution=caution
             ),

@@ -45,7 +45,8 @@ def check_agreement(run: TrainedRun, fleet: Simulation | Distributed) -> Trained
 
 def check_written(run: TrainedRun, folder: RunFolder, summary: Summary) -> None:
     """Raise RunError, and remove the file, unless the models that were written are the run's."""
-    saved, models, names = OpenedRun.written(folder, run, summary), run.history.models, run.federation.names
+    saved = OpenedRun(folder, summary, run.architecture, run.method, None, folder.model_keys()[0])
+    models, names = run.history.models, run.federation.names
     for i in range(0, len(names), -(-len(names) // CLIENTS)):
         try:
             read = trees.pack(saved.personal(names[i]))

@@ -35,7 +35,7 @@ from ..data.tables.table_reader import TableReader
 from ..data.tables.words import name_of
 from ..errors import UsageError
 from ..methods.solved import KNOWN
-from .config.default_model import default_model
+from .config.experiment import default_model
 from .config.parts import take
 from .fit import fit
 from .predictor import KEPT

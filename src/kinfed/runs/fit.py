@@ -36,7 +36,7 @@ from ..simulation.simulation import WATCHED, Simulation
 from .agreement import check_agreement
 from .checkpoints import Checkpointer
 from .config import plugins
-from .config.default_model import default_model
+from .config.experiment import default_model
 from .footprint import check, footprint
 from .run_folder import RunFolder
 from .trackers import followed

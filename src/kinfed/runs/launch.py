@@ -22,18 +22,13 @@ from .config import experiment as config, plugins
 from .config.experiment import Experiment, Table
 from .fit import fit
 from .pool import side_by_side
-from .repeats import run_seeds
-from .results import write_run
+from .results import run_seeds, write_run
 from .run_folder import RunFolder
 from .test_scores import NO_VERDICT, chose_otherwise
 from .trained_run import TrainedRun
 
 Begin = Callable[[str], None]
 OPEN = ("device", "executor", "workers", "precision")  # what decides about rounding, and may be left open
-
-
-def silent(name: str) -> None:
-    """Say nothing when a run begins."""
 
 
 @dataclass(frozen=True)
@@ -53,15 +48,6 @@ def _job_of(name: str, table: Table, folder: Path, former: RunFolder | None) -> 
     return Job(name, config.resolve(table), folder, former)
 
 
-@dataclass(frozen=True)
-class Pool:
-    """How jobs are run, and how many at a time."""
-
-    execution: Execution = Execution()
-    data_dir: Path | None = None
-    parallel: int = 1
-
-
 class Outcome(NamedTuple):
     """How a job ended: its folder holds a finished run, unless there was a problem."""
 
@@ -71,21 +57,26 @@ class Outcome(NamedTuple):
 
 
 def run_all(
-    jobs: Sequence[Job], pool: Pool = Pool(), on_begin: Begin = silent, federation: Federation | None = None
+    jobs: Sequence[Job],
+    execution: Execution = Execution(),
+    data_dir: Path | None = None,
+    parallel: int = 1,
+    on_begin: Begin = lambda name: None,
+    federation: Federation | None = None,
 ) -> Generator[Outcome]:
     """Run or resume each job, unless it has finished; yield the outcome of each as it ends. A failure stops no other.
 
-    With `pool.parallel` above one, that many processes share the cores, and neither plans nor progress are shown.
+    With `parallel` above one, that many processes share the cores, and neither plans nor progress are shown.
     `on_begin` is called with the name of each job before it begins; `federation` is that of all, if it has been built.
     Closing the iterator, or Ctrl-C, interrupts the runs; they can be resumed. Raises UsageError, before the first run
     begins, for a folder that holds another experiment.
     """
-    if pool.parallel < 1:
-        raise UsageError(f"jobs counts parallel runs, so it must be at least 1; got {pool.parallel}")
+    if parallel < 1:
+        raise UsageError(f"jobs counts parallel runs, so it must be at least 1; got {parallel}")
     for job in jobs:
         check_same(job.experiment, job.folder)
     finished = distributed.agree({job.name for job in jobs if RunFolder(job.folder).is_finished})
-    beside = {job.name: job for job in jobs if pool.parallel > 1 and job.name not in finished}
+    beside = {job.name: job for job in jobs if parallel > 1 and job.name not in finished}
     for job in jobs:
         if job.name in beside:
             continue
@@ -93,13 +84,13 @@ def run_all(
             on_begin(job.name)
         problem = None
         try:
-            run_job(job, pool.execution, pool.data_dir, federation)
+            run_job(job, execution, data_dir, federation)
         except Exception as caught:
             problem = caught
         yield Outcome(job.name, job.folder, problem)
     if beside:
-        tasks = {name: partial(run_job, job, data_dir=pool.data_dir) for name, job in beside.items()}
-        with closing(side_by_side(tasks, pool.execution, pool.parallel, on_begin)) as ended:
+        tasks = {name: partial(run_job, job, data_dir=data_dir) for name, job in beside.items()}
+        with closing(side_by_side(tasks, execution, parallel, on_begin)) as ended:
             for name, problem in ended:
                 yield Outcome(name, beside[name].folder, problem)
 
@@ -139,7 +130,7 @@ def launch(
     execution: Execution = Execution(),
     data_dir: Path | None = None,
     beside: str | Sequence[str] = (),
-    on_begin: Begin = silent,
+    on_begin: Begin = lambda name: None,
     federation: Federation | None = None,
     former: RunFolder | None = None,
 ) -> Summary | None:
@@ -181,7 +172,7 @@ def resume(
     execution: Execution = Execution(),
     data_dir: Path | None = None,
     beside: Sequence[str] = (),
-    on_begin: Begin = silent,
+    on_begin: Begin = lambda name: None,
     federation: Federation | None = None,
 ) -> Summary | None:
     """Resume an interrupted run, or return the summary of a finished one.
@@ -257,7 +248,7 @@ class _Run:
                 known = further_rounds.known(out, experiment.seed)  # whose scale is kept
                 federation = experiment.federation(self.data_dir, experiment.seed, known=known)
             if beside == "auto" and federation is not None:
-                beside = reference_runs.BASES if reference_runs.is_cheap(experiment, federation) else ()
+                beside = [*reference_runs.plan(experiment, federation)[0]]
             self._begin_references(beside)
             if not single:
                 federation = None  # each seed has its own
@@ -286,7 +277,7 @@ class _Run:
             one = config.resolve({**table, "seed": seed, "seeds": 1})
             jobs.append(Job(f"seed {seed}", one, out.of_seed(seed).path, further_rounds.former_of(out, seed)))
         summaries, failed = list[Summary](), dict[str, Exception]()
-        for name, path, problem in run_all(jobs, Pool(execution, self.data_dir), self.on_begin):
+        for name, path, problem in run_all(jobs, execution, self.data_dir, on_begin=self.on_begin):
             if problem is None:
                 summaries.append(RunFolder(path).read_summary())
                 continue
@@ -322,7 +313,7 @@ class _Run:
 
         return [
             f"{name}, which was trained beside it, failed: {log_failure(problem)}"
-            for name, _, problem in run_all(jobs, Pool(self.execution, self.data_dir), begin, federation)
+            for name, _, problem in run_all(jobs, self.execution, self.data_dir, on_begin=begin, federation=federation)
             if problem is not None
         ]
 

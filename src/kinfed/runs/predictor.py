@@ -275,22 +275,17 @@ class Predictor:
 
     def _owners(self, frame: Frame, column: str, alone: bool = False) -> Owners:
         """Whose model answers each row; -1: none, as rows of others where `client` answers for its own `alone`."""
-        places = self._places
-        if column not in frame.columns:
+        if column not in frame.columns or (self.client is not None and not alone):
             if self.client is None:
                 frame.need([column])  # raises
             return Owners([*self.names], np.full(len(frame), self._place(str(self.client))), None)
-        if self.client is not None and not alone:
-            return Owners([*self.names], np.full(len(frame), self._place(self.client)), None)
         words = frame.text(column)
-        if self.client is not None:
-            each = [self._place(self.client) if name == self.client else -1 for name in words.names]
-            if max(each) < 0:
-                raise UsageError(f"{frame.name} has no row of client '{self.client}' in column '{column}'")
-            return Owners([*self.names], np.array(each)[words.codes], None)
+        places = self._places if self.client is None else {self.client: self._place(self.client)}
         each = [places.get(name, -1) for name in words.names]
         who = np.array(each)[words.codes]
-        if min(each) < 0:
+        if self.client is not None and max(each) < 0:
+            raise UsageError(f"{frame.name} has no row of client '{self.client}' in column '{column}'")
+        if self.client is None and min(each) < 0:
             at = int((who < 0).argmax())
             name = words.names[words.codes[at]]
             raise UsageError(f"{frame.place(at, column)}: there is no client '{name}'; {nearest(name, self.names)}")

@@ -28,21 +28,20 @@ def work(experiment: Experiment, federation: Federation) -> float:
     return experiment.participation.share * passes * max(parameters, SMALLEST)
 
 
-def is_cheap(experiment: Experiment, federation: Federation) -> bool:
-    """Whether Local and FedAvg are trained beside an experiment unless it is said otherwise, see `RULE`."""
-    return work(experiment, federation) <= CHEAP
-
-
-def plan(experiment: Experiment, federation: Federation) -> tuple[dict[str, Experiment], str]:
-    """What is trained beside an experiment unless it is said otherwise, and the rule's answer in a line."""
+def plan(
+    experiment: Experiment, federation: Federation, asked: str | Sequence[str] = "auto"
+) -> tuple[dict[str, Experiment], str]:
+    """What is trained beside an experiment: what is asked for or, with "auto", by a rule whose answer is a line."""
+    if asked != "auto":
+        return companions(experiment, asked), ""
     wanted, amount = companions(experiment), work(experiment, federation)
     if not wanted:
         return {}, ""
     names = " and ".join(wanted)
     if amount <= CHEAP:
         return wanted, f"{names} will be trained beside it, as that is cheap: {amount:.2g} <= {CHEAP:.0e} ({RULE})"
-    asked = f"--beside {','.join(wanted)}"
-    return {}, f"{names} will be trained beside it only with {asked}: {amount:.2g}, above {CHEAP:.0e} ({RULE})"
+    option = f"--beside {','.join(wanted)}"
+    return {}, f"{names} will be trained beside it only with {option}: {amount:.2g}, above {CHEAP:.0e} ({RULE})"
 
 
 def companions(experiment: Experiment, names: Sequence[str] = BASES) -> dict[str, Experiment]:
@@ -86,17 +85,9 @@ def judged(experiment: Experiment, mine: Mapping[int, Tested], out: RunFolder) -
     seeds = [seed for seed in mine if all(seed in one for one in others.values())]
     if "local" not in others or not seeds:
         return None
-    summary = out.beside("local").read_summary()
+    metric = out.beside("local").read_summary().metric
     whole = {name: [one[seed] for seed in seeds] for name, one in {"": mine, **others}.items()}
-    return verdict(
-        plugins.called(experiment.method_name),
-        whole[""],
-        whole["local"],
-        whole.get("fedavg"),
-        metric=summary.metric.name,
-        higher_is_better=summary.metric.higher_is_better,
-        unit=summary.metric.unit,
-    )
+    return verdict(plugins.called(experiment.method_name), metric, whole[""], whole["local"], whole.get("fedavg"))
 
 
 def tested_by_seed(folder: RunFolder, summary: Summary) -> dict[int, Tested]:

@@ -15,12 +15,12 @@ from torch import Tensor, nn
 from ..core import checkpoint, trees
 from ..core.copies import duplicate
 from ..core.layout import Layout
-from ..core.method import Method
-from ..core.mixins import export, model_for
+from ..core.method import Compared, Method
+from ..core.mixins import Explains, export, model_for
 from ..core.model import Model
-from ..core.sharing import Sharing
+from ..core.sharing import Sharing, divide
 from ..core.summary import Summary
-from ..core.tasks import TASKS, Classification, Task
+from ..core.tasks import TASKS, Task
 from ..core.trees import Tree
 from ..data.tables.schema import Description
 from ..data.tables.words import known_name
@@ -28,7 +28,8 @@ from ..errors import UsageError, nearest, several
 from ..verdict.verdict import Verdict
 from .config import experiment as config
 from .config.experiment import Experiment
-from .predictor import Predictor, Source
+from .final_state import StateFile
+from .predictor import Answers, Predictor, Source
 from .run_folder import ALL, RunFolder
 from .test_scores import Tested, verdict
 
@@ -75,7 +76,38 @@ class Run(ABC):
         Raises:
             UsageError: the folder holds no finished run, or its files do not belong together.
         """
-        return OpenedRun.read(folder, module, method, head)
+        place = RunFolder(folder)
+        summary = place.read_summary()
+        names, experiment = summary.clients.names, None  # of a run with several seeds there are none: it raises
+        if summary.sites is not None and not place.models.exists():
+            raise UsageError(
+                f"{folder}: its models stayed at the sites; predict there: kinfed predict kinfed-site/NAME FILE"
+            )
+        if module is None:
+            experiment = _experiment(place)
+            method = method or experiment.method
+            module = _module(place, summary, experiment)
+        if not isinstance(module, nn.Module):
+            raise UsageError(f"module must be an nn.Module, such as torch.nn.Linear(8, 2); got {module!r:.80}")
+        try:
+            place.check_models()
+            parts, maker = place.model_keys()
+            if maker and method is None:
+                raise UsageError(
+                    f"{folder}: only its method, {maker}, knows how its models predict; pass it as it was given to "
+                    "fit: Run.open(folder, module, method)"
+                )
+            one = parts.get(ALL, {}) | next((parts[name] for name in names if name in parts), {})
+            with safe_open(place.models, "pt") as file:
+                model = _model(module, method, head, {name: file.get_slice(key) for name, key in one.items()})
+        except UNREADABLE as problem:
+            raise _unfit(place, problem) from None
+        if parts.keys() - {ALL} and (lacking := [name for name in names if name not in parts]):
+            raise UsageError(
+                f"{folder}: its files do not belong together: {place.models.name} has no model of client "
+                f"'{lacking[0]}', whom {place.summary.name} names; copy the whole folder again, or run again"
+            )
+        return OpenedRun(place, summary, model, method, experiment, parts)
 
     @property
     @abstractmethod
@@ -153,14 +185,7 @@ class Run(ABC):
             if other.names != self.names or not mine.is_of_the_same_examples(tested):
                 raise not_comparable(self, other)
         summary = self.summary
-        return verdict(
-            summary.method.lower(),
-            [mine],
-            *([one] for one in theirs),
-            metric=summary.metric.name,
-            higher_is_better=summary.metric.higher_is_better,
-            unit=summary.metric.unit,
-        )
+        return verdict(summary.method.lower(), summary.metric, [mine], *([one] for one in theirs))
 
 
 def not_comparable(one: Run, other: Run) -> UsageError:
@@ -207,49 +232,6 @@ class OpenedRun(Run):
         return f"Run.open({str(self.folder)!r})"
 
     @classmethod
-    def read(
-        cls, folder: str | Path, module: nn.Module | None = None, method: Method | None = None, head: str | None = None
-    ) -> "OpenedRun":
-        """See `Run.open`."""
-        place = RunFolder(folder)
-        summary = place.read_summary()
-        names, experiment = summary.clients.names, None  # of a run with several seeds there are none: it raises
-        if summary.sites is not None and not place.models.exists():
-            raise UsageError(
-                f"{folder}: its models stayed at the sites; predict there: kinfed predict kinfed-site/NAME FILE"
-            )
-        if module is None:
-            experiment = _experiment(place)
-            method = method or experiment.method
-            module = _module(place, summary, experiment)
-        if not isinstance(module, nn.Module):
-            raise UsageError(f"module must be an nn.Module, such as torch.nn.Linear(8, 2); got {module!r:.80}")
-        try:
-            place.check_models()
-            parts, maker = place.model_keys()
-            if maker and method is None:
-                raise UsageError(
-                    f"{folder}: only its method, {maker}, knows how its models predict; pass it as it was given to "
-                    "fit: Run.open(folder, module, method)"
-                )
-            one = parts.get(ALL, {}) | next((parts[name] for name in names if name in parts), {})
-            with safe_open(place.models, "pt") as file:
-                model = _model(module, method, head, {name: file.get_slice(key) for name, key in one.items()})
-        except UNREADABLE as problem:
-            raise _unfit(place, problem) from None
-        if parts.keys() - {ALL} and (lacking := [name for name in names if name not in parts]):
-            raise UsageError(
-                f"{folder}: its files do not belong together: {place.models.name} has no model of client "
-                f"'{lacking[0]}', whom {place.summary.name} names; copy the whole folder again, or run again"
-            )
-        return cls(place, summary, model, method, experiment, parts)
-
-    @classmethod
-    def written(cls, folder: RunFolder, run: Run, summary: Summary) -> "OpenedRun":
-        """The models of a run in a folder whose other files are yet to come."""
-        return cls(folder, summary, run.architecture, run.method, None, folder.model_keys()[0])
-
-    @classmethod
     def for_newcomers(cls, folder: str | Path) -> "OpenedRun":
         """The run in a folder as newcomers need it, who join by what its server remembers.
 
@@ -258,7 +240,7 @@ class OpenedRun(Run):
         place = RunFolder(folder)
         summary = place.read_summary()
         if summary.sites is None:
-            return cls.read(folder)
+            return Run.open(folder)
         experiment = _experiment(place)
         model = model_for(experiment.method, _module(place, summary, experiment), None, torch.float32)
         return cls(place, summary, model, experiment.method, experiment, {})
@@ -270,12 +252,10 @@ class OpenedRun(Run):
 
     @property
     def names(self) -> list[str]:
-        """The clients' names."""
         return self.summary.clients.names
 
     @property
     def relation(self) -> Tensor | None:
-        """See `Run.relation`."""
         if self.summary.relation is None or not self.folder.relations.exists():
             return None
         found = self.folder.read_relations()
@@ -283,7 +263,6 @@ class OpenedRun(Run):
 
     @property
     def by_client(self) -> Tested:
-        """See `Run.by_client`."""
         return Tested.of(self.folder)
 
     @property
@@ -309,12 +288,7 @@ class OpenedRun(Run):
     @property
     def classes(self) -> list[str]:
         """The names of the classes in the order of the outputs, or their numbers; none where numbers are predicted."""
-        known = self.summary.data.classes
-        if isinstance(known, int):
-            return [str(c) for c in range(known)]
-        if not known and self.summary.metric.name == Classification.metric:
-            return [str(c) for c in range(self.summary.data.outputs or 0)]
-        return [str(c) for c in known or ()]
+        return list(Answers.of(self.summary, self.description).classes)
 
     def of(self, client: str) -> "OpenedRun":
         """The run whose model a client keeps: this one, or after a choice that of Local or FedAvg beside it."""
@@ -322,15 +296,13 @@ class OpenedRun(Run):
         if kept is None:
             return self
         if kept.path not in self._beside:
-            self._beside[kept.path] = OpenedRun.read(kept.path)
+            self._beside[kept.path] = Run.open(kept.path)
         return self._beside[kept.path]
 
     def personal(self, client: str) -> Tree:
-        """What a client's model consists of: `theta: [d]`, and what else its method predicts with, such as a memory."""
         return self.of(client)._personal(client)
 
     def shown(self, client: str) -> nn.Module:
-        """A client's model to be used as it is: it shares what is frozen with the modules of all clients."""
         kept, personal = self.of(client), self.personal(client)
         try:
             if kept.method is None:
@@ -340,7 +312,6 @@ class OpenedRun(Run):
             raise _unfit(kept.folder, problem) from None
 
     def source(self, client: str) -> Source:
-        """The method and the kind of model that answer for a client."""
         kept = self.of(client).summary
         return Source(kept.method, kept.selection.chosen)
 
@@ -364,6 +335,37 @@ class OpenedRun(Run):
         except UNREADABLE as problem:
             raise _unfit(self.folder, problem) from None
         return trees.named({"theta": self.architecture.layout.flatten(tensors), **arrays})
+
+
+class FinalServer:
+    """A finished run's server as it was after the last round, with its method, model and roster, to ask it something.
+
+    All are from the state that its folder keeps.
+    """
+
+    def __init__(self, saved: OpenedRun, task: Task) -> None:
+        """Raises UsageError if the run kept no state, or has no config."""
+        experiment, method = saved.experiment, saved.method
+        if experiment is None or method is None:
+            raise UsageError(f"{saved.folder} has no config.toml, as kinfed.save writes none, so it cannot be reopened")
+        self.saved, self.task, self.experiment = saved, task, experiment
+        self.state = StateFile(saved.folder)
+        if self.state.every_name != saved.names:
+            raise saved.folder.of_another(saved.folder.state)
+        model = saved.architecture
+        roster = self.state.roster(model.layout, experiment.training, saved.summary.seed)
+        model.theta = roster.theta.to(model.theta.dtype)
+        self.method, self.model = divide(method, model)
+        self.roster = replace(roster, layout=self.model.layout, task=task)
+        self.server = self.state.server(self.method.start(replace(self.roster, round=0)))
+
+    def compared(self) -> Compared | None:
+        """What the method compared after the last round; None if nothing of it is kept, or clients never joined."""
+        return (
+            Explains.of(self.method).similarity(self.roster, self.server)
+            if self.state.names == self.saved.names
+            else None
+        )
 
 
 def _experiment(folder: RunFolder) -> Experiment:

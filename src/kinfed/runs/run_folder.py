@@ -46,6 +46,17 @@ def followed(folder: Path) -> Path:
     return Path(os.path.normpath(named)) if RunFolder(named).is_begun else folder
 
 
+@contextmanager
+def _readable(path: Path, fix: str = "run again") -> Iterator[None]:
+    """In this block a file is read: raises UsageError with this fix for what is wrong in it."""
+    try:
+        yield
+    except PermissionError:  # nothing is wrong in it
+        raise
+    except (OSError, LookupError, ValueError, TypeError, BadZipFile, SafetensorError) as problem:
+        raise UsageError(f"{path} cannot be read ({problem!s:.200}); {fix}") from None
+
+
 def _quote(name: str) -> str:
     """An owner as in a key."""
     return STAR if name == ALL else "%2A" if name == STAR else name.replace("%", "%25").replace("/", "%2F")
@@ -260,19 +271,14 @@ class RunFolder:
 
     def read_confusion(self) -> list[tuple[str, str, str, int]]:
         """Client, class, predicted class and number of test examples; raises UsageError if that was not written."""
-        try:
-            with self.confusion.open(newline="", encoding="utf-8") as file:
-                rows = list(csv.DictReader(file))
-            return [(row["client"], row["truth"], row["predicted"], int(row["examples"])) for row in rows]
-        except FileNotFoundError:
+        if not self.confusion.exists():
             why = "it was deleted; run again"
             if "classes" not in self.read_clients():
                 why = "the target has no classes, or test examples stayed at their sites"
-            raise UsageError(f"{self} has no {self.confusion.name}: {why}") from None
-        except PermissionError:
-            raise
-        except (OSError, LookupError, ValueError, TypeError) as problem:
-            raise UsageError(f"{self.confusion} cannot be read ({problem}); run again") from None
+            raise UsageError(f"{self} has no {self.confusion.name}: {why}")
+        with _readable(self.confusion), self.confusion.open(newline="", encoding="utf-8") as file:
+            rows = csv.DictReader(file)
+            return [(row["client"], row["truth"], row["predicted"], int(row["examples"])) for row in rows]
 
     def write_clients(self, federation: Federation) -> None:
         """Write what each client has: its examples in each split, and its group, classes and place where there are any.
@@ -298,14 +304,8 @@ class RunFolder:
         """The score of every test example by the client's chosen model: [n] for each client; None if not written."""
         if not self.tested.exists():
             return None
-        try:
-            with safe_open(self.tested, "np") as file:
-                scores, sizes = file.get_tensor("scores"), file.get_tensor("sizes")
-            return np.split(scores, np.cumsum(sizes)[:-1])
-        except (SafetensorError, OSError, ValueError) as problem:
-            raise UsageError(
-                f"{self.tested} cannot be read ({problem}); delete the folder {self} and run again"
-            ) from None
+        with _readable(self.tested, f"delete the folder {self} and run again"), safe_open(self.tested, "np") as file:
+            return np.split(file.get_tensor("scores"), np.cumsum(file.get_tensor("sizes"))[:-1])
 
     def write_history(self, history: History, origin: str, layers: list[str], caution: str = "") -> None:
         """Write scores, diagnostics and relations; `caution` says why the scores are not a fair estimate."""
@@ -357,20 +357,12 @@ class RunFolder:
         """What a finished run had taken after each evaluated round (from 1); None if that was not written."""
         if not self.cost.exists():
             return None
-        try:
-            with self.cost.open(newline="", encoding="utf-8") as file:
-                rows = list(csv.DictReader(file))
-            counts = [[int(row[key]) for key in Spent._fields[:-1]] for row in rows]
-            seconds = [float(row["seconds"]) if row["seconds"] else None for row in rows]
-            return {
-                one[0]: Spent(one[0], one[1], one[2], one[3], took) for one, took in zip(counts, seconds, strict=True)
-            }
-        except PermissionError:
-            raise
-        except (OSError, KeyError, ValueError, TypeError) as problem:
-            raise UsageError(
-                f"{self.cost} cannot be read ({problem}); delete the folder {self} and run again"
-            ) from None
+        spent = {}
+        with _readable(self.cost, f"delete the folder {self} and run again"), self.cost.open(encoding="utf-8") as file:
+            for row in csv.DictReader(file):
+                took = float(row["seconds"]) if row["seconds"] else None
+                spent[int(row["round"])] = Spent._make([*(int(row[key]) for key in Spent._fields[:-1]), took])
+        return spent
 
     def not_whole(self) -> UsageError:
         """The error for a finished run with incomplete scores."""
@@ -399,16 +391,12 @@ class RunFolder:
         if summary.relation is None:
             raise UsageError(f"{summary.method} mixes no models, so it has no weights between clients")
         at = summary.scores[summary.selection.chosen]["round"]
-        try:
+        if not self.relations.exists():
+            raise UsageError(f"{self} has no {self.relations.name}; with so many clients none is kept")
+        with _readable(self.relations):
             rounds, weights, layers, origin = read_relations(self.relations, int(at))
             with np.load(self.relations) as file:
                 theirs = file["clients"].tolist()
-        except FileNotFoundError:
-            raise UsageError(f"{self} has no {self.relations.name}; with so many clients none is kept") from None
-        except PermissionError:
-            raise
-        except (OSError, ValueError, LookupError, BadZipFile) as problem:
-            raise UsageError(f"{self.relations} cannot be read ({problem!s:.200}); run again") from None
         if theirs != names or at not in rounds:
             raise self.of_another(self.relations)
         return Relations(rounds, weights, layers, origin, int(np.flatnonzero(rounds == at)[0]))

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from ..core.history import History
+from ..core.summary import Metric
 from ..core.tasks import Task
 from ..verdict.statistics import interval
 from ..verdict.verdict import Evidence, Verdict, evidence, judge
@@ -78,13 +79,11 @@ def intervals(history: History) -> dict[str, dict[str, Any]]:
 
 def verdict(
     method: str,
+    metric: Metric,
     mine: Sequence[Tested],
     local: Sequence[Tested],
     fedavg: Sequence[Tested] | None = None,
     *,
-    metric: str,
-    higher_is_better: bool,
-    unit: str | None = None,
     candidates: int = 1,
 ) -> Verdict:
     """Judge a method by its runs, one for each seed, and those of Local and FedAvg with the same seeds.
@@ -92,26 +91,14 @@ def verdict(
     If a run has not written the scores of examples, those of clients are compared; then no client gains or loses.
     """
     runs = [one for one in (mine, local, fedavg) if one is not None]
-    whole = all(one.examples is not None for seeds in runs for one in seeds)
-    names = list(dict.fromkeys(name for one in mine for name in one.means))
-    shared = [set.intersection(*(set(one.means) for one in same)) for same in zip(*runs, strict=True)]
-
-    def scores(seeds: Sequence[Tested]) -> list[list[Array]]:
-        """By seed and client; none of a client that is not in all runs with the seed, as it attacks in one."""
-        return [
-            [one.scores(name, whole) if name in known else np.empty(0) for name in names]
-            for one, known in zip(seeds, shared, strict=True)
-        ]
-
+    names, scores = _align(runs, all(one.examples is not None for seeds in runs for one in seeds))
     return judge(
         method,
-        scores(mine),
-        scores(local),
-        None if fedavg is None else scores(fedavg),
+        *scores,
         names=names,
-        metric=metric,
-        higher_is_better=higher_is_better,
-        unit=unit,
+        metric=metric.name,
+        higher_is_better=metric.higher_is_better,
+        unit=metric.unit,
         candidates=candidates,
         leaking=any(one.leaking for one in mine),
     )
@@ -121,13 +108,21 @@ def by_examples(mine: Sequence[Tested], others: Sequence[Tested], higher_is_bett
     """What each client's test examples say of a method against another; empty if their scores were not written."""
     if any(one.examples is None for one in (*mine, *others)):
         return {}
-    names = list(dict.fromkeys(name for one in mine for name in one.means))
-    shared = [set(a.means) & set(b.means) for a, b in zip(mine, others, strict=True)]
+    names, (scores, theirs) = _align([mine, others], True)
+    return evidence(scores, theirs, names, higher_is_better)
 
-    def scores(seeds: Sequence[Tested]) -> list[list[Array]]:
-        return [
-            [one.scores(name, True) if name in known else np.empty(0) for name in names]
+
+def _align(runs: Sequence[Sequence[Tested]], whole: bool) -> tuple[list[str], list[list[list[Array]]]]:
+    """The clients of the first of several runs, and of each run their scores by seed and client.
+
+    There are none of a client that is not in all runs with the seed, as it attacks in one.
+    """
+    names = list(dict.fromkeys(name for one in runs[0] for name in one.means))
+    shared = [set.intersection(*(set(one.means) for one in same)) for same in zip(*runs, strict=True)]
+    return names, [
+        [
+            [one.scores(name, whole) if name in known else np.empty(0) for name in names]
             for one, known in zip(seeds, shared, strict=True)
         ]
-
-    return evidence(scores(mine), scores(others), names, higher_is_better)
+        for seeds in runs
+    ]

@@ -75,7 +75,6 @@ class TensorBoard:
         self._writer.flush()
 
     def end(self, outcome: str) -> None:
-        """Close the file."""
         self._writer.close()
 
 
@@ -135,7 +134,6 @@ class WandB:
         self._run.log({**numbers, **({"relation": self._image(str(picture))} if picture else {})}, step=step)
 
     def end(self, outcome: str) -> None:
-        """Finish the run."""
         self._run.finish(exit_code=int(outcome != "finished"))
 
 
@@ -212,25 +210,18 @@ def followed(
     """
     if names and folder is None:
         raise UsageError(f"track={','.join(names)} needs the run's folder: fit(..., folder='runs/mine')")
-    feed = _Feed(names, folder, rounds, origin, layers) if folder is not None and distributed.leads() else None
-    outcome, last = "failed", list[History]()
-
-    def follow(history: History) -> None:
-        last[:] = [history]
-        if feed:
-            feed.send(history)
-
+    if folder is None or not distributed.leads():
+        yield lambda history: None
+        return
+    feed, outcome = _Feed(names, folder, rounds, origin, layers), "failed"
     try:
-        yield follow
+        yield feed.send
         outcome = "finished"
     except KeyboardInterrupt:
         outcome = "interrupted"
         raise
     finally:
-        if feed:
-            for history in last:
-                feed.send(history)  # with the scores that the last round was waiting for
-            feed.end(outcome)
+        feed.end(outcome)
 
 
 class _Feed:
@@ -245,6 +236,7 @@ class _Feed:
         check(names)
         self._id, self._sent = known["id"], {**dict.fromkeys(names, 0), **known["trackers"]}
         self._drawn, self._done = 0, 0
+        self._history: History | None = None  # as it was last sent
         run = Tracked(self._id, str(folder), folder.path, _settings(folder) if names else {})
         self._trackers: dict[str, Tracker] = {}
         for name in names:
@@ -255,6 +247,7 @@ class _Feed:
 
     def send(self, history: History) -> None:
         """Log the evaluated rounds that are new, with a picture of each tenth of the run."""
+        self._history = history
         for t in range(self._done, len(history.rounds) if self._trackers else 0):
             step = history.rounds[t] + 1
             tenth, relation = PICTURES * step // max(self._rounds, 1), _relation(history, t)
@@ -273,7 +266,9 @@ class _Feed:
                 self._write()
 
     def end(self, outcome: str) -> None:
-        """Have the trackers end."""
+        """Have the trackers end, with the scores that the last round was waiting for."""
+        if self._history is not None:
+            self.send(self._history)
         for name in [*self._trackers]:
             self._attempt(name, self._trackers[name].end, outcome)
 

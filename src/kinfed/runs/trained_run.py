@@ -66,7 +66,6 @@ class TrainedRun(Run):
 
     @property
     def relation(self) -> Tensor | None:
-        """[N, N] or [L, N, N] the relation at the chosen model's selected round, if models are mixed."""
         if not self.history.relations:
             return None
         at = self.history.rounds.index(self.history.select(self.history.chosen))
@@ -74,20 +73,16 @@ class TrainedRun(Run):
 
     @property
     def names(self) -> list[str]:
-        """The clients' names."""
         return list(self.federation.names)
 
     def source(self, client: str) -> Source:
-        """The method and the kind of model that answer for a client."""
         return Source(type(self.method).__name__.lower(), self.history.chosen)
 
     def personal(self, client: str) -> Tree:
-        """What a client's model consists of: `theta: [d]`, and what else its method predicts with, such as a memory."""
         at = self.names.index(client)
         return trees.named({name: values[at].cpu() for name, values in self.history.models.items()})
 
     def shown(self, client: str) -> nn.Module:
-        """A client's model to be used as it is: it shares what is frozen with the modules of all clients."""
         return export(self.method, self.architecture, self.personal(client))
 
     def tested(self, split: str = "test") -> list[Tensor]:
@@ -154,13 +149,14 @@ class TrainedRun(Run):
     def verdict(self, local: Run, fedavg: Run | None = None) -> Verdict:
         """See `Run.verdict`; of runs that were just trained, test examples are compared one by one."""
         for other in (local, fedavg):
-            if isinstance(other, TrainedRun) and not _same_tests(self.federation, other.federation):
-                raise not_comparable(self, other)
+            if isinstance(other, TrainedRun) and other.names == self.names:
+                rows = zip(self.federation.rows["test"], other.federation.rows["test"], strict=True)
+                if not all(torch.equal(mine, theirs) for mine, theirs in rows):
+                    raise not_comparable(self, other)
         return super().verdict(local, fedavg)
 
     @property
     def by_client(self) -> Tested:
-        """The test scores of the honest clients."""
         history, examples = self.history, self.tested()
         honest = [i for i in range(len(self.federation)) if history.honest is None or history.honest[i]]
         names, means = self.federation.names, history.test(history.chosen).tolist()
@@ -203,7 +199,6 @@ class TrainedRun(Run):
         return {"pooled": float((values * sizes)[known].sum() / sizes[known].sum())}
 
     def _recall(self) -> dict[str, Any]:
-        """See `History.recall`."""
         task = self.federation.task
         if not isinstance(task, Classification) or not task.by_class:
             return {}
@@ -211,7 +206,6 @@ class TrainedRun(Run):
 
     @property
     def summary(self) -> Summary:
-        """The results as plain numbers: test scores per named model, the relation's quality, bytes, seconds."""
         history, task, federation = self.history, self.federation.task, self.federation
         cautions = [why for why in (leak(self.method), federation.caution) if why]
         scores = {name: score | self._score_pooled(name) for name, score in history.summary().items()}
@@ -269,10 +263,3 @@ class TrainedRun(Run):
             # Values that are undefined with a single group, or groups of one, are left out.
             result |= {name: value for name, value in quality.items() if math.isfinite(value)}
         return result
-
-
-def _same_tests(one: Federation, other: Federation) -> bool:
-    """Whether the same clients have the same test rows."""
-    if list(one.names) != list(other.names):
-        return False
-    return all(torch.equal(a, b) for a, b in zip(one.rows["test"], other.rows["test"], strict=True))

@@ -18,14 +18,15 @@ from ..core.engine import Participation, Rounds
 from ..core.method import Method
 from ..core.mixins import Advises, leak
 from ..core.model import Model
-from ..core.tasks import Classification, Counts, Forecasting, Quantiles, Regression, unit_of
+from ..core.summary import Metric
+from ..core.tasks import Classification, Counts, Forecasting, Quantiles, Regression
 from ..core.training import Training
 from ..data.federation import Federation
 from ..data.tables.table_reader import from_frame
 from ..errors import RunError, UsageError, log_failure, nearest, note_failure
 from ..methods.solved import KNOWN
-from ..runs.config.default_model import CLIP, default_model
-from ..runs.outside_scores import Outside, compare
+from ..runs.config.experiment import CLIP, default_model
+from ..runs.outsiders import Outside, compare
 from ..runs.reference_runs import BASES
 from ..runs.run import client_index
 from ..runs.test_scores import NO_VERDICT, Tested, verdict
@@ -386,15 +387,12 @@ def _judge(
     """What the choice is worth, each client keeping the model of its answer; None without Local."""
     if "local" not in bases:
         return None
-    task = run.federation.task
     return verdict(
         winner.candidate.method_name,
+        Metric.of(run.federation.task),
         [kept({"kin": run, **bases}, answers)],
         [bases["local"].by_client],
         [bases["fedavg"].by_client] if "fedavg" in bases else None,
-        metric=task.metric,
-        higher_is_better=task.higher_is_better,
-        unit=unit_of(task),
         candidates=candidates,
     )
 

@@ -17,8 +17,8 @@ from ..errors import UsageError, log_failure
 from ..plots.drawing import Array, scaled, with_unit
 from ..runs.config import experiment as config
 from ..runs.config.experiment import Experiment, Table
-from ..runs.launch import Job, Outcome, Pool, run_all
-from ..runs.repeats import intervals_over
+from ..runs.launch import Job, Outcome, run_all
+from ..runs.results import intervals_over
 from ..runs.run_folder import RunFolder
 from ..simulation.execution import Execution
 
@@ -81,7 +81,7 @@ class Study:
         """
         every = [Job(name, self.experiment(overrides), self.folder(name)) for name, overrides in requested.items()]
         execution = replace(self.execution, keep_state=False)  # of many runs it would fill a disk
-        yield from run_all(every, Pool(execution, self.data_dir, jobs), self.on_begin)
+        yield from run_all(every, execution, self.data_dir, jobs, self.on_begin)
 
     def folder(self, name: str) -> Path:
         """The folder of a run: out/runs/NAME."""

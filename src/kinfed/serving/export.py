@@ -10,7 +10,6 @@ from urllib.parse import quote
 from ..core import checkpoint, trees
 from ..errors import RunError, UsageError, log_failure, several
 from ..files import replacing, together
-from ..runs.predictor import Predictor
 from ..runs.run import OpenedRun
 from . import onnx_file
 from .card import card
@@ -102,15 +101,8 @@ def _write(saved: OpenedRun, name: str, kind: Format, path: Path, forms: dict[An
         return None
     predictor = saved.predictor(name)
     whole = Whole(saved.shown(name), predictor, name).eval()
-    return _write_onnx(saved, whole, predictor, path, forms, about)
-
-
-def _write_onnx(
-    saved: OpenedRun, whole: Whole, predictor: Predictor, path: Path, forms: dict[Any, Any], about: dict[str, str]
-) -> float:
-    client = about["client"]
     shapes = tuple((key, tuple(value.shape)) for key, value in whole.state_dict().items())
-    form = saved.of(client).folder.path, shapes
+    form = saved.of(name).folder.path, shapes
     if form not in forms:
         forms[form] = onnx_file.convert(whole, predictor)
     with replacing(path) as part:
@@ -118,7 +110,7 @@ def _write_onnx(
         apart = onnx_file.apart(part, whole, predictor)
         if not apart <= onnx_file.AGREE:
             raise RunError(
-                f"the ONNX model of client '{client}' gives answers that are {apart:.1e} from PyTorch's, "
+                f"the ONNX model of client '{name}' gives answers that are {apart:.1e} from PyTorch's, "
                 f"above {onnx_file.AGREE:g}, so it was not written; use --format safetensors"
             )
     return apart

@@ -148,14 +148,13 @@ def of_run(saved: OpenedRun, data_dir: Path | None, wanted: Sequence[str] = ()) 
         raise UsageError(f"'{unknown[0]}' is no newcomer to {saved.folder}; {nearest(unknown[0], names)}")
     members = torch.tensor([i for i in range(len(federation)) if i not in new])
     result = []
-    for i in new:
-        if wanted and federation.names[i] not in wanted:
+    for i, name in zip(new, names, strict=True):
+        if wanted and name not in wanted:
             continue
         train, validation, test = (federation.rows[split][i] for split in ("train", "validation", "test"))
         weights = None if federation.graph is None else federation.graph.weights
         links = None if weights is None else (weights[i, members], weights[members, i])
-        rows = _shuffle(torch.cat([train, validation]), saved, federation.names[i])
-        name, x, y = federation.names[i], federation.x, federation.y
+        rows, x, y = _shuffle(torch.cat([train, validation]), saved, name), federation.x, federation.y
         result.append(Newcomer(name, x, y, rows, test, federation.task, links, own.get(name, {})))
     return result
 

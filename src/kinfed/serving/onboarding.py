@@ -15,7 +15,7 @@ from ..core.history import spread
 from ..core.method import Method, Roster
 from ..core.mixins import Admits, Extends, Predicts, exporter, join
 from ..core.model import Model
-from ..core.seeding import generator, tags
+from ..core.seeding import tags
 from ..core.sharing import Divided, undivided
 from ..core.summary import ClientScores
 from ..core.tasks import Task
@@ -27,8 +27,7 @@ from ..files import replacing
 from ..methods.fedavg_ft import FedAvgFT
 from ..methods.local import Local
 from ..runs.config.plugins import called
-from ..runs.final_server import FinalServer
-from ..runs.run import OpenedRun, Run
+from ..runs.run import FinalServer, OpenedRun, Run
 from ..runs.run_folder import ALL, RunFolder
 from ..simulation.execution import Execution
 from ..simulation.simulation import Simulation
@@ -67,10 +66,7 @@ class FrozenServer(FinalServer):
     @cached_property
     def bare(self) -> Model:
         """The module without layers that the method adds, as Local and FedAvg train it."""
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(generator(self.roster.seed, "model").initial_seed())
-            module = self.experiment.architecture(self.saved.summary)
-        return Model(module, dtype=self.model.theta.dtype)
+        return Model(self.experiment.architecture(self.saved.summary), dtype=self.model.theta.dtype)
 
     def fleet(self, federation: Federation, method: Method, model: Model) -> Simulation:
         """A newcomer, alone, as clients of a method."""
@@ -132,15 +128,16 @@ class FrozenServer(FinalServer):
         """The federation of the newcomer and its first `count` examples."""
         return newcomer.federation(count, share_for_validation(self.experiment), self.saved.classes)
 
-    def score(self, newcomer: Newcomer, answer: Callable[[Tensor], Tensor]) -> float:
-        """The task's metric on the newcomer's test examples."""
-        return self._score(newcomer, newcomer.test, answer, self.task.metric)
-
-    def _score(self, newcomer: Newcomer, rows: Tensor, answer: Callable[[Tensor], Tensor], metric: str) -> float:
+    def score(
+        self, newcomer: Newcomer, answer: Callable[[Tensor], Tensor], rows: Tensor | None = None, metric: str = ""
+    ) -> float:
+        """The task's metric, or another, on the newcomer's test examples, or others."""
+        rows = newcomer.test if rows is None else rows
         x, y = newcomer.x[rows], newcomer.y[rows]
         with torch.no_grad():
             outputs = torch.cat([answer(part) for part in x.split(512)])
-            return float(self.task.score(outputs, y, torch.ones(len(y), dtype=outputs.dtype))[metric])
+            scores = self.task.score(outputs, y, torch.ones(len(y), dtype=outputs.dtype))
+        return float(scores[metric or self.task.metric])
 
     def trained_alone(self, newcomer: Newcomer, count: int, rounds: int) -> float:
         """The score of a newcomer that learns by itself, for so many rounds."""
@@ -174,7 +171,7 @@ class FrozenServer(FinalServer):
     def best_existing(self, newcomer: Newcomer, count: int) -> tuple[str, float]:
         """The member whose model has the least loss on the newcomer's first examples, and its score on the others."""
         rows = newcomer.rows[:count]
-        losses = {name: self._score(newcomer, rows, model, "loss") for name, model in self.existing.items()}
+        losses = {name: self.score(newcomer, model, rows, "loss") for name, model in self.existing.items()}
         best = min(losses, key=lambda name: losses[name])
         return best, self.score(newcomer, self.existing[best])
 
@@ -183,9 +180,11 @@ def onboard(frozen: FrozenServer, newcomer: Newcomer, count: int, rounds: int | 
     """What a newcomer has with `count` examples: by the method's rule and tuned, alone, from FedAvg, from a member."""
     rounds = rounds or frozen.saved.summary.rounds
     scores, models = frozen.join(newcomer, count, rounds)
-    chosen, personal, best = chosen_of(frozen, list(scores)), None, ""
-    result = {} if chosen is None else {frozen.name: scores[chosen]}
-    if chosen is not None and chosen in models:
+    chosen, personal, best = frozen.saved.summary.selection.chosen, None, ""
+    if chosen not in scores:  # which members use: else the first that is not its own
+        chosen = next((name for name in scores if name != "own"), next(iter(scores), ""))
+    result = {frozen.name: scores[chosen]} if scores else {}
+    if chosen in models:
         personal = trees.pick(models[chosen], 0)
         if frozen.plain:
             result[frozen.name + TUNED] = frozen.tuned(newcomer, count, personal.theta, frozen.model)
@@ -198,13 +197,6 @@ def onboard(frozen: FrozenServer, newcomer: Newcomer, count: int, rounds: int | 
         if count:
             result[SHARED + TUNED] = frozen.tuned(newcomer, count, theta, frozen.bare)
     return Outcome(newcomer.name, count, result, personal, best, newcomer.own)
-
-
-def chosen_of(frozen: FrozenServer, names: Sequence[str]) -> str | None:
-    """Which of the named models a newcomer uses: the one that members use, or else the first that is not its own."""
-    if frozen.saved.summary.selection.chosen in names:
-        return frozen.saved.summary.selection.chosen
-    return next((name for name in names if name != "own"), next(iter(names), None))
 
 
 def write(frozen: FrozenServer, outcomes: Sequence[Outcome], folder: RunFolder) -> None:

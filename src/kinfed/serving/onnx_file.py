@@ -50,7 +50,6 @@ class _Ordered(nn.Module):
         self.whole, self._names = whole, names
 
     def forward(self, *columns: Tensor) -> Columns:
-        """The answers."""
         answers: Columns = self.whole(dict(zip(self._names, columns, strict=True)) if self._names else columns[0])
         return answers
 

@@ -10,7 +10,7 @@ from ..data.tables.columns import WEEK, Calendar, Category, Number
 from ..data.tables.frame import DAY
 from ..data.tables.schema import Description, Own
 from ..errors import UsageError
-from ..runs.predictor import Answers, Predictor, scale_windows
+from ..runs.predictor import Predictor, scale_windows
 
 Columns = dict[str, Tensor]
 MOST = 1e6  # deviation of an example's inputs, as that of a column that is constant in training has no bound
@@ -35,12 +35,13 @@ class Whole(nn.Module):
             self.before = Encode(description, client)
         elif scales:
             self.before = Readings(scales)
-        self.after = Answering(predictor.answers)
+        self.answers = predictor.answers
 
     def forward(self, given: Columns | Tensor) -> Columns:
-        """The answers."""
-        answers: Columns = self.after(self.model(self.before(given).to(self.kind)))
-        return answers
+        outputs = self.model(self.before(given).to(self.kind))
+        if self.answers.classes:
+            return {"class": outputs.argmax(1), "probabilities": outputs.softmax(1)}
+        return {"prediction": self.answers.in_units(outputs.flatten(1))}
 
 
 class Encode(nn.Module):
@@ -144,20 +145,6 @@ class Readings(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """[n, past, F] of the same."""
         return scale_windows(x, self.scale)  # type: ignore[arg-type]
-
-
-class Answering(nn.Module):
-    """Outputs as answers: classes and probabilities, or numbers in their own units."""
-
-    def __init__(self, answers: Answers) -> None:
-        super().__init__()
-        self.answers = answers
-
-    def forward(self, outputs: Tensor) -> Columns:
-        """By name."""
-        if self.answers.classes:
-            return {"class": outputs.argmax(1), "probabilities": outputs.softmax(1)}
-        return {"prediction": self.answers.in_units(outputs.flatten(1))}
 
 
 def words(column: Category) -> tuple[dict[str, int], int]:

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -26,14 +26,6 @@ class Refused(Exception):
     def __init__(self, status: int, why: str) -> None:
         super().__init__(why)
         self.status, self.why = status, why
-
-
-class Answered(NamedTuple):
-    """What a request gets."""
-
-    frame: Any  # of polars, a row for each row
-    ignored: list[str]  # columns of the request that the run was not trained with
-    warnings: list[str]  # what else is to be known of the rows, such as a category that no training row had
 
 
 class _Said(threading.local):
@@ -62,12 +54,14 @@ def told_to_requests() -> Iterator[None]:
         yield
 
 
-def answer(predictor: Predictor, body: bytes, kind: str) -> Answered:
-    """The answers to a request's rows, with what was warned of if `told_to_requests`; raises Refused."""
+def answer(predictor: Predictor, body: bytes, kind: str) -> tuple[Any, list[str], list[str]]:
+    """The answers to a request's rows, as a frame of polars, which columns the run was not trained with, and what was
+    warned of, if `told_to_requests`; raises Refused.
+    """
     _said.lines = []
     try:
         frame, ignored = _answer(predictor, body, kind)
-        return Answered(frame, ignored, [line.replace("the frame", "the request") for line in _said.lines])
+        return frame, ignored, [line.replace("the frame", "the request") for line in _said.lines]
     finally:
         _said.lines = None
 

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from kinfed.cli.findings import tell, write
 from kinfed.cli.options import add_settings, place
-from kinfed.cli.training import Bar, data_dir, execution
+from kinfed.cli.training import Bar, execution
 from kinfed.errors import UsageError, nearest
 from kinfed.runs.config import experiment, parts
 from kinfed.search.study import Study
@@ -44,7 +44,7 @@ def _analyse(args: argparse.Namespace, console: Console) -> None:
     settings = table.pop("analysis", {})
     out = args.out or Path("analyses") / args.analysis / time.strftime("%Y-%m-%d-%H%M%S")
     with Bar(console, args.quiet) as bar:
-        study = Study(table, execution(args, bar), out, bar.begin, data_dir(args))
+        study = Study(table, execution(args, bar), out, bar.begin, args.data_dir)
         look, _ = parts.call(ANALYSES[args.analysis], settings, "analysis", given=1)
         experiment.warn_of_idle(args.source, args.overrides, {study.method: study.experiment().method})
         try:

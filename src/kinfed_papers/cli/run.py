@@ -19,14 +19,14 @@ from kinfed.cli.compare import write_tables
 from kinfed.cli.console import show as show_tables
 from kinfed.cli.estimate import Planned, dry_run
 from kinfed.cli.options import add_dry_run, add_how, place
-from kinfed.cli.training import activity_column, data_dir, unwatched
+from kinfed.cli.training import activity_column, execution
 from kinfed.data.split import LEAST
 from kinfed.errors import RunError, log_failure, several
 from kinfed.files import make_folder, replacing, sweep_up
 from kinfed.report.tables.statistics_tables import grids
 from kinfed.report.tables.text_table import Grid
 from kinfed.runs.config import plugins
-from kinfed.runs.launch import Job, Pool, run_all
+from kinfed.runs.launch import Job, run_all
 from kinfed.runs.run_folder import RunFolder
 from kinfed.simulation.precision import PRECISIONS
 
@@ -95,7 +95,7 @@ def read(args: argparse.Namespace) -> Reproduction:
     return Reproduction(
         published_table.load(args.table),
         args.out or Path("reproductions") / f"{args.table}{scaled}",
-        data_dir(args),
+        args.data_dir,
         [name for name in args.method.split(",") if name],
         [name for name in args.column.split(",") if name],
         args.seeds,
@@ -124,7 +124,7 @@ def _run(args: argparse.Namespace, console: Console) -> None:
         return dry_run(planned, args, console, parallel)
     made.lines()  # raises before anything is run if the folder's runs do not fit into the table
     if parallel > 0:  # or it is refused below
-        made.share(unwatched(args).precision)
+        made.share(execution(args).precision)
     runs = made.runs()
     left = {job.name for job in runs if not RunFolder(job.folder).is_finished}
     try:
@@ -156,7 +156,7 @@ def _carry_out(
     console: Console,
 ) -> dict[str, str]:
     """Do the runs that are `left`, with a bar on a terminal and lines in a log; why each that failed did, by folder."""
-    where = replace(unwatched(args, workers=1 if parallel > 1 else None), keep_state=False)
+    where = replace(execution(args, workers=1 if parallel > 1 else None), keep_state=False)
     failed, going = dict[str, str](), list[str]()
     logs = not (console.is_terminal or args.quiet)
 
@@ -174,7 +174,7 @@ def _carry_out(
         log(f"{made.protocol.name}: {len(left)} of {count} to do, {parallel} at a time, in {made.out}")
     with _bar(console, console.is_terminal and not args.quiet) as bar:
         task = bar.add_task("", total=len(runs), completed=len(runs) - len(left))
-        with closing(run_all(runs, Pool(where, made.data_dir, parallel), begin)) as outcomes:
+        with closing(run_all(runs, where, made.data_dir, parallel, begin)) as outcomes:
             for outcome in outcomes:
                 going[:] = [name for name in going if name != outcome.name]
                 bar.update(task, advance=outcome.name in left, description="; ".join(going))

@@ -6,13 +6,11 @@ from dataclasses import asdict, dataclass, is_dataclass
 from typing import Annotated, Any, Literal
 
 import torch
-from torch import nn
 
 from ...core.field_checks import Count, CountOrZero, In, NonNegative, Positive, Settings
 from ...core.graph import Graph
 from ...core.mixins import model_for
 from ...core.model import Model
-from ...core.seeding import generator
 from ...core.tasks import Classification, Counts, Forecasting, Quantiles, Regression, Task, check_quantiles
 from ...data.graph_files import GraphFile
 from ...data.split import Split
@@ -82,9 +80,7 @@ class Plan:
         `described` is what all sites' training rows say of a table's columns, in the names that the sites agreed on.
         """
         columns = None if described is None else Description.from_dict(described)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(generator(self.learning.seed, "model").initial_seed())
-            module: nn.Module = self.learning.model(shape, outputs, columns=columns)
+        module = experiment.build_model(self.learning.model, self.learning.seed, shape, outputs, columns)
         return model_for(self.learning.method, module, dtype=torch.float32, seed=self.learning.seed)
 
 

@@ -29,6 +29,8 @@ def experiment_at(path: Path) -> Path | None:
 
     Raises UsageError if there are several.
     """
+    if (path / "summary.json").exists():  # of a run
+        return None
     if (path / JOINED).exists():
         return path
     found = sorted(one.parent for depth in ("*", "*/*") for one in path.glob(f"{depth}/{JOINED}"))
@@ -64,7 +66,7 @@ def load_model(
         UsageError: there is no finished run or no such client, or the run needs your module.
     """
     path = Path(folder)
-    experiment = None if (path / "summary.json").exists() else experiment_at(path)
+    experiment = experiment_at(path)
     if experiment is None:
         return Run.open(folder, module, method, head).model(client, position=position)
     predictor = predictor_at(experiment)

@@ -18,7 +18,7 @@ from ...core.tasks import unit_of
 from ...data.federation import Federation
 from ...errors import note_failure
 from ...files import write_json
-from ...runs import outside_scores
+from ...runs import outsiders
 from ...runs.config import plugins
 from ...runs.test_scores import Tested, of_examples
 from ...runs.trained_run import BLOCK
@@ -63,7 +63,7 @@ def compare(
         if len(scores["own"]) == len(rows):  # test examples have scores of their own
             (client,) = federation.names
             own = Tested({client: float(np.mean(scores["own"]))}, {client: scores["own"]})
-            outside = outside_scores.compare(federation, own, pool=False)
+            outside = outsiders.compare(federation, own, pool=False)
     verdict = judge_one(
         plugins.called(learning.method_name),
         scores.pop("own"),

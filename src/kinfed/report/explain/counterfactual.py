@@ -16,7 +16,7 @@ from ...core.tasks import selected_task
 from ...errors import UsageError
 from ...ops.mixing import mix, mix_freely
 from ...runs import further_rounds
-from ...runs.final_server import FinalServer
+from ...runs.run import FinalServer
 from ...simulation.execution import Execution
 from ...simulation.simulation import Simulation
 
@@ -46,7 +46,8 @@ class Counterfactual:
         if relation is None or sent is None:
             raise UsageError(f"what {summary.method} sends is no mixture of models")
         self.row = relation[..., client, :]
-        if not _close(self.mixture(self.row), sent[0]):
+        mixed, most = self.mixture(self.row), TOLERANCE * max(1.0, float(sent[0].abs().max()))
+        if mixed.shape != sent[0].shape or bool((mixed - sent[0]).abs().max() > most):
             raise UsageError(
                 f"the clients' last models, mixed by these weights, are not what {summary.method} sends to this client"
             )
@@ -102,9 +103,3 @@ def without(row: Tensor, other: int) -> Tensor | None:
 def alone(row: Tensor, client: int) -> Tensor:
     """The row with which a client hears nobody but itself."""
     return torch.zeros_like(row).index_fill(-1, torch.tensor([client], device=row.device), 1)
-
-
-def _close(one: Tensor, other: Tensor) -> bool:
-    return one.shape == other.shape and bool(
-        (one - other).abs().max() <= TOLERANCE * max(1.0, float(other.abs().max()))
-    )

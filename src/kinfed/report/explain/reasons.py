@@ -12,13 +12,11 @@ from numpy.typing import NDArray
 
 from ...core.mixins import Explains
 from ...core.sharing import undivided
-from ...core.summary import Summary
 from ...errors import UsageError, note_failure
-from ...runs.final_server import FinalServer
-from ...runs.run import OpenedRun, Run, client_index
+from ...runs.run import FinalServer, OpenedRun, Run, client_index
 from ...runs.run_folder import Relations, RunFolder
 from ...verdict.graph_quality import label_overlap
-from ..tables.text_table import Grid, defined, number
+from ..tables.text_table import Grid, facts, number
 from .counterfactual import MIXED, Counterfactual, alone, without
 from .relation_difference import relations_of
 
@@ -68,15 +66,8 @@ class Reasons:
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON; None where a number is not known."""
-        facts = {key: defined(value) for key, value in vars(self).items() if key not in ("itself", "sources")}
-        return facts | {"itself": _source_facts(self.itself), "sources": [_source_facts(one) for one in self.sources]}
-
-
-class _Likeness(NamedTuple):
-    """What is known of a client and each other: [N]."""
-
-    what: str
-    values: Array
+        sources = {"itself": facts(self.itself._asdict()), "sources": [facts(one._asdict()) for one in self.sources]}
+        return facts({key: value for key, value in vars(self).items() if key not in sources}) | sources
 
 
 class _Scores(NamedTuple):
@@ -160,12 +151,16 @@ def explain(
         notes.append(
             f"client '{names[i]}' learns nothing from '{names[places[0]]}' in round {heard.rounds[heard.selected]}"
         )
-    opened = _open_run(folder, notes)
-    alike, labels = _compare_models(opened, i, places, notes), _labels(folder, names, [i, *places])
-    scores = _score_mixtures(opened, i, places, data_dir, notes)
+    saved, server = _open_run(folder, notes)
+    what, alike = _compare_models(saved, server, i, places, notes)
+    labels = _labels(folder, names, [i, *places])
+    scores = _score_mixtures(server, i, places, data_dir, notes)
+    if not math.isnan(scores.whole) and summary.selection.chosen != MIXED:
+        chosen = summary.selection.chosen
+        notes.append(f"validation chose the model '{chosen}'; the scores are of '{MIXED}', as the client is sent it")
 
     def source(j: int) -> Source:
-        compared = math.nan if alike is None else float(alike.values[j])
+        compared = math.nan if alike is None else float(alike[j])
         return heard.source(names[j], j, compared, labels.get(j, math.nan), scores)
 
     return Reasons(
@@ -174,67 +169,65 @@ def explain(
         client=names[i],
         others=len(names) - 1,
         round=heard.rounds[heard.selected],
-        last=opened.state.done if isinstance(opened, FinalServer) else heard.rounds[-1],
+        last=heard.rounds[-1] if server is None else server.state.done,
         layers=heard.layers,
         rounds=tuple(heard.rounds[t] for t in heard.shown),
         itself=source(i),
         sources=tuple(source(j) for j in places),
-        compared="" if alike is None else alike.what,
+        compared=what,
         metric=summary.metric.name,
         is_share=summary.metric.is_share,
         higher_is_better=summary.metric.higher_is_better,
         score=scores.whole,
         alone=scores.alone,
-        notes=(*notes, *_about(summary, scores)),
+        notes=tuple(notes),
     )
 
 
-def _open_run(folder: RunFolder, notes: list[str]) -> FinalServer | OpenedRun | None:
-    """The run as it was after its last round, or its models alone, or nothing."""
-    saved = None
+def _open_run(folder: RunFolder, notes: list[str]) -> tuple[OpenedRun | None, FinalServer | None]:
+    """The run, and its server after the last round, as far as they can be opened."""
+    saved = server = None
     with note_failure(notes, "nothing but weights is known"):
         saved = Run.open(folder.path)
-    if saved is None:
-        return None
-    with note_failure(notes, NOT_MEASURED):
-        return FinalServer(saved, saved.task)
-    return saved
+    if saved is not None:
+        with note_failure(notes, NOT_MEASURED):
+            server = FinalServer(saved, saved.task)
+    return saved, server
 
 
 def _compare_models(
-    opened: FinalServer | OpenedRun | None, i: int, places: Sequence[int], notes: list[str]
-) -> _Likeness | None:
-    """What the method compared, if the run has left it; else how the saved models of these clients are alike."""
-    if opened is None:
-        return None
-    if isinstance(opened, FinalServer) and (told := opened.compared()) is not None:
-        return _Likeness(f"{told.what}, after round {opened.state.done}", told.values[i].double().cpu().numpy())
-    saved = opened.saved if isinstance(opened, FinalServer) else opened
-    weighs = Explains.of(undivided(opened.method)).weighs if isinstance(opened, FinalServer) else ""
+    saved: OpenedRun | None, server: FinalServer | None, i: int, places: Sequence[int], notes: list[str]
+) -> tuple[str, Array | None]:
+    """What the method compared: [N], if the run has left it; else how the saved models of these clients are alike."""
+    if saved is None:
+        return "", None
+    if server is not None and (told := server.compared()) is not None:
+        return f"{told.what}, after round {server.state.done}", told.values[i].double().cpu().numpy()
+    weighs = "" if server is None else Explains.of(undivided(server.method)).weighs
     why = weighs or f"the run kept nothing of what {saved.summary.method} compares"
     notes.append(f"{why}; saved models are compared instead")
     learned = saved.layout.trainable
     models = {j: saved.theta(position=j)[learned].double() for j in dict.fromkeys([i, *places])}
     values = np.full(len(saved.names), math.nan)
-    if isinstance(opened, FinalServer):
-        moved = {j: theta - opened.model.theta[learned].double() for j, theta in models.items()}
+    if server is not None:
+        moved = {j: theta - server.model.theta[learned].double() for j, theta in models.items()}
         for j, way in moved.items():
             values[j] = float(torch.nn.functional.cosine_similarity(way, moved[i], dim=0))
-        return _Likeness(MOVED, values)
+        return MOVED, values
     for j, theta in models.items():
         values[j] = float((theta - models[i]).norm())
-    return _Likeness(APART, values)
+    return APART, values
 
 
 def _score_mixtures(
-    opened: FinalServer | OpenedRun | None, i: int, places: Sequence[int], data_dir: str | Path | None, notes: list[str]
+    server: FinalServer | None, i: int, places: Sequence[int], data_dir: str | Path | None, notes: list[str]
 ) -> _Scores:
     """Scores of the client's mixture as it is, without each of these, and of its own model alone."""
-    if not isinstance(opened, FinalServer):
+    if server is None:
         return _Scores()
     scores = None
     with note_failure(notes, NOT_MEASURED):
-        client = Counterfactual(opened, i, None if data_dir is None else Path(data_dir))
+        client = Counterfactual(server, i, None if data_dir is None else Path(data_dir))
         row = client.row
         less = {j: without(row, j) for j in places}
         scores = {j: math.nan if one is None else client.score(one) for j, one in less.items()}
@@ -254,14 +247,6 @@ def _labels(folder: RunFolder, names: list[str], clients: list[int]) -> dict[int
         return {}
     common = label_overlap(torch.tensor(facts["counts"])[clients])[0]
     return dict(zip(clients, common.tolist(), strict=True))
-
-
-def _about(summary: Summary, scores: _Scores) -> list[str]:
-    """What is to be known of measured scores."""
-    if math.isnan(scores.whole) or summary.selection.chosen == MIXED:
-        return []
-    chosen = summary.selection.chosen
-    return [f"validation chose the model '{chosen}'; the scores are of '{MIXED}', as the client is sent it"]
 
 
 def grids(found: Reasons) -> list[Grid]:
@@ -316,7 +301,3 @@ def _scores_table(found: Reasons) -> tuple[str, list[str], list[list[str]]]:
         f"its mixture of the models of round {found.last}, the last, on its own test examples ({found.metric}{unit})"
     )
     return title, ["weight", found.metric, "difference"], rows
-
-
-def _source_facts(source: Source) -> dict[str, Any]:
-    return {key: defined(one) for key, one in source._asdict().items()}

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from ...errors import UsageError, nearest
 from ...runs.run_folder import Relations, RunFolder
 from ...verdict import graph_quality
-from ..tables.text_table import Grid, defined, number
+from ..tables.text_table import Grid, facts, number
 
 Array = NDArray[Any]
 
@@ -56,7 +56,7 @@ class Layer(NamedTuple):
         """For JSON; None where a number is not defined."""
         figures = {"before": self.before._asdict(), "after": self.after._asdict()}
         plain = {f"{key}_{when}": value for when, one in figures.items() for key, value in one.items()}
-        return _json({key: value for key, value in self._asdict().items() if key not in figures} | plain)
+        return facts({key: value for key, value in self._asdict().items() if key not in figures} | plain)
 
 
 class Client(NamedTuple):
@@ -117,10 +117,10 @@ class Difference:
 
     def to_dict(self, top: int = 0) -> dict[str, Any]:
         """For JSON, with so many edges, those that changed most; 0: all."""
-        facts: dict[str, Any] = {"runs": self.runs, "methods": self.methods, "rounds": self.rounds, "edge": self.edge}
+        about: dict[str, Any] = {"runs": self.runs, "methods": self.methods, "rounds": self.rounds, "edge": self.edge}
         layers = [one.to_dict() for one in self.by_layer()]
-        clients, edges = ([_json(one._asdict()) for one in rows] for rows in (self.by_client(), self.edges()))
-        return facts | {"layers": layers, "clients": clients, "edges": edges[: top or None], "notes": self.notes}
+        clients, edges = ([facts(one._asdict()) for one in rows] for rows in (self.by_client(), self.edges()))
+        return about | {"layers": layers, "clients": clients, "edges": edges[: top or None], "notes": self.notes}
 
     def _edges(self, weights: Array) -> Array:
         """[N, N] bool which of the weights are edges."""
@@ -269,10 +269,6 @@ def _figures(weights: Array, edges: int) -> Figures:
     relation, positive = torch.from_numpy(weights), bool((weights >= 0).all())
     known = (graph_quality.consensus(relation), graph_quality.isolation(relation)) if positive else (math.nan, math.nan)
     return Figures(edges, float(weights.diagonal().mean()), *known)
-
-
-def _json(row: dict[str, Any]) -> dict[str, Any]:
-    return {key: defined(one) for key, one in row.items()}
 
 
 def _check_clients(folders: tuple[RunFolder, RunFolder], names: list[str], other: list[str]) -> None:

@@ -9,7 +9,7 @@ from ...errors import UsageError, some
 from ...runs.reference_runs import BASES
 from ...runs.run_folder import RunFolder
 from ...search.study import score
-from ..tables.compare import compare
+from ..tables.compare import compare, is_unfinished
 from ..tables.run_rows import Row
 
 UNDER = ("*", "*/*", "runs/*/*")  # where folders of many runs have them: a column of a table, a sweep, a whole table
@@ -47,7 +47,8 @@ def gather(
     folders = list(dict.fromkeys(folders))
     named = compare(folders, alike)
     if len(named.sets) > 1:
-        sides = "; ".join(f"{rows[0].folder} ({rows[0].dataset}, {rows[0].clients} clients)" for rows in named.sets[:4])
+        first = [rows[0] for rows in named.sets[:4]]
+        sides = "; ".join(f"{one.folder} ({one.summary.data.dataset}, {one.clients} clients)" for one in first)
         raise UsageError(
             f"runs of different data cannot stand side by side: they differ in {named.differing}: {sides}; name fewer"
         )
@@ -76,7 +77,7 @@ def _runs_in(path: Path, notes: list[str]) -> list[Path]:
     if (path / "race").is_dir():
         raise UsageError(f"{path} holds a choice that is not finished; the command that began it goes on with it")
     found = next((runs for under in UNDER if (runs := [p for p in sorted(path.glob(under)) if _is_run(p)])), [])
-    finished = [one for one in found if _is_finished(one)]
+    finished = [one for one in found if not is_unfinished(one)]
     if not finished:
         raise UsageError(
             f"{path} is not the folder of a run: it has neither summary.json nor config.toml, and no finished run in it"
@@ -116,11 +117,6 @@ def _validation_score(row: Row) -> float:
     if found.validation is None:
         return float("-inf")
     return found.validation if found.selects_highest else -found.validation
-
-
-def _is_finished(path: Path) -> bool:
-    whole = RunFolder(path)
-    return all(one.is_finished for one in whole.seeds() or [whole])
 
 
 def _find_reference_run(rows: Sequence[Row], base: str) -> Path | None:

@@ -26,12 +26,12 @@ from ..tables.run_rows import Row
 from ..tables.text_table import Grid, quantity
 from . import page_settings
 from .gather import Gathered, gather
-from .overview import Part, front_of, of_sites, tables_beside
-from .page_data import Contents, attempt, contents, word
+from .overview import Part, format_score, front_of, of_sites, tables_beside
+from .page_data import attempt, contents, word
 
 TEMPLATE = Path(__file__).parent / "template"
 FOREST, EDGE = 150, 8  # width of the drawing of an interval, and what stays free on its sides
-MINUS, NONE = "\u2212", "\u2013"  # as people write them
+MINUS = "\u2212"  # as people write it
 
 
 def write(paths: Sequence[Path], out: Path) -> None:
@@ -79,7 +79,7 @@ def page(paths: Sequence[Path]) -> str:
         policy=f"default-src 'none'; style-src {_digest(style)}; script-src {_digest(script)}; img-src data:",
         headline=front.headline if front else runs[0]["headline"],
         front=front,
-        picture=_embed_picture(front.picture) if front and front.picture else "",
+        picture=f"data:image/png;base64,{_encode(front.picture.read_bytes())}" if front and front.picture else "",
         runs=runs,
         refused=refused,
         folder=paths[0] if paths else "",
@@ -90,8 +90,8 @@ def page(paths: Sequence[Path]) -> str:
 def _part(part: Part, parts: int) -> dict[str, Any]:
     """What the page says of runs that stand side by side, one of so many sets of them."""
     gathered = gather(part.folders, part.labels, part.judged, part.alike)
-    found = contents(gathered, parts)
-    main, words = RunFolder(gathered.rows[gathered.main].folder), _words(gathered, found)
+    data, lacking = contents(gathered, parts)
+    main, words = RunFolder(gathered.rows[gathered.main].folder), _words(gathered, lacking)
     notes, none = words["notes"], list[Grid]()
     notes += part.notes
     tables = list[Grid]()
@@ -99,17 +99,16 @@ def _part(part: Part, parts: int) -> dict[str, Any]:
         tables += attempt(notes, "what else was tried is not shown", none, partial(tables_beside, part.folders[0]))
     if main.is_finished:
         tables += attempt(notes, "sites are not shown", none, partial(of_sites, main, main.read_summary()))
-    return {**words, "data": _embed_json(found.data), "tables": tables}
-
-
-def _embed_picture(path: Path) -> str:
-    """A picture as an address that holds it whole."""
-    return f"data:image/png;base64,{base64.b64encode(path.read_bytes()).decode()}"
+    return {**words, "data": _embed_json(data), "tables": tables}
 
 
 def _digest(text: str) -> str:
     """What a content security policy calls a script or a style."""
-    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+    return f"'sha256-{_encode(hashlib.sha256(text.encode()).digest())}'"
+
+
+def _encode(content: bytes) -> str:
+    return base64.b64encode(content).decode()
 
 
 def _embed_json(data: Any) -> Markup:
@@ -120,13 +119,13 @@ def _embed_json(data: Any) -> Markup:
     return Markup(text)
 
 
-def _words(gathered: Gathered, found: Contents) -> dict[str, Any]:
+def _words(gathered: Gathered, lacking: Sequence[str]) -> dict[str, Any]:
     """What the page says in words and tables."""
     main, rows = gathered.rows[gathered.main], gathered.rows
     judged = _verdict(gathered)
-    scale = _Forest.over([one for row in rows for one in (row.verdict or {}).get("over", {}).values()])
+    scale = _Forest([one for row in rows for one in (row.verdict or {}).get("over", {}).values()])
     headline, lead = _sentence(gathered, judged)
-    config = page_settings.first_config(Path(main.folder))
+    config = next((one for one in (RunFolder(main.folder), *main.folders) if one.is_begun), RunFolder(main.folder))
     return {
         "about": _about(main),
         "headline": headline,
@@ -134,7 +133,7 @@ def _words(gathered: Gathered, found: Contents) -> dict[str, Any]:
         "facts": list(_facts(main, judged)),
         "cautions": _cautions(gathered),
         "chosen": gathered.labels[gathered.main] if gathered.candidates > 1 else "",
-        "notes": [*gathered.notes, *found.notes],
+        "notes": [*gathered.notes, *lacking],
         "metric": word(main.metric.name),
         "unit": f" ({main.metric.unit})" if main.metric.unit else "",
         "gain_unit": _gain_unit(main),
@@ -180,12 +179,7 @@ def _verdict(gathered: Gathered) -> dict[str, Any] | None:
     mine = read_tested(row, seeds)
     local, fedavg = (None if one is None else read_tested(one, seeds) for one in others)
     assert local is not None
-    shown: dict[str, Any] = {
-        "metric": row.metric.name,
-        "higher_is_better": row.metric.higher_is_better,
-        "unit": row.metric.unit,
-    }
-    return verdict(row.method, mine, local, fedavg, candidates=gathered.candidates, **shown).to_dict()
+    return verdict(row.method, row.metric, mine, local, fedavg, candidates=gathered.candidates).to_dict()
 
 
 def _sentence(gathered: Gathered, judged: dict[str, Any] | None) -> tuple[str, str]:
@@ -291,15 +285,11 @@ def _method(row: Row, label: str, scale: "_Forest", judged: bool) -> dict[str, A
 class _Forest:
     """Where numbers lie in the drawing of intervals, the same for all methods."""
 
-    def __init__(self, low: float, high: float) -> None:
-        self.low, self.high = low, high
-
-    @classmethod
-    def over(cls, differences: Sequence[dict[str, float | None]]) -> "_Forest":
+    def __init__(self, differences: Sequence[dict[str, float | None]]) -> None:
         bounds = (one[key] for one in differences for key in ("mean", "low", "high"))
         values = [0.0, *(value for value in bounds if value is not None)]
-        low, high = min(values), max(values)
-        return cls(low, high if high > low else low + 1)
+        self.low, high = min(values), max(values)
+        self.high = high if high > self.low else self.low + 1
 
     def x(self, value: float) -> float:
         """In pixels from the left."""
@@ -330,6 +320,4 @@ def _difference(row: Row, found: dict[str, float | None]) -> tuple[str, str]:
 
 
 def _score(row: Row, value: float, unit: bool = False) -> str:
-    if not math.isfinite(value):
-        return NONE
-    return f"{100 * value:.1f}" + " %" * unit if row.metric.is_share else f"{value:.4g}"
+    return format_score(value, row.metric.is_share, unit)

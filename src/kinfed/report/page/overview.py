@@ -5,6 +5,7 @@ Everything is read from the files that the command has written which made the fo
 
 import csv
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -107,9 +108,9 @@ def _newcomers(path: Path) -> Front:
         scores.setdefault((line["model"], shots), []).append(float(line["score"]))
     mean = {at: fmean(values) for at, values in scores.items()}
     asked = list(dict.fromkeys(shots for _, shots in mean))
-    rows = [[name, *(_format_score(mean.get((name, shots)), share) for shots in asked)] for name in names]
+    rows = [[name, *(format_score(mean.get((name, shots)), share) for shots in asked)] for name in names]
     each = [
-        [line["client"], line["examples"], line["model"], _format_score(float(line["score"]), share), line["whose"]]
+        [line["client"], line["examples"], line["model"], format_score(float(line["score"]), share), line["whose"]]
         for line in lines
     ]
     metric = "score" if summary is None else f"test {summary.metric.name}" + ", %" * share
@@ -142,19 +143,20 @@ def _ahead(
     head = "Joining helped newcomers" if len(ahead) == len(both) else "Joining helped some newcomers"
     parts, best = list[str](), list[str]()
     for shots in both:
-        told = f"{_format_score(mean[own, shots], share)}{unit} with {shots} examples"
-        parts.append(f"{told}, {_format_score(mean[ALONE, shots], share)}{unit} alone")
+        told = f"{format_score(mean[own, shots], share)}{unit} with {shots} examples"
+        parts.append(f"{told}, {format_score(mean[ALONE, shots], share)}{unit} alone")
         name = max((name for name, at in mean if at == shots), key=lambda name: sign * mean[name, shots])
         if name != own:
-            best.append(f"{name} with {shots} ({_format_score(mean[name, shots], share)}{unit})")
+            best.append(f"{name} with {shots} ({format_score(mean[name, shots], share)}{unit})")
     lead = f"By {own}, on average: {'; '.join(parts)}." + f" Better still: {', '.join(best)}." * bool(best)
     return head if ahead else "Learning alone did as well for newcomers", lead
 
 
-def _format_score(value: float | None, share: bool) -> str:
-    if value is None:
+def format_score(value: float | None, share: bool, unit: bool = False) -> str:
+    """A score on the page, with a unit if it is a share and that is asked for."""
+    if value is None or not math.isfinite(value):
         return NONE
-    return f"{100 * value:.1f}" if share else f"{value:.4g}"
+    return f"{100 * value:.1f}" + " %" * unit if share else f"{value:.4g}"
 
 
 # ---- real sites ----

@@ -4,22 +4,26 @@ import base64
 import csv
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ...core.method import Compared
+from ...core.mixins import Explains
+from ...core.sharing import undivided
 from ...core.summary import Summary
 from ...data.split import SPLITS
 from ...errors import UsageError, log_failure
 from ...methods import METHODS
+from ...runs.config import plugins
 from ...runs.reference_runs import BASES
+from ...runs.run import FinalServer, Run
 from ...runs.run_folder import RunFolder
 from ...runs.test_scores import Tested, by_examples
 from ...verdict.graph_quality import order_by_links
-from ..explain.similarity import compared
+from ..tables.compare import read_tested
 from ..tables.run_rows import Row
 from .gather import Gathered
 
@@ -45,42 +49,34 @@ class Parts(NamedTuple):
 
     def mean(self, values: Array) -> Array:
         """[..., N] to [..., parts], without clients that have no value."""
-        return values if self.labels is None else self._each(values, np.nanmean)
+        return self._each(values, np.nanmean)
 
     def sum(self, values: Array) -> Array:
         """The same, added up."""
-        return values if self.labels is None else self._each(values, np.nansum)
+        return self._each(values, np.nansum)
 
     def _each(self, values: Array, what: Any) -> Array:
-        assert self.labels is not None
+        if self.labels is None:
+            return values
         return np.stack([what(values[..., self.labels == i], -1) for i in range(len(self.names))], -1)
 
     def relation(self, weights: Array) -> Array:
         """[N, N] to the mean weight that a client of one part gives those of another, all together."""
-        if self.labels is None:
-            return weights
-        columns = self.sum(weights)  # [N, parts]
-        return self.mean(columns.T).T
+        return self.mean(self.sum(weights).T).T
 
 
-@dataclass
-class Contents:
-    """What the page's script is given, and what it says in words beside that."""
-
-    data: dict[str, Any]
-    notes: list[str] = field(default_factory=list)
-
-
-def contents(gathered: Gathered, parts_of_page: int = 1) -> Contents:
-    """The numbers of a report; scores and curves are means over seeds, those of one seed as its history has them.
+def contents(gathered: Gathered, parts_of_page: int = 1) -> tuple[dict[str, Any], list[str]]:
+    """The numbers of a report, and notes on what it lacks; scores and curves are means over seeds, those of one seed as
+    its history has them.
 
     A page of several parts has as many curves and links in all as one of a single part.
     """
     main = gathered.rows[gathered.main]
-    tested = [_read_test_scores(row) for row in gathered.rows]
+    tested = [dict(zip(row.seeds, read_tested(row, row.seeds), strict=True)) for row in gathered.rows]
     first = main.folders[0]
     summary, facts, notes = first.read_summary(), first.read_clients(), list[str]()
     names = summary.clients.names
+    facts = facts if facts.get("names") == names else {}
     parts = _parts(names, facts, _scores(tested[gathered.main], names), notes)
     places: dict[str, int | None] = {base: gathered.at(base) for base in ("local", "fedavg")}
     graphs = max(1, sum(row.method not in BASES for row in gathered.rows))
@@ -105,13 +101,13 @@ def contents(gathered: Gathered, parts_of_page: int = 1) -> Contents:
         "word": word(main.metric.name),
         "percent": main.metric.is_share,
         "higher": main.metric.higher_is_better,
-        "clients": {"names": parts.names, "attackers": summary.attackers, **_list_facts(facts, names, parts)},
+        "clients": {"names": parts.names, "attackers": summary.attackers, **_list_facts(facts, parts)},
         "order": _order(len(parts.names), facts if parts.labels is None else {}, selected),
         "methods": methods,
         "main": gathered.main,
         **places,
     }
-    return Contents(data, list(dict.fromkeys(notes)))
+    return data, list(dict.fromkeys(notes))
 
 
 def attempt(notes: list[str], lacks: str, instead: T, make: Callable[[], T]) -> T:
@@ -133,17 +129,9 @@ def word(metric: str) -> str:
     return metric.upper() if metric in SHORT else metric.replace("_", " ")
 
 
-def _read_test_scores(row: Row) -> dict[int, Tested]:
-    """Test scores by seed."""
-    return {seed: Tested.of(row.by_seed[seed].folder) for seed in row.seeds}
-
-
 def _scores(runs: Mapping[int, Tested], names: Sequence[str]) -> Array:
     """[N] every client's test score, a mean over the seeds that have it; NaN for an attacker."""
     each: Array = np.array([[run.means.get(name, math.nan) for name in names] for run in runs.values()], np.float64)
-    if len(each) == 1:
-        one: Array = each[0]
-        return one
     known = ~np.isnan(each)
     mean: Array = np.where(known.any(0), np.nansum(each, 0) / np.maximum(known.sum(0), 1), math.nan)
     return mean
@@ -168,10 +156,8 @@ def _parts(names: list[str], facts: dict[str, Any], scores: Array, notes: list[s
     return Parts([f"{name} ({count:,} clients)" for name, count in zip(called, counts, strict=True)], labels)
 
 
-def _list_facts(facts: dict[str, Any], names: Sequence[str], parts: Parts) -> dict[str, Any]:
+def _list_facts(facts: dict[str, Any], parts: Parts) -> dict[str, Any]:
     """What each client has: examples, group, classes and place."""
-    if facts.get("names") != list(names):
-        return {}
     known: dict[str, Any] = {split: _json(parts.sum(np.array(facts[split]))) for split in SPLITS if split in facts}
     if "counts" in facts and np.size(facts["counts"]) <= COUNTS:
         known["classes"] = facts["classes"]
@@ -290,6 +276,35 @@ def _why(folder: RunFolder, row: Row, parts: Parts) -> dict[str, Any]:
     }
 
 
+def compared(folder: RunFolder) -> tuple[Compared, int] | str:
+    """What was compared after the last round, and that round; or in a clause how weights come about instead.
+
+    No code of a user's own is loaded for it: of a run with such parts nothing is known, and the clause is empty, as it
+    is of one that has kept nothing. Its folder must be that of one seed.
+    """
+    if not (folder.state.exists() and folder.models.exists() and folder.is_begun):
+        return ""
+    try:
+        if _has_own_code(folder):
+            return ""
+        saved = Run.open(folder.path)
+        run = FinalServer(saved, saved.task)
+        found = run.compared()
+    except Exception as problem:  # of another version, or with parts that are gone: nothing else of the run is lost
+        log_failure(problem)
+        return ""
+    return Explains.of(undivided(run.method)).weighs if found is None else (found, run.state.done)
+
+
+def _has_own_code(folder: RunFolder) -> bool:
+    """Whether its config names files of a user's own."""
+
+    def names(table: dict[str, Any]) -> bool:
+        return any(names(one) if isinstance(one, dict) else plugins.is_path(one) for one in table.values())
+
+    return names(folder.read_config())
+
+
 def _frame(weights: Array) -> dict[str, str]:
     """A relation [N, N] as its links, row by row: where each row begins, its columns and weights; and own weights."""
     others = weights.astype(np.float32).copy()
@@ -345,8 +360,6 @@ def _order(count: int, facts: dict[str, Any], relation: Array | None) -> list[in
     groups = np.array(facts.get("groups", [0] * count))
     shown = relation is not None and relation.shape == (count, count) and count <= MANY
     leaves = order_by_links(relation) if relation is not None and shown else np.arange(count)
-    if len(groups) != count:
-        groups = np.zeros(count)
     result: list[int] = leaves[np.argsort(groups[leaves], kind="stable")].tolist()
     return result
 

@@ -3,7 +3,6 @@
 import shlex
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import is_dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from ...core.engine import Participation
@@ -115,9 +114,3 @@ def command(folder: RunFolder, name: str) -> str:
     if not config.exists() and (seeds := [one.config for one in folder.seeds() if one.is_begun]):
         return f"kinfed run {shlex.quote(str(seeds[0]))} seeds={len(seeds)} --out {out}"
     return f"kinfed run {shlex.quote(str(config))} --out {out}" if config.exists() else ""
-
-
-def first_config(path: Path) -> RunFolder:
-    """The folder whose config describes a run: its own, or that of its first seed."""
-    own = RunFolder(path)
-    return own if own.is_begun else next(iter(own.seeds()), own)

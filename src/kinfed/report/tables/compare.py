@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import UsageError, note_failure
+from ...runs.reference_runs import BASES
 from ...runs.run_folder import RunFolder
 from ...runs.test_scores import Tested, chose_otherwise, verdict
 from .run_rows import Counts, Row, read
@@ -24,6 +25,11 @@ class Comparison:
     differing: str = ""  # the settings that tell several sets apart
     named: tuple[tuple[str, str], ...] = ()  # methods that are to be paired whatever they score: each with its rival
     outside: tuple[list[dict[str, Any]], ...] = ()  # by set: standard models that need no federation, best first
+
+    @property
+    def letters(self) -> list[str]:
+        """What tables call each set: A, B and so on; nothing if there is one."""
+        return [chr(ord("A") + i) for i in range(len(self.sets))] if len(self.sets) > 1 else [""]
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON: `runs`, each with the number of its set (from 1), `outside` by set, and `warnings`."""
@@ -44,7 +50,7 @@ def compare(folders: Sequence[Path], same_data: bool = False) -> Comparison:
     """
     if not folders:
         raise UsageError("nothing to compare: name the folders of finished runs")
-    unfinished = [folder for folder in folders if _is_unfinished(folder)]
+    unfinished = [folder for folder in folders if is_unfinished(folder)]
     names = f"{', '.join(map(str, unfinished[:8]))}{', ...' if len(unfinished) > 8 else ''}"
     if len(unfinished) == len(folders):
         raise UsageError(f"no run is finished: {names}; resume one: kinfed resume {unfinished[0]}")
@@ -78,14 +84,9 @@ def compare(folders: Sequence[Path], same_data: bool = False) -> Comparison:
         judged, problems = verdicts(rows)
         compared.append(tuple(judged))
         warnings += [of + problem for problem in problems]
-    outside = tuple(map(_outside, compared))
+    asked = ((one.read_summary().outside for row in rows for one in row.folders) for rows in compared)
+    outside = tuple(next(filter(None, found), []) for found in asked)
     return Comparison(tuple(compared), tuple(dict.fromkeys(warnings)), differing, outside=outside)
-
-
-def _outside(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """What standard models do on the test rows of these runs, where one of them was compared with such."""
-    summaries = (one.folder.read_summary() for row in rows for one in row.by_seed.values())
-    return next((summary.outside for summary in summaries if summary.outside), [])
 
 
 def _federation(folder: Path) -> dict[str, Any]:
@@ -108,42 +109,36 @@ def verdicts(rows: Sequence[Row]) -> tuple[list[Row], list[str]]:
 
     A verdict needs Local among these rows or beside the run; without it, it is that with which the run ended, if any.
     """
-    judged, problems = list[Row](), list[str]()
-    for row in rows:
-        known = {name: _read_test_scores(row, rows, name) for name in ("local", "fedavg")}
-        mine, local, fedavg = read_tested(row, row.seeds), known["local"], known["fedavg"]
-        if (folder := RunFolder(row.folder)).choice.exists():  # its verdict knows of the choice
-            judged.append(replace(row, verdict=folder.read_summary().verdict))
-            continue
-        if row.method == "local":
-            judged.append(row)
-            continue
-        if local is None:  # what the run itself found: real sites have compared themselves, and sent no scores of Local
-            own = [row.by_seed[seed].folder.read_summary().verdict for seed in row.seeds]
-            judged.append(replace(row, verdict=own[0]) if len(own) == 1 else row)
-            continue
-        shown: dict[str, Any] = {
-            "metric": row.metric.name,
-            "higher_is_better": row.metric.higher_is_better,
-            "unit": row.metric.unit,
-        }
-        found = None
-        with note_failure(problems, f"{row.name} has no verdict"):
-            found = verdict(row.method, mine, local, fedavg, **shown)
-        if found is None:
-            judged.append(row)
-            continue
-        if each := chose_otherwise([row.by_seed[seed].folder for seed in row.seeds], row.model):
-            problems.append(
-                f"{row.name}: its verdict is on the model that each seed chose ({each}), the scores on '{row.model}'"
-            )
-        whole = all(one.examples is not None for one in (*mine, *local))
-        counts = Counts(len(found.gain), len(found.lose), paired=True) if whole else row.counts
-        judged.append(replace(row, verdict=found.to_dict(), counts=counts))
+    problems = list[str]()
+    judged = [_judge(row, rows, problems) for row in rows]
     lacking = dict.fromkeys(row.name for row in judged if row.method != "local" and row.verdict is None)
     if lacking and not any(row.method == "local" for row in rows):
         problems.append(f"Local is not among these runs; method.name=local shows the worth of {', '.join(lacking)}")
     return judged, problems
+
+
+def _judge(row: Row, rows: Sequence[Row], problems: list[str]) -> Row:
+    """A row with its verdict, if there can be one."""
+    if (folder := RunFolder(row.folder)).choice.exists():  # its verdict knows of the choice
+        return replace(row, verdict=folder.read_summary().verdict)
+    if row.method == "local":
+        return row
+    mine, local, fedavg = read_tested(row, row.seeds), *(_read_test_scores(row, rows, name) for name in BASES)
+    if local is None:  # what the run itself found: real sites have compared themselves, and sent no scores of Local
+        own = [one.read_summary().verdict for one in row.folders]
+        return replace(row, verdict=own[0]) if len(own) == 1 else row
+    found = None
+    with note_failure(problems, f"{row.name} has no verdict"):
+        found = verdict(row.method, row.metric, mine, local, fedavg)
+    if found is None:
+        return row
+    if each := chose_otherwise(row.folders, row.model):
+        problems.append(
+            f"{row.name}: its verdict is on the model that each seed chose ({each}), the scores on '{row.model}'"
+        )
+    whole = all(one.examples is not None for one in (*mine, *local))
+    counts = Counts(len(found.gain), len(found.lose), paired=True) if whole else row.counts
+    return replace(row, verdict=found.to_dict(), counts=counts)
 
 
 def _read_test_scores(row: Row, rows: Sequence[Row], method: str) -> list[Tested] | None:
@@ -175,7 +170,7 @@ def _rank_runs(alike: list[Row]) -> list[Row]:
     return sorted((replace(row, ranked_by=by) for row in alike), key=lambda row: -row.sign * row.ranking)
 
 
-def _is_unfinished(folder: Path) -> bool:
+def is_unfinished(folder: Path) -> bool:
     """Whether a run was begun here and has not finished, with one of its seeds or all."""
     whole = RunFolder(folder)
     seeds = whole.seeds()
@@ -185,7 +180,7 @@ def _is_unfinished(folder: Path) -> bool:
 def _list_differences(rows: Sequence[Row]) -> str:
     """The settings in which these runs differ, by their names in configs."""
     configured = [_leaves(json.loads(row.setting[1]), "federation") for row in rows]
-    outcome = [{"data set": row.dataset, "clients": row.clients, "metric": row.metric.name} for row in rows]
+    outcome = [{"data set": row.setting[0], "clients": row.clients, "metric": row.metric.name} for row in rows]
     for settings in (configured, outcome):
         names = dict.fromkeys(name for one in settings for name in one)
         apart = [name for name in names if any(one.get(name) != settings[0].get(name) for one in settings)]

@@ -69,13 +69,7 @@ class Row:
 
     @property
     def method(self) -> str:
-        """The method's name."""
         return self.summary.method
-
-    @property
-    def dataset(self) -> str:
-        """The data set's name, or its file."""
-        return self.summary.data.dataset
 
     @property
     def clients(self) -> int:
@@ -150,7 +144,7 @@ class Row:
             ranks = f"ranked by {'AUC' if self.ranked_by == 'auc' else self.ranked_by.replace('_', ' ')}"
         unit = f" in {self.metric.unit}" if self.metric.unit else ""
         clients = several(self.clients, "client")
-        return f"{self.dataset}, {clients}, {self.metric.name}{unit} ({ranks})"
+        return f"{self.summary.data.dataset}, {clients}, {self.metric.name}{unit} ({ranks})"
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON: all but the scores of clients."""
@@ -159,7 +153,7 @@ class Row:
             "folder": self.folder,
             "method": self.method,
             "model": self.model,
-            "dataset": self.dataset,
+            "dataset": summary.data.dataset,
             "federation": self.setting[1],
             "graph": self.graph,
             "origin": self.origin,

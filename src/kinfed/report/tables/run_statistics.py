@@ -88,7 +88,7 @@ def statistics(rows: Sequence[Row], named: Sequence[tuple[str, str]] = ()) -> St
     for family in (NAMED, ALONE, TUNED, RIVAL):
         pairs = list[Pair]()
         for name, row in zip(names, rows, strict=True):
-            found = _find_paired_run(row, named, rows, names) if family == NAMED else _other(family, row, rows, names)
+            found = _other(family, row, rows, names, named)
             if found is None:
                 continue
             other, theirs = found
@@ -115,7 +115,8 @@ def pair(mine: Row, other: Row) -> tuple[tuple[int, ...], Paired]:
     for seed in seeds:
         if apart := sorted(set(mine.by_seed[seed].names) ^ set(other.by_seed[seed].names)):
             raise UsageError(f"only one of them has client '{apart[0]}' with seed {seed}")
-        sizes = [_count_test_examples(row, seed) for row in (mine, other)]
+        tested = [row.by_seed[seed].folder.read_tested() for row in (mine, other)]
+        sizes = [None if one is None else [*map(len, one)] for one in tested]
         if None not in sizes and sizes[0] != sizes[1]:
             raise UsageError(f"with seed {seed} they were not tested on the same examples")
     names = list(dict.fromkeys(name for seed in seeds for name in mine.by_seed[seed].names))
@@ -171,19 +172,15 @@ def _stages(row: Row, names: Sequence[str]) -> Stages | None:
     return Stages(before, after, means[0], means[1], by.paired(second, first, row.metric.higher_is_better))
 
 
-def _find_paired_run(
-    row: Row, named: Sequence[tuple[str, str]], rows: Sequence[Row], names: Sequence[str]
+def _other(
+    family: str, row: Row, rows: Sequence[Row], names: Sequence[str], named: Sequence[tuple[str, str]]
 ) -> tuple[str, Row] | None:
-    """The run that this one is named to be paired with, and its name; None if there is none."""
-    rivals = [rival for method, rival in named if method == row.method]
-    found = [(name, other) for name, other in zip(names, rows, strict=True) if other.method in rivals]
-    return found[0] if found else None
-
-
-def _other(family: str, row: Row, rows: Sequence[Row], names: Sequence[str]) -> tuple[str, Row] | None:
     """Which run this one is paired with in a family, and its name; None if with none."""
-    named = [(name, other) for name, other in zip(names, rows, strict=True) if other is not row]
-    alike = [(name, other) for name, other in named if other.attack == row.attack] or named
+    others = [(name, other) for name, other in zip(names, rows, strict=True) if other is not row]
+    if family == NAMED:
+        rivals = [rival for method, rival in named if method == row.method]
+        return next((one for one in others if one[1].method in rivals), None)
+    alike = [(name, other) for name, other in others if other.attack == row.attack] or others
     if family in (ALONE, TUNED):
         if row.method in (ALONE, family):  # Local stands in no pair as the first
             return None
@@ -197,12 +194,6 @@ def _other(family: str, row: Row, rows: Sequence[Row], names: Sequence[str]) -> 
     rival = beside[0] if beside else None
     above = rival is not None and {row.method, rival[1].method} & {ALONE, TUNED}  # which the other families have
     return None if above else rival
-
-
-def _count_test_examples(row: Row, seed: int) -> list[int] | None:
-    """How many test examples each client has with a seed, if the run kept their scores."""
-    scores = row.by_seed[seed].folder.read_tested()
-    return None if scores is None else [len(one) for one in scores]
 
 
 def _fewer_seeds(pairs: Sequence[Pair], rows: dict[str, Row]) -> list[str]:

@@ -9,7 +9,7 @@ from rich.text import Text
 from ...core.metrics import BY_CLASS
 from .compare import Comparison
 from .run_rows import Row, decimals
-from .text_table import score_text
+from .text_table import draw, score_text
 
 ORIGINS = ("learned", "given", "oracle")  # of relations
 
@@ -25,13 +25,13 @@ def terminal(comparison: Comparison) -> Iterator[Table | Text]:
     lines: list[dict[str, str]] = []
     sentences: list[str] = []
     notes = [f"! {warning}" for warning in comparison.warnings]
-    for i, rows in enumerate(comparison.sets):
-        if i:
+    for letter, rows in zip(comparison.letters, comparison.sets, strict=True):
+        if lines:
             lines.append(dict.fromkeys(lines[0], ""))
         if several:
-            notes.append(f"{_letter(i)}: {rows[0].describe()}")
+            notes.append(f"{letter}: {rows[0].describe()}")
         for number, row in enumerate(rows, 1):
-            name = (_letter(i) if several else "") + (str(number) if twins else "")
+            name = letter + (str(number) if twins else "")
             lines.append({"run": name} | _cells(row, decimals(rows)))
             if twins:
                 notes.append(f"{name}: {row.folder}")
@@ -53,51 +53,24 @@ def terminal(comparison: Comparison) -> Iterator[Table | Text]:
     if any(row.attack for row in every):
         notes.append("under an attack, by the share of clients that is named, scores are of the honest clients")
     yield Text("Test scores" if several else f"Test scores: {comparison.sets[0][0].describe()}", style="bold")
-    yield _make_table(lines)
-    yield from _outsides(comparison)
-    yield from map(Text, notes + _origins(every) + sentences)
-
-
-def _make_table(lines: Sequence[Mapping[str, str]]) -> Table:
-    """Runs, one a line, by the headings that any of them fills."""
-    drawn = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     shown = [heading for heading in lines[0] if any(line[heading] for line in lines)]
-    for heading in shown:
-        words = heading in ("run", "method", "model")
-        drawn.add_column(
-            heading, justify="left" if words else "right", vertical="bottom", no_wrap=not words, overflow="fold"
-        )
-    for line in lines:
-        drawn.add_row(*(Text(line[heading]) for heading in shown))
-    return drawn
-
-
-def _outsides(comparison: Comparison) -> Iterator[Table]:
-    """A table of standard models for each set of which they were trained."""
-    several = len(comparison.sets) > 1
-    for i, beside in enumerate(comparison.outside):
+    words = range(sum(heading in ("run", "method", "model") for heading in shown))
+    yield draw(shown, ([line[heading] for heading in shown] for line in lines), words, words, 1, "bottom")
+    for letter, rows, beside in zip(comparison.letters, comparison.sets, comparison.outside, strict=False):
         if beside:
-            first = comparison.sets[i][0]
-            yield outside(beside, first.metric.name, first.metric.unit, f"{_letter(i)}: " * several)
+            yield outside(beside, rows[0].metric.name, rows[0].metric.unit, f"{letter}: " * several)
+    named = {origin: dict.fromkeys(row.name for row in every if row.origin == origin) for origin in ORIGINS}
+    if origins := [f"{origin}: {', '.join(names)}" for origin, names in named.items() if names]:
+        notes.append(f"relations {'; '.join(origins)}")
+    yield from map(Text, notes + sentences)
 
 
 def outside(rows: Sequence[Mapping[str, Any]], metric: str, unit: str | None, of: str = "") -> Table:
     """What standard models do without a federation, on the same test rows."""
-    shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    shown.add_column(f"{of}what you could do without a federation", no_wrap=True)
-    shown.add_column(f"test {metric}{f', {unit}' * bool(unit)}", justify="right", no_wrap=True)
-    shown.add_column("", no_wrap=True)
-    for row in rows:
-        needs = "needs all rows in one place" if row["pools"] else "needs nobody else"
-        shown.add_row(row["name"], score_text(row["mean"], unit == "%"), needs)
-    return shown
-
-
-def _origins(rows: Sequence[Row]) -> list[str]:
-    """A line on which relations are learned, given or taken from an oracle; empty if no models are mixed."""
-    named = {origin: dict.fromkeys(row.name for row in rows if row.origin == origin) for origin in ORIGINS}
-    parts = [f"{origin}: {', '.join(names)}" for origin, names in named.items() if names]
-    return [f"relations {'; '.join(parts)}"] if parts else []
+    headings = (f"{of}what you could do without a federation", f"test {metric}{f', {unit}' * bool(unit)}", "")
+    needs = {True: "needs all rows in one place", False: "needs nobody else"}
+    lines = [(row["name"], score_text(row["mean"], unit == "%"), needs[row["pools"]]) for row in rows]
+    return draw(headings, lines, words=(0, 2))
 
 
 def _cells(row: Row, decimals: int) -> dict[str, str]:
@@ -121,7 +94,3 @@ def _cells(row: Row, decimals: int) -> dict[str, str]:
         "edge\nAUROC": "" if row.auroc is None else f"{row.auroc:.3f}",
         "time\n(s)": f"{row.seconds:.0f}",
     }
-
-
-def _letter(i: int) -> str:
-    return chr(ord("A") + i)

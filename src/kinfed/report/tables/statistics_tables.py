@@ -5,11 +5,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from ...verdict.statistics import Paired
 from .compare import Comparison
 from .run_rows import Row, decimals
 from .run_statistics import ALONE, NAMED, RIVAL, Own, Pair, Ranking, Statistics, ranking, statistics
-from .text_table import Grid, defined
+from .text_table import Grid, facts
 
 DIFFERENCES = (
     "difference: client by client and seed by seed, a client's is its mean over seeds; its interval is Student's over "
@@ -21,17 +20,19 @@ DIFFERENCES = (
 
 def grids(comparison: Comparison) -> list[Grid]:
     """The tables of all sets of comparable runs, and of mean ranks over these."""
-    several = len(comparison.sets) > 1
-    result = []
-    for i, rows in enumerate(comparison.sets):
-        found, letter = statistics(rows, comparison.named), chr(ord("A") + i) if several else ""
-        notes = [*_list_unpaired(comparison), *(f"! {note}" for note in found.notes)]
-        pairs = _pairs(found, letter, notes)
-        own = _tabulate_means(found, letter, [] if pairs else notes)
-        result += [grid for grid in (own, pairs, _stages(found, letter)) if grid]
-    if several:
-        over = ranking(comparison)
-        result += [_ranks(over, comparison)] if over else []
+    result, unpaired = [], list[str]()
+    if comparison.differing:
+        sets = zip(comparison.letters[1:], comparison.sets[1:], strict=True)
+        others = "; ".join(f"{letter}: {', '.join(row.name for row in rows)}" for letter, rows in sets)
+        unpaired = [f"! no pairs with A, from which these differ in {comparison.differing}: {others}"]
+    for letter, rows in zip(comparison.letters, comparison.sets, strict=True):
+        found = statistics(rows, comparison.named)
+        notes = [*unpaired, *(f"! {note}" for note in found.notes)]
+        pairs = _pairs(found, notes)
+        own = _tabulate_means(found, [] if pairs else notes)
+        result += [grid.of_set(letter) for grid in (own, pairs, _stages(found)) if grid]
+    if (over := ranking(comparison)) is not None:
+        result.append(_ranks(over, comparison))
     seen: set[str] = set()
     for i, grid in enumerate(result):
         result[i] = replace(grid, notes=[note for note in grid.notes if note not in seen])
@@ -45,15 +46,7 @@ def pair_grids(comparison: Comparison) -> list[Grid]:
     return [one for one in made if one.name.startswith("pairs")] or made
 
 
-def _list_unpaired(comparison: Comparison) -> list[str]:
-    """A line that names the runs which are not paired with those of the first set, and why."""
-    if not comparison.differing:
-        return []
-    others = [f"{chr(ord('A') + i)}: {', '.join(row.name for row in rows)}" for i, rows in enumerate(comparison.sets)]
-    return [f"! no pairs with A, from which these differ in {comparison.differing}: {'; '.join(others[1:])}"]
-
-
-def _tabulate_means(found: Statistics, letter: str, refused: Sequence[str]) -> Grid:
+def _tabulate_means(found: Statistics, refused: Sequence[str]) -> Grid:
     """Means and intervals of runs, the best and the worst tenth of their clients, and how many gain and lose."""
     rows, pairs = found.rows, {one.name: one.found for one in found.families.get(ALONE, ())}
     shown = _Score(rows[0])
@@ -74,10 +67,10 @@ def _tabulate_means(found: Statistics, letter: str, refused: Sequence[str]) -> G
                 "" if one.gain is None else f"{one.gain}/{one.lose}",
             ]
         )
-        bounds = {"low": defined(interval.low), "high": defined(interval.high), "over": interval.over}
+        bounds = {"low": interval.low, "high": interval.high, "over": interval.over}
         values: dict[str, Any] = {"mean": interval.mean, **bounds, "worst10": one.worst, "best10": one.best}
         values["worse_than_local"] = None if local is None else local.worse
-        records.append({"set": letter, "method": one.name, **values, "gain": one.gain, "lose": one.lose})
+        records.append(facts({"method": one.name, **values, "gain": one.gain, "lose": one.lose}))
     notes = [
         *refused,
         *_intervals(found.own),
@@ -86,8 +79,8 @@ def _tabulate_means(found: Statistics, letter: str, refused: Sequence[str]) -> G
     if any(one.gain is not None for one in found.own):
         notes.append("gain/lose: clients that do beyond noise against learning alone, by paired test examples")
     headings = ("method", "mean", "95 % interval", "worst\n10 %", "best\n10 %", "worse off\nthan alone", "gain\n/lose")
-    title = f"{letter + ': ' if letter else ''}Means over clients, and their spread: {rows[0].describe()}"
-    return Grid(f"means{letter}", title, headings, [lines], notes, records)
+    title = f"Means over clients, and their spread: {rows[0].describe()}"
+    return Grid("means", title, headings, [lines], notes, records)
 
 
 def _intervals(own: Sequence[Own]) -> list[str]:
@@ -106,7 +99,7 @@ def _intervals(own: Sequence[Own]) -> list[str]:
     return lines
 
 
-def _pairs(found: Statistics, letter: str, refused: Sequence[str]) -> Grid | None:
+def _pairs(found: Statistics, refused: Sequence[str]) -> Grid | None:
     """Paired differences to Local, FedAvg-FT and the best rival."""
     if not found.families:
         return None
@@ -114,14 +107,16 @@ def _pairs(found: Statistics, letter: str, refused: Sequence[str]) -> Grid | Non
     whys = dict[tuple[str, str], list[str]]()
     for family, pairs in found.families.items():
         blocks.append([[one.name, one.other, *_cells(one, shown)] for one in pairs])
-        records += [_record(one, family, letter) for one in pairs]
+        records += [_record(one, family) for one in pairs]
         for one in pairs:
             if one.found.why:
                 what = "test" if math.isnan(one.found.p) else "interval"
                 whys.setdefault((what, one.found.why), []).append(f"{one.name} against {one.other}")
     every = [one.found for pairs in found.families.values() for one in pairs]
     notes = [*refused, *(f"no {what} of {', '.join(names)}: {why}" for (what, why), names in whys.items())]
-    notes += [*DIFFERENCES, *_weakness(every)]
+    notes += DIFFERENCES
+    if few := [one.differ for one in every if not math.isnan(one.p) and one.differ < 6]:
+        notes.append(f"with {max(few)} clients that differ p is at least {2 / 2 ** max(few):.3g}, whatever they show")
     if NAMED in found.families:
         notes.append("first block: what the paper compares")
     if RIVAL in found.families:
@@ -129,8 +124,8 @@ def _pairs(found: Statistics, letter: str, refused: Sequence[str]) -> Grid | Non
     if any(not math.isnan(one.p) and not one.exact for one in every):
         notes.append("p is a normal approximation where more than 13 clients differ, some by equal amounts")
     headings = ("method", "against", "difference", "95 % interval", "p", "p, Holm", "worse\noff", "ahead")
-    title = f"{letter + ': ' if letter else ''}Paired differences{' in points' * found.rows[0].metric.is_share}"
-    return Grid(f"pairs{letter}", f"{title} (above zero is better)", headings, blocks, notes, records, 2)
+    title = f"Paired differences{' in points' * found.rows[0].metric.is_share} (above zero is better)"
+    return Grid("pairs", title, headings, blocks, notes, records, 2)
 
 
 def _cells(one: Pair, shown: "_Score") -> list[str]:
@@ -145,22 +140,12 @@ def _cells(one: Pair, shown: "_Score") -> list[str]:
     ]
 
 
-def _record(one: Pair, family: str, letter: str) -> dict[str, Any]:
-    found = {key: defined(value) for key, value in one.found._asdict().items()}
+def _record(one: Pair, family: str) -> dict[str, Any]:
     seeds = {"paired_seeds": " ".join(map(str, one.seeds)), "family": family}
-    return {"set": letter, "method": one.name, "against": one.other, **found, "holm": defined(one.holm), **seeds}
+    return facts({"method": one.name, "against": one.other, **one.found._asdict(), "holm": one.holm}) | seeds
 
 
-def _weakness(pairs: Sequence[Paired]) -> list[str]:
-    """A line if so few clients differ that p can never be below 0.05."""
-    few = [one.differ for one in pairs if not math.isnan(one.p) and one.differ < 6]
-    least = (
-        f"with {max(few)} clients that differ p is at least {2 / 2 ** max(few):.3g}, whatever they show" if few else ""
-    )
-    return [least] if few else []
-
-
-def _stages(found: Statistics, letter: str) -> Grid | None:
+def _stages(found: Statistics) -> Grid | None:
     """Scores before and after local training."""
     shown, lines, records = _Score(found.rows[0]), [], []
     for one in found.own:
@@ -172,19 +157,19 @@ def _stages(found: Statistics, letter: str) -> Grid | None:
         lost = f"{round(pair.worse * pair.clients)} of {pair.clients}"
         lines.append([one.name, *both, shown.difference(pair.mean), bounds, lost])
         values = {"before": before, "mean_before": low, "after": after, "mean_after": high, "difference": pair.mean}
-        bounds_of = {"low": defined(pair.low), "high": defined(pair.high), "p": defined(pair.p), "worse": pair.worse}
-        records.append({"set": letter, "method": one.name, **values, **bounds_of})
+        records.append(
+            facts({"method": one.name, **values, "low": pair.low, "high": pair.high, "p": pair.p, "worse": pair.worse})
+        )
     if not lines:
         return None
     headings = ("method", "model\nbefore", "mean", "model\nafter", "mean", "difference", "95 % interval", "worse\noff")
-    title = f"{letter + ': ' if letter else ''}Before and after local training"
     note = "each kind of model at the round that validation prefers for it; models by the names that methods give them"
-    return Grid(f"training{letter}", title, headings, [lines], [note], records)
+    return Grid("training", "Before and after local training", headings, [lines], [note], records)
 
 
 def _ranks(found: Ranking, comparison: Comparison) -> Grid:
     """Mean ranks over the sets."""
-    letters = [chr(ord("A") + i) for i in range(len(found.scores))]
+    letters = comparison.letters
     order = sorted(range(len(found.names)), key=lambda i: float(found.found.mean[i]))
     shown = [_Score(rows[0]) for rows in comparison.sets]
     cells = [[one.score(score) for one, score in zip(shown, each, strict=True)] for each in found.scores.T]

@@ -1,8 +1,9 @@
 """What runs take until the mean test score over clients is as good as a target."""
 
 import math
+from collections.abc import Sequence
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -13,38 +14,27 @@ from .run_rows import Row
 from .run_statistics import names_of
 from .text_table import Grid, quantity
 
-
-class Reached(NamedTuple):
-    """What one run with one seed had taken in the first evaluated round that reaches the target."""
-
-    seed: int
-    round: int
-    bytes_down: int | None  # None where a run has not written it
-    bytes_up: int | None
-    examples: int | None
-    seconds: float | None
+TAKEN = ("round", "bytes_down", "bytes_up", "examples", "seconds")  # until a target was reached
 
 
 def reached(comparison: Comparison, target: float) -> list[Grid]:
     """A table for each set of comparable runs; raises UsageError for a target that no score can have."""
     grids = []
-    for i, rows in enumerate(comparison.sets):
+    for letter, rows in zip(comparison.letters, comparison.sets, strict=True):
         if not math.isfinite(target) or (rows[0].metric.is_share and not 0 <= target <= 1):
             meant = f"; write {target / 100:g}" if 1 < target <= 100 else ""
             raise UsageError(f"--target {target:g}: {rows[0].metric.name} is a share, between 0 and 1{meant}")
-        letter = chr(ord("A") + i) if len(comparison.sets) > 1 else ""
-        grids.append(_grid(rows, target, letter))
+        grids.append(_grid(rows, target).of_set(letter))
     return grids
 
 
-def _grid(rows: tuple[Row, ...], target: float, letter: str) -> Grid:
+def _grid(rows: tuple[Row, ...], target: float) -> Grid:
     lines, records = [], list[dict[str, Any]]()
     for name, row in zip(names_of(rows), rows, strict=True):
         found = [one for seed in row.seeds if (one := _first(row, seed, target)) is not None]
-        whole = [_mean([getattr(one, key) for one in found]) for key in Reached._fields[1:]]
-        values = dict(zip(Reached._fields[1:], whole, strict=True))
+        values = {key: _mean([one[i] for one in found]) for i, key in enumerate(TAKEN)}
         lines.append([name, f"{len(found)} of {len(row.seeds)}", *_cells(values)])
-        records.append({"set": letter, "method": name, "target": target, "reached": len(found)} | values)
+        records.append({"method": name, "target": target, "reached": len(found)} | values)
         records[-1]["seeds"] = len(row.seeds)
     sign, percent = (">=" if rows[0].metric.higher_is_better else "<="), " %" * rows[0].metric.is_share
     shown = f"{100 * target:g}{percent}" if rows[0].metric.is_share else f"{target:g}"
@@ -55,19 +45,19 @@ def _grid(rows: tuple[Row, ...], target: float, letter: str) -> Grid:
     if any(one["reached"] and one["bytes_up"] is None for one in records):
         notes.append("bytes, examples and seconds are empty where a run has no cost.csv: run it again to have them")
     headings = ("method", "seeds", "round", "bytes\ndown", "bytes\nup", "examples", "seconds")
-    title = f"{letter + ': ' if letter else ''}Until test {rows[0].metric.name} {sign} {shown}"
-    return Grid(f"target{letter}", title, headings, [lines], notes, records)
+    title = f"Until test {rows[0].metric.name} {sign} {shown}"
+    return Grid("target", title, headings, [lines], notes, records)
 
 
-def _first(row: Row, seed: int, target: float) -> Reached | None:
+def _first(row: Row, seed: int, target: float) -> Sequence[float | None] | None:
+    """What the run with a seed had `TAKEN` in the first evaluated round that reaches the target; None if none does."""
     folder = row.by_seed[seed].folder
     rounds, scores = folder.read_scores(row.model, row.metric.name)
     at = first_reaching(np.nanmean(scores, 1), target, row.metric.higher_is_better)
     if at is None:
         return None
-    cost = folder.read_cost() or {}
-    spent = cost.get(int(rounds[at]))
-    return Reached(seed, int(rounds[at]), *(spent[1:] if spent else (None,) * 4))
+    spent = (folder.read_cost() or {}).get(int(rounds[at]))
+    return spent or [int(rounds[at]), None, None, None, None]  # of a run that has not written it
 
 
 def _mean(values: list[Any]) -> float | None:

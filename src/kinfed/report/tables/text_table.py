@@ -4,8 +4,8 @@ import csv
 import io
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from rich.table import Table
@@ -38,22 +38,39 @@ class Grid:
         """For JSON: its numbers, and the remarks."""
         return {"title": self.title, "rows": list(self.records), "notes": list(self.notes)}
 
+    def of_set(self, letter: str) -> "Grid":
+        """The same for one of several sets of comparable runs; the letter is empty if there is one."""
+        records = [{"set": letter, **one} for one in self.records]
+        title = f"{letter}: " * bool(letter) + self.title
+        return replace(self, name=self.name + letter, title=title, records=records)
+
 
 def terminal(grid: Grid) -> Iterator[Table | Text]:
     """The parts of a grid for the terminal."""
     yield Text(f"\n{grid.title}", style="bold")
-    drawn = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
-    for i in grid.shown:
-        words = i < grid.words
-        way: Literal["left", "right"] = "left" if words else "right"
-        drawn.add_column(grid.headings[i], justify=way, vertical="bottom", no_wrap=not words, overflow="fold")
-    for number, rows in enumerate(grid.blocks):
-        if number:
-            drawn.add_row()
-        for row in rows:
-            drawn.add_row(*(Text(row[i]) for i in grid.shown))
-    yield drawn
+    rows = [row for block in grid.blocks for row in ([], *block)][1:]
+    words = range(sum(i < grid.words for i in grid.shown))
+    shown = [[row[i] for i in grid.shown] if row else [] for row in rows]
+    yield draw([grid.headings[i] for i in grid.shown], shown, words, words, 1, "bottom")
     yield from map(Text, grid.notes)
+
+
+def draw(
+    headings: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    words: Container[int] = (0,),
+    wrapped: Container[int] = (),
+    gap: int = 2,
+    vertical: Literal["top", "bottom"] = "top",
+) -> Table:
+    """A table for the terminal: columns of `words` to the left, others to the right; those `wrapped` may be folded."""
+    drawn = Table(box=None, pad_edge=False, padding=(0, gap, 0, 0), show_header=any(headings))
+    for i, heading in enumerate(headings):
+        way: Literal["left", "right"] = "left" if i in words else "right"
+        drawn.add_column(heading, justify=way, vertical=vertical, no_wrap=i not in wrapped, overflow="fold")
+    for row in rows:
+        drawn.add_row(*map(Text, row))
+    return drawn
 
 
 def markdown(grid: Grid) -> str:
@@ -114,9 +131,9 @@ def as_csv(grid: Grid) -> str:
     return out.getvalue()
 
 
-def defined(value: Any) -> Any:
-    """The value as JSON has it: None for a number that is not defined, NaN."""
-    return None if isinstance(value, float) and math.isnan(value) else value
+def facts(values: Mapping[str, Any]) -> dict[str, Any]:
+    """For JSON: None for a number that is not defined, NaN."""
+    return {key: None if isinstance(one, float) and math.isnan(one) else one for key, one in values.items()}
 
 
 def number(value: float) -> str:

@@ -3,17 +3,20 @@
 import tomllib
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import tomli_w
 import torch
+from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from ...core import seeding
 from ...core.engine import AUTO, Participation, Rounds, check_seed
 from ...core.graph import Graph
+from ...core.layout import head_of
 from ...core.method import Method
 from ...core.mixins import Advises
 from ...core.registry import load
@@ -38,22 +41,23 @@ from ...simulation.attacks.attack import Attack
 from . import plugins
 from .parts import call, check_keys, make, named, table_of, take, value_of
 from .plugins import Table as Table
-from .weights_file import load_weights
 
 EMBEDDED = Path(__file__).parent
 DEFAULT = EMBEDDED / "rotated-digits.toml"
 PUBLISHED = "kinfed_papers.published_table:named_experiment"  # makes the raw config of papers/PAPER/TABLE/COLUMN
+CLIP = 5.0  # the greatest norm of a gradient on a table, whose targets may have heavy tails
 BY_CLASS = ("by_class", "reweighted")  # optional scores of classification
 
 
-class Learning(NamedTuple):
-    """What is learned and how; `table` is the complete config of these parts."""
+@dataclass(frozen=True)
+class Learning:
+    """What is learned and how, every part made and checked; `table` is the complete config of these parts."""
 
     table: Table
     method_name: str  # or a path, see `plugins`
     method: Method
     rounds: Rounds
-    seed: int
+    seed: int  # the first of `seeds`
     seeds: int
     training: Training
     participation: Participation
@@ -62,17 +66,9 @@ class Learning(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Experiment:
-    """An experiment whose every part is made and checked; `table` is its complete config."""
+class Experiment(Learning):
+    """An experiment: what is learned, and of which data."""
 
-    table: Table
-    method_name: str
-    method: Method
-    rounds: Rounds
-    seed: int  # the first of `seeds`
-    seeds: int
-    training: Training
-    participation: Participation
     dataset_name: str  # its display name, see `called`
     dataset: Callable[..., Any]
     clients: int  # 0: as many as the data set has owners
@@ -81,8 +77,6 @@ class Experiment:
     graph_name: str
     graph: Callable[[Federation, int], Graph | None]
     by_class: dict[str, bool]  # which optional scores of classification are set, and to what
-    model_name: str
-    model: Callable[..., nn.Module]
     attack: Attack | None = None
     task: "AskedTask | None" = None  # in place of the data set's own
     newcomers: int | Sequence[str] = 0  # clients that are left out, to be onboarded later: how many, or their names
@@ -137,18 +131,62 @@ class Experiment:
         return [i for i, name in enumerate(names) if name in chosen]
 
     def module(self, federation: Federation, seed: int) -> nn.Module:
-        """The model with its initial parameters, the same for every client; the global random state is unchanged."""
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(generator(seed, "model").initial_seed())
-            module = self.model(tuple(federation.x.shape[1:]), federation.outputs, columns=federation.columns)
+        """The model with its initial parameters, the same for every client."""
+        module = build_model(self.model, seed, federation.x.shape[1:], federation.outputs, federation.columns)
         if weights := self.table["model"].get("weights"):
             load_weights(module, Path(weights))
         return module
 
     def architecture(self, known: Summary) -> nn.Module:
-        """The model of a finished run, whose summary this is, with initial parameters of no meaning."""
+        """The model of a finished run, whose summary this is, without weights from a file."""
         columns = Description.kept(known.data.columns, known.out)
-        return self.model(tuple(known.data.shape or ()), known.data.outputs or 0, columns=columns)
+        return build_model(self.model, known.seed, known.data.shape or (), known.data.outputs or 0, columns)
+
+
+def build_model(
+    model: Callable[..., nn.Module],
+    seed: int,
+    shape: Sequence[int],
+    outputs: int,
+    columns: Description | None = None,
+) -> nn.Module:
+    """A model with the initial parameters that a seed gives; the global random state is unchanged."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(generator(seed, "model").initial_seed())
+        return model(tuple(shape), outputs, columns=columns)
+
+
+def default_model(federation: Federation, name: str = "mlp", seed: int = 0) -> nn.Module:
+    """A model for data of one's own, by default a small MLP, with initial values that are fixed by the seed."""
+    part, _ = make(MODELS, name, "model", given=2)
+    return build_model(part, seed, federation.x.shape[1:], federation.outputs, federation.columns)
+
+
+def load_weights(module: nn.Module, path: Path) -> None:
+    """Copy a .safetensors file's tensors into the module's parameters and buffers of the same names.
+
+    The head, the last nn.Linear, keeps its initial numbers if the file has none of its name and shape, as a network for
+    other classes has not; what else the file has is left aside. Raises UsageError if it lacks another tensor of the
+    module, or has one of another shape.
+    """
+    try:
+        with safe_open(path, "pt") as file:
+            found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError) as problem:
+        why = "there is no such file" if not path.exists() else f"it is not a .safetensors file ({problem})"
+        raise UsageError(f"model.weights: {path}: {why}; save one by safetensors.torch.save_file") from None
+    head = head_of(module)
+    for name, own in module.state_dict().items():
+        given = found.get(name)
+        if given is not None and given.shape == own.shape:
+            with torch.no_grad():
+                own.copy_(given)
+        elif (head is None or name.rpartition(".")[0] != head) and not name.endswith("num_batches_tracked"):
+            has = "nothing" if given is None else list(given.shape)
+            raise UsageError(
+                f"model.weights: {path} has {has} for the model's '{name}', which is {list(own.shape)}; name a file "
+                "of the same model, whose head alone may differ"
+            )
 
 
 def read(source: str, overrides: list[str]) -> Table:
@@ -214,7 +252,7 @@ def of_sites(path: Path) -> Experiment:
         ) from None
     absent: Any = stayed
     return Experiment(
-        **parts._asdict() | {"table": table},
+        **vars(parts) | {"table": table},
         dataset_name="sites",
         dataset=absent,
         clients=0,
@@ -234,8 +272,9 @@ def warn_of_idle(source: str, overrides: Sequence[str], methods: Mapping[str, Me
     config that a run has written, which has every setting.
     """
     yours = read(source, []) if source not in KNOWN and Path(source).exists() else {}
-    if _is_complete(yours):
-        yours = {}
+    with suppress(UsageError):
+        if resolve(yours).table == yours:  # every setting, as `write` has written it
+            yours = {}
     if "optimiser" not in override(yours, list(overrides)).get("training", {}):
         return
     for name, method in methods.items():
@@ -243,14 +282,6 @@ def warn_of_idle(source: str, overrides: Sequence[str], methods: Mapping[str, Me
             where = "method" if len(methods) == 1 else f"methods.{plugins.called(name)}"
             rates_set = " and ".join(f"{where}.{rate}" for rate in rates)
             warnings.warn(f"{plugins.called(name)} ignores training.optimiser; its rates are {rates_set}", stacklevel=2)
-
-
-def _is_complete(table: Table) -> bool:
-    """Whether a config has every setting of its experiment, as what `write` has written."""
-    try:
-        return resolve(table).table == table
-    except UsageError:
-        return False
 
 
 def override(table: Table, overrides: list[str]) -> Table:
@@ -296,10 +327,12 @@ def _parse_override(text: str) -> tuple[str, Any]:
     dotted, equals, value = text.partition("=")
     if not equals or not dotted:
         raise UsageError(f"'{text}' is not an override; write dotted.key=value, such as training.epochs=5")
-    if not _is_unicode(text):
+    try:
+        text.encode()  # the command line may hold any bytes
+    except UnicodeEncodeError:
         raise UsageError(
             f"{text!a} is not UTF-8, as everything in a config must be; if it is a file's name, rename the file"
-        )
+        ) from None
     try:
         return dotted, tomllib.loads(f"value = {value}")["value"]
     except (tomllib.TOMLDecodeError, RecursionError):
@@ -330,15 +363,6 @@ def _dataset_in(table: Table) -> Any:
 def _name_in(part: Any) -> Any:
     """The name of a part, which may be given as a table or as its name only."""
     return part.get("name") if isinstance(part, dict) else part
-
-
-def _is_unicode(text: str) -> bool:
-    """Whether text from the command line, which may hold any bytes, can be written to a file."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def learning(raw: Table, beside: frozenset[str] = frozenset({"federation"})) -> Learning:
@@ -445,7 +469,7 @@ def resolve(raw: Table) -> Experiment:
         attack, table["attack"] = make(ATTACKS, raw["attack"], "attack")
     table |= plugins.code(table, raw.get("code", {}))
     return Experiment(
-        **parts._asdict() | {"table": table},
+        **vars(parts) | {"table": table},
         dataset_name=called(dataset_table),
         dataset=dataset,
         clients=clients,

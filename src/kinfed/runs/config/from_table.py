@@ -23,8 +23,7 @@ from ...data.tables.schema import Description
 from ...data.tables.table_reader import LEAST, TableReader
 from ...errors import FEW, SHOWN, UsageError, listed, several, some
 from ...verdict.verdict import plain
-from .default_model import CLIP
-from .experiment import Experiment, Table, override
+from .experiment import CLIP, Experiment, Table, override
 from .parts import make
 
 SMALL = 10  # fewer rows of a client say little about what it gains
@@ -192,7 +191,7 @@ def _inputs(federation: Federation, reader: TableReader) -> str:
         text = f"the last {last} of `{reader.targets[0]}`, to predict the next {reader.horizon}"
         return text + _describe_covariates(Series.of_scale(federation.scale))
     kinds = _by_kind(federation)
-    numbers, own = kinds["number"], _own_units(federation)
+    numbers, own = kinds["number"], list(next(iter(federation.scale.get("clients", {}).values()), {}))
     whose = "all clients' training rows" if len(own) < len(numbers) else "each client's training rows"
     text = f"{several(len(numbers), 'column')} ({listed(numbers)}), scaled to mean 0 and deviation 1 over {whose}"
     if own and len(own) < len(numbers):
@@ -223,11 +222,6 @@ def _by_kind(federation: Federation) -> dict[str, list[str]]:
     for column in federation.columns.inputs:
         kinds[column.kind].append(column.name)
     return kinds
-
-
-def _own_units(federation: Federation) -> list[str]:
-    """The inputs that are scaled client by client."""
-    return list(next(iter(federation.scale.get("clients", {}).values()), {}))
 
 
 def _split(experiment: Experiment, federation: Federation, reader: TableReader) -> str:
@@ -418,9 +412,6 @@ def _rows_of(federation: Federation) -> tuple[torch.Tensor, torch.Tensor]:
 def _read(federation: Federation, rows: torch.Tensor, who: torch.Tensor, column: int, name: str) -> torch.Tensor:
     """[n] an input of these rows as it is in the file, up to rounding; `who` says whose they are."""
     own, values = federation.scale.get("clients", {}), federation.x[:, column][rows].double()
-    if not any(name in scales for scales in own.values()):
-        scale = federation.scale["inputs"][name]
-        return values.mul_(scale["deviation"]).add_(scale["mean"])
     scales = [own.get(client, {}).get(name, federation.scale["inputs"][name]) for client in federation.names]
     mean, deviation = (torch.tensor([scale[key] for scale in scales]).double() for key in ("mean", "deviation"))
     return values * deviation[who] + mean[who]

@@ -70,19 +70,16 @@ def module_of(name: str) -> ModuleType | None:
 def check_kind(part: Any, name: str, where: str, registry: Registry, given: int) -> None:
     """Raise UsageError for a user's own part of the wrong kind for a registry.
 
-    `given` counts the arguments that are not settings. If it is 0 the part must be a class of that kind itself.
+    `given` counts the arguments that are not settings. If it is 0 the part must be a class of that kind itself. A class
+    must have all methods of its base, and only settings among its own annotations.
     """
     is_kind = given or _members(registry.base) or (inspect.isclass(part) and issubclass(part, registry.base))
     if not is_kind:
         raise UsageError(f"{where}: '{name}' is not a {registry.base_name}: derive the class from it")
     if not callable(part):
         raise UsageError(f"{where}: '{name}' is not a class or function that could make a {registry.base_name}")
-    if inspect.isclass(part):
-        _check_class(part, name, where)
-
-
-def _check_class(part: type, name: str, where: str) -> None:
-    """Raise UsageError for a class that lacks methods of its base, or whose own annotations are not settings."""
+    if not inspect.isclass(part):
+        return
     if lacks := sorted(getattr(part, "__abstractmethods__", ())):
         raise UsageError(f"{where}: '{name}' cannot be made: write {' and '.join(lacks)} in the class")
     if is_dataclass(part):
