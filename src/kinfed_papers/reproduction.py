@@ -400,7 +400,8 @@ class Reproduction:
 def _flags(cell: Cell, summary: Summary) -> list[str]:
     """What must be said of a finished run."""
     assert cell.experiment is not None
-    knows_labels = cell.experiment.graph_name in ORACLES and cell.experiment.method_name in ON_GRAPHS
+    graph = cell.experiment.table["federation"]["graph"]["name"]
+    knows_labels = graph in ORACLES and cell.experiment.method_name in ON_GRAPHS
     marks = {
         "leaking": summary.leaking,
         str(summary.cost.precision): summary.cost.precision in FLAGS,

@@ -264,8 +264,8 @@ def _described(experiment: Experiment) -> str:
     clients_text = several(clients, "client") if clients else "the data's own clients"
     return (
         f"{clients_text}, {'all' if share == 1 else f'a share of {share:g}'} in a round; {rounds} rounds of {work}, "
-        f"batch {training['batch']}, {training['optimiser']['name']} ({optimiser}); model {experiment.model_name}; "
-        f"validation {split.validation:g}, test {split.test:g}; "
+        f"batch {training['batch']}, {training['optimiser']['name']} ({optimiser}); "
+        f"model {experiment.table['model']['name']}; validation {split.validation:g}, test {split.test:g}; "
         f"evaluated every {f'{every} rounds' if every > 1 else 'round'}"
     )
 

@@ -194,7 +194,7 @@ def test_of_an_export_that_fails_nothing_is_left(shops, tmp_path, monkeypatch, c
     asked = ["export", str(shops / "run"), "--format", "safetensors", "--out"]
     assert main([*asked, str(tmp_path / "whole")]) == 0
     before = {path.name: path.read_bytes() for path in (tmp_path / "whole").iterdir()}
-    write, done = export_module._write, []
+    write, done = export_module._write_export, []
 
     def fails_at_the_third(saved, name, *rest):
         if len(done) == 2:
@@ -202,14 +202,14 @@ def test_of_an_export_that_fails_nothing_is_left(shops, tmp_path, monkeypatch, c
         done.append(name)
         return write(saved, name, *rest)
 
-    monkeypatch.setattr(export_module, "_write", fails_at_the_third)
+    monkeypatch.setattr(export_module, "_write_export", fails_at_the_third)
     assert main([*asked, str(tmp_path / "new" / "models")]) == 2
     done.clear()
     assert main([*asked, str(tmp_path / "whole"), "--licence", "CC0", "--force"]) == 2
     assert "there is no operator for it" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["whole"]
     assert {path.name: path.read_bytes() for path in (tmp_path / "whole").iterdir()} == before
-    monkeypatch.setattr(export_module, "_write", write)
+    monkeypatch.setattr(export_module, "_write_export", write)
     (tmp_path / "whole" / "notes.txt").write_text("mine")
     assert main([*asked, str(tmp_path / "whole"), "--licence", "CC0", "--force"]) == 0
     assert "CC0" in (tmp_path / "whole" / "shop 3.safetensors.md").read_text()
@@ -219,15 +219,15 @@ def test_of_an_export_that_fails_nothing_is_left(shops, tmp_path, monkeypatch, c
 def test_a_client_whose_model_cannot_be_written_is_named_and_the_others_are_written(
     shops, tmp_path, monkeypatch, capsys
 ):
-    write = export_module._write
+    write = export_module._write_export
 
-    def fails(saved, name, kind, path, forms):
-        apart = write(saved, name, kind, path, forms)
+    def fails(saved, name, *rest):
+        made = write(saved, name, *rest)
         if name == "shop 3":
             raise LookupError("no such tensor")
-        return apart
+        return made
 
-    monkeypatch.setattr(export_module, "_write", fails)
+    monkeypatch.setattr(export_module, "_write_export", fails)
     words = ["export", str(shops / "run"), "--format", "safetensors", "--out", str(tmp_path / "models")]
     assert main(words) == 1
     err = capsys.readouterr().err

@@ -86,15 +86,15 @@ def _choose(args: argparse.Namespace, console: Console) -> None:
         grid,
         **table_options.door(args),
     )
-    if args.dry_run:
-        return dry_run([candidates(request)], args, console, request.jobs)
-    show_choice(choose_for(request, args, console), args, console)
+    choose_for(request, args, console)
 
 
 def choose_for(
     request: Request, args: argparse.Namespace, console: Console, federation: Federation | None = None
-) -> Chosen:
-    """Choose, showing which candidates are left."""
+) -> None:
+    """Choose, showing which candidates are left and what is chosen; or say what choosing would take."""
+    if args.dry_run:
+        return dry_run([candidates(request)], args, console, request.jobs, federation=federation)
     with Bar(console, args.quiet) as bar:
         race = ""
 
@@ -108,10 +108,11 @@ def choose_for(
             bar.begin(f"{race}: {entry.candidate.name}")
 
         how = replace(execution(args), progress=bar.update)  # what travels is told of the winner, not of candidates
-        return choose_in(request, how, on_rung, on_begin, federation)
+        chosen = choose_in(request, how, on_rung, on_begin, federation)
+    _show_choice(chosen, args, console)
 
 
-def show_choice(chosen: Chosen, args: argparse.Namespace, console: Console) -> None:
+def _show_choice(chosen: Chosen, args: argparse.Namespace, console: Console) -> None:
     """Print the ranking, the winner's scores and the verdict on standard error, or JSON on standard output."""
     choice, summary, earlier = chosen
     if args.json:
@@ -129,7 +130,6 @@ def show_choice(chosen: Chosen, args: argparse.Namespace, console: Console) -> N
 
 
 def _ranking(choice: dict[str, Any], summary: Summary) -> Table:
-    """The best candidates, by their validation scores."""
     metric, sign = summary.selection.by, 1 if summary.selection.higher_is_better else -1
     share = summary.metric.is_share if metric == summary.metric.name else is_share(metric)
     rows = []

@@ -65,11 +65,6 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="write the tables there as Markdown, CSV and LaTeX, and a picture of mean ranks over several data sets",
     )
-    _add_relations(beside)
-    beside.set_defaults(command=_compare)
-
-
-def _add_relations(beside: argparse.ArgumentParser) -> None:
     relations = beside.add_argument_group("who learns from whom")
     relations.add_argument(
         "--relations",
@@ -86,6 +81,7 @@ def _add_relations(beside: argparse.ArgumentParser) -> None:
     relations.add_argument(
         "--top", type=count, metavar="N", help="how many clients and edges to list (default: 10; all with --json)"
     )
+    beside.set_defaults(command=_compare)
 
 
 def _compare(args: argparse.Namespace, console: Console) -> None:

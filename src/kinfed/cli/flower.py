@@ -41,8 +41,16 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     )
     flower.set_defaults(command=_act)
     actions = flower.add_subparsers(required=True, metavar="ACTION")
-    _add_keys(actions, common)
-    _add_up(actions, common)
+    keys = _action(actions, common, "keys", _keys, "make certificates for the server and keys for the sites")
+    keys.add_argument("folder", type=Path, metavar="DIR", help="the folder for the keys; keys already in it are kept")
+    keys.add_argument("sites", nargs="*", metavar="SITE", help="the clients' names")
+    what = "name or address by which sites reach the server; may be repeated (this machine is always included)"
+    keys.add_argument("--host", **REPEATED, metavar="NAME", help=what)
+    up = _action(actions, common, "up", _up, "start the server and admit the sites that have keys")
+    up.add_argument("--keys", type=Path, metavar="DIR", help="the folder made by kinfed flower keys")
+    up.add_argument("--insecure", action="store_true", help="use no keys: for trials on one machine")
+    up.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1, this machine only)")
+    up.add_argument("--port", type=int, default=8000, help="port to listen on (default: 8000)")
     _add_node(actions, common)
     _add_run(actions, common)
     agree = _action(
@@ -74,22 +82,6 @@ def _action(actions: Any, common: argparse.ArgumentParser, name: str, act: Any, 
     )
     parser.set_defaults(action=act)
     return parser
-
-
-def _add_keys(actions: Any, common: argparse.ArgumentParser) -> None:
-    keys = _action(actions, common, "keys", _keys, "make certificates for the server and keys for the sites")
-    keys.add_argument("folder", type=Path, metavar="DIR", help="the folder for the keys; keys already in it are kept")
-    keys.add_argument("sites", nargs="*", metavar="SITE", help="the clients' names")
-    what = "name or address by which sites reach the server; may be repeated (this machine is always included)"
-    keys.add_argument("--host", **REPEATED, metavar="NAME", help=what)
-
-
-def _add_up(actions: Any, common: argparse.ArgumentParser) -> None:
-    up = _action(actions, common, "up", _up, "start the server and admit the sites that have keys")
-    up.add_argument("--keys", type=Path, metavar="DIR", help="the folder made by kinfed flower keys")
-    up.add_argument("--insecure", action="store_true", help="use no keys: for trials on one machine")
-    up.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1, this machine only)")
-    up.add_argument("--port", type=int, default=8000, help="port to listen on (default: 8000)")
 
 
 def _add_node(actions: Any, common: argparse.ArgumentParser) -> None:
@@ -131,19 +123,6 @@ def _add_examples(node: argparse.ArgumentParser) -> None:
         "--query", metavar="FILE.sql", default="", help="for a database: the SELECT to read, as a file or as text"
     )
     _add_reading(node)
-    _add_limits(node)
-    node.add_argument(
-        "--state",
-        type=Path,
-        default=Path("kinfed-site"),
-        metavar="DIR",
-        help="folder for private state and models (default: kinfed-site)",
-    )
-    node.add_argument("--device", default="auto", help="where to train: auto, cpu, cuda or cuda:i (default: auto)")
-
-
-def _add_limits(node: argparse.ArgumentParser) -> None:
-    """What a server may have this site do."""
     what = "a file whose methods, models and other parts the server may name; may be repeated"
     node.add_argument("--code", **REPEATED, type=Path, metavar="FILE.py", help=what)
     node.add_argument(
@@ -158,6 +137,14 @@ def _add_limits(node: argparse.ArgumentParser) -> None:
         metavar="FILE.toml",
         help="what this site takes part in, whatever the server asks; see docs/deploy.md (default: in anything)",
     )
+    node.add_argument(
+        "--state",
+        type=Path,
+        default=Path("kinfed-site"),
+        metavar="DIR",
+        help="folder for private state and models (default: kinfed-site)",
+    )
+    node.add_argument("--device", default="auto", help="where to train: auto, cpu, cuda or cuda:i (default: auto)")
 
 
 def _add_reading(node: argparse.ArgumentParser) -> None:
@@ -202,7 +189,6 @@ def _add_run(actions: Any, common: argparse.ArgumentParser) -> None:
 
 
 def _act(args: argparse.Namespace, console: Console) -> None:
-    """Do what is asked, if Flower is there."""
     if importlib.util.find_spec("flwr") is None:
         raise UsageError("kinfed flower needs Flower; install it: pip install 'kinfed[flower]'")
     from ..flower.wire import flower_names
@@ -426,7 +412,6 @@ def _status(args: argparse.Namespace, console: Console) -> None:
 
 
 def _of_run(run: dict[str, Any]) -> str:
-    """A run in a line or two."""
     line = f"the run in {run['out']}: {run['state']}, round {run['round']} of {run['rounds']}, {run['seconds']:.0f} s"
     if run["why"]:
         line += f"; {run['why']}"
@@ -441,7 +426,6 @@ def _of_run(run: dict[str, Any]) -> str:
 
 
 def _sites(sites: dict[str, Any]) -> Table:
-    """A line for each site."""
     rows = []
     for name, site in sites.items():
         counts = [str(site.get(key, "")) for key in ("rounds", "missed")]

@@ -184,7 +184,6 @@ def show_entries(entries: dict[str, dict[str, Any]]) -> None:
 
 
 def _describe_part(registry: Registry, name: str, given: int) -> dict[str, Any]:
-    """A part: what it is, and its settings."""
     from ..core.field_checks import described, kinds_of, sentences
     from ..runs.config import parts, plugins
 

@@ -21,8 +21,8 @@ from ..runs.run_folder import RunFolder
 from ..search.choice_folder import Request
 from ..simulation import distributed
 from . import table_options
-from .choose import choose_for, show_choice
-from .estimate import Planned, candidates, dry_run
+from .choose import choose_for
+from .estimate import Planned, dry_run
 from .options import MORE, REPEATED, add_dry_run, add_how, add_settings, columns, detail, place
 from .report import show_page, write_page
 from .training import Bar, execution, show
@@ -105,42 +105,26 @@ def _add_resume(commands: Any, running: argparse.ArgumentParser, common: argpars
 
 
 def _run(args: argparse.Namespace, console: Console) -> None:
-    """Run an experiment, a table of yours, or further what a run has finished."""
+    """Run an experiment, a table of yours by the method that is named or suits it, or further what has finished."""
     args.wanted = reference_runs.parse(args.beside)
     trackers.check(args.track)
     if args.former is not None:
-        continue_run(args, console)
-    elif table_options.is_table(args.source):
-        run_table(args, console)
-    else:
-        run_config(args, console)
-
-
-def run_config(args: argparse.Namespace, console: Console) -> None:
-    """Run a method on the built-in experiment, or what a config describes."""
-    experiment = config.resolve(table_options.read(args.source, args, args.method))
-    if args.budget:
-        raise UsageError("--budget is for finding a method on a table of yours; leave it out")
-    config.warn_of_idle(args.source, args.overrides, {experiment.method_name: experiment.method})
-    _train(experiment, args, console)
-
-
-def run_table(args: argparse.Namespace, console: Console) -> None:
-    """Train on a table of yours: with the method that is named, or with the one that suits it."""
-    raw = table_options.read(args.source, args, args.method)
-    if "name" not in raw.get("method", {}):
+        return _continue(args, console)
+    yours, raw = table_options.is_table(args.source), table_options.read(args.source, args, args.method)
+    if yours and "name" not in raw.get("method", {}):
         return _choose(raw, args, console)
     if args.budget:
-        raise UsageError("--budget is for finding a method on a table of yours; leave it out, or --method")
+        fix = "leave it out, or --method" if yours else "leave it out"
+        raise UsageError(f"--budget is for finding a method on a table of yours; {fix}")
     experiment = config.resolve(raw)
-    config.warn_of_idle(experiment.method_name, args.overrides, {experiment.method_name: experiment.method})
-    summary = _train(experiment, args, console, federation=_tell(experiment, args, console))
-    if summary and not args.quiet:
+    source = experiment.method_name if yours else args.source
+    config.warn_of_idle(source, args.overrides, {experiment.method_name: experiment.method})
+    summary = _train(experiment, args, console, _tell(experiment, args, console) if yours else None)
+    if yours and summary and not args.quiet:
         console.print(f"repeat it with: kinfed run {summary.out}/config.toml --out DIR", soft_wrap=True)
 
 
-def continue_run(args: argparse.Namespace, console: Console) -> None:
-    """Go on from a finished run."""
+def _continue(args: argparse.Namespace, console: Console) -> None:
     other = args.source if args.source and "=" not in args.source else ""
     if what := other or "--method" * bool(args.method) or "--budget" * bool(args.budget):
         raise UsageError(f"--from goes on with the run's own method and config; leave out {what}, or --from")
@@ -174,7 +158,6 @@ def _train(
 
 
 def _open(folder: Path, args: argparse.Namespace, console: Console) -> None:
-    """End with a report page."""
     page = write_page([folder])
     if not args.quiet:
         console.print(f"the report is in {page}", soft_wrap=True)
@@ -192,7 +175,6 @@ def _tell(experiment: Experiment, args: argparse.Namespace, console: Console) ->
 
 
 def _choose(raw: Table, args: argparse.Namespace, console: Console) -> None:
-    """Train on a table with the method that suits it."""
     stem = Path("runs") / called(raw["federation"]["dataset"]) / time.strftime("%Y-%m-%d-%H%M%S")
     request = Request(raw, args.out or stem, args.data_dir, args.budget, **table_options.door(args))
     if args.track:
@@ -201,10 +183,8 @@ def _choose(raw: Table, args: argparse.Namespace, console: Console) -> None:
         raise UsageError("--beside goes with --method; without it Local and FedAvg are always beside the winner")
     request.check()
     federation = _tell(request.experiment("local"), args, console)
-    if args.dry_run:
-        return dry_run([candidates(request)], args, console, federation=federation)
-    show_choice(choose_for(request, args, console, federation), args, console)
-    if args.open:
+    choose_for(request, args, console, federation)
+    if args.open and not args.dry_run:
         _open(request.out, args, console)
 
 

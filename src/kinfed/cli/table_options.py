@@ -58,7 +58,6 @@ def read(source: str, args: argparse.Namespace, method: str = "") -> Table:
 
 
 def _settings(args: argparse.Namespace) -> list[str]:
-    """The options as settings of the data set."""
     time = [f"time={json.dumps(args.time)}"] if args.time else []
     ignore = [f"ignore={_format_names(args.ignore)}"] if args.ignore else []
     return [f"federation.dataset.{one}" for one in time + ignore]

@@ -344,7 +344,6 @@ class _Run:
 
 
 def _train(experiment: Experiment, out: RunFolder, execution: Execution, federation: Federation) -> TrainedRun:
-    """The run of an experiment with one seed."""
     run = fit(
         experiment.method,
         federation,

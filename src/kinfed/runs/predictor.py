@@ -185,9 +185,7 @@ class Predictor:
         if strange := self.strangers(frame):
             listed = "', '".join(strange)
             warnings.warn(f"{frame.name}: ignored columns that the run was not trained with: '{listed}'", stacklevel=2)
-        if frame is data:
-            return found
-        if not type(data).__module__.startswith("pandas"):
+        if frame is data or not type(data).__module__.startswith("pandas"):
             return found
         columns = {name: found[name].to_list() for name in found.columns}
         return sys.modules["pandas"].DataFrame(columns, index=None if self.series else data.index[answered])

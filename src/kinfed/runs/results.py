@@ -264,5 +264,4 @@ def draw_recall(summary: Summary, folder: RunFolder) -> None:
 
 
 def _mark_attackers(names: Sequence[str], attackers: Sequence[str]) -> list[str]:
-    """The clients' names, with attackers marked."""
     return [f"{name} (attacker)" if name in attackers else name for name in names]

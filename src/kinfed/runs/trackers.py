@@ -298,7 +298,6 @@ class _Feed:
 
 
 def _settings(folder: RunFolder) -> dict[str, str]:
-    """The config of a run's folder, flat."""
 
     def flat(table: Mapping[str, Any], before: str = "") -> dict[str, str]:
         found: dict[str, str] = {}

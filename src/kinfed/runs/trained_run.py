@@ -241,7 +241,6 @@ class TrainedRun(Run):
         )
 
     def _describe_attack(self) -> dict[str, Any] | None:
-        """The attack, the attackers, and the scores of the others."""
         if self.attack is None:
             return None
         attackers = self.attack.attackers(self.federation.names, self.seed).tolist()

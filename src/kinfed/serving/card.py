@@ -111,7 +111,6 @@ def _cautions(saved: OpenedRun, kept: OpenedRun) -> list[str]:
 
 
 def _use(saved: OpenedRun, path: Path, client: str, apart: float | None) -> list[str]:
-    """How the file is used."""
     description, named = saved.description, _windows(saved, client)
     if path.suffix == ".safetensors":
         return [

@@ -70,9 +70,27 @@ def export(
 def _write_export(
     saved: OpenedRun, name: str, kind: Format, path: Path, written: Path, licence: str, forms: dict[Any, Any]
 ) -> Exported:
-    """Write the model that will be at `path`, and its card."""
-    begin = time.perf_counter()
-    apart = _write(saved, name, kind, written, forms)
+    """Write the model that will be at `path`, and its card; `forms` has the ONNX models of other clients."""
+    begin, apart = time.perf_counter(), None
+    about = {"client": name, **saved.source(name)._asdict(), "made by": "kinfed"}
+    if kind == "safetensors":
+        arrays = trees.pack(saved.personal(name))
+        theta = arrays.pop("theta")
+        checkpoint.write({**saved.of(name).architecture.named(theta), **arrays}, written, about)
+    else:
+        predictor = saved.predictor(name)
+        whole = Whole(saved.shown(name), predictor, name).eval()
+        form = saved.of(name).folder.path, *((key, tuple(value.shape)) for key, value in whole.state_dict().items())
+        if form not in forms:
+            forms[form] = onnx_file.convert(whole, predictor)
+        with replacing(written) as part:
+            part.write_bytes(onnx_file.filled(forms[form], whole, about).SerializeToString())
+            apart = onnx_file.apart(part, whole, predictor)
+            if not apart <= onnx_file.AGREE:
+                raise RunError(
+                    f"the ONNX model of client '{name}' gives answers that are {apart:.1e} from PyTorch's, "
+                    f"above {onnx_file.AGREE:g}, so it was not written; use --format safetensors"
+                )
     digest = hashlib.sha256(written.read_bytes()).hexdigest()
     text = card(saved, name, path, digest, licence, apart)
     with replacing(written.with_name(card_name(path))) as part:
@@ -89,28 +107,3 @@ def file_name(client: str) -> str:
     """A client's name as a file's; the end of a long one is told by a hash."""
     name = quote(client, safe=" ()+,=@")
     return name if len(name) <= LONGEST else f"{name[:LONGEST]}-{hashlib.sha256(client.encode()).hexdigest()[:16]}"
-
-
-def _write(saved: OpenedRun, name: str, kind: Format, path: Path, forms: dict[Any, Any]) -> float | None:
-    """Write one model; returns how far onnxruntime is from PyTorch."""
-    about = {"client": name, **saved.source(name)._asdict(), "made by": "kinfed"}
-    if kind == "safetensors":
-        arrays = trees.pack(saved.personal(name))
-        theta = arrays.pop("theta")
-        checkpoint.write({**saved.of(name).architecture.named(theta), **arrays}, path, about)
-        return None
-    predictor = saved.predictor(name)
-    whole = Whole(saved.shown(name), predictor, name).eval()
-    shapes = tuple((key, tuple(value.shape)) for key, value in whole.state_dict().items())
-    form = saved.of(name).folder.path, shapes
-    if form not in forms:
-        forms[form] = onnx_file.convert(whole, predictor)
-    with replacing(path) as part:
-        part.write_bytes(onnx_file.filled(forms[form], whole, about).SerializeToString())
-        apart = onnx_file.apart(part, whole, predictor)
-        if not apart <= onnx_file.AGREE:
-            raise RunError(
-                f"the ONNX model of client '{name}' gives answers that are {apart:.1e} from PyTorch's, "
-                f"above {onnx_file.AGREE:g}, so it was not written; use --format safetensors"
-            )
-    return apart

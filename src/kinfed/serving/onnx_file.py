@@ -32,16 +32,6 @@ def needed() -> None:
         raise UsageError(f"ONNX needs the package {problem.name}: pip install 'kinfed[export]'") from None
 
 
-def _trace(module: nn.Module, given: tuple[Tensor, ...]) -> torch.export.ExportedProgram:
-    """The module as torch.export has it, for any number of rows; raises UsageError that says what it cannot hold."""
-    shapes = (({0: torch.export.Dim("rows")},) * len(given),)
-    try:
-        with _silence():
-            return torch.export.export(module.eval(), given, dynamic_shapes=shapes)
-    except Exception as problem:  # whatever tracing a user's module ends in
-        raise UsageError(f"the model cannot be exported: {_reason(problem)}") from None
-
-
 class _Ordered(nn.Module):
     """A `Whole` that takes columns one after another, so that no name of a column is one of its program."""
 
@@ -65,7 +55,13 @@ def convert(whole: Whole, predictor: Predictor) -> Converted:
     """The ONNX model of one client; raises UsageError that names an operator which ONNX cannot hold."""
     given = example(predictor, 4)
     names = list(given) if isinstance(given, dict) else []
-    traced = _trace(_Ordered(whole, names), tuple(given.values()) if isinstance(given, dict) else (given,))
+    columns = tuple(given.values()) if isinstance(given, dict) else (given,)
+    shapes = (({0: torch.export.Dim("rows")},) * len(columns),)
+    try:
+        with _silence():
+            traced = torch.export.export(_Ordered(whole, names).eval(), columns, dynamic_shapes=shapes)
+    except Exception as problem:  # whatever tracing a user's module ends in
+        raise UsageError(f"the model cannot be exported: {_reason(problem)}") from None
     try:
         with _silence():
             made = torch.onnx.export(traced, dynamo=True, optimize=False, verbose=False)

@@ -60,28 +60,23 @@ def answer(predictor: Predictor, body: bytes, kind: str) -> tuple[Any, list[str]
     """
     _said.lines = []
     try:
-        frame, ignored = _answer(predictor, body, kind)
-        return frame, ignored, [line.replace("the frame", "the request") for line in _said.lines]
-    finally:
-        _said.lines = None
-
-
-def _answer(predictor: Predictor, body: bytes, kind: str) -> tuple[Any, list[str]]:
-    """The answers, and the columns that the run was not trained with."""
-    try:
         if kind == CSV:
-            return _of_csv(predictor, body)
-        words = _json(body)
-        if predictor.description is None and predictor.series is None:
-            return _of_arrays(predictor, words), []
-        rows = words.get("rows")
-        if not isinstance(rows, list) or not rows or set(words) - {"rows"}:
-            raise Refused(422, 'the request must be {"rows": [{"COLUMN": value, ...}, ...]} with one row or more')
-        return _predict_rows(predictor, frame_of(_table(rows)))
+            frame, ignored = _of_csv(predictor, body)
+        elif predictor.description is None and predictor.series is None:
+            frame, ignored = _of_arrays(predictor, _json(body)), []
+        else:
+            words = _json(body)
+            rows = words.get("rows")
+            if not isinstance(rows, list) or not rows or set(words) - {"rows"}:
+                raise Refused(422, 'the request must be {"rows": [{"COLUMN": value, ...}, ...]} with one row or more')
+            frame, ignored = _predict_rows(predictor, frame_of(_table(rows)))
+        return frame, ignored, [line.replace("the frame", "the request") for line in _said.lines]
     except UsageError as problem:
         raise Refused(422, str(problem).replace("the frame", "the request")) from None
     except UnicodeEncodeError:  # of what JSON can write and Unicode has not
         raise Refused(400, "the request has half of a surrogate pair, such as \\ud800, in a text; correct it") from None
+    finally:
+        _said.lines = None
 
 
 def _predict_rows(predictor: Predictor, frame: Frame) -> tuple[Any, list[str]]:
@@ -116,7 +111,6 @@ def _json(body: bytes) -> dict[str, Any]:
 
 
 def _table(rows: list[Any]) -> Any:
-    """Rows as a frame of polars."""
     import polars
 
     first = rows[0]

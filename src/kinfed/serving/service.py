@@ -27,7 +27,6 @@ from ..errors import UsageError, nearest
 from ..runs.predictor import Predictor
 from .requests import CSV, JSON, Refused, answer, told_to_requests
 
-REQUEST_MB = 16  # megabytes of a request
 IGNORED = "Kinfed-Ignored"  # the header of CSV answers that names columns the run was not trained with
 WARNINGS = "Kinfed-Warnings"  # and the one that says what else is to be known of the rows
 KEYS = {IGNORED: "ignored", WARNINGS: "warnings"}  # the same in JSON
@@ -38,7 +37,7 @@ ABROAD = "another machine could ask it: set a token as KINFED_TOKEN"
 class Limits:
     """What the service takes at a time."""
 
-    megabytes: float = REQUEST_MB  # of a request
+    megabytes: float = 16  # of a request
     concurrency: int = 64  # connections and requests; one more gets 503
     workers: int = 2  # threads that answer
 

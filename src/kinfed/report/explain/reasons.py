@@ -284,7 +284,6 @@ def grids(found: Reasons) -> list[Grid]:
 
 
 def _scores_table(found: Reasons) -> tuple[str, list[str], list[list[str]]]:
-    """Title, headings and rows of the scores."""
     scale, digits = (100, 2) if found.is_share else (1, 4)
 
     def cells(name: str, weight: float, score: float) -> list[str]:

@@ -272,7 +272,6 @@ def _figures(weights: Array, edges: int) -> Figures:
 
 
 def _check_clients(folders: tuple[RunFolder, RunFolder], names: list[str], other: list[str]) -> None:
-    """Raise UsageError unless two runs have the same clients."""
     for name, here, there, known in (
         *((name, *folders, other) for name in names if name not in set(other)),
         *((name, *folders[::-1], names) for name in other if name not in set(names)),
@@ -284,7 +283,6 @@ def _check_clients(folders: tuple[RunFolder, RunFolder], names: list[str], other
 
 
 def _place(folder: RunFolder, found: Relations, asked: int | None) -> int:
-    """The index of the round that is asked for."""
     if asked is None:
         return found.selected
     at = np.flatnonzero(found.rounds == asked)

@@ -146,7 +146,6 @@ def _words(gathered: Gathered, lacking: Sequence[str]) -> dict[str, Any]:
         "papers": _papers(rows),
         "settings": page_settings.settings(config),
         "commands": list(_commands(gathered)),
-        "has_local": gathered.at("local") is not None,
         "folder": main.folder,
         "outside": [(one["name"], _score(main, one["mean"]), one["needs"]) for one in main.summary.outside or ()],
     }
@@ -230,7 +229,6 @@ def _by_example(row: Row) -> bool:
 
 
 def _cautions(gathered: Gathered) -> list[tuple[str, str]]:
-    """What to know before believing the numbers."""
     found: dict[tuple[str, str], None] = {}
     for row, label in zip(gathered.rows, gathered.labels, strict=True):
         summary = row.summary
@@ -254,7 +252,6 @@ def _cautions(gathered: Gathered) -> list[tuple[str, str]]:
 
 
 def _method(row: Row, label: str, scale: "_Forest", judged: bool) -> dict[str, Any]:
-    """A line of the table of methods."""
     scores = [one.read_summary().honest_scores[row.model] for one in row.folders]
     worst, best = (float(sum(s.get(k, math.nan) for s in scores) / len(scores)) for k in ("worst10", "best10"))
     judgement = row.verdict or {}
@@ -303,7 +300,6 @@ class _Forest:
 
 
 def _gain_unit(row: Row) -> str:
-    """What a gain is counted in."""
     if not row.metric.higher_is_better:
         return "% less error"
     return "points" if row.metric.is_share else word(row.metric.name)

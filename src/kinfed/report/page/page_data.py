@@ -78,18 +78,16 @@ def contents(gathered: Gathered, parts_of_page: int = 1) -> tuple[dict[str, Any]
     names = summary.clients.names
     facts = facts if facts.get("names") == names else {}
     parts = _parts(names, facts, _scores(tested[gathered.main], names), notes)
-    places: dict[str, int | None] = {base: gathered.at(base) for base in ("local", "fedavg")}
+    local = None if (at := gathered.at("local")) is None else tested[at]
     graphs = max(1, sum(row.method not in BASES for row in gathered.rows))
     methods = []
     for i, (row, mine) in enumerate(zip(gathered.rows, tested, strict=True)):
-        one: dict[str, Any] = {"label": gathered.labels[i], "method": row.method, "origin": row.origin}
-        one |= {"model": row.model, "seeds": list(row.seeds)}
+        one: dict[str, Any] = {"label": gathered.labels[i], "method": row.method, "seeds": list(row.seeds)}
         one["scores"] = _json(parts.mean(_scores(mine, names)))
-        others = {base: tested[at] for base, at in places.items() if at is not None}
         each = CURVES // (2 * parts_of_page * len(gathered.rows) * len(parts.names))
         links = 0 if row.method in BASES else LINKS // (graphs * parts_of_page)  # theirs never change
         lacks = f"{gathered.labels[i]} is shown without its"
-        one |= attempt(notes, f"{lacks} gains", NO_GAINS, partial(_compare, row, mine, others, names, parts))
+        one |= attempt(notes, f"{lacks} gains", NO_GAINS, partial(_compare, row, mine, local, names, parts))
         one |= attempt(notes, f"{lacks} curves", NO_CURVES, partial(_curves, row, parts, each, notes))
         one |= attempt(notes, f"{lacks} graph", NO_GRAPH, partial(_show_relation, row, parts, links, notes))
         methods.append(one)
@@ -105,7 +103,6 @@ def contents(gathered: Gathered, parts_of_page: int = 1) -> tuple[dict[str, Any]
         "order": _order(len(parts.names), facts if parts.labels is None else {}, selected),
         "methods": methods,
         "main": gathered.main,
-        **places,
     }
     return data, list(dict.fromkeys(notes))
 
@@ -168,21 +165,18 @@ def _list_facts(facts: dict[str, Any], parts: Parts) -> dict[str, Any]:
 
 
 def _compare(
-    row: Row, mine: Mapping[int, Tested], others: Mapping[str, Mapping[int, Tested]], names: Sequence[str], parts: Parts
+    row: Row, mine: Mapping[int, Tested], local: Mapping[int, Tested] | None, names: Sequence[str], parts: Parts
 ) -> dict[str, Any]:
-    """Against Local and FedAvg, client by client: the gain, what single test examples say, and who gains or loses."""
+    """Against Local, client by client: the gain, what single test examples say, and who gains or loses."""
     result: dict[str, Any] = {"gain": {}, "examples": {}}
-    sign = 1 if row.metric.higher_is_better else -1
-    for base, theirs in others.items():
-        if base == row.method or not mine.keys() <= theirs.keys():
-            continue
-        theirs = {seed: theirs[seed] for seed in mine}
-        gain = sign * (_scores(mine, names) - _scores(theirs, names))
-        result["gain"][base] = _json(parts.mean(gain))
+    if local is not None and row.method != "local" and mine.keys() <= local.keys():
+        theirs = {seed: local[seed] for seed in mine}
+        gain = (_scores(mine, names) - _scores(theirs, names)) * (1 if row.metric.higher_is_better else -1)
+        result["gain"]["local"] = _json(parts.mean(gain))
         pairs = list(mine.values()), list(theirs.values())
         found = by_examples(*pairs, row.metric.higher_is_better) if parts.labels is None else {}
         if found:
-            result["examples"][base] = [list(found[name]) if name in found else None for name in names]
+            result["examples"]["local"] = [list(found[name]) if name in found else None for name in names]
     if row.verdict is not None and row.method != "local" and parts.labels is None:
         sides = {name: side for side in ("gain", "lose", "undecided") for name in row.verdict[side]}
         result["side"] = [sides.get(name, "") for name in names]

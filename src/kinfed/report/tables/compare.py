@@ -162,7 +162,6 @@ def read_tested(row: Row, seeds: Sequence[int]) -> list[Tested]:
 
 
 def _rank_runs(alike: list[Row]) -> list[Row]:
-    """Runs that are comparable, best first."""
     shared = {row.summary.selection.by for row in alike if row.selected is not None}
     if len(shared) > 1 or any(row.selected is None for row in alike):
         shared = {alike[0].metric.name}

@@ -84,7 +84,6 @@ def _tabulate_means(found: Statistics, refused: Sequence[str]) -> Grid:
 
 
 def _intervals(own: Sequence[Own]) -> list[str]:
-    """What the intervals are over."""
     over = {(one.interval.over, len(one.seeds), one.clients) for one in own if not one.interval.why}
     seeds = sorted({count for kind, count, _ in over if kind == "seeds"})
     clients = sorted({count for kind, _, count in over if kind == "clients"})
@@ -146,7 +145,6 @@ def _record(one: Pair, family: str) -> dict[str, Any]:
 
 
 def _stages(found: Statistics) -> Grid | None:
-    """Scores before and after local training."""
     shown, lines, records = _Score(found.rows[0]), [], []
     for one in found.own:
         if one.stages is None:
@@ -168,7 +166,6 @@ def _stages(found: Statistics) -> Grid | None:
 
 
 def _ranks(found: Ranking, comparison: Comparison) -> Grid:
-    """Mean ranks over the sets."""
     letters = comparison.letters
     order = sorted(range(len(found.names)), key=lambda i: float(found.found.mean[i]))
     shown = [_Score(rows[0]) for rows in comparison.sets]

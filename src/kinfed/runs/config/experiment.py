@@ -61,7 +61,6 @@ class Learning:
     seeds: int
     training: Training
     participation: Participation
-    model_name: str
     model: Callable[..., nn.Module]
 
 
@@ -74,7 +73,6 @@ class Experiment(Learning):
     clients: int  # 0: as many as the data set has owners
     partition: Partition
     split: Split
-    graph_name: str
     graph: Callable[[Federation, int], Graph | None]
     by_class: dict[str, bool]  # which optional scores of classification are set, and to what
     attack: Attack | None = None
@@ -258,7 +256,6 @@ def of_sites(path: Path) -> Experiment:
         clients=0,
         partition=absent,
         split=split,
-        graph_name="given",
         graph=absent,
         by_class={},
     )
@@ -371,12 +368,8 @@ def learning(raw: Table, beside: frozenset[str] = frozenset({"federation"})) -> 
     check_keys(raw, known | {"model", "training", "method", "methods", "code"} | beside, "")
     if raw.get("rounds") == "auto":
         raw = {"patience": AUTO[1], **raw, "rounds": AUTO[0]}
-    top = {
-        "rounds": value_of(raw, "rounds", int, 20),
-        "seed": value_of(raw, "seed", int, 0),
-        "seeds": value_of(raw, "seeds", int, 1),
-        "evaluate_every": value_of(raw, "evaluate_every", int, 1),
-    }
+    usual = {"rounds": 20, "seed": 0, "seeds": 1, "evaluate_every": 1}
+    top = {name: value_of(raw, name, int, default) for name, default in usual.items()}
     check_seed(top["seed"])
     if top["seeds"] < 1:
         raise UsageError(f"seeds counts runs, so it must be at least 1; got {top['seeds']}")
@@ -412,7 +405,7 @@ def learning(raw: Table, beside: frozenset[str] = frozenset({"federation"})) -> 
         "method": method_table,
     }
     counts = top["seed"], top["seeds"]
-    return Learning(table, chosen["name"], method, rounds, *counts, training, participation, model_table["name"], model)
+    return Learning(table, chosen["name"], method, rounds, *counts, training, participation, model)
 
 
 def _over(settings: Table, chosen: Table) -> Table:
@@ -475,7 +468,6 @@ def resolve(raw: Table) -> Experiment:
         clients=clients,
         partition=partition,
         split=split,
-        graph_name=graph_table["name"],
         graph=graph,
         by_class=by_class,
         attack=attack,
