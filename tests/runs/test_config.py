@@ -22,7 +22,7 @@ from kinfed.errors import UsageError
 from kinfed.methods import CFL, METHODS, SFL, FedAMP
 from kinfed.models import MODELS
 from kinfed.runs.config import experiment as config
-from kinfed.runs.config.experiment import EMBEDDED, override, read, resolve, write
+from kinfed.runs.config.experiment import override, read, resolve, write
 from kinfed.runs.config.parts import call, make, settings
 
 LEAST = {
@@ -175,12 +175,11 @@ def holds(table, asked):
     return all(holds(table[k], v) for k, v in asked.items()) if isinstance(asked, dict) else table == asked
 
 
-@pytest.mark.parametrize("path", sorted(EMBEDDED.glob("*.toml")), ids=lambda path: path.stem)
-def test_an_embedded_experiment_has_no_methods_settings_and_its_tuned_ones_fit(path):
+def test_the_embedded_experiment_has_no_methods_settings_and_its_tuned_ones_fit():
     """A method has one set of defaults; what was tuned for these data is given explicitly, by a file beside it."""
-    raw = tomllib.loads(path.read_text())
+    raw = tomllib.loads(config.DEFAULT.read_text())
     assert set(raw) == {"rounds", "federation", "model", "training"}
-    tuned = tomllib.loads((Path(__file__).parents[2] / "evidence" / "tuned" / path.name).read_text())
+    tuned = tomllib.loads((Path(__file__).parents[2] / "evidence" / "tuned" / config.DEFAULT.name).read_text())
     for name, chosen in tuned.pop("methods").items():
         found = resolve({**tuned, "method": name, "methods": {name: chosen}})
         assert holds(found.table["method"], chosen)

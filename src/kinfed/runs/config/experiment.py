@@ -42,8 +42,7 @@ from . import plugins
 from .parts import call, check_keys, make, named, table_of, take, value_of
 from .plugins import Table as Table
 
-EMBEDDED = Path(__file__).parent
-DEFAULT = EMBEDDED / "rotated-digits.toml"
+DEFAULT = Path(__file__).parent / "rotated-digits.toml"
 PUBLISHED = "kinfed_papers.published_table:named_experiment"  # makes the raw config of papers/PAPER/TABLE/COLUMN
 CLIP = 5.0  # the greatest norm of a gradient on a table, whose targets may have heavy tails
 BY_CLASS = ("by_class", "reweighted")  # optional scores of classification
