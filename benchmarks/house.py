@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from pathlib import Path
 
 RUN = 6  # lines that must be equal, blank ones and comments apart, to count as a run of duplicated lines
@@ -110,6 +111,27 @@ def methods(root: Path) -> list[tuple[str, int, int]]:
     return found
 
 
+def sizes(checkout: Path) -> dict[str, int]:
+    """Lines, folders, names and words of a checkout; pages of results are those of docs/evidence and docs/papers."""
+    root, docs = checkout / "src" / "kinfed", checkout / "docs"
+    paths = sorted(root.rglob("*.py"))
+    names = Counter(path.stem for path in paths if path.stem != "__init__" and path.parent.name != "cli")
+    flat = Counter(path.parent for path in paths if path.parent.name != "methods")
+    pages = [page for page in docs.rglob("*.md") if page.relative_to(docs).parts[0] not in ("evidence", "papers")]
+    return {
+        "lines of kinfed": sum(len(path.read_text().splitlines()) for path in paths),
+        "lines of kinfed_papers": sum(
+            len(path.read_text().splitlines()) for path in (root.parent / "kinfed_papers").rglob("*.py")
+        ),
+        "lines of tests": sum(len(path.read_text().splitlines()) for path in (checkout / "tests").rglob("*.py")),
+        "folders at the root": sum((path / "__init__.py").exists() for path in root.iterdir()),
+        "files in the largest folder, methods apart": max(flat.values()),
+        "names of files that stand in several folders": sum(count > 1 for count in names.values()),
+        "pages of the product": len(pages),
+        "words of these pages": sum(len(page.read_text().split()) for page in pages),
+    }
+
+
 def seconds(checkout: Path) -> dict[str, tuple[float, float]]:
     """The shortest time of each command with the code of a checkout, and the shortest time that it kept cores busy."""
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in COMMANDS}
@@ -136,6 +158,8 @@ def main() -> None:
     root = given.checkout.resolve() / "src" / "kinfed"
     known = modules(root)
     long, many = max(functions(known)), max(functions(known), key=lambda one: one[1])
+    for name, size in sizes(given.checkout.resolve()).items():
+        print(f"{name}: {size:,}")
     print(f"files at the root: {len(list(root.glob('*.py')))}")
     print(f"folders: {len({path.parent for path in root.rglob('*.py')} - {root})}")
     print(f"import cycles: {circles(root, known)}")
