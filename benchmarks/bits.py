@@ -31,7 +31,8 @@ from kinfed.simulation.execution import Execution
 from kinfed_papers import published_table
 from kinfed_papers.reproduction import Reproduction
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "methods"))
+TESTS = Path(__file__).parents[1] / "tests"
+sys.path[:0] = [str(TESTS), str(TESTS / "methods")]
 
 EXECUTORS = ("loop", "vmap", "fused")
 ROUNDS, EXAMPLES = 2, 24  # of a published table's cell, and of each of its clients
