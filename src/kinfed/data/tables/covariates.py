@@ -74,10 +74,7 @@ class Covariates:
             raise UsageError(f"column '{missing[0]}', an input of the existing models, is missing or empty")
         if not former.clients:
             return former
-        own = next(iter(former.clients.values())).keys()
-        found = replace(self, scale="client").describe(seen).clients
-        new = {who: {name: found[who][name] for name in own} for who in self.owners if who not in former.clients}
-        return replace(former, clients={**former.clients, **new})
+        return former.with_newcomers(replace(self, scale="client").describe(seen).clients)
 
     def channels(self, known: Description, leads: Sequence[int]) -> Tensor:
         """[N, T, C] the inputs of every step, as `names_of` calls them.

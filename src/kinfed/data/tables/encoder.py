@@ -43,7 +43,9 @@ class Preparation:
         try:
             if (known := dataset.columns) is not None:
                 dataset = self._as_known(dataset, known)
-                y, task, found = dataset.y, dataset.task, self._with_newcomers(dataset, known, rows)
+                y, task, found = dataset.y, dataset.task, known
+                if known.clients and dataset.client is not None:
+                    found = known.with_newcomers(replace(self, scale="client").describe(dataset, rows).clients)
             else:
                 found = self.describe(dataset, rows)
                 found.warn_of_constants(self.table)
@@ -102,15 +104,6 @@ class Preparation:
         if isinstance(task, Classification):  # another one is the user's own
             task = replace(task, classes=len(classes))
         return replace(dataset, y=places[dataset.y], classes=classes, task=task)
-
-    def _with_newcomers(self, dataset: Dataset, known: Description, rows: Tensor) -> Description:
-        """The description with scales of their own for clients that it does not know, in columns that have such."""
-        if not known.clients or dataset.client is None:
-            return known
-        own = next(iter(known.clients.values())).keys()
-        found = replace(self, scale="client").describe(dataset, rows).clients
-        new = {who: {name: scales[name] for name in own} for who, scales in found.items() if who not in known.clients}
-        return replace(known, clients={**known.clients, **new})
 
     def describe(self, dataset: Dataset, rows: Tensor) -> Description:
         """What the training rows say."""

@@ -87,6 +87,12 @@ class Description:
             what = f"{', '.join(same)} {'is' if len(same) == 1 else 'are'} the same in all training rows, so left out"
             warnings.warn(f"{table}: {what} of the inputs: other values change no answer", stacklevel=4)
 
+    def with_newcomers(self, found: Mapping[str, Mapping[str, Own]]) -> "Description":
+        """The same with scales of clients that it does not know, of columns in which each client has its own."""
+        own = next(iter(self.clients.values()), {}).keys()
+        new = {who: {name: scales[name] for name in own} for who, scales in found.items() if who not in self.clients}
+        return replace(self, clients={**self.clients, **new})
+
     def renamed(self, names: Mapping[str, str], client: str) -> "Description":
         """The same of a table of one client, whose columns have other names."""
         own = {names.get(name, name): scale for name, scale in self.clients.get(client, {}).items()}
