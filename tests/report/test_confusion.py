@@ -15,7 +15,7 @@ from kinfed.cli import main
 from kinfed.core.tasks import Classification
 from kinfed.data.federation import Federation
 from kinfed.runs.run_folder import RunFolder
-from kinfed.verdict.classification import confusion
+from kinfed.verdict.class_counts import confusion
 
 
 def test_each_clients_table_is_that_of_scikit_learn():

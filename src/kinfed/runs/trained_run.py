@@ -22,7 +22,7 @@ from ..core.trees import Tree
 from ..data.federation import Federation
 from ..errors import UsageError
 from ..simulation.attacks.attack import Attack
-from ..verdict.classification import confusion, count_correct, reweighted_accuracy
+from ..verdict.class_counts import confusion, count_correct, reweighted_accuracy
 from ..verdict.graph_quality import edge_auroc, group_weights
 from ..verdict.verdict import Verdict
 from .final_state import FinalState

@@ -7,7 +7,7 @@ from torch import nn
 from kinfed import Federation, Split, UsageError, fit
 from kinfed.core.tasks import Classification
 from kinfed.methods import Local
-from kinfed.verdict.classification import count_correct, reweighted_accuracy
+from kinfed.verdict.class_counts import count_correct, reweighted_accuracy
 
 
 def test_weighted_by_the_clients_label_shares():
