@@ -67,10 +67,11 @@ learning alone with as many examples, ± the standard deviation over seeds. The 
 whose loss on the newcomer's examples is least; for that a member's model has to leave its server. The oracle is FedAvg
 inside the true groups of the members, which a newcomer is told.
 
-On rotated digits methods have the settings of `evidence/tuned/rotated-digits.toml`, which were chosen with other seeds,
-or else their defaults; Panacea and FedU, which need a graph, are told the true groups, newcomers' included. METR-LA is
-`papers/sfl/table1/metr_la_subset` with fewer windows and rounds; a person has five test answers. How `kin`, CFL, FedSem
-and FedCedar take a newcomer in was decided with figures on rotated digits in view, no other rule.
+On rotated digits and DG-60 methods have the settings of `evidence/tuned/rotated-digits.toml`, which were chosen on the
+former with other seeds, or else their defaults; Panacea and FedU, which need a graph, are told the true groups of the
+digits, newcomers' included. METR-LA is `papers/sfl/table1/metr_la_subset` with fewer windows and rounds; a person has
+five test answers. How `kin`, CFL, FedSem and FedCedar take a newcomer in was decided with figures on rotated digits in
+view, no other rule.
 """
 
 
