@@ -33,13 +33,6 @@ WITHOUT_FILE = {
 }
 
 
-def is_data(subject: str) -> bool:
-    """Whether this is a table, or the path of an experiment, such as papers/sfl/table1/metr_la."""
-    return (
-        table_options.is_table(subject) or subject.endswith(".toml") or subject.startswith("papers/") or "/" in subject
-    )
-
-
 def show_all(entries: dict[str, dict[str, Any]], args: argparse.Namespace, console: Console) -> None:
     """Print the data sets, and which of them are on this machine."""
     folder = args.data_dir

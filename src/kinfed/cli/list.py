@@ -101,7 +101,7 @@ def _list_data(args: argparse.Namespace, console: "Console") -> None:
     from . import datasets, table_options  # they import PyTorch
 
     if args.subject != "datasets":
-        if not datasets.is_data(args.subject):
+        if not (table_options.is_table(args.subject) or args.subject.endswith(".toml") or "/" in args.subject):
             table_options.check_no_file(args.subject)  # says what is wrong with a file that is there
             known = nearest(args.subject, (*REGISTRIES, CITATIONS))
             raise UsageError(f"there is no '{args.subject}' to list, and no such table or experiment; {known}")

@@ -44,7 +44,9 @@ def read(source: str, args: argparse.Namespace, method: str = "") -> Table:
         args.refit, args.overrides = _refit(args.overrides)
         args.overrides = [_of_the_table(one) for one in args.overrides]
         args.frame = open_table(source, args.query)  # kept for `dataset`, as reading may take long
-        overrides = [*_settings(args), *named, *args.overrides]
+        options = [f"federation.dataset.time={json.dumps(args.time)}"] if args.time else []
+        options += [f"federation.dataset.ignore={_format_names(args.ignore)}"] if args.ignore else []
+        overrides = [*options, *named, *args.overrides]
         return from_table.config(source, args.client, args.target, overrides, args.query, args.frame)
     check_no_file(source)
     given = [f"--{name}" for name in OPTIONS if getattr(args, name)] + ["--method"] * bool(method)
@@ -55,12 +57,6 @@ def read(source: str, args: argparse.Namespace, method: str = "") -> Table:
             f"--target COLUMN{chosen}"
         )
     return config.read(source, args.overrides)
-
-
-def _settings(args: argparse.Namespace) -> list[str]:
-    time = [f"time={json.dumps(args.time)}"] if args.time else []
-    ignore = [f"ignore={_format_names(args.ignore)}"] if args.ignore else []
-    return [f"federation.dataset.{one}" for one in time + ignore]
 
 
 def _of_the_table(override: str) -> str:

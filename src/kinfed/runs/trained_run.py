@@ -198,17 +198,14 @@ class TrainedRun(Run):
         known = ~values.isnan()
         return {"pooled": float((values * sizes)[known].sum() / sizes[known].sum())}
 
-    def _recall(self) -> dict[str, Any]:
-        task = self.federation.task
-        if not isinstance(task, Classification) or not task.by_class:
-            return {}
-        return self.history.recall(self.federation.class_names, self.federation.class_counts(["test"]).cpu())
-
     @property
     def summary(self) -> Summary:
         history, task, federation = self.history, self.federation.task, self.federation
         cautions = [why for why in (leak(self.method), federation.caution) if why]
         scores = {name: score | self._score_pooled(name) for name, score in history.summary().items()}
+        recall = {}
+        if isinstance(task, Classification) and task.by_class:
+            recall = history.recall(federation.class_names, federation.class_counts(["test"]).cpu())
         if isinstance(task, Classification) and task.reweighted and history.models:  # none where they stay at sites
             scores[history.chosen]["reweighted"] = float(self.reweighted_accuracy().nanmean())
         return Summary.of(
@@ -218,7 +215,7 @@ class TrainedRun(Run):
             scores=scores,
             intervals=intervals(history),
             relation=self._quality(),
-            recall=self._recall(),
+            recall=recall,
             attack=self._describe_attack(),
             sharing=self.sharing.summary(history.bytes_down, history.bytes_up, history.done),
             caution="; ".join(cautions),

@@ -126,8 +126,11 @@ class Service:
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind not in (CSV, JSON):
             raise Refused(415, f"send {JSON} or {CSV} as Content-Type; got '{kind:.80}'")
-        client = request.path_params.get("client")
-        predictor = self.predictor if client is None else self.predictor.of_client(self._find_client(client))
+        predictor, client = self.predictor, request.path_params.get("client")
+        if client is not None:
+            if (client := known_name(client, predictor.names)) not in predictor.names:
+                raise Refused(404, f"there is no client '{client:.80}'; {nearest(client[:80], predictor.names)}")
+            predictor = predictor.of_client(client)
         body = await self._read_body(request)
         async with self._free:
             work = partial(_work, predictor, body, kind)
@@ -140,11 +143,6 @@ class Service:
         given = request.headers.get("authorization", "").encode("latin-1")
         if self.token and not hmac.compare_digest(given, f"Bearer {self.token}".encode()):
             raise Refused(401, "this needs the header Authorization: Bearer TOKEN")
-
-    def _find_client(self, client: str) -> str:
-        if (client := known_name(client, self.predictor.names)) not in self.predictor.names:
-            raise Refused(404, f"there is no client '{client:.80}'; {nearest(client[:80], self.predictor.names)}")
-        return client
 
     async def _read_body(self, request: Request) -> bytes:
         """The body; what is too large is read to its end, unless the sender waits to be asked, and forgotten."""

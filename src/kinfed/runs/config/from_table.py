@@ -307,7 +307,9 @@ def _doubts_of_columns(federation: Federation, reader: TableReader) -> list[str]
                 f"{100 * share:.0f} % of rows are '{federation.class_names[largest]}', so accuracy says little; "
                 "select_by=balanced_accuracy training.class_weights=balanced may help"
             )
-    rows, who = _rows_of(federation)
+    parts = [part for split in SPLITS for part in federation.rows[split]]
+    rows, sizes = torch.cat(parts), torch.tensor([len(part) for part in parts])  # [n] of the pool
+    who = torch.arange(len(federation)).repeat(len(SPLITS)).repeat_interleave(sizes)  # [n] whose they are
     numbers = _numbers_of(federation, reader, rows, who)
     measured = (
         {}
@@ -400,13 +402,6 @@ def _numbers_of(
     places = {name: i for i, name in enumerate(federation.columns.names)}
     numbers = [one.name for one in federation.columns.inputs if isinstance(one, Number)]
     return {name: _read(federation, rows, who, places[name], name) for name in numbers}
-
-
-def _rows_of(federation: Federation) -> tuple[torch.Tensor, torch.Tensor]:
-    """[n] rows of the pool, and [n] whose they are."""
-    parts = [part for split in SPLITS for part in federation.rows[split]]
-    who = torch.arange(len(federation)).repeat(len(SPLITS)).repeat_interleave(torch.tensor([len(p) for p in parts]))
-    return torch.cat(parts), who
 
 
 def _read(federation: Federation, rows: torch.Tensor, who: torch.Tensor, column: int, name: str) -> torch.Tensor:
