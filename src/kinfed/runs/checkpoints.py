@@ -100,8 +100,8 @@ class Checkpointer:
         pick_device(going_on.device, f"where {begun}")
         return going_on
 
-    def begin(self, method: Method, roster: Roster, fleet: Simulation | Distributed, history: History) -> Progress:
-        """Where the run begins or resumes; fills the history and the fleet's private states."""
+    def resume(self, method: Method, roster: Roster, fleet: Simulation | Distributed, history: History) -> Progress:
+        """Where the run goes on: at its begin, its checkpoint or a former run's end. Fills history and private states."""
         self._fleet, self._history, self._layout = fleet, history, roster.layout
         if self.folder and distributed.leads():
             self.folder.create()

@@ -118,7 +118,7 @@ def fit(
     history = History(tuple(federation.names), federation.task, rounds.evaluate_every, select_by=rounds.select_by)
     history.keep = rounds.keep
     whole = _attacked(fleet, history, attack, attackers, sharing.shared, seed)
-    at, origin = checkpointer.begin(divided, roster, fleet, history), Explains.of(divided).origin_of(roster)
+    at, origin = checkpointer.resume(divided, roster, fleet, history), Explains.of(divided).origin_of(roster)
     execution.planned(sharing)
     tracked = followed(execution.track, checkpointer.folder, rounds.count, origin, sharing.layers)
     with checkpointer.alone(), tracked as follow, checkpointer.guard():

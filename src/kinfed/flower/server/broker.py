@@ -264,7 +264,7 @@ class Broker:
         if now - self._looked < LOOK:
             return
         self._looked = now
-        self.nodes.update(self.transport.nodes())
+        self.nodes.update_members(self.transport.nodes())
         stamps = {node: known.stamp for node, known in self.nodes.online.items()}
         self._flights = {id: f for id, f in self._flights.items() if stamps.get(f.node) == f.stamp}
         for node, greeting in self.nodes.greetings(now, {f.node for f in self._flights.values()}, again):

@@ -73,7 +73,7 @@ class Nodes:
         """Nodes online that have not replied to a greeting."""
         return self.online.keys() - self._greeted.keys()
 
-    def update(self, online: dict[int, Node]) -> None:
+    def update_members(self, online: dict[int, Node]) -> None:
         """Take note of which nodes are online. Nodes with members' keys get the members' names; others are ignored."""
         if self.members is not None:
             names = self.members()
