@@ -25,7 +25,6 @@ from .pool import side_by_side
 from .results import run_seeds, write_run
 from .run_folder import RunFolder
 from .test_scores import NO_VERDICT, chose_otherwise
-from .trained_run import TrainedRun
 
 Begin = Callable[[str], None]
 OPEN = ("device", "executor", "workers", "precision")  # what decides about rounding, and may be left open
@@ -255,7 +254,21 @@ class _Run:
                 summaries, problems = self._train_seeds(how)
                 return self._conclude(run_seeds(summaries, str(out)), problems + self._train_references())
             assert federation is not None
-            run = _train(experiment, out, how, federation)
+            run = fit(
+                experiment.method,
+                federation,
+                experiment.module(federation, experiment.seed),
+                rounds=experiment.rounds,
+                training=experiment.training,
+                participation=experiment.participation,
+                seed=experiment.seed,
+                execution=how,
+                folder=out.path,
+                attack=experiment.attack,
+            )
+            if distributed.leads():
+                with suppress(Exception):  # here, where it can still be interrupted; `write_run` says why it failed
+                    run.tested()
             problems = self._train_references(federation)
             if not distributed.leads():
                 return None
@@ -341,25 +354,6 @@ class _Run:
         out.write_summary(summary)
         out.tidy()
         return summary
-
-
-def _train(experiment: Experiment, out: RunFolder, execution: Execution, federation: Federation) -> TrainedRun:
-    run = fit(
-        experiment.method,
-        federation,
-        experiment.module(federation, experiment.seed),
-        rounds=experiment.rounds,
-        training=experiment.training,
-        participation=experiment.participation,
-        seed=experiment.seed,
-        execution=execution,
-        folder=out.path,
-        attack=experiment.attack,
-    )
-    if distributed.leads():
-        with suppress(Exception):  # here, where it can still be interrupted; `write_run` says why it failed
-            run.tested()
-    return run
 
 
 def _open(execution: Execution) -> dict[str, object]:
