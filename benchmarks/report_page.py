@@ -95,7 +95,7 @@ def made_up(path, count):
     groups = np.arange(count) % GROUPS
     for base, lift in (("local", 0.5), ("fedavg", 0.45), ("fedaghn", 0.6)):
         folder = RunFolder(path if base == "fedaghn" else RunFolder(path).beside(base).path)
-        folder.make()
+        folder.create()
         names = tuple(f"client-{i}" for i in range(count))
         history = History(names, Classification(CLASSES))
         for t in range(ROUNDS):
