@@ -316,7 +316,7 @@ def test_a_step_of_many_rows_is_rounded_once():
     draw = torch.Generator().manual_seed(0)
     g, x = (torch.rand(1, 1024, width, generator=draw) - 0.5 for width in (1, 200))
     weight = torch.ones(1, 1, 200)
-    kinfed.ops.fused.step.Step({"w": weight}, frozenset({"w"}), Descent(1e-3), {}).product("w", g, x)
+    kinfed.ops.fused.step.Step({"w": weight}, frozenset({"w"}), Descent(1e-3), {}).descend_product("w", g, x)
     exact = 1 - 1e-3 * (g.double().mT @ x.double())
     assert (weight - exact).abs().max() < 2**-23  # what lies between 1 and the next number
 

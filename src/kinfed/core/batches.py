@@ -100,7 +100,7 @@ class Shuffler:
     ) -> None:
         self.pool, self.rows, self.sizes = pool, rows, sizes
         self._tag, self._round, self._seed, self._dtype = tag, round, seed, dtype
-        self._halt = halt  # set when the run ends early: the program then stops at its next batch
+        self._halt = halt  # set when the run ends early: `alone` then stops at its next batch
 
     def alone(self, draw: Draw) -> Iterator[Batch]:
         """The batches of a single client."""
@@ -121,15 +121,15 @@ class Shuffler:
             yield Batch(x.index_select(0, at), y.index_select(0, at), None, None, step_key)
 
     def together(self, draw: Draw) -> Iterator[Batch]:
-        """The batches of all clients of a program that runs for many."""
+        """One client's batches under vmap, with as many steps and rows as the longest of all `sizes` has."""
         plan = self.plan(draw)
         keys = fold(self._start(draw), ~torch.arange(len(plan.valid), device=self._tag.device))
-        passes, ends = self._lengths(draw)
+        epoch_steps, totals = self._lengths(draw)
         for t in range(len(plan.valid)):
             # How many real rows clients have in this step; known to Python, without reading a tensor.
             real = [
-                min(draw.size, n - t % p * draw.size) if t < end else 0
-                for n, p, end in zip(self.sizes, passes, ends, strict=True)
+                min(draw.size, n - (t % steps) * draw.size) if t < total else 0
+                for n, steps, total in zip(self.sizes, epoch_steps, totals, strict=True)
             ]
             most, least = max(real), min(real)
             now = self.rows.at[plan.place[t, :most]]
@@ -143,10 +143,10 @@ class Shuffler:
 
     def plan(self, draw: Draw) -> Plan:
         """All steps of `together` at once."""
-        passes, ends = self._lengths(draw)
-        epoch_count = max(-(-end // p) for end, p in zip(ends, passes, strict=True))
+        epoch_steps, totals = self._lengths(draw)
+        epoch_count = max(-(-total // steps) for total, steps in zip(totals, epoch_steps, strict=True))
         (at, count), size = self.rows, draw.size
-        step = torch.arange(max(ends), device=count.device)
+        step = torch.arange(max(totals), device=count.device)
         random_keys = _random_keys(fold(self._start(draw), torch.arange(epoch_count, device=count.device)), len(at))
         real = torch.arange(len(at), device=count.device) < count
         order = torch.where(real, random_keys, 1 << 62).argsort(stable=True)  # the real ones come first
@@ -163,8 +163,8 @@ class Shuffler:
 
     def _lengths(self, draw: Draw) -> tuple[list[int], list[int]]:
         """For every client, the steps of an epoch and those of the draw."""
-        passes = [-(-n // draw.size) for n in self.sizes]
-        return passes, [draw.epochs * p if draw.steps is None else draw.steps for p in passes]
+        epoch_steps = [-(-n // draw.size) for n in self.sizes]
+        return epoch_steps, [draw.epochs * steps if draw.steps is None else draw.steps for steps in epoch_steps]
 
 
 def _random_keys(keys: Tensor, count: int) -> Tensor:

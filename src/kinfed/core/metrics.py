@@ -24,14 +24,14 @@ def weighted_mean(values: Tensor, weight: Tensor) -> Tensor:
 def calibration_errors(outputs: Tensor, y: Tensor, weight: Tensor) -> dict[str, Tensor]:
     """`brier` and `ece` (see `Classification`) of logits: [B, C] and labels y: [B]."""
     chances = outputs.softmax(-1)  # [B, C]
-    apart = (chances - F.one_hot(y, outputs.shape[-1])).square()
-    sure, answer = chances.max(-1)
-    at = (sure * BINS).ceil().clamp(1, BINS) - 1
-    gap = (answer == y).to(outputs.dtype) - sure
-    bins = (at == torch.arange(BINS, device=y.device)[:, None]) * (gap * weight)  # [bins, B]
+    squared = (chances - F.one_hot(y, outputs.shape[-1])).square()
+    confidence, predicted = chances.max(-1)
+    bin_of = (confidence * BINS).ceil().clamp(1, BINS) - 1
+    gap = (predicted == y).to(outputs.dtype) - confidence
+    gaps = (bin_of == torch.arange(BINS, device=y.device)[:, None]) * (gap * weight)  # [BINS, B] in its bin's row
     return {
-        "brier": weighted_mean(apart[:, 1] if outputs.shape[-1] == 2 else apart.sum(-1), weight),
-        "ece": bins.sum(-1).abs().sum() / weight.sum().clamp(min=1),
+        "brier": weighted_mean(squared[:, 1] if outputs.shape[-1] == 2 else squared.sum(-1), weight),
+        "ece": gaps.sum(-1).abs().sum() / weight.sum().clamp(min=1),
     }
 
 

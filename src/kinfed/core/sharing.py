@@ -311,6 +311,7 @@ class _SharedView:
         return self._sharing.compose(theta, self.kept)
 
     def part(self, theta: Tensor) -> Tensor:
+        """[d_s] the part that travels; the rest is kept as the client's personal part."""
         self.kept, self.moved = self._sharing.cut(theta, "personal"), True
         return self._sharing.cut(theta)
 

@@ -41,7 +41,8 @@ class Task(Protocol):
 
     def score(self, outputs: Tensor, y: Tensor, weight: Tensor) -> dict[str, Tensor]: ...  # [] each
 
-    def check(self, y: Tensor) -> None: ...
+    def check(self, y: Tensor) -> None:
+        """Raise UsageError unless y: [n, ...] are targets of this task; called when a federation is made."""
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ def calendar_names(features: Sequence[str]) -> list[str]:
 
 
 def carried_forward(readings: Tensor, steps: Tensor) -> Tensor:
-    """readings: [N, T] with each NaN replaced by the last known reading since the last gap in steps: [T], if any."""
+    """readings: [N, T], each NaN replaced by the last reading since a gap in steps: [T]; NaN where there is none."""
     place = torch.arange(readings.shape[1])
     gap = torch.nn.functional.pad(steps.diff() != 1, (1, 0))
     since = torch.where(gap, place, 0).cummax(0).values  # [T] where the current stretch without a gap begins

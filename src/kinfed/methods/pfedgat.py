@@ -111,9 +111,9 @@ class PFedGAT(CohortMixing):
 
     def scores(self, network, features):
         """[H, K, K] each head's scores of speakers (columns) for listeners; features: [K, m] (Equations 4 and 5)."""
-        seen = torch.einsum("hfm,km->hkf", network.project, features)
-        listen = torch.einsum("hkf,hf->hk", seen, network.listen)
-        speak = torch.einsum("hkf,hf->hk", seen, network.speak)
+        projected = torch.einsum("hfm,km->hkf", network.project, features)
+        listen = torch.einsum("hkf,hf->hk", projected, network.listen)
+        speak = torch.einsum("hkf,hf->hk", projected, network.speak)
         return F.leaky_relu(listen[:, :, None] + speak[:, None, :], self.slope)
 
     def weights(self, network, roster, server, cohort):

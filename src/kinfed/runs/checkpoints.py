@@ -101,7 +101,7 @@ class Checkpointer:
         return going_on
 
     def resume(self, method: Method, roster: Roster, fleet: Simulation | Distributed, history: History) -> Progress:
-        """Where the run goes on: at its begin, its checkpoint or a former run's end. Fills history and private states."""
+        """Where the run goes on: its begin, its checkpoint or a former run's end; fills history and private states."""
         self._fleet, self._history, self._layout = fleet, history, roster.layout
         if self.folder and distributed.leads():
             self.folder.create()

@@ -87,11 +87,11 @@ def _constants(proto: Any) -> set[str]:
     return {tensor.name for tensor in proto.graph.initializer}
 
 
-def _values(graph: Any) -> list[Any]:
-    """The lists of names of values in all nodes of a graph, and of those within these."""
+def _name_lists(graph: Any) -> list[Any]:
+    """Every node's lists of names of inputs and outputs, in graphs within nodes too; writing to one renames there."""
     lists = [names for node in graph.node for names in (node.input, node.output)]
-    inner = [each.g for node in graph.node for each in node.attribute if each.HasField("g")]
-    return lists + [names for one in inner for names in _values(one)]
+    inner = [attribute.g for node in graph.node for attribute in node.attribute if attribute.HasField("g")]
+    return lists + [names for one in inner for names in _name_lists(one)]
 
 
 def _rename(graph: Any, inputs: Sequence[str], outputs: Sequence[str]) -> dict[str, str]:
@@ -100,12 +100,12 @@ def _rename(graph: Any, inputs: Sequence[str], outputs: Sequence[str]) -> dict[s
     called = {end.name: name for end, name in zip(ends, [*inputs, *outputs], strict=True)} | {"": ""}
     taken = {*inputs, *outputs}
     others = [*graph.initializer, *graph.value_info]
-    for name in [*(one.name for one in others), *(name for names in _values(graph) for name in names)]:
+    for name in [*(one.name for one in others), *(name for names in _name_lists(graph) for name in names)]:
         if name not in called:
             called[name] = _free(name.removeprefix("whole."), taken)
     for one in (*ends, *others):
         one.name = called[one.name]
-    for names in _values(graph):
+    for names in _name_lists(graph):
         names[:] = [called[name] for name in names]
     return called
 
@@ -123,7 +123,7 @@ def _with_text(proto: Any, predictor: Predictor, outputs: Sequence[str]) -> None
     import onnx
 
     graph, nodes = proto.graph, []
-    taken = {name for names in _values(graph) for name in names} | {*outputs} | {one.name for one in graph.input}
+    taken = {name for names in _name_lists(graph) for name in names} | {*outputs} | {one.name for one in graph.input}
     columns = predictor.description.inputs if predictor.description is not None else ()
     texts = {column.name: column for column in columns if isinstance(column, Category) and column.parts}
     for given in graph.input:

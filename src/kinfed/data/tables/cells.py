@@ -123,7 +123,7 @@ class Formats:
                 continue
             options = [f'decimal="{decimal}"'] if decimal != self.decimal else []
             options += [f'thousands="{thousands}"'] if thousands != self.thousands else []
-            options += [f"units={_quote_names(units)}"] if units != [*self.units] else []
+            options += [f"units={_quoted_list(units)}"] if units != [*self.units] else []
             said[values[0]] = f"{' '.join(options)} would read it as {values[0]:.10g}"
         return ", ".join([*said.values()][:2])
 
@@ -134,7 +134,7 @@ class Formats:
             found, short = _parse_date(cell, form), form.replace("%B", "%b")
             if found is None or short in said or not all(_parse_date(other, form) for other in others):
                 continue
-            both = _quote_names([*self.dates, form]) if self.dates else f'"{form}"'
+            both = _quoted_list([*self.dates, form]) if self.dates else f'"{form}"'
             said[short] = f"dates={both} would read it as {found:%d %B %Y}"
         return ", ".join([*said.values()][:3])
 
@@ -189,8 +189,9 @@ def looks_like_date(text: "polars.Series") -> "polars.Series":
     return text.str.contains(DATE)
 
 
-def _quote_names(names: Sequence[str]) -> str:
-    return "[" + ", ".join(f'"{one}"' for one in names) + "]"
+def _quoted_list(texts: Sequence[str]) -> str:
+    """As TOML has a list of strings."""
+    return "[" + ", ".join(f'"{one}"' for one in texts) + "]"
 
 
 def _parse_date(cell: str, form: str) -> datetime | None:

@@ -238,7 +238,7 @@ class Frame:
         if column.dtype == polars.String:
             known = self.formats.truths  # in training
             are_truths = self._are_truths(name) if known is None else name in known
-            values = self._truths(name) if are_truths else self._cast(name)
+            values = self._numbers_and_truths(name) if are_truths else self._cast(name)
             self._check_units(name, column)
         elif column.dtype == polars.Datetime:
             values = np.full(len(column), np.inf)
@@ -255,8 +255,8 @@ class Frame:
         self._check_filled(name, np.isnan(values))
         return values
 
-    def _truths(self, name: str) -> Numbers:
-        """[n] a column of text as numbers, true and false among them."""
+    def _numbers_and_truths(self, name: str) -> Numbers:
+        """[n] a column of text as numbers, true and false among them; infinity for anything else."""
         values = self._cast(name).copy()
         odd = np.isinf(values)
         values[odd] = [TRUTH.get(cell, np.inf) for cell in self._rest(name).str.to_lowercase().to_list()]

@@ -56,5 +56,6 @@ def cut_series(
         return windows(readings.T, clock.steps, held.names, calendar=times, covariates=covariates, graph=held.graph)
     except UsageError as problem:
         unit = " seconds" if series.dated else ""
-        pace = f"a step is {clock.length:g}{unit}, the smallest distance between two times"
-        raise UsageError(f"{frame.name}: {problem} ({pace} in '{series.time}')", problem.fault) from None
+        pace = f"a step is {clock.length:g}{unit}, the smallest distance between two times in '{series.time}'"
+        pace = pace if clock.paced else f"each time in '{series.time}' is a step, as they are not evenly spaced"
+        raise UsageError(f"{frame.name}: {problem} ({pace})", problem.fault) from None

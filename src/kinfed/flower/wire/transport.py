@@ -50,7 +50,7 @@ class GridTransport:
             return ""
 
     def pull(self, ids: Collection[str]) -> dict[str, Message | Failure]:
-        """The replies that have arrived, by the id of the message that they reply to."""
+        """The replies that have arrived, or why there will be none, by the id of the message that they reply to."""
         if not ids:
             return {}
         replies: dict[str, Message | Failure] = {}
@@ -59,7 +59,7 @@ class GridTransport:
             id = envelope.metadata.reply_to_message_id
             if envelope.has_error():
                 error = envelope.error
-                reason = str(error.reason or "no reason given").strip().splitlines()[0]
+                reason = (str(error.reason or "").strip() or "no reason given").splitlines()[0]
                 replies[id] = Failure(reason, error.code in GONE)
                 continue
             try:

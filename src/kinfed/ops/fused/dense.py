@@ -88,9 +88,9 @@ class Linear:
 
     def backward(self, tensors: Named, saved: Tensor, g: Tensor, step: Step, deep: bool) -> Tensor:
         below = torch.bmm(g, tensors[self.weight]) if deep else g
-        step.product(self.weight, g, saved)
+        step.descend_product(self.weight, g, saved)
         if self.bias:
-            step.sum(self.bias, g)
+            step.descend_sum(self.bias, g)
         return below
 
 

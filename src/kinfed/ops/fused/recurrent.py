@@ -71,11 +71,11 @@ class _RNN:
         """Move the layer's tensors, after `backward` of all steps."""
         read, recall, b, c = self.names
         g = run.gates[0].flatten(1, 2)
-        step.product(read, g, run.x.flatten(1, 2))
-        step.product(recall, g, run.states[:, :-1].flatten(1, 2))
+        step.descend_product(read, g, run.x.flatten(1, 2))
+        step.descend_product(recall, g, run.states[:, :-1].flatten(1, 2))
         total = g.sum(1, keepdim=True)
-        step.sum(b, total)
-        step.sum(c, total)
+        step.descend_sum(b, total)
+        step.descend_sum(c, total)
 
 
 class _GRU:
@@ -147,10 +147,10 @@ class _GRU:
         h, x, (rzq, n) = self._width, run.x.flatten(1, 2), (gate.flatten(1, 2) for gate in run.gates)
         total = rzq.sum(1, keepdim=True)
         for rows, g, sum in ((slice(2 * h), rzq[..., : 2 * h], total[..., : 2 * h]), (slice(2 * h, None), n, n)):
-            step.product(read, g, x, rows)
-            step.sum(b, sum, rows)
-        step.product(recall, rzq, run.states[:, :-1].flatten(1, 2))
-        step.sum(c, total)
+            step.descend_product(read, g, x, rows)
+            step.descend_sum(b, sum, rows)
+        step.descend_product(recall, rzq, run.states[:, :-1].flatten(1, 2))
+        step.descend_sum(c, total)
 
 
 class LastState:

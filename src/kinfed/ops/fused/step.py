@@ -32,15 +32,15 @@ class Step:
         self._lr, self._keep, self._clip = descent.lr, 1 - descent.lr * descent.pull, descent.clip
         self._waiting: list[tuple[str, Tensor, Tensor | None, slice]] = []  # for the norm of a gradient that is cut
 
-    def product(self, name: str, g: Tensor, x: Tensor, rows: slice = slice(None)) -> None:
-        """The gradient of the tensor [k, out, in], or of these rows of it, is g^T x; g: [k, m, out], x: [k, m, in]."""
+    def descend_product(self, name: str, g: Tensor, x: Tensor, rows: slice = slice(None)) -> None:
+        """Move the tensor [k, out, in], or these of its rows, by its gradient g^T x; g: [k, m, out], x: [k, m, in]."""
         if name in self.moving and self._clip < math.inf:
             self._waiting.append((name, g, x, rows))
         elif name in self.moving:
             self._take_product(name, g, x, rows)
 
-    def sum(self, name: str, g: Tensor, rows: slice = slice(None)) -> None:
-        """The gradient of the tensor [k, out], or of these rows of it, is the sum over m of g: [k, m, out]."""
+    def descend_sum(self, name: str, g: Tensor, rows: slice = slice(None)) -> None:
+        """Move the tensor [k, out], or these of its rows, by its gradient, the sum over m of g: [k, m, out]."""
         if name in self.moving and self._clip < math.inf:
             self._waiting.append((name, g, None, rows))
         elif name in self.moving:
