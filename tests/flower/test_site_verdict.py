@@ -95,11 +95,11 @@ def test_local_is_compared_with_nothing(trial, tmp_path):
 def test_a_run_without_fedavg_to_compare_with_goes_on(trial, tmp_path, monkeypatch):
     """As where the sites are gone when it begins: the rest is compared."""
 
-    def fails(folder):
+    def fails(planned, count):
         raise kinfed.RunError("only 0 of 6 clients gave a usable reply")
 
     made = trial("fedamp", rounds=1, beside=["local", "fedavg"])
-    monkeypatch.setattr("kinfed.flower.server.site_references.make_folder", fails)
+    monkeypatch.setattr("kinfed.flower.server.site_references.fedavg_of", fails)
     assert made.serve().verdict["over"].keys() == {"local"}
     assert any("fedavg beside it failed" in line for line in made.lines)
 
