@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from kinfed.runs.launch import Pool, run_all
+from kinfed.runs.launch import run_all
 from kinfed.runs.run_folder import RunFolder
 from kinfed.simulation.execution import Execution
 from kinfed_papers.analyses.late import held_back
@@ -26,7 +26,7 @@ def lines(tmp_path, row, column, *metrics):
     numbers = {(column.dataset, column.setting, row.printed, metric): Number(0.5, None, "") for metric in metrics}
     table = Protocol("made.table", "", "", 1, "seeds", {row.name: row}, {column.name: column}, [], SHARED, numbers)
     made = Reproduction(table, tmp_path, None)
-    for outcome in run_all(made.runs(), Pool(Execution("loop")), print):
+    for outcome in run_all(made.runs(), Execution("loop"), on_begin=print):
         assert outcome.problem is None
     found = made.lines()
     assert [line.metric for line in found] == list(metrics)
@@ -62,7 +62,7 @@ def test_a_run_that_cannot_be_read_is_its_own_cells_failure(tmp_path):
     numbers = {("Digits", "iid", name, "accuracy_pct"): Number(50.0, None, "") for name in rows}
     table = Protocol("made.table", "", "", 2, "seeds", rows, {"digits": column}, [], SHARED | {"rounds": 1}, numbers)
     made = Reproduction(table, tmp_path, None)
-    assert [one.problem for one in run_all(made.runs(), Pool(Execution("loop")), print)] == [None] * 4
+    assert [one.problem for one in run_all(made.runs(), Execution("loop"), on_begin=print)] == [None] * 4
     whole = {line.row.name: line for line in made.lines()}
     (made.folder(rows["local"], column) / "seed-1" / "history.csv").write_text("round\n")
     broken = {line.row.name: line for line in made.lines()}
@@ -114,7 +114,7 @@ def test_a_mean_of_columns_is_of_runs_with_the_same_seed(tmp_path):
         for column in ("iid", "shards"):
             if (seed, column) != (9, "iid"):
                 one = [job for job in made.runs() if job.name == f"local on {column}, seed {seed}"]
-                assert [outcome.problem for outcome in run_all(one, Pool(Execution("loop")), print)] == [None]
+                assert [outcome.problem for outcome in run_all(one, Execution("loop"), on_begin=print)] == [None]
     iid, dealt, mean = (line.by_seed for name in columns for line in made.lines() if line.column.name == name)
     assert (list(iid), list(dealt), list(mean)) == ([2, 10], [2, 9, 10], [2, 10])
     assert mean == {seed: pytest.approx((iid[seed] + dealt[seed]) / 2) for seed in (2, 10)}
