@@ -196,13 +196,13 @@ def targets_by_client(targets: Sequence[ArrayLike], client_names: Sequence[str],
     chosen. Raises UsageError if a client has none.
     """
     shares = [5, 25, 50, 75, 95]
-    each = [np.asarray(one, np.float64)[~np.isnan(np.asarray(one, np.float64))] for one in targets]
+    each = [values[~np.isnan(values)] for values in (np.asarray(one, np.float64) for one in targets)]
     if lacking := [name for name, values in zip(client_names, each, strict=True) if not len(values)]:
         raise UsageError(f"every client needs targets; '{lacking[0]}' has none")
     levels = np.stack([np.percentile(values, shares) for values in each])  # [N, 5]
-    order, names = np.argsort(levels[:, 2], kind="stable"), number_illegible(client_names)
+    names = number_illegible(client_names)
     shown, label = sample_clients(len(names))
-    order = order[shown]
+    order = np.argsort(levels[:, 2], kind="stable")[shown]
     low, begin, middle, end, high = levels[order].T
     width = float(np.clip(len(order) * 0.22, 2.8, 9.5))
     figure, axes = page(width + 1.5, 3.6)

@@ -89,9 +89,10 @@ def write_run(
         if isinstance(federation.task, Classification):
             with _picture(folder.path / "classes.png") as picture:
                 charts.classes_by_client(federation.class_counts().numpy(), federation.class_names, names, picture)
-        elif len(targets := federation.targets()) == len(names):
+        else:
             with _picture(folder.path / "targets.png") as picture:
-                charts.targets_by_client([one.numpy() for one in targets], names, picture)
+                if targets := federation.targets():
+                    charts.targets_by_client([one.numpy() for one in targets], names, picture)
         draw_history(
             run.history, run.relation, run.origin, layers, folder, federation.groups, summary.selection.caution
         )
