@@ -107,7 +107,7 @@ def choose_for(
         def on_begin(entry: Entry) -> None:
             bar.begin(f"{race}: {entry.candidate.name}")
 
-        how = replace(execution(args), progress=bar.update)  # what travels is told of the winner, not of candidates
+        how = replace(execution(args), progress=bar.update)  # parts that stay at clients are told of the winner alone
         chosen = choose_in(request, how, on_rung, on_begin, federation)
     _show_choice(chosen, args, console)
 
