@@ -84,10 +84,10 @@ class Federation:
             seen, tested = (self.y[torch.cat(list(self.rows[split]))].unique().tolist() for split in ("train", "test"))
             if missing := sorted(set(tested) - set(seen)):
                 called = [self.classes[c] if self.classes else str(c) for c in missing]
-                told = f"no client has a training example of class {', '.join(called)}, though some are tested on it"
+                problem = f"no client has a training example of class {', '.join(called)}, though some are tested on it"
                 if not self.in_order:
-                    raise UsageError(f"{told}; change the partition or the split")
-                warnings.warn(f"{told}, as it occurs only late; it is always mistaken for another", stacklevel=3)
+                    raise UsageError(f"{problem}; change the partition or the split")
+                warnings.warn(f"{problem}, as it occurs only late; it is always mistaken for another", stacklevel=3)
         if self.graph is not None:
             check_graph(self.graph.weights, count)
         if isinstance(self.task, Classification) and self.task.by_class is None:
@@ -135,8 +135,8 @@ class Federation:
         if self.in_order and fold:
             raise UsageError("examples that are split in time order have one fold")
         parts = zip(self.rows["train"], self.rows["validation"], strict=True)
-        each = [folded(train, validation, fold) for train, validation in parts]
-        return replace(self, rows={**self.rows, **{name: [rows[name] for rows in each] for name in each[0]}})
+        parts_of = [folded(train, validation, fold) for train, validation in parts]
+        return replace(self, rows={**self.rows, **{name: [rows[name] for rows in parts_of] for name in parts_of[0]}})
 
     def __repr__(self) -> str:
         return f"Federation({len(self)} clients, {len(self.x):,} examples {list(self.x.shape[1:])}, {self.task})"
@@ -162,8 +162,8 @@ class Federation:
         """Every client's numbers to be predicted, [n_i] of all splits; of windows the first; [] of several targets."""
         if isinstance(self.task, Classification) or (self.y[:1].numel() > 1 and not isinstance(self.task, Forecasting)):
             return []
-        each = (torch.cat(parts) for parts in zip(*(self.rows[split] for split in SPLITS), strict=True))
-        return [self.y[rows].reshape(len(rows), -1)[:, 0] for rows in each]
+        owned = (torch.cat(parts) for parts in zip(*(self.rows[split] for split in SPLITS), strict=True))
+        return [self.y[rows].reshape(len(rows), -1)[:, 0] for rows in owned]
 
     def to(self, device: torch.device) -> "Federation":
         """The same federation with its pool on a device."""
@@ -416,7 +416,7 @@ def _texts(values: ArrayLike | Tensor) -> NDArray[np.str_] | None:
         array = np.asarray(values)
     except (TypeError, ValueError):
         return None
-    if array.dtype.kind == "U" or (array.dtype.kind == "O" and all(isinstance(one, str) for one in array.flat)):
+    if array.dtype.kind == "U" or (array.dtype.kind == "O" and all(isinstance(entry, str) for entry in array.flat)):
         return array.astype(str)
     return None
 

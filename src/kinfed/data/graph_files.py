@@ -38,34 +38,34 @@ def distance(distances: ArrayLike | Tensor, *, sigma: float | None = None, thres
     the standard deviation of the finite distances between different clients). Raises UsageError on NaN, on negative
     distances, and if sigma must be given because distances do not differ.
     """
-    apart = _square(distances, "distances").double()
-    if torch.isnan(apart).any() or (apart < 0).any():
-        row, column = (torch.isnan(apart) | (apart < 0)).nonzero()[0].tolist()
+    lengths = _square(distances, "distances").double()
+    if torch.isnan(lengths).any() or (lengths < 0).any():
+        row, column = (torch.isnan(lengths) | (lengths < 0)).nonzero()[0].tolist()
         raise UsageError(
             f"distances must be zero or more, infinite where there is no way; entry [{row}, {column}] is "
-            f"{float(apart[row, column])}"
+            f"{float(lengths[row, column])}"
         )
     if not 0 <= threshold <= 1:
         raise UsageError(f"threshold is the least weight to keep, in [0, 1]; got {threshold}")
     if sigma is None:
-        known = apart[torch.isfinite(apart) & ~torch.eye(len(apart), dtype=torch.bool)]
-        sigma = float(known.std(correction=0)) if len(known) else 0.0
+        finite = lengths[torch.isfinite(lengths) & ~torch.eye(len(lengths), dtype=torch.bool)]
+        sigma = float(finite.std(correction=0)) if len(finite) else 0.0
         if sigma == 0:
             raise UsageError("the distances between clients do not differ, so they give no scale; set sigma")
     if not sigma > 0:
         raise UsageError(f"sigma is a distance, so it must be positive; got {sigma}")
-    near = torch.exp(-(apart / sigma).square())
+    near = torch.exp(-(lengths / sigma).square())
     return Graph(torch.where(near >= threshold, near, 0.0).float(), "given")
 
 
 def _usual_scale(distances: Tensor, threshold: float) -> float | None:
     """The mean of distances: [N, N] that hardly differ, such as those of neighbours; else None: see `distance`."""
-    known = distances[torch.isfinite(distances) & ~torch.eye(len(distances), dtype=torch.bool)].double()
-    if not len(known) or not known.mean() > 0:
+    finite = distances[torch.isfinite(distances) & ~torch.eye(len(distances), dtype=torch.bool)].double()
+    if not len(finite) or not finite.mean() > 0:
         return None
-    spread = known.std(correction=0)
-    leaves = spread > 0 and bool((torch.exp(-(known / spread).square()) >= threshold).any())
-    return None if leaves else float(known.mean())
+    spread = finite.std(correction=0)
+    leaves = spread > 0 and bool((torch.exp(-(finite / spread).square()) >= threshold).any())
+    return None if leaves else float(finite.mean())
 
 
 @dataclass(frozen=True)
@@ -106,8 +106,8 @@ def read(links: str | Path | GraphFile, names: Sequence[str], *, strangers: bool
     if kind not in readers:
         raise UsageError(f"{path}: a graph is read from {', '.join(readers)}; got '{kind}'")
     try:
-        table, apart = readers[kind](path, list(names), given.directed, strangers)
-        if not apart:
+        table, are_distances = readers[kind](path, list(names), given.directed, strangers)
+        if not are_distances:
             return adjacency(table)
         if sigma is None:
             sigma = _usual_scale(table, threshold)
@@ -134,20 +134,20 @@ Links = Iterable[tuple[str, str, str, float]]  # place in the file, from, to, va
 def _from_csv(
     path: Path, names: list[str], directed: bool, strangers: bool, columns: tuple[str, str]
 ) -> tuple[Tensor, bool]:
-    weight, apart = columns
+    weight, distance_column = columns
     with path.open(newline="", encoding="utf-8-sig") as file:
         rows = csv.DictReader(file, restkey="", strict=True)
         heading = rows.fieldnames = [name.strip() for name in rows.fieldnames or []]
         twice = sorted({name for name in heading if heading.count(name) > 1})
         if twice:
             raise UsageError(f"two columns are named '{twice[0]}'")
-        value = next((c for c in (weight, apart) if c in heading), None)
+        value = next((c for c in (weight, distance_column) if c in heading), None)
         if not {"from", "to"} <= set(heading):
             raise UsageError(f"the header must have the columns from and to; got {', '.join(heading) or 'nothing'}")
-        for setting, named, usual in (("weights", weight, "weight"), ("distances", apart, "distance")):
+        for setting, named, usual in (("weights", weight, "weight"), ("distances", distance_column, "distance")):
             if named != usual and named not in heading:
                 raise UsageError(f"there is no column '{named}', as {setting} says; {nearest(named, heading)}")
-        if weight in heading and apart in heading:
+        if weight in heading and distance_column in heading:
             raise UsageError("a link has a weight or a distance, not both; leave one of these columns out")
         for column in heading if value is None else []:  # others may be notes
             for meant in difflib.get_close_matches(column, ["weight", "distance"]):
@@ -171,8 +171,8 @@ def _from_csv(
                     raise UsageError(f"{place} must have {len(heading)} entries, as the header has")
                 yield place, row["from"].strip(), row["to"].strip(), _number(row[value], place) if value else 1.0
 
-        empty = math.inf if value == apart else 0.0
-        return _table(links(), names, directed, strangers, empty), value == apart
+        empty = math.inf if value == distance_column else 0.0
+        return _table(links(), names, directed, strangers, empty), value == distance_column
 
 
 def _from_graphml(path: Path, names: list[str], directed: bool, strangers: bool) -> tuple[Tensor, bool]:
@@ -204,10 +204,10 @@ def _from_arrays(path: Path, names: list[str], directed: bool, strangers: bool) 
     if not strangers:
         _check_names(set(order), names, "names")
     place = [order.index(name) for name in names if name in order]
-    whole = torch.zeros(len(names), len(names), dtype=table.dtype)
+    complete = torch.zeros(len(names), len(names), dtype=table.dtype)
     at = torch.tensor([i for i, name in enumerate(names) if name in order])
-    whole[at[:, None], at] = table[place][:, place]
-    return whole, False
+    complete[at[:, None], at] = table[place][:, place]
+    return complete, False
 
 
 def _of(names: list[str], table: Tensor) -> Tensor:
@@ -243,13 +243,13 @@ def _table(links: Links, names: list[str], directed: bool, strangers: bool, empt
     return table
 
 
-def _check_names(found: set[str], names: Iterable[str], place: str) -> None:
-    strange = sorted(found - set(names))
+def _check_names(given: set[str], names: Iterable[str], place: str) -> None:
+    strange = sorted(given - set(names))
     if strange:
-        known = list(names)
+        clients = list(names)
         raise UsageError(
             f"{place}: there is no client {listed([*map(repr, strange)], 5)}; "
-            f"the {len(known)} clients are named '{known[0]}' to '{known[-1]}'"
+            f"the {len(clients)} clients are named '{clients[0]}' to '{clients[-1]}'"
         )
 
 

@@ -31,7 +31,7 @@ def embedded(
     a name that is taken has one more at its end. `columns` says which inputs these are. Raises UsageError for data
     without categories, for a shape that is not that of the columns, and for widths that are none.
     """
-    categories = [] if columns is None else [one for one in columns.inputs if isinstance(one, Category)]
+    categories = [] if columns is None else [column for column in columns.inputs if isinstance(column, Category)]
     if columns is None or not categories:
         raise UsageError("embedded: the data has no categories; use model=mlp")
     if shape != (len(columns.names),):

@@ -29,13 +29,13 @@ class Clusters(NamedTuple):
 
 def distances(vectors: Gram) -> Tensor:
     """[B, B] squared distances of vectors, from float64 products; exactly 0 between identical ones."""
-    apart = vectors.distances
-    return torch.where(apart > IDENTICAL * apart.max(), apart, 0.0)
+    between = vectors.distances
+    return torch.where(between > IDENTICAL * between.max(), between, 0.0)
 
 
-def count_distinct(apart: Tensor) -> int:
+def count_distinct(distances: Tensor) -> int:
     """How many different points there are, from their squared distances [B, B]."""
-    first = (apart == 0).int().argmax(1)  # the first point that each is identical with
+    first = (distances == 0).int().argmax(1)  # the first point that each is identical with
     return len(first.unique())
 
 
@@ -44,11 +44,11 @@ def cluster(vectors: Gram, count: int, key: Tensor, tags: Tensor) -> Clusters:
 
     Random draws depend on key: [] and on each vector's tag, of tags: [B], so the order of the vectors does not matter.
     """
-    apart = distances(vectors)
-    count = min(count, count_distinct(apart))
-    like = apart.new_empty(RESTARTS * count)
+    between = distances(vectors)
+    count = min(count, count_distinct(between))
+    like = between.new_empty(RESTARTS * count)
     lots = vmap(lambda tag_key: uniform(tag_key, like))(fold(key, tags)) + 2**-24  # never 0
-    return kmeans(apart, count, lots.T.view(RESTARTS, count, -1))
+    return kmeans(between, count, lots.T.view(RESTARTS, count, -1))
 
 
 def cluster_means(label: Tensor, theta: Tensor, before: Tensor, layout: Layout) -> Tensor:
@@ -58,9 +58,9 @@ def cluster_means(label: Tensor, theta: Tensor, before: Tensor, layout: Layout) 
     return torch.where(count > 0, mix(member / count.clamp(min=1), theta, layout), before)
 
 
-def cluster_weights(label: Tensor, known: Tensor, dtype: torch.dtype) -> Tensor:
+def cluster_weights(label: Tensor, seen: Tensor, dtype: torch.dtype) -> Tensor:
     """[N, N] row i has equal weights for all of known: [N] bool that are in client i's cluster, by label: [N]."""
-    rows = ((label[:, None] == label) & known).to(dtype)
+    rows = ((label[:, None] == label) & seen).to(dtype)
     return rows.div_(rows.sum(1, keepdim=True))
 
 
@@ -69,21 +69,21 @@ def nearest(theta: Tensor, centres: Tensor) -> Tensor:
     return torch.stack([(theta - centre).square().sum(1) for centre in centres]).argmin(0)
 
 
-def kmeans(apart: Tensor, count: int, lots: Tensor) -> Clusters:
+def kmeans(distances: Tensor, count: int, lots: Tensor) -> Clusters:
     """The best of R runs of Lloyd's algorithm from k-means++ (Arthur and Vassilvitskii, 2007).
 
     apart: [B, B] squared distances of at least `count` different points. lots: [R, K, B] uniform numbers in (0, 1):
     only these decide which centres a run starts from and how clusters are numbered, so if they are tied to the points,
     the result does not depend on the points' order.
     """
-    label, weights, away = _lloyd(apart, _seeds(apart, lots[:, :count]))
+    label, weights, away = _lloyd(distances, _seeds(distances, lots[:, :count]))
     cost = away.sum(1)
     # Of runs that differ only by rounding, the first is taken, whatever the rounding.
     best = int((cost <= cost.min() * (1 + 1e-9)).int().argmax())
     return Clusters(label[best], weights[best], away[best].sqrt())
 
 
-def _seeds(apart: Tensor, lots: Tensor) -> Tensor:
+def _seeds(distances: Tensor, lots: Tensor) -> Tensor:
     """[R, K, B] squared distances of all points to the K that k-means++ starts from; lots: [R, K, B].
 
     The first is drawn uniformly, each next one in proportion to its squared distance from the nearest one before.
@@ -92,12 +92,12 @@ def _seeds(apart: Tensor, lots: Tensor) -> Tensor:
     chosen: list[Tensor] = []
     for lot in lots.unbind(1):
         # The least of independent exponential times is point b's with probability in proportion to its rate near[b].
-        chosen.append(apart[(-lot.log() / near).argmin(1)])
+        chosen.append(distances[(-lot.log() / near).argmin(1)])
         near = torch.minimum(near, chosen[-1]) if len(chosen) > 1 else chosen[-1]
     return torch.stack(chosen, 1)
 
 
-def _lloyd(apart: Tensor, square: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _lloyd(distances: Tensor, square: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Labels [R, B], weights [R, K, B] and each point's squared distance to its centre [R, B].
 
     square: [R, K, B] squared distances to the first centres. At most 100 iterations, or until none of the objectives
@@ -106,9 +106,9 @@ def _lloyd(apart: Tensor, square: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     before = torch.full_like(square[:, 0, 0], torch.inf)
     for _ in range(100):
         label = _assign(square)
-        member = F.one_hot(label, square.shape[1]).mT.to(apart.dtype)
+        member = F.one_hot(label, square.shape[1]).mT.to(distances.dtype)
         weights = member / member.sum(-1, keepdim=True)
-        square = _from_centres(apart, weights)
+        square = _from_centres(distances, weights)
         away = square.gather(1, label[:, None])[:, 0]
         now = away.sum(1)
         if (now >= (1 - 1e-6) * before).all():
@@ -133,7 +133,7 @@ def _assign(square: Tensor) -> Tensor:
         label = torch.where(empty.any(1, keepdim=True), moved, label)
 
 
-def _from_centres(apart: Tensor, weights: Tensor) -> Tensor:
+def _from_centres(distances: Tensor, weights: Tensor) -> Tensor:
     """[R, K, B] squared distances of all points to the centres weights: [R, K, B], which are affine combinations."""
-    inner = weights @ apart
+    inner = weights @ distances
     return (inner - (inner * weights).sum(-1, keepdim=True) / 2).clamp(min=0)

@@ -19,5 +19,5 @@ def smallest_mixture(form: Tensor) -> Tensor:
     q = q / scale + 1 + 1e-9 * torch.eye(len(q), dtype=q.dtype)
     root = torch.linalg.cholesky(q)
     goal = torch.linalg.solve_triangular(root, torch.ones(len(q), 1, dtype=q.dtype), upper=False)
-    found = torch.from_numpy(nnls(root.T.numpy(), goal[:, 0].numpy())[0]).to(form)
-    return found / found.sum()
+    solution = torch.from_numpy(nnls(root.T.numpy(), goal[:, 0].numpy())[0]).to(form)
+    return solution / solution.sum()

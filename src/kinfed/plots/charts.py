@@ -196,10 +196,10 @@ def targets_by_client(targets: Sequence[ArrayLike], client_names: Sequence[str],
     chosen. Raises UsageError if a client has none.
     """
     shares = [5, 25, 50, 75, 95]
-    each = [values[~np.isnan(values)] for values in (np.asarray(one, np.float64) for one in targets)]
-    if lacking := [name for name, values in zip(client_names, each, strict=True) if not len(values)]:
+    targets_of = [values[~np.isnan(values)] for values in (np.asarray(values, np.float64) for values in targets)]
+    if lacking := [name for name, values in zip(client_names, targets_of, strict=True) if not len(values)]:
         raise UsageError(f"every client needs targets; '{lacking[0]}' has none")
-    levels = np.stack([np.percentile(values, shares) for values in each])  # [N, 5]
+    levels = np.stack([np.percentile(values, shares) for values in targets_of])  # [N, 5]
     names = number_illegible(client_names)
     shown, label = sample_clients(len(names))
     order = np.argsort(levels[:, 2], kind="stable")[shown]

@@ -64,8 +64,8 @@ def relation_heatmap(
         _layers(below, weights, called, borders, rows, columns)
     axes = above.subplots()
     mean = weights.mean(0)
-    image, own = draw_relation(axes, mean, borders), mean.diagonal()
-    itself = f"{own[0]:.3g}" if np.ptp(own) < 5e-4 * abs(own).max() else span(own)
+    image, self_weight = draw_relation(axes, mean, borders), mean.diagonal()
+    itself = f"{self_weight[0]:.3g}" if np.ptp(self_weight) < 5e-4 * abs(self_weight).max() else span(self_weight)
     label = f"weight between different clients\n(own weight, in grey: {itself})"
     label_bar(above.colorbar(image, ax=axes, shrink=0.8, pad=0.02), label)
     axes.set_ylabel("receiving client", fontsize=NORMAL, color=INK)
@@ -115,12 +115,12 @@ def recall_heatmap(
     NaN, where there are no examples, is grey. Of very many clients some are shown, evenly chosen. Raises UsageError if
     the names do not fit.
     """
-    percent, whole = 100 * np.asarray(recall, np.float64), 100 * np.asarray(pooled, np.float64)
+    percent, pooled_percent = 100 * np.asarray(recall, np.float64), 100 * np.asarray(pooled, np.float64)
     clients, classes = len(client_names), len(class_names)
-    if percent.shape != (clients, classes) or whole.shape != (classes,):
+    if percent.shape != (clients, classes) or pooled_percent.shape != (classes,):
         raise UsageError(
             f"the recall of {clients} clients and {classes} classes must be [{clients}, {classes}] and [{classes}]; "
-            f"got {list(percent.shape)} and {list(whole.shape)}"
+            f"got {list(percent.shape)} and {list(pooled_percent.shape)}"
         )
     client_names, class_names = number_illegible(client_names), number_illegible(class_names)
     shown, label = sample_clients(clients)
@@ -135,7 +135,7 @@ def recall_heatmap(
     ahead, named = -0.5 - gap - first, min(across, up) >= 0.25 and across >= 0.35
     for edges, values in (
         (np.arange(clients + 1) - 0.5, percent.T),
-        (np.array([ahead, ahead + first]), whole[:, None]),
+        (np.array([ahead, ahead + first]), pooled_percent[:, None]),
     ):
         shades = axes.pcolormesh(
             edges, np.arange(classes + 1) - 0.5, np.ma.masked_invalid(values), cmap="YlGnBu", vmin=0, vmax=100

@@ -53,9 +53,9 @@ def critical_difference(
         end = side - 0.12 if left else side + LENGTH + 0.12
         axes.plot([at(mean[i]), at(mean[i]), end], [0, y, y], color=FAINT, linewidth=1.1, zorder=1)
         axes.plot(at(mean[i]), 0, "o", color=COLOURS[0], markersize=5, markeredgecolor="white", zorder=4)
-        words = f"{names[i]}  {mean[i]:.2f}" if left else f"{mean[i]:.2f}  {names[i]}"
+        label = f"{names[i]}  {mean[i]:.2f}" if left else f"{mean[i]:.2f}  {names[i]}"
         way: Literal["left", "right"] = "right" if left else "left"
-        axes.text(end + (-0.06 if left else 0.06), y, words, ha=way, va="center", fontsize=NORMAL, color=INK)
+        axes.text(end + (-0.06 if left else 0.06), y, label, ha=way, va="center", fontsize=NORMAL, color=INK)
     for place, group in enumerate(groups):
         ends = [at(min(mean[list(group)])) - 0.05, at(max(mean[list(group)])) + 0.05]
         y = 0.12 + BAR * place

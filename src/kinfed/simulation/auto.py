@@ -108,11 +108,11 @@ def chunk_that_fits(clients: Clients, model: Model, training: Training, fused: F
     Of all its memory, not of what other programs leave: equal runs must have equal chunks. What does not fit after all
     is halved by the executor.
     """
-    device, sizes, one = model.theta.device, clients.sizes["train"], Batched(1, fused=fused)
+    device, sizes, single = model.theta.device, clients.sizes["train"], Batched(1, fused=fused)
     largest = torch.tensor([sizes.index(max(sizes))], device=device)
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
-    one(clients, model, training, 0, largest, lambda client, t, _: client.descend(t, steps=1), model.theta[None])
-    each = torch.cuda.max_memory_allocated(device) - before
+    single(clients, model, training, 0, largest, lambda client, t, _: client.descend(t, steps=1), model.theta[None])
+    bytes_each = torch.cuda.max_memory_allocated(device) - before
     free = torch.cuda.get_device_properties(device).total_memory - before
-    return max(20, min(len(clients), free // 2 // max(each, 1)))
+    return max(20, min(len(clients), free // 2 // max(bytes_each, 1)))

@@ -31,8 +31,8 @@ class Gathered:
     def _table(self, place: int | slice | Tensor, leaf: Tensor) -> Tensor:
         if isinstance(place, int):
             return self._room(self._count, leaf.unsqueeze(0))
-        whole = len(leaf) == self._count and isinstance(place, slice)
-        return leaf if whole and leaf.is_contiguous() else self._room(self._count, leaf)
+        complete = len(leaf) == self._count and isinstance(place, slice)
+        return leaf if complete and leaf.is_contiguous() else self._room(self._count, leaf)
 
     def tree(self) -> Tree:
         """The gathered tree."""

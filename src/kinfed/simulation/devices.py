@@ -52,4 +52,4 @@ def free_memory(device: torch.device) -> int | None:
 def _fields(path: Path) -> dict[str, int]:
     """The first number of each line of such a file, by its name."""
     lines = (line.replace(":", " ").split() for line in path.read_text().splitlines())
-    return {words[0]: int(words[1]) for words in lines if len(words) > 1 and words[1].isdecimal()}
+    return {columns[0]: int(columns[1]) for columns in lines if len(columns) > 1 and columns[1].isdecimal()}

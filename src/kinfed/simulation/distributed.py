@@ -88,10 +88,10 @@ class Distributed:
         local: Simulation = self._run_together(lambda: Simulation(share, *arguments, execution=execution, **settings))
         # With other clients, another process may have chosen another executor.
         leader = agree(local.how)
-        alike = replace(execution, executor=leader["executor"], chunk=leader["chunk"])
+        adopted = replace(execution, executor=leader["executor"], chunk=leader["chunk"])
         same = all(local.how[name] == leader[name] for name in ("executor", "chunk"))
         self._local = self._run_together(
-            lambda: local if same else Simulation(share, *arguments, execution=alike, **settings)
+            lambda: local if same else Simulation(share, *arguments, execution=adopted, **settings)
         )
         self.device, self.how, self.executor = self._local.device, self._local.how, self._local.executor
         self.states = _States(self)
@@ -150,9 +150,9 @@ class Distributed:
         """[M] the clients that this process simulates."""
         return self._own_ids
 
-    def answers(self, ids: Tensor, own: dict[str, Tensor], common: dict[str, Tensor], count: int) -> Tree:
+    def answers(self, ids: Tensor, states: dict[str, Tensor], common: dict[str, Tensor], count: int) -> Tree:
         """What the models of some of these make of test examples, as `Simulation.answers`."""
-        return self._local.answers((ids // self._world).to(self.device), own, common, count)
+        return self._local.answers((ids // self._world).to(self.device), states, common, count)
 
     def _share(self, federation: Federation) -> Federation:
         """This process's clients. The whole federation has been checked; a part of it need not pass the checks."""
@@ -243,14 +243,14 @@ class _States:
         fleet = self._fleet
         local, states = self._own.keep()
         ids = fleet._own_ids[local.cpu()]
-        known: list[Any] = [None] * fleet._world
-        dist.all_gather_object(known, ids)
-        everyone = torch.cat(known).sort().values
+        reports: list[Any] = [None] * fleet._world
+        dist.all_gather_object(reports, ids)
+        everyone = torch.cat(reports).sort().values
         if not len(everyone):
             return everyone, states
         states = tree_map(lambda table: table[:], states)
-        whole = fleet._gather(everyone, states if len(ids) else None, everywhere=False)
-        return (everyone, whole) if fleet._rank == 0 else (ids, states)
+        gathered = fleet._gather(everyone, states if len(ids) else None, everywhere=False)
+        return (everyone, gathered) if fleet._rank == 0 else (ids, states)
 
     def restore(self, kept: tuple[Tensor, Tree]) -> None:
         """Restore the states that `keep` gave to the leader."""

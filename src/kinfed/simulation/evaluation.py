@@ -40,20 +40,20 @@ class Evaluator:
     """
 
     def __init__(
-        self, clients: Clients, model: Model, method: Method, each: Callable[..., Tree], folder: Path | None = None
+        self, clients: Clients, model: Model, method: Method, run_each: Callable[..., Tree], folder: Path | None = None
     ) -> None:
         """`each(round, ids, program, states, sent)` runs a program for each of ids: [k], see `Executor`.
 
         Models too large for memory are kept in files in `folder`.
         """
-        self._clients, self._model, self._method, self._each, self._folder = clients, model, method, each, folder
+        self._clients, self._model, self._method, self._each, self._folder = clients, model, method, run_each, folder
         self._splits = [split for split in EVALUATED if split in clients.sizes and all(clients.sizes[split])]
 
     def __call__(self, round: int, cohort: Tensor, states: Callable[[Tensor], Tree], sent: Tree) -> Evaluation:
         """Evaluate cohort: [K]; `states(ids)` are private states, `sent` is the message to it."""
         plain = not isinstance(self._method, Predicts)
         forms: dict[str, _Form] = {}  # by name, headline first
-        keep, alike = True, False
+        keep, shared = True, False
 
         def program(client: Client, state: Tree, received: Tree) -> Tree:
             outputs, models = {}, {}
@@ -70,11 +70,11 @@ class Evaluator:
             ids = cohort[places]
             widths = {split: max(self._clients.sizes[split][i] for i in ids.tolist()) for split in self._splits}
             outputs, personal = {}, {}
-            if not alike:
+            if not shared:
                 try:
                     outputs, personal = self._each(round, ids, program, states(ids), trees.pick(sent, places))
                 except _Alike:
-                    alike = True
+                    shared = True
             for name in forms.keys() - outputs.keys():
                 outputs[name] = self._predict_pooled(_join_own((), forms[name]).theta, ids)
             scores.put(places, {name: self._score(ids, outputs[name]) for name in forms})
@@ -88,8 +88,8 @@ class Evaluator:
             for metric, values in by_metric.items()
         }
         if keep:
-            own = {} if alike else models.tree()
-            return Evaluation(keyed, {name: _join_own(own.get(name, ()), form) for name, form in forms.items()})
+            personal = {} if shared else models.tree()
+            return Evaluation(keyed, {name: _join_own(personal.get(name, ()), form) for name, form in forms.items()})
         return Evaluation(
             keyed, _Again(forms, lambda name: self._again(name, forms[name], round, cohort, states, sent))
         )
@@ -107,8 +107,8 @@ class Evaluator:
         models = Gathered(len(cohort), lambda count, like: mapped(count, like, self._folder)[0])
         for places in self._groups(cohort):
             ids = cohort[places]
-            own = self._each(round, ids, program, states(ids), trees.pick(sent, places))
-            models.put(places if isinstance(places, slice) else places.cpu(), tree_map(Tensor.cpu, own))
+            personal = self._each(round, ids, program, states(ids), trees.pick(sent, places))
+            models.put(places if isinstance(places, slice) else places.cpu(), tree_map(Tensor.cpu, personal))
         return _join_own(models.tree(), form)
 
     def _groups(self, cohort: Tensor) -> Iterator[slice | Tensor]:
@@ -198,9 +198,9 @@ def _split_own(name: str, personal: Tree) -> tuple[tuple[Tensor, ...], _Form]:
     return tuple(leaf for leaf, common in zip(leaves, shared, strict=True) if not common), _Form(structure, rest)
 
 
-def _join_own(own: tuple[Tensor, ...], form: _Form) -> Tree:
+def _join_own(leaves: tuple[Tensor, ...], form: _Form) -> Tree:
     """The models whose client-specific tensors, as split off by `_split_own`, are `own`: [K, ...] each."""
-    tables = iter(own)
+    tables = iter(leaves)
     return tree_unflatten([next(tables) if leaf is None else leaf for leaf in form.leaves], form.structure)
 
 

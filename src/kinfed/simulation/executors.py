@@ -166,14 +166,16 @@ class Batched:
 
         sizes = [clients.sizes["train"][i] for i in ids.tolist()]
         # Forward, and gradients of weights and of inputs.
-        workers, each = self._crew(6 * model.layout.whole.size * min(training.batch, max(sizes)) * len(ids), len(ids))
+        workers, per_worker = self._crew(
+            6 * model.layout.whole.size * min(training.batch, max(sizes)) * len(ids), len(ids)
+        )
         chunks = []
         for group in alike(sizes, self.chunk * workers):
             if sizes[group[0]] == sizes[group[-1]]:  # neighbours, whose rows are taken and put without a copy
                 chunks += [group[i * len(group) // workers : (i + 1) * len(group) // workers] for i in range(workers)]
             else:  # about as much work in every chunk
                 chunks += [group[i::workers] for i in range(workers)]
-        spread(workers, each, model, [chunk for chunk in chunks if chunk], run)
+        spread(workers, per_worker, model, [chunk for chunk in chunks if chunk], run)
         return results.tree()
 
     def _crew(self, step: int, clients: int) -> tuple[int, int]:
@@ -197,9 +199,9 @@ def _too_large(round: int, names: list[str], problem: BaseException) -> RunError
 def _not_batchable(problem: Exception) -> UsageError:
     """The line of client code that PyTorch cannot batch over clients."""
     library = str(Path(torch.__file__).parent)
-    own = [frame for frame in traceback.extract_tb(problem.__traceback__) if not frame.filename.startswith(library)]
+    frames = [frame for frame in traceback.extract_tb(problem.__traceback__) if not frame.filename.startswith(library)]
     return UsageError(
-        f"{Path(own[-1].filename).name}, line {own[-1].lineno}: this cannot be batched over clients "
+        f"{Path(frames[-1].filename).name}, line {frames[-1].lineno}: this cannot be batched over clients "
         f"({str(problem).removeprefix('vmap: ').partition('. ')[0]}); use torch.where for an `if`, .item() or a "
         "boolean index, client.noise for random numbers, or the executor 'loop'"
     )

@@ -174,23 +174,23 @@ class Simulation:
     def evaluate(self, round: int, cohort: Tensor, sent: Tree) -> Evaluation:
         """Scores of the cohort's models on validation and test examples."""
         with self._set_precision():
-            found = self._evaluator(round, cohort, self.states.take, sent)
-        losses = {key: values for key, values in found.scores.items() if key[2] == "loss"}
+            scores = self._evaluator(round, cohort, self.states.take, sent)
+        losses = {key: values for key, values in scores.scores.items() if key[2] == "loss"}
         # A model that is tuned to a client was not looked at before.
         raise_if_diverged(self.names, round, cohort, losses, Advises.of(self.method).remedy)
-        return found
+        return scores
 
     @property
     def own_ids(self) -> Tensor:
         """[N] the clients that this process simulates: all."""
         return torch.arange(len(self.clients), device=self.device)
 
-    def answers(self, ids: Tensor, own: dict[str, Tensor], common: dict[str, Tensor], count: int) -> Tree:
+    def answers(self, ids: Tensor, states: dict[str, Tensor], common: dict[str, Tensor], count: int) -> Tree:
         """[K, n, ...] inputs and outputs of clients ids: [K] for their first `count` test examples, or fewer.
 
         Their models, as they were scored, have the named fields `own`: [K, ...] and `common`: [...], see `trees.pack`.
         """
-        own, common = ({name: t.to(self.device) for name, t in given.items()} for given in (own, common))
+        states, common = ({name: t.to(self.device) for name, t in given.items()} for given in (states, common))
         count = min(count, *(self.clients.sizes["test"][i] for i in ids.tolist()))
 
         def program(client: Client, state: Tree, received: Tree) -> Tree:
@@ -198,8 +198,8 @@ class Simulation:
             return x, predict(self.method, client.limited(), named({**common, **state}), x)
 
         with fast_gemm("off"), tf32(False):  # rounded as little as possible
-            if own or isinstance(self.method, Predicts):
-                return self._run(self.clients, self.model, self.training, 0, ids, program, own)
+            if states or isinstance(self.method, Predicts):
+                return self._run(self.clients, self.model, self.training, 0, ids, program, states)
             x = torch.stack([self.clients.pool.x[self.clients.rows["test"][i][:count]] for i in ids.tolist()])
             return x, self.model(common["theta"], x.flatten(0, 1)).unflatten(0, x.shape[:2])
 
@@ -242,11 +242,11 @@ def _set_aside(federation: Federation, method: Method, seed: int) -> dict[str, l
                 f"client {', '.join(short[:5])} has only one; use feedback='train' or give these clients more"
             )
         rows["held_out"] = []
-        for i, (own, tag) in enumerate(zip(rows["train"], tags(federation.names), strict=True)):
-            count = max(1, round(len(own) / 9))
-            order = torch.randperm(len(own), generator=generator(seed, "held_out", int(tag))).to(own.device)
-            rows["held_out"].append(own[order[:count]])
-            rows["train"][i] = own[order[count:]]
+        for i, (rows_of, tag) in enumerate(zip(rows["train"], tags(federation.names), strict=True)):
+            count = max(1, round(len(rows_of) / 9))
+            order = torch.randperm(len(rows_of), generator=generator(seed, "held_out", int(tag))).to(rows_of.device)
+            rows["held_out"].append(rows_of[order[:count]])
+            rows["train"][i] = rows_of[order[count:]]
     elif method.feedback != "none":
         raise UsageError(f"feedback must be none, train, held-out, validation or test; got '{method.feedback}'")
     return rows

@@ -35,11 +35,15 @@ Item = TypeVar("Item")
 
 
 def spread(
-    count: int, each: int, model: Model, items: Sequence[Item], run: Callable[[Model, Item, threading.Event], None]
+    count: int,
+    per_worker: int,
+    model: Model,
+    items: Sequence[Item],
+    run: Callable[[Model, Item, threading.Event], None],
 ) -> None:
     """Run all items, in this order, on workers of so many threads each, who have a model of their own."""
     halt = threading.Event()
-    with threads(each):
+    with threads(per_worker):
         if count == 1:
             for item in items:
                 run(model, item, halt)
@@ -47,7 +51,7 @@ def spread(
         queue = deque(items)
 
         def work(model: Model) -> None:
-            torch.set_num_threads(each)  # OpenMP counts for each thread
+            torch.set_num_threads(per_worker)  # OpenMP counts for each thread
             while queue and not halt.is_set():
                 try:
                     item = queue.popleft()

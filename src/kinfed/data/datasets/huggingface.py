@@ -42,11 +42,13 @@ class HuggingFace(TableReader):
         for name in (self.client, *self.targets) if self.client else self.targets:
             if name not in table.columns:
                 raise UsageError(f"{self.path} has no column '{name}'; {nearest(name, table.columns)}")
-        features = {name: one for name, one in features.items() if isinstance(one, dict)}  # others are of lists
-        labels = {name: one.get("names") for name, one in features.items() if one.get("_type") == "ClassLabel"}
-        names = {name: [name_of(str(one).strip()) for one in known] for name, known in labels.items() if known}
+        kinds = {name: kind for name, kind in features.items() if isinstance(kind, dict)}  # others are of lists
+        labels = {name: kind.get("names") for name, kind in kinds.items() if kind.get("_type") == "ClassLabel"}
+        names = {
+            name: [name_of(str(label).strip()) for label in classes] for name, classes in labels.items() if classes
+        }
         table = _name_classes(self.path, table, names)
-        pictures = [name for name, one in features.items() if one.get("_type") == "Image"]
+        pictures = [name for name, kind in kinds.items() if kind.get("_type") == "Image"]
         if not pictures and not self.client:
             raise UsageError(
                 f"{self.path} has no pictures, so its rows are a table: say whose each is by client=COLUMN; known: "
@@ -61,8 +63,8 @@ class HuggingFace(TableReader):
     def _of_pictures(self, table: "polars.DataFrame", column: str, names: dict[str, list[str]]) -> Dataset:
         frame = Frame(self.path, table.drop(column), lambda row: f"{self.path}, row {row + 1}")
         target = self.targets[0]
-        words = frame.text(target)
-        classes = [*dict.fromkeys(names.get(target, ()))] or sorted(words.names, key=natural)
+        labels = frame.text(target)
+        classes = [*dict.fromkeys(names.get(target, ()))] or sorted(labels.names, key=natural)
         if len(self.targets) > 1 or len(classes) < 2:
             raise UsageError(
                 f"{self.path}: pictures need one target of two classes or more; got {', '.join(self.targets)}"
@@ -75,7 +77,7 @@ class HuggingFace(TableReader):
         sources = [self._source(row, cell) for row, cell in enumerate(table[column].to_list())]
         called = [f"{self.path}, row {row + 1}, column '{column}'" for row in range(len(sources))]
         x = pixels(called, sources, self.size, self.grey)
-        y = torch.from_numpy(words.among(classes))
+        y = torch.from_numpy(labels.among(classes))
         return Dataset(x, y, Classification(len(classes)), tuple(classes), who, owners=owners, stratify=True)
 
     def _source(self, row: int, cell: Any) -> Source:
@@ -102,13 +104,13 @@ def _read_splits(root: Path) -> "tuple[polars.DataFrame, dict[str, Any]]":
         folders = [_inside(root, str(name), SPLITS) for name in _json(root / SPLITS, "splits", list)]
     elif not (root / STATE).is_file():
         raise UsageError(f"{root} is not a Hugging Face data set on disk: it has no {STATE} and no {SPLITS}")
-    tables, known = [], []
+    tables, features = [], []
     for folder in folders:
-        known.append(_json(folder / INFO, "features", dict))
-        if known[-1] != known[0]:
+        features.append(_json(folder / INFO, "features", dict))
+        if features[-1] != features[0]:
             raise UsageError(f"{folder} has other columns than {folders[0]}; save one split by itself")
-        for one in _json(folder / STATE, "_data_files", list):
-            file = _inside(folder, str(one["filename"]), STATE)
+        for entry in _json(folder / STATE, "_data_files", list):
+            file = _inside(folder, str(entry["filename"]), STATE)
             try:
                 tables.append(polars.read_ipc_stream(file))
             except FileNotFoundError:
@@ -120,14 +122,14 @@ def _read_splits(root: Path) -> "tuple[polars.DataFrame, dict[str, Any]]":
     table = polars.concat(tables) if tables else polars.DataFrame()
     if not table.height:
         raise UsageError(f"{root} has no rows")
-    return table, known[0]
+    return table, features[0]
 
 
-def _inside(folder: Path, name: str, told: str) -> Path:
+def _inside(folder: Path, name: str, source: str) -> Path:
     """What a file of the folder names; raises UsageError unless that is in the folder."""
     if Path(name).name != name or name in ("", ".", ".."):
         raise UsageError(
-            f"{folder / told} names '{name}', which is not in this folder, so nothing is read; such a set is damaged "
+            f"{folder / source} names '{name}', which is not in this folder, so nothing is read; such a set is damaged "
             "or not to be trusted"
         )
     return folder / name
@@ -136,14 +138,14 @@ def _inside(folder: Path, name: str, told: str) -> Path:
 def _json(file: Path, key: str, kind: type) -> Any:
     """What a file of JSON has under a key; raises UsageError if it has nothing of this kind."""
     try:
-        found = json.loads(file.read_text(encoding="utf-8")).get(key)
+        content = json.loads(file.read_text(encoding="utf-8")).get(key)
     except OSError as problem:
         raise UsageError(f"cannot read {file}: {problem.strerror}") from None
     except (ValueError, AttributeError):
         raise UsageError(f"{file} is not what save_to_disk writes; copy the whole folder again") from None
-    if not isinstance(found, kind):
+    if not isinstance(content, kind):
         raise UsageError(f"{file} has no '{key}'; save the data set again")
-    return found
+    return content
 
 
 def _name_classes(path: str, table: "polars.DataFrame", names: dict[str, list[str]]) -> "polars.DataFrame":

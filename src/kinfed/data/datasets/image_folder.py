@@ -50,9 +50,9 @@ class ImageFolder(Settings):
             stratify=True,
         )
 
-    def _check(self, root: Path, found: set[str]) -> None:
+    def _check(self, root: Path, used: set[str]) -> None:
         """Raise UsageError for a client without pictures, and for pictures outside a class; warn of other files."""
-        if empty := [folder.name for folder in _folders(root) if folder.name not in found]:
+        if empty := [folder.name for folder in _folders(root) if folder.name not in used]:
             raise UsageError(
                 f"{root / empty[0]} holds no pictures; they belong in {root / empty[0]}/CLASS/*.png, or remove it"
             )
@@ -70,11 +70,11 @@ class ImageFolder(Settings):
 
 def _folders(place: Path) -> list[Path]:
     """The folders in a folder, in order of their names."""
-    inside = [one for one in place.iterdir() if one.is_dir() and not one.name.startswith(".")]
-    return sorted(inside, key=lambda one: natural(one.name))
+    inside = [path for path in place.iterdir() if path.is_dir() and not path.name.startswith(".")]
+    return sorted(inside, key=lambda path: natural(path.name))
 
 
 def _pictures(place: Path) -> list[Path]:
     """The pictures in a folder, in order of their names."""
-    inside = [one for one in place.iterdir() if one.suffix.lower() in SUFFIXES and one.is_file()]
-    return sorted((one for one in inside if not one.name.startswith(".")), key=lambda one: natural(one.name))
+    inside = [path for path in place.iterdir() if path.suffix.lower() in SUFFIXES and path.is_file()]
+    return sorted((path for path in inside if not path.name.startswith(".")), key=lambda path: natural(path.name))

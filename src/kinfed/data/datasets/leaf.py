@@ -76,8 +76,8 @@ class LeafText(Leaf):
         classes = sorted(set().union(*("".join((*x, *y)) for x, y, _ in users.values())))
         written = "".join(text for x, _, _ in users.values() for text in x)
         both = ("".join(part).encode("utf-32-le", "surrogatepass") for part in (classes, written))
-        known, codes = (np.frombuffer(part, np.uint32) for part in both)
-        places = torch.from_numpy(np.searchsorted(known, codes)).view(-1, length).to(torch.get_default_dtype())
+        letters, codes = (np.frombuffer(part, np.uint32) for part in both)
+        places = torch.from_numpy(np.searchsorted(letters, codes)).view(-1, length).to(torch.get_default_dtype())
         parts = [torch.arange(len(x)) * PARTS // len(x) for x, _, _ in users.values()]
         return _dataset(users, places, classes, self.path, torch.cat(parts))
 
@@ -115,9 +115,9 @@ def _users(path: Path, least: int) -> dict[str, User]:
             "least two clients are needed; lower least"
         )
     if out := [name for name in users if name not in kept]:
-        told = f"{some(len(out), len(users), 'user')} fewer than {least} examples (federation.dataset.least)"
+        problem = f"{some(len(out), len(users), 'user')} fewer than {least} examples (federation.dataset.least)"
         warnings.warn(
-            f"{path}: {told}, such as '{out[0]}', and {'was' if len(out) == 1 else 'were'} left out", stacklevel=4
+            f"{path}: {problem}, such as '{out[0]}', and {'was' if len(out) == 1 else 'were'} left out", stacklevel=4
         )
     return {name: kept[name] for name in sorted(kept, key=natural)}
 
@@ -146,15 +146,15 @@ def _files(path: Path) -> list[Path]:
 def _of_file(file: Path) -> Iterator[tuple[str, list[Any], list[Any]]]:
     """The name, the examples and the answers of every user of a file."""
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
+        content = json.loads(file.read_text(encoding="utf-8"))
     except OSError as problem:
         raise UsageError(f"cannot read {file}: {problem.strerror}") from None
     except (ValueError, RecursionError) as problem:
         raise UsageError(f"{file} is not valid JSON ({problem!s:.80}); copy it again") from None
-    data = found.get("user_data") if isinstance(found, dict) else None
-    if not isinstance(data, dict) or not isinstance(found.get("users"), list):
+    data = content.get("user_data") if isinstance(content, dict) else None
+    if not isinstance(data, dict) or not isinstance(content.get("users"), list):
         raise UsageError(f"{file} is not LEAF's: it needs 'users', a list, and 'user_data', an object with theirs")
-    for name in map(str, found["users"]):
+    for name in map(str, content["users"]):
         user = data.get(name)
         x, y = (user.get(key) for key in "xy") if isinstance(user, dict) else (None, None)
         if not isinstance(x, list) or not isinstance(y, list) or len(x) != len(y):

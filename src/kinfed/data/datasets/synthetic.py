@@ -42,10 +42,10 @@ def synthetic(
     draw = generator(seed, "synthetic")
     angle = 2 * math.pi * torch.rand(clients, generator=draw, dtype=torch.float64)  # [N]
     direction = torch.stack((angle.cos(), angle.sin()), 1)  # [N, 2]
-    alike = direction @ direction.T  # [N, N] cosines of angle differences
+    cosines = direction @ direction.T  # [N, N] cosines of angle differences
     if mode == "separable":
         mean = (1 + 6 * angle / (2 * math.pi))[:, None] * direction
-        link = torch.where(alike < 0.2, 0.0, alike)
+        link = torch.where(cosines < 0.2, 0.0, cosines)
         # The squared radius of a normal point in the plane is exponential with mean 2; here it is cut off at 1.
         share = torch.rand(clients, 2, per_class, generator=draw, dtype=torch.float64)
         radius = (-2 * torch.log1p(share * math.expm1(-0.5))).sqrt()
@@ -53,7 +53,7 @@ def synthetic(
         noise = torch.stack((radius * turn.cos(), radius * turn.sin()), -1)  # [N, 2, per_class, 2]
     else:
         mean = torch.atan2(direction[:, 1], direction[:, 0])[:, None] / math.pi * direction
-        link = (1 + alike) / 2
+        link = (1 + cosines) / 2
         noise = torch.randn(clients, 2, per_class, 2, generator=draw, dtype=torch.float64)
     sign = torch.tensor([1.0, -1.0], dtype=torch.float64)  # class 0 lies around +mean
     x = mean[:, None, None] * sign[:, None, None] + noise  # [N, 2, per_class, 2]

@@ -32,14 +32,14 @@ class Topologies(Settings):
         """Deal `dataset` to `clients`; every example of a known class is used once."""
         check_clients("topologies", dataset, clients)
         by_class = rows_by_class("topologies", dataset, draw)
-        known = NODES[self.nodes]
-        least = 1 + max(max(labels) for labels in known)
+        joints = NODES[self.nodes]
+        least = 1 + max(max(labels) for labels in joints)
         if len(by_class) < least:
             raise UsageError(f"topologies: {self.nodes} nodes need at least {least} classes; got {len(by_class)}")
         groups = hidden_groups("topologies", self.nodes, clients)
         owned: list[list[torch.Tensor]] = [[] for _ in range(clients)]
         for label, rows in enumerate(by_class[:least]):
-            holders = [i for i, group in enumerate(groups.tolist()) if label in known[group]]
+            holders = [i for i, group in enumerate(groups.tolist()) if label in joints[group]]
             for i, part in zip(holders, rows.tensor_split(len(holders)), strict=True):
                 owned[i].append(part)
         return hand_over("topologies", dataset, [torch.cat(mine) for mine in owned], groups)

@@ -138,7 +138,7 @@ class Obtained(NamedTuple):
 
 
 def obtain(
-    name: str, data_dir: Path, folder: Path | None = None, progress: Progress = lambda name, done, whole: None
+    name: str, data_dir: Path, folder: Path | None = None, progress: Progress = lambda name, done, total: None
 ) -> Obtained:
     """Write `data_dir`/NAME.npz from its originals: those in `folder`, or else downloaded.
 
@@ -160,17 +160,17 @@ def obtain(
     except OSError as problem:
         raise RunError(f"cannot create the data directory {data_dir}: {problem.strerror}") from None
     store, notes = data_dir / "originals" / name, []
-    known = _read_records(data_dir)
+    recorded = _read_records(data_dir)
     files: Files = {} if sources else {"folder": folder or data_dir}
     for source in sources:
-        expected = source if source.checksum else source._replace(checksum=known.get(source.url))
+        expected = source if source.checksum else source._replace(checksum=recorded.get(source.url))
         try:
             file = checked(expected, folder) if folder else fetch(expected, store, progress)
         except RunError:
             _remove_empty(store)
             raise
         if not expected.checksum and folder is None:
-            known[source.url] = f"sha256:{sha256(file)}"
+            recorded[source.url] = f"sha256:{sha256(file)}"
             notes.append(f"no checksum of {source.name} is published; that of this first download was recorded")
         files[source.name] = file
     try:
@@ -184,10 +184,10 @@ def obtain(
         if isinstance(problem, UsageError | RunError):
             raise
         raise RunError(f"{name}: the originals cannot be read ({reason_of(problem)}); are they complete?") from problem
-    with replacing(path) as part, part.open("wb") as whole:
-        np.savez(whole, allow_pickle=False, **arrays)
-    if known != _read_records(data_dir):
-        write_json(data_dir / RECORDED, known)
+    with replacing(path) as part, part.open("wb") as total:
+        np.savez(total, allow_pickle=False, **arrays)
+    if recorded != _read_records(data_dir):
+        write_json(data_dir / RECORDED, recorded)
     shutil.rmtree(store, ignore_errors=True)
     _remove_empty(store)
     return Obtained(path, tuple(notes))

@@ -80,9 +80,9 @@ def tpt48(files: dict[str, Path]) -> dict[str, NDArray[Any]]:
         raise RunError(f"{path} has no line for {states[state]} in {YEARS[month // 12]}; is it complete?")
     values[values < -90] = np.nan  # how the table says that a month is missing
     adjacency = np.zeros((len(states), len(states)), np.float32)
-    for one, names in BORDERS.items():
+    for name, names in BORDERS.items():
         for other in names.split():
-            adjacency[states.index(one), states.index(other.replace("_", " "))] = 1
+            adjacency[states.index(name), states.index(other.replace("_", " "))] = 1
     return {
         "values": values,
         "sensor_ids": np.array(states),

@@ -26,7 +26,7 @@ class Source(NamedTuple):
         return self.url.rpartition("/")[2]
 
 
-def fetch(source: Source, folder: Path, progress: Progress = lambda name, done, whole: None) -> Path:
+def fetch(source: Source, folder: Path, progress: Progress = lambda name, done, total: None) -> Path:
     """The file in `folder`: what is there already if its checksum is right, downloaded otherwise.
 
     Where a download breaks off, what has arrived is kept beside it, and the next call goes on from there if there is a
@@ -52,12 +52,12 @@ def fetch(source: Source, folder: Path, progress: Progress = lambda name, done, 
                 return download(url, into, _)
             answer.raise_for_status()
             have = have if answer.status_code == 206 else 0
-            whole = have + int(answer.headers.get("Content-Length", 0))
+            total = have + int(answer.headers.get("Content-Length", 0))
             with part.open("ab" if have else "wb") as file:
                 for block in answer.iter_content(BLOCK):
                     file.write(block)
                     have += len(block)
-                    progress(source.name, have, whole)
+                    progress(source.name, have, total)
         shutil.move(part, into)
 
     try:
@@ -102,7 +102,7 @@ def checked(source: Source, folder: Path) -> Path:
 def _reason(problem: Exception) -> str:
     """The last link of a chain of network errors, in few words."""
     text = str(problem)
-    for words, short in (
+    for phrase, short in (
         ("Name or service not known", "no such host, or no network"),
         ("Temporary failure in name resolution", "no network"),
         ("nodename nor servname", "no such host, or no network"),
@@ -112,6 +112,6 @@ def _reason(problem: Exception) -> str:
         ("IncompleteRead", "the connection broke off"),
         ("Connection broken", "the connection broke off"),
     ):
-        if words in text:
+        if phrase in text:
             return short
     return type(problem).__name__

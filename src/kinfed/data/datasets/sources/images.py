@@ -79,7 +79,7 @@ def tiny_imagenet(files: Files) -> Arrays:
     with zipfile.ZipFile(files["tiny-imagenet-200.zip"]) as archive:
         root = "tiny-imagenet-200"
         classes = sorted(archive.read(f"{root}/wnids.txt").decode().split())
-        words = dict(line.split("\t", 1) for line in archive.read(f"{root}/words.txt").decode().splitlines())
+        class_names = dict(line.split("\t", 1) for line in archive.read(f"{root}/words.txt").decode().splitlines())
         label = {name: i for i, name in enumerate(classes)}
         train = sorted(m for m in archive.namelist() if m.startswith(f"{root}/train/") and m.endswith(".JPEG"))
         rows = [row.split("\t")[:2] for row in archive.read(f"{root}/val/val_annotations.txt").decode().splitlines()]
@@ -97,7 +97,7 @@ def tiny_imagenet(files: Files) -> Arrays:
             "y_train": np.array([label[m.split("/")[2]] for m in train]),
             "x_test": images([member for member, _ in test]),
             "y_test": np.array([of for _, of in test]),
-            "class_names": np.array([words.get(name, name).split(",")[0] for name in classes]),
+            "class_names": np.array([class_names.get(name, name).split(",")[0] for name in classes]),
         }
 
 

@@ -28,18 +28,18 @@ def speeds(files: Files) -> Arrays:
         io.StringIO(content), delimiter=",", usecols=range(1, len(names) + 1), dtype=np.float32, ndmin=2
     )
     index = {name: i for i, name in enumerate(names)}
-    apart = np.full((len(names), len(names)), np.inf, np.float32)
+    metres_between = np.full((len(names), len(names)), np.inf, np.float32)
     for a, b, metres in _rows(distances):
         if a in index and b in index:
-            apart[index[a], index[b]] = float(metres)
-    if not np.isfinite(apart).any():
+            metres_between[index[a], index[b]] = float(metres)
+    if not np.isfinite(metres_between).any():
         raise RunError(f"{distances} has no distance between the detectors of {readings.name}; is it the right file?")
     # DCRNN's scale is the spread of all distances that are listed, those of 0 to itself included.
-    scale = float(apart[np.isfinite(apart)].std())
+    scale = float(metres_between[np.isfinite(metres_between)].std())
     return {
         "values": values,
         "sensor_ids": np.array(names),
-        "adjacency": distance(torch.from_numpy(apart), sigma=scale).weights.numpy(),
+        "adjacency": distance(torch.from_numpy(metres_between), sigma=scale).weights.numpy(),
         "start": np.array(str(stamps[0])),
         "minutes_from_start": (stamps - stamps[0]).astype(np.int64),
         "missing": np.float32(0),
