@@ -26,7 +26,7 @@ RUN = 6  # lines that must be equal, blank ones and comments apart, to count as 
 COMMON = {"personal", "frozen", "bn", "feedback"}  # settings of every method
 # Forms that nobody else in this field writes: names of locals and arguments, and functions without a verb.
 NAMES = {"one", "each", "found", "known", "told", "said", "words", "alike", "apart", "whole", "own", "asked"}
-PREPOSITIONS = {"of", "by", "at", "on", "in", "to", "for", "with", "from_", "over", "under", "after", "before"}
+PREPOSITIONS = {"of", "by", "at", "on", "in", "for", "with", "from_", "over", "under", "after", "before"}
 PREPOSITIONS |= {"beside", "within", "without", "between", "among", "along", "near", "alone", "apart", "around"}
 IRREGULAR = {"begun", "bought", "chosen", "done", "drawn", "found", "given", "heard", "held", "kept", "known", "left"}
 IRREGULAR |= {"lost", "made", "meant", "said", "seen", "sent", "shown", "spent", "taken", "told", "worn", "written"}
@@ -140,7 +140,10 @@ def refused_forms(path: Path) -> Iterator[tuple[str, int, str]]:
         elif isinstance(node, ast.IfExp) and any(isinstance(p, ast.IfExp) for p in (node.body, node.test, node.orelse)):
             yield "nested conditionals", node.lineno, ast.unparse(node)
         elif isinstance(node, LOOPS) and any(
-            isinstance(inner, LOOPS) for part in ast.iter_child_nodes(node) for inner in ast.walk(part)
+            isinstance(inner, LOOPS)
+            for loop in node.generators
+            for part in (loop.iter, *loop.ifs)
+            for inner in ast.walk(part)
         ):
             yield "nested generators", node.lineno, ast.unparse(node)
         elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
