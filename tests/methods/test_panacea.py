@@ -15,7 +15,7 @@ from kinfed.core.optimiser import SGD, Adam
 from kinfed.core.sharing import Divided, Sharing
 from kinfed.errors import UsageError
 from kinfed.methods import Panacea, PFedHN
-from kinfed.methods.panacea import Moved, Network, Server
+from kinfed.methods.panacea import Network, Server
 from kinfed.methods.parts import graph_hypernetwork
 from kinfed.methods.parts.graph_hypernetwork import GCN, MLP, draw_pairs, link_loss
 from kinfed.methods.parts.heads import FullHeads, Heads
@@ -72,7 +72,7 @@ def layers(kind, weight, *more):
 
 def server(method, embedding, encoder, decoder):
     network = Network(embedding, layers(Dense, encoder), layers(Heads, decoder, embedding[:0, :0]))
-    return Server(network, method.optimiser.init([embedding]), embedding[:, :0])
+    return Server(network, method.optimiser.init([embedding]))
 
 
 @pytest.fixture
@@ -97,7 +97,7 @@ def test_models_by_hand(example):
     method = plain()
     known, at = start(method)
     close(method.encoder.averaging(known.graph.weights.double()), n["P"])
-    close(method.encode(known, at), n["Z"])
+    close(method.encode(known, at.network), n["Z"])
     close(method.send(known, at, known.everyone).theta, n["Theta"])
 
 
@@ -269,7 +269,7 @@ def test_weights_and_loops_of_a_graph(known):
     method = Panacea(**SMALL)
     table = random(3, 2)
     graph = torch.tensor([[5.0, 3.0, 0.0], [3.0, 0.0, 1.0], [0.0, 1.0, 2.0]])
-    found = method.encoder.averaging(method.links(known(graph), None)) @ table
+    found = method.encoder.averaging(method.links(known(graph))) @ table
     close(found[0], (table[0] + 3 * table[1]) / 4, atol=1e-12)
     close(found[2], (table[1] + table[2]) / 2, atol=1e-12)
 
@@ -322,7 +322,7 @@ def test_chunks_are_written_one_by_one_by_one_network(known):
     heads = net.decoder
     assert heads.chunks.shape == (6, 3)  # 53 numbers in chunks of 9
     assert [tuple(w.shape) for w in heads.weights] == [(20, 23), (20, 20), (9, 20)]
-    z = method.encode(clients, method.start(clients))
+    z = method.encode(clients, net)
     for i, theta in enumerate(method.send(clients, method.start(clients), clients.everyone).theta):
         parts = [perceptron(torch.cat((z[i], tell))[None], *heads[:2])[0] for tell in heads.chunks]
         close(theta, clients.theta + torch.cat(parts)[:53], atol=1e-13)
@@ -341,7 +341,7 @@ def test_steps_with_chunks_are_the_gradient(known):
     leaves, structure = tree_flatten(at.network)
     leaves = [leaf.clone().requires_grad_() for leaf in leaves]
     network = tree_unflatten(leaves, structure)
-    theta = method.write(clients, network, method.encode(clients, at._replace(network=network))[cohort])
+    theta = method.write(clients, network, method.encode(clients, network)[cohort])
     slopes = torch.autograd.grad((theta - goal).square().sum() / 4, leaves)
     after = tree_leaves(method.aggregate(clients, at, cohort, Params(goal)).network)
     for found, leaf, slope in zip(after, leaves, slopes, strict=True):
@@ -368,7 +368,7 @@ def test_heads_too_large_are_refused_by_name(known):
 
 def test_a_graph_need_not_be_symmetric(known):
     one_way = known(torch.tensor([[0.0, 1.0], [0.0, 0.0]]))
-    averaging = GCN().averaging(Panacea().links(one_way, None))
+    averaging = GCN().averaging(Panacea().links(one_way))
     close(averaging, torch.tensor([[0.5, 0.5], [0.0, 1.0]], dtype=float64))
     Panacea(**SMALL).start(one_way)
 
@@ -392,52 +392,7 @@ def test_a_long_gradient_is_clipped(known):
 
 def test_without_a_graph_it_says_what_else_there_is(roster, perceptron):
     known = roster(4, perceptron())
-    with pytest.raises(UsageError, match=r"no graph.*federation\.graph.*encoder=mlp.*structure=moved") as told:
+    with pytest.raises(UsageError, match=r"no graph.*federation\.graph.*encoder=mlp.*method kin") as told:
         Panacea(**SMALL).start(known)
     assert "\n" not in str(told.value)
     Panacea(**SMALL | {"encoder": MLP(hidden=5)}).start(known)
-
-
-def test_a_known_graph_is_not_learned(known):
-    with pytest.raises(UsageError, match=r"structure=moved learns a graph.*known one.*structure=given"):
-        Panacea(**SMALL, structure=Moved()).start(known(path(3)))
-
-
-def test_a_learned_graph_is_a_softmax_of_cosines_of_how_far_models_moved(roster):
-    known, method = roster(5, size=3), Panacea(**SMALL, structure=Moved(tau=0.5), steps=2)
-    at = method.start(known)
-    assert (method.links(known, at) == 0).all()  # nobody has moved
-    cohort, moved = torch.tensor([0, 1, 3, 4]), random(4, 3, seed=3)
-    moved[3] = 0  # client 4 came back as it went
-    at = method.aggregate(known, at, cohort, Params(known.theta + moved))
-    found = method.encoder.averaging(method.links(known, at))
-    who = [0, 1, 3]
-    c = torch.stack(
-        [torch.stack([torch.cosine_similarity(moved[a], moved[b], dim=0) for b in range(3)]) for a in range(3)]
-    )
-    rows = torch.zeros(5, 5, dtype=float64)
-    rows[torch.tensor(who)[:, None], torch.tensor(who)] = (c[:3, :3] / 0.5).softmax(1)
-    rows[2, 2] = rows[4, 4] = 1
-    close(found, rows, atol=1e-12)
-    # L_d compares with the links, over pairs of clients that moved.
-    z, links = random(5, 4, seed=8), method.links(known, at)
-    terms = [F.binary_cross_entropy_with_logits(z[u] @ z[v], links[u, v]) for u in who for v in who if u != v]
-    close(method.reconstruct(z, links, None), torch.stack(terms).mean(), atol=1e-12)
-
-
-def test_of_a_learned_graph_a_newcomer_has_no_links(roster):
-    known, everyone, newcomers = roster(3, size=2), roster(5, size=2), torch.tensor([0, 3])
-    method = Panacea(**SMALL, structure=Moved())
-    at = method.aggregate(known, method.start(known), known.everyone, Params(random(3, 2)))
-    joined = method.add_clients(everyone, at, newcomers)
-    others = torch.tensor([1, 2, 4])
-    links = method.links(everyone, joined)
-    close(links[others[:, None], others], method.links(known, at), atol=0)
-    assert (links[newcomers] == 0).all()
-    close(joined.network.embedding[newcomers], at.network.embedding.mean(0).expand(2, -1), atol=1e-15)
-
-
-def test_one_client_alone_learns_no_graph(roster):
-    known, method = roster(1, size=3), Panacea(**SMALL, structure=Moved())
-    at = method.aggregate(known, method.start(known), known.everyone, Params(random(1, 3)))
-    assert method.send(known, at, known.everyone).theta.isfinite().all()

@@ -22,7 +22,6 @@ from kinfed.core.mixins import model_for
 from kinfed.core.optimiser import SGD, Adam
 from kinfed.core.training import Training
 from kinfed.methods import METHODS, SFL
-from kinfed.methods.panacea import Given, Moved
 from kinfed.methods.parts.graph_hypernetwork import GCN, MLP
 from kinfed.methods.parts.heads import FullHeads
 from kinfed.methods.sfl import QP, Similarity
@@ -111,8 +110,7 @@ VARIANTS = {
             "optimiser": Adam(0.05, eps=1e-4, weight_decay=0.1),
         },
         {"residual": False, "steps": 3, "reconstruction": 0.5, "optimiser": SGD(0.05, 0.5, 0.1)},
-        {"structure": Moved(tau=0.3)},
-        {"decoder": ChunkedHeads(layers=2, hidden=5, memory=0.1, chunk=9, code=3), "structure": Given()},
+        {"decoder": ChunkedHeads(layers=2, hidden=5, memory=0.1, chunk=9, code=3)},
     ],
     "cfl": [{"begin": 3, "min_size": 4}, {"eps1": 0.1, "eps2": 9.0}, {"linkage": "single", "gamma": 0.1}],
     "ifca": [{"clusters": 3, "bn": "local"}],
@@ -193,8 +191,7 @@ def start(name, variant, executor="loop"):
     fleet = Simulation(
         data, model_for(method, module), method, training, seed=SEED, execution=Execution(executor, chunk=3)
     )
-    graph = None if isinstance(variant.get("structure"), Moved) else data.graph
-    return fleet.method, fleet, fleet.roster(graph), History(tuple(data.names), data.task, every=2)
+    return fleet.method, fleet, fleet.roster(data.graph), History(tuple(data.names), data.task, every=2)
 
 
 def outcome(name, variant, executor="loop"):

@@ -18,7 +18,7 @@ from kinfed.core.training import Training
 from kinfed.data.federation import Federation
 from kinfed.errors import UsageError
 from kinfed.methods import METHODS
-from kinfed.methods.panacea import Moved
+from kinfed.methods.parts.graph_hypernetwork import MLP
 from kinfed.runs.config import experiment as config
 from kinfed.runs.fit import fit
 from kinfed.runs.further_rounds import further, link
@@ -29,7 +29,7 @@ from kinfed.simulation.execution import Execution
 
 NO_STATISTICS = {"pfedbayes"}
 SETTINGS = {
-    "panacea": {"structure": Moved()},  # the clients have no graph
+    "panacea": {"encoder": MLP()},  # the clients have no graph
     "pfedla": {"embedding": 3, "hidden": 5},
     "pfedhn": {"hidden": 5},
 }

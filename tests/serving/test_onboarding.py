@@ -26,7 +26,7 @@ from kinfed.simulation.execution import Execution
 
 NET = ["model=mlp", "model.hidden=[4]", "training.epochs=1", "training.batch=8", "rounds=2"]
 SETTINGS = {
-    "panacea": ["method.structure=moved"],  # the clients have no graph
+    "panacea": ["method.encoder=mlp"],  # the clients have no graph
     "pfedla": ["method.embedding=3", "method.hidden=5"],
     "pfedhn": ["method.hidden=5"],
 }

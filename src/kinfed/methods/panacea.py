@@ -1,7 +1,7 @@
 """Panacea: a graph neural network on the clients' graph generates their models (Lin et al., 2025, Algorithm 1).
 
 Differs: the server descends, from the models that it generates at each step, where Algorithm 1 prints ascent along the
-first change; the common first model is added to what the network writes. `structure=moved` is kinfed's own form.
+first change; the common first model is added to what the network writes.
 """
 
 from collections.abc import Mapping
@@ -12,14 +12,12 @@ import torch
 from torch.func import vjp
 from torch.utils._pytree import tree_leaves
 
-from ..core.field_checks import Count, NonNegative, Positive, Settings
+from ..core.field_checks import Count, NonNegative
 from ..core.method import Params
 from ..core.mixins import Advises, Explains
 from ..core.optimiser import SGD, Adam, Optimiser, OptState
-from ..core.rows import put
 from ..core.trees import Like, PerClient, Tree
 from ..errors import UsageError
-from ..ops.similarity import cosine, inner
 from .parts.graph_hypernetwork import GCN, MLP, draw_pairs, link_loss
 from .parts.heads import FullHeads, Heads
 from .parts.hypernetwork import Dense, Hypernetwork, draw_layers, perceptron, step
@@ -38,27 +36,6 @@ class Server(NamedTuple):
 
     network: Tree
     opt_state: Annotated[OptState, Like("network")]
-    moved: PerClient  # [N, d] how far each client's last model was from the first one; [N, 0] if the graph is given
-
-
-@dataclass(frozen=True)
-class Given(Settings):
-    """The graph that the data come with."""
-
-
-@dataclass(frozen=True)
-class Moved(Settings):
-    r"""kinfed's own, learned anew each round: $A_{ij} = e^{(c_{ij} - 1) / \tau}$: then P is a softmax.
-
-    $c_{ij}$ is the cosine of how far the models of $i$ and $j$ moved from the first one; who never moved has no links.
-    """
-
-    tau: Positive = 0.1  # the temperature: the smaller, the fewer are linked
-
-    def links(self, moved):
-        """[N, N] A, of moved: [N, d]."""
-        alike, still = (cosine(inner(moved, moved)) - 1) / max(self.tau, 1e-30), (moved == 0).all(1)
-        return alike.exp().masked_fill(still | still[:, None], 0).fill_diagonal_(0)
 
 
 @dataclass(frozen=True)
@@ -74,7 +51,6 @@ class Panacea(Hypernetwork, Explains, Advises):
     embedding: Count = 100  # m: numbers in a client's learned embedding
     encoder: GCN | MLP = GCN()  # makes embeddings that depend on neighbours, by a graph network, or does not
     decoder: FullHeads = FullHeads()  # M: writes a model from such an embedding
-    structure: Given | Moved = Given()  # where the graph comes from
     residual: bool = True  # whether the common initial model is added to what is written
     steps: Count = 10  # K_s: steps of the server in a round
     optimiser: SGD | Adam | Optimiser = SGD(0.03)  # of the server's network; its lr is alpha
@@ -88,39 +64,30 @@ class Panacea(Hypernetwork, Explains, Advises):
 
     def start(self, roster):
         self.check_written(roster.layout)
-        learned = isinstance(self.structure, Moved)
-        if roster.graph is None and self.encoder.needs_graph and not learned:
+        if roster.graph is None and self.encoder.needs_graph:
             raise UsageError(
                 "panacea: this data has no graph of the clients, which it needs: federation.graph names one; or use "
-                "method.encoder=mlp, without one, or method.structure=moved, kinfed's own form, which learns one"
-            )
-        if roster.graph is not None and learned:
-            raise UsageError(
-                "panacea: structure=moved learns a graph of the clients, but this federation has a known one; use "
-                "method.structure=given"
+                "method.encoder=mlp, without one, or the method kin, which learns one"
             )
         draw, theta = roster.generator("panacea"), roster.theta
         embedding = roster.normal("panacea.embedding", self.embedding)
         encoder = draw_layers([self.embedding] + [self.encoder.hidden] * self.encoder.layers, draw, theta)
         network = Network(embedding, encoder, self.decoder.draw(self.encoder.hidden, self.optimiser, draw, theta))
-        server = Server(network, (), theta.new_zeros(len(roster), len(theta) if learned else 0))
         if self.residual:
-            z = self.encode(roster, server)
+            z = self.encode(roster, network)
             network = network._replace(decoder=self.decoder.scale(network.decoder, z, theta, roster.layout))
-        return server._replace(network=network, opt_state=self.optimiser.init(tree_leaves(network)))
+        return Server(network, self.optimiser.init(tree_leaves(network)))
 
-    def links(self, roster, server):
-        """[N, N] A without self-links, given or learned; None if nothing uses them, or no graph is known."""
-        if isinstance(self.structure, Moved):
-            return roster.memo.once("panacea", (self, server.moved), lambda: self.structure.links(server.moved))
+    def links(self, roster):
+        """[N, N] A without self-links; None if nothing uses them, or no graph is known."""
         if roster.graph is None or not (self.encoder.needs_graph or self.reconstruction):
             return None
         weights = roster.graph.weights.to(roster.theta)
         return weights - torch.diag(weights.diagonal())
 
-    def encode(self, roster, server):
+    def encode(self, roster, network):
         """[N, e] Z."""
-        network, averaging = server.network, self.encoder.averaging(self.links(roster, server))
+        averaging = self.encoder.averaging(self.links(roster))
         return perceptron(network.embedding, *network.encoder, averaging)  # Equation 3
 
     def write(self, roster, network, z):
@@ -129,10 +96,10 @@ class Panacea(Hypernetwork, Explains, Advises):
         return roster.theta + written if self.residual else written
 
     def send(self, roster, server, cohort):
-        return Params(self.write(roster, server.network, self.encode(roster, server)[cohort]))
+        return Params(self.write(roster, server.network, self.encode(roster, server.network)[cohort]))
 
     def aggregate(self, roster, server, cohort, uploads):
-        links, draw, sent = self.links(roster, server), roster.generator("panacea.pairs"), None
+        links, draw, sent = self.links(roster), roster.generator("panacea.pairs"), None
         averaging = self.encoder.averaging(links)
         for _ in range(self.steps):
             pairs = draw_pairs(roster, draw)
@@ -146,8 +113,6 @@ class Panacea(Hypernetwork, Explains, Advises):
             grad = self.away(sent, theta, uploads.theta) / len(cohort)
             grads = pull_back((grad, torch.full_like(loss, self.reconstruction)))[0]
             server = step(server, grads, self.optimiser, self.clip)
-        if isinstance(self.structure, Moved):
-            server = server._replace(moved=put(server.moved, cohort, uploads.theta - roster.theta))
         return server
 
     def away(self, sent, theta, trained):
@@ -157,10 +122,10 @@ class Panacea(Hypernetwork, Explains, Advises):
     def reconstruct(self, z, links, pairs):
         """[] L_d; zero if it does not count, or there is no graph."""
         counts = self.reconstruction and links is not None
-        return link_loss(z, links, pairs, isinstance(self.structure, Moved)) if counts else z.new_zeros(())
+        return link_loss(z, links, pairs) if counts else z.new_zeros(())
 
     def diagnostics(self, roster, server, cohort, sent, uploads):
-        z, links = self.encode(roster, server), self.links(roster, server)
+        z, links = self.encode(roster, server.network), self.links(roster)
         away = uploads.theta - self.write(roster, server.network, z[cohort])
         numbers = super().diagnostics(roster, server, cohort, sent, uploads)
         numbers["distance"] = roster.note(cohort, away.square().sum(1) / 2)  # its share of the first term

@@ -41,22 +41,16 @@ class GCN(MLP):
         return mean
 
 
-def link_loss(z: Tensor, links: Tensor, pairs: Tensor | None, soft: bool = False) -> Tensor:
-    """[] L_d: cross-entropy of links: [N, N] with sigmoid(z_u z_v), over pairs: [2, *], or over all u != v if None.
-
-    Soft links are in [0, 1], and only pairs of clients count that have some.
-    """
+def link_loss(z: Tensor, links: Tensor, pairs: Tensor | None) -> Tensor:
+    """[] L_d: cross-entropy of links: [N, N] with sigmoid(z_u z_v), over pairs: [2, *], or over all u != v if None."""
     if len(z) < 2:
         return z.new_zeros(())
-    target, known = (links, links.any(1)) if soft else ((links > 0).to(z.dtype), links.new_ones(len(z)).bool())
+    target = (links > 0).to(z.dtype)
     if pairs is not None:
         u, v = pairs
-        scores, target, weight = (z[u] * z[v]).sum(1), target[u, v], (known[u] & known[v]).to(z.dtype)
-    else:
-        scores, weight = z @ z.T, (known & known[:, None]).to(z.dtype)
-        weight = weight - torch.diag(weight.diagonal())  # A_uu carries no information
-    loss = F.binary_cross_entropy_with_logits(scores, target, weight, reduction="sum")
-    return loss / weight.sum().clamp(min=1)
+        return F.binary_cross_entropy_with_logits((z[u] * z[v]).sum(1), target[u, v])
+    weight = 1 - torch.eye(len(z)).to(z)  # A_uu carries no information
+    return F.binary_cross_entropy_with_logits(z @ z.T, target, weight, reduction="sum") / weight.sum()
 
 
 def draw_pairs(roster: Roster, draw: torch.Generator) -> Tensor | None:

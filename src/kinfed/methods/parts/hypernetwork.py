@@ -79,14 +79,14 @@ class Hypernetwork(Method, Admits):
     bn: Normalisation = field(default="local", kw_only=True)  # running statistics stay with the clients
     client_clip = math.inf  # norm of the gradient in each local step
 
-    def links(self, roster: Roster, server: Tree) -> Tensor | None:
+    def links(self, roster: Roster) -> Tensor | None:
         """[N, N] the links between clients with similar embeddings; None if there are none."""
         return None
 
     def add_clients(self, roster: Roster, server: Tree, newcomers: Tensor) -> Tree:
         """A newcomer's embedding is the mean of its neighbours', or of all clients' if it has none."""
         wide, known = super().add_clients(roster, server, newcomers), roster.others(newcomers)
-        links, table = self.links(roster, wide), server.network.embedding
+        links, table = self.links(roster), server.network.embedding
         near = table.new_zeros(len(newcomers), len(known)) if links is None else links[newcomers][:, known]
         near = torch.where(near.sum(1, keepdim=True) > 0, near, 1.0)
         embedding = put(wide.network.embedding, newcomers, near / near.sum(1, keepdim=True) @ table)
