@@ -7,6 +7,7 @@ import pandas
 import polars
 import pytest
 from sklearn.base import clone
+from sklearn.model_selection import GridSearchCV, KFold, cross_val_score
 from sklearn.utils.estimator_checks import check_estimator
 
 import kinfed
@@ -23,6 +24,7 @@ def opposed():
     return X, sign * X[:, 0], groups
 
 
+@pytest.mark.filterwarnings("ignore:fit got no groups")
 @pytest.mark.parametrize("estimator", [kinfed.Classifier(**FEW), kinfed.Regressor(**FEW)], ids=["classes", "numbers"])
 def test_scikit_learns_own_checks_hold(estimator):
     """All of them: groups may be left out, so nothing that scikit-learn asks of an estimator fails for want of them."""
@@ -37,14 +39,95 @@ def test_each_group_has_its_own_model_and_others_the_mean(opposed):
     model = kinfed.Regressor(rounds=10).fit(X, y, groups)
     assert model.groups_ == ["ann", "bob", "cid", "dan"]
     assert model.score(X, y, groups) > 0.9
-    assert model.score(X, y) < 0.5  # without groups there is no knowing which way
+    with pytest.warns(UserWarning, match="without groups"):
+        assert model.score(X, y) < 0.5  # there is no knowing which way
+    model.set_params(unknown="mean")
     other = model.predict(X[:5], ["eve"] * 5)
     each = [model.predict(X[:5], [name] * 5) for name in model.groups_]
-    np.testing.assert_allclose(other, np.mean(each, 0), rtol=1e-6)  # all have as many rows
+    np.testing.assert_allclose(other, np.mean(each, 0), rtol=1e-6)
     np.testing.assert_allclose(model.predict(X[:5]), other)
+    np.testing.assert_allclose(model.predict(X[:5], [None, np.nan, "eve", pandas.NA, pandas.NaT]), other)
     mixed = model.predict(X[:3], ["ann", "eve", "dan"])
     np.testing.assert_allclose(mixed, [each[0][0], other[1], each[3][2]], rtol=1e-6)
     assert model.run_.relation.shape[-2:] == (4, 4)
+
+
+@pytest.mark.parametrize("estimator", [kinfed.Classifier, kinfed.Regressor])
+def test_an_unknown_group_is_an_error_unless_it_is_skipped(opposed, estimator):
+    X, y, groups = opposed
+    y = y if estimator is kinfed.Regressor else np.where(y > 0, 7, 8)
+    model = estimator(rounds=1).fit(X, y, groups)
+    asked = groups[:60].astype(object)
+    asked[[2, 51]] = "bbo", None
+    for strange, why in (
+        (asked, "row 3, column 'group': there is no client 'bbo'; did you mean 'bob'"),
+        ([1] * 60, "'1'"),
+    ):
+        for ask in (model.predict, getattr(model, "predict_proba", model.predict)):
+            with pytest.raises(ValueError, match=why):
+                ask(X[:60], strange)
+    with pytest.raises(ValueError, match="without groups"):
+        model.set_params(unknown="error").predict(X)
+    model.set_params(unknown="skip")
+    with pytest.warns(UserWarning, match=r"skipped 2 of 60 rows.* 1 without one, bbo \(1\)"):
+        answers = model.predict(X[:60], asked)
+    assert np.flatnonzero(polars.Series(answers.tolist()).fill_nan(None).is_null()).tolist() == [2, 51]
+    rest = np.delete(np.arange(60), [2, 51])
+    np.testing.assert_array_equal(answers[rest].astype(float), model.predict(X[rest], groups[rest]))
+    with pytest.warns(UserWarning, match="skipped"):
+        assert model.score(X[:60], y[:60], asked) == model.score(X[rest], y[rest], groups[rest])
+
+
+def test_a_group_has_one_name_whatever_its_type():
+    draw = np.random.default_rng(0)
+    X, groups = draw.normal(size=(60, 2)), np.arange(60) % 3
+    model = kinfed.Regressor(rounds=1).fit(X, X[:, 0] * (groups + 1), groups)
+    answers = model.predict(X, groups)
+    series = (pandas.Series(groups, dtype="Int64"), pandas.Series(groups).astype("category"), polars.Series(groups))
+    for same in (groups.astype(float), groups.astype(str), groups.tolist(), *series):
+        np.testing.assert_array_equal(model.predict(X, same), answers)
+    for wrong in (groups > 0, np.char.add("0", groups.astype(str)), groups + 0.5):
+        with pytest.raises(ValueError, match="there is no client"):
+            model.predict(X, wrong)
+    with pytest.raises(ValueError, match="row 2 of X has none"):
+        kinfed.Regressor(rounds=1).fit(X[:3], X[:3, 0], ["a", None, "a"])
+
+
+def test_no_group_answers_for_all_whatever_it_is_called(opposed):
+    X, y, groups = opposed
+    for name in ("all", "mean", ""):
+        named = np.where(groups == "ann", name or "None", groups)
+        model = kinfed.Regressor("local", rounds=1, unknown="mean").fit(X, y, named)
+        each = [model.predict(X[:5], [one] * 5) for one in model.groups_]
+        np.testing.assert_allclose(model.predict(X[:5]), np.mean(each, 0), rtol=1e-6)
+    with pytest.warns(UserWarning, match="fit got no groups"):
+        one = kinfed.Regressor(rounds=1).fit(X, y)
+    assert one.groups_ == []
+    assert one.predict(X[:2]).shape == (2,)
+    with pytest.raises(ValueError, match="fit got no groups"):
+        one.predict(X[:2], ["all", "all"])
+
+
+@pytest.mark.parametrize("kind", ["pandas", "polars", "numbers", "objects"])
+def test_groups_are_a_column_of_X_so_that_searches_need_no_routing(opposed, kind):
+    X, y, groups = opposed
+    codes = np.unique(groups, return_inverse=True)[1]
+    library = {"pandas": pandas, "polars": polars}.get(kind)
+    if library:
+        column, data = "who", library.DataFrame({"a": X[:, 0], "who": groups, "b": X[:, 1]})
+    else:
+        column, data = 2, np.column_stack([X[:, :2], codes if kind == "numbers" else groups.astype(object)])
+    model = kinfed.Classifier("local", rounds=8, groups=column)
+    beside = kinfed.Classifier("local", rounds=8).fit(X[:, :2], y > 0, codes if kind == "numbers" else groups)
+    expected = beside.predict_proba(X[:, :2], codes if kind == "numbers" else groups)
+    np.testing.assert_allclose(model.fit(data, y > 0).predict_proba(data), expected, atol=1e-6)
+    folds = KFold(2, shuffle=True, random_state=0)
+    assert cross_val_score(model, data, y > 0, scoring="roc_auc", cv=folds).mean() > 0.9
+    assert GridSearchCV(model, {"rounds": [1, 8]}, cv=folds).fit(data, y > 0).best_score_ > 0.8
+    with pytest.raises(ValueError, match="give no others beside"):
+        model.predict(data, groups)
+    with pytest.raises(ValueError, match="groups: X has no column"):
+        clone(model).set_params(groups="whom" if library else 3).fit(data, y > 0)
 
 
 def test_it_is_the_run_that_fit_makes(opposed):

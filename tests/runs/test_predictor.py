@@ -267,7 +267,7 @@ def test_arrays_are_answered_too(tmp_path, capsys):
 
 def test_counts_and_quantiles_are_told_as_what_they_are(forecasts, tmp_path, capsys):
     counts = kinfed.runs.predictor.Answers(("sold",), (), (4.0,), (2.0,), counts=True)
-    assert counts.columns(torch.tensor([[0.0], [1.0]]))["sold"] == pytest.approx([4, 4 * np.e])
+    assert counts.values(torch.tensor([[0.0], [1.0]]))[:, 0].tolist() == pytest.approx([4, 4 * np.e])
     settings = ["federation.dataset.quantiles=[0.1, 0.9]", "rounds=1"]
     assert (
         main(["run", str(forecasts / "run" / "config.toml"), *settings, "--quiet", "--out", str(tmp_path / "q")]) == 0

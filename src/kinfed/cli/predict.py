@@ -5,12 +5,14 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from rich.console import Console
 
 from ..errors import UsageError
 from ..files import make_folder, replacing
+
+Unknown = Literal["error", "skip", "mean"]
 
 
 def add(commands: Any, common: argparse.ArgumentParser) -> None:
@@ -34,6 +36,7 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="whose model to use (default: for each row that of the client that the row names)",
     )
+    add_unknown(predict, "skip")
     predict.add_argument("-o", "--out", type=Path, metavar="FILE", help="write to this .csv or .parquet file instead")
     predict.set_defaults(command=_predict)
 
@@ -45,7 +48,7 @@ def _predict(args: argparse.Namespace, console: Console) -> None:
         raise UsageError(f"--out: answers are written as .csv or .parquet; got '{args.out.name}'")
     if args.out is not None and args.out.resolve() == args.rows.resolve():
         raise UsageError(f"--out: {args.out} is the file of the rows themselves; name another")
-    predictor, _ = opened(args.run)
+    predictor, _ = opened(args.run, args.unknown)
     if not of_all(args.client, predictor.names):
         predictor = predictor.of_client(predictor.names[client_index(predictor.names, args.client)])
     found = answers(predictor, args.rows)
@@ -62,19 +65,30 @@ def _predict(args: argparse.Namespace, console: Console) -> None:
         found.write_csv(sys.stdout.buffer)
 
 
+def add_unknown(parser: argparse.ArgumentParser, default: Unknown) -> None:
+    """The option that says what becomes of rows of clients that a run does not know."""
+    parser.add_argument(
+        "--unknown",
+        choices=["error", "skip", "mean"],
+        default=default,
+        help="rows of a client that the run does not know, or of none: an error; skipped with a warning, while there "
+        f"are others; or answered by the mean of all clients' models (default: {default})",
+    )
+
+
 def of_all(client: str | None, names: Sequence[str]) -> bool:
     """Whether all clients are asked for: none by name, or "all" where that is nobody's name."""
     return client is None or (client == "all" and client not in names)
 
 
-def opened(path: Path) -> tuple[Any, str]:
-    """The predictor of a finished run in a folder, or of a site's experiment, and its method."""
+def opened(path: Path, unknown: Unknown = "error") -> tuple[Any, str]:
+    """The predictor of a finished run in a folder, or of a site's experiment, and its method; see `add_unknown`."""
     from ..flower.site.site_predictor import experiment_at, predictor_at
     from ..runs.run import Run  # it imports PyTorch
 
     if (experiment := experiment_at(path)) is None:
         saved = Run.open(path)
-        return saved.predictor(), saved.summary.method
+        return saved.predictor(unknown=unknown), saved.summary.method
     predictor = predictor_at(experiment)
     return predictor, predictor.source(predictor.names[0]).method
 

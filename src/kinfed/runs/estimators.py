@@ -1,6 +1,7 @@
 """Estimators of scikit-learn: one model for each group of rows, and each group learns from its kin."""
 
 import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -30,18 +31,19 @@ from ..core.seeding import generator
 from ..core.training import Training
 from ..data.dataset import rows_by_owner
 from ..data.federation import Federation
+from ..data.tables.frame import series_of
 from ..data.tables.open_table import convert_pandas, frame_of
 from ..data.tables.table_reader import TableReader
-from ..data.tables.words import name_of
-from ..errors import UsageError
+from ..errors import UsageError, listed, nearest, several
 from ..methods.solved import KNOWN
 from .config.experiment import default_model
 from .config.parts import take
 from .fit import fit
-from .predictor import KEPT
+from .predictor import KEPT, Unknown, check_unknown
 
 GROUP, TARGET = "group", "target"  # columns beside those of X, with underscores where these have the names
-ALL = "all"  # the group of all rows, where none are given
+MISSING = ("None", "nan", "NaT", "<NA>")  # how what is no group is written
+ALL = "all"  # what the one client is called where rows have no groups
 
 
 class _Grouped(BaseEstimator):  # type: ignore[misc]
@@ -51,6 +53,8 @@ class _Grouped(BaseEstimator):  # type: ignore[misc]
         self,
         method: str | Method = "kin",
         *,
+        groups: str | int | None = None,
+        unknown: Unknown | None = None,
         model: str = "mlp",
         rounds: int = 20,
         epochs: int = 2,
@@ -60,6 +64,8 @@ class _Grouped(BaseEstimator):  # type: ignore[misc]
         random_state: Any = None,
     ) -> None:
         self.method = method
+        self.groups = groups
+        self.unknown = unknown
         self.model = model
         self.rounds = rounds
         self.epochs = epochs
@@ -78,12 +84,20 @@ class _Grouped(BaseEstimator):  # type: ignore[misc]
         """Train on rows whose targets: [n] are texts, if `labels`, or numbers."""
         if len(target) < 2:
             raise ValueError(f"a model needs two rows or more, and one sample is none; got n_samples={len(target)}")
-        names = self._names_of(groups, len(target))
-        self.groups_ = list(dict.fromkeys(names))
-        frame = self._frame(X)
+        check_unknown(self.unknown)
+        frame, names = self._parted(X, groups)
+        if names is None:
+            warnings.warn(
+                "fit got no groups, so all rows share one model; pass groups, or set groups='COLUMN' of X", stacklevel=3
+            )
+            names = polars.Series([ALL] * len(frame))
         self._columns = tuple(_find_unused_name(name, frame.columns) for name in (GROUP, TARGET))
         group, answer = self._columns
-        frame = frame.with_columns(polars.Series(group, names), polars.Series(answer, target))
+        frame = frame.with_columns(names.alias(group), polars.Series(answer, target))
+        words = frame_of(frame, "X").words(group)
+        if words.empty.any():
+            raise ValueError(f"groups: row {int(words.empty.argmax()) + 1} of X has none; in fit every row needs one")
+        self.groups_ = words.names if self._is_grouped(groups) else []
         federation = self._federation(frame, TableReader(client=group, target=answer, labels=labels))
         seed = self._seed()
         self.run_ = fit(
@@ -101,7 +115,9 @@ class _Grouped(BaseEstimator):  # type: ignore[misc]
         if not 0 <= self.validation < 1:
             raise UsageError(f"validation must be in [0, 1); got {self.validation!r:.80}")
         dataset = reader.of(frame_of(frame, "X"))
-        owned = rows_by_owner(dataset)
+        names = self.groups_ or [ALL]  # in the order of X, as no draw may depend on what groups are called
+        of = dict(zip(dataset.owners, rows_by_owner(dataset), strict=True))
+        owned = [of[name] for name in names]
         counts = [math.floor(self.validation * len(rows)) for rows in owned]
         counts = counts if min(counts) else [0] * len(owned)
         draw = generator(self._seed(), "split")
@@ -115,7 +131,7 @@ class _Grouped(BaseEstimator):  # type: ignore[misc]
             dataset.y,
             {"train": train, "validation": held, "test": owned},  # nothing is said of the last
             dataset.task,
-            tuple(dataset.owners),
+            tuple(names),
             classes=dataset.classes,
             scale=dataset.scale,
             columns=dataset.columns,
@@ -126,52 +142,93 @@ class _Grouped(BaseEstimator):  # type: ignore[misc]
             return self.random_state or 0
         return int(check_random_state(self.random_state).randint(2**31 - 1))
 
-    def _frame(self, X: Any, reset: bool = True) -> polars.DataFrame:
-        """X: [n, d] as a frame: of polars or pandas as it is, and anything else as numbers named x0, x1, ..."""
+    def _is_grouped(self, groups: Any) -> bool:
+        return groups is not None or self.groups is not None
+
+    def _parted(self, X: Any, groups: Any, reset: bool = True) -> tuple[polars.DataFrame, polars.Series | None]:
+        """X: [n, d] as a frame of inputs, and the name of each row's group: [n], if it has any.
+
+        Frames of polars or pandas are as they are, and anything else are numbers named x0, x1, ...
+        """
+        if groups is not None and self.groups is not None:
+            raise ValueError(f"groups are column {self.groups!r} of X, so give no others beside")
         if hasattr(X, "columns") and hasattr(X, "dtypes"):
             _check_feature_names(self, X, reset=reset)
             _check_n_features(self, X, reset=reset)
-            return X if isinstance(X, polars.DataFrame) else convert_pandas(X)
+            frame = X if isinstance(X, polars.DataFrame) else convert_pandas(X)
+            if self.groups is None:
+                return frame, self._names_of(groups, len(frame))
+            column = self.groups
+            if isinstance(column, int) and -frame.width <= column < frame.width:
+                column = frame.columns[column]
+            if column not in frame.columns:
+                raise ValueError(f"groups: X has no column {column!r}; {nearest(str(column), frame.columns)}")
+            return frame.drop(column), frame[column]
+        if isinstance(self.groups, str):
+            raise ValueError(f"groups='{self.groups}' names a column, which needs a frame; of an array give its place")
+        if self.groups is not None:
+            X = np.asarray(X)
+            if X.ndim != 2 or not -X.shape[1] <= self.groups < X.shape[1]:
+                raise ValueError(f"groups: X has no column {self.groups}; its shape is {list(X.shape)}")
+            X, groups = np.delete(X, self.groups, 1), X[:, self.groups]
         numbers = validate_data(self, X, reset=reset, dtype=np.float64, ensure_all_finite="allow-nan")
-        return polars.DataFrame({f"x{i}": column for i, column in enumerate(numbers.T)}).fill_nan(None)
+        frame = polars.DataFrame({f"x{i}": column for i, column in enumerate(numbers.T)}).fill_nan(None)
+        return frame, self._names_of(groups, len(frame))
 
-    def _names_of(self, groups: Any, count: int) -> list[str]:
-        """[n] the name of each row's group."""
+    def _names_of(self, groups: Any, count: int) -> polars.Series | None:
+        """[n] the group of each row, null where there is none."""
         if groups is None:
-            return [ALL] * count
-        values = column_or_1d(check_array(groups, ensure_2d=False, dtype=None, input_name="groups"))
-        if len(values) != count:
-            raise ValueError(f"groups must name the group of each row: X has {count} rows, groups {len(values)}")
-        return [name_of(str(value)) for value in values]
+            return None
+        if isinstance(groups, polars.Series):
+            return self._of_all_rows(groups, count)
+        if type(groups).__module__.startswith("pandas") and hasattr(groups, "to_frame"):
+            return self._of_all_rows(convert_pandas(groups.rename(GROUP).to_frame()).to_series(), count)
+        values = column_or_1d(np.asarray(groups, None if isinstance(groups, np.ndarray) else object))
+        if values.dtype.kind == "M":
+            values = values.astype("datetime64[us]")
+        cells = [None if not isinstance(cell, str) and str(cell) in MISSING else cell for cell in values.tolist()]
+        return self._of_all_rows(series_of(GROUP, cells), count)
+
+    @staticmethod
+    def _of_all_rows(names: polars.Series, count: int) -> polars.Series:
+        if len(names) != count:
+            raise ValueError(f"groups must name the group of each row: X has {count} rows, groups {len(names)}")
+        return names
 
     def _answers(self, X: Any, groups: Any) -> NDArray[np.float64]:
-        """[n, C] probabilities, or [n, 1] numbers."""
+        """[n, C] probabilities, or [n, 1] numbers; NaN in rows that are skipped."""
         check_is_fitted(self)
-        frame = self._frame(X, reset=False)
-        names = np.array(self._names_of(groups, len(frame)), object)
+        frame, names = self._parted(X, groups, reset=False)
         # In double precision a row's answer does not depend on the rows that are asked for beside it.
         module = lru_cache(KEPT)(lambda name: self.run_.model(name).double())
-        predictor, group = replace(self.run_.predictor(), module=module), self._columns[0]
-        known = np.isin(names, self.groups_)
-        parts = [np.empty((0, 0))] * 2
-        if known.any():
-            named = frame.with_columns(polars.Series(group, names.tolist()))
-            parts[0] = self._values(predictor.of_client(None)(named.filter(known)))
-        if not known.all():
-            others = frame.filter(~known)
-            sizes = self.run_.federation.sizes.double()
-            weights = (sizes / sizes.sum()).tolist()
-            each = (self._values(predictor.of_client(name)(others)) for name in self.run_.federation.names)
-            parts[1] = sum(weight * values for weight, values in zip(weights, each, strict=True))
-        result = np.empty((len(frame), max(part.shape[1] for part in parts)))
-        for rows, values in zip((known, ~known), parts, strict=True):
-            if rows.any():
-                result[rows] = values
+        predictor = replace(self.run_.predictor(), module=module, unknown=self.unknown or "error")
+        if names is None and not self.groups_:
+            predictor = predictor.of_client(ALL)
+        else:
+            if names is None:
+                predictor = replace(predictor, unknown=self._answer_without_groups())
+                names = polars.Series([None] * len(frame), dtype=polars.String)
+            elif not self.groups_ and self.unknown != "mean":
+                raise ValueError("fit got no groups, so there is one model; leave groups out, or fit with groups")
+            frame = frame.with_columns(names.alias(self._columns[0]))
+        table = frame_of(frame, "X")
+        answered = predictor.select_rows(table)
+        table = table if answered.all() else table.keep(answered)
+        values = predictor.frame(table).select(polars.selectors.numeric()).to_numpy().astype(np.float64)
+        result = np.full((len(frame), values.shape[1]), np.nan)
+        result[answered] = values
         return result
 
-    def _values(self, answers: polars.DataFrame) -> NDArray[np.float64]:
-        """[n, C] the numbers of a predictor's answers."""
-        return answers.select(polars.selectors.numeric()).to_numpy().astype(np.float64)
+    def _answer_without_groups(self) -> Unknown:
+        """What answers rows that come without groups: the mean, with a warning, unless it was asked for."""
+        if self.unknown == "mean":
+            return "mean"
+        told = f"X came without groups, but fit had {several(len(self.groups_), 'group')} ({listed(self.groups_, 3)})"
+        fix = "pass groups, set groups='COLUMN' of X, or set unknown='mean'"
+        if self.unknown is not None:
+            raise ValueError(f"{told}; {fix}")
+        warnings.warn(f"{told}, so the mean of all their models answers; {fix}", stacklevel=4)
+        return "mean"
 
 
 class Classifier(ClassifierMixin, _Grouped):  # type: ignore[misc]
@@ -202,32 +259,43 @@ class Classifier(ClassifierMixin, _Grouped):  # type: ignore[misc]
         return self._train(X, list(map(str, codes)), groups, labels=True)
 
     def predict_proba(self, X: Any, groups: Any = None) -> NDArray[np.float64]:
-        """[n, C] the probability of each of `classes_`; for groups that were not trained the mean of all models'."""
+        """[n, C] the probability of each of `classes_`, by the model of each row's group; see `unknown` for others."""
         return self._answers(X, groups)
 
     def predict(self, X: Any, groups: Any = None) -> NDArray[Any]:
-        """[n] the most probable class of each row X: [n, d], by its group's model; see `predict_proba`."""
+        """[n] the most probable class of each row X: [n, d], by its group's model; None in rows that are skipped."""
         check_is_fitted(self)
-        classes: NDArray[Any] = self.classes_[self.predict_proba(X, groups).argmax(1)]
+        chances = self.predict_proba(X, groups)
+        answered = ~np.isnan(chances[:, 0])
+        classes: NDArray[Any] = self.classes_[np.nan_to_num(chances).argmax(1)]
+        if not answered.all():
+            classes = classes.astype(object)
+            classes[~answered] = None
         return classes
 
     def score(self, X: Any, y: Any, groups: Any = None, sample_weight: Any = None) -> float:
-        """The accuracy on rows X: [n, d] with classes y: [n]."""
-        return float(accuracy_score(y, self.predict(X, groups), sample_weight=sample_weight))
+        """The accuracy on rows X: [n, d] with classes y: [n], of which those that are skipped do not count."""
+        answers = self.predict(X, groups)
+        rows = np.array([answer is not None for answer in answers])
+        y, answers, sample_weight = _answered(rows, y, answers, sample_weight)
+        return float(accuracy_score(y, answers.astype(self.classes_.dtype), sample_weight=sample_weight))
 
 
 class Regressor(RegressorMixin, _Grouped):  # type: ignore[misc]
     """A regressor with one model for each group of rows, and each group learns from its kin.
 
-    Settings: `method`, a name that `kinfed list methods` has, or a `kinfed.Method`; `model`, a name that
+    Settings: `method`, a name that `kinfed list methods` has, or a `kinfed.Method`; `groups`, the column of X that says
+    each row's group, by name or place, in place of an array beside X, so that scikit-learn's scorers and searches need
+    no routing; `unknown`, what becomes of rows of a group that was not trained, or of none: an `error`, `skip` (no
+    answer, with a warning), or the `mean` of what all groups' models answer (by default an error, but where no groups
+    are given at all, the mean with a warning); `model`, a name that
     `kinfed list models` has; `rounds` of training; in each, `epochs` over a group's rows in batches of `batch_size`, by
     Adam with `learning_rate`; `validation`, the share of each group's rows that is held back to select the round,
     unless that is less than one row in some group; `random_state`, a whole number (None is 0), by which every draw is
     fixed.
 
     X is an array of numbers, or a frame of pandas or polars, whose text and dates become inputs too. NaN is a missing
-    value. Rows of a group that was not trained, or without a group, get the mean of all groups' models, each weighted
-    by its rows.
+    value. Groups are numbers or text, and 1 and "1" are one group.
 
     >>> import numpy as np
     >>> X, groups = np.random.default_rng(0).normal(size=(90, 3)), np.repeat(["a", "b", "c"], 30)
@@ -247,12 +315,19 @@ class Regressor(RegressorMixin, _Grouped):  # type: ignore[misc]
         return self._train(X, y, groups, labels=False)
 
     def predict(self, X: Any, groups: Any = None) -> NDArray[np.float64]:
-        """[n] numbers in the unit of y, by the model of each row's group; for other groups the mean of all models'."""
+        """[n] numbers in the unit of y, by the model of each row's group; NaN in rows that are skipped."""
         return self._answers(X, groups)[:, 0]
 
     def score(self, X: Any, y: Any, groups: Any = None, sample_weight: Any = None) -> float:
-        """The coefficient of determination R2 on rows X: [n, d] with numbers y: [n]."""
-        return float(r2_score(y, self.predict(X, groups), sample_weight=sample_weight))
+        """R2, the coefficient of determination, on rows X: [n, d] with numbers y: [n], without those skipped."""
+        answers = self.predict(X, groups)
+        y, answers, sample_weight = _answered(~np.isnan(answers), y, answers, sample_weight)
+        return float(r2_score(y, answers, sample_weight=sample_weight))
+
+
+def _answered(rows: NDArray[np.bool_], *arrays: Any) -> list[Any]:
+    """The arrays: [n] at these rows; None stays."""
+    return [None if one is None else np.asarray(one)[rows] for one in arrays]
 
 
 def _find_unused_name(name: str, taken: Sequence[str]) -> str:

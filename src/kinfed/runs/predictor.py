@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ from ..data.tables.open_table import frame_of
 from ..data.tables.owners import Owners
 from ..data.tables.schema import Description, incomplete
 from ..data.tables.words import Codes, Words, known_name, name_of
-from ..errors import UsageError, nearest
+from ..errors import UsageError, listed, nearest
 
 if TYPE_CHECKING:
     import polars
@@ -30,6 +30,8 @@ BLOCK = 1 << 15  # rows in one pass through a model
 KEPT = 256  # models that stay in memory
 NAMED = 8  # clients that a warning names
 ABOUT = ("client", "method", "model")  # columns that say which model answered
+Unknown = Literal["error", "skip", "mean"]  # what becomes of rows of clients that a run does not know
+MEAN = "mean of all clients"  # the model that answers these under "mean"
 
 
 class Source(NamedTuple):
@@ -44,7 +46,7 @@ class Batch(NamedTuple):
 
     x: Tensor  # [m, ...]
     at: Tensor  # [n] int64 the rows of x that are asked for
-    who: Codes  # [n] whose model answers each, by place in the clients' names
+    owners: Owners  # whose model answers each; places behind the clients' own are of names that nobody has
     beside: Mapping[str, "polars.Series"] = {}  # columns [n] that the answers repeat
 
 
@@ -83,17 +85,19 @@ class Answers:
             (), tuple(map(str, known if isinstance(known, list) and known else range(summary.data.outputs or 0)))
         )
 
-    def columns(self, outputs: Tensor) -> dict[str, Any]:
-        """The answers [n] by name, of outputs: [n, C]: the class and each one's probability, or numbers."""
+    def columns(self, values: Tensor) -> dict[str, Any]:
+        """The answers [n] by name, of `values`: [n, C]: the class and each one's probability, or numbers."""
         import polars
 
         if self.classes:
-            chances = outputs.softmax(1)
-            answer = polars.Series(self.classes, dtype=polars.String).gather(chances.argmax(1).numpy())
-            each = zip(self.classes, chances.T.contiguous().numpy(), strict=True)
+            answer = polars.Series(self.classes, dtype=polars.String).gather(values.argmax(1).numpy())
+            each = zip(self.classes, values.T.contiguous().numpy(), strict=True)
             return {_free(self.targets[0] if self.targets else "class"): answer} | {f"P({c})": p for c, p in each}
-        values = self.in_units(outputs.double())
         return dict(zip(self._names(values.shape[1]), values.T.contiguous().numpy(), strict=True))
+
+    def values(self, outputs: Tensor) -> Tensor:
+        """[n, C] probabilities, or numbers in the targets' own units, of outputs: [n, C]."""
+        return outputs.softmax(1) if self.classes else self.in_units(outputs.double())
 
     def in_units(self, outputs: Tensor) -> Tensor:
         """[n, C] numbers in the targets' own units, of outputs: [n, C]."""
@@ -125,10 +129,13 @@ class Predictor:
 
     Text, numbers, missing cells, dates and the readings of series become inputs as in training. Each row is answered by
     the model of `client`, or if that is None by that of the client whom the table's column of clients names. The result
-    is a frame of the same library with a row for each row, or for each row with a past, in the same order, except rows
-    of clients that the run does not know, which are skipped while there are others, with a warning: `client`,
+    is a frame of the same library with a row for each row, or for each row with a past, in the same order: `client`,
     `method` and `model` say which model answered; then the predicted class and the probability of each, or numbers in
     the targets' own units. Raises UsageError that names the row and column of what cannot be used.
+
+    `unknown` says what becomes of rows of a client that the run does not know, or of none: an `error`; `skip`, they are
+    left out with a warning while there are others; or the `mean` of what all clients' models answer, each counted
+    once. By default rows of a table are skipped, and examples of an array are an error.
     """
 
     names: Sequence[str]  # of all clients
@@ -140,6 +147,10 @@ class Predictor:
     description: Description | None = field(default=None, repr=False)  # of a table's columns
     series: Series | None = None  # of readings in a table
     readings: tuple[tuple[float, float], ...] = ()  # mean and deviation of the readings in arrays that are windows
+    unknown: Unknown | None = None
+
+    def __post_init__(self) -> None:
+        check_unknown(self.unknown)
 
     @classmethod
     def of(
@@ -148,6 +159,7 @@ class Predictor:
         module: Callable[[str], nn.Module],
         source: Callable[[str], Source],
         client: str | None = None,
+        unknown: Unknown | None = None,
     ) -> "Predictor":
         """The predictor of a run whose clients' models `module` gives; raises UsageError if its folder is too old."""
         names, scale = summary.clients.names, summary.data.scale or {}
@@ -170,7 +182,8 @@ class Predictor:
             )
         answers = Answers.of(summary, description)
         kept, client = lru_cache(KEPT)(module), client or only(names, description)
-        return cls(names, client, tuple(summary.data.shape), answers, kept, source, description, series, readings)
+        shape = tuple(summary.data.shape)
+        return cls(names, client, shape, answers, kept, source, description, series, readings, unknown)
 
     def of_client(self, client: str | None) -> "Predictor":
         """The same, answering with the model of another client; None: of the client that each row names."""
@@ -180,47 +193,62 @@ class Predictor:
         if isinstance(data, np.ndarray | Tensor):
             return self.arrays(data)
         frame = data if isinstance(data, Frame) else frame_of(data)
-        answered = self._select_rows(frame)
-        found = self.frame(frame if answered.all() else frame.keep(answered))
+        answered = self.select_rows(frame)
+        found = self._answer(self._batch(frame if answered.all() else frame.keep(answered)))
         if strange := self.strangers(frame):
-            listed = "', '".join(strange)
-            warnings.warn(f"{frame.name}: ignored columns that the run was not trained with: '{listed}'", stacklevel=2)
+            told = "', '".join(strange)
+            warnings.warn(f"{frame.name}: ignored columns that the run was not trained with: '{told}'", stacklevel=2)
         if frame is data or not type(data).__module__.startswith("pandas"):
             return found
         columns = {name: found[name].to_list() for name in found.columns}
         return sys.modules["pandas"].DataFrame(columns, index=None if self.series else data.index[answered])
 
-    def _select_rows(self, frame: Frame) -> NDArray[np.bool_]:
-        """[n] which rows are of clients of the run, if some are; a warning counts the others, as training left out."""
+    def select_rows(self, frame: Frame) -> NDArray[np.bool_]:
+        """[n] which rows are answered: all, unless `unknown` skips those of other clients, which a warning counts."""
         layout = self.description or self.series
-        if self.client is not None or layout is None or layout.client not in frame.columns:
+        if layout is None or not layout.client or layout.client not in frame.columns:
             return np.ones(len(frame), bool)
         words, places = frame.words(layout.client), self._places
+        if self.client is not None:
+            self._warn_of_others(frame, words, places)
+            return np.ones(len(frame), bool)
         unknown = np.array([name not in places for name in words.names])[words.codes]
-        if unknown.any() and not unknown.all():
-            counts = Words(words.names, words.codes[unknown]).counts
-            told = [f"{int(words.empty.sum())} without one"] * bool(words.empty.any())
-            told += [f"{name} ({count})" for name, count in [*counts.items()][:NAMED]] + ["..."] * (len(counts) > NAMED)
-            warnings.warn(
-                f"{frame.name}: skipped {int(unknown.sum()):,} of {len(frame):,} rows, of no client of the run: "
-                f"{', '.join(told)}; the first: {frame.row(int(unknown.argmax()))}",
-                stacklevel=3,
-            )
-        return ~unknown | unknown.all()
+        if self.unknown not in (None, "skip") or not unknown.any() or unknown.all():
+            return np.ones(len(frame), bool)
+        warnings.warn(
+            f"{frame.name}: skipped {_tell_rows(unknown)}, of no client of the run: {_tell(words, unknown)}; "
+            f"the first: {frame.row(int(unknown.argmax()))}",
+            stacklevel=3,
+        )
+        return ~unknown
+
+    def _warn_of_others(self, frame: Frame, words: Words, places: Mapping[str, int]) -> None:
+        """Warn of rows that name another client than the one whose model was asked for."""
+        place = self._place(str(self.client))
+        others = np.array([name != "" and places.get(name) != place for name in words.names])[words.codes]
+        if others.any():
+            fate = "left out" if self.series is not None else f"answered by the model of '{self.client}', as asked"
+            told = f"{_tell_rows(others)} are of other clients: {_tell(words, others)}"
+            warnings.warn(f"{frame.name}: {told}; they are {fate}", stacklevel=3)
 
     def frame(self, frame: Frame) -> "polars.DataFrame":
-        """The answers to a table's rows; raises UsageError for one of a client that is not of the run."""
+        """The answers to a table's rows, without those that are skipped."""
+        answered = self.select_rows(frame)
+        return self._answer(self._batch(frame if answered.all() else frame.keep(answered)))
+
+    def _batch(self, frame: Frame) -> Batch:
+        """The inputs that a table's rows are; raises UsageError for one of an unknown client, unless all answer it."""
         if self.series is not None:
             owners = self._owners(frame, self.series.client, alone=True)
             frame.need(self.series.columns)
             ahead = self.series.windows(frame, owners)
             time = frame.column(self.series.time).gather(ahead.rows)
-            return self._answer(Batch(ahead.x, ahead.at, ahead.who, {_free(self.series.time): time}))
+            return Batch(ahead.x, ahead.at, owners._replace(who=ahead.who), {_free(self.series.time): time})
         if self.description is None:
             raise UsageError("the run was trained on arrays, not on a table; give x: [n, ...], or a file .npz with x")
         owners = self._owners(frame, self.description.client)
         x = self.description.encode(frame, self.client)  # [n, d]
-        return self._answer(Batch(x, torch.arange(len(x)), owners.who))
+        return Batch(x, torch.arange(len(x)), owners)
 
     def strangers(self, frame: Frame) -> list[str]:
         """The columns of a table that the training table had not, used or dropped; answers do not depend on them."""
@@ -243,18 +271,20 @@ class Predictor:
             raise UsageError("whose model is to answer? name a client, or give an array of their names")
         if tuple(x.shape[1:]) != self.shape or not len(x):
             raise UsageError(f"examples are {list(self.shape)} each, at least one; got {list(x.shape)}")
-        names = [self.client] if self.client is not None else [str(one) for one in clients or ()]
-        who = np.array([self._place(name) for name in names])
-        if len(who) not in (1, len(x)):
-            raise UsageError(f"{len(x)} examples need as many names of clients; got {len(who)}")
+        given = [self.client] if self.client is not None else [str(one) for one in clients or ()]
+        if len(given) not in (1, len(x)):
+            raise UsageError(f"{len(x)} examples need as many names of clients; got {len(given)}")
+        owners, kept = self._owners_of([given[i] for i in np.broadcast_to(np.arange(len(given)), len(x))])
+        x = x[torch.from_numpy(kept)]
         x = x.float().div(127.5).sub(1) if x.dtype == torch.uint8 else x.float()
-        given = [self.names[i] for i in np.broadcast_to(who, len(x))]
-        if self.scales(given[0]):
-            x = scale_windows(x, torch.tensor([self.scales(name) for name in given], dtype=torch.float64))
+        if self.scales(owners.names[0]):
+            x = scale_windows(
+                x, torch.tensor([self.scales(one) for one in owners.names], dtype=torch.float64)[owners.who]
+            )
         if not bool(x.isfinite().all()):
             bad = int((~x.isfinite()).flatten(1).any(1).nonzero()[0])
             raise UsageError(f"x holds NaN or infinity, first in example {bad}; fill or drop these values first")
-        return self._answer(Batch(x, torch.arange(len(x)), np.broadcast_to(who, len(x))))
+        return self._answer(Batch(x, torch.arange(len(x)), owners))
 
     def scales(self, client: str) -> Sequence[tuple[float, float]]:
         """[C] mean and deviation by which the first inputs of a step of a client's windows are scaled, if they are."""
@@ -277,44 +307,110 @@ class Predictor:
             if self.client is None:
                 frame.need([column])  # raises
             return Owners([*self.names], np.full(len(frame), self._place(str(self.client))), None)
-        words = frame.text(column)
-        places = self._places if self.client is None else {self.client: self._place(self.client)}
-        each = [places.get(name, -1) for name in words.names]
-        who = np.array(each)[words.codes]
-        if self.client is not None and max(each) < 0:
-            raise UsageError(f"{frame.name} has no row of client '{self.client}' in column '{column}'")
-        if self.client is None and min(each) < 0:
-            at = int((who < 0).argmax())
-            name = words.names[words.codes[at]]
-            raise UsageError(f"{frame.place(at, column)}: there is no client '{name}'; {nearest(name, self.names)}")
-        return Owners([*self.names], who, None)
+        if self.client is not None:
+            words, place, places = frame.text(column), self._place(self.client), self._places
+            each = [place if places.get(name) == place else -1 for name in words.names]
+            if max(each) < 0:
+                raise UsageError(f"{frame.name} has no row of client '{self.client}' in column '{column}'")
+            return Owners([*self.names], np.array(each)[words.codes], None)
+        words = frame.words(column)
+        owners = self._extended(words)
+        if self.unknown != "mean" and len(owners.names) > len(self.names):
+            at = int((owners.who >= len(self.names)).argmax())
+            raise UsageError(f"{frame.place(at, column)}: {self._tell_unknown(words.names[words.codes[at]])}")
+        return owners
+
+    def _owners_of(self, names: Sequence[str]) -> tuple[Owners, Codes]:
+        """Whose model answers each of the examples that are kept, and which of [n] these are."""
+        index = {name: i for i, name in enumerate(dict.fromkeys(names))}
+        words = Words([*index], np.array([index[name] for name in names]))
+        owners = self._extended(words)
+        unknown = owners.who >= len(self.names)
+        if not unknown.any() or self.unknown == "mean":
+            return owners, np.arange(len(names))
+        if self.unknown != "skip" or unknown.all():
+            raise UsageError(self._tell_unknown(names[int(unknown.argmax())]))
+        told = f"{_tell_rows(unknown)}, of no client of the run: {_tell(words, unknown)}"
+        warnings.warn(f"skipped {told}", stacklevel=3)
+        kept = np.flatnonzero(~unknown)
+        return Owners([*self.names], owners.who[kept], None), kept
+
+    def _extended(self, words: Words) -> Owners:
+        """Whose model answers each row, where names of no client have places behind the clients' own."""
+        places = self._places
+        strange = {name: len(self.names) + i for i, name in enumerate(n for n in words.names if n not in places)}
+        each = np.array([places[name] if name in places else strange[name] for name in words.names], np.int64)
+        return Owners([*self.names, *strange], each[words.codes], None)
+
+    def _tell_unknown(self, name: str) -> str:
+        """What to say of a row that names a client that the run does not know, or none."""
+        what = f"there is no client '{name}'; {nearest(name, self.names)}" if name else "there is no value; fill it in"
+        other = "mean" if self.unknown == "skip" else "skip or mean"
+        return f"{what} (or set unknown to {other})"
 
     def _answer(self, batch: Batch) -> "polars.DataFrame":
         import polars
 
-        answers = self.answers.columns(self.outputs(batch))
-        asked, where = np.unique(batch.who, return_inverse=True)
-        clients = [self.names[i] for i in asked]
-        about = zip(ABOUT, zip(*((name, *self.source(name)) for name in clients), strict=True), strict=True)
-        which = {name: polars.Series(values).gather(where) for name, values in about}
-        return polars.DataFrame(which | dict(batch.beside) | answers)
+        asked, where = np.unique(batch.owners.who, return_inverse=True)
+        about = [(batch.owners.names[i], *self._source(i)) for i in asked]
+        columns = zip(ABOUT, zip(*about, strict=True), strict=True)
+        which = {name: polars.Series(values, dtype=polars.String).gather(where) for name, values in columns}
+        return polars.DataFrame(which | dict(batch.beside) | self.answers.columns(self._values(batch)))
 
-    def outputs(self, batch: Batch) -> Tensor:
-        """[n, C] what the models make of the inputs."""
-        order = np.argsort(batch.who, kind="stable")
-        begin = np.flatnonzero(np.diff(batch.who[order], prepend=-1))
+    def _source(self, place: int) -> Source:
+        return self.source(self.names[place]) if place < len(self.names) else Source("", MEAN)
+
+    def _values(self, batch: Batch) -> Tensor:
+        """[n, C] probabilities, or numbers in the targets' own units; of unknown clients the mean over all models."""
+        who, count = batch.owners.who, len(self.names)
+        strange = np.flatnonzero(who >= count)
+        if not len(strange):
+            return self.answers.values(self._outputs(batch.x, batch.at, who))
+        at = batch.at[torch.from_numpy(strange)]
+        each = (self.answers.values(self._outputs(batch.x, at, np.full(len(at), i))) for i in range(count))
+        mean = sum(each, torch.zeros(())) / count
+        result = mean.new_empty(len(who), mean.shape[1])
+        result[torch.from_numpy(strange)] = mean
+        if len(rest := np.flatnonzero(who < count)):
+            rows = torch.from_numpy(rest)
+            result[rows] = self.answers.values(self._outputs(batch.x, batch.at[rows], who[rest]))
+        return result
+
+    def _outputs(self, x: Tensor, at: Tensor, who: Codes) -> Tensor:
+        """[n, C] what the models of clients who: [n] make of the rows at: [n] of inputs x: [m, ...]."""
+        order = np.argsort(who, kind="stable")
+        begin = np.flatnonzero(np.diff(who[order], prepend=-1))
         result: Tensor | None = None
         with torch.inference_mode():
             for rows in np.split(order, begin[1:]):
-                module = self.module(self.names[batch.who[rows[0]]])
+                module = self.module(self.names[who[rows[0]]])
                 kind = next(module.parameters()).dtype
                 for part in torch.from_numpy(rows).split(BLOCK):
-                    outputs = module(batch.x[batch.at[part]].to(kind)).flatten(1)
+                    outputs = module(x[at[part]].to(kind)).flatten(1)
                     if result is None:
                         result = outputs.new_empty(len(order), outputs.shape[1])
                     result[part] = outputs
         assert result is not None
         return result
+
+
+def check_unknown(policy: str | None) -> None:
+    """Raise UsageError unless it says what becomes of rows of unknown clients."""
+    if policy is not None and policy not in get_args(Unknown):
+        raise UsageError(f"unknown must be {', '.join(get_args(Unknown))}; got {policy!r:.80}")
+
+
+def _tell_rows(rows: NDArray[np.bool_]) -> str:
+    """How many of all rows these are."""
+    return f"{int(rows.sum()):,} of {len(rows):,} rows"
+
+
+def _tell(words: Words, rows: NDArray[np.bool_]) -> str:
+    """The clients that these rows name, and how often."""
+    counts = Words(words.names, words.codes[rows]).counts
+    without = int((words.empty & rows).sum())
+    told = [f"{without:,} without one"] * bool(without) + [f"{name} ({count})" for name, count in counts.items()]
+    return listed(told, NAMED)
 
 
 def _free(name: str) -> str:

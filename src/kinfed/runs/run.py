@@ -29,7 +29,7 @@ from ..verdict.verdict import Verdict
 from .config import experiment as config
 from .config.experiment import Experiment
 from .final_state import StateFile
-from .predictor import Answers, Predictor, Source
+from .predictor import Answers, Predictor, Source, Unknown
 from .run_folder import ALL, RunFolder
 from .test_scores import Tested, verdict
 
@@ -154,17 +154,23 @@ class Run(ABC):
         """The client's personalised model, as a plain module in evaluation mode: as scored."""
         return duplicate(self.shown(self.name(client, position)))
 
-    def predictor(self, client: int | str | None = None, *, position: int | None = None) -> Predictor:
-        """What applies a client's model to new rows; without a client, that of the client whom each row names."""
-        name = None if client is None and position is None else self.name(client, position)
-        return Predictor.of(self.summary, self.shown, self.source, name)
+    def predictor(
+        self, client: int | str | None = None, *, position: int | None = None, unknown: Unknown | None = None
+    ) -> Predictor:
+        """What applies a client's model to new rows; without a client, that of the client whom each row names.
 
-    def predict(self, client: int | str | None, rows: Any) -> Any:
+        `unknown` says what becomes of rows of clients that the run does not know: `error`, `skip` or `mean`.
+        """
+        name = None if client is None and position is None else self.name(client, position)
+        return Predictor.of(self.summary, self.shown, self.source, name, unknown)
+
+    def predict(self, client: int | str | None, rows: Any, unknown: Unknown | None = None) -> Any:
         """A client's answers to new rows, a frame of polars or pandas or x: [n, ...]; see `kinfed.runs.predictor`.
 
-        Without a client each row is answered by the model of the client that it names.
+        Without a client each row is answered by the model of the client that it names, and `unknown` says what becomes
+        of rows of others: `error`, `skip` or `mean`.
         """
-        return self.predictor(client)(rows)
+        return self.predictor(client, unknown=unknown)(rows)
 
     def score(self, client: int | str | None = None) -> float:
         """The test score of the chosen model, in the task's metric: of one client, or the mean over those that are
