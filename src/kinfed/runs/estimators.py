@@ -85,7 +85,7 @@ class _Grouped(BaseEstimator):  # type: ignore[misc]
         if len(target) < 2:
             raise ValueError(f"a model needs two rows or more, and one sample is none; got n_samples={len(target)}")
         check_unknown(self.unknown)
-        frame, names = self._parted(X, groups)
+        frame, names = self._split_groups(X, groups)
         if names is None:
             warnings.warn(
                 "fit got no groups, so all rows share one model; pass groups, or set groups='COLUMN' of X", stacklevel=3
@@ -94,10 +94,10 @@ class _Grouped(BaseEstimator):  # type: ignore[misc]
         self._columns = tuple(_find_unused_name(name, frame.columns) for name in (GROUP, TARGET))
         group, answer = self._columns
         frame = frame.with_columns(names.alias(group), polars.Series(answer, target))
-        words = frame_of(frame, "X").words(group)
-        if words.empty.any():
-            raise ValueError(f"groups: row {int(words.empty.argmax()) + 1} of X has none; in fit every row needs one")
-        self.groups_ = words.names if self._is_grouped(groups) else []
+        named = frame_of(frame, "X").words(group)
+        if named.empty.any():
+            raise ValueError(f"groups: row {int(named.empty.argmax()) + 1} of X has none; in fit every row needs one")
+        self.groups_ = named.names if self._is_grouped(groups) else []
         federation = self._federation(frame, TableReader(client=group, target=answer, labels=labels))
         seed = self._seed()
         self.run_ = fit(
@@ -145,7 +145,7 @@ class _Grouped(BaseEstimator):  # type: ignore[misc]
     def _is_grouped(self, groups: Any) -> bool:
         return groups is not None or self.groups is not None
 
-    def _parted(self, X: Any, groups: Any, reset: bool = True) -> tuple[polars.DataFrame, polars.Series | None]:
+    def _split_groups(self, X: Any, groups: Any, reset: bool = True) -> tuple[polars.DataFrame, polars.Series | None]:
         """X: [n, d] as a frame of inputs, and the name of each row's group: [n], if it has any.
 
         Frames of polars or pandas are as they are, and anything else are numbers named x0, x1, ...
@@ -198,7 +198,7 @@ class _Grouped(BaseEstimator):  # type: ignore[misc]
     def _answers(self, X: Any, groups: Any) -> NDArray[np.float64]:
         """[n, C] probabilities, or [n, 1] numbers; NaN in rows that are skipped."""
         check_is_fitted(self)
-        frame, names = self._parted(X, groups, reset=False)
+        frame, names = self._split_groups(X, groups, reset=False)
         # In double precision a row's answer does not depend on the rows that are asked for beside it.
         module = lru_cache(KEPT)(lambda name: self.run_.model(name).double())
         predictor = replace(self.run_.predictor(), module=module, unknown=self.unknown or "error")
@@ -223,11 +223,11 @@ class _Grouped(BaseEstimator):  # type: ignore[misc]
         """What answers rows that come without groups: the mean, with a warning, unless it was asked for."""
         if self.unknown == "mean":
             return "mean"
-        told = f"X came without groups, but fit had {several(len(self.groups_), 'group')} ({listed(self.groups_, 3)})"
+        what = f"X came without groups, but fit had {several(len(self.groups_), 'group')} ({listed(self.groups_, 3)})"
         fix = "pass groups, set groups='COLUMN' of X, or set unknown='mean'"
         if self.unknown is not None:
-            raise ValueError(f"{told}; {fix}")
-        warnings.warn(f"{told}, so the mean of all their models answers; {fix}", stacklevel=4)
+            raise ValueError(f"{what}; {fix}")
+        warnings.warn(f"{what}, so the mean of all their models answers; {fix}", stacklevel=4)
         return "mean"
 
 
@@ -277,7 +277,7 @@ class Classifier(ClassifierMixin, _Grouped):  # type: ignore[misc]
         """The accuracy on rows X: [n, d] with classes y: [n], of which those that are skipped do not count."""
         answers = self.predict(X, groups)
         rows = np.array([answer is not None for answer in answers])
-        y, answers, sample_weight = _answered(rows, y, answers, sample_weight)
+        y, answers, sample_weight = _take_rows(rows, y, answers, sample_weight)
         return float(accuracy_score(y, answers.astype(self.classes_.dtype), sample_weight=sample_weight))
 
 
@@ -321,13 +321,13 @@ class Regressor(RegressorMixin, _Grouped):  # type: ignore[misc]
     def score(self, X: Any, y: Any, groups: Any = None, sample_weight: Any = None) -> float:
         """R2, the coefficient of determination, on rows X: [n, d] with numbers y: [n], without those skipped."""
         answers = self.predict(X, groups)
-        y, answers, sample_weight = _answered(~np.isnan(answers), y, answers, sample_weight)
+        y, answers, sample_weight = _take_rows(~np.isnan(answers), y, answers, sample_weight)
         return float(r2_score(y, answers, sample_weight=sample_weight))
 
 
-def _answered(rows: NDArray[np.bool_], *arrays: Any) -> list[Any]:
+def _take_rows(rows: NDArray[np.bool_], *arrays: Any) -> list[Any]:
     """The arrays: [n] at these rows; None stays."""
-    return [None if one is None else np.asarray(one)[rows] for one in arrays]
+    return [None if array is None else np.asarray(array)[rows] for array in arrays]
 
 
 def _find_unused_name(name: str, taken: Sequence[str]) -> str:

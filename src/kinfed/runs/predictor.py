@@ -208,28 +208,28 @@ class Predictor:
         layout = self.description or self.series
         if layout is None or not layout.client or layout.client not in frame.columns:
             return np.ones(len(frame), bool)
-        words, places = frame.words(layout.client), self._places
+        named, places = frame.words(layout.client), self._places
         if self.client is not None:
-            self._warn_of_others(frame, words, places)
+            self._warn_of_others(frame, named, places)
             return np.ones(len(frame), bool)
-        unknown = np.array([name not in places for name in words.names])[words.codes]
+        unknown = np.array([name not in places for name in named.names])[named.codes]
         if self.unknown not in (None, "skip") or not unknown.any() or unknown.all():
             return np.ones(len(frame), bool)
         warnings.warn(
-            f"{frame.name}: skipped {_tell_rows(unknown)}, of no client of the run: {_tell(words, unknown)}; "
+            f"{frame.name}: skipped {_tell_rows(unknown)}, of no client of the run: {_tell(named, unknown)}; "
             f"the first: {frame.row(int(unknown.argmax()))}",
             stacklevel=3,
         )
         return ~unknown
 
-    def _warn_of_others(self, frame: Frame, words: Words, places: Mapping[str, int]) -> None:
+    def _warn_of_others(self, frame: Frame, named: Words, places: Mapping[str, int]) -> None:
         """Warn of rows that name another client than the one whose model was asked for."""
         place = self._place(str(self.client))
-        others = np.array([name != "" and places.get(name) != place for name in words.names])[words.codes]
+        others = np.array([name != "" and places.get(name) != place for name in named.names])[named.codes]
         if others.any():
             fate = "left out" if self.series is not None else f"answered by the model of '{self.client}', as asked"
-            told = f"{_tell_rows(others)} are of other clients: {_tell(words, others)}"
-            warnings.warn(f"{frame.name}: {told}; they are {fate}", stacklevel=3)
+            count = f"{_tell_rows(others)} are of other clients: {_tell(named, others)}"
+            warnings.warn(f"{frame.name}: {count}; they are {fate}", stacklevel=3)
 
     def frame(self, frame: Frame) -> "polars.DataFrame":
         """The answers to a table's rows, without those that are skipped."""
@@ -308,39 +308,40 @@ class Predictor:
                 frame.need([column])  # raises
             return Owners([*self.names], np.full(len(frame), self._place(str(self.client))), None)
         if self.client is not None:
-            words, place, places = frame.text(column), self._place(self.client), self._places
-            each = [place if places.get(name) == place else -1 for name in words.names]
-            if max(each) < 0:
+            named, place, places = frame.text(column), self._place(self.client), self._places
+            where = [place if places.get(name) == place else -1 for name in named.names]
+            if max(where) < 0:
                 raise UsageError(f"{frame.name} has no row of client '{self.client}' in column '{column}'")
-            return Owners([*self.names], np.array(each)[words.codes], None)
-        words = frame.words(column)
-        owners = self._extended(words)
+            return Owners([*self.names], np.array(where)[named.codes], None)
+        named = frame.words(column)
+        owners = self._list_owners(named)
         if self.unknown != "mean" and len(owners.names) > len(self.names):
             at = int((owners.who >= len(self.names)).argmax())
-            raise UsageError(f"{frame.place(at, column)}: {self._tell_unknown(words.names[words.codes[at]])}")
+            raise UsageError(f"{frame.place(at, column)}: {self._tell_unknown(named.names[named.codes[at]])}")
         return owners
 
     def _owners_of(self, names: Sequence[str]) -> tuple[Owners, Codes]:
         """Whose model answers each of the examples that are kept, and which of [n] these are."""
         index = {name: i for i, name in enumerate(dict.fromkeys(names))}
-        words = Words([*index], np.array([index[name] for name in names]))
-        owners = self._extended(words)
+        named = Words([*index], np.array([index[name] for name in names]))
+        owners = self._list_owners(named)
         unknown = owners.who >= len(self.names)
         if not unknown.any() or self.unknown == "mean":
             return owners, np.arange(len(names))
         if self.unknown != "skip" or unknown.all():
             raise UsageError(self._tell_unknown(names[int(unknown.argmax())]))
-        told = f"{_tell_rows(unknown)}, of no client of the run: {_tell(words, unknown)}"
-        warnings.warn(f"skipped {told}", stacklevel=3)
+        count = f"{_tell_rows(unknown)}, of no client of the run: {_tell(named, unknown)}"
+        warnings.warn(f"skipped {count}", stacklevel=3)
         kept = np.flatnonzero(~unknown)
         return Owners([*self.names], owners.who[kept], None), kept
 
-    def _extended(self, words: Words) -> Owners:
+    def _list_owners(self, named: Words) -> Owners:
         """Whose model answers each row, where names of no client have places behind the clients' own."""
         places = self._places
-        strange = {name: len(self.names) + i for i, name in enumerate(n for n in words.names if n not in places)}
-        each = np.array([places[name] if name in places else strange[name] for name in words.names], np.int64)
-        return Owners([*self.names, *strange], each[words.codes], None)
+        strange = [name for name in named.names if name not in places]
+        behind = dict(zip(strange, range(len(self.names), len(self.names) + len(strange)), strict=True))
+        where = np.array([places[name] if name in places else behind[name] for name in named.names], np.int64)
+        return Owners([*self.names, *strange], where[named.codes], None)
 
     def _tell_unknown(self, name: str) -> str:
         """What to say of a row that names a client that the run does not know, or none."""
@@ -351,8 +352,8 @@ class Predictor:
     def _answer(self, batch: Batch) -> "polars.DataFrame":
         import polars
 
-        asked, where = np.unique(batch.owners.who, return_inverse=True)
-        about = [(batch.owners.names[i], *self._source(i)) for i in asked]
+        places, where = np.unique(batch.owners.who, return_inverse=True)
+        about = [(batch.owners.names[i], *self._source(i)) for i in places]
         columns = zip(ABOUT, zip(*about, strict=True), strict=True)
         which = {name: polars.Series(values, dtype=polars.String).gather(where) for name, values in columns}
         return polars.DataFrame(which | dict(batch.beside) | self.answers.columns(self._values(batch)))
@@ -367,8 +368,8 @@ class Predictor:
         if not len(strange):
             return self.answers.values(self._outputs(batch.x, batch.at, who))
         at = batch.at[torch.from_numpy(strange)]
-        each = (self.answers.values(self._outputs(batch.x, at, np.full(len(at), i))) for i in range(count))
-        mean = sum(each, torch.zeros(())) / count
+        answers = (self.answers.values(self._outputs(batch.x, at, np.full(len(at), i))) for i in range(count))
+        mean = sum(answers, torch.zeros(())) / count
         result = mean.new_empty(len(who), mean.shape[1])
         result[torch.from_numpy(strange)] = mean
         if len(rest := np.flatnonzero(who < count)):
@@ -405,12 +406,14 @@ def _tell_rows(rows: NDArray[np.bool_]) -> str:
     return f"{int(rows.sum()):,} of {len(rows):,} rows"
 
 
-def _tell(words: Words, rows: NDArray[np.bool_]) -> str:
+def _tell(named: Words, rows: NDArray[np.bool_]) -> str:
     """The clients that these rows name, and how often."""
-    counts = Words(words.names, words.codes[rows]).counts
-    without = int((words.empty & rows).sum())
-    told = [f"{without:,} without one"] * bool(without) + [f"{name} ({count})" for name, count in counts.items()]
-    return listed(told, NAMED)
+    counts = Words(named.names, named.codes[rows]).counts
+    without = int((named.empty & rows).sum())
+    parts = [f"{name} ({count})" for name, count in counts.items()]
+    if without:
+        parts.insert(0, f"{without:,} without one")
+    return listed(parts, NAMED)
 
 
 def _free(name: str) -> str:
