@@ -19,6 +19,8 @@ from kinfed.data.datasets.files import IMAGES
 from kinfed.errors import UsageError, nearest
 from kinfed.methods import METHODS
 
+from .scoring import Scoring, scoring
+
 Table = dict[str, Any]
 
 PAPERS = Path(__file__).parent
@@ -44,12 +46,17 @@ class Row:
 
     name: str
     printed: str  # its name in the paper
-    score: str = ""  # the named model that is scored; "": the one that validation prefers
+    scoring: Scoring = Scoring()  # which model of which round is a client's score
     note: str = ""
     missing: str = ""  # why there is nothing to run
     kind: str = ""  # of one that is not a printed method's: CONTROL, UNPRINTED or REFERENCE
     graph: str = ""  # of a control on a graph: "known", or "shuffled" for that with its clients interchanged
     changes: Table = field(default_factory=dict)  # of the experiment
+
+    @property
+    def score(self) -> str:
+        """The first kind of model that is scored; "": the one that validation prefers."""
+        return next(iter(self.scoring.models), "")
 
     @property
     def asked(self) -> str:
@@ -93,6 +100,7 @@ class Protocol:
     numbers: Mapping[tuple[str, str, str, str], Number]  # by data set, setting, method and metric, as printed
     others: Mapping[str, Row] = field(default_factory=dict)  # rows of the paper that this table does not print
     compares: Mapping[str, str] = field(default_factory=dict)  # rows that the paper compares before all others
+    scoring: Scoring = Scoring()  # of rows that do not say otherwise
 
     def raw(self, row: Row, column: Column) -> Table:
         """The raw config of a cell, for `kinfed.runs.config.experiment.resolve`."""
@@ -104,7 +112,7 @@ class Protocol:
 
     def extra(self, name: str) -> Row:
         """A row for a method that is not printed in this table, with what the paper says of it elsewhere."""
-        return self.others.get(name) or Row(name, name, kind=UNPRINTED)
+        return self.others.get(name) or Row(name, name, kind=UNPRINTED, scoring=self.scoring)
 
     def metrics(self, column: Column) -> list[str]:
         """What is printed in a column, or else anywhere in the table, in the order of printing."""
@@ -129,14 +137,14 @@ def load(name: str) -> Protocol:
     paper, table = (tomllib.loads(p.read_text()) for p in (path.with_name("paper.toml"), path))
     numbers = _numbers(path.with_name("printed.csv"), table["printed"])
     order = {method: place for place, method in enumerate(dict.fromkeys(method for *_, method, _ in numbers))}
-    mine = table.get("rows", {})
-    rows = [_row(key, values) for key, values in merged(paper["rows"], mine).items()]
+    mine, shared_scoring = table.get("rows", {}), scoring({"protocol": paper.get("protocol", {})}, Scoring())
+    rows = [_row(key, values, shared_scoring) for key, values in merged(paper["rows"], mine).items()]
     shown = [row for row in rows if row.printed in order or row.name in mine]
     others = {row.name: replace(row, kind=UNPRINTED) for row in rows if row not in shown}
     shared = merged(paper["experiment"], table.get("experiment", {}))
     columns = {key: column for name, values in table["columns"].items() for key, column in _columns(name, values)}
     if table.get("controls", True):
-        controls = _controls(paper)
+        controls = _controls(paper, shared_scoring)
         shown += [row for row in controls if row.name not in {one.name for one in shown}]
         columns = {key: _unlinked(column, controls, columns, shared) for key, column in columns.items()}
         shown = [row for row in shown if not all(row.name in column.lacks for column in columns.values())]
@@ -153,6 +161,7 @@ def load(name: str) -> Protocol:
         numbers,
         others,
         paper.get("compares", {}),
+        shared_scoring,
     )
 
 
@@ -262,12 +271,13 @@ def _numbers(path: Path, table: str) -> dict[tuple[str, str, str, str], Number]:
         }
 
 
-def _controls(paper: Table) -> list[Row]:
+def _controls(paper: Table, shared: Scoring) -> list[Row]:
     """The rows that every table of a paper has, with what it says of them."""
     declared = tomllib.loads((Path(__file__).parent / "controls.toml").read_text())
     known = {name: merged(values, paper["rows"].get(name, {})) for name, values in declared.items()}
     return [
-        _row(name, {**values, "kind": CONTROL}) for name, values in merged(known, paper.get("controls", {})).items()
+        _row(name, {**values, "kind": CONTROL}, shared)
+        for name, values in merged(known, paper.get("controls", {})).items()
     ]
 
 
@@ -284,12 +294,12 @@ def _name(part: Any) -> Any:
     return part.get("name") if isinstance(part, dict) else part
 
 
-def _row(name: str, values: Table) -> Row:
-    about = {key: values[key] for key in ("printed", "score", "note", "missing", "kind", "graph") if key in values}
-    changes = {key: value for key, value in values.items() if key not in about}
+def _row(name: str, values: Table, shared: Scoring) -> Row:
+    about = {key: values[key] for key in ("printed", "note", "missing", "kind", "graph") if key in values}
+    changes = {key: value for key, value in values.items() if key not in {*about, "score", "protocol"}}
     if name not in METHODS and "method" not in changes and "missing" not in about:
         about["missing"] = "not in kinfed"
-    return Row(name, **about, changes=changes)
+    return Row(name, **about, scoring=scoring(values, shared), changes=changes)
 
 
 def _columns(name: str, values: Table) -> list[tuple[str, Column]]:

@@ -82,6 +82,7 @@ MEASURES = {
     "asr_pct": Measure("success of the backdoor, %", "success", times=100, digits=1, better=-1),
     "rand_index_min": Measure("least Rand index", "rand", "least"),
 }
+SCORED = "by the table's protocol"  # beside the names of models
 STAGES = {"prior": 1 / 6, "middle": 1 / 2, "final": 1.0}  # of the selected round (FedAGHN, Table 4); and the first
 
 
@@ -175,7 +176,8 @@ class Reproduction:
         """The row of a requested method that the table does not print; None if there is no such method."""
         if plugins.is_path(name):
             parts.take(METHODS, name, "--method")
-            return Row(plugins.called(name), plugins.called(name), kind=UNPRINTED, changes={"method": name})
+            called, shared = plugins.called(name), self.protocol.scoring
+            return Row(called, called, kind=UNPRINTED, scoring=shared, changes={"method": name})
         return self.protocol.extra(name) if name in METHODS or name in self.protocol.others else None
 
     def _left_here(self) -> list[str]:
@@ -318,12 +320,21 @@ class Reproduction:
     def clients(self, cell: Cell, score: str) -> dict[int, dict[str, Array]]:
         """By seed, a test score of each client at the selected round, of each named model: [N]; NaN where none counts.
 
+        With `SCORED`, that of the row's protocol, where this is another than one kind of model at one round.
         Those that count are the clients that the table scores: under an attack the honest, of novel clients these.
         """
         return {
-            seed: {model: _by_client(folder, cell, score, model) for model in folder.read_summary().scores}
+            seed: {
+                **{model: _by_client(folder, cell, score, model) for model in folder.read_summary().scores},
+                **self._scored(folder, cell, score),
+            }
             for seed, folder in self.finished(cell).items()
         }
+
+    def _scored(self, folder: RunFolder, cell: Cell, score: str) -> dict[str, Array]:
+        """What `clients` adds: nothing, or the scores by the row's protocol."""
+        rule = cell.row.scoring
+        return {} if rule.is_simple else {SCORED: _counted(folder, cell, rule.read(folder, score))}
 
     def seconds(self) -> float:
         """How long the finished runs of this table have trained, each counted once."""
@@ -431,7 +442,7 @@ def _scores(folder: RunFolder, cell: Cell, score: str) -> dict[str, float]:
     if summary.attack is not None:
         honest = summary.honest_scores[model]
         return {"mean": honest["success"]} if score == "success" else dict(honest)
-    scores = _by_client(folder, cell, score, model)
+    scores = _counted(folder, cell, cell.row.scoring.read(folder, score))
     return spread(torch.from_numpy(scores), summary.metric.higher_is_better)
 
 
@@ -443,8 +454,14 @@ def _by_client(folder: RunFolder, cell: Cell, score: str, model: str) -> Array:
     at = int(summary.scores[model]["round"])
     if at not in rounds:
         raise folder.not_whole()
-    scores: Array = tests[rounds == at][0]
+    return _counted(folder, cell, tests[rounds == at][0])
+
+
+def _counted(folder: RunFolder, cell: Cell, scores: Array) -> Array:
+    """[N] scores with NaN for clients that the table does not score."""
+    assert cell.experiment is not None
     if cell.column.novel:
+        summary = folder.read_summary()
         late = latecomers(summary.seed, tags(summary.clients.names), cell.experiment.participation.late)
         others = np.setdiff1d(np.arange(len(scores)), late)
         scores[others] = np.nan

@@ -3,7 +3,8 @@
 import csv
 import io
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from rich.table import Table
@@ -16,6 +17,7 @@ from kinfed.runs.config.experiment import Experiment
 
 from .published_table import LEAST_ROUNDS, REFERENCE, Column, Row
 from .reproduction import FLAGS, MEASURES, Line, Reproduction
+from .scoring import Scoring, kind_names
 from .table_statistics import agreement
 
 HEADINGS = ("method", "paper", "measured", "difference", "remarks")
@@ -82,7 +84,7 @@ def sheet(
     return Sheet(
         f"{made.protocol.name}: {made.protocol.title}",
         made.protocol.source,
-        [*_protocols(made, lines), *made.protocol.notes],
+        [*_protocols(made, lines), *scored(made.protocol.rows.values()), *made.protocol.notes],
         headings,
         shown,
         list(claims),
@@ -253,6 +255,18 @@ def _protocols(made: Reproduction, lines: Sequence[Line]) -> list[str]:
     if len(by_description) == 1:
         return [f"{description[:1].upper()}{description[1:]}." for description in by_description]
     return [f"{', '.join(columns)}: {description}." for description, columns in by_description.items()]
+
+
+def scored(rows: Iterable[Row]) -> Iterator[str]:
+    """Which model of which round is scored, and why: a sentence for each protocol among the rows that are printed."""
+    found: dict[Scoring, dict[tuple[str, ...], list[str]]] = {}
+    for row in rows:
+        if row.kind == "" and not row.missing:
+            names = found.setdefault(replace(row.scoring, models=()), {}).setdefault(row.scoring.models, [])
+            names += [row.printed] * (row.printed not in names)
+    for rule, by_models in found.items():
+        models = "; ".join(f"{kind_names(models)} of {', '.join(names)}" for models, names in by_models.items())
+        yield f"Scored {rule.described()}: {models}."
 
 
 def _described(experiment: Experiment) -> str:

@@ -12,7 +12,7 @@ from kinfed.report.tables.run_rows import Clients, Row, over
 from kinfed.verdict.statistics import is_share, kendall
 
 from .published_table import Column
-from .reproduction import MEASURES, Line, Measure, Reproduction
+from .reproduction import MEASURES, SCORED, Line, Measure, Reproduction
 
 NO_CLIENTS = ("weight", "success", "rand")  # scores that single clients do not have
 
@@ -78,6 +78,8 @@ def _row(made: Reproduction, name: str, column: Column, measure: Measure) -> lis
     for seed, models in made.clients(cell, measure.score).items():
         scores = {model: values * (1 if share else measure.times) for model, values in models.items()}
         clients[seed] = clients[seed]._replace(by_model=scores)
+    if not cell.row.scoring.is_simple:
+        row = replace(row, model=SCORED)
     counted = {int(np.isfinite(one.by_model[row.model]).sum()) for one in clients.values()}
     metric = replace(row.metric, name=measure.score if share else measure.label, higher_is_better=measure.better > 0)
     dealt = {key: value for key, value in federation.items() if key != "graph"}  # the table's name tells graphs apart

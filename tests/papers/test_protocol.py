@@ -268,4 +268,4 @@ def test_a_method_of_the_paper_that_a_table_does_not_print_has_the_papers_settin
     row = table.extra("ditto")
     assert (row.kind, row.score, row.printed) == (UNPRINTED, "own", "Ditto")
     assert experiment.resolve(table.raw(row, table.columns["cifar10/groups"])).method.pull == 1.0
-    assert table.extra("fedfomo") == Row("fedfomo", "fedfomo", kind=UNPRINTED)
+    assert table.extra("fedfomo") == Row("fedfomo", "fedfomo", kind=UNPRINTED, scoring=table.scoring)

@@ -11,6 +11,7 @@ from kinfed.simulation.execution import Execution
 from kinfed_papers.analyses.late import held_back
 from kinfed_papers.published_table import Column, Number, Protocol, Row
 from kinfed_papers.reproduction import Reproduction
+from kinfed_papers.scoring import Scoring
 from kinfed_papers.table_statistics import comparison
 
 SHARED = {
@@ -38,7 +39,12 @@ def test_weights_are_read_by_layer_and_stage(tmp_path, stage, layers):
     groups = {"federation": {"partition": {"name": "label_groups", "groups": 3, "share": 0.8}}}
     column = Column("digits", "Digits", "groups", at={"stage": stage, "layers": layers}, changes=groups)
     names = ("weight_self", "weight_similar", "weight_other")
-    row = Row("fedaghn", "FedAGHN", "own", changes={"method": {"name": "fedaghn", "lr": 0.5, "feedback": "train"}})
+    row = Row(
+        "fedaghn",
+        "FedAGHN",
+        scoring=Scoring(("own",)),
+        changes={"method": {"name": "fedaghn", "lr": 0.5, "feedback": "train"}},
+    )
     found, folder = lines(tmp_path, row, column, *names)
     with np.load(folder / "relations.npz") as file:
         weights = file["relation"]  # [T, L, N, N]: one layer of the network below another
@@ -58,7 +64,7 @@ def test_weights_are_read_by_layer_and_stage(tmp_path, stage, layers):
 
 def test_a_run_that_cannot_be_read_is_its_own_cells_failure(tmp_path):
     column = Column("digits", "Digits", "iid")
-    rows = {name: Row(name, name, "", changes={"method": name}) for name in ("local", "fedavg")}
+    rows = {name: Row(name, name, changes={"method": name}) for name in ("local", "fedavg")}
     numbers = {("Digits", "iid", name, "accuracy_pct"): Number(50.0, None, "") for name in rows}
     table = Protocol("made.table", "", "", 2, "seeds", rows, {"digits": column}, [], SHARED | {"rounds": 1}, numbers)
     made = Reproduction(table, tmp_path, None)
@@ -77,7 +83,7 @@ def test_a_run_that_cannot_be_read_is_its_own_cells_failure(tmp_path):
 def test_clients_that_never_train_are_scored_alone(tmp_path):
     late = {"participation": {"late": 0.34, "joins": 6}, "evaluate_every": 6}
     column = Column("digits", "Digits", "novel", novel=True, changes=late)
-    found, folder = lines(tmp_path, Row("fedavg", "FedAvg", "shared"), column, "accuracy_pct")
+    found, folder = lines(tmp_path, Row("fedavg", "FedAvg", scoring=Scoring(("shared",))), column, "accuracy_pct")
     absent = held_back(RunFolder(folder), 0.34)[0]
     assert absent.sum() == 2
     scores = np.array(RunFolder(folder).read_summary().clients.scores["shared"])
@@ -89,7 +95,7 @@ def test_clients_that_never_train_are_scored_alone(tmp_path):
 def test_best_and_worst_clients_and_a_model_that_is_named(tmp_path):
     column = Column("digits", "Digits", "all", changes={"federation": {"clients": 30}})
     names = ("mean_accuracy_pct", "best5pct_accuracy_pct", "worst5pct_accuracy_pct")
-    found, folder = lines(tmp_path, Row("fedaghn", "FedAGHN", "mixed"), column, *names)
+    found, folder = lines(tmp_path, Row("fedaghn", "FedAGHN", scoring=Scoring(("mixed",))), column, *names)
     score = RunFolder(folder).read_summary().scores["mixed"]
     expected = [100 * score[key] for key in ("mean", "best5", "worst5")]
     assert [found[name].mean for name in names] == pytest.approx(expected, abs=1e-4)
@@ -106,7 +112,7 @@ def test_a_mean_of_columns_is_of_runs_with_the_same_seed(tmp_path):
         "shards": Column("shards", "Digits", "shards", changes=shards),
         "mean": Column("mean", "Digits", "mean", mean_of=["iid", "shards"]),
     }
-    row = Row("local", "Local", "own")
+    row = Row("local", "Local", scoring=Scoring(("own",)))
     numbers = {("Digits", name, "Local", "accuracy_pct"): Number(0.5, None, "") for name in columns}
     table = Protocol("made.table", "", "", 11, "seeds", {"local": row}, columns, [], {**SHARED, "rounds": 1}, numbers)
     made = Reproduction(table, tmp_path, None, columns=["mean"])
@@ -123,7 +129,11 @@ def test_a_mean_of_columns_is_of_runs_with_the_same_seed(tmp_path):
 def test_a_backdoor_is_scored_on_honest_clients(tmp_path):
     attack = {"attack": {"name": "backdoor", "share": 0.2}}
     found, folder = lines(
-        tmp_path, Row("fedavg", "FedAvg", "shared"), Column("d", "D", "s", changes=attack), "asr_pct", "accuracy_pct"
+        tmp_path,
+        Row("fedavg", "FedAvg", scoring=Scoring(("shared",))),
+        Column("d", "D", "s", changes=attack),
+        "asr_pct",
+        "accuracy_pct",
     )
     score = json.loads((folder / "summary.json").read_text())["attack"]["scores"]["shared"]
     assert found["asr_pct"].mean == pytest.approx(100 * score["success"])
@@ -132,7 +142,7 @@ def test_a_backdoor_is_scored_on_honest_clients(tmp_path):
 
 def test_the_least_rand_index_of_all_rounds(tmp_path):
     nodes = {"federation": {"partition": {"name": "topologies", "nodes": 3}}, "methods": {"fedcedar": {"clusters": 3}}}
-    row = Row("fedcedar", "FedCedar", "tuned")
+    row = Row("fedcedar", "FedCedar", scoring=Scoring(("tuned",)))
     found, folder = lines(tmp_path, row, Column("d", "D", "s", changes=nodes), "rand_index_min")
     labels = {}
     for line in (folder / "diagnostics.csv").read_text().splitlines()[1:]:
@@ -150,7 +160,7 @@ def test_the_least_rand_index_of_all_rounds(tmp_path):
 def test_columns_that_look_at_the_same_runs_share_them(tmp_path):
     columns = {name: Column(name, "Digits", name, at={"stage": name, "layers": "all"}) for name in ("first", "final")}
     columns["other"] = Column("other", "Digits", "other", changes={"rounds": 7})
-    rows = {"local": Row("local", "Local", "own")}
+    rows = {"local": Row("local", "Local", scoring=Scoring(("own",)))}
     numbers = {("Digits", "first", "Local", "weight_self"): Number(1, None, "")}
     made = Reproduction(Protocol("made.t", "", "", 2, "seeds", rows, columns, [], SHARED, numbers), tmp_path, None)
     folders = [job.folder for job in made.runs()]

@@ -317,15 +317,18 @@ class RunFolder:
         if history.relations:
             history.write_relations(self.relations, origin, layers)
 
-    def read_scores(self, model: str, metric: str) -> tuple[Array, Array]:
-        """The evaluated rounds [T] (from 1), and a test score of a model's clients: [T, N]; NaN for attackers."""
-        rounds, found = self.read_tests(model, [metric])
-        if metric not in found:
-            raise self.not_whole()
-        return rounds, found[metric]
+    def read_scores(self, model: str, metric: str, split: str = "test", missing: bool = False) -> tuple[Array, Array]:
+        """The evaluated rounds [T] (from 1), and a score of a model's clients: [T, N]; NaN for attackers.
 
-    def read_tests(self, model: str, metrics: Sequence[str]) -> tuple[Array, dict[str, Array]]:
-        """The same of several test scores, of those that the run has."""
+        Raises UsageError if the run does not have it, unless it may be `missing`: then there are no rounds, [0].
+        """
+        rounds, found = self.read_tests(model, [metric], split)
+        if metric not in found and not missing:
+            raise self.not_whole()
+        return rounds, found.get(metric, np.zeros(0))
+
+    def read_tests(self, model: str, metrics: Sequence[str], split: str = "test") -> tuple[Array, dict[str, Array]]:
+        """The same of several scores, of those that the run has."""
         summary = self.read_summary()
         values: dict[str, list[float]] = {metric: [] for metric in metrics}
         rounds: dict[int, None] = {}
@@ -336,8 +339,8 @@ class RunFolder:
                 head = next(lines)
                 at = [head.index(key) for key in ("round", "client", "model", "split", "metric", "value")]
                 for line in lines:
-                    round, client, of, split, metric, value = (line[i] for i in at)
-                    if of == model and split == "test" and metric in values:
+                    round, client, of, part, metric, value = (line[i] for i in at)
+                    if of == model and part == split and metric in values:
                         rounds[int(round)] = None
                         clients[client] = None
                         values[metric].append(float(value))
