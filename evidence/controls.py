@@ -1,7 +1,8 @@
 """What needs no network, beside the published tables: KINFED_DATA=DIR python evidence/controls.py [TABLE ...]
 
 Of series the last value, the mean by time of day, and for each sensor a ridge on its readings, and one that is also
-given the sensor's mean by time of day at the hour that it forecasts; of labels the share of the commonest one. All are
+given the sensor's mean by time of day at the hour that it forecasts; of labels the share of the commonest one, and of
+points a logistic regression for each client, whose penalty validation chooses. All are
 of each client's own training rows, also of one that joins after the last round, and are scored on the rows on which the
 table's methods are. Into
 docs/papers/tables/TABLE-controls/table.csv, and from there into a part of the table's page, between marks.
@@ -16,6 +17,9 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from sklearn.linear_model import LogisticRegression
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
 
 from kinfed.core.engine import latecomers
 from kinfed.core.seeding import tags
@@ -28,6 +32,8 @@ from kinfed_papers.reproduction import MEASURES
 from kinfed_papers.result_pages import put
 
 BINS = 288  # times of day that have a mean of their own
+FEATURES = 100  # an example has at most so many for a logistic regression: points, not images
+STRENGTHS = (1e-3, 1.0)  # of a logistic regression, scikit-learn's C
 PENALTIES = (1e-3, 1.0, 1e3)  # of a ridge, in squared deviations; validation rows choose for each sensor
 FIELDS = ("column", "dataset", "setting", "method", "printed", "metric", "measured", "flags", "by_seed")
 
@@ -50,9 +56,29 @@ TABLES = {
     "panacea.table3-traffic": Asked("metr_la_subset pems_bay_subset", "panacea.table3-traffic", 0.02),
     "panacea.table4-traffic": Asked("metr_la_subset pems_bay_subset", "panacea.table4-traffic", 0.02),
     "fedcedar.table1": Asked("mnist/shards cifar10/shards", "fedcedar.table1", 0.1, (0, 1, 2)),
+    "fedcedar.table2-short": Asked("mnist/shards mnist/iid", "fedcedar.table2-short", 0.1, (0, 1, 2)),
     "fedaghn.table1": Asked("cifar10/pathological cifar10/dirichlet", "fedaghn.table1", 0.025, (0, 1, 2)),
     "pfedgat.table1-cifar10": Asked(
-        "cifar10/iid cifar10/pathological cifar10/dirichlet", "pfedgat.table1-cifar10", 0.3, (0, 1, 2)
+        "cifar10/iid cifar10/pathological cifar10/dirichlet cifar10/average", "pfedgat.table1-cifar10", 0.3, (0, 1, 2)
+    ),
+    "pfedgat.table1-fashion": Asked(
+        "fashion_mnist/iid fashion_mnist/pathological fashion_mnist/dirichlet fashion_mnist/average",
+        *("pfedgat.table1-fashion", 0.1, (0, 1, 2)),
+    ),
+    "pfedgat.table1-cifar100-all": Asked(
+        "cifar100_subset/iid cifar100_subset/pathological cifar100_subset/dirichlet cifar100_subset/average",
+        *("pfedgat.table1-cifar100-all", 1.0, (0, 1, 2)),
+    ),
+    "pfedgat.table2-all": Asked(
+        "cifar100_subset/dirichlet-0.1 cifar100_subset/dirichlet-0.3 cifar100_subset/dirichlet-0.5 "
+        "cifar100_subset/average",
+        *("pfedgat.table2-all", 1.0, (0, 1, 2)),
+    ),
+    "pfedgat.table3": Asked("cifar10/10", "pfedgat.table3", 0.2, (0, 1, 2)),
+    "pfedgat.table4-all": Asked(
+        "cifar100_subset/iid cifar100_subset/pathological cifar100_subset/dirichlet-0.1 cifar100_subset/dirichlet-0.3 "
+        "cifar100_subset/dirichlet-0.5",
+        *("pfedgat.table4-all", 1.0, (0, 1, 2)),
     ),
 }
 
@@ -134,26 +160,53 @@ def scores(data, clients):
                 of = data.task.score(outputs, truth, torch.ones(len(rows), dtype=torch.float64))
                 for score, value in of.items():
                     found.setdefault((name, score), []).append(float(value))
+        elif data.y.dtype.is_floating_point:
+            continue
         else:
             common = data.y[data.rows["train"][client]].mode().values
             right = (data.y[rows] == common).double().mean().item()
             found.setdefault(("commonest label", "accuracy"), []).append(right)
+            if data.x[0].numel() <= FEATURES:
+                found.setdefault(("logistic regression", "accuracy"), []).append(logistic(data, client))
     return {key: statistics.fmean(values) for key, values in found.items()}
+
+
+def logistic(data, client):
+    """The test accuracy of a client's own logistic regression; validation rows choose its penalty."""
+    x, y = {}, {}
+    for split in ("train", "validation", "test"):
+        at = data.rows[split][client]
+        x[split], y[split] = data.x[at].flatten(1).double().numpy(), data.y[at].numpy()
+    if len(np.unique(y["train"])) < 2:
+        return float((y["test"] == y["train"][0]).mean())
+    tried = []
+    for strength in STRENGTHS:
+        model = make_pipeline(StandardScaler(), LogisticRegression(C=strength, max_iter=100)).fit(
+            x["train"], y["train"]
+        )
+        right = model.score(x["validation"], y["validation"]) if len(y["validation"]) else 0.0
+        tried.append((right, model.score(x["test"], y["test"])))
+    return max(tried, key=lambda pair: pair[0])[1]
 
 
 def rows(table, asked):
     """The lines of a table.csv."""
     protocol = published_table.load(table.partition("-")[0])
+    found = {}  # by column: by control and score, and by seed
     for name in asked.columns.split():
         column, by_seed = protocol.columns[name], {}
         flags = [f"scaled {asked.scale:g}"] * (asked.scale < 1) + ["subset"] * column.subset + ["control"]
-        for seed in asked.seeds:
+        for seed in [] if column.mean_of else asked.seeds:
             print(table, name, "seed", seed, flush=True)
             data, clients = federation(table.partition("-")[0], name, asked.scale, seed)
             for key, value in scores(data, clients).items():
                 by_seed.setdefault(key, {})[seed] = value
             if isinstance(data.task, Forecasting) and not column.novel:
                 break  # split in time: the same for every seed
+        for key in found[column.mean_of[0]] if column.mean_of else ():
+            parts = [found[part][key] for part in column.mean_of]
+            by_seed[key] = {seed: statistics.fmean(part[seed] for part in parts) for seed in parts[0]}
+        found[name] = by_seed
         for metric in protocol.metrics(column):
             measure = MEASURES[metric]
             if measure.of != "mean":

@@ -1,32 +1,33 @@
 """The page on what is measured of the papers' tables: KINFED_DATA=DIR python evidence/coverage.py [DATASET ...]
 
 It is written from docs/papers/tables/*/table.csv: the coverage by table, and the verdict on each claim. Which data
-sets are at hand is read from KINFED_DATA, or taken from the arguments, and noted on the page.
+sets are at hand is read from KINFED_DATA, or taken from the arguments, and noted on the page. The pages of tables get the
+verdicts of now below each table.
 """
 
 import os
 import posixpath
+import re
 import sys
 from collections import defaultdict
 from pathlib import Path
 
-from kinfed_papers.claim_verdicts import ACCURACIES, is_at_chance
+from kinfed.files import replacing
 from kinfed_papers.claims import answered
-from kinfed_papers.coverage import COMMITTED, claims, committed, coverage, lines
+from kinfed_papers.coverage import COMMITTED, RULE, claims, coverage, lines
 from kinfed_papers.reproduction import WITHOUT_FILE
-from kinfed_papers.result_pages import put
+from kinfed_papers.result_pages import PART, put
 
 PAGE = COMMITTED.parent / "coverage.md"
+CLAIMS = "**What the paper claims**"
+BELOW = re.compile(rf"{re.escape(CLAIMS)}\n\n(?:- .*\n)*\n")
 AT_HAND = "Data sets at hand: "
 
 
 def parts(at_hand, folder=COMMITTED):
     """The parts of the page that the committed tables decide, by name."""
     shown = [*lines(coverage({*at_hand, *WITHOUT_FILE}, folder)), "", f"{AT_HAND}{', '.join(sorted(at_hand))}."]
-    shown += [
-        "",
-        f"Of the measured figures {at_chance(folder)} are accuracies at chance, of runs that learned nothing.",
-    ]
+    shown += ["", RULE]
     verdicts = ["| table | claim | answer | numbers |", "| --- | --- | --- | --- |"]
     for table, one in claims(folder):
         verdicts.append(f"| {table} | {one.claim.says} ({one.claim.where}) | {one.told} | {one.text} |")
@@ -37,15 +38,22 @@ def parts(at_hand, folder=COMMITTED):
     return {"coverage": "\n".join(shown), "claims": "\n".join(verdicts), "answered": "\n".join(pages)}
 
 
-def at_chance(folder=COMMITTED):
-    """How many printed accuracies have been measured by runs at chance alone."""
-    found = defaultdict(list)
-    for table, figures in committed(folder).values():
-        for one in figures:
-            if one.metric in ACCURACIES:
-                chance = is_at_chance(one.dataset, one.by_seed)
-                found[table, one.dataset, one.setting, one.printed].append(chance)
-    return sum(all(each) for each in found.values())
+def judged(page, folder=COMMITTED):
+    """A page of tables whose claims, below each table, have the verdict of now."""
+    by_part = defaultdict(list)
+    for part, verdict in claims(folder):
+        by_part[part].append(f"- {verdict.told}: {verdict.claim.says} ({verdict.claim.where}). {verdict.text}")
+
+    def change(match):
+        part = match.group(1)
+        lines = [
+            f"{CLAIMS}\n",
+            *by_part.get(part, ["- The claims of this table are judged by another part of it."]),
+            "\n",
+        ]
+        return BELOW.sub(lambda _: "\n".join(lines), match.group()) if CLAIMS in match.group() else match.group()
+
+    return PART.sub(change, page.read_text())
 
 
 def noted(page=PAGE):
@@ -58,3 +66,7 @@ if __name__ == "__main__":
     named = sys.argv[1:] or [path.stem for path in Path(os.environ["KINFED_DATA"]).glob("*.npz")]
     for name, text in parts(named).items():
         put(PAGE, name, text, "What is measured of the papers' tables")
+    for page in sorted(PAGE.parent.glob("*-tables.md")):
+        text = judged(page)
+        with replacing(page) as file:
+            file.write_text(text)

@@ -2,7 +2,8 @@
 
 A comparison speaks for a claim or against it as `report.comparison` says. All of a claim's comparisons must speak for
 it for a yes, each at 5 % (an intersection-union test, which needs no correction); a no takes one of them against it
-after Holm's correction over all that are measured. Runs at chance are not measured, and equal scores count for neither.
+after Holm's correction over all that are measured. A run that is not ahead of what needs no network is not trained, so
+nothing is compared with it; nor is a score of another protocol than the paper's. Equal scores count for neither.
 """
 
 import csv
@@ -16,10 +17,15 @@ from kinfed.errors import UsageError
 from .claims import Claim, claims, classes, deviation
 from .comparison import BySeed, Comparison, against, compare
 from .published_table import CONTROL, REFERENCE, UNPRINTED, Protocol
-from .reproduction import MEASURES, Line
+from .reproduction import MEASURES, OTHER_PROTOCOL, Line
+from .scoring import BY_TEST
 
 CHANCE = 1.25  # times the share of one class of many: an accuracy of less has learned nothing
 ACCURACIES = ("accuracy_pct", "mean_accuracy_pct")
+UNJUDGED = {OTHER_PROTOCOL, BY_TEST}  # flags of scores on which no verdict rests
+BEHIND = "not trained: no run is ahead of what needs no network"
+NOTHING = "Here nothing of it is measured."
+Floors = Mapping[tuple[str, str], float]  # by column and metric, the best score of what needs no network
 LESS = ("subset", "stand-in", "generated")  # flags of other data than the paper's
 
 
@@ -51,21 +57,26 @@ class Verdict(NamedTuple):
 
 
 class World(NamedTuple):
-    """Numbers by place, method and metric; and the data set and setting of each place, as printed."""
+    """Numbers by place, method and metric; the data set and setting of each place, as printed; and what needs no network."""
 
     numbers: Mapping[tuple[str, str, str], BySeed]
     places: Mapping[str, tuple[str, str]]
+    floors: Floors
 
-    def is_at_chance(self, place: str, method: str) -> bool:
-        """Whether a run answers no more often right than one class of many would be: it has learned nothing."""
-        found = [self.numbers.get((place, method, metric)) for metric in ACCURACIES]
-        return any(is_at_chance(self.places[place][0], one) for one in found if one)
+    def is_untrained(self, place: str, method: str, metric: str) -> bool:
+        """Whether a run is not ahead of what needs no network, in this metric or in accuracy."""
+        found = {one: self.numbers.get((place, method, one), {}) for one in (metric, *ACCURACIES)}
+        data = self.places[place][0]
+        return any(by and not is_ahead(data, one, by, self.floors.get((place, one))) for one, by in found.items())
 
 
-def is_at_chance(dataset: str, accuracy: BySeed) -> bool:
-    """Whether an accuracy in per cent, by seed, is that of answers by chance."""
-    many = classes(dataset)
-    return many > 0 and fmean(accuracy.values()) <= CHANCE * 100 / many
+def is_ahead(dataset: str, metric: str, by_seed: BySeed, floor: float | None) -> bool:
+    """Whether a score, by seed, is ahead of what needs no network: of the floor if that is known, and of chance."""
+    better, mean = MEASURES[metric].better, fmean(by_seed.values())
+    many = classes(dataset) if metric in ACCURACIES else 0
+    if many and mean <= CHANCE * 100 / many:
+        return False
+    return floor is None or not better or better * (mean - floor) > 0
 
 
 def of_lines(lines: Sequence[Line]) -> list[Figure]:
@@ -112,19 +123,26 @@ def seeds_of(line: Mapping[str, str]) -> dict[int, float]:
     return {int(seed): float(value) for seed, value in pairs} or {0: float(line["measured"])}
 
 
-def verdicts(protocol: Protocol, figures: Sequence[Figure]) -> list[Verdict]:
-    """The verdict on every claim that is made of a table, as far as there are figures."""
+def verdicts(protocol: Protocol, figures: Sequence[Figure], floors: Floors | None = None) -> list[Verdict]:
+    """The verdict on every claim that is made of a table, as far as there are figures.
+
+    `floors` has what needs no network, where that is known. A figure that was scored by another protocol than the
+    paper's, or by test examples, decides nothing.
+    """
+    aside = {one.printed for one in figures if UNJUDGED & set(one.flags)}
+    figures = [one for one in figures if not UNJUDGED & set(one.flags)]
     printed = World(
         {
             (f"{data}, {at}", method, metric): {0: one.mean}
             for (data, at, method, metric), one in protocol.numbers.items()
         },
         {f"{data}, {at}": (data, at) for data, at, _, _ in protocol.numbers},
+        {},
     )
     numbers: dict[tuple[str, str, str], BySeed] = {}
     for one in figures:
         numbers.setdefault((one.column, one.printed, one.metric), one.by_seed)  # the first of rows printed alike
-    ours = World(numbers, {one.column: (one.dataset, one.setting) for one in figures})
+    ours = World(numbers, {one.column: (one.dataset, one.setting) for one in figures}, floors or {})
     found = []
     for claim in claims():
         if claim.table == protocol.name:
@@ -134,7 +152,11 @@ def verdicts(protocol: Protocol, figures: Sequence[Figure]) -> list[Verdict]:
                 for flag in (*one.flags, *_stand_in(protocol, one.column))
                 if claim.is_about(one.dataset, one.setting, one.metric) and one.printed == claim.method
             }
-            found.append(_verdict(protocol, claim, printed, ours, flags))
+            judged = _verdict(protocol, claim, printed, ours, flags)
+            if judged.why == "not run" and claim.method in aside:
+                text = judged.text.replace(NOTHING, "Here it is measured by another protocol, which decides nothing.")
+                judged = judged._replace(why="scored by another protocol than the paper's", text=text)
+            found.append(judged)
     return found
 
 
@@ -165,11 +187,11 @@ def _verdict(protocol: Protocol, claim: Claim, printed: World, ours: World, flag
         answer, why = "cannot tell", "one setting of each method here, where the paper chose among many"
     scaled = sorted(flag for flag in flags if flag.startswith("scaled") or flag in LESS)
     how = f" ({', '.join(scaled)})" if scaled else ""
-    here = "Here nothing of it is measured."
+    here = NOTHING
     if have:
         here = f"Here{how}: {_counted(asked, have, yes, no)}."
-    elif any(one.at_chance for one in asked):
-        here = f"Here{how} runs are at chance: nothing was learned."
+    elif any(one.untrained for one in asked):
+        here = f"Here{how} runs are not ahead of what needs no network."
     at_scale = " at this scale" * bool(scaled and answer != "cannot tell")
     return Verdict(claim, answer + at_scale, f"{said} {here}", bool(have), why)
 
@@ -177,7 +199,7 @@ def _verdict(protocol: Protocol, claim: Claim, printed: World, ours: World, flag
 def _undecided(asked: Sequence[Comparison], have: Sequence[Comparison]) -> str:
     """Why nothing can be told, where nothing that a claim needs is lacking."""
     if not have:
-        return "runs at chance" if any(one.at_chance for one in asked) else "not run"
+        return BEHIND if any(one.untrained for one in asked) else "not run"
     if all(one.speaks_for for one in have):
         return "a part of it not run"
     return "too near to tell"
@@ -190,14 +212,14 @@ def _counted(
     level = [one for one in have if not any(one.differences.values()) and one not in yes]
     open_ = [one for one in have if not any(one is other for other in (*yes, *no, *level))]
     single = sum(len(one.differences) == 1 for one in open_)
-    chance = sum(one.at_chance for one in asked)
+    chance = sum(one.untrained for one in asked)
     counts = {
         "for it": len(yes),
         "against it": len(no),
         "equal": len(level),
         "within the error": len(open_) - single,
         "of one seed and too near to tell": single,
-        "at chance": chance,
+        "not trained": chance,
         "not measured": len(asked) - len(have) - chance,
     }
     counted = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
@@ -248,14 +270,20 @@ def _comparisons(protocol: Protocol, claim: Claim, world: World) -> Iterator[Com
                 other = read(place, claim.method, claim.than)
                 yield compare(f"{MEASURES[claim.than].label} {where}", metric, mine, other, **apart)
             elif claim.least is not None:
-                yield compare(where, metric, mine, dict.fromkeys(mine, claim.least), **apart)
+                known = compare(where, metric, mine, dict.fromkeys(mine, claim.least), **apart)
+                yield _trained(known, world, (place, claim.method))
             else:
                 sign = MEASURES[metric].better * (-1 if claim.worst else 1)
                 factor = 1 + MEASURES[metric].better * claim.by
                 for rival in _rivals(protocol, claim, dataset, setting, metric):
                     known = compare(f"{rival} {where}", metric, mine, read(place, rival, metric), factor, sign, **apart)
-                    chance = known.differences and any(world.is_at_chance(place, one) for one in (claim.method, rival))
-                    yield known._replace(differences={}, at_chance=True) if chance else known
+                    yield _trained(known, world, (place, claim.method), (place, rival))
+
+
+def _trained(known: Comparison, world: World, *runs: tuple[str, str]) -> Comparison:
+    """A comparison, which is none if a run on either side, a place and a method, is not trained."""
+    behind = known.differences and any(world.is_untrained(*run, known.metric) for run in runs)
+    return known._replace(differences={}, untrained=True) if behind else known
 
 
 def _where(place: str, metric: str, metrics: Mapping[str, None]) -> str:
@@ -294,4 +322,6 @@ def _falls(claim: Claim, world: World, metrics: Sequence[str]) -> Iterator[Compa
                             for setting in (one, other)
                         )
                         apart = deviation(claim.table, metric)
-                        yield compare(f"from {one} to {other}", metric, first, second, deviation=apart)
+                        known = compare(f"from {one} to {other}", metric, first, second, deviation=apart)
+                        runs = [(at[setting], claim.method) for setting in (one, other) if setting in at]
+                        yield _trained(known, world, *runs)

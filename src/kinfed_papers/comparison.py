@@ -29,7 +29,7 @@ class Comparison(NamedTuple):
     error: float = math.nan  # the standard deviation over seeds of one difference, from other cells; NaN: not known
     margin: float = 0.0  # a difference of so much less than zero is still level
     left_out: bool = False  # whether only one side has some of the seeds
-    at_chance: bool = False  # one side has learned nothing, so nothing is compared
+    untrained: bool = False  # one side is not ahead of what needs no network, so nothing is compared
 
     @property
     def mean(self) -> float:

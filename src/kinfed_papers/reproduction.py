@@ -29,11 +29,15 @@ from kinfed.verdict.graph_quality import group_weights, rand_by_round
 
 from . import published_table, twins
 from .published_table import CONTROL, UNPRINTED, Column, Number, Protocol, Row
+from .scoring import BY_TEST
 
 WITHOUT_FILE = ("digits", "synthetic")
 ORACLES = ("oracle", "label_overlap")  # graphs that a real server would not know
 ON_GRAPHS = ("sfl", "panacea")  # methods that use a known graph
+OTHER_PROTOCOL = "other protocol"
 FLAGS = {
+    OTHER_PROTOCOL: "trained or scored otherwise than the paper very probably did: no claim is judged by it",
+    BY_TEST: "test examples chose the round: no claim is judged by it",
     CONTROL: "not printed; what any method should be beside",
     UNPRINTED: "not printed in this table",
     "own model": "another network than the paper's",
@@ -405,6 +409,7 @@ class Reproduction:
             "subset": column.subset,
         }
         kind = [cell.row.kind] if cell.row.kind in (CONTROL, UNPRINTED) else []
+        kind += [BY_TEST] * cell.row.scoring.reads_test
         return kind + [flag for flag, applies in marks.items() if applies]
 
 

@@ -100,7 +100,7 @@ class Scoring:
 
     def described(self) -> str:
         """At which round, and why there."""
-        return f"{ROUNDS[self.round]} ({SOURCES[self.source]}{f', {self.why}' if self.why else ''})"
+        return f"{ROUNDS[self.round]} ({SOURCES[self.source]}{f': {self.why}' if self.why else ''})"
 
     @staticmethod
     def _sign(higher_is_better: bool) -> int:

@@ -10,7 +10,7 @@ from kinfed.report.page.overview import NONE, Front, Lines, Part
 from kinfed.report.tables.text_table import Grid, of_markdown
 from kinfed.runs.run_folder import RunFolder
 
-from . import claim_verdicts, published_table
+from . import claim_verdicts, coverage, published_table
 from .reproduction import FLAGS, MEASURES
 
 WIDE = 6  # columns beside each other
@@ -115,7 +115,8 @@ def _claims(name: str, path: Path, flags: Mapping[str, None]) -> list[Grid]:
         protocol = published_table.load(name)
     except UsageError:
         return []
-    found = [] if "own model" in flags else claim_verdicts.verdicts(protocol, claim_verdicts.of_csv(path / "table.csv"))
+    figures = claim_verdicts.of_csv(path / "table.csv")
+    found = [] if "own model" in flags else claim_verdicts.verdicts(protocol, figures, coverage.floors(name))
     rows = [[one.claim.says, one.answer, one.text] for one in found]
     return [Grid("claims", "What the paper claims", ("claim", "here", "by how much"), [rows], words=3)] if rows else []
 

@@ -32,6 +32,7 @@ from kinfed.simulation.precision import PRECISIONS
 
 from .. import published_table
 from ..claim_verdicts import Verdict, of_lines, verdicts
+from ..coverage import floors
 from ..environment import remember, remembered, sentences
 from ..published_table import LEAST_ROUNDS
 from ..reproduction import Line, Reproduction
@@ -243,7 +244,7 @@ def _write(made: Reproduction, failed: dict[str, str]) -> Sheet:
 
 def _verdicts(made: Reproduction, lines: Sequence[Line]) -> list[Verdict]:
     """What becomes of the paper's claims; nothing with another network than the paper's."""
-    return [] if made.model else verdicts(made.protocol, of_lines(lines))
+    return [] if made.model else verdicts(made.protocol, of_lines(lines), floors(made.protocol.name))
 
 
 def command(made: Reproduction, lines: Sequence[Line]) -> str:
