@@ -12,6 +12,7 @@ import argparse
 import csv
 import os
 import statistics
+from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -192,7 +193,7 @@ def logistic(data, client):
 def rows(table, asked):
     """The lines of a table.csv."""
     protocol = published_table.load(table.partition("-")[0])
-    found = {}  # by column: by control and score, and by seed
+    by_column = {}  # by control and score, and by seed
     for name in asked.columns.split():
         column, by_seed = protocol.columns[name], {}
         flags = [f"scaled {asked.scale:g}"] * (asked.scale < 1) + ["subset"] * column.subset + ["control"]
@@ -203,10 +204,10 @@ def rows(table, asked):
                 by_seed.setdefault(key, {})[seed] = value
             if isinstance(data.task, Forecasting) and not column.novel:
                 break  # split in time: the same for every seed
-        for key in found[column.mean_of[0]] if column.mean_of else ():
-            parts = [found[part][key] for part in column.mean_of]
+        for key in by_column[column.mean_of[0]] if column.mean_of else ():
+            parts = [by_column[part][key] for part in column.mean_of]
             by_seed[key] = {seed: statistics.fmean(part[seed] for part in parts) for seed in parts[0]}
-        found[name] = by_seed
+        by_column[name] = by_seed
         for metric in protocol.metrics(column):
             measure = MEASURES[metric]
             if measure.of != "mean":
@@ -234,7 +235,15 @@ def read(path):
 
 def write(table, asked):
     """The part of a table's page: what needs no network, and the table's methods beside it."""
-    beside = {(row["column"], row["metric"], row["printed"]): row["measured"] for row in read(folder(asked.beside))}
+    runs = read(folder(asked.beside))
+    methods = {(row["printed"], row["method"]) for row in runs}
+    twice = {name for name, count in Counter(printed for printed, _ in methods).items() if count > 1}
+    beside = {
+        (r["column"], r["metric"], f"{r['printed']} ({r['method']})" if r["printed"] in twice else r["printed"]): r[
+            "measured"
+        ]
+        for r in runs
+    }
     found = {(r["column"], r["metric"], r["printed"]): r["measured"] for r in read(folder(f"{table}-controls"))}
     lines = []
     for metric in dict.fromkeys(metric for _, metric, _ in found):

@@ -1,8 +1,8 @@
 """The page on what is measured of the papers' tables: KINFED_DATA=DIR python evidence/coverage.py [DATASET ...]
 
 It is written from docs/papers/tables/*/table.csv: the coverage by table, and the verdict on each claim. Which data
-sets are at hand is read from KINFED_DATA, or taken from the arguments, and noted on the page. The pages of tables get the
-verdicts of now below each table.
+sets are at hand is read from KINFED_DATA, or taken from the arguments, and noted on the page. The pages of tables get
+the verdicts of now below each table.
 """
 
 import os
@@ -38,7 +38,7 @@ def parts(at_hand, folder=COMMITTED):
     return {"coverage": "\n".join(shown), "claims": "\n".join(verdicts), "answered": "\n".join(pages)}
 
 
-def judged(page, folder=COMMITTED):
+def judge_page(page, folder=COMMITTED):
     """A page of tables whose claims, below each table, have the verdict of now."""
     by_part = defaultdict(list)
     for part, verdict in claims(folder):
@@ -67,6 +67,6 @@ if __name__ == "__main__":
     for name, text in parts(named).items():
         put(PAGE, name, text, "What is measured of the papers' tables")
     for page in sorted(PAGE.parent.glob("*-tables.md")):
-        text = judged(page)
+        text = judge_page(page)
         with replacing(page) as file:
             file.write_text(text)

@@ -57,7 +57,7 @@ class Verdict(NamedTuple):
 
 
 class World(NamedTuple):
-    """Numbers by place, method and metric; the data set and setting of each place, as printed; and what needs no network."""
+    """Numbers by place, method and metric; each place as printed; and what needs no network."""
 
     numbers: Mapping[tuple[str, str, str], BySeed]
     places: Mapping[str, tuple[str, str]]
@@ -65,9 +65,10 @@ class World(NamedTuple):
 
     def is_untrained(self, place: str, method: str, metric: str) -> bool:
         """Whether a run is not ahead of what needs no network, in this metric or in accuracy."""
-        found = {one: self.numbers.get((place, method, one), {}) for one in (metric, *ACCURACIES)}
-        data = self.places[place][0]
-        return any(by and not is_ahead(data, one, by, self.floors.get((place, one))) for one, by in found.items())
+        dataset = self.places[place][0]
+        numbers = {name: self.numbers.get((place, method, name), {}) for name in (metric, *ACCURACIES)}
+        floors = {name: self.floors.get((place, name)) for name in numbers}
+        return any(by and not is_ahead(dataset, name, by, floors[name]) for name, by in numbers.items())
 
 
 def is_ahead(dataset: str, metric: str, by_seed: BySeed, floor: float | None) -> bool:
@@ -129,8 +130,8 @@ def verdicts(protocol: Protocol, figures: Sequence[Figure], floors: Floors | Non
     `floors` has what needs no network, where that is known. A figure that was scored by another protocol than the
     paper's, or by test examples, decides nothing.
     """
-    aside = {one.printed for one in figures if UNJUDGED & set(one.flags)}
-    figures = [one for one in figures if not UNJUDGED & set(one.flags)]
+    aside = {figure.printed for figure in figures if UNJUDGED & set(figure.flags)}
+    figures = [figure for figure in figures if not UNJUDGED & set(figure.flags)]
     printed = World(
         {
             (f"{data}, {at}", method, metric): {0: one.mean}
@@ -185,6 +186,8 @@ def _verdict(protocol: Protocol, claim: Claim, printed: World, ours: World, flag
         why = f"needs {claim.lacks}" if claim.lacks else _undecided(asked, have)
     if claim.tuned and answer != "cannot tell":
         answer, why = "cannot tell", "one setting of each method here, where the paper chose among many"
+    if claim.given and answer == "yes":
+        answer, why = "cannot tell", f"settings alone give it: {claim.given}"
     scaled = sorted(flag for flag in flags if flag.startswith("scaled") or flag in LESS)
     how = f" ({', '.join(scaled)})" if scaled else ""
     here = NOTHING
@@ -270,20 +273,20 @@ def _comparisons(protocol: Protocol, claim: Claim, world: World) -> Iterator[Com
                 other = read(place, claim.method, claim.than)
                 yield compare(f"{MEASURES[claim.than].label} {where}", metric, mine, other, **apart)
             elif claim.least is not None:
-                known = compare(where, metric, mine, dict.fromkeys(mine, claim.least), **apart)
-                yield _trained(known, world, (place, claim.method))
+                least = compare(where, metric, mine, dict.fromkeys(mine, claim.least), **apart)
+                yield _leave_untrained(least, world, (place, claim.method))
             else:
                 sign = MEASURES[metric].better * (-1 if claim.worst else 1)
                 factor = 1 + MEASURES[metric].better * claim.by
                 for rival in _rivals(protocol, claim, dataset, setting, metric):
                     known = compare(f"{rival} {where}", metric, mine, read(place, rival, metric), factor, sign, **apart)
-                    yield _trained(known, world, (place, claim.method), (place, rival))
+                    yield _leave_untrained(known, world, (place, claim.method), (place, rival))
 
 
-def _trained(known: Comparison, world: World, *runs: tuple[str, str]) -> Comparison:
+def _leave_untrained(made: Comparison, world: World, *runs: tuple[str, str]) -> Comparison:
     """A comparison, which is none if a run on either side, a place and a method, is not trained."""
-    behind = known.differences and any(world.is_untrained(*run, known.metric) for run in runs)
-    return known._replace(differences={}, untrained=True) if behind else known
+    behind = made.differences and any(world.is_untrained(*run, made.metric) for run in runs)
+    return made._replace(differences={}, untrained=True) if behind else made
 
 
 def _where(place: str, metric: str, metrics: Mapping[str, None]) -> str:
@@ -322,6 +325,6 @@ def _falls(claim: Claim, world: World, metrics: Sequence[str]) -> Iterator[Compa
                             for setting in (one, other)
                         )
                         apart = deviation(claim.table, metric)
-                        known = compare(f"from {one} to {other}", metric, first, second, deviation=apart)
+                        fall = compare(f"from {one} to {other}", metric, first, second, deviation=apart)
                         runs = [(at[setting], claim.method) for setting in (one, other) if setting in at]
-                        yield _trained(known, world, *runs)
+                        yield _leave_untrained(fall, world, *runs)

@@ -8,6 +8,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+PROOF = "a proof"  # what a statement rests on, where no data are needed
+
 
 @dataclass(frozen=True)
 class Claim:
@@ -30,6 +32,7 @@ class Claim:
     least: float | None = None
     level: float = 0.0
     tuned: bool = False
+    given: str = ""
     lacks: str = ""
 
     def is_about(self, dataset: str, setting: str, metric: str) -> bool:
@@ -45,9 +48,21 @@ class Answered:
     paper: str
     says: str
     where: str  # in the paper
-    answer: str  # yes, no or cannot tell
+    found: str  # yes or no, of what was measured or proved; "open" if neither
+    on: str  # which data, or a proof
     shows: str  # with the page's numbers
     page: str = ""  # in docs
+    why: str = ""  # it cannot be told
+
+    @property
+    def answer(self) -> str:
+        """Yes, no or cannot tell: data that the paper does not use decide nothing."""
+        if self.on == PROOF:
+            return self.found
+        if not self.why and self.on in declared()["data"][self.paper]:
+            return f"{self.found} at this scale, on {self.on}"
+        why = self.why or f"measured on {self.on} alone, which the paper does not use: {self.found} there"
+        return f"cannot tell ({why})"
 
 
 @cache

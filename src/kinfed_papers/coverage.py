@@ -22,6 +22,7 @@ from .reproduction import MEASURES
 COMMITTED = Path(__file__).parents[2] / "docs" / "papers" / "tables"
 SHORT = ("scaled", "own model")  # flags of what is less than the paper's training
 PARTLY = (*SHORT, "subset", "generated")  # or than its experiment
+WEIGHTS = "run, but weights are no scores"
 NOT_RUN, ON_SUBSET = "not run", "not run, and only on a subset"
 MANY = 3  # seeds
 
@@ -35,7 +36,6 @@ class Covered(NamedTuple):
     printed: int  # figures
     run: int
     measured: int  # of these ahead of what needs no network
-    weights: int  # of those that were run, no scores: there is nothing that they could be ahead of
     trained: int  # of these with all rounds, on whatever data are at hand
     whole: int  # of these with all rounds, on all of the paper's own data
     seeded: int  # of these with three seeds or more
@@ -60,19 +60,19 @@ CONTROLS = "-controls"  # the end of the name of a folder with what needs no net
 
 def floors(table: str, folder: Path = COMMITTED) -> Floors:
     """The best score of what needs no network, by column and metric; empty where nothing is committed."""
-    found: dict[tuple[str, str], float] = {}
+    best: dict[tuple[str, str], float] = {}
     for path in sorted(folder.glob(f"{table}*{CONTROLS}/table.csv")):
         name = path.parent.name.removesuffix(CONTROLS)
         if name == table or name.startswith(f"{table}-"):
-            for one in of_csv(path):
-                better = MEASURES[one.metric].better
-                values = [found.get((one.column, one.metric)), fmean(one.by_seed.values())]
-                found[one.column, one.metric] = max((v for v in values if v is not None), key=lambda v: better * v)
-    return found
+            for figure in of_csv(path):
+                at, mean = (figure.column, figure.metric), fmean(figure.by_seed.values())
+                better = MEASURES[figure.metric].better
+                best[at] = better * max(better * mean, better * best.get(at, mean))
+    return best
 
 
-def _ahead(figure: Figure, known: Floors) -> bool:
-    return is_ahead(figure.dataset, figure.metric, figure.by_seed, known.get((figure.column, figure.metric)))
+def _is_measured(figure: Figure, best: Floors) -> bool:
+    return is_ahead(figure.dataset, figure.metric, figure.by_seed, best.get((figure.column, figure.metric)))
 
 
 def coverage(at_hand: Collection[str], folder: Path = COMMITTED) -> list[Covered]:
@@ -87,25 +87,25 @@ def coverage(at_hand: Collection[str], folder: Path = COMMITTED) -> list[Covered
         if paper not in seen:
             seen.add(paper)
             result += _elsewhere(paper)
-        known = floors(name, folder)
-        result.append(_covered(published_table.load(name), figures.get(name, []), at_hand, known))
+        result.append(_covered(published_table.load(name), figures.get(name, []), at_hand, floors(name, folder)))
     return result
 
 
-def _covered(table: Protocol, figures: Sequence[Figure], at_hand: Collection[str], known: Floors) -> Covered:
+def _covered(table: Protocol, figures: Sequence[Figure], at_hand: Collection[str], best: Floors) -> Covered:
     found: dict[Key, list[Figure]] = {}
     for one in figures:
         found.setdefault((one.dataset, one.setting, one.printed, one.metric), []).append(one)
     ran = {key: found[key] for key in table.numbers if key in found}
-    weights = [key for key in ran if not MEASURES[key[3]].better]
-    ahead = {key: [one for one in ran[key] if _ahead(one, known)] for key in ran if key not in weights}
+    weights = {key for key in ran if not MEASURES[key[3]].better}
+    ahead = {key: [figure for figure in ran[key] if _is_measured(figure, best)] for key in ran if key not in weights}
     measured = {key: ours for key, ours in ahead.items() if ours}
     trained = [key for key, ours in measured.items() if not all(_has(one, SHORT) for one in ours)]
     whole = [key for key, ours in measured.items() if not all(_is_partial(table, one) for one in ours)]
     seeded = [key for key, ours in measured.items() if max(len(one.by_seed) for one in ours) >= MANY]
     gaps = Counter(_reason(table, key, at_hand) for key in table.numbers if key not in ran)
     gaps.update(BEHIND for key in ahead if key not in measured)
-    counts = (len(table.numbers), len(ran), len(measured), len(weights), len(trained), len(whole), len(seeded))
+    gaps.update({WEIGHTS: len(weights)} if weights else {})
+    counts = (len(table.numbers), len(ran), len(measured), len(trained), len(whole), len(seeded))
     return Covered(table.name, *counts, dict(gaps.most_common()))
 
 
@@ -124,7 +124,7 @@ def _elsewhere(paper: str) -> Iterator[Covered]:
     with (published_table.PAPERS / paper / "printed.csv").open(newline="") as file:
         counts = Counter(line["table"] for line in csv.DictReader(file) if line["mean"])
     for table, why in published_table.elsewhere(paper).items():
-        yield Covered(f"{paper}, {table}", counts[table], *(0,) * 6, {why: counts[table]})
+        yield Covered(f"{paper}, {table}", counts[table], *(0,) * 5, {why: counts[table]})
 
 
 def _reason(table: Protocol, key: Key, at_hand: Collection[str]) -> str:
@@ -149,10 +149,10 @@ def _lacking(table: Protocol, row: Row, column: Column, at_hand: Collection[str]
 
 RULE = (
     "Measured are scores that are ahead of what needs no network, as far as that is known: each client's commonest "
-    "label, the last value, a ridge with the time of day, a logistic regression, or chance. Weights are no scores."
+    "label, the last value, a ridge with the time of day, a logistic regression, or chance."
 )
 HEADINGS = (
-    *("table", "printed", "run", "measured", "weights", "all rounds", "all rounds, all data", "three seeds or more"),
+    *("table", "printed", "run", "measured", "all rounds", "all rounds, all data", "three seeds or more"),
     "can be measured",
 )
 
@@ -169,14 +169,14 @@ def text(covered: Sequence[Covered], width: int) -> Iterator[str]:
     """The same as lines of so many characters: numbers in columns, and below each table why the rest is not there."""
     rows = list(_rows(covered))
     first = max(len(str(cells[0])) for cells, _ in rows)
-    parts = ("printed", "run", "measured", "weights", "rounds", "data", "seeds", "able")
+    parts = ("printed", "run", "measured", "rounds", "data", "seeds", "able")
     yield " ".join([" " * first, *(f"{part:>8}" for part in parts)])
     for cells, why in rows:
         name = str(cells[0]).strip("*")
         yield " ".join([f"{name:<{first}}", *(f"{number:>8}" for number in cells[1:])])
         if why:
             yield from textwrap.wrap(why, width, initial_indent="    ", subsequent_indent="    ")
-    told = [f"{part}: {heading}" for part, heading in zip(parts[4:], HEADINGS[5:], strict=True)]
+    told = [f"{part}: {heading}" for part, heading in zip(parts[3:], HEADINGS[4:], strict=True)]
     yield from textwrap.wrap(f"{RULE} {'; '.join(told)}.", width)
 
 
@@ -185,12 +185,13 @@ def _rows(covered: Sequence[Covered]) -> Iterator[tuple[list[str | int], str]]:
     everything: Counter[str] = Counter()
     for one in covered:
         everything.update(one.gaps)
-    sums = [sum(values) for values in zip(*(one[1:8] for one in covered), strict=True)]
+    counts = [one[1:7] for one in covered]
+    sums = [sum(values) for values in zip(*counts, strict=True)]
     total = Covered._make(["**all**", *sums, dict(everything.most_common())])
     for one in [*covered, total]:
         why = "; ".join(f"{reason}: {count}" for reason, count in one.gaps.items())
         able = one.run + sum(one.gaps.get(reason, 0) for reason in (NOT_RUN, ON_SUBSET))
-        yield [*one[:8], able], why
+        yield [*one[:7], able], why
 
 
 def claims(folder: Path = COMMITTED) -> Iterator[tuple[str, Verdict]]:
@@ -199,8 +200,8 @@ def claims(folder: Path = COMMITTED) -> Iterator[tuple[str, Verdict]]:
     for name in published_table.tables():
         protocol = published_table.load(name)
         parts = {part: figures for part, (table, figures) in tables.items() if table == name}
-        known = floors(name, folder)
-        found = {part: verdicts(protocol, figures, known) for part, figures in parts.items()}
+        best = floors(name, folder)
+        found = {part: verdicts(protocol, figures, best) for part, figures in parts.items()}
         for place, in_print in enumerate(verdicts(protocol, [])):
             told = [(part, mine[place]) for part, mine in found.items() if mine[place].text != in_print.text]
             yield from told or [(name, in_print)]

@@ -330,15 +330,15 @@ class Reproduction:
         return {
             seed: {
                 **{model: _by_client(folder, cell, score, model) for model in folder.read_summary().scores},
-                **self._scored(folder, cell, score),
+                **self._by_protocol(folder, cell, score),
             }
             for seed, folder in self.finished(cell).items()
         }
 
-    def _scored(self, folder: RunFolder, cell: Cell, score: str) -> dict[str, Array]:
+    def _by_protocol(self, folder: RunFolder, cell: Cell, score: str) -> dict[str, Array]:
         """What `clients` adds: nothing, or the scores by the row's protocol."""
         rule = cell.row.scoring
-        return {} if rule.is_simple else {SCORED: _counted(folder, cell, rule.read(folder, score))}
+        return {} if rule.is_simple else {SCORED: _mask_uncounted(folder, cell, rule.read(folder, score))}
 
     def seconds(self) -> float:
         """How long the finished runs of this table have trained, each counted once."""
@@ -447,7 +447,7 @@ def _scores(folder: RunFolder, cell: Cell, score: str) -> dict[str, float]:
     if summary.attack is not None:
         honest = summary.honest_scores[model]
         return {"mean": honest["success"]} if score == "success" else dict(honest)
-    scores = _counted(folder, cell, cell.row.scoring.read(folder, score))
+    scores = _mask_uncounted(folder, cell, cell.row.scoring.read(folder, score))
     return spread(torch.from_numpy(scores), summary.metric.higher_is_better)
 
 
@@ -459,10 +459,10 @@ def _by_client(folder: RunFolder, cell: Cell, score: str, model: str) -> Array:
     at = int(summary.scores[model]["round"])
     if at not in rounds:
         raise folder.not_whole()
-    return _counted(folder, cell, tests[rounds == at][0])
+    return _mask_uncounted(folder, cell, tests[rounds == at][0])
 
 
-def _counted(folder: RunFolder, cell: Cell, scores: Array) -> Array:
+def _mask_uncounted(folder: RunFolder, cell: Cell, scores: Array) -> Array:
     """[N] scores with NaN for clients that the table does not score."""
     assert cell.experiment is not None
     if cell.column.novel:

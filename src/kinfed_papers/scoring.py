@@ -40,9 +40,9 @@ class Scoring:
     why: str = ""
 
     def __post_init__(self) -> None:
-        for what, word, known in (("round", self.round, ROUNDS), ("source", self.source, SOURCES)):
-            if word not in known:
-                raise UsageError(f"a protocol's {what} must be one of {', '.join(known)}; {nearest(word, known)}")
+        for what, word, choices in (("round", self.round, ROUNDS), ("source", self.source, SOURCES)):
+            if word not in choices:
+                raise UsageError(f"a protocol's {what} must be one of {', '.join(choices)}; {nearest(word, choices)}")
 
     @property
     def reads_test(self) -> bool:
@@ -66,7 +66,7 @@ class Scoring:
             if model not in summary.scores:
                 raise UsageError(f"{folder} has no model '{model}'; it has {', '.join(summary.scores)}")
         tests = [folder.read_scores(model, score)[1] for model in models]  # [T, N] each
-        if len({one.shape for one in tests}) > 1:
+        if len({scores.shape for scores in tests}) > 1:
             raise folder.not_whole()
         if self.is_simple and self.round == "mean":
             rounds, at = folder.read_scores(models[0], score)[0], int(summary.scores[models[0]]["round"])
@@ -79,13 +79,13 @@ class Scoring:
         if self.round == "test":
             return _own(points, points, self._sign(summary.metric.higher_is_better), folder, summary.clients.names)
         chosen_by = summary.selection.by
-        found = [folder.read_scores(model, chosen_by, "validation", missing=True)[1] for model in models]
-        if not all(one.shape == test[:, 0].shape for one in found):  # without validation examples
+        validations = [folder.read_scores(model, chosen_by, "validation", missing=True)[1] for model in models]
+        if not all(scores.shape == test[:, 0].shape for scores in validations):  # without validation examples
             if self.round == "own":
                 raise UsageError(f"{folder}: no client has validation examples, so none has a best round of its own")
             final: Array = test[-1, 0]
             return final
-        validation = np.stack(found, axis=1).reshape(points.shape)
+        validation = np.stack(validations, axis=1).reshape(points.shape)
         sign = self._sign(summary.selection.higher_is_better)
         if self.round == "own":
             return _own(validation, points, sign, folder, summary.clients.names)
@@ -98,7 +98,7 @@ class Scoring:
         result: Array = points[at]
         return result
 
-    def described(self) -> str:
+    def describe(self) -> str:
         """At which round, and why there."""
         return f"{ROUNDS[self.round]} ({SOURCES[self.source]}{f': {self.why}' if self.why else ''})"
 
@@ -115,7 +115,7 @@ def kind_names(models: tuple[str, ...]) -> str:
 def scoring(values: Mapping[str, Any], shared: Scoring) -> Scoring:
     """The protocol that a row of a table declares: `score`, one kind of model or several, and perhaps `protocol`."""
     models = values.get("score", "")
-    models = tuple(one for one in ([models] if isinstance(models, str) else models) if one)
+    models = tuple(filter(None, [models] if isinstance(models, str) else models))
     changes = values.get("protocol", {})
     if unknown := set(changes) - {"round", "source", "why"}:
         raise UsageError(f"a protocol has round, source and why; got '{min(unknown)}'")

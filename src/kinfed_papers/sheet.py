@@ -84,7 +84,7 @@ def sheet(
     return Sheet(
         f"{made.protocol.name}: {made.protocol.title}",
         made.protocol.source,
-        [*_protocols(made, lines), *scored(made.protocol.rows.values()), *made.protocol.notes],
+        [*_protocols(made, lines), *describe_scoring(made.protocol.rows.values()), *made.protocol.notes],
         headings,
         shown,
         list(claims),
@@ -257,16 +257,16 @@ def _protocols(made: Reproduction, lines: Sequence[Line]) -> list[str]:
     return [f"{', '.join(columns)}: {description}." for description, columns in by_description.items()]
 
 
-def scored(rows: Iterable[Row]) -> Iterator[str]:
+def describe_scoring(rows: Iterable[Row]) -> Iterator[str]:
     """Which model of which round is scored, and why: a sentence for each protocol among the rows that are printed."""
-    found: dict[Scoring, dict[tuple[str, ...], list[str]]] = {}
+    by_rule: dict[Scoring, dict[tuple[str, ...], dict[str, None]]] = {}
     for row in rows:
         if row.kind == "" and not row.missing:
-            names = found.setdefault(replace(row.scoring, models=()), {}).setdefault(row.scoring.models, [])
-            names += [row.printed] * (row.printed not in names)
-    for rule, by_models in found.items():
+            by_models = by_rule.setdefault(replace(row.scoring, models=()), {})
+            by_models.setdefault(row.scoring.models, {})[row.printed] = None
+    for rule, by_models in by_rule.items():
         models = "; ".join(f"{kind_names(models)} of {', '.join(names)}" for models, names in by_models.items())
-        yield f"Scored {rule.described()}: {models}."
+        yield f"Scored {rule.describe()}: {models}."
 
 
 def _described(experiment: Experiment) -> str:

@@ -110,12 +110,36 @@ def test_equality_has_a_margin(monkeypatch):
     assert answer(monkeypatch, {"level": 0.5}, PRINT, {name: [5, 5, 5] for name in PRINT}).answer == "yes"
 
 
+def test_what_is_not_ahead_of_what_needs_no_network_is_not_trained(monkeypatch):
+    made, ours = table(**PRINT), figures(A=[40, 41, 42], B=[30, 31, 31])
+    monkeypatch.setattr(report, "claims", lambda: (Claim("made.table", "", "", "A", against=["B"]),))
+    assert verdicts(made, ours)[0].answer == "yes"
+    assert verdicts(made, ours, {("c", "accuracy_pct"): 30.0})[0].answer == "yes"
+    for floor in (30.7, 50.0):  # B is behind, then both
+        verdict = verdicts(made, ours, {("c", "accuracy_pct"): floor})[0]
+        assert (verdict.answer, verdict.why, verdict.measured) == ("cannot tell", report.BEHIND, False)
+    assert report.is_ahead("", "MAE", {0: 2.0}, 2.1)  # an error is ahead if it is smaller
+    assert not report.is_ahead("", "MAE", {0: 2.1}, 2.1)
+    assert report.is_ahead("", "weight_self", {0: 0.1}, 0.5)  # a weight is no score
+
+
+@pytest.mark.parametrize("flag", ["other protocol", "best by test"])
+def test_scores_of_another_protocol_or_chosen_by_test_examples_decide_nothing(monkeypatch, flag):
+    verdict = answer(monkeypatch, {"against": ["B"]}, PRINT, {"A": [3, 4, 5], "B": [5, 6, 7.1]}, (flag,))
+    assert (verdict.answer, verdict.why) == ("cannot tell", "scored by another protocol than the paper's")
+
+
+def test_what_follows_from_the_settings_alone_is_no_yes(monkeypatch):
+    verdict = answer(monkeypatch, {"against": ["B"], "given": "p is 0"}, PRINT, {"A": [3, 4, 5], "B": [1, 2, 3.1]})
+    assert (verdict.answer, verdict.why) == ("cannot tell", "settings alone give it: p is 0")
+
+
 def test_runs_at_chance_are_not_measured(monkeypatch):
     monkeypatch.setattr(report, "classes", lambda dataset: 10)
     found = answer(monkeypatch, {"against": ["B"]}, PRINT, {"A": [40, 41, 42], "B": [12.4, 12.5, 12.5]})
-    assert (found.answer, found.why, found.measured) == ("cannot tell", "runs at chance", False)
+    assert (found.answer, found.why, found.measured) == ("cannot tell", report.BEHIND, False)
     found = answer(monkeypatch, {}, PRINT, {"A": [40, 41, 42], "B": [12.4, 12.5, 12.7], "C": [9, 11, 10]})
-    assert "of 2 comparisons 1 for it, 1 at chance" in found.text
+    assert "of 2 comparisons 1 for it, 1 not trained" in found.text
 
 
 def test_what_keeps_a_claim_from_being_told(monkeypatch):
@@ -227,7 +251,7 @@ def test_committed_tables_are_counted(tmp_path):
     (folder / "table.csv").write_text("\n".join([f"{HEADER},by_seed", *rows]) + "\n")
     (tmp_path / "notes").mkdir()
     found = {one.name: one for one in coverage({"cifar10"}, tmp_path)}
-    assert found["pfedgat.table3"] == ("pfedgat.table3", 39, 3, 2, 1, 1, {"not run": 36})
+    assert found["pfedgat.table3"] == ("pfedgat.table3", 39, 3, 3, 2, 1, 1, {"not run": 36})
     assert found["pfedgat.table2"].gaps == {"needs cifar100": 52}
     assert found["panacea, I"].printed == 10
     assert sum(one.printed for one in found.values()) == 875
@@ -236,7 +260,15 @@ def test_committed_tables_are_counted(tmp_path):
     }
     *_, last = lines([found["pfedgat.table3"], found["pfedgat.table2"]])
     assert max(map(len, narrow(found.values(), 80))) <= 80
-    assert last == "| **all** | 91 | 3 | 2 | 1 | 1 | 39 | needs cifar100: 52; not run: 36 |"
+    assert last == "| **all** | 91 | 3 | 3 | 2 | 1 | 1 | 39 | needs cifar100: 52; not run: 36 |"
+    controls = tmp_path / "pfedgat.table3-part-controls"
+    controls.mkdir()
+    common = (
+        'cifar10/10,CIFAR-10,"Dir(0.1), 10 clients",commonest label,commonest label,accuracy_pct,80.5,control,0:80.5'
+    )
+    (controls / "table.csv").write_text("\n".join([f"{HEADER},by_seed", common]) + "\n")
+    table3 = {entry.name: entry for entry in coverage({"cifar10"}, tmp_path)}["pfedgat.table3"]
+    assert (table3.run, table3.measured, table3.gaps) == (3, 2, {"not run": 36, report.BEHIND: 1})
     assert next(one.by_seed for _, group in committed(tmp_path).values() for one in group) == {0: 79, 1: 80, 2: 81}
 
 

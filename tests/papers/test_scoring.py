@@ -1,6 +1,7 @@
 """Which model of which round is a client's score, against the history read another way."""
 
 import csv
+import importlib
 from types import SimpleNamespace
 
 import numpy as np
@@ -35,9 +36,9 @@ def scores(folder):
     """By split, model, round and client."""
     with folder.history.open() as file:
         return {
-            (one["split"], one["model"], int(one["round"]), one["client"]): float(one["value"])
-            for one in csv.DictReader(file)
-            if one["metric"] == "accuracy"
+            (line["split"], line["model"], int(line["round"]), line["client"]): float(line["value"])
+            for line in csv.DictReader(file)
+            if line["metric"] == "accuracy"
         }
 
 
@@ -69,8 +70,8 @@ def test_one_round_for_all_clients(folder, scores):
         for m in ("own", "mixed")
     }
     best = max(means, key=means.get)  # the first of equals
-    found = Scoring(("own", "mixed"), "mean").read(folder, "accuracy")
-    assert found == pytest.approx([scores["test", best[1], best[0], str(n)] for n in names])
+    mean = Scoring(("own", "mixed"), "mean").read(folder, "accuracy")
+    assert mean == pytest.approx([scores["test", best[1], best[0], str(n)] for n in names])
 
 
 def test_the_best_by_test_examples_is_never_below_and_is_said_to_read_them(folder):
@@ -111,3 +112,15 @@ def test_every_row_of_a_table_says_what_it_scores_and_why(name):
             assert row.scoring.models
             assert row.scoring.why
             assert not row.scoring.reads_test
+
+
+def test_the_page_on_protocols_is_what_its_file_of_scores_gives(monkeypatch, tmp_path):
+    evidence = published_table.PAPERS.parents[1] / "evidence"
+    if not evidence.is_dir():
+        pytest.skip("the page is in a checkout, not in an installed kinfed")
+    monkeypatch.syspath_prepend(str(evidence))
+    page = importlib.import_module("protocols")
+    text = page.PAGE.read_text()
+    monkeypatch.setattr(page, "PAGE", tmp_path / "protocols.md")
+    page.write(page.read(evidence.parent / "docs" / "papers" / "protocols.csv"))
+    assert page.PAGE.read_text().partition("<!--")[2] in text
