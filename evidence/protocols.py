@@ -161,7 +161,7 @@ def main():
         for (column, method), by_protocol in sorted(results.items()):
             for name, by_seed in by_protocol.items():
                 writer.writerows([column, method, name, seed, f"{by_seed[seed]:.4g}"] for seed in sorted(by_seed))
-    write(results)
+    write(read(path))
 
 
 if __name__ == "__main__":
