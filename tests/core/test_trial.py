@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from kinfed import SGD, Adam, Execution, Federation, Local, Training, UsageError, fit
+from kinfed import SGD, Adam, Execution, FedAvg, Federation, Local, Training, UsageError, fit, load_model, save
 from kinfed.core.copies import check_tensors, duplicate
 from kinfed.core.model import Model
 from kinfed.core.seeding import key
@@ -333,3 +333,35 @@ def test_sparse_gradients_are_those_of_dense_ones():
         training = Training(batch=4, optimiser=SGD(0.1, momentum=0.9))
         found.append(fit(Local(), data, net, rounds=1, training=training, execution=Execution("loop")).theta(0))
     assert torch.equal(*found)
+
+
+class Packed(nn.Module):
+    """A recurrent layer over texts of unlike length."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.head = nn.LSTM(6, 8, batch_first=True), nn.Linear(8, 2)
+
+    def forward(self, x):
+        lengths = (x.abs().sum(-1) > 0).sum(1).cpu()
+        packed = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+        return self.head(self.layer(packed)[1][0][-1])
+
+
+def test_packed_sequences_train_client_by_client(tmp_path):
+    x = torch.randn(48, 9, 6, generator=torch.Generator().manual_seed(0))
+    x[::2, 6:] = 0
+    federation = Federation.from_arrays(x, (x[:, 0, 0] > 0).long(), torch.arange(48) % 3)
+    run = fit(FedAvg(), federation, Packed(), rounds=2)
+    assert run.executor == "loop"
+    assert not torch.equal(run.theta("0"), run.architecture.theta)
+    save(run, tmp_path / "run")
+    outputs = load_model(tmp_path / "run", "0", Packed())(x[:5])
+    torch.testing.assert_close(outputs, run.model("0")(x[:5]))
+    assert outputs.shape == (5, 2)
+
+
+def test_tokens_that_have_become_floats_are_named(tmp_path):
+    federation = Federation.from_arrays(torch.zeros(12, 3), torch.arange(12) % 2, torch.arange(12) % 3)
+    with pytest.raises(UsageError, match=r"call x\.long\(\)"):
+        fit(Local(), federation, nn.Sequential(nn.Embedding(4, 2), nn.Flatten(), nn.Linear(6, 2)), rounds=1)

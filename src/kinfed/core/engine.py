@@ -16,6 +16,7 @@ from .field_checks import CountOrZero, In, Settings, check
 from .fleet import Fleet, is_finite
 from .history import History
 from .method import Method, Roster
+from .round_records import RoundRecords, check_state
 from .rows import index, put
 from .seeding import fold, key
 from .sharing import undivided
@@ -154,6 +155,8 @@ def run(
     state to resume from if `begin` is not 0; `after(round, server)` is called after each round.
     """
     rounds, drawn = Rounds.of(rounds), _make_participation(participation, groups)
+    roster = replace(roster, rounds=rounds.count)
+    records = RoundRecords(type(undivided(method)).__name__, len(roster))
     whole, late = roster, latecomers(roster.seed, roster.tags, drawn.late)
     here = whole.others(late) if begin <= drawn.joins else whole.everyone  # [n] who has joined, in the server's order
     roster = whole.part(here) if len(here) < len(whole) else whole
@@ -179,6 +182,7 @@ def run(
         examples = int(roster.training.count_examples(roster.sizes[cohort]).sum())
         with _server(method, round):
             server = method.aggregate(roster, server, cohort, uploads)
+        check_state(records.method, round, server)
         if not all(is_finite(t) for t in tree_leaves(server)):
             raise RunError(f"round {round + 1}: the server's state holds NaN or infinity; lower the method's own rates")
         evaluation = relation = diagnostics = None
@@ -189,9 +193,11 @@ def run(
             answered = index(torch.isin(requested, cohort).nonzero().squeeze(1).tolist(), cohort.device)
             with _server(method, round):
                 diagnostics = method.diagnostics(roster, server, cohort, pick(sent, answered), uploads)
-                diagnostics = {
-                    name: whole.note(here, value) if value.ndim else value for name, value in diagnostics.items()
-                }
+            diagnostics = records.check_diagnostics(round, diagnostics, len(here))
+            diagnostics = {
+                name: whole.note(here, value) if value.ndim else value for name, value in diagnostics.items()
+            }
+            relation = records.check_relation(round, relation)
         with held():  # an interruption comes before the round or after it
             history.add(round, down, size(uploads), evaluation, relation, diagnostics, examples)
             after(round, server)

@@ -138,6 +138,7 @@ class History:
     def _keep(
         self, round: int, evaluation: Evaluation, relation: Tensor | None, diagnostics: dict[str, Tensor] | None
     ) -> None:
+        self._check_models(round, {model for model, _, _ in evaluation.scores})
         self.rounds.append(round)
         self.scores.append({key: values.detach().cpu() for key, values in evaluation.scores.items()})
         if relation is None:  # now there are too many clients for it, or the method mixes no models
@@ -153,6 +154,12 @@ class History:
             model = evaluation.models[chosen] if evaluation.models else ()  # none if they stay at their sites
             self.kept_models = trees.pack(model)
             self.shared = trees.names(model, Axis.SHARED)
+
+    def _check_models(self, round: int, named: set[str]) -> None:
+        """Raise UsageError unless these models are scored in every round."""
+        if self.scores and named != {*self.named_models}:
+            before, now = (", ".join(sorted(names)) for names in (self.named_models, named))
+            raise UsageError(f"round {round + 1}: personalise names the models {now}, and named {before} before")
 
     def _check_selection(self) -> None:
         """Raise UsageError if all clients have validation scores, but none has the score to select by."""
@@ -175,8 +182,13 @@ class History:
 
     @property
     def relations(self) -> list[Tensor]:
-        """[N, N] or [L, N, N], one per evaluated round, or none at all; views of what is kept."""
-        return [whole_relation(relation) for relation in self.kept_relations]
+        """[N, N] or [L, N, N], one per evaluated round, or none at all; views of what is kept.
+
+        If some rounds have weights by layer, those of the others hold for each layer.
+        """
+        relations = [whole_relation(relation) for relation in self.kept_relations]
+        layers = next((len(relation) for relation in relations if relation.ndim == 3), 0)
+        return [r.expand(layers, -1, -1) if layers and r.ndim == 2 else r for r in relations]
 
     @property
     def selects(self) -> str:

@@ -89,6 +89,7 @@ class Roster:
     graph: Graph | None = None  # a known relation, [N, N]
     client_statistics: Tree = ()  # what the clients reported before round 1, [N, ...]
     round: int = 0
+    rounds: int = 0  # of the run, at most
     task: Task | None = None  # what the models answer
     memo: Memo = field(default_factory=Memo, repr=False, compare=False)  # what a method has computed in this run
 

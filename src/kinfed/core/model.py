@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch._C._functorch import is_batchedtensor
+from torch._C._functorch import is_batchedtensor, peek_interpreter_stack
 from torch.func import vjp
 
 from ..errors import UsageError
@@ -359,7 +359,9 @@ class Model:
         if self._loose:  # buffers that a module's own code may change in evaluation, too
             tensors = tensors | {name: tensors[name].clone() for name in self._loose}
         with self.bound(tensors, training=False):
-            if self._recurrent:  # vmap has no rule for these layers: it decomposes them where they are differentiated
+            # vmap has no rule for these layers: it decomposes them where they are differentiated, which sequences that
+            # are packed cannot be.
+            if self._recurrent and peek_interpreter_stack() is not None:
                 return vjp(lambda _: outputs(), self.theta.new_zeros(()))[0]  # type: ignore[no-any-return]
             return outputs()
 

@@ -232,12 +232,11 @@ class Trial:
                 self._export(theta)(x.clone())
             except Exception:
                 raise UsageError(
-                    f"the model cannot take an example, which is {list(x.shape[1:])}: {problem}"
+                    f"the model cannot take an example, which is {list(x.shape[1:])}: {problem}{_advise(problem)}"
                 ) from problem
-            raise UsageError(
-                f"the model fails where its weights lie in another order in memory ({problem}); call .reshape instead "
-                "of .view on them"
-            ) from problem
+            where = "lie in another order in memory" if "view" in str(problem) else "are parts of one vector"
+            fix = "; call .reshape instead of .view on them" if "view" in str(problem) else ""
+            raise UsageError(f"the model fails where its weights {where} ({problem}){fix}") from problem
 
     def _call_disturbed(self, theta: Tensor, x: Tensor) -> Any:
         """Outputs while, between some of its operations, a copy of the module answers to other examples."""
@@ -292,6 +291,11 @@ class Trial:
         """Where PyTorch's random numbers are."""
         device = self.model.theta.device
         return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
+
+
+def _advise(problem: Exception) -> str:
+    """What to do about whole numbers that examples hold as floats."""
+    return "; if these are numbers of tokens, let forward call x.long()" if "Float" in str(problem) else ""
 
 
 def _concatenate(grads: list[Tensor]) -> Tensor:

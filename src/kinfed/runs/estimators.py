@@ -184,10 +184,10 @@ class _Grouped(BaseEstimator):  # type: ignore[misc]
         if type(groups).__module__.startswith("pandas") and hasattr(groups, "to_frame"):
             return self._of_all_rows(convert_pandas(groups.rename(GROUP).to_frame()).to_series(), count)
         values = column_or_1d(np.asarray(groups, None if isinstance(groups, np.ndarray) else object))
-        if values.dtype.kind == "M":
-            values = values.astype("datetime64[us]")
-        cells = [None if not isinstance(cell, str) and str(cell) in MISSING else cell for cell in values.tolist()]
-        return self._of_all_rows(series_of(GROUP, cells), count)
+        names = series_of(GROUP, [_read_group(value) for value in values])
+        if names.dtype == polars.Object:
+            raise ValueError("groups hold values of several kinds, such as dates and text; give all as one of these")
+        return self._of_all_rows(names, count)
 
     @staticmethod
     def _of_all_rows(names: polars.Series, count: int) -> polars.Series:
@@ -323,6 +323,14 @@ class Regressor(RegressorMixin, _Grouped):  # type: ignore[misc]
         answers = self.predict(X, groups)
         y, answers, sample_weight = _take_rows(~np.isnan(answers), y, answers, sample_weight)
         return float(r2_score(y, answers, sample_weight=sample_weight))
+
+
+def _read_group(value: Any) -> Any:
+    """A group as a value of Python's own; None where there is none."""
+    if not isinstance(value, str) and str(value) in MISSING:
+        return None
+    value = value.astype("datetime64[us]") if isinstance(value, np.datetime64) else value
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def _take_rows(rows: NDArray[np.bool_], *arrays: Any) -> list[Any]:

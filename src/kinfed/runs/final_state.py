@@ -156,7 +156,7 @@ class StateFile:
             known = theta, layout, arrays["roster.sizes"], training, seed, tags(self.names)
         except FOREIGN as problem:
             raise self._foreign(problem) from None
-        return Roster(*known, graph, trees.named(told) if told else (), round=self.done)
+        return Roster(*known, graph, trees.named(told) if told else (), round=self.done, rounds=self.done)
 
     def server(self, like: Tree) -> Tree:
         """The server's last state; `like` has its structure."""

@@ -57,7 +57,11 @@ class Evaluator:
 
         def program(client: Client, state: Tree, received: Tree) -> Tree:
             outputs, models = {}, {}
-            for name, personal in self._method.personalise(client.limited(), state, received).items():
+            named = self._method.personalise(client.limited(), state, received)
+            if forms and named.keys() != forms.keys():
+                names = " and ".join(", ".join(sorted(keys)) for keys in (forms, named))
+                raise UsageError(f"personalise names other models for some clients: {names}; name the same for all")
+            for name, personal in named.items():
                 models[name], forms[name] = _split_own(name, personal)
                 if models[name] or not plain:
                     outputs[name] = self._outputs(client, personal, widths)

@@ -14,6 +14,7 @@ from .cells import Formats
 from .column_statistics import DateStatistics, NumberStatistics, Statistics, WordStatistics, cut, some_distinct, years
 from .columns import Unused
 from .frame import DAY
+from .leaks import warn_of_copies, warn_of_leaks
 from .schema import ByClient, Description, Raw, Scale, Target, constant_to_zero, describe
 from .words import Numbers
 
@@ -49,6 +50,7 @@ class Preparation:
             else:
                 found = self.describe(dataset, rows)
                 found.warn_of_constants(self.table)
+                self._warn_of_leaks(dataset, rows)
             found = replace(found, formats=self.formats, dropped=self.dropped)
         except UsageError as problem:
             raise UsageError(f"{self.table}: {problem}") from None
@@ -77,6 +79,14 @@ class Preparation:
         elif isinstance(task, Counts):
             task = replace(task, mean=float(middle))
         return replace(dataset, x=x, y=y.to(plain), task=task, columns=found, scale=found.scale())
+
+    def _warn_of_leaks(self, dataset: Dataset, rows: Tensor) -> None:
+        """Warn of columns that tell targets in training rows, and of other rows that are copies of these."""
+        x, y = dataset.x.numpy(), dataset.y.reshape(len(dataset.y), -1).double().numpy()
+        at = rows.numpy()
+        columns = {name: Raw(values[at], self.words[name]) for name, values in zip(self.kinds, x.T, strict=True)}
+        warn_of_leaks(self.table, columns, dict(zip(self.targets, y[at].T, strict=True)), dataset.classes)
+        warn_of_copies(self.table, x, y, at)
 
     def _as_known(self, dataset: Dataset, known: Description) -> Dataset:
         """The data set with the classes of a description; raises UsageError where its columns are not those."""

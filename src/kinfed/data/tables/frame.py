@@ -27,6 +27,7 @@ LARGEST = 1e30  # the largest number that float32 can hold and still scale
 FEW = 20  # a target of whole numbers with at most this many different values counts as labels
 EARNEST, FEWEST = 0.05, 10  # the share of words among numbers, and their number, from which cells are categories
 GAPLESS = 5  # values from which labels are whole numbers without a gap
+LONG, EVEN, MOST_EVEN = 1.5, 0.2, 0.7  # times a usual step that is a gap; how even the others are, and how many of them
 SHARED = 0.9  # warn if clients have rows at less than this share of all times
 COMPACT = 1.9e7  # the least number that may be a date, as 19000101
 ADVISED = 200  # cells of a column that an option must read to be advised
@@ -454,7 +455,8 @@ class Frame:
         return Times(moments, Clock.of(stamps), rank, dated)
 
     def _check_pace(self, name: str, held: Owners, stamps: Numbers, rank: Codes) -> None:
-        """Warn of different times, whose ranks are given, that are no whole number of steps apart."""
+        """Warn of different times, whose ranks are given, that are no whole number of steps apart, and of gaps."""
+        self._check_gaps(name, stamps)
         assigned = held.who >= 0
         share = assigned.sum() / max(1, len(held.names) * len(np.unique(rank[assigned])))
         if share < SHARED and not steps_of(stamps)[1]:
@@ -462,6 +464,21 @@ class Frame:
                 f"{self.name}: times in '{name}' are not a whole number of steps apart, so each of {len(stamps):,} "
                 f"different times is a step, and a client has rows at {100 * share:.0f} % of these; if clocks are "
                 "just inexact, round the times first",
+                stacklevel=5,
+            )
+
+    def _check_gaps(self, name: str, stamps: Numbers) -> None:
+        """Warn of times that nobody has among such as months, each of which is a step, so that windows bridge them."""
+        apart = np.diff(stamps)
+        if len(apart) < FEWEST or steps_of(stamps)[1]:
+            return
+        usual = np.median(apart)
+        long = apart > LONG * usual
+        if long.any() and (np.abs(apart - usual) <= EVEN * usual).mean() >= MOST_EVEN:
+            count = f"{int(long.sum()):,} of {len(apart):,} steps are longer than the others"
+            warnings.warn(
+                f"{self.name}: nobody has a time in '{name}' in some places: {count} (a step is the next time that is "
+                "there), so windows bridge these; add rows for the missing times, with the target left empty",
                 stacklevel=5,
             )
 

@@ -1,0 +1,194 @@
+"""Leaks: what in a table may give its target away, as one look at the training rows shows."""
+
+import itertools
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .schema import Raw
+from .words import Codes, Numbers
+
+ROWS, LEAST = 4_000, 60  # rows that are looked at, at most and at least
+COLUMNS = 12  # of which pairs are looked at
+WRONG, LEFT = 0.005, 0.05  # the largest share of rows, and of those the commonest class has wrong, that are not told
+NEAR = 3  # rows beside a cut that the other half of the rows does not know
+NOISE, REST = 0.05, 0.02  # of a number's deviation, what one column may leave, and what two may
+RARE = 10  # rows that a class, or an empty column, must have
+DEPTH = 3  # of a tree
+COPIES, SHARE = 3, 0.01  # rows outside training, and their share, that stand in training too
+
+
+class Look(NamedTuple):
+    """Some training rows: inputs by column, and the target."""
+
+    columns: Mapping[str, Raw]
+    y: Numbers  # [n] places of classes, or numbers
+
+    @classmethod
+    def at(cls, columns: Mapping[str, Raw], y: Numbers) -> "Look":
+        """At most `ROWS` rows, evenly apart."""
+        rows = np.unique(np.linspace(0, len(y) - 1, min(ROWS, len(y))).astype(np.int64))
+        return cls({name: Raw(raw.values[rows], raw.words) for name, raw in columns.items()}, y[rows])
+
+
+def warn_of_leaks(
+    table: str, columns: Mapping[str, Raw], targets: Mapping[str, Numbers], classes: Sequence[str]
+) -> None:
+    """Warn of columns that tell a target: [n] in nearly all rows; of `classes`, or of numbers if there are none."""
+    for target, y in targets.items():
+        look = Look.at(columns, y)
+        if len(look.y) < LEAST or len(look.columns) == 0:
+            continue
+        found = _leaks_of_class(look, target, classes) if classes else _leaks_of_number(look, target)
+        for leak in found:
+            warnings.warn(f"{table}: {leak}; what is not known before '{target}' is left out with ignore", stacklevel=5)
+
+
+def warn_of_copies(table: str, x: Numbers, y: Numbers, train: Codes) -> None:
+    """Warn of rows x: [n, F] with targets y: [n, k] outside of training that stand in training, too.
+
+    Rows are copies only if two columns or more have a value that no other row has, as coarse rows agree by chance.
+    """
+    cells = np.column_stack([x, y])
+    held = np.ones(len(x), bool)
+    held[train] = False
+    if not held.any() or cells.shape[1] < 2:
+        return
+    bits = np.ascontiguousarray(np.where(np.isnan(cells), np.inf, cells + 0.0)).view(np.uint64)
+    keys = np.zeros(len(x), np.uint64)
+    for column in bits.T:
+        keys = (keys ^ column) * np.uint64(0x9E3779B97F4A7C15)
+        keys ^= keys >> np.uint64(29)
+    _, place, sizes = np.unique(keys, return_inverse=True, return_counts=True)
+    trained = np.zeros(len(sizes), bool)
+    trained[place[train]] = True
+    twice = np.flatnonzero(held & trained[place])
+    if len(twice) < COPIES:
+        return
+    alone = np.zeros(len(twice), np.int64)
+    for column in bits.T:
+        _, value, count = np.unique(column, return_inverse=True, return_counts=True)
+        alone += count[value[twice]] == sizes[place[twice]]
+    copies = int((alone >= 2).sum())
+    if copies >= max(COPIES, SHARE * held.sum()):
+        warnings.warn(
+            f"{table}: {copies:,} of {int(held.sum()):,} rows outside of training ({100 * copies / held.sum():.0f} %) "
+            "stand in training too, cell by cell, so scores are too good there; keep each row once",
+            stacklevel=4,
+        )
+
+
+def _leaks_of_class(look: Look, target: str, classes: Sequence[str]) -> Iterator[str]:
+    """What to say of columns, alone or two together, by which a class is known."""
+    y = look.y.astype(np.int64)
+    counts = np.sort(np.bincount(y))
+    if len(y) - counts[-1] < RARE:
+        return
+    bound = min(WRONG + NEAR / len(y), LEFT * (1 - counts[-1] / len(y)))
+    scores = dict[str, float]()
+    for name, raw in look.columns.items():
+        empty = np.isnan(raw.values)
+        if RARE <= empty.sum() <= len(y) - RARE and (share := _share_wrong(empty[:, None] * 1.0, y)) <= bound:
+            which = classes[int(np.bincount(y[empty]).argmax())]
+            yield f"whether '{name}' is empty tells '{target}' in {_percent(share)} of rows ('{which}' where it is)"
+            continue
+        scores[name] = _share_wrong(_inputs_of(raw), y)
+        if scores[name] <= bound:
+            yield f"'{name}' alone tells '{target}' in {_percent(scores[name])} of rows"
+    unsure = sorted((name for name, share in scores.items() if share > bound), key=lambda name: scores[name])
+    for one, two in itertools.combinations(unsure[:COLUMNS], 2):
+        share = _share_wrong(_inputs_of_pair(look.columns[one], look.columns[two]), y)
+        if share <= bound:
+            yield f"'{one}' and '{two}' together tell '{target}' in {_percent(share)} of rows"
+            return
+
+
+def _percent(wrong: float) -> str:
+    return f"{100 * (1 - wrong):.3g} %"
+
+
+def _inputs_of(raw: Raw) -> Numbers:
+    """[n, k] what a tree may split a column by: its number and whether it is empty, or each of its frequent words."""
+    empty = np.isnan(raw.values)
+    if not raw.words:
+        return np.stack([np.where(empty, np.nanmedian(raw.values) if not empty.all() else 0.0, raw.values), empty], 1)
+    return _codes_as_inputs(np.where(empty, len(raw.words), raw.values).astype(np.int64))
+
+
+def _codes_as_inputs(codes: Codes) -> Numbers:
+    """[n, k] an input for each code that stands in several rows."""
+    counts = np.bincount(codes)
+    frequent = np.argsort(-counts, kind="stable")[:64]
+    return np.asarray(codes[:, None] == frequent[counts[frequent] >= 2], np.float64)
+
+
+def _inputs_of_pair(one: Raw, two: Raw) -> Numbers:
+    """[n, k] the same of two columns: of two numbers also their sum and difference, of words each pair."""
+    first, second = _inputs_of(one), _inputs_of(two)
+    if not one.words and not two.words:
+        sums = np.stack([first[:, 0] + second[:, 0], first[:, 0] - second[:, 0]], 1)
+        return np.concatenate([first, second, sums], 1)
+    if one.words and two.words:
+        filled = [np.where(np.isnan(raw.values), len(raw.words), raw.values).astype(np.int64) for raw in (one, two)]
+        pairs = np.unique(filled[0] * (len(two.words) + 1) + filled[1], return_inverse=True)[1]
+        return np.concatenate([first, second, _codes_as_inputs(pairs)], 1)
+    return np.concatenate([first, second], 1)
+
+
+def _share_wrong(x: Numbers, y: Codes) -> float:
+    """The share of rows whose class a tree has wrong that has seen the other half of the rows: at most by chance."""
+    if not x.shape[1]:
+        return 1.0
+    from sklearn.tree import DecisionTreeClassifier
+
+    wrong = 0
+    deep = max(DEPTH, min(x.shape[1], 64) if set(np.unique(x)) <= {0.0, 1.0} else DEPTH)
+    for odd in (0, 1):
+        seen: NDArray[np.bool_] = np.arange(len(y)) % 2 == odd
+        tree = DecisionTreeClassifier(max_depth=deep, random_state=0).fit(x[seen], y[seen])
+        wrong += int((tree.predict(x[~seen]) != y[~seen]).sum())
+    return wrong / len(y)
+
+
+def _leaks_of_number(look: Look, target: str) -> Iterator[str]:
+    """What to say of columns of which a number is a copy, a sum, or a product."""
+    numbers = {n: raw.values for n, raw in look.columns.items() if not raw.words and np.isfinite(raw.values).all()}
+    y, told = look.y, set[str]()
+    if np.ptp(y) == 0 or not np.isfinite(y).all():
+        return
+    for name, values in numbers.items():
+        left = _left_of(values[:, None], y)
+        if left <= NOISE:
+            told.add(name)
+            yield f"'{name}' tells '{target}' but for {100 * left:.2g} % of its deviation"
+    rest = [name for name, values in numbers.items() if name not in told and np.ptp(values) > 0]
+    near = sorted(rest, key=lambda name: _left_of(numbers[name][:, None], y))[:COLUMNS]
+    for one, two in itertools.combinations([] if told else near, 2):
+        pair = np.stack([numbers[one], numbers[two]], 1)
+        for what, inputs, output in (("sum", pair, y), *_logarithms(pair, y)):
+            if (left := _left_of(inputs, output)) <= REST:
+                yield (
+                    f"'{target}' is nearly a weighted {what} of '{one}' and '{two}', but for {100 * left:.2g} % of its "
+                    "deviation"
+                )
+                return
+
+
+def _logarithms(pair: Numbers, y: Numbers) -> list[tuple[str, Numbers, Numbers]]:
+    """Factors and their product as logarithms, where all are positive and the product has some digits."""
+    if (pair <= 0).any() or (y <= 0).any() or y.std() < 0.05 * y.mean():
+        return []
+    return [("product", np.log(pair), np.log(y))]
+
+
+def _left_of(x: Numbers, y: Numbers) -> float:
+    """The share of the deviation of y: [n] that a weighted sum of x: [n, k] leaves."""
+    x, y = x - x.mean(0), y - y.mean()
+    spread = x.std(0)
+    if not (spread > 0).all() or not y.std() > 0:
+        return 1.0
+    weights = np.linalg.lstsq(x / spread, y, rcond=None)[0]
+    return float((y - x / spread @ weights).std() / y.std())

@@ -1,0 +1,111 @@
+"""Warnings that a table gives its target away, and none where a column is only a good predictor."""
+
+import datetime
+import warnings
+
+import numpy as np
+import polars
+import pytest
+
+import kinfed
+
+ROWS = 400
+
+
+def table(**columns):
+    draw = np.random.default_rng(0)
+    a, b = draw.normal(size=(2, ROWS)).round(3)
+    frame = {"site": [f"s{i % 5}" for i in range(ROWS)], "a": a, "b": b, "kind": draw.choice(["new", "old"], ROWS)}
+    y = np.where(a + draw.normal(size=ROWS) > 0, "yes", "no")
+    return frame | {"y": y} | {name: make(draw, y == "yes") for name, make in columns.items()}
+
+
+def warned(frame, target="y", **settings):
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.simplefilter("always")
+        kinfed.from_frame(polars.DataFrame(frame), client="site", target=target, **settings)
+    return [str(warning.message) for warning in shown]
+
+
+def price(draw, yes):
+    return [value if known else None for value, known in zip(draw.uniform(5, 50, ROWS).tolist(), yes, strict=True)]
+
+
+def often_empty(draw, yes):
+    """Empty in most rows of one class, and in some of the other."""
+    return [draw.random() if (known if draw.random() < 0.95 else not known) else None for known in yes]
+
+
+def codes(draw, yes):
+    return [f"{'PQRST'[i] if known else 'ABCDE'[i]}" for i, known in zip(draw.integers(0, 5, ROWS), yes, strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("columns", "said"),
+    [
+        ({"price": price}, "whether 'price' is empty tells 'y' in 100 % of rows ('no' where it is)"),
+        ({"paid": lambda draw, yes: np.where(yes, 100, 20) + draw.uniform(0, 60, ROWS)}, "'paid' alone tells 'y' in"),
+        ({"code": codes}, "'code' alone tells 'y' in 100 % of rows"),
+    ],
+)
+def test_a_column_that_tells_the_label_is_named(columns, said):
+    (line,) = warned(table(**columns))
+    assert said in line
+    assert line.endswith("what is not known before 'y' is left out with ignore")
+
+
+def test_two_columns_that_tell_the_label_together_are_named():
+    draw = np.random.default_rng(1)
+    sent, back = draw.choice(["yes", "no"], (2, ROWS))
+    (line,) = warned(table() | {"sent": sent, "back": back, "y": np.where(sent == back, "a", "b")})
+    assert "'sent' and 'back' together tell 'y' in 100 % of rows" in line or "'back' and 'sent' together" in line
+    due, paid = draw.normal(size=(2, ROWS))
+    (line,) = warned(table() | {"due": due, "paid": paid, "y": np.where(paid < due, "a", "b")})
+    assert {"'due'", "'paid'"} <= {*line.split()}
+
+
+def test_copies_sums_and_products_of_a_number_are_named():
+    draw = np.random.default_rng(2)
+    z, noise, net, tax = draw.normal(size=(4, ROWS))
+    (line,) = warned(table() | {"copy": 7 * z + 0.1 * noise, "z": z}, "z")
+    assert "'copy' tells 'z' but for 1." in line
+    (line,) = warned(table() | {"net": net, "tax": tax, "z": net + 2 * tax + 0.01 * noise}, "z")
+    assert "'z' is nearly a weighted sum of" in line
+    assert {"'net'", "'tax',"} <= {*line.split()} or {"'tax'", "'net',"} <= {*line.split()}
+    one, two = np.exp(net), np.exp(tax)
+    (line,) = warned(table() | {"price": one, "count": two, "z": one * two}, "z")
+    assert "'z' is nearly a weighted product of" in line
+
+
+def test_good_predictors_are_no_leaks():
+    strong = {"strong": lambda draw, yes: yes + 0.35 * draw.normal(size=ROWS), "often": often_empty}
+    assert warned(table(**strong)) == []
+    draw = np.random.default_rng(3)
+    z, noise = draw.normal(size=(2, ROWS))
+    assert warned(table() | {"near": z + 0.1 * noise, "z": z}, "z") == []
+
+
+def test_rows_that_stand_twice_are_counted_where_one_is_in_training():
+    frame = table()
+    again = np.random.default_rng(4).choice(ROWS, 40, replace=False)
+    doubled = {name: [*values, *np.asarray(values)[again]] for name, values in frame.items()}
+    (line,) = warned(doubled)
+    assert "rows outside of training" in line
+    assert 10 <= int(line.split(": ")[1].split()[0]) <= 40
+    coarse = {name: values for name, values in frame.items() if name in ("site", "kind", "y")}
+    assert warned(coarse | {"age": np.arange(ROWS) % 3}) == []  # where rows are equal by chance
+    assert warned(doubled | {"a": np.random.default_rng(5).normal(size=ROWS + 40)}) == []
+
+
+def months(skip=()):
+    rows = [(site, datetime.date(2016 + i // 12, 1 + i % 12, 1)) for site in "abc" for i in range(96)]
+    rows = [(site, date) for site, date in rows if date.month not in skip]
+    return {"site": [s for s, _ in rows], "t": [d for _, d in rows], "z": [float(i % 7) for i in range(len(rows))]}
+
+
+def test_windows_that_bridge_a_month_that_nobody_has_are_told():
+    settings = {"time": "t", "past": 6, "horizon": 2}
+    assert warned(months(), "z", **settings) == []
+    (line,) = warned(months(skip=(8,)), "z", **settings)
+    assert "8 of 87 steps are longer than the others" in line
+    assert "windows bridge these" in line
