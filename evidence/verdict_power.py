@@ -1,93 +1,214 @@
-"""Coverage and power of intervals over clients, by simulation: python evidence/verdict_power.py [--times 2000]
+"""Coverage, false claims and power of the verdict, by simulation: python evidence/verdict_power.py [--times 4000]
 
-Three intervals of what a method gains over another, for labels (the difference of accuracies) and for errors (the
-logarithm of the ratio of mean errors): Student's t of the clients' means, each client counting once; all test examples
-pooled, with an error that is robust to clients; and a random-effects mean, in which a client counts by its examples as
-far as noise within clients matters. Writes docs/evidence/verdict-power.md.
+Federations with a known gain, in settings that are easy and hard: labels and errors, clients of unequal size, gains
+that depend on size, heavy tails, rows in blocks, and baselines between which validation rows cannot choose. Writes
+docs/evidence/verdict-power.md.
 """
 
 import argparse
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from scipy import stats
 
-from kinfed.verdict.verdict import weighted_interval
+from kinfed.verdict.dependence import INDEPENDENT, Blocks
+from kinfed.verdict.verdict import decide, interval_per_row
 from kinfed_papers.result_pages import put
 
 PAGE = Path(__file__).parents[1] / "docs" / "evidence" / "verdict-power.md"
-CLIENTS = (8, 15, 40, 150)
-SIZES = {"20 each": lambda draw, n: np.full(n, 20), "4 to 100": lambda draw, n: draw.integers(4, 101, n)}
-RULES = ("t over clients", "all examples", "random effects")
+CLIENTS = (3, 8, 20, 100, 500)
+MOST = 400_000  # clients simulated in one cell of the table
+POINTS, SHARE = 0.03, 0.05  # the deviation of clients' gains: of an accuracy, of the logarithm of an error
+BLOCK = 10  # rows of a block
 
 
-def of_labels(draw, sizes, gain):
-    """Differences of paired scores that are 0 or 1, by client: a tenth disagree, client effects of 3 points."""
-    effect = gain + draw.normal(0, 0.03, len(sizes))
-    up = np.clip(0.05 + effect / 2, 0, 0.5)
-    down = np.clip(0.05 - effect / 2, 0, 0.5)
-    each = [draw.choice([1.0, 0.0, -1.0], n, p=(a, 1 - a - b, b)) for n, a, b in zip(sizes, up, down, strict=True)]
-    mean = np.array([one.mean() for one in each])
-    noise = np.array([one.var(ddof=1) for one in each])
-    return mean, noise, each
+class Setting(NamedTuple):
+    """How clients differ in size and gain, and how their rows do."""
+
+    name: str
+    scores: str = "labels"
+    sizes: str = "4 to 100"
+    gains: str = "normal"
+    block: int = 1
+    heavy: bool = False  # whether rows' errors have heavy tails
 
 
-def of_errors(draw, sizes, gain):
-    """Logarithms of ratios of mean absolute errors: client effects of 5 %, errors that have much in common."""
-    effect = gain + draw.normal(0, 0.05, len(sizes))
-    mean, noise, each = [], [], []
-    for n, ratio in zip(sizes, effect, strict=True):
-        scale, common, (a, b) = np.exp(draw.normal()), draw.normal(size=n), draw.normal(size=(2, n))
-        mine, other = (scale * np.abs(0.95 * common + 0.3 * one) for one in (a, b))
-        mine *= np.exp(-ratio)
-        mean.append(np.log(other.mean() / mine.mean()))
-        noise.append((other / other.mean() - mine / mine.mean()).var(ddof=1))
-        each.append(other / (other.mean() + mine.mean()) * 2 - mine / (other.mean() + mine.mean()) * 2)
-    return np.array(mean), np.array(noise), each
+SETTINGS = (
+    Setting("20 rows each", sizes="20"),
+    Setting("4 to 100 rows"),
+    Setting("shares of rows by Dirichlet's .5", sizes="dirichlet"),
+    Setting("gain grows with size, mean 0", gains="grows"),
+    Setting("small clients gain most", gains="shrinks"),
+    Setting("rows in blocks of ten", block=BLOCK),
+    Setting("gains with heavy tails (t, 3 degrees)", gains="heavy"),
+    Setting("gains that are skewed (exponential)", gains="skewed"),
+)
+SETTINGS += tuple(one._replace(scores="errors") for one in SETTINGS)
+SETTINGS += (
+    Setting("rows' errors with heavy tails (t, 2.5 degrees)", "errors", heavy=True),
+    Setting("gains of 30 %, skewed (exponential)", "errors", gains="very skewed"),
+)
 
 
-def pooled(each):
-    """All examples count once; the error is that of clients' sums."""
-    n, count = len(each), np.array([len(one) for one in each])
-    total = np.array([one.sum() for one in each])
-    mean = total.sum() / count.sum()
-    error = np.sqrt(np.square(total - mean * count).sum() * n / (n - 1)) / count.sum()
-    half = stats.t.ppf(0.975, n - 1) * error
-    return mean - half, mean + half
+def sizes_of(setting, draw, times, clients):
+    """[T, N] test rows of each client."""
+    if setting.sizes == "20":
+        return np.full((times, clients), 20)
+    if setting.sizes == "4 to 100":
+        return draw.integers(4, 101, (times, clients))
+    return np.maximum(2, (draw.dirichlet(np.full(clients, 0.5), times) * 40 * clients).astype(int))
 
 
-def student(mean):
-    half = stats.t.ppf(0.975, len(mean) - 1) * mean.std(ddof=1) / np.sqrt(len(mean))
-    return mean.mean() - half, mean.mean() + half
+def gains_of(setting, draw, sizes):
+    """[T, N] the clients' true gains, of mean 0."""
+    scale = POINTS if setting.scores == "labels" else SHARE
+    gains = draw.normal(0, scale, sizes.shape)
+    slope = 2 * scale * (sizes - 52) / 28
+    if setting.gains == "heavy":
+        return scale * stats.t.rvs(3, size=sizes.shape, random_state=draw)
+    if setting.gains.endswith("skewed"):
+        scale = 0.3 if setting.gains == "very skewed" else scale
+        return scale * (draw.exponential(size=sizes.shape) - 1)
+    return gains + {"normal": 0, "grows": slope, "shrinks": -slope}[setting.gains]
 
 
-def measure(make, gain, clients, sizes, times):
-    """By rule, the shares of intervals that hold the truth, and that are above 0."""
-    draw, found = np.random.default_rng(1), np.zeros((len(RULES), 2))
-    for _ in range(times):
-        size = SIZES[sizes](draw, clients)
-        mean, noise, each = make(draw, size, gain)
-        within = float((noise * (size - 1)).sum() / (size - 1).sum()) / size
-        intervals = student(mean), pooled(each), weighted_interval(mean, within)[1:]
-        found += [[low <= gain <= high, low > 0] for low, high in intervals]
-    return found / times
+def differences_of(setting, draw, sizes, gains):
+    """[T, N] the measured differences of clients: of accuracies, or of logarithms of mean errors."""
+    rows = -(-sizes // setting.block)  # observations that are independent
+    if setting.scores == "labels":  # a fifth of labels are answered differently
+        up, down = (np.clip(0.1 + sign * gains / 2, 0, 1) for sign in (1, -1))
+        counts = draw.multinomial(rows, np.stack([up, 1 - up - down, down], -1))
+        return (counts[..., 0] - counts[..., 2]) / rows
+    flat, total = rows.ravel(), int(rows.sum())
+    common, mine, other = (
+        stats.t.rvs(2.5, size=(3, total), random_state=draw) if setting.heavy else draw.normal(size=(3, total))
+    )
+    begin = np.concatenate([[0], np.cumsum(flat)[:-1]])
+    means = [np.add.reduceat(np.abs(0.95 * common + 0.3 * one), begin) / flat for one in (mine, other)]
+    return np.log(means[1] / means[0]).reshape(sizes.shape) + gains
+
+
+def student(values):
+    """[T] the means of values: [T, N], and half the widths of Student's intervals."""
+    count = values.shape[1]
+    return values.mean(1), stats.t.ppf(0.975, count - 1) * values.std(1, ddof=1) / np.sqrt(count)
+
+
+def claims(draw, setting, clients, times, gain):
+    """Shares of federations whose interval holds the gain, lies above 0, and lies below 0."""
+    held, above, below = 0, 0, 0
+    for part in np.array_split(np.arange(times), max(1, times * clients // 20_000)):
+        sizes = sizes_of(setting, draw, len(part), clients)
+        mean, half = student(differences_of(setting, draw, sizes, gains_of(setting, draw, sizes) + gain))
+        held += int((np.abs(mean - gain) <= half).sum())
+        above += int((mean - half > 0).sum())
+        below += int((mean + half < 0).sum())
+    return held / times, above / times, below / times
+
+
+def write_overall(times):
+    """The table of the interval over clients, with a line for each setting and number of clients."""
+    lines = ["| scores, setting | clients | federations | coverage | false helps | false does not | power |"]
+    lines.append("| --- | ---: | ---: | ---: | ---: | ---: | ---: |")
+    for setting in SETTINGS:
+        gain = 0.04 if setting.scores == "labels" else 0.1
+        for clients in CLIENTS:
+            count, draw = min(times, MOST // clients), np.random.default_rng(clients)
+            held, above, below = claims(draw, setting, clients, count, 0.0)
+            power = claims(draw, setting, clients, count, gain)[1]
+            numbers = " | ".join(f"{100 * one:.1f} %" for one in (held, above, below, power))
+            lines.append(f"| {setting.scores}, {setting.name} | {clients} | {count:,} | {numbers} |")
+        print(lines[-1], flush=True)
+    return lines
+
+
+def write_per_row(times):
+    """The table of the mean weighted by rows, whose truth is the mean over rows."""
+    lines = ["| setting | clients | coverage |", "| --- | ---: | ---: |"]
+    for setting in (SETTINGS[1], SETTINGS[2], SETTINGS[3]):
+        for clients in (8, 20, 100):
+            draw, held = np.random.default_rng(clients), 0
+            for _ in range(times):
+                sizes = sizes_of(setting, draw, 1, clients)
+                gains = gains_of(setting, draw, sizes)
+                values = differences_of(setting, draw, sizes, gains)[0]
+                # Of sizes from 4 to 100 the mean per row is the slope times the variance of sizes over their mean.
+                truth = 2 * POINTS / 28 * (97**2 - 1) / 12 / 52 if setting.gains == "grows" else 0.0
+                _, low, high = interval_per_row(values, sizes[0])
+                held += np.isnan(low) or low <= truth <= high
+            lines.append(f"| labels, {setting.name} | {clients} | {100 * held / times:.1f} % |")
+    return lines
+
+
+def write_single_clients(times):
+    """The table of who is said to gain or lose: half of the clients gain 15 points, or an error a fifth lower."""
+    lines = ["| rows of a client | clients | rows count | said to gain or lose | of these wrong | found |"]
+    lines.append("| --- | ---: | --- | ---: | ---: | ---: |")
+    for block, dealt in ((1, False), (BLOCK, False), (BLOCK, True)):
+        for clients in (8, 20, 100):
+            for kind in ("each", "declared", "found"):
+                draw = np.random.default_rng(clients)
+                counts = sum(judged_clients(draw, clients, block, dealt, kind) for _ in range(times // 10 or 1))
+                said, wrong, right, able = counts
+                what = f"in blocks of {block}" if block > 1 else "independent"
+                what += ", a fifth of them for the test" * dealt
+                how = {"each": "each by itself", "declared": "by declared block", "found": "as found"}[kind]
+                share = f"{100 * wrong / said:.1f} %" if said else "none said"
+                lines.append(f"| {what} | {clients} | {how} | {said:,} | {share} | {100 * right / able:.1f} % |")
+        print(lines[-1], flush=True)
+    return lines
+
+
+def judged_clients(draw, clients, block, dealt, kind):
+    """[4] how many clients are said to gain or lose, wrongly, rightly, and how many gain, of one federation."""
+    gains, mine, others, ids = np.arange(clients) % 2 == 0, [], [], []
+    for i in range(clients):
+        count = int(draw.integers(4, 101)) * (5 if dealt else 1)
+        up, down = (0.25, 0.05) if gains[i] else (0.1, 0.1)
+        each = draw.choice([1.0, 0.0, -1.0], -(-count // block), p=(up, 1 - up - down, down))
+        places = np.arange(count)
+        if dealt:
+            places = np.sort(draw.permutation(count)[: count // 5])
+        score = np.repeat(each, block)[places]
+        mine.append((score > 0).astype(float))
+        others.append((score < 0).astype(float))
+        ids.append(places // block if kind == "declared" else places)
+    blocks = INDEPENDENT if kind == "each" else Blocks([ids], kind == "declared")
+    names = [str(i) for i in range(clients)]
+    gain, lose = decide([mine], [others], names, True, blocks)
+    right = sum(gains[int(name)] for name in gain)
+    return np.array([len(gain) + len(lose), len(gain) - right + len(lose), right, int(gains.sum())])
+
+
+def write_choice(times):
+    """The table of a floor between whose baselines validation rows cannot choose, all as good as the method."""
+    lines = ["| baselines as good as the method | clients | false helps | false does not |"]
+    lines.append("| --- | ---: | ---: | ---: |")
+    for rivals in (1, 3):
+        for clients in (8, 20, 100):
+            draw = np.random.default_rng(clients)
+            shared = draw.normal(0, 0.05, (times, clients, 1))
+            values = shared + draw.normal(0, 0.05, (times, clients, rivals))  # over each of the rivals
+            hardest = np.take_along_axis(values, values.mean(1).argmin(1)[:, None, None], 2)[..., 0]
+            mean, half = student(hardest)
+            above, below = float((mean - half > 0).mean()), float((mean + half < 0).mean())
+            lines.append(f"| {rivals} | {clients} | {100 * above:.1f} % | {100 * below:.1f} % |")
+    return lines
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--times", type=int, default=2000)
+    parser.add_argument("--times", type=int, default=4000)
     times = parser.parse_args().times
-    lines = [f"`python evidence/verdict_power.py --times {times}`: coverage at a true gain, and power there.", ""]
-    lines += [f"| scores | test examples | clients | {' | '.join(f'{rule}: coverage | power' for rule in RULES)} |"]
-    lines += [f"| --- | --- | ---: |{' ---: |' * 2 * len(RULES)}"]
-    for name, make, gain in (("labels, +2 points", of_labels, 0.02), ("errors, 5 % lower", of_errors, 0.05)):
-        for sizes in SIZES:
-            for clients in CLIENTS:
-                found = measure(make, gain, clients, sizes, times)
-                cells = [f"{100 * value:.1f} %" for value in found.flatten()]
-                lines.append(f"| {name} | {sizes} | {clients} | {' | '.join(cells)} |")
-                print(lines[-1], flush=True)
-    put(PAGE, "power", "\n".join(lines), "How far the verdict's intervals can be trusted")
+    title, command = "How far the verdict can be trusted", f"`python evidence/verdict_power.py --times {times}`"
+    for section, lines in (
+        ("power", write_overall(times)),
+        ("rows", write_per_row(times)),
+        ("clients", write_single_clients(times)),
+        ("choice", write_choice(times)),
+    ):
+        put(PAGE, section, "\n".join([command, "", *lines]), title)
 
 
 if __name__ == "__main__":

@@ -76,14 +76,14 @@ def test_standard_models_of_a_table_are_compared_with_too(table, tmp_path, capsy
     out = tmp_path / "choice"
     asked = [table.with_name("shops.csv"), "--client", "shop", "--target", "buys", "--method", "fedrep", "rounds=4"]
     assert ask(capsys, *asked, "--budget", 30, "--out", out)[0] == 0
-    (known,) = [RunFolder(out).read_summary().outside]
+    (known,) = [RunFolder(out).read_summary().baselines]
     runs = [str(out), str(out / "beside" / "local")]
     assert main(["compare", *runs, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["outside"] == [known]
+    assert json.loads(capsys.readouterr().out)["baselines"] == [known]
     assert main(["compare", *runs]) == 0
     shown = capsys.readouterr().out
     for one in known:
-        needs = "needs all rows in one place" if one["pools"] else "needs nobody else"
+        needs = f"needs {one['needs']}"
         (line,) = [line for line in shown.splitlines() if line.startswith(one["name"])]
         assert line.split()[-len(needs.split()) - 1 :] == [f"{100 * one['mean']:.2f}", *needs.split()]
 

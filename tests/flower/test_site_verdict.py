@@ -11,6 +11,7 @@ from kinfed import UsageError
 from kinfed.core.tasks import Classification
 from kinfed.data.federation import Federation
 from kinfed.flower.server import plan
+from kinfed.flower.server.site_references import read_baselines
 from kinfed.runs.run_folder import RunFolder
 from kinfed.simulation.execution import Execution
 from kinfed.verdict.one_client import judge_one
@@ -54,18 +55,20 @@ def test_each_site_compares_with_learning_alone_and_with_one_model_for_all(trial
     for i, name in enumerate(summary.clients.names):
         known = told(tmp_path, name)
         assert known["scores"]["fedamp"] == pytest.approx(summary.clients.scores[summary.selection.chosen][i])
-        assert known["scores"]["local"] == pytest.approx(float(alone.history.test("own")[i]))
+        lines = {one["name"]: one["mean"] for one in known["baselines"]}
+        assert lines["Local"] == pytest.approx(float(alone.history.test("own")[i]))
+        assert known["scores"]["alone"] == pytest.approx(lines[known["baseline"]])
         assert known["scores"]["fedavg"] == pytest.approx(shared.clients.scores[shared.selection.chosen][i])
         assert f"kinfed: {known['sentence']}" in screen
-        names = {one["name"] for one in known["outside"]}
-        assert names == {"the client's own majority", "a logistic regression for each client"}
-        best = known["outside"][0]
-        assert (f"{best['name']} does " in known["sentence"]) == (best["mean"] > known["scores"]["fedamp"])
+        assert {*lines} == {"Local", "the client's commonest label", "a logistic regression for each client"}
+        assert f"{known['baseline']}" in known["sentence"]
         assert not known["problems"]
     mine = torch.tensor(summary.clients.scores[summary.selection.chosen])
     over = summary.verdict["over"]
-    assert over["local"]["mean"] == pytest.approx(float((mine - alone.history.test("own")).mean()), abs=1e-6)
-    assert over["fedavg"]["mean"] == pytest.approx(
+    each = [{one["name"]: one["mean"] for one in told(tmp_path, name)["baselines"]} for name in summary.clients.names]
+    baseline = torch.tensor([one[summary.verdict["baselines"]["alone"]] for one in each])
+    assert over["alone"]["mean"] == pytest.approx(float((mine - baseline).mean()), abs=1e-6)
+    assert over["pooled"]["mean"] == pytest.approx(
         float((mine - torch.tensor(shared.clients.scores[shared.selection.chosen])).mean()), abs=1e-6
     )
     # The site has two experiments, of which one was to compare with.
@@ -83,9 +86,9 @@ def test_a_model_learnt_alone_is_kept_and_fedavg_is_compared_with_it_alone(trial
     made = trial("fedavg", rounds=1, beside=["local", "fedavg"])
     summary = made.serve()
     assert not (tmp_path / "out" / "beside").exists()
-    assert {*told(tmp_path, "a")["scores"]} == {"fedavg", "local"}
+    assert {*told(tmp_path, "a")["scores"]} == {"fedavg", "alone"}
     assert (tmp_path / "sites" / "a" / "a" / summary.sites.experiment / "alone.safetensors").exists()
-    assert summary.verdict["over"].keys() == {"local"}
+    assert summary.verdict["over"].keys() == {"alone"}
 
 
 def test_local_is_compared_with_nothing(trial, tmp_path):
@@ -100,7 +103,7 @@ def test_a_run_without_fedavg_to_compare_with_goes_on(trial, tmp_path, monkeypat
 
     made = trial("fedamp", rounds=1, beside=["local", "fedavg"])
     monkeypatch.setattr("kinfed.flower.server.site_references.fedavg_of", fails)
-    assert made.serve().verdict["over"].keys() == {"local"}
+    assert made.serve().verdict["over"].keys() == {"alone"}
     assert any("fedavg beside it failed" in line for line in made.lines)
 
 
@@ -117,29 +120,37 @@ def test_the_sentence_says_what_the_test_examples_say():
     """By hand: 8 of 8 better is p = 2 / 2**8; 1 of 1 is no evidence."""
     mine, alone = scores(1, 1, 1, 1, 1, 1, 1, 1, 0), scores(0, 0, 0, 0, 0, 0, 0, 0, 0)
 
-    def judged(mine, **others):
-        return judge_one("sfl", mine, others, metric="accuracy", higher_is_better=True, unit="%")
+    def judged(mine, local, fedavg=None):
+        return judge_one("sfl", mine, ("Local", local), fedavg, metric="accuracy", higher_is_better=True, unit="%")
 
-    found = judged(mine, local=alone)
+    found = judged(mine, alone)
     assert found.sentence == (
-        "learning from others helps here: accuracy 88.9 % with sfl, 0.0 % when learning alone; better than alone on 8 "
-        "and worse on 0 of 9 test examples (p = 0.0078)"
+        "Learning from others helps here: accuracy 88.9 % with sfl, 0.0 % with the best baseline without others, "
+        "Local. It is better on 8 and worse on 0 of 9 test examples (p = 0.0078)."
     )
-    assert found.over["local"].p == pytest.approx(2 / 2**8)
-    not_enough = "cannot tell whether learning from others helps here"
-    assert judged(scores(1, 0), local=scores(0, 0)).sentence.startswith(not_enough)
-    assert judged(scores(0, 0), local=scores(1, 0)).sentence.startswith(not_enough)  # as little evidence against
-    assert judged(alone, local=alone).sentence.startswith(not_enough)
-    assert judged(alone, local=mine).sentence.startswith("learning from others does not help here: keep the model")
-    assert judged(alone, local=alone, fedavg=mine).sentence.startswith("one model for all does better here")
-    assert judged(mine, local=alone, fedavg=mine).sentence.startswith("one model for all does as well here")
-    assert judged(mine, local=alone, fedavg=alone).sentence.startswith("learning from others helps here")
-    errors = judge_one("sfl", scores(*[1.0] * 9), {"local": scores(*[2.0] * 9)}, metric="mae", higher_is_better=False)
-    assert errors.sentence.startswith(
-        "learning from others helps here: mae 1 with sfl, 2 when learning alone; better than alone on 9"
+    assert found.over["alone"].p == pytest.approx(2 / 2**8)
+    not_enough = "Cannot tell whether learning from others helps here"
+    assert judged(scores(1, 0), scores(0, 0)).sentence.startswith(not_enough)
+    assert judged(scores(0, 0), scores(1, 0)).sentence.startswith(not_enough)  # as little evidence against
+    assert judged(alone, alone).sentence.startswith(not_enough)
+    assert judged(alone, mine).sentence.startswith("Learning from others does not help here: keep the baseline")
+    assert judged(alone, alone, mine).sentence.startswith("One model for all does better here")
+    assert judged(mine, alone, mine).sentence.startswith("One model for all does as well here")
+    assert judged(mine, alone, alone).sentence.startswith("Learning from others helps here")
+    errors = judge_one("sfl", scores(*[1.0] * 9), ("a ridge", scores(*[2.0] * 9)), metric="mae", higher_is_better=False)
+    assert errors.sentence.startswith("Learning from others helps here: mae 1 with sfl, 2 with the best baseline")
+    whole = judge_one("sfl", scores(0.9), ("Local", scores(0.5)), metric="auc", higher_is_better=True)
+    assert whole.sentence == (
+        "Cannot tell whether learning from others helps here: auc 0.9 with sfl, 0.5 with the best baseline without "
+        "others, Local."
     )
-    whole = judge_one("sfl", scores(0.9), {"local": scores(0.5)}, metric="auc", higher_is_better=True)
-    assert (
-        whole.sentence
-        == "cannot tell whether learning from others helps here: auc 0.9 with sfl, 0.5 when learning alone"
-    )
+
+
+@pytest.mark.parametrize(
+    "words",
+    [None, {}, {"a": [0, 1]}, {"Local": 3}, {"Local": [1, "x"]}, {"Local": [0.5, 2.0]}, {"Local": [0.1, 1e400]}],
+)
+def test_a_site_cannot_make_up_scores_that_are_none(words):
+    with pytest.raises((TypeError, ValueError)):
+        read_baselines(words, Classification(2))
+    assert read_baselines({"Local": [None, 0.5]}, Classification(2))["Local"].test == 0.5

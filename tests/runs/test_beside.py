@@ -11,7 +11,7 @@ import kinfed
 from kinfed.cli import main
 from kinfed.errors import RunError, UsageError
 from kinfed.report.tables.compare import compare
-from kinfed.runs import launch, reference_runs, test_scores
+from kinfed.runs import baselines, launch, reference_runs, test_scores
 from kinfed.runs.config import experiment as config
 from kinfed.runs.run_folder import RunFolder
 from kinfed.simulation.execution import Execution
@@ -48,23 +48,24 @@ def test_a_run_ends_with_its_verdict(shops, tmp_path, capsys, monkeypatch):
     assert main(["run", "cfl", *shops, "--out", str(tmp_path / "a")]) == 0
     found = read(tmp_path / "a")["verdict"]
     shown = said(capsys)
-    assert shown.endswith(f" {found['sentence']}")
+    assert shown.endswith(" ".join([found["sentence"], *found["notes"]]))
     for label, name in (("learning alone", "local"), ("one model for all", "fedavg")):  # in the table of scores
         other = read(tmp_path / "a/beside" / name)
         assert f"{label} {100 * other['scores'][other['selection']['chosen']]['mean']:.2f} " in shown
     monkeypatch.setenv("COLUMNS", "40")  # no digit is cut off
     assert main(["resume", str(tmp_path / "a"), "--beside", "local,fedavg"]) == 0
     assert shown.partition("* chosen")[0].partition("test")[2] in said(capsys)
-    assert found["over"].keys() == {"local", "fedavg"}
+    assert found["over"].keys() == {"alone", "pooled"}
+    mine = read(tmp_path / "a")
+    means = {one["name"]: one["mean"] for one in mine["baselines"]}
     for name in ("local", "fedavg"):
         other = read(tmp_path / "a/beside" / name)
         assert other["method"] == name
         assert "verdict" not in other
-        mine = read(tmp_path / "a")
-        mean = (
-            mine["scores"][mine["selection"]["chosen"]]["mean"] - other["scores"][other["selection"]["chosen"]]["mean"]
-        )
-        assert found["over"][name]["mean"] == pytest.approx(mean, abs=1e-6)
+        means[baselines.NAMES[name]] = other["scores"][other["selection"]["chosen"]]["mean"]
+    for kind, name in found["baselines"].items():
+        mean = mine["scores"][mine["selection"]["chosen"]]["mean"] - means[name]
+        assert found["over"][kind]["mean"] == pytest.approx(mean, abs=1e-6)
     assert sorted(found["gain"] + found["lose"] + found["undecided"]) == list("abcd")
 
     assert main(["run", "cfl", *shops, "--out", str(tmp_path / "b"), "--beside", "none"]) == 0
@@ -73,7 +74,7 @@ def test_a_run_ends_with_its_verdict(shops, tmp_path, capsys, monkeypatch):
     assert "verdict" not in read(tmp_path / "b")
 
     assert main(["resume", str(tmp_path / "b"), "--beside", "local,fedavg"]) == 0
-    assert said(capsys).endswith(f" {found['sentence']}")
+    assert said(capsys).endswith(" ".join([found["sentence"], *found["notes"]]))
     assert read(tmp_path / "b")["verdict"] == found
 
     assert main(["compare", str(tmp_path / "a"), "--json"]) == 0
@@ -101,7 +102,7 @@ def test_what_is_trained_beside_what(method, others, tmp_path):
     launch.launch(config.resolve(config.read(method, SMALL)), tmp_path / "a", beside="auto")
     assert set(reference_runs.folders(RunFolder(tmp_path / "a"))) == others
     assert ("verdict" in read(tmp_path / "a")) == bool(others)
-    assert method == "local" or read(tmp_path / "a")["verdict"]["over"].keys() == others
+    assert method == "local" or read(tmp_path / "a")["verdict"]["over"].keys() == {"alone", "pooled"}
 
 
 def test_the_same_training_but_for_the_method():
@@ -153,7 +154,7 @@ def test_what_cannot_be_trained_beside_it_takes_no_results_away(tmp_path, monkey
 
     monkeypatch.setattr(launch, "fit", fit)
     cases = (
-        ("FedAvg", {"local"}, RunError("it diverged"), "it diverged"),
+        ("FedAvg", {"alone", "pooled"}, RunError("it diverged"), "it diverged"),
         (
             "Local",
             None,
@@ -187,11 +188,13 @@ def test_a_seed_that_fails_takes_no_other_seed_away(tmp_path, monkeypatch, capsy
     assert summary["seeds"] == [0, 2, 3]
     means = [one["scores"][summary["selection"]["chosen"]]["mean"] for one in each.values()]
     assert summary["scores"][summary["selection"]["chosen"]]["mean"] == pytest.approx(np.mean(means))
-    pairs = [RunFolder(tmp_path / f"a/{place}seed-{seed}") for seed in (0, 2) for place in ("", "beside/local/")]
-    gains = [
-        np.subtract(*(list(test_scores.Tested.of(one).means.values()) for one in pairs[i : i + 2])) for i in (0, 2)
-    ]
-    assert summary["verdict"]["over"]["local"]["mean"] == pytest.approx(np.mean(gains), abs=1e-6)
+    name, gains = summary["verdict"]["baselines"]["alone"], []
+    for seed in (0, 2):
+        own = RunFolder(tmp_path / f"a/seed-{seed}")
+        known = [baselines.Baseline.of(RunFolder(tmp_path / f"a/beside/local/seed-{seed}")), *baselines.read(own)]
+        (other,) = (one.tested.means for one in known if one.name == name)
+        gains.append(np.mean(list(test_scores.Tested.of(own).means.values())) - np.mean(list(other.values())))
+    assert summary["verdict"]["over"]["alone"]["mean"] == pytest.approx(np.mean(gains), abs=1e-6)
     (row,) = compare([tmp_path / "a"]).sets[0]
     assert row.seeds == (0, 2, 3)
     assert main(["report", str(tmp_path / "a")]) == 0
@@ -212,7 +215,7 @@ def test_a_run_of_which_every_seed_fails_has_failed(tmp_path):
 
 @pytest.mark.beside
 def test_a_verdict_that_cannot_be_worked_out_takes_no_results_away(tmp_path, monkeypatch):
-    monkeypatch.setattr(reference_runs, "verdict", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr(baselines, "verdict", lambda *_, **__: 1 / 0)
     for seeds in ("1", "2"):
         launch.launch(config.resolve(config.read("cfl", [*SMALL, f"seeds={seeds}"])), tmp_path / seeds, beside="auto")
         found = read(tmp_path / seeds)
@@ -255,7 +258,7 @@ def test_a_verdict_is_on_honest_clients_and_marked_where_scores_leak(tmp_path):
     launch.launch(
         config.resolve(config.read("fedaghn", [*SMALL, "method.feedback=test"])), tmp_path / "b", beside="auto"
     )
-    assert read(tmp_path / "b")["verdict"]["sentence"].endswith("; leaking: these scores are not a fair estimate")
+    assert read(tmp_path / "b")["verdict"]["notes"][-1] == baselines.LEAKING
 
 
 @pytest.mark.beside
@@ -297,12 +300,12 @@ def test_compare_takes_local_from_the_compared_runs_or_from_beside(tmp_path):
     verdicts = {row.method: row.verdict for row in found.sets[0]}
     assert verdicts["cfl"] == read(tmp_path / "cfl")["verdict"]
     assert verdicts["local"] is None
-    assert verdicts["fedavg"]["over"].keys() == {"local"}
+    assert verdicts["fedavg"]["over"].keys() == {"alone", "pooled"}
     assert not found.warnings
     for folder in (tmp_path / "cfl", moved / "local"):  # as runs of former versions, which counted by clients' means
         (folder / "tested.safetensors").unlink()
     (row,) = (row for row in compare([tmp_path / "cfl", moved / "local"]).sets[0] if row.method == "cfl")
-    assert row.verdict["over"]["local"] == pytest.approx(read(tmp_path / "cfl")["verdict"]["over"]["local"], abs=1e-6)
+    assert row.verdict["over"]["alone"]["mean"] == pytest.approx(has["cfl"]["over"]["alone"]["mean"], abs=1e-6)
     assert len(row.verdict["undecided"]) == 4
     assert not row.counts.paired
     (tmp_path / "fedaghn/tested.safetensors").write_bytes(b"broken")

@@ -20,6 +20,7 @@ from kinfed.core.graph import Graph
 from kinfed.core.layers import Norm
 from kinfed.methods import METHODS
 from kinfed.runs import final_state
+from kinfed.runs.baselines import NONE_STANDARD
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +64,7 @@ def test_a_run_says_the_same_before_it_is_written_and_after_it_is_opened(tmp_pat
     made = {
         name: kinfed.fit(METHODS[name](), federation, nn.Linear(4, 2), **how) for name in ("kin", "local", "fedavg")
     }
+    verdict = made["kin"].verdict(made["local"], made["fedavg"])
     for name, run in made.items():
         kinfed.save(run, tmp_path / name)
     read = {name: kinfed.Run.open(tmp_path / name, nn.Linear(4, 2)) for name in made}
@@ -74,8 +76,9 @@ def test_a_run_says_the_same_before_it_is_written_and_after_it_is_opened(tmp_pat
         assert opened.predict("2", x.numpy()).equals(run.predict("2", x.numpy()))
         answers = run.model("2")(x).argmax(1)
         assert opened.predict("2", x.numpy())["class"].cast(int).to_list() == answers.tolist()
-    verdicts = [runs["kin"].verdict(runs["local"], runs["fedavg"]) for runs in (made, read)]
-    assert verdicts[0].to_dict() == verdicts[1].to_dict()
+    assert read["kin"].verdict(read["local"], read["fedavg"]).to_dict() == verdict.to_dict()
+    (tmp_path / "kin/baselines.safetensors").unlink()
+    assert read["kin"].verdict(read["local"]).notes[-1] == NONE_STANDARD
     fewer = kinfed.Federation.from_arrays(x[:80], (x[:80, 0] > 0).long(), torch.arange(80) % 4)
     other = kinfed.fit(METHODS["local"](), fewer, nn.Linear(4, 2), **how)
     for run in (made["kin"], read["kin"]):

@@ -233,7 +233,7 @@ def test_clients_are_compared_where_examples_have_no_scores():
     choice = chosen(Federation.from_arrays(x, y, client, task=Ordered()), module=nn.Linear(3, 1))
     assert set(choice.answers.values()) == {"kin"}
     means = [run.history.test(run.history.chosen).double().mean() for run in (choice.run, choice.runs["local"])]
-    assert choice.verdict.over["local"].mean == pytest.approx(float(means[1] - means[0]))
+    assert choice.verdict.over["alone"].mean == pytest.approx(float(means[1] - means[0]))
     assert len(choice.verdict.undecided) == 6
 
 

@@ -1,4 +1,4 @@
-"""Verdicts by hand: differences, intervals, clients that gain and lose, and the sentence of each case."""
+"""Verdicts by hand: differences, intervals, clients that gain and lose, and what each case says."""
 
 import json
 import math
@@ -11,10 +11,12 @@ from scipy import stats
 from torch import nn
 
 from kinfed import FedAvg, Federation, Forecasting, Local, Regression, UsageError, Verdict, fit
-from kinfed.runs import test_scores as by_folder
+from kinfed.runs.baselines import Baseline, floor, verdict
 from kinfed.runs.results import save
 from kinfed.runs.run_folder import RunFolder
-from kinfed.verdict.verdict import judge, plain, weighted_interval
+from kinfed.runs.test_scores import Tested
+from kinfed.verdict.dependence import Blocks, block_length
+from kinfed.verdict.verdict import Opponent, interval_over_clients, interval_per_row, judge, plain
 
 
 def test_large_numbers_are_written_out():
@@ -29,7 +31,15 @@ def right(*counts, of=20):
 
 def of_accuracy(method, mine, local, fedavg=None, **more):
     names = [f"c{i}" for i in range(len(mine[0]))]
-    return judge(method, mine, local, fedavg, names=names, metric="accuracy", higher_is_better=True, **more)
+    pooled = None if fedavg is None else Opponent("FedAvg", fedavg)
+    return judge(
+        method, mine, Opponent("Local", local), pooled, names=names, metric="accuracy", higher_is_better=True, **more
+    )
+
+
+def of_error(mine, alone, **more):
+    names = [f"c{i}" for i in range(len(mine[0]))]
+    return judge("sfl", mine, Opponent("a ridge", alone), names=names, metric="mae", higher_is_better=False, **more)
 
 
 def test_the_interval_by_hand():
@@ -37,14 +47,16 @@ def test_the_interval_by_hand():
     found = of_accuracy("cfl", right(12, 14, 16, 18), right(10, 10, 10, 10))
     half = 3.182446305 * math.sqrt(1 / 60) / 2
     assert isinstance(found, Verdict)
-    assert found.over["local"].mean == pytest.approx(0.25)
-    assert found.over["local"].low == pytest.approx(0.25 - half)
-    assert found.over["local"].high == pytest.approx(0.25 + half)
+    assert found.over["alone"].mean == pytest.approx(0.25)
+    assert found.over["alone"].low == pytest.approx(0.25 - half)
+    assert found.over["alone"].high == pytest.approx(0.25 + half)
     # A choice among five, made on other examples, leaves the interval as it is.
-    chosen = of_accuracy("cfl", right(12, 14, 16, 18), right(10, 10, 10, 10), candidates=5)
+    chosen = of_accuracy("cfl", right(12, 14, 16, 18), right(10, 10, 10, 10), candidates=5, saved="cfl")
     assert chosen.over == found.over
-    assert chosen.sentence.startswith("learning from others helps (cfl, chosen among 5 candidates): +25.0 points")
-    assert "(95 % interval 4.5 to 45.5)" in chosen.sentence
+    assert chosen.sentence == (
+        "Learning from others helps: accuracy +25.0 points against the best baseline without others, Local (95 % "
+        "interval 4.5 to 45.5). The cfl models are saved."
+    )
 
 
 def test_who_gains_and_loses_by_the_sign_test():
@@ -55,7 +67,7 @@ def test_who_gains_and_loses_by_the_sign_test():
     found = of_accuracy("cfl", right(18, 6, 2), right(10, 10, 10))
     assert (found.gain, found.lose, found.undecided) == (["c0"], ["c2"], ["c1"])
     assert found.worse == 2
-    assert found.sentence.endswith("; 1 of 3 clients gains, 1 loses, 1 undecided")
+    assert found.notes == ["by their own test rows 1 client gains, 1 loses; of 1 there are too few test rows to say"]
     # 6 better: p = 1/32, above 0.05 / 2, so that false discovery control calls neither of two clients decided...
     assert of_accuracy("cfl", right(16, 10), right(10, 10)).undecided == ["c0", "c1"]
     # ... but both, if the other has as much.
@@ -66,13 +78,12 @@ def test_errors_are_compared_by_ranks_and_in_per_cent():
     """Six positive differences: the exact two-sided p-value of signed ranks is 2 / 2**6; of five it is 2 / 2**5."""
     local = [[np.array([1.0, 1.1, 1.2, 1.3, 1.4, 1.5]), np.array([1.0, 1.1, 1.2, 1.3, 1.4])]]
     mine = [[one - 0.1 * np.arange(1, len(one) + 1) for one in local[0]]]
-    found = judge("sfl", mine, local, names=["a", "b"], metric="mae", higher_is_better=False)
-    assert (found.gain, found.undecided) == ([], ["a", "b"])  # 0.03125 is above 0.05 / 2
-    alone = judge("sfl", [mine[0][:1] * 2], [local[0][:1] * 2], names=["a", "b"], metric="mae", higher_is_better=False)
-    assert alone.gain == ["a", "b"]
+    found = of_error(mine, local)
+    assert (found.gain, found.undecided) == ([], ["c0", "c1"])  # 0.03125 is above 0.05 / 2
+    assert of_error([mine[0][:1] * 2], [local[0][:1] * 2]).gain == ["c0", "c1"]
     # Mean errors 0.9 and 0.9 against 1.25 and 1.2: the geometric mean of 0.72 and 0.75.
-    assert found.over["local"].mean == pytest.approx(1 - math.sqrt(0.72 * 0.75))
-    assert "mae 26.5 % lower on average than when learning alone (no interval, from 2 clients)" in found.sentence
+    assert found.over["alone"].mean == pytest.approx(1 - math.sqrt(0.72 * 0.75))
+    assert "mae 26.5 % lower than the best baseline without others, a ridge (no interval, as two" in found.sentence
 
 
 def test_errors_have_intervals_of_their_logarithms_that_stay_below_a_hundred_per_cent():
@@ -81,8 +92,7 @@ def test_errors_have_intervals_of_their_logarithms_that_stay_below_a_hundred_per
         [[np.full(3, one) for one in (2.0, 5.0, 10.0, 4.0)]],
         [[np.full(3, one) for one in (1.0, 2.0, 1.0, 1.0)]],
     )
-    how = {"names": ["a", "b", "c", "d"], "metric": "mae", "higher_is_better": False}
-    found = judge("sfl", mine, local, **how).over["local"]
+    found = of_error(mine, local).over["alone"]
     logs = np.log([0.5, 0.4, 0.1, 0.25])
     half = 3.182446305 * logs.std(ddof=1) / 2
     assert found.relative
@@ -90,57 +100,53 @@ def test_errors_have_intervals_of_their_logarithms_that_stay_below_a_hundred_per
         tuple(1 - math.exp(one) for one in (logs.mean(), logs.mean() + half, logs.mean() - half))
     )
     assert found.high < 1
-    worse = judge("sfl", local, mine, **how)
-    assert "keep your own models (method=local); sfl: mae 276.1 % higher on average than when" in worse.sentence
+    worse = of_error(local, mine)
+    assert worse.sentence.startswith("Learning from others does not help here: mae 276.1 % higher than the best")
     # Where an error is zero, even with one of two seeds, no ratio is defined: differences are in the metric's unit.
-    none = judge("sfl", [[np.zeros(3), *mine[0][1:]]], local, **how)
-    assert not none.over["local"].relative
-    assert none.over["local"].mean == pytest.approx((2 + 3 + 9 + 3) / 4)
-    assert "-4.25 mae on average over learning alone (95 % interval -9.34 to 0.844)" in none.sentence
-    twice = judge("sfl", [*mine, [np.zeros(3), *mine[0][1:]]], local * 2, **how)
-    assert twice.over["local"].mean == pytest.approx((1.5 + 3 + 9 + 3) / 4)
-
-
-def test_what_is_not_clear_over_one_model_for_all_is_said_to_be_unclear():
-    found = of_accuracy("cfl", right(18, 17, 18, 19), right(10, 10, 10, 10), right(17, 18, 18, 17))
-    assert "; it is unclear whether that beats one model for all: +2.5 over" in found.sentence
+    none = of_error([[np.zeros(3), *mine[0][1:]]], local)
+    assert not none.over["alone"].relative
+    assert none.over["alone"].mean == pytest.approx((2 + 3 + 9 + 3) / 4)
+    assert "-4.25 mae against the best baseline without others, a ridge (95 % interval -9.34 to 0.844)" in none.sentence
+    twice = of_error([*mine, [np.zeros(3), *mine[0][1:]]], local * 2)
+    assert twice.over["alone"].mean == pytest.approx((1.5 + 3 + 9 + 3) / 4)
 
 
 @pytest.mark.parametrize(
-    ("mine", "fedavg", "words"),
+    ("mine", "pooled", "begins", "second"),
     [
-        (
-            (18, 17, 18, 19),
-            None,
-            "learning from others helps: +40.0 points on average over learning alone (95 % interval 33.5 to 46.5)",
-        ),
-        ((18, 17, 18, 19), (12, 12, 12, 12), "), and +30.0 over one model for all (23.5 to 36.5); "),
-        ((11, 9, 11, 11), None, "cannot tell from 80 test examples of 4 clients: +2.5 points on average over "),
-        (
-            (9, 10, 9, 10),
-            None,
-            "cannot tell from 80 test examples of 4 clients: -2.5 points on average over learning alone (95 %",
-        ),
-        (
-            (4, 5, 4, 3),
-            None,
-            "does not help here: keep your own models (method=local); cfl: -30.0 points",
-        ),
-        ((4, 5, 4, 3), (18, 17, 18, 19), "; cfl: -70.0 over one model for all ("),
-        ((15, 14, 16, 15), (15, 15, 15, 15), "one model for all does as well here: method=fedavg, +25.0 points"),
-        ((4, 5, 4, 3), (18, 17, 18, 19), "one model for all does better here: method=fedavg, +40.0 points on average"),
-        ((4, 5, 4, 3), (3, 4, 4, 3), "learning from others does not help here: keep your own models"),
-        (
-            (10, 10, 10, 10),
-            None,
-            "cannot tell from 80 test examples of 4 clients: +0.0 points on average over learning",
-        ),
+        ((18, 17, 18, 19), None, "Learning from others helps: accuracy +40.0 points against", ""),
+        ((18, 17, 18, 19), (12, 12, 12, 12), "Learning from others helps", "It also beats the best pooled baseline"),
+        ((18, 17, 18, 19), (17, 18, 18, 17), "Learning from others helps", "does as well|may do as well"),
+        ((11, 9, 11, 11), None, "Cannot tell whether learning from others helps: accuracy +2.5 points", ""),
+        ((4, 5, 4, 3), None, "Learning from others does not help here: accuracy -30.0 points", ""),
+        ((4, 5, 4, 3), (18, 17, 18, 19), "Learning from others helps, but cfl is not shown to", "does better: against"),
+        ((4, 5, 4, 3), (3, 4, 4, 3), "Learning from others does not help here", "may do as well: against it cfl has"),
+        ((10, 10, 10, 10), None, "Cannot tell whether learning from others helps: accuracy +0.0 points", ""),
     ],
 )
-def test_the_sentence_of_each_case(mine, fedavg, words):
-    found = of_accuracy("cfl", right(*mine), right(10, 10, 10, 10), fedavg and right(*fedavg))
-    assert words in found.sentence
-    assert ("fedavg" in found.over) == (fedavg is not None)
+def test_the_sentence_of_each_case(mine, pooled, begins, second):
+    found = of_accuracy("cfl", right(*mine), right(10, 10, 10, 10), pooled and right(*pooled))
+    assert found.sentence.startswith(begins)
+    assert any(words in found.sentence for words in second.split("|"))
+    assert ("pooled" in found.over) == (pooled is not None)
+    assert len(found.sentence.split(". ")) <= 2
+
+
+def test_a_baseline_that_needs_all_rows_is_named_as_such():
+    pooled = Opponent("a ridge of all rows", right(12, 12, 13, 12), needs_rows=True)
+    found = judge(
+        "cfl",
+        right(18, 17, 18, 19),
+        Opponent("Local", right(10, 10, 10, 10)),
+        pooled,
+        names=list("abcd"),
+        metric="accuracy",
+        higher_is_better=True,
+        saved="cfl",
+    )
+    assert "the best pooled baseline, a ridge of all rows in one place: +28.8 points" in found.sentence
+    assert found.sentence.endswith("; the cfl models are saved.")
+    assert found.baselines == {"alone": "Local", "pooled": "a ridge of all rows"}
 
 
 def simulated(draw, gain, clients=8, examples=24):
@@ -158,9 +164,9 @@ def simulated(draw, gain, clients=8, examples=24):
 def answer(found):
     """What a sentence says: 1 that others help, -1 that they do not, 0 that it cannot tell."""
     begins = {
-        "learning from others helps: ": 1,
-        "cannot tell from ": 0,
-        "learning from others does not help here: ": -1,
+        "Learning from others helps: ": 1,
+        "Cannot tell whether ": 0,
+        "Learning from others does not help here: ": -1,
     }
     return next(value for words, value in begins.items() if found.sentence.startswith(words))
 
@@ -173,7 +179,7 @@ def test_neither_side_is_claimed_against_the_interval(gain):
     for _ in range(100):
         mine, local = simulated(draw, gain)
         found, mirrored = of_accuracy("cfl", mine, local), of_accuracy("cfl", local, mine)
-        over = found.over["local"]
+        over = found.over["alone"]
         assert answer(found) == (1 if over.low > 0 else -1 if over.high < 0 else 0)
         assert answer(mirrored) == -answer(found)
         said.append(answer(found))
@@ -183,73 +189,43 @@ def test_neither_side_is_claimed_against_the_interval(gain):
 
 def test_of_fedavg_and_local_themselves():
     other = right(18, 17, 18, 19)
-    assert of_accuracy("fedavg", other, right(10, 10, 10, 10)).sentence.startswith("one model for all helps: +40.0")
-    assert of_accuracy("fedavg", other, right(10, 10, 10, 10), other).over.keys() == {"local"}
-    own = of_accuracy("local", other, other, right(10, 10, 10, 10), candidates=3)
-    assert own.sentence == (
-        "one model for all does not help here, and no candidate was clearly better than learning alone on validation "
-        "examples: keep your own models (method=local, chosen among 3 candidates); on test examples +40.0 points on "
-        "average over one model for all (95 % interval 33.5 to 46.5)"
+    assert of_accuracy("fedavg", other, right(10, 10, 10, 10)).sentence.startswith("One model for all helps: ")
+    assert of_accuracy("fedavg", other, right(10, 10, 10, 10), other).over.keys() == {"alone"}
+    chosen = of_accuracy("local", other, other, right(10, 10, 10, 10), candidates=3, saved="local").sentence
+    assert chosen.startswith("No way of learning from others was clearly better than learning alone on validation")
+    assert "It beats the best pooled baseline, FedAvg: +40.0 points (33.5 to 46.5); the local models are" in chosen
+    assert of_accuracy("local", other, other, other).sentence.startswith("Only learning alone was trained, so nobody")
+
+
+def test_bad_input_says_what_cannot_be_said():
+    """One client, two, clients that all differ by the same, or not at all, clients without test rows."""
+    single = of_accuracy("cfl", right(18), right(10))
+    assert single.sentence == (
+        "There is one client, which has nobody to learn from. Keep the best baseline without others, Local."
     )
-
-
-@pytest.mark.parametrize(
-    ("fedavg", "alone", "chosen"),
-    [
-        (None, "cannot tell whether learning from others helps: only learning alone was trained", None),
-        (
-            (10, 10, 10, 10),
-            "one model for all does not help here: keep your own models (method=local); local: +40.0",
-            "one model for all does not help here, and no ",
-        ),
-        (
-            (18, 18, 18, 17),
-            "cannot tell from 80 test examples of 4 clients: +1.2",
-            "cannot tell whether learning from ",
-        ),
-        ((20, 20, 20, 20), "one model for all does better here: method=fedavg; local: -10.0", "cannot tell whether "),
-    ],
-)
-def test_of_learning_alone_beside_one_model_for_all(fedavg, alone, chosen):
-    """Local and FedAvg are compared; of other candidates a choice only knows that none was clearly better."""
-    own = right(18, 17, 18, 19)
-    shared = fedavg and right(*fedavg)
-    assert of_accuracy("local", own, own, shared).sentence.startswith(alone)
-    if chosen is not None:
-        sentence = of_accuracy("local", own, own, shared, candidates=3).sentence
-        assert sentence.startswith(chosen)
-        assert "no candidate was clearly better than learning alone on validation examples" in sentence
-
-
-def test_without_an_estimate_of_the_noise_nothing_is_claimed():
-    """One client, or clients that all differ by the same, such as one test example each."""
-    one = of_accuracy("cfl", right(18), right(10))
-    assert one.sentence == "there is one client, which has nobody to learn from: keep its own model (method=local)"
-    assert one.to_dict()["over"]["local"] == {
-        "mean": pytest.approx(0.4),
-        "low": None,
-        "high": None,
-        "relative": False,
-    }
-    json.dumps(one.to_dict(), allow_nan=False)
+    over = single.to_dict()["over"]["alone"]
+    assert (over["mean"], over["low"], over["high"]) == (pytest.approx(0.4), None, None)
+    json.dumps(single.to_dict(), allow_nan=False)
     few = of_accuracy("cfl", right(1, 1, 1, of=1), right(0, 0, 0, of=1))
-    assert few.sentence == (
-        "cannot tell from 3 clients with one score each: +100.0 points on average over learning alone "
-        "(no interval, as every client differs by as much); one score each does not tell which clients gain"
-    )
+    assert "(no interval, as every client differs by as much)" in few.sentence
+    assert few.sentence.startswith("Cannot tell")
+    assert few.notes == ["with one score for each client, nobody can say which clients gain"]
     tied = of_accuracy("cfl", right(10, 10, 10), right(10, 10, 10))
-    assert tied.over["local"] == replace(tied.over["local"], mean=0.0, low=0.0, high=0.0)
+    assert (tied.over["alone"].mean, tied.over["alone"].low, tied.over["alone"].high) == (0, 0, 0)
     assert tied.undecided == ["c0", "c1", "c2"]
+    assert tied.notes == ["with so few test rows, we cannot say which clients gain"]
     two = of_accuracy("cfl", right(18, 17), right(10, 10))
-    assert two.sentence.startswith("two clients do not tell what others would gain: +37.5 points on average over")
-    assert "(no interval, from 2 clients)" in two.sentence
+    assert two.sentence.startswith("Two clients are too few to say whether learning from others helps: accuracy +37.5")
+    mine, alone = right(18, 17, 19, 18), right(10, 10, 10, 10)
+    mine[0][2] = alone[0][2] = np.empty(0)
+    assert of_accuracy("cfl", mine, alone).notes[-1] == "1 client without test scores is left out"
 
 
 def test_seeds_are_averaged_and_their_p_values_merged():
     """Test sets differ in size from seed to seed. Twice the mean of 1/2**9 and 1/2**3, doubled for two sides: 0.25."""
     mine, local = right(19, 14) + right(13, 14, of=15), right(10, 14) + right(10, 14, of=15)
     found = of_accuracy("cfl", mine, local)
-    assert found.over["local"].mean == pytest.approx((9 / 20 + 3 / 15) / 4)
+    assert found.over["alone"].mean == pytest.approx((9 / 20 + 3 / 15) / 4)
     assert found.gain == []
     assert of_accuracy("cfl", mine[:1] * 2, local[:1] * 2).gain == ["c0"]  # 2 * 2 / 2**9 = 0.0078
     assert of_accuracy("cfl", mine[:1] + local[:1], local[:1] * 2).gain == []  # nothing in the second
@@ -259,10 +235,9 @@ def test_examples_and_clients_without_a_score_are_left_out():
     mine, local = right(18, 15, 3), right(10, 10, 10)
     mine[0][1], local[0][1] = np.empty(0), np.empty(0)  # such as an attacker
     local[0][0][[0, 19]] = np.nan
-    found = of_accuracy("cfl", mine, local, leaking=True)
-    assert found.over["local"].mean == pytest.approx((17 / 18 - 9 / 18 - 7 / 20) / 2)
+    found = of_accuracy("cfl", mine, local)
+    assert found.over["alone"].mean == pytest.approx((17 / 18 - 9 / 18 - 7 / 20) / 2)
     assert found.gain + found.lose + found.undecided == ["c0", "c2"]
-    assert found.sentence.endswith("; leaking: these scores are not a fair estimate")
     with pytest.raises(UsageError, match="client c0: the runs were not tested on the same examples"):
         of_accuracy("cfl", right(1, 1, of=3), right(1, 1, of=4))
     with pytest.raises(UsageError, match="no client has a test score in both"):
@@ -289,19 +264,22 @@ def test_scores_of_examples_are_those_of_the_models_that_are_saved(federation, t
         torch.testing.assert_close(means, run.history.test(run.history.chosen))
         save(run, tmp_path / method.__name__)
         written = RunFolder(tmp_path / method.__name__).read_tested()
-        assert all(np.array_equal(a, b.numpy()) for a, b in zip(written, tested, strict=True))
+        assert all(np.array_equal(a, b.numpy()) for a, b in zip(written.scores, tested, strict=True))
+        assert all(np.array_equal(a, b) for a, b in zip(written.blocks, federation.rows["test"], strict=True))
     found = runs[FedAvg].verdict(runs[Local])
-    folders = [[by_folder.Tested.of(RunFolder(tmp_path / name))] for name in ("FedAvg", "Local")]
-    assert found == by_folder.verdict("fedavg", runs[FedAvg].summary.metric, *folders)
-    assert found.over["local"].mean < 0
-    assert answer(found) == -1 if found.over["local"].high < 0 else answer(found) == 0
+    assert set(found.over) == {"alone", "pooled"}  # the pooled standard models
+    known = [Baseline.of(RunFolder(tmp_path / "Local"))]
+    mine, metric = [Tested.of(RunFolder(tmp_path / "FedAvg"))], runs[FedAvg].summary.metric
+    assert known[0].validation == runs[Local].validation
+    by_folder = verdict("fedavg", metric, mine, floor([known], True))
+    standard, _ = runs[FedAvg].standard_baselines
+    assert found == verdict("fedavg", metric, mine, floor([[*known, *standard]], True))
     other = replace(federation, rows={**federation.rows, "test": federation.rows["test"][::-1]})
     with pytest.raises(UsageError, match="was not tested on the examples of"):
         fit(FedAvg(), other, nn.Linear(2, 2), rounds=1).verdict(runs[Local])
     (tmp_path / "Local/tested.safetensors").unlink()
-    folders[1] = [by_folder.Tested.of(RunFolder(tmp_path / "Local"))]
-    means = by_folder.verdict("fedavg", runs[FedAvg].summary.metric, *folders)
-    assert means.over["local"].mean == pytest.approx(found.over["local"].mean)
+    means = verdict("fedavg", metric, mine, floor([[Baseline.of(RunFolder(tmp_path / "Local"))]], True))
+    assert means.over["alone"].mean == pytest.approx(by_folder.over["alone"].mean)
     assert len(means.undecided) == 4
 
 
@@ -333,24 +311,62 @@ def test_scores_of_examples_average_to_the_clients(task, shape):
     assert [len(one) for one in run.tested()] == [len(rows) for rows in federation.rows["test"]]
 
 
-def test_a_client_counts_as_far_as_its_examples_tell():
+def test_each_client_counts_once_and_per_row_it_counts_by_its_rows():
     values = np.array([0.1, 0.3, 0.2, 0.6])
     student = stats.t.interval(0.95, 3, values.mean(), stats.sem(values))
-    for noise in (0.0, 0.01):  # the same for all
-        mean, *bounds = weighted_interval(values, np.full(4, noise))
-        assert (mean, *bounds) == pytest.approx((0.3, *student), abs=1e-5)
-    noise = np.array([1.0, 1.0, 2.0, 4.0])  # which explains all differences: weights are its inverses
-    mean, _, high = weighted_interval(values, noise)
-    assert mean == pytest.approx((0.1 + 0.3 + 0.2 / 2 + 0.6 / 4) / 2.75, abs=1e-6)
-    squares = ((values - mean) ** 2 / noise).sum()
-    assert high - mean == pytest.approx(stats.t.ppf(0.975, 3) * np.sqrt(squares / 3 / 2.75), abs=1e-6)
-    apart, noise = np.array([0.0, 1.0, 2.0, 3.0]), np.array([0.01, 0.02, 0.01, 1.0])
-    between = min(np.linspace(0.5, 3, 2501), key=lambda one: abs(_squares(apart, noise, one) - 3))
-    weights = 1 / (between + noise)
-    assert weighted_interval(apart, noise)[0] == pytest.approx(np.average(apart, weights=weights), abs=1e-3)
-    assert np.isnan(weighted_interval(values[:2], noise[:2])[1])
+    assert interval_over_clients(values) == pytest.approx((0.3, *student))
+    assert interval_per_row(values, np.full(4, 7)) == pytest.approx((0.3, *student))
+    mean, low, high = interval_per_row(values, np.array([1, 1, 1, 7]))
+    weights = np.array([0.1, 0.1, 0.1, 0.7])
+    assert mean == pytest.approx(weights @ values)
+    assert np.isnan([low, high]).all()  # one client has nearly all rows, which is fewer than two clients
+    assert np.isnan(interval_over_clients(values[:2])[1])
+    unequal = of_accuracy("cfl", [[np.ones(4), np.zeros(2), np.zeros(2)]], [[np.zeros(4), np.zeros(2), np.zeros(2)]])
+    assert unequal.over["alone"].mean == pytest.approx(1 / 3)
+    assert unequal.over["alone"].per_row.mean == pytest.approx(1 / 2)
 
 
-def _squares(values, noise, between):
-    weights = 1 / (between + noise)
-    return (weights * (values - np.average(values, weights=weights)) ** 2).sum()
+def test_rows_of_one_block_are_one_observation():
+    """Thirty rows are better in three blocks of ten: three blocks decide nothing, thirty rows would."""
+    mine, alone = right(30, 30, of=40), right(0, 0, of=40)
+    ids = [[np.arange(40) // 10, 4 + np.arange(40) // 10]]
+    assert of_accuracy("cfl", mine, alone, blocks=Blocks(ids, declared=True)).gain == []
+    found = of_accuracy("cfl", mine, alone, blocks=Blocks([[np.arange(40)] * 2], declared=True))
+    assert found.gain == ["c0", "c1"]
+    # Neighbours that go together are found, in the order of their places, and count as one.
+    shuffled = np.random.default_rng(0).permutation(40)
+    mine = [[one[shuffled] for one in mine[0]]]
+    found = of_accuracy("cfl", mine, alone, blocks=Blocks([[shuffled] * 2]))
+    assert found.gain == []
+    assert any("neighbouring test rows are not independent" in note for note in found.notes)
+    spanning = of_accuracy("cfl", mine, alone, blocks=Blocks(ids, declared=True, spanning=2))
+    assert any(note.startswith("2 groups have rows of several clients") for note in spanning.notes)
+
+
+def test_neighbours_of_independent_rows_are_found_to_be_dependent_as_often_as_chance_has_it():
+    draw = np.random.default_rng(0)
+    lengths = [block_length([draw.normal(size=30) for _ in range(10)]) for _ in range(400)]
+    assert 0.02 < np.mean([one > 1 for one in lengths]) < 0.09
+    blocks = [block_length([np.repeat(draw.normal(size=6), 10) for _ in range(10)]) for _ in range(50)]
+    assert min(blocks) >= 10
+
+
+def test_the_floor_is_the_best_that_validation_does_not_rule_out():
+    """Validation tells that c is worse, not which of a and b is better: the better on test rows is taken."""
+
+    def baseline(name, validation, test, pools=False):
+        values = {f"c{i}": value for i, value in enumerate(validation)}
+        return Baseline(name, pools, pools, values, Tested({f"c{i}": test for i in range(len(validation))}, None))
+
+    a = baseline("a", (0.9, 0.8, 0.7, 0.8), 0.7)
+    b = baseline("b", (0.8, 0.9, 0.7, 0.7), 0.8)
+    c = baseline("c", (0.5, 0.4, 0.3, 0.4), 0.9)
+    d = baseline("d", (0.5, 0.4, 0.3, 0.4), 0.6, pools=True)
+    found = floor([[a, b, c, d]], True)
+    assert (found.alone.name, found.pooled.name, found.by_test) == ("b", "d", False)
+    assert floor([[a, c, d]], True).alone.name == "a"
+    blind = [replace(one, validation={}) for one in (a, b, c)]
+    assert floor([blind], True)[:1] + floor([blind], True)[2:] == (floor([blind], True).alone, True)
+    assert floor([blind], True).alone.name == "c"
+    assert floor([[a, b], [a]], True).alone.name == "a"  # what lacks a seed is none
+    assert floor([[]], True).alone is None

@@ -34,7 +34,7 @@ def door(args: argparse.Namespace) -> dict[str, Any]:
     """What a choice for a table does and one for a config does not: models race too, and the winner gets all rows."""
     yours = is_table(args.source)
     named = any(one.partition("=")[0].partition(".")[0] == "model" for one in args.overrides)
-    return {"models": yours and not named, "beside": yours, "refit": yours and args.refit}
+    return {"models": yours and not named, "refit": yours and args.refit}
 
 
 def read(source: str, args: argparse.Namespace, method: str = "") -> Table:

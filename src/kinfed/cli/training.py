@@ -123,12 +123,13 @@ def describe(summary: Summary, console: Console, hint: bool = False, verbose: bo
     console.print(_scores(summary))
     for line in (*_notes(summary), *(_carried_out(summary) if verbose else ())):
         console.print(line)
-    if summary.outside:
+    if summary.baselines:
         metric = summary.metric
-        console.print(runs_table.outside(summary.outside, metric.name, metric.unit), crop=False)
+        console.print(runs_table.baselines(summary.baselines, metric.name, metric.unit), crop=False)
     console.print(f"everything is in {summary.out}", soft_wrap=True)
     if summary.verdict is not None:
-        console.print(summary.verdict["sentence"])
+        for line in (summary.verdict["sentence"], *summary.verdict["notes"]):
+            console.print(line)
     elif hint and summary.method != "local":
         console.print("not compared with learning alone, as training that too is not cheap here; to do so:")
         console.print(f"kinfed resume {summary.out} --beside local,fedavg", soft_wrap=True)

@@ -134,8 +134,8 @@ class Summary:
     by_client: ClientScores | None = None  # None for several seeds
     recall: Recall | None = None  # of classes
     relation: dict[str, Any] | None = None  # `origin`, and how well it finds the hidden groups; None: no models mixed
-    verdict: dict[str, Any] | None = None  # what it is worth over Local and FedAvg, see kinfed.Verdict; if compared
-    outside: list[dict[str, Any]] | None = None  # standard models that need no federation, best first, see Outside
+    verdict: dict[str, Any] | None = None  # what it is worth over the baselines, see kinfed.Verdict; if compared
+    baselines: list[dict[str, Any]] | None = None  # standard models on the same rows, best first
     attack: dict[str, Any] | None = None  # `name`, `share`, settings, `attackers`, `scores` of honest clients
     warnings: list[str] = field(default_factory=list)
     data: DataFacts

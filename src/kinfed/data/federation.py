@@ -45,6 +45,7 @@ class Federation:
     in_order: bool = False  # whether its splits follow one another in time
     columns: Description | None = None  # of a table
     places: Tensor | None = None  # [N, 2] latitude and longitude of the clients, for maps only: no method sees them
+    blocks: Tensor | None = None  # [n] int64 the block of each example, such as a person, if examples have one
 
     def __post_init__(self) -> None:
         count = len(self.rows["train"])

@@ -17,14 +17,15 @@ from ..files import LOCK
 from ..interrupts import held
 from ..simulation import distributed
 from ..simulation.execution import Execution
-from . import further_rounds, reference_runs
+from . import baselines, further_rounds, reference_runs
+from .baselines import Baseline
 from .config import experiment as config, plugins
 from .config.experiment import Experiment, Table
 from .fit import fit
 from .pool import side_by_side
 from .results import run_seeds, write_run
 from .run_folder import RunFolder
-from .test_scores import NO_VERDICT, chose_otherwise
+from .test_scores import NO_STANDARD, NO_VERDICT, chose_otherwise
 
 Begin = Callable[[str], None]
 OPEN = ("device", "executor", "workers", "precision")  # what decides about rounding, and may be left open
@@ -272,12 +273,18 @@ class _Run:
             problems = self._train_references(federation)
             if not distributed.leads():
                 return None
+            standard = list[Baseline]()
+            if reference_runs.folders(out):
+                with note_failure(problems, NO_STANDARD):
+                    standard, left_out = run.standard_baselines
+                    problems += left_out
             with held():
                 found = None
                 if reference_runs.folders(out):
                     with note_failure(problems, NO_VERDICT):
-                        found = reference_runs.judged(experiment, {experiment.seed: run.by_client}, out)
-                return write_run(run, experiment.table, out, found, problems)
+                        mine = {experiment.seed: run.by_client}
+                        found = reference_runs.judged(experiment, mine, {experiment.seed: standard}, out)
+                return write_run(run, experiment.table, out, found, problems, standard=standard)
         except KeyboardInterrupt as stop:
             raise type(stop)(f"interrupted; resume with: kinfed resume {out}") from None
 
@@ -343,17 +350,35 @@ class _Run:
     def _conclude(self, summary: Summary, problems: Sequence[str]) -> Summary:
         """Write a finished run's summary with its verdict."""
         out, found, warnings = self.out, None, [*summary.warnings, *problems]
+        standard = self._standard_baselines(summary, warnings) if reference_runs.folders(out) else {}
         with note_failure(warnings, NO_VERDICT):
-            found = reference_runs.judged(self.experiment, reference_runs.tested_by_seed(out, summary), out)
+            found = reference_runs.judged(self.experiment, reference_runs.tested_by_seed(out, summary), standard, out)
         if found is not None and (each := chose_otherwise(out.repeats_of(summary), summary.selection.chosen)):
             warnings.append(
                 f"the verdict is on the model that each seed chose ({each}), the starred row on one for all"
             )
         verdict = None if found is None else found.to_dict()
-        summary = replace(summary, verdict=verdict, warnings=warnings, out=str(out))
+        shown = baselines.rows_over_seeds(standard.values(), summary.metric.higher_is_better) or summary.baselines
+        warnings = list(dict.fromkeys(warnings))
+        summary = replace(summary, verdict=verdict, baselines=shown, warnings=warnings, out=str(out))
         out.write_summary(summary)
         out.tidy()
         return summary
+
+    def _standard_baselines(self, summary: Summary, warnings: list[str]) -> dict[int, list[Baseline]]:
+        """The standard models of each seed, fitted and written where that has not been done."""
+        found = dict[int, list[Baseline]]()
+        for seed, folder in zip(summary.seeds, self.out.repeats_of(summary), strict=True):
+            with note_failure(warnings, NO_STANDARD):
+                if not folder.baselines.exists():
+                    federation = self.experiment.federation(
+                        self.data_dir, seed, known=further_rounds.known(folder, seed)
+                    )
+                    made, left_out = baselines.standard_baselines(federation, summary.selection.by)
+                    warnings += left_out
+                    baselines.write(folder, made)
+                found[seed] = baselines.read(folder)
+        return found
 
 
 def _open(execution: Execution) -> dict[str, object]:

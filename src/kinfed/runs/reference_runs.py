@@ -1,4 +1,4 @@
-"""Local and FedAvg beside a run: when they are trained, and the verdict that they allow."""
+"""Local and FedAvg beside a run: when they are trained, and the verdict that they and the standard models allow."""
 
 from collections.abc import Mapping, Sequence
 
@@ -8,10 +8,11 @@ from ..errors import UsageError
 from ..methods.fedavg import FedAvg
 from ..methods.local import Local
 from ..verdict.verdict import Verdict
+from . import baselines
 from .config import experiment as config, plugins
 from .config.experiment import Experiment
 from .run_folder import RunFolder
-from .test_scores import Tested, verdict
+from .test_scores import Tested
 
 BASES = ("local", "fedavg")  # what every method is compared with
 CHEAP = 1e10  # the work below which they are trained unasked: seconds on two cores, up to a minute
@@ -72,22 +73,35 @@ def folders(out: RunFolder) -> dict[str, RunFolder]:
     return {name: folder for name, folder in both.items() if folder.is_begun}
 
 
-def judged(experiment: Experiment, mine: Mapping[int, Tested], out: RunFolder) -> Verdict | None:
-    """The verdict on a run over those beside it, with the seeds that all of them have ended with.
+def judged(
+    experiment: Experiment,
+    mine: Mapping[int, Tested],
+    standard: Mapping[int, Sequence[baselines.Baseline]],
+    out: RunFolder,
+) -> Verdict | None:
+    """The verdict on a run over the baselines beside it, with the seeds that all of them have ended with.
 
-    `mine` are the run's test scores by seed. None if Local was not trained to the end with any of these.
+    `mine` are the run's test scores by seed, `standard` the standard models. None if Local was not trained to the end
+    with any of these.
     """
-    others = {
-        name: tested_by_seed(folder, folder.read_summary())
-        for name, folder in folders(out).items()
-        if folder.is_finished
-    }
-    seeds = [seed for seed in mine if all(seed in one for one in others.values())]
-    if "local" not in others or not seeds:
+    others = {name: folder for name, folder in folders(out).items() if folder.is_finished}
+    if "local" not in others:
         return None
-    metric = out.beside("local").read_summary().metric
-    whole = {name: [one[seed] for seed in seeds] for name, one in {"": mine, **others}.items()}
-    return verdict(plugins.called(experiment.method_name), metric, whole[""], whole["local"], whole.get("fedavg"))
+    runs = [
+        {one.read_summary().seed: baselines.Baseline.of(one) for one in folder.repeats_of(folder.read_summary())}
+        for folder in others.values()
+    ]
+    seeds = [seed for seed in mine if all(seed in one for one in runs)]
+    if not seeds:
+        return None
+    summary = others["local"].read_summary()
+    found = baselines.floor(
+        [[*(run[seed] for run in runs), *standard.get(seed, ())] for seed in seeds],
+        summary.metric.higher_is_better,
+        summary.selection.higher_is_better,
+    )
+    method = plugins.called(experiment.method_name)
+    return baselines.verdict(method, summary.metric, [mine[seed] for seed in seeds], found, saved=method)
 
 
 def tested_by_seed(folder: RunFolder, summary: Summary) -> dict[int, Tested]:

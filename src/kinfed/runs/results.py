@@ -25,6 +25,7 @@ from ..plots import charts, heatmaps
 from ..verdict.statistics import interval
 from ..verdict.verdict import Verdict
 from .agreement import check_written
+from .baselines import Baseline, rows, write as write_baselines
 from .config import experiment, plugins
 from .run_folder import RunFolder
 from .trained_run import TrainedRun
@@ -72,11 +73,13 @@ def write_run(
     verdict: Verdict | None = None,
     problems: Sequence[str] = (),
     refit: TrainedRun | None = None,
-    outside: list[dict[str, Any]] | None = None,
+    standard: Sequence[Baseline] = (),
 ) -> Summary:
     """Write all files of a finished run; the summary comes last and marks it as finished.
 
     A run that others are compared with (Local's and FedAvg's beside it) gets no pictures, which take longer than it.
+
+    `standard` are the standard models that it is compared with.
 
     `table` is the config, without parts that were your own. `problems` join the warnings. The models are those of
     `refit`, the same training on all rows, if there is one; all else is of the run.
@@ -105,9 +108,12 @@ def write_run(
     if run.final is not None:
         run.final.write(run.history, folder.state, identity)
     problems = list(problems)
+    standard = standard or run.__dict__.get("standard_baselines", ([],))[0]  # if they have been fitted
     with note_failure(problems, "single test examples have no scores"):
-        if tested := run.tested():
+        if (tested := run.examples) is not None:
             folder.write_tested(tested)
+        if standard:
+            write_baselines(folder, standard)
         if run.history.kept_models and isinstance(federation.task, Classification):
             folder.write_confusion(run.confusion(), names, federation.class_names)
     dealt = table.get("federation", {})
@@ -123,7 +129,7 @@ def write_run(
         verdict=None if verdict is None else verdict.to_dict(),
         warnings=[*summary.warnings, *problems],
         provenance=Provenance(identity=identity, former=former_of(folder, run.history), refit=refit is not None),
-        outside=outside,
+        baselines=rows(standard, summary.metric.higher_is_better) or None,
         out=str(folder),
     )
     folder.write_summary(summary)

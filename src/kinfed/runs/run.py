@@ -26,12 +26,13 @@ from ..data.tables.schema import Description
 from ..data.tables.words import known_name
 from ..errors import UsageError, nearest, several
 from ..verdict.verdict import Verdict
+from . import baselines
 from .config import experiment as config
 from .config.experiment import Experiment
 from .final_state import StateFile
 from .predictor import Answers, Predictor, Source, Unknown
 from .run_folder import ALL, RunFolder
-from .test_scores import Tested, verdict
+from .test_scores import Tested
 
 UNREADABLE = (SafetensorError, OSError, RuntimeError, TypeError, LookupError)
 
@@ -124,6 +125,16 @@ class Run(ABC):
     def by_client(self) -> Tested:
         """The test scores of the clients that are no attackers."""
 
+    @property
+    @abstractmethod
+    def validation(self) -> dict[str, float]:
+        """By client the validation score that selected the round; empty without validation rows."""
+
+    @property
+    @abstractmethod
+    def standard_baselines(self) -> tuple[list[baselines.Baseline], list[str]]:
+        """The standard models that this run can be compared with, and what was left out."""
+
     @abstractmethod
     def personal(self, client: str) -> Tree:
         """What a client's model consists of: `theta: [d]`, and what else its method predicts with, such as a memory."""
@@ -181,17 +192,31 @@ class Run(ABC):
         return float(summary.clients.scores[summary.selection.chosen][client_index(self.names, client)])
 
     def verdict(self, local: "Run", fedavg: "Run | None" = None) -> Verdict:
-        """What this run is worth over a run of Local, and of FedAvg, on the same federation with the same seed.
+        """What this run is worth over the best baseline without others, and over the best pooled one.
+
+        The former is one of the run of Local and the standard models for each client, the latter one of the run of
+        FedAvg and the standard models of all rows, on the same federation with the same seed.
 
         Raises UsageError if these were tested on other examples.
         """
         others = [run for run in (local, fedavg) if run is not None]
-        mine, theirs = self.by_client, [run.by_client for run in others]
-        for other, tested in zip(others, theirs, strict=True):
-            if other.names != self.names or not mine.is_of_the_same_examples(tested):
+        mine = self.by_client
+        for other in others:
+            if other.names != self.names or not mine.is_of_the_same_examples(other.by_client):
                 raise not_comparable(self, other)
-        summary = self.summary
-        return verdict(summary.method.lower(), summary.metric, [mine], *([one] for one in theirs))
+        summary, known = self.summary, list[baselines.Baseline]()
+        for run in others:
+            known.append(baselines.Baseline.of_run(run.summary, run.by_client, run.validation, run is fedavg))
+        standard = next(filter(None, (run.standard_baselines[0] for run in (self, *others))), [])
+        found = baselines.floor(
+            [[*known, *standard]],
+            summary.metric.higher_is_better,
+            summary.selection.higher_is_better,
+        )
+        notes = [] if standard else [baselines.NONE_STANDARD]
+        verdict = baselines.verdict(summary.method.lower(), summary.metric, [mine], found, notes=notes)
+        assert verdict is not None  # as there is Local
+        return verdict
 
 
 def not_comparable(one: Run, other: Run) -> UsageError:
@@ -266,6 +291,14 @@ class OpenedRun(Run):
             return None
         found = self.folder.read_relations()
         return torch.from_numpy(found.weights[found.selected])
+
+    @property
+    def validation(self) -> dict[str, float]:
+        return self.folder.read_validation()
+
+    @property
+    def standard_baselines(self) -> tuple[list[baselines.Baseline], list[str]]:
+        return baselines.read(self.folder), []
 
     @property
     def by_client(self) -> Tested:

@@ -62,6 +62,14 @@ def _quote(name: str) -> str:
     return STAR if name == ALL else "%2A" if name == STAR else name.replace("%", "%25").replace("/", "%2F")
 
 
+class TestedExamples(NamedTuple):
+    """The test examples of a run with one seed, by client."""
+
+    scores: list[Array]  # [n] by the client's chosen model
+    blocks: list[Array]  # [n] int64 the block of each, or if none is declared its place in the pool
+    declared: bool = False
+
+
 class Relations(NamedTuple):
     """The relations of a run with one seed."""
 
@@ -77,10 +85,10 @@ class RunFolder:
 
     A run begins with its `config`, and resumes from its `checkpoint` with the executor, precision, workers and device
     in `how`. A finished one has a `summary`, a `history`, what it took in `cost`, `models`, pictures, the scores of
-    single test examples in `tested`, which classes are taken for which in `confusion`, what each client has in
-    `clients`, `diagnostics` and `relations` if its method has them, and the `state` with which it can go on. A run that
-    goes on from another says from which in `origin`. A run repeated with several seeds has a folder for each, and a
-    summary of all.
+    single test examples in `tested`, those of standard models in `baselines`, which classes are taken for which in
+    `confusion`, what each client has in `clients`, `diagnostics` and `relations` if its method has them, and the
+    `state` with which it can go on. A run that goes on from another says from which in `origin`. A run repeated with
+    several seeds has a folder for each, and a summary of all.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -96,6 +104,7 @@ class RunFolder:
         self.state = self.path / "state.safetensors"
         self.origin = self.path / "from.json"
         self.tested = self.path / "tested.safetensors"
+        self.baselines = self.path / "baselines.safetensors"
         self.confusion = self.path / "confusion.csv"
         self.clients = self.path / "clients.json"
         self.summary = self.path / "summary.json"
@@ -254,10 +263,14 @@ class RunFolder:
             owned[ALL if owner == STAR else unquote(owner)][tensor] = key
         return dict(owned), about.get("method", "")
 
-    def write_tested(self, scores: Sequence[Tensor]) -> None:
-        """Write the score of every test example: [n] for each client, all after one another, and their numbers."""
-        sizes = torch.tensor([len(one) for one in scores])
-        checkpoint.write({"scores": torch.cat(list(scores)), "sizes": sizes}, self.tested)
+    def write_tested(self, tested: TestedExamples) -> None:
+        """Write the score of every test example, all clients' after one another, and how many each client has."""
+        arrays = {
+            "scores": torch.from_numpy(np.concatenate(tested.scores)),
+            "sizes": torch.tensor([len(one) for one in tested.scores]),
+            "blocks" if tested.declared else "places": torch.from_numpy(np.concatenate(tested.blocks)),
+        }
+        checkpoint.write(arrays, self.tested)
 
     def write_confusion(self, counts: Tensor, clients: Sequence[str], classes: Sequence[str]) -> None:
         """Write how many test examples of each class are taken for each, [N, C, C] as of `Run.confusion`."""
@@ -300,12 +313,24 @@ class RunFolder:
         """What `write_clients` has written; empty for a run that has not, such as one of real sites."""
         return read_json(self.clients, "delete it to do without")
 
-    def read_tested(self) -> list[Array] | None:
-        """The score of every test example by the client's chosen model: [n] for each client; None if not written."""
+    def read_tested(self) -> TestedExamples | None:
+        """What `write_tested` has written; None if nothing was. Older runs do not say where examples stand."""
         if not self.tested.exists():
             return None
         with _readable(self.tested, f"delete the folder {self} and run again"), safe_open(self.tested, "np") as file:
-            return np.split(file.get_tensor("scores"), np.cumsum(file.get_tensor("sizes"))[:-1])
+            scores, cuts, keys = file.get_tensor("scores"), np.cumsum(file.get_tensor("sizes"))[:-1], set(file.keys())
+            declared = "blocks" in keys
+            key = "blocks" if declared else "places"
+            blocks = file.get_tensor(key) if key in keys else np.arange(len(scores))
+            return TestedExamples(np.split(scores, cuts), np.split(blocks, cuts), declared)
+
+    def read_baselines(self) -> tuple[list[dict[str, Any]], dict[str, Array]]:
+        """The standard models beside a run, and the scores of their test examples; nothing if none were written."""
+        if not self.baselines.exists():
+            return [], {}
+        with _readable(self.baselines, "delete it to do without"), safe_open(self.baselines, "np") as file:
+            keys = list(file.keys())
+            return json.loads(file.metadata()["baselines"]), {key: file.get_tensor(key) for key in keys}
 
     def write_history(self, history: History, origin: str, layers: list[str], caution: str = "") -> None:
         """Write scores, diagnostics and relations; `caution` says why the scores are not a fair estimate."""
@@ -326,6 +351,15 @@ class RunFolder:
         if metric not in found and not missing:
             raise self.not_whole()
         return rounds, found.get(metric, np.zeros(0))
+
+    def read_validation(self) -> dict[str, float]:
+        """By client the validation score that selected the chosen model's round; empty without validation rows."""
+        summary = self.read_summary()
+        rounds, found = self.read_tests(summary.selection.chosen, [summary.selection.by], "validation")
+        if summary.selection.by not in found:
+            return {}
+        at = rounds.tolist().index(int(summary.scores[summary.selection.chosen]["round"]))
+        return dict(zip(summary.clients.names, found[summary.selection.by][at].tolist(), strict=True))
 
     def read_tests(self, model: str, metrics: Sequence[str], split: str = "test") -> tuple[Array, dict[str, Array]]:
         """The same of several scores, of those that the run has."""

@@ -1,4 +1,4 @@
-"""Test scores of finished runs, client by client and example by example, and the verdict on them."""
+"""Test scores of finished runs, client by client and example by example."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -10,15 +10,17 @@ from torch import Tensor
 from torch.func import vmap
 
 from ..core.history import History
-from ..core.summary import Metric
 from ..core.tasks import Task
+from ..verdict.dependence import INDEPENDENT, Blocks
 from ..verdict.statistics import interval
-from ..verdict.verdict import Evidence, Verdict, evidence, judge
+from ..verdict.verdict import Evidence, evidence
 from .run_folder import RunFolder
 
 Array = NDArray[Any]
 
 NO_VERDICT = "there is no verdict"  # begins the warning that says why
+NO_STANDARD = "there is no comparison with standard models"  # and so does this
+NOTHING: Array = np.empty(0, np.int64)
 MANY = 1 << 16  # test examples that are scored in one pass
 
 
@@ -28,6 +30,8 @@ class Tested(NamedTuple):
     means: dict[str, float]  # the client's score
     examples: dict[str, Array] | None  # [n] that of each of its test examples, if they were written
     leaking: bool = False
+    blocks: dict[str, Array] | None = None  # [n] int64 the block of each example or, if none is declared, its place
+    declared: bool = False  # whether these are blocks, such as a person
 
     def scores(self, client: str, whole: bool) -> Array:
         """[n] the scores of a client's examples; or [1] the client's."""
@@ -44,13 +48,18 @@ class Tested(NamedTuple):
         summary, examples = folder.read_summary(), folder.read_tested()
         means, names = summary.clients.scores[summary.selection.chosen], summary.clients.names
         honest = [name for name in names if name not in set(summary.attackers)]
-        if examples is not None and len(examples) != len(names):
+        if examples is not None and len(examples.scores) != len(names):
             raise folder.of_another(folder.tested)
-        by_name = None if examples is None else dict(zip(names, examples, strict=True))
+        by_name = {name: value for name, value in zip(names, means, strict=True) if name in honest}
+        if examples is None:
+            return cls(by_name, None, summary.leaking)
+        scores, blocks = (dict(zip(names, values, strict=True)) for values in examples[:2])
         return cls(
-            {name: value for name, value in zip(names, means, strict=True) if name in honest},
-            by_name and {name: by_name[name] for name in honest},
+            by_name,
+            {name: scores[name] for name in honest},
             summary.leaking,
+            {name: blocks[name] for name in honest},
+            examples.declared,
         )
 
 
@@ -77,42 +86,27 @@ def intervals(history: History) -> dict[str, dict[str, Any]]:
     return {name: interval(values).to_dict() for name, values in scores.items() if not np.isnan(values).all()}
 
 
-def verdict(
-    method: str,
-    metric: Metric,
-    mine: Sequence[Tested],
-    local: Sequence[Tested],
-    fedavg: Sequence[Tested] | None = None,
-    *,
-    candidates: int = 1,
-) -> Verdict:
-    """Judge a method by its runs, one for each seed, and those of Local and FedAvg with the same seeds.
-
-    If a run has not written the scores of examples, those of clients are compared; then no client gains or loses.
-    """
-    runs = [one for one in (mine, local, fedavg) if one is not None]
-    names, scores = _align(runs, all(one.examples is not None for seeds in runs for one in seeds))
-    return judge(
-        method,
-        *scores,
-        names=names,
-        metric=metric.name,
-        higher_is_better=metric.higher_is_better,
-        unit=metric.unit,
-        candidates=candidates,
-        leaking=any(one.leaking for one in mine),
-    )
-
-
 def by_examples(mine: Sequence[Tested], others: Sequence[Tested], higher_is_better: bool) -> dict[str, Evidence]:
     """What each client's test examples say of a method against another; empty if their scores were not written."""
     if any(one.examples is None for one in (*mine, *others)):
         return {}
-    names, (scores, theirs) = _align([mine, others], True)
-    return evidence(scores, theirs, names, higher_is_better)
+    names, (scores, theirs) = align([mine, others], True)
+    return evidence(scores, theirs, names, higher_is_better, blocks_of(mine, names))
 
 
-def _align(runs: Sequence[Sequence[Tested]], whole: bool) -> tuple[list[str], list[list[list[Array]]]]:
+def blocks_of(runs: Sequence[Tested], names: Sequence[str]) -> Blocks:
+    """Which test examples of a run belong together, by seed and client, in the order of names."""
+    if any(one.blocks is None for one in runs):
+        return INDEPENDENT
+    ids = [[one.blocks.get(name, NOTHING) for name in names] for one in runs if one.blocks is not None]
+    declared, spanning = runs[0].declared, 0
+    if declared:
+        each = [np.concatenate([np.unique(one) for one in seed]) for seed in ids]
+        spanning = max(int((np.unique(one, return_counts=True)[1] > 1).sum()) for one in each)
+    return Blocks(ids, declared, spanning)
+
+
+def align(runs: Sequence[Sequence[Tested]], whole: bool) -> tuple[list[str], list[list[list[Array]]]]:
     """The clients of the first of several runs, and of each run their scores by seed and client.
 
     There are none of a client that is not in all runs with the seed, as it attacks in one.

@@ -25,9 +25,11 @@ from ..simulation.attacks.attack import Attack
 from ..verdict.class_counts import confusion, count_correct, reweighted_accuracy
 from ..verdict.graph_quality import edge_auroc, group_weights
 from ..verdict.verdict import Verdict
+from .baselines import Baseline, standard_baselines
 from .final_state import FinalState
 from .predictor import Source
 from .run import Run, not_comparable
+from .run_folder import TestedExamples
 from .test_scores import Tested, intervals, of_examples
 
 BLOCK = 512  # test examples in one pass through a model
@@ -156,15 +158,38 @@ class TrainedRun(Run):
         return super().verdict(local, fedavg)
 
     @property
+    def validation(self) -> dict[str, float]:
+        history = self.history
+        at = history.rounds.index(history.select(history.chosen))
+        values = history.scores[at].get((history.chosen, "validation", history.selects))
+        return {} if values is None else dict(zip(self.names, values.tolist(), strict=True))
+
+    @cached_property
+    def standard_baselines(self) -> tuple[list[Baseline], list[str]]:
+        """The standard models on this run's federation, with the score that selects, and what was left out."""
+        return standard_baselines(self.federation, self.history.selects)
+
+    @property
+    def examples(self) -> TestedExamples | None:
+        """The score of each test example and where it stands; None if single examples have none."""
+        if not (scores := self.tested()):
+            return None
+        declared = self.federation.blocks
+        rows = self.federation.rows["test"]
+        blocks = [(at if declared is None else declared[at]).cpu().numpy() for at in rows]
+        return TestedExamples([one.numpy() for one in scores], blocks, declared is not None)
+
+    @property
     def by_client(self) -> Tested:
-        history, examples = self.history, self.tested()
-        honest = [i for i in range(len(self.federation)) if history.honest is None or history.honest[i]]
-        names, means = self.federation.names, history.test(history.chosen).tolist()
-        return Tested(
-            {names[i]: means[i] for i in honest},
-            {names[i]: examples[i].numpy() for i in honest} if examples else None,
-            bool(leak(self.method) or self.federation.caution),
-        )
+        history, examples, names = self.history, self.examples, self.federation.names
+        honest = [i for i in range(len(names)) if history.honest is None or history.honest[i]]
+        means = history.test(history.chosen).tolist()
+        by_name = {names[i]: means[i] for i in honest}
+        leaking = bool(leak(self.method) or self.federation.caution)
+        if examples is None:
+            return Tested(by_name, None, leaking)
+        scores, blocks = ({names[i]: values[i] for i in honest} for values in examples[:2])
+        return Tested(by_name, scores, leaking, blocks, examples.declared)
 
     def reweighted_accuracy(self) -> Tensor:
         """[N] accuracy of each client's model on all clients' test examples, weighted by its shares of labels.

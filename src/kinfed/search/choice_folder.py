@@ -50,7 +50,6 @@ class Request:
     jobs: int = 1
     grid: Mapping[str, Sequence[str]] = field(default_factory=dict)  # methods.NAME.KEY and the values that are tried
     models: bool = False  # whether models race too, beside the config's
-    beside: bool = False  # whether it is compared with models that need no federation
     refit: bool = False  # whether the models that are kept are trained once more, on all rows
 
     def check(self) -> None:
@@ -142,7 +141,7 @@ def choose_in(
     if request.jobs > 1:
         advance = partial(_side_by_side, request, arena, on_begin)
     try:
-        choice = carry_out(arena, tried, asked, advance, on_rung, request.refit, request.beside)
+        choice = carry_out(arena, tried, asked, advance, on_rung, request.refit)
     except KeyboardInterrupt as stop:
         raise type(stop)(f"interrupted; run the same command with --out {request.out} to go on") from None
     with held():
@@ -177,8 +176,8 @@ def _write(request: Request, choice: Choice) -> Chosen:
         config.write(table, folder.config)
         found, problems = (choice.verdict, choice.problems) if folder is out else (None, ())
         again = choice.refits.get("kin" if folder is out else folder.path.name)
-        outside = choice.outside if folder is out else None
-        summary = write_run(run, table, folder, found, problems, again, outside.rows if outside else None)
+        standard = choice.standard if folder is out else ()
+        summary = write_run(run, table, folder, found, problems, again, standard)
     shutil.copyfile(out.config, request.out / "best.toml")
     words = choice.to_dict() | {"out": str(request.out)}
     with replacing(out.choice) as part:

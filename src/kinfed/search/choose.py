@@ -25,13 +25,13 @@ from ..data.federation import Federation
 from ..data.tables.table_reader import from_frame
 from ..errors import RunError, UsageError, log_failure, nearest, note_failure
 from ..methods.solved import KNOWN
+from ..runs.baselines import Baseline, floor, rows, verdict
 from ..runs.config.experiment import CLIP, default_model
-from ..runs.outsiders import Outside, compare
 from ..runs.reference_runs import BASES
 from ..runs.run import client_index
-from ..runs.test_scores import NO_VERDICT, Tested, verdict
+from ..runs.test_scores import NO_STANDARD, NO_VERDICT, Tested
 from ..runs.trained_run import TrainedRun
-from ..verdict.verdict import Verdict, judge
+from ..verdict.verdict import Verdict, decide
 from . import successive_halving
 from .arena import Arena
 from .budget import allowance, whole_request
@@ -70,7 +70,7 @@ class Choice:
     folds: int
     budget: int  # training rounds that the race was given
     trained: int  # and those that it took
-    outside: Outside | None = None  # what standard models do that need no federation
+    standard: Sequence[Baseline] = ()  # standard models on the same rows
     refits: dict[str, TrainedRun] = field(default_factory=dict)  # "kin", "local", "fedavg": once more, on all rows
 
     def load_model(self, client: int | str | None = None, *, position: int | None = None) -> nn.Module:
@@ -114,7 +114,7 @@ class Choice:
             "verdict": self.verdict and self.verdict.to_dict(),
             "problems": self.problems,
             "refit": bool(self.refits),
-            "outside": [] if self.outside is None else self.outside.rows,
+            "baselines": rows(self.standard, self.run.federation.task.higher_is_better),
         }
 
 
@@ -174,9 +174,7 @@ def choose(
         arena = Arena(federation, lambda seed: usual_model, Path(place), more, **how)
         entrants = [named(one) for one in methods or usual(federation)]
         tried = candidates(entrants, arena)
-        return carry_out(
-            arena, tried, {"budget": budget, "seeds": seeds}, arena.advance, refit=refit, beside=module is None
-        )
+        return carry_out(arena, tried, {"budget": budget, "seeds": seeds}, arena.advance, refit=refit)
 
 
 def solvable(federation: Federation) -> tuple[str, ...]:
@@ -272,7 +270,6 @@ def carry_out(
     advance: Advance,
     on_rung: Callable[[int, Sequence[Candidate]], None] = lambda rung, left: None,
     refit: bool = False,
-    beside: bool = False,
 ) -> Choice:
     """Run the race, and train its winner, Local and FedAvg to the end on the first fold.
 
@@ -307,27 +304,25 @@ def carry_out(
     if won is None:
         raise RunError(f"no candidate could be trained: {'; '.join(problems)}")
     answers, worth = dict.fromkeys(arena.federation.names, "kin"), None
+    standard = list[Baseline]()
+    with note_failure(problems, NO_STANDARD):
+        standard, left_out = won[1].standard_baselines
+        problems += left_out
     with note_failure(problems, NO_VERDICT):
         answers = safest(won[1], runs)
         entered = sum(one.rounds > 0 or bool(one.problem) for one in standings)
-        worth = _judge(*won, runs, answers, entered)
+        worth = _judge(*won, runs, standard, answers, entered)
     each = [[arena.history(Entry(one.candidate, fold)).done for fold in range(max(folds, DRAWS))] for one in standings]
     for one, rounds in zip(standings, each, strict=True):
         one.trained = rounds[0]
     trained = sum(map(sum, each))
-    outside: Outside | None = None
-    if beside:
-        with note_failure(problems, "there is no comparison with models that need no federation"):
-            outside = compare(arena.federation, kept({"kin": won[1], **runs}, answers))
-            if worth is not None and outside is not None:
-                worth = replace(worth, sentence=outside.around(worth.sentence))
     again: dict[str, TrainedRun] = {}
     if refit:
         with note_failure(problems, "models are not trained once more on all rows"):
             every = {"kin": won, **{base: (bases[base], runs[base]) for base in runs}}
             keep = {kind: one for kind, one in every.items() if kind == "kin" or kind in answers.values()}
             again = {kind: arena.refit(run, one.candidate) for kind, (one, run) in keep.items()}
-    return Choice(standings, *won, runs, bases, answers, worth, problems, folds, allowed, trained, outside, again)
+    return Choice(standings, *won, runs, bases, answers, worth, problems, folds, allowed, trained, standard, again)
 
 
 def _compare_again(solved: Sequence[Standing], arena: Arena, advance: Advance) -> None:
@@ -367,9 +362,7 @@ def safest(run: TrainedRun, bases: Mapping[str, TrainedRun]) -> dict[str, str]:
         return answers
     best = [_mean(one) for one in mine]
     for kind, scores in others.items():
-        preferred = judge(
-            kind, [mine], [scores], names=names, metric=task.metric, higher_is_better=task.higher_is_better
-        ).lose
+        preferred = decide([mine], [scores], names, task.higher_is_better)[1]
         for i, name in enumerate(names):
             value = _mean(scores[i])
             if name in preferred and (answers[name] == "kin" or (value > best[i]) == task.higher_is_better):
@@ -382,18 +375,25 @@ def _mean(scores: Tensor) -> float:
 
 
 def _judge(
-    winner: Standing, run: TrainedRun, bases: Mapping[str, TrainedRun], answers: Mapping[str, str], candidates: int
+    winner: Standing,
+    run: TrainedRun,
+    bases: Mapping[str, TrainedRun],
+    standard: Sequence[Baseline],
+    answers: Mapping[str, str],
+    candidates: int,
 ) -> Verdict | None:
-    """What the choice is worth, each client keeping the model of its answer; None without Local."""
-    if "local" not in bases:
-        return None
+    """What the choice is worth, each client keeping the model of its answer; None without any baseline."""
+    known = [
+        Baseline.of_run(one.summary, one.by_client, one.validation, name == "fedavg") for name, one in bases.items()
+    ]
+    highest, method = run.federation.task.higher_is_better, winner.candidate.method_name
     return verdict(
-        winner.candidate.method_name,
+        method,
         Metric.of(run.federation.task),
         [kept({"kin": run, **bases}, answers)],
-        [bases["local"].by_client],
-        [bases["fedavg"].by_client] if "fedavg" in bases else None,
+        floor([[*known, *standard]], highest, run.history.selects_highest),
         candidates=candidates,
+        saved=" and ".join(method if kind == "kin" else kind for kind in sorted({*answers.values()})),
     )
 
 
@@ -406,4 +406,6 @@ def kept(runs: Mapping[str, TrainedRun], answers: Mapping[str, str]) -> Tested:
         {name: tested[kind].means[name] for name, kind in answers.items()},
         by_example if len(by_example) == len(answers) else None,
         tested["kin"].leaking,
+        tested["kin"].blocks,
+        tested["kin"].declared,
     )

@@ -35,7 +35,7 @@ from .joining_clients import Newcomer, share_for_validation
 
 ALONE, SHARED, BEST = "local", "fedavg", "best existing"  # what a newcomer could have without the method
 TUNED = ", tuned"
-NOT_THEIRS: Any = dict.fromkeys(("intervals", "recall", "relation", "attack", "verdict", "outside", "sites"))
+NOT_THEIRS: Any = dict.fromkeys(("intervals", "recall", "relation", "attack", "verdict", "baselines", "sites"))
 
 
 class Outcome(NamedTuple):

@@ -1,14 +1,15 @@
-"""The verdict: what learning from others was worth, over learning alone and over one model for all."""
+"""The verdict: what learning from others was worth, over the best baseline without others and the best pooled one."""
 
 import math
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import UsageError, several
+from .dependence import INDEPENDENT, Blocks, block_length
 from .statistics import signed_ranks, student
 
 Array = NDArray[np.float64]
@@ -16,138 +17,157 @@ Scores = Sequence[Sequence[Any]]  # of one run: by seed and client, [n] the scor
 
 LEVEL = 0.95  # of intervals; and 1 - LEVEL is the share of false ones among clients said to gain or lose
 FEW = 2  # clients that leave no interval
+LOCAL, FEDAVG = "Local", "FedAvg"  # the names of these two as baselines
 ALONE, ONE = "learning alone", "one model for all"
-HELPS, HELPS_NOT = "learning from others helps", "learning from others does not help here"
-KEEP = "keep your own models"
+BEST_ALONE, BEST_POOLED = "the best baseline without others", "the best pooled baseline"
+IN_ONE_PLACE = " in one place"
+HELPS, HELPS_NOT = "Learning from others helps", "Learning from others does not help here"
 
 
 @dataclass(frozen=True)
 class Difference:
-    """How much better a method is than another: the mean over clients, and its interval; positive is better.
-
-    A client counts as far as its test examples tell, see `weighted_interval`: one with few of them less.
+    """How much better a method is than another: the plain mean over clients, and its interval; positive is better.
 
     Scores in the metric's own unit, an accuracy as a share; errors, if they are `relative`, as shares of the other's
     error: one minus the geometric mean of the clients' ratios, which is below one, as is its interval. That is NaN
-    where clients leave no estimate of the noise: there are one or two, or all differ by the same.
+    where clients leave no estimate of the noise: there are one or two, or all differ by the same. `per_row` is the same
+    with each client weighted by its test examples.
     """
 
     mean: float
     low: float
     high: float
     relative: bool = False
+    per_row: "Difference | None" = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON; a number that is not defined is None."""
+        values = {"mean": self.mean, "low": self.low, "high": self.high}
+        known = {name: value if math.isfinite(value) else None for name, value in values.items()}
+        rows = {} if self.per_row is None else {"per_row": self.per_row.to_dict()}
+        return {**known, "relative": self.relative, **rows}
+
+
+class Opponent(NamedTuple):
+    """A baseline that a method is judged against."""
+
+    name: str
+    scores: Scores
+    needs_rows: bool = False  # whether it needs all rows in one place
 
 
 @dataclass(frozen=True)
 class Verdict:
     """What a method is worth on these clients' test examples, in a sentence and in numbers; `print` shows the sentence.
 
-    `over["local"]` and `over["fedavg"]` have the mean difference and its interval: points for accuracies, shares of the
-    other's error for errors. `gain`, `lose` and `undecided` name clients, against learning alone, by their own test
-    examples. How it is decided: docs/verdict.md.
+    `over["alone"]` and `over["pooled"]` have the mean difference over the best baseline without others and over the
+    best pooled one, which `baselines` names: points for accuracies, shares of the other's error for errors. `gain`,
+    `lose` and `undecided` name clients, against the former, by their own test examples; `notes` says in words who
+    gains, and what cannot be said. How it is decided: docs/verdict.md.
     """
 
     sentence: str
-    over: dict[str, Difference]  # "local", and "fedavg" if it was run
+    over: dict[str, Difference]  # "alone", and "pooled" if there is such a baseline
+    baselines: dict[str, str]  # their names
     gain: list[str]
     lose: list[str]
     undecided: list[str]
+    notes: list[str] = field(default_factory=list)
     candidates: int = 1  # from which the method was chosen
     level: float = LEVEL  # of each interval
     worse: int = 0  # clients whose mean score is lower than alone, by however little
 
     def __str__(self) -> str:
-        return self.sentence
+        return "\n".join([self.sentence, *self.notes])
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON; a bound that is not a number is None."""
-        over = {
-            other: {name: value if math.isfinite(value) else None for name, value in asdict(difference).items()}
-            for other, difference in self.over.items()
-        }
-        return asdict(self) | {"over": over}
+        return asdict(self) | {"over": {other: found.to_dict() for other, found in self.over.items()}}
 
 
 def judge(
     method: str,
     mine: Scores,
-    local: Scores,
-    fedavg: Scores | None = None,
+    alone: Opponent,
+    pooled: Opponent | None = None,
     *,
     names: Sequence[str],
     metric: str,
     higher_is_better: bool,
     unit: str | None = None,
     candidates: int = 1,
-    leaking: bool = False,
+    blocks: Blocks = INDEPENDENT,
+    saved: str = "",
+    notes: Sequence[str] = (),
 ) -> Verdict:
-    """Compare a method with Local, and with FedAvg if it is there, on the same test examples.
+    """Compare a method with the best baseline without others, and with the best pooled one, on the same test examples.
 
     Scores are given by seed, then by client in the order of `names`: [n] one for each test example, in the same order
     for all methods. A client without any, such as an attacker, is left out, and so are examples without a score (NaN).
 
-    A client's difference is that of its mean scores, averaged over seeds. Means and intervals, at level `LEVEL`, are
-    those of `weighted_interval`, of accuracies and of logarithms of ratios of errors. They are not widened for a choice
-    among several `candidates`, which other examples have made. A client gains or loses if its paired test examples say
-    so: by the sign test where scores are 0 or 1 (McNemar's exact test), else by Wilcoxon's signed ranks, two-sided;
-    over seeds, which may share examples, a p-value is twice the mean (Vovk and Wang 2020, doi:10.1093/biomet/asaa027),
-    and over clients the false discovery rate is bounded by 1 - `LEVEL` (Benjamini and Hochberg 1995). All others are
-    undecided. `leaking` says that test examples influenced training.
+    A client's difference is that of its mean scores, averaged over seeds: of accuracies, or of logarithms of errors.
+    The number is the plain mean over clients, with Student's interval at level `LEVEL`. It is not widened for a choice
+    among several `candidates`, which other examples have made.
 
-    `unit` is what the metric is counted in, "%" for a share; None: an accuracy is a share.
+    A client gains or loses if its paired test examples say so: by the sign test where scores are 0 or 1 (McNemar's
+    exact test), else by Wilcoxon's signed ranks, two-sided. Examples of one block are one observation, see `Blocks`.
+    Over seeds, which may share examples, a p-value is twice the mean (Vovk and Wang 2020, doi:10.1093/biomet/asaa027),
+    and over clients the false discovery rate is bounded by 1 - `LEVEL` (Benjamini and Hochberg 1995). All others are
+    undecided.
+
+    `unit` is what the metric is counted in, "%" for a share; None: an accuracy is a share. `saved` says which models
+    are saved, for the sentence; `notes` are further remarks.
 
     Raises UsageError for scores that cannot be paired.
     """
-    if method == "fedavg":
-        fedavg = None
     sign = 1 if higher_is_better else -1
-    alone = _Pairs.of(mine, local, names, sign)
-    shared = None if fedavg is None else _Pairs.of(mine, fedavg, names, sign)
-    over = {"local": alone.difference(higher_is_better)}
-    if shared is not None and fedavg is not None:
-        over["fedavg"] = shared.difference(higher_is_better)
-    gain, lose = alone.decided()
-    here = [name for name, known in zip(names, alone.known, strict=True) if known]
+    if method == "fedavg" and pooled is not None and pooled.name == FEDAVG:
+        pooled = None
+    own = _Pairs.of(mine, alone.scores, names, sign, blocks)
+    over, between = {"alone": own.difference(higher_is_better)}, None
+    if pooled is not None:
+        over["pooled"] = _Pairs.of(mine, pooled.scores, names, sign).difference(higher_is_better)
+        between = _Pairs.of(pooled.scores, alone.scores, names, sign).difference(higher_is_better)
+    found = own.decided()
+    here = [name for name, known in zip(names, own.known, strict=True) if known]
     case = _Case(
         method,
-        over["local"],
-        over.get("fedavg"),
-        None if fedavg is None else _Pairs.of(fedavg, local, names, sign).difference(higher_is_better),
-        metric,
-        higher_is_better,
+        alone,
+        pooled,
+        over["alone"],
+        over.get("pooled"),
+        between,
+        _Units(metric, higher_is_better, ("%" if metric.endswith("accuracy") else "") if unit is None else unit),
         len(here),
         candidates,
-        ("%" if metric.endswith("accuracy") else "") if unit is None else unit,
+        saved,
     )
-    single = all(len(one) <= 1 for seed in alone.mine for one in seed)
-    count = f"{several(alone.examples, 'test example')} of {several(len(here), 'client')}"
-    if single:  # of a test example or, where those of examples were not kept, of all
-        count = f"{several(len(here), 'client')} with one score each"
-    parts = [
-        case.sentence(count)
-        if len(here) > 1
-        else "there is one client, which has nobody to learn from: keep its own model (method=local)"
-    ]
-    if len(here) > 1 and method != "local" and not case.for_one:
-        counted = _count_gains(len(gain), len(lose), len(here))
-        parts.append("one score each does not tell which clients gain" if single else counted)
-    if leaking:
-        parts.append("leaking: these scores are not a fair estimate")
+    remarks = [*own.remarks(found), *notes] if len(here) > 1 and not case.is_alone else list(notes)
     return Verdict(
-        "; ".join(parts),
+        case.sentence(),
         over,
-        [names[i] for i in gain],
-        [names[i] for i in lose],
-        [name for name in here if name not in {names[i] for i in [*gain, *lose]}],
+        {"alone": alone.name} | ({} if pooled is None else {"pooled": pooled.name}),
+        [names[i] for i in found.gain],
+        [names[i] for i in found.lose],
+        [name for name in here if name not in {names[i] for i in [*found.gain, *found.lose]}],
+        remarks,
         candidates,
         LEVEL,
-        alone.worse,
+        own.worse,
     )
 
 
 def difference(mine: Sequence[Any], other: Sequence[Any], names: Sequence[str], higher_is_better: bool) -> Difference:
     """How much better the scores of one run are than those of another, given by client, as in `judge`."""
     return _Pairs.of([mine], [other], names, 1 if higher_is_better else -1).difference(higher_is_better)
+
+
+def decide(
+    mine: Scores, others: Scores, names: Sequence[str], higher_is_better: bool, blocks: Blocks = INDEPENDENT
+) -> tuple[list[str], list[str]]:
+    """The clients that gain, and those that lose, by their own test examples, as in `judge`."""
+    found = _Pairs.of(mine, others, names, 1 if higher_is_better else -1, blocks).decided()
+    return [names[i] for i in found.gain], [names[i] for i in found.lose]
 
 
 class Evidence(NamedTuple):
@@ -159,9 +179,11 @@ class Evidence(NamedTuple):
     p: float  # two-sided, not corrected for the number of clients; 1 where ranks contradict the mean
 
 
-def evidence(mine: Scores, others: Scores, names: Sequence[str], higher_is_better: bool) -> dict[str, Evidence]:
+def evidence(
+    mine: Scores, others: Scores, names: Sequence[str], higher_is_better: bool, blocks: Blocks = INDEPENDENT
+) -> dict[str, Evidence]:
     """Client by client, what `judge` decides by; clients without a pair of scores are left out."""
-    pairs = _Pairs.of(mine, others, names, 1 if higher_is_better else -1)
+    pairs = _Pairs.of(mine, others, names, 1 if higher_is_better else -1, blocks)
     values = {i: p for i, p, _ in pairs.p_values()}
     result = {}
     for i, p in values.items():
@@ -171,35 +193,48 @@ def evidence(mine: Scores, others: Scores, names: Sequence[str], higher_is_bette
     return result
 
 
+class _Decided(NamedTuple):
+    """The positions of clients that gain and that lose."""
+
+    gain: list[int]
+    lose: list[int]
+
+
 class _Pairs(NamedTuple):
     """The scores of two methods on the same test examples, by seed and client; positive differences are better."""
 
     mine: list[list[Array]]
     others: list[list[Array]]
+    blocks: list[list[NDArray[np.int64]]]  # of each pair the block, or its place in the client's rows
     sign: int
+    kind: Blocks  # whether these are blocks
 
     @classmethod
-    def of(cls, mine: Scores, others: Scores, names: Sequence[str], sign: int) -> "_Pairs":
+    def of(
+        cls, mine: Scores, others: Scores, names: Sequence[str], sign: int, blocks: Blocks = INDEPENDENT
+    ) -> "_Pairs":
         """The examples that have a score in both."""
-        pairs = cls([], [], sign)
-        for own, other in zip(mine, others, strict=True):
+        pairs = cls([], [], [], sign, blocks)
+        for seed, (own, other) in enumerate(zip(mine, others, strict=True)):
             if len(own) != len(names) or len(other) != len(names):
                 raise UsageError(f"scores must be given for each of {several(len(names), 'client')}")
-            both = [_pair_scores(a, b, name) for a, b, name in zip(own, other, names, strict=True)]
-            pairs.mine.append([a for a, _ in both])
-            pairs.others.append([b for _, b in both])
+            triples = [_pair_scores(a, b, name) for a, b, name in zip(own, other, names, strict=True)]
+            pairs.mine.append([a for a, _, _ in triples])
+            pairs.others.append([b for _, b, _ in triples])
+            pairs.blocks.append([blocks.of(seed, i, real) for i, (_, _, real) in enumerate(triples)])
         if not any(pairs.known):
             raise UsageError("no client has a test score in both runs, so they cannot be compared")
         return pairs
 
     @property
-    def examples(self) -> int:
-        return sum(len(one) for seed in self.mine for one in seed)
-
-    @property
     def known(self) -> list[bool]:
         """[N] which clients have a pair, with any seed."""
         return [any(len(one) > 0 for one in client) for client in zip(*self.mine, strict=True)]
+
+    @property
+    def single(self) -> bool:
+        """Whether there is one score for each client."""
+        return all(len(one) <= 1 for seed in self.mine for one in seed)
 
     def means(self, scores: list[list[Array]]) -> Array:
         """[n] the mean scores of clients that are known, over seeds."""
@@ -217,46 +252,88 @@ class _Pairs(NamedTuple):
         seeds = [*self.mine, *self.others]
         relative = not higher_is_better and all(float(one.mean()) > 0 for seed in seeds for one in seed if len(one))
         values = np.log(others / mine) if relative else self.sign * (mine - others)
-        mean, low, high = weighted_interval(values, self._noise(relative))
-        if relative:
-            mean, low, high = (-math.expm1(-one) for one in (mean, low, high))
-        return Difference(mean, low, high, relative)
+        counts = np.array([[len(one) for one in seed] for seed in self.mine])[:, self.known].sum(0)
 
-    def _noise(self, relative: bool) -> Array:
-        """[n] the variance of each known client's difference that its number of examples leaves.
+        def of(bounds: tuple[float, float, float], per_row: Difference | None = None) -> Difference:
+            mean, low, high = (-math.expm1(-one) for one in bounds) if relative else bounds
+            return Difference(mean, low, high, relative, per_row)
 
-        That of single examples is taken to be the same at all clients, as few of them have enough to tell.
-        """
-        squares, free = 0.0, 0
-        for mine, others in zip(self.mine, self.others, strict=True):
-            for a, b in ((a, b) for a, b in zip(mine, others, strict=True) if len(a)):
-                gain = b / b.mean() - a / a.mean() if relative else a - b
-                squares, free = squares + float(np.square(gain - gain.mean()).sum()), free + len(a) - 1
-        counts = np.array([[len(one) or np.nan for one in seed] for seed in self.mine])[:, self.known]
-        noise: Array = squares / max(free, 1) * np.nanmean(1 / counts, 0)
-        return noise
+        per_row = None if self.single else of(interval_per_row(values, counts))
+        return of(interval_over_clients(values), per_row)
 
     def p_values(self) -> list[tuple[int, float, bool]]:
         """Each known client's position, its two-sided p-value, and whether the method is better on average."""
-        clients = [i for i, known in enumerate(self.known) if known]
-        values = []
-        for i in clients:
-            pairs = [(mine[i], others[i]) for mine, others in zip(self.mine, self.others, strict=True) if len(mine[i])]
-            each = np.array([_p_values(self.sign * (a - b), bool(np.isin([a, b], (0, 1)).all())) for a, b in pairs])
-            p = each.mean(0) * (2 if len(each) > 1 else 1)
-            better = float(self.sign * np.mean([a.mean() - b.mean() for a, b in pairs]))
+        length, values = self.block_length, []
+        for i in (i for i, known in enumerate(self.known) if known):
+            each, gains = [], []
+            for mine, others, blocks in zip(self.mine, self.others, self.blocks, strict=True):
+                if not len(mine[i]):
+                    continue
+                gain, binary = self.sign * (mine[i] - others[i]), bool(np.isin([mine[i], others[i]], (0, 1)).all())
+                gains.append(gain.mean())
+                if self.kind.declared or length > 1:
+                    gain, binary = self._by_block(gain, blocks[i], length), False
+                each.append(_p_values(gain, binary))
+            p = np.mean(each, 0) * (2 if len(each) > 1 else 1)
+            better = float(np.mean(gains))
             # A test of ranks may contradict the mean: then nothing is decided.
             agree = better > 0 if p[0] < p[1] else better < 0
             values.append((i, min(1.0, 2 * float(p.min())) if agree else 1.0, better > 0))
         return values
 
-    def decided(self) -> tuple[list[int], list[int]]:
+    @property
+    def block_length(self) -> int:
+        """How many neighbouring examples are one observation, where no blocks are declared; 1: they are independent."""
+        if self.kind.declared or self.kind.ids is None:
+            return 1
+        gains = [
+            self.sign * (mine - others)[np.argsort(places, kind="stable")]
+            for seeds in zip(self.mine, self.others, self.blocks, strict=True)
+            for mine, others, places in zip(*seeds, strict=True)
+        ]
+        return block_length(gains)
+
+    def _by_block(self, gain: Array, blocks: NDArray[np.int64], length: int) -> Array:
+        """[m] the mean gains of a client's blocks: declared ones, or so many neighbouring examples."""
+        if not self.kind.declared:
+            order = np.argsort(blocks, kind="stable")
+            gain, blocks = gain[order], np.arange(len(gain)) // length
+        _, at, count = np.unique(blocks, return_inverse=True, return_counts=True)
+        means: Array = np.bincount(at, gain) / count
+        return means
+
+    def decided(self) -> _Decided:
         """The positions of the clients that gain, and of those that lose."""
         values = self.p_values()
         p = np.sort([one for _, one, _ in values])
         bound = p[p <= (1 - LEVEL) * np.arange(1, len(p) + 1) / max(len(p), 1)].max(initial=-1)  # Benjamini, Hochberg
         chosen = [(i, up) for i, one, up in values if one <= bound]
-        return [i for i, up in chosen if up], [i for i, up in chosen if not up]
+        return _Decided([i for i, up in chosen if up], [i for i, up in chosen if not up])
+
+    def remarks(self, found: _Decided) -> Iterator[str]:
+        """Who gains and loses, and what is not independent or missing, one remark each."""
+        gain, lose, clients = len(found.gain), len(found.lose), sum(self.known)
+        left = clients - gain - lose
+        if self.single:
+            yield "with one score for each client, nobody can say which clients gain"
+        elif gain or lose:
+            gains, loses = f"gain{'s' * (gain == 1)}", f"lose{'s' * (lose == 1)}"
+            rest = f"; of {left} there are too few test rows to say" if left else ""
+            yield f"by their own test rows {several(gain, 'client')} {gains}, {lose} {loses}{rest}"
+        else:
+            yield "with so few test rows, we cannot say which clients gain"
+        if self.kind.declared:
+            yield "test rows of one group count as one observation"
+        elif not self.single and (length := self.block_length) > 1:
+            yield f"neighbouring test rows are not independent, so {length} of them count as one observation"
+        if self.kind.spanning:
+            have = "has" if self.kind.spanning == 1 else "have"
+            yield (
+                f"{several(self.kind.spanning, 'group')} {have} rows of several clients, so these clients are not "
+                "independent and the intervals may be too narrow"
+            )
+        if lacking := len(self.known) - clients:
+            yield f"{several(lacking, 'client')} without test scores {'is' if lacking == 1 else 'are'} left out"
 
 
 def plain(value: float, sign: str = "z", digits: int = 4) -> str:
@@ -264,39 +341,35 @@ def plain(value: float, sign: str = "z", digits: int = 4) -> str:
     return f"{value:{sign},.0f}" if abs(value) >= 1000 else f"{value:{sign}.{digits}g}"
 
 
-def weighted_interval(values: Array, noise: Array) -> tuple[float, float, float]:
-    """The mean over clients and its interval, from each client's value: [n] and the variance of its noise: [n].
+def interval_over_clients(values: Array) -> tuple[float, float, float]:
+    """The plain mean over clients of values: [n], and Student's interval.
 
-    A random-effects mean: the variance between clients is such that weighted squares are as expected (Paule and Mandel
-    1982, doi:10.6028/jres.087.022), and the interval is Student's of weighted values (Hartung and Knapp 2001,
-    doi:10.1002/sim.791). Where noise is the same for all it is Student's interval. NaN of two or fewer clients, or
-    where all are the same and not 0.
+    NaN of two or fewer clients, or where all are the same and not 0.
     """
     mean, n = float(values.mean()), len(values)
     if n <= FEW or (mean != 0 and np.ptp(values) <= 1e-9 * abs(mean)):
         return mean, math.nan, math.nan
-    variance = float(values.var(ddof=1))
-
-    def weighted(between: float) -> tuple[Array, float, float]:
-        weights = 1 / (between + noise)
-        middle = float(np.average(values, weights=weights))
-        return weights, middle, float((weights * (values - middle) ** 2).sum())
-
-    least = 1e-6 * variance  # so that there are weights where no client has noise
-    between = least
-    if variance > 0 and weighted(least)[2] > n - 1:
-        high = max(variance, least) * n
-        for _ in range(60):  # halvings
-            between, high = (middle, high) if weighted(middle := (between + high) / 2)[2] > n - 1 else (between, middle)
-    if variance > 0:
-        weights, mean, squares = weighted(between)
-        variance = n * squares / ((n - 1) * float(weights.sum()))
-    half = student(n - 1, LEVEL) * math.sqrt(variance / n)
+    half = student(n - 1, LEVEL) * float(values.std(ddof=1)) / math.sqrt(n)
     return mean, mean - half, mean + half
 
 
-def _pair_scores(mine: Any, other: Any, name: str) -> tuple[Array, Array]:
-    """One client's scores of two methods, without examples that have none."""
+def interval_per_row(values: Array, counts: NDArray[np.int64]) -> tuple[float, float, float]:
+    """The mean of clients' values: [n], each weighted by its examples: [n], and its interval.
+
+    The variance is that of a weighted mean of independent clients, whose effective number is one over the sum of
+    squared weights (Kish 1965); NaN where that is two or less, or where all values are the same and not 0.
+    """
+    weights = counts / counts.sum()
+    mean, squares = float((weights * values).sum()), float(np.square(weights).sum())
+    if 1 / squares <= FEW or (mean != 0 and np.ptp(values) <= 1e-9 * abs(mean)):
+        return mean, math.nan, math.nan
+    variance = float((np.square(weights) * np.square(values - mean)).sum()) / (1 - squares)
+    half = student(1 / squares - 1, LEVEL) * math.sqrt(variance)
+    return mean, mean - half, mean + half
+
+
+def _pair_scores(mine: Any, other: Any, name: str) -> tuple[Array, Array, NDArray[np.bool_]]:
+    """One client's scores of two methods, without examples that have none, and which have: [n]."""
     a, b = np.asarray(mine, np.float64), np.asarray(other, np.float64)
     if a.ndim != 1 or a.shape != b.shape:
         raise UsageError(
@@ -304,7 +377,7 @@ def _pair_scores(mine: Any, other: Any, name: str) -> tuple[Array, Array]:
             f"{list(b.shape)}; repeat both with the same data, split and seed"
         )
     real = ~(np.isnan(a) | np.isnan(b))
-    return a[real], b[real]
+    return a[real], b[real], real
 
 
 def _p_values(gain: Array, binary: bool) -> tuple[float, float]:
@@ -317,99 +390,92 @@ def _p_values(gain: Array, binary: bool) -> tuple[float, float]:
     return signed_ranks(gain)
 
 
+class _Units(NamedTuple):
+    """What differences are written in."""
+
+    metric: str
+    higher_is_better: bool
+    unit: str  # of the metric
+
+    def write(self, found: Difference, clients: int, over: str = "") -> str:
+        """A difference in words, in points or in per cent of the other's error, with its interval."""
+        mean, low, high = found.mean, found.low, found.high
+        if found.relative:
+            if mean < 0:
+                low, high = -high, -low
+            scale, digits = 100, "z.1f"
+            text = (
+                f"{self.metric} {100 * abs(mean):.1f} % {'higher' if mean < 0 else 'lower'}{over and f' than {over}'}"
+            )
+        else:
+            percent = self.unit == "%"
+            scale, digits = (100, "z.1f") if percent else (1, "z,.0f" if abs(mean) >= 1000 else "z.3g")
+            if not self.higher_is_better:  # errors are written as they are, lower being better
+                mean, low, high = -mean, -high, -low
+            text = f"{scale * mean:+{digits}}{' points' if percent else f' {self.unit or self.metric}'}"
+            text = f"{self.metric} {text} against {over}" if over else text
+        if math.isnan(low):
+            why = "two clients leave none" if clients <= FEW else "every client differs by as much"
+            return f"{text} (no interval, as {why})"
+        label = f"{100 * LEVEL:.0f} % interval " if over else ""
+        return f"{text} ({label}{scale * low:{digits}} to {scale * high:{digits}})"
+
+
 class _Case(NamedTuple):
     """What a sentence is made from."""
 
     method: str
-    alone: Difference  # over Local
-    shared: Difference | None  # over FedAvg
-    fedavg: Difference | None  # FedAvg over Local
-    metric: str
-    higher_is_better: bool
+    alone: Opponent
+    pooled: Opponent | None
+    over_alone: Difference
+    over_pooled: Difference | None
+    between: Difference | None  # the pooled baseline over the one without others
+    units: _Units
     clients: int
     candidates: int
-    unit: str  # of the metric
+    saved: str
 
     @property
-    def for_one(self) -> bool:
-        """Whether one model for all does at least as well, and better than learning alone."""
-        if self.shared is None or self.fedavg is None or self.method == "local":
-            return False
-        return self.shared.mean <= 0 and (self.alone.low > 0 or self.fedavg.low > 0)
+    def is_alone(self) -> bool:
+        """Whether the method is the best baseline without others itself."""
+        return self.method == "local" and self.alone.name == LOCAL
 
-    def sentence(self, count: str) -> str:
-        """The verdict in words; `count` says on how many test examples and clients it rests."""
-        alone, shared, chosen = self.alone, self.shared, ""
-        if self.candidates > 1:
-            chosen = f", chosen among {self.candidates} candidates"
+    def sentence(self) -> str:
+        """The verdict in one or two sentences."""
+        if self.clients == 1:
+            return f"There is one client, which has nobody to learn from. Keep {BEST_ALONE}, {self.alone.name}."
+        first = self._head()
+        if not self.is_alone:
+            over = f"{BEST_ALONE}, {self.alone.name}"
+            first = f"{first}: {self.units.write(self.over_alone, self.clients, over)}"
+        return " ".join(f"{one}." for one in (first, self._second()) if one)
+
+    def _head(self) -> str:
+        """What can be said, in a few words."""
+        found, pools = self.over_alone, self.between is not None and self.between.low > 0
         if self.method == "local":
-            return self._of_local(count, chosen)
-        if shared and self.fedavg and self.for_one:
-            how = "better" if shared.high < 0 else "as well"
-            worth, mine = self._number(self.fedavg, ALONE), self._number(shared, ONE, short=True)
-            return f"{ONE} does {how} here: method=fedavg, {worth}; {self.method}{chosen}: {mine}"
-        by = f" ({self.method}{chosen})" * bool(chosen)
-        also = ""
-        if shared:
-            unclear = alone.low > 0 and not shared.low > 0
-            lead = f"; it is unclear whether that beats {ONE}: " if unclear else ", and "
-            also = f"{lead}{self._number(shared, ONE, short=True)}"
-        if alone.low > 0:
-            helps = f"{ONE} helps" if self.method == "fedavg" else HELPS
-            return f"{helps}{by}: {self._number(alone, ALONE)}{also}"
-        if alone.high < 0:
-            return f"{HELPS_NOT}: {KEEP} (method=local); {self.method}{chosen}: {self._number(alone, ALONE)}"
-        if self.clients <= FEW:  # each of them may gain beyond noise
-            return f"two clients do not tell what others would gain{by}: {self._number(alone, ALONE)}{also}"
-        return f"cannot tell from {count}{by}: {self._number(alone, ALONE)}{also}"
+            if self.candidates > 1:
+                return "No way of learning from others was clearly better than learning alone on validation rows"
+            return "Only learning alone was trained, so nobody can say here whether learning from others helps"
+        if self.clients <= FEW:
+            return "Two clients are too few to say whether learning from others helps"
+        if found.low > 0:
+            return f"{ONE[0].upper()}{ONE[1:]} helps" if self.method == "fedavg" else HELPS
+        if pools:
+            return f"{HELPS}, but {self.method} is not shown to"
+        return HELPS_NOT if found.high < 0 else "Cannot tell whether learning from others helps"
 
-    def _of_local(self, count: str, chosen: str) -> str:
-        """The sentence on learning alone itself, of which the one thing known is how it compares with FedAvg."""
-        shared = self.shared
-        none = "no candidate was clearly better than learning alone on validation examples"
-        if shared is None:
-            return f"cannot tell whether {HELPS}: only learning alone was trained"
-        if chosen:
-            number = f"on test examples {self._number(shared, ONE)}"
-            if shared.low > 0:
-                return f"{ONE} does not help here, and {none}: {KEEP} (method=local{chosen}); {number}"
-            return f"cannot tell whether {HELPS}: {none}, so each client keeps its own (method=local{chosen}); {number}"
-        if shared.low > 0:
-            return f"{ONE} does not help here: {KEEP} (method=local); local: {self._number(shared, ONE)}"
-        if shared.high < 0:
-            return f"{ONE} does better here: method=fedavg; local: {self._number(shared, ONE)}"
-        return f"cannot tell from {count}: {self._number(shared, ONE)}"
-
-    def _number(self, found: Difference, other: str, short: bool = False) -> str:
-        """A difference in words: in points, or in per cent of the other's error."""
-        mean, low, high = found.mean, found.low, found.high
-        average = "" if short else " on average"
-        if not found.relative:
-            percent = self.unit == "%"
-            unit = "" if short else " points" if percent else f" {self.unit or self.metric}"
-            scale, digits = (100, "z.1f") if percent else (1, "z,.0f" if abs(mean) >= 1000 else "z.3g")
-            sign = 1 if self.higher_is_better else -1  # errors are written as they are, lower being better
-            mean, low, high = (sign * mean, low, high) if sign > 0 else (-mean, -high, -low)
-            text = f"{scale * mean:+{digits}}{unit}{average} over {other}"
+    def _second(self) -> str:
+        """The best pooled baseline, and what is saved."""
+        saved = f"the {self.saved} models are saved" if self.saved else ""
+        found, pooled = self.over_pooled, self.pooled
+        if found is None or pooled is None:
+            return saved[:1].upper() + saved[1:]
+        name = f"{BEST_POOLED}, {pooled.name}{IN_ONE_PLACE if pooled.needs_rows else ''}"
+        number = self.units.write(found, self.clients)
+        if found.low > 0:
+            text = f"It{' also' * (self.over_alone.low > 0)} beats {name}: {number}"
         else:
-            if mean < 0:
-                low, high = -high, -low
-            scale, digits = 100, "z.1f"
-            text = f"{100 * abs(mean):.1f} % {'higher' if mean < 0 else 'lower'}{average}"
-            text = f"{text if short else f'{self.metric} {text}'} than {'when ' * (other == ALONE)}{other}"
-        if math.isnan(low):
-            why = (
-                f"from {several(self.clients, 'client')}"
-                if self.clients <= FEW
-                else "as every client differs by as much"
-            )
-            return f"{text} (no interval, {why})"
-        label = "" if short else f"{100 * LEVEL:.0f} % interval "
-        return f"{text} ({label}{scale * low:{digits}} to {scale * high:{digits}})"
-
-
-def _count_gains(gain: int, lose: int, clients: int) -> str:
-    if not gain and not lose:
-        return "no single client's difference can be told from noise"
-    gains, loses = "gain" + "s" * (gain == 1), "lose" + "s" * (lose == 1)
-    return f"{gain} of {several(clients, 'client')} {gains}, {lose} {loses}, {clients - gain - lose} undecided"
+            does = "does better" if found.high < 0 else "may do as well"
+            text = f"{name[0].upper()}{name[1:]}, {does}: against it {self.method} has {number}"
+        return f"{text}; {saved}" if saved else text

@@ -227,9 +227,9 @@ class _Run:
             return None
         here = [name for name in names if self.broker.nodes.is_online(name)]
         fedavg = beside.train(self.planned, here, self.out, serve, self.log) if "fedavg" in wanted else {}
-        self.log("each site compares its model with one that it learns alone")
-        alone = beside.ask(self.broker, names, self.facts["experiment"], fedavg, self.history)
-        return beside.judged(self.planned, self.history, alone, fedavg)
+        self.log("each site compares its model with what it could do without others")
+        baselines = beside.ask(self.broker, names, self.facts["experiment"], fedavg, self.history)
+        return beside.judged(self.planned, self.history, baselines, fedavg)
 
     def _wrapped(self, inner: Method) -> Method:
         """The method, and around it what ignores stale clients if the config says so."""

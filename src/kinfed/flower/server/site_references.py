@@ -1,26 +1,37 @@
 """What a run of sites is compared with: FedAvg by the same sites, and what each site learns alone."""
 
+import math
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ...core.history import History
 from ...core.mixins import leak
-from ...core.summary import Summary
-from ...core.tasks import unit_of
+from ...core.summary import Metric, Summary
+from ...core.tasks import Task
 from ...errors import RunError, UsageError
+from ...runs.baselines import Baseline, floor, verdict
 from ...runs.config import experiment as config, plugins
 from ...runs.run_folder import RunFolder
-from ...verdict.verdict import Verdict, judge
+from ...runs.test_scores import Tested
+from ...verdict.verdict import FEDAVG, LOCAL, Verdict
 from ..wire.messages import Message, Words
 from . import plan
 from .broker import Broker
 from .plan import Plan
 from .validation import read_scores
 
+MOST, LONGEST = 20, 80  # baselines of a site, and letters of their names
 Serve = Callable[[Plan, Path, Callable[[str], Any]], Summary]  # a plan, its folder, a log
+
+
+class Score(NamedTuple):
+    """What a site says of a baseline; NaN where it has no score."""
+
+    validation: float
+    test: float
 
 
 def wanted(planned: Plan) -> list[str]:
@@ -50,43 +61,68 @@ def train(planned: Plan, clients: Collection[str], out: Path, serve: Serve, log:
     return folder.read_summary().to_dict()
 
 
-def ask(broker: Broker, names: Collection[str], experiment: str, fedavg: Words, history: History) -> dict[str, float]:
-    """Have each site compare its model with one that it learns alone; returns the test scores of the latter."""
+def ask(
+    broker: Broker, names: Collection[str], experiment: str, fedavg: Words, history: History
+) -> dict[str, dict[str, Score]]:
+    """Have each site compare its model with what it could do without others; returns the scores of its baselines."""
     words = {"experiment": experiment} | ({"fedavg": fedavg["sites"]["experiment"]} if fedavg else {})
-    key = ("alone", "test", history.task.metric)
-
-    def read(reply: Message) -> dict[Any, float]:
-        return read_scores([[*key, reply.words.get("alone")]], [key], history.task)
 
     def problem(client: str, reply: Message) -> str:
         try:
-            read(reply)
+            read_baselines(reply.words.get("baselines"), history.task)
         except (TypeError, ValueError, OverflowError):
-            return "its score of learning alone cannot be read"
+            return "its baselines' scores cannot be read"
         return ""
 
     replies = broker.request("verdict", {name: Message(dict(words), {}) for name in names}, problem=problem)
-    return {name: read(reply)[key] for name, reply in replies.items()}
+    return {name: read_baselines(reply.words["baselines"], history.task) for name, reply in replies.items()}
 
 
-def judged(planned: Plan, history: History, alone: dict[str, float], fedavg: Words) -> Verdict | None:
-    """The verdict over all sites by their mean scores, as those of examples stay there; None without any."""
-    names = history.names
+def read_baselines(words: Any, task: Task) -> dict[str, Score]:
+    """A site's baselines with their scores; raises ValueError or TypeError for what is none, which may be made up."""
+    if not isinstance(words, dict) or not 0 < len(words) <= MOST or LOCAL not in words:
+        raise ValueError("a site names Local and a few standard models")
+    if any(len(name) > LONGEST or not name.isprintable() for name in words):
+        raise ValueError("a baseline has a short name")
+    found = {}
+    for name, (validation, test) in words.items():
+        key = (name, "test", task.metric)
+        score = read_scores([[*key, math.nan if test is None else test]], [key], task)[key]
+        found[name] = Score(math.nan if validation is None else float(validation), score)
+    return found
+
+
+def judged(planned: Plan, history: History, baselines: dict[str, dict[str, Score]], fedavg: Words) -> Verdict | None:
+    """The verdict over all sites by their mean scores, as those of examples stay there; None without any.
+
+    A baseline that a site has not fitted is none, so that all sites have the same.
+    """
+    names, task = history.names, history.task
     mine = dict(zip(names, history.test(history.chosen).tolist(), strict=True))
     shared = {}
     if fedavg:
         clients, chosen = fedavg["by_client"], fedavg["selection"]["chosen"]
         shared = dict(zip(clients["names"], clients["scores"][chosen], strict=True))
-    both = [name for name in names if name in alone and (not fedavg or name in shared)]
-    scores = [[[np.array([one[name]]) for name in both]] for one in (mine, alone, shared) if one]
-    if not both or all(np.isnan(mine[name]) or np.isnan(alone[name]) for name in both):
+    both = [name for name in names if name in baselines and (not fedavg or name in shared)]
+    if not both or all(np.isnan(mine[name]) or np.isnan(baselines[name][LOCAL].test) for name in both):
         return None
-    return judge(
+    every = [name for name in baselines[both[0]] if all(name in baselines[site] for site in both)]
+    known = [
+        Baseline(
+            name,
+            False,
+            False,
+            {site: baselines[site][name].validation for site in both},
+            Tested({site: baselines[site][name].test for site in both}, None),
+        )
+        for name in every
+    ]
+    if fedavg:
+        known.append(Baseline(FEDAVG, True, False, {}, Tested({site: shared[site] for site in both}, None)))
+    return verdict(
         plugins.called(planned.learning.method_name),
-        *scores,
-        names=both,
-        metric=history.task.metric,
-        higher_is_better=history.task.higher_is_better,
-        unit=unit_of(history.task),
-        leaking=bool(leak(planned.learning.method)),
+        Metric.of(task),
+        [Tested({site: mine[site] for site in both}, None, bool(leak(planned.learning.method)))],
+        floor([known], task.higher_is_better, history.selects_highest),
+        saved=plugins.called(planned.learning.method_name),
     )

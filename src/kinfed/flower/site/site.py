@@ -240,9 +240,11 @@ class Site:
         federation, model = self._examples(joined, planned)
         self._policy.check_score(federation.task.metric)
         beside = str(words.get("fedavg", ""))
-        verdict, alone = site_verdict.compare(planned, federation, model, kept, folder.path, str(self._device), beside)
+        verdict, baselines = site_verdict.compare(
+            planned, federation, model, kept, folder.path, str(self._device), beside
+        )
         self._report(verdict.sentence)
-        return Message({"client": self.name, "alone": alone}, {})
+        return Message({"client": self.name, "baselines": baselines}, {})
 
     def _base(self, state: SiteState, accepted: int) -> Tree:
         """The private state that the server has accepted: training whose reply it did not accept is undone."""

@@ -1,7 +1,7 @@
 """What learning from others was worth to a site: its model against others, on its own test examples, at the site."""
 
+import math
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,9 @@ from ...core.tasks import unit_of
 from ...data.federation import Federation
 from ...errors import note_failure
 from ...files import write_json
-from ...runs import outsiders
+from ...runs.baselines import NAMES, Baseline, floor, rows as rows_of, standard_baselines
 from ...runs.config import plugins
-from ...runs.test_scores import Tested, of_examples
+from ...runs.test_scores import NO_STANDARD, Tested, of_examples
 from ...runs.trained_run import BLOCK
 from ...simulation.execution import Execution
 from ...simulation.simulation import Simulation
@@ -28,6 +28,8 @@ from ...verdict.one_client import OwnVerdict, judge_one
 from ..server import plan
 from ..server.plan import Plan
 from .site_predictor import VERDICT
+
+Scores = dict[str, list[float | None]]  # by baseline: its validation score, and its test score
 
 ALONE = "alone.safetensors"  # in the folder of an experiment at a site
 
@@ -40,13 +42,13 @@ def compare(
     folder: Path,
     device: str,
     beside: str = "",
-) -> tuple[OwnVerdict, float]:
-    """The verdict at a site of one client, and the test score of the model that it learns alone.
+) -> tuple[OwnVerdict, Scores]:
+    """The verdict at a site of one client, and the scores of what it could do without others.
 
     `kept` are the site's models: "own", of the run's method, and perhaps "fedavg". `model` has the initial values. The
     site trains alone for as many rounds as it would have with others, and selects the round by its own validation
     examples; that model and the verdict are written to `folder`, with `beside`, the experiment that FedAvg's is of.
-    Standard models of the site's own rows join the verdict.
+    Standard models of the site's own rows are baselines too, of which the site's validation examples choose.
     """
     learning, rounds, task = planned.learning, planned.learning.rounds, federation.task
     method = plan.with_method(planned, "local").learning.method
@@ -58,26 +60,39 @@ def compare(
     rows = federation.rows["test"][0]
     modules = {**kept, "local": export(method, fleet.model, trees.named(personal))}
     scores = {name: _scores(module, federation, rows) for name, module in modules.items()}
-    outside, problems = None, list[str]()
-    with note_failure(problems, "there is no comparison with models that need no federation"):
-        if len(scores["own"]) == len(rows):  # test examples have scores of their own
-            (client,) = federation.names
-            own = Tested({client: float(np.mean(scores["own"]))}, {client: scores["own"]})
-            outside = outsiders.compare(federation, own, pool=False)
+    (client,) = federation.names
+    at = history.rounds.index(history.select(history.chosen))
+    found = history.scores[at].get((history.chosen, "validation", history.selects))
+    selected = {} if found is None else {client: float(found[0])}
+    tested = {name: Tested({client: float(np.mean(one))}, {client: one}) for name, one in scores.items()}
+    known, problems = [Baseline(NAMES["local"], False, False, selected, tested["local"])], list[str]()
+    if len(scores["own"]) == len(rows):  # test examples have scores of their own
+        with note_failure(problems, NO_STANDARD):
+            standard, left_out = standard_baselines(federation, history.selects, pool=False)
+            known, problems = [*known, *standard], problems + left_out
+    best = floor([known], task.higher_is_better, history.selects_highest).alone
+    assert best is not None
+    assert best.tested[0].examples is not None
     verdict = judge_one(
         plugins.called(learning.method_name),
-        scores.pop("own"),
-        {name: scores[name] for name in ("local", "fedavg") if name in scores},
+        scores["own"],
+        (best.name, best.tested[0].examples[client]),
+        scores.get("fedavg"),
         metric=task.metric,
         higher_is_better=task.higher_is_better,
         unit=unit_of(task),
+        places=federation.rows["test"][0].numpy(),
     )
-    if outside is not None:
-        verdict = replace(verdict, sentence=outside.around(verdict.sentence))
     checkpoint.write(fleet.model.named(personal["theta"]), folder / ALONE, {})
-    words = verdict.to_dict() | {"beside": beside, "outside": [] if outside is None else outside.rows}
+    words = verdict.to_dict() | {"beside": beside, "baselines": rows_of(known, task.higher_is_better)}
     write_json(folder / VERDICT, words | {"problems": problems})
-    return verdict, float(history.test(history.chosen)[0])
+    sent = {one.name: [_number(one.validation.get(client, math.nan)), _number(one.mean)] for one in known}
+    return verdict, sent
+
+
+def _number(value: float) -> float | None:
+    """For JSON, which has no NaN."""
+    return value if math.isfinite(value) else None
 
 
 def _scores(module: nn.Module, federation: Federation, rows: Tensor) -> NDArray[Any]:

@@ -20,8 +20,8 @@ from ...errors import UsageError, log_failure, several
 from ...files import replacing
 from ...methods import METHODS
 from ...runs.run_folder import RunFolder
-from ...runs.test_scores import verdict
-from ..tables.compare import read_tested
+from ...verdict.verdict import BEST_ALONE, BEST_POOLED
+from ..tables.compare import verdict_on
 from ..tables.run_rows import Row
 from ..tables.text_table import Grid, quantity
 from . import page_settings
@@ -147,7 +147,9 @@ def _words(gathered: Gathered, lacking: Sequence[str]) -> dict[str, Any]:
         "settings": page_settings.settings(config),
         "commands": list(_commands(gathered)),
         "folder": main.folder,
-        "outside": [(one["name"], _score(main, one["mean"]), one["needs"]) for one in main.summary.outside or ()],
+        "baselines": [
+            (one["name"], _score(main, one["mean"]), f"needs {one['needs']}") for one in main.summary.baselines or ()
+        ],
     }
 
 
@@ -171,14 +173,15 @@ def _verdict(gathered: Gathered) -> dict[str, Any] | None:
     row, places = gathered.rows[gathered.main], (gathered.at("local"), gathered.at("fedavg"))
     if row.verdict is None or gathered.candidates < 2 or row.verdict["candidates"] > 1 or places[0] is None:
         return row.verdict
-    others = [None if i is None else gathered.rows[i] for i in places]
-    seeds = [seed for seed in row.seeds if all(seed in one.seeds for one in others if one is not None)]
+    local, fedavg = (None if i is None else gathered.rows[i].by_seed for i in places)
+    assert local is not None
+    seeds = [seed for seed in row.seeds if seed in local and (fedavg is None or seed in fedavg)]
     if not seeds:
         return None
-    mine = read_tested(row, seeds)
-    local, fedavg = (None if one is None else read_tested(one, seeds) for one in others)
-    assert local is not None
-    return verdict(row.method, row.metric, mine, local, fedavg, candidates=gathered.candidates).to_dict()
+    folders = [None if one is None else {seed: one[seed].folder for seed in seeds} for one in (local, fedavg)]
+    assert folders[0] is not None
+    found = verdict_on(row, seeds, folders[0], folders[1], gathered.rows, gathered.candidates)
+    return None if found is None else found.to_dict()
 
 
 def _sentence(gathered: Gathered, judged: dict[str, Any] | None) -> tuple[str, str]:
@@ -186,11 +189,8 @@ def _sentence(gathered: Gathered, judged: dict[str, Any] | None) -> tuple[str, s
     row = gathered.rows[gathered.main]
     if judged is not None:
         head, _, rest = judged["sentence"].partition(": ")
-        if rest.startswith(f"{row.metric.name} "):
-            rest = rest.replace(row.metric.name, word(row.metric.name), 1)
-        head, _, by = head.removesuffix(")").partition(" (")
-        rest = f"{by}: {rest}" if by else rest[:1].upper() + rest[1:]
-        return head[:1].upper() + head[1:], f"{rest}."
+        notes = ". ".join(note[:1].upper() + note[1:] for note in judged["notes"])
+        return head.removesuffix("."), " ".join(filter(None, [rest[:1].upper() + rest[1:], notes and f"{notes}."]))
     score = f"{row.method} has a mean test {word(row.metric.name)} of {_score(row, row.mean, True)} over "
     score += several(row.clients, "client")
     if row.method == "local" or gathered.at("local") is not None:
@@ -212,10 +212,10 @@ def _facts(row: Row, judged: dict[str, Any] | None) -> list[tuple[str, str, str]
     """The few numbers to remember: the number, what it is, and how sure."""
     spread = f"± {_score(row, row.scores['std'])} over clients"
     facts = [(_score(row, row.mean, True), f"mean test {word(row.metric.name)}", spread)]
-    for base, name in (("local", "learning alone"), ("fedavg", "one model for all")):
-        if judged is not None and base != row.method and base in judged["over"]:
+    for base, name in (("alone", BEST_ALONE), ("pooled", BEST_POOLED)):
+        if judged is not None and base in judged["over"]:
             mean, interval = _difference(row, judged["over"][base])
-            facts.append((mean, f"{_gain_unit(row)} over {name}", interval))
+            facts.append((mean, f"{_gain_unit(row)} over {name}, {judged['baselines'][base]}", interval))
     if judged is not None and row.method != "local" and _by_example(row):
         gain, lose, rest = (len(judged[side]) for side in ("gain", "lose", "undecided"))
         if gain or lose:  # else the sentence says that no client's difference can be told
@@ -255,7 +255,7 @@ def _method(row: Row, label: str, scale: "_Forest", judged: bool) -> dict[str, A
     scores = [one.read_summary().honest_scores[row.model] for one in row.folders]
     worst, best = (float(sum(s.get(k, math.nan) for s in scores) / len(scores)) for k in ("worst10", "best10"))
     judgement = row.verdict or {}
-    over = {base: found for base, found in judgement.get("over", {}).items() if base != row.method}
+    over = judgement.get("over", {})
     told = judgement and row.method != "local" and _by_example(row)
     sides = [len(judgement[side]) for side in ("gain", "undecided", "lose")] if told else None
     return {
@@ -269,7 +269,7 @@ def _method(row: Row, label: str, scale: "_Forest", judged: bool) -> dict[str, A
         "worst": _score(row, worst),
         "best": _score(row, best),
         "over": {base: _difference(row, over[base]) for base in over},
-        "drawn": scale.of(over["local"]) if "local" in over else None,
+        "drawn": scale.of(over["alone"]) if "alone" in over else None,
         "sides": sides,
         "origin": "" if row.origin in (None, "fixed") else row.origin,
         "up": quantity(row.summary.cost.bytes_up, "B"),

@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -10,9 +10,12 @@ from typing import Any
 import numpy as np
 
 from ...errors import UsageError, note_failure
+from ...runs import baselines
+from ...runs.baselines import Baseline
 from ...runs.reference_runs import BASES
 from ...runs.run_folder import RunFolder
-from ...runs.test_scores import Tested, chose_otherwise, verdict
+from ...runs.test_scores import Tested, chose_otherwise
+from ...verdict.verdict import Verdict
 from .run_rows import Counts, Row, read
 
 
@@ -24,7 +27,7 @@ class Comparison:
     warnings: tuple[str, ...]
     differing: str = ""  # the settings that tell several sets apart
     named: tuple[tuple[str, str], ...] = ()  # methods that are to be paired whatever they score: each with its rival
-    outside: tuple[list[dict[str, Any]], ...] = ()  # by set: standard models that need no federation, best first
+    baselines: tuple[list[dict[str, Any]], ...] = ()  # by set: standard models on the same rows, best first
 
     @property
     def letters(self) -> list[str]:
@@ -32,9 +35,9 @@ class Comparison:
         return [chr(ord("A") + i) for i in range(len(self.sets))] if len(self.sets) > 1 else [""]
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON: `runs`, each with the number of its set (from 1), `outside` by set, and `warnings`."""
+        """For JSON: `runs`, each with the number of its set (from 1), `baselines` by set, and `warnings`."""
         runs = [{"set": i, **row.to_dict()} for i, rows in enumerate(self.sets, 1) for row in rows]
-        return {"runs": runs, "outside": list(self.outside), "warnings": list(self.warnings)}
+        return {"runs": runs, "baselines": list(self.baselines), "warnings": list(self.warnings)}
 
 
 def compare(folders: Sequence[Path], same_data: bool = False) -> Comparison:
@@ -84,9 +87,9 @@ def compare(folders: Sequence[Path], same_data: bool = False) -> Comparison:
         judged, problems = verdicts(rows)
         compared.append(tuple(judged))
         warnings += [of + problem for problem in problems]
-    asked = ((one.read_summary().outside for row in rows for one in row.folders) for rows in compared)
-    outside = tuple(next(filter(None, found), []) for found in asked)
-    return Comparison(tuple(compared), tuple(dict.fromkeys(warnings)), differing, outside=outside)
+    asked = ((RunFolder(row.folder).read_summary().baselines for row in rows) for rows in compared)
+    standard = tuple(next(filter(None, found), []) for found in asked)
+    return Comparison(tuple(compared), tuple(dict.fromkeys(warnings)), differing, baselines=standard)
 
 
 def _federation(folder: Path) -> dict[str, Any]:
@@ -123,37 +126,60 @@ def _judge(row: Row, rows: Sequence[Row], problems: list[str]) -> Row:
         return replace(row, verdict=folder.read_summary().verdict)
     if row.method == "local":
         return row
-    mine, local, fedavg = read_tested(row, row.seeds), *(_read_test_scores(row, rows, name) for name in BASES)
+    local, fedavg = (_reference(row, rows, name) for name in BASES)
     if local is None:  # what the run itself found: real sites have compared themselves, and sent no scores of Local
         own = [one.read_summary().verdict for one in row.folders]
         return replace(row, verdict=own[0]) if len(own) == 1 else row
     found = None
     with note_failure(problems, f"{row.name} has no verdict"):
-        found = verdict(row.method, row.metric, mine, local, fedavg)
+        found = verdict_on(row, row.seeds, local, fedavg, [row, *rows])
     if found is None:
         return row
     if each := chose_otherwise(row.folders, row.model):
         problems.append(
             f"{row.name}: its verdict is on the model that each seed chose ({each}), the scores on '{row.model}'"
         )
-    whole = all(one.examples is not None for one in (*mine, *local))
+    whole = all(folder.tested.exists() for folder in (*row.folders, *local.values()))
     counts = Counts(len(found.gain), len(found.lose), paired=True) if whole else row.counts
     return replace(row, verdict=found.to_dict(), counts=counts)
 
 
-def _read_test_scores(row: Row, rows: Sequence[Row], method: str) -> list[Tested] | None:
-    """The test scores of a method with a row's seeds: the best such run of the same attack, or the one beside it."""
+def verdict_on(
+    row: Row,
+    seeds: Sequence[int],
+    local: Mapping[int, RunFolder],
+    fedavg: Mapping[int, RunFolder] | None,
+    rows: Sequence[Row],
+    candidates: int = 1,
+) -> Verdict | None:
+    """The verdict on a row's runs over those of Local and FedAvg, by seed, and the standard models beside any of rows.
+
+    Standard models depend on the data alone, so those beside any comparable run will do.
+    """
+    by_seed, metric = [], row.metric
+    for seed in seeds:
+        known = [Baseline.of(one[seed]) for one in (local, fedavg) if one is not None]
+        beside = (one.by_seed[seed].folder for one in rows if seed in one.by_seed)
+        by_seed.append([*known, *next(filter(None, map(baselines.read, beside)), [])])
+    highest = next(iter(local.values())).read_summary().selection.higher_is_better
+    against = baselines.floor(by_seed, metric.higher_is_better, highest)
+    mine = read_tested(row, seeds)
+    return baselines.verdict(row.method, metric, mine, against, candidates=candidates, saved=row.method)
+
+
+def _reference(row: Row, rows: Sequence[Row], method: str) -> dict[int, RunFolder] | None:
+    """The runs of a method with a row's seeds: the best such run of the same attack, or the one beside it."""
     found = [other for other in rows if other.method == method and set(row.seeds) <= set(other.seeds)]
     if found:
         alike = [other for other in found if other.attack == row.attack] or found
-        return read_tested(alike[0], row.seeds)
+        return {seed: alike[0].by_seed[seed].folder for seed in row.seeds}
     own = RunFolder(row.folder).beside(method)
     if not own.is_finished:
         return None
     seeds = {one.read_summary().seed: one for one in own.seeds() or [own]}
     if not set(row.seeds) <= seeds.keys():  # one of them failed
         return None
-    return [Tested.of(seeds[seed]) for seed in row.seeds]
+    return {seed: seeds[seed] for seed in row.seeds}
 
 
 def read_tested(row: Row, seeds: Sequence[int]) -> list[Tested]:

@@ -116,7 +116,7 @@ def pair(mine: Row, other: Row) -> tuple[tuple[int, ...], Paired]:
         if apart := sorted(set(mine.by_seed[seed].names) ^ set(other.by_seed[seed].names)):
             raise UsageError(f"only one of them has client '{apart[0]}' with seed {seed}")
         tested = [row.by_seed[seed].folder.read_tested() for row in (mine, other)]
-        sizes = [None if one is None else [*map(len, one)] for one in tested]
+        sizes = [None if one is None else [*map(len, one.scores)] for one in tested]
         if None not in sizes and sizes[0] != sizes[1]:
             raise UsageError(f"with seed {seed} they were not tested on the same examples")
     names = list(dict.fromkeys(name for seed in seeds for name in mine.by_seed[seed].names))

@@ -56,20 +56,19 @@ def terminal(comparison: Comparison) -> Iterator[Table | Text]:
     shown = [heading for heading in lines[0] if any(line[heading] for line in lines)]
     words = range(sum(heading in ("run", "method", "model") for heading in shown))
     yield draw(shown, ([line[heading] for heading in shown] for line in lines), words, words, 1, "bottom")
-    for letter, rows, beside in zip(comparison.letters, comparison.sets, comparison.outside, strict=False):
+    for letter, rows, beside in zip(comparison.letters, comparison.sets, comparison.baselines, strict=False):
         if beside:
-            yield outside(beside, rows[0].metric.name, rows[0].metric.unit, f"{letter}: " * several)
+            yield baselines(beside, rows[0].metric.name, rows[0].metric.unit, f"{letter}: " * several)
     named = {origin: dict.fromkeys(row.name for row in every if row.origin == origin) for origin in ORIGINS}
     if origins := [f"{origin}: {', '.join(names)}" for origin, names in named.items() if names]:
         notes.append(f"relations {'; '.join(origins)}")
     yield from map(Text, notes + sentences)
 
 
-def outside(rows: Sequence[Mapping[str, Any]], metric: str, unit: str | None, of: str = "") -> Table:
-    """What standard models do without a federation, on the same test rows."""
-    headings = (f"{of}what you could do without a federation", f"test {metric}{f', {unit}' * bool(unit)}", "")
-    needs = {True: "needs all rows in one place", False: "needs nobody else"}
-    lines = [(row["name"], score_text(row["mean"], unit == "%"), needs[row["pools"]]) for row in rows]
+def baselines(rows: Sequence[Mapping[str, Any]], metric: str, unit: str | None, of: str = "") -> Table:
+    """What standard models do on the same test rows."""
+    headings = (f"{of}standard models", f"test {metric}{f', {unit}' * bool(unit)}", "")
+    lines = [(row["name"], score_text(row["mean"], unit == "%"), f"needs {row['needs']}") for row in rows]
     return draw(headings, lines, words=(0, 2))
 
 

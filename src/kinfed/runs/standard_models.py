@@ -1,10 +1,9 @@
-"""Outsiders: what could be done without a federation, by standard models on the same splits, in seconds.
+"""Standard models: what could be done without a federation, on the same splits, in seconds.
 
 Those for each client alone need nobody else; those that pool need all rows in one place. They are tuned on the same
-validation rows, and scored on the same test rows, as the federation's methods.
+validation rows as the federation's methods.
 """
 
-import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,11 +13,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..core.tasks import TASKS, Classification, Counts, Forecasting, Quantiles, Regression, unit_of
+from ..core.tasks import Classification, Counts, Forecasting, Quantiles, Regression
 from ..data.federation import Federation
-from ..verdict.one_client import write_score
-from ..verdict.verdict import LEVEL, difference, evidence
-from .test_scores import Tested, of_examples
+from ..errors import note_failure
 
 Array = NDArray[np.float64]
 Answers = dict[str, Array]  # by split: [n, k] a model's outputs for the rows of all clients, one after the other
@@ -30,29 +27,18 @@ ROWS, COLUMNS, CLIENTS = 200_000, 500, 2_000  # with more there are none, or not
 STEPS = 24  # ahead up to which boosting forecasts each by a model of its own
 LONGEST = 366  # steps of a season
 OFTEN = 3  # windows of a client at each time of day, from which a mean is worth something
-EACH, POOLED, NOBODY = "for each client", "pooled, knowing the client", "nothing needs to be shared"
-EVERYTHING = "but needs all rows in one place"
-PLAIN = (
-    "the client's own mean",
-    "the client's own majority",
-    "the last value",
-    "the last season",
-    "the mean at this time of day",
-)  # what needs no model at all
+BOOSTED, TREES, LEAVES = 100, 50, 40  # clients with boosting of their own, its trees, and the rows from which it splits
+MAJORITY = "the client's commonest label"
+EACH, POOLED = "for each client", "of all rows"
 
 
 @dataclass(frozen=True)
-class Outsider:
+class StandardModel:
     """A standard model, and the outputs that it gives for validation and test rows."""
 
     name: str
     pools: bool  # whether it needs all rows in one place
     answers: Answers
-
-    @property
-    def needs(self) -> str:
-        """What it takes, in words."""
-        return EVERYTHING if self.pools else NOBODY
 
 
 @dataclass(frozen=True)
@@ -71,9 +57,12 @@ class _Data:
         """What is there, of a task that is regression, counts, labels or forecasts."""
         task: Any = federation.task
         x, y, who = {}, {}, {}
+        numbers = (
+            federation.x.is_floating_point() and federation.x[0].numel() <= COLUMNS and len(federation.x) <= 5 * ROWS
+        )
         for split, rows in federation.rows.items():
             at = torch.cat(list(rows))
-            x[split] = federation.x[at].flatten(1).double().numpy()
+            x[split] = federation.x[at].flatten(1).double().numpy() if numbers else np.zeros((len(at), 0))
             truth = federation.y[at]
             who[split] = np.repeat(np.arange(len(federation)), [len(one) for one in rows])
             if isinstance(task, Regression):
@@ -86,62 +75,111 @@ class _Data:
         features = federation.x.shape[-1] if federation.x.ndim == 3 else 1
         return cls(x, y, who, len(federation), features, features > 1 and "covariates" not in federation.scale)
 
+    @property
+    def has_inputs(self) -> bool:
+        return bool(self.x["train"].shape[1])
 
-def outsiders(federation: Federation, pool: bool = True) -> list[Outsider]:
-    """Those that suit a federation's task and size; none where examples are no rows of numbers.
+    @property
+    def rows_each(self) -> float:
+        """The median number of training rows of a client."""
+        return float(np.median(np.bincount(self.who["train"], minlength=self.clients)))
 
-    Without `pool` those alone that each client can have by itself.
+    def too_large(self, clients: int = 0, times: int = 1) -> str:
+        """Why a model takes too long: there are too many rows, or more `clients`, each fitted so many times."""
+        if (rows := len(self.who["train"])) > ROWS:
+            return f"which takes too long with {rows:,} training rows"
+        return f"which takes too long with {self.clients:,} clients" if 0 < clients < self.clients * times else ""
+
+
+def standard_models(federation: Federation, pool: bool = True) -> tuple[list[StandardModel], list[str]]:
+    """Those that suit a federation's task and size, and in a line each which failed or are too large to fit.
+
+    Where examples are no rows of numbers, or too wide, there is what needs no input, such as the commonest label.
+    Without `pool` there are those alone that each client can have by itself.
     """
-    task, inputs = federation.task, federation.x[0].numel()
+    task = federation.task
     suits = isinstance(task, Regression | Counts | Classification | Forecasting) and not isinstance(task, Quantiles)
-    sizes = sum(len(rows) for rows in federation.rows["train"])
-    if not suits or not federation.x.is_floating_point() or inputs > COLUMNS or not 0 < sizes <= ROWS:
-        return []
+    if not suits or not len(torch.cat(list(federation.rows["test"]))):
+        return [], []
     data = _Data.of(federation)
+    if isinstance(task, Classification):
+        recipes = _of_labels(data, task.classes)
+    elif isinstance(task, Counts):
+        recipes = _of_counts(data, task.mean)
+    else:
+        recipes = _of_numbers(data, isinstance(task, Forecasting))
+    found, problems = list[StandardModel](), list[str]()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of fits that have not converged: validation rows say what they are worth
-        if isinstance(task, Classification):
-            return list(_of_labels(data, task.classes, pool))
-        if isinstance(task, Counts):
-            return list(_of_counts(data, task.mean, pool))
-        return list(_of_numbers(data, isinstance(task, Forecasting), pool))
+        for recipe in recipes:
+            if recipe.pools and not pool:
+                continue
+            if recipe.too_large:
+                problems.append(f"baseline left out: {recipe.name}, {recipe.too_large}")
+                continue
+            with note_failure(problems, f"baseline left out: {recipe.name}"):
+                found.append(StandardModel(recipe.name, recipe.pools, recipe.fit()))
+    return found, problems
 
 
-def _of_numbers(data: _Data, forecasts: bool, pool: bool) -> Iterator[Outsider]:
+class _Recipe(NamedTuple):
+    """A standard model that has not been fitted."""
+
+    name: str
+    pools: bool
+    fit: Callable[[], Answers]
+    too_large: str = ""  # why it is not fitted
+
+
+def _of_numbers(data: _Data, forecasts: bool) -> Iterator[_Recipe]:
     known = ~np.isnan(data.y["train"]).any(1)
     x, y, who = data.x["train"][known], data.y["train"][known], data.who["train"][known]
     if not len(x):
         return
-    mean = _client_means(y, who, data.clients)
-    yield Outsider("the client's own mean", False, _answers(data, lambda x, who: mean[who]))
+    mean, steps = _client_means(y, who, data.clients), range(y.shape[1])
+    yield _Recipe("the client's own mean", False, lambda: _answers(data, lambda x, who: mean[who]))
     if forecasts:
         yield from _of_series(data, y.shape[1])
-    if data.clients <= CLIENTS:
-        yield Outsider(f"a ridge {EACH}", False, _tune(data, PENALTIES, lambda c: _ridges(x, y, who, data.clients, c)))
-    if not pool:
+    if not data.has_inputs:
         return
-    if data.clients <= CLIENTS:
-        yield Outsider(f"a ridge, {POOLED}", True, _tune(data, PENALTIES, _ridge_with_clients(x, y, who, data.clients)))
-    if y.shape[1] <= STEPS and y.size <= ROWS:
-        steps = [_boost(data, x, y[:, h], who, mean[:, h, None]) for h in range(y.shape[1])]
-        together = {split: np.hstack([one[split] for one in steps]) for split in steps[0]}
-        yield Outsider(f"boosting, {POOLED}", True, together)
+    large = data.too_large(CLIENTS)
+    yield _Recipe(
+        f"a ridge {EACH}", False, lambda: _tune(data, PENALTIES, lambda c: _ridges(x, y, who, data.clients, c)), large
+    )
+    if not data.too_large(BOOSTED, y.shape[1]) and data.rows_each >= LEAVES:
+        yield _Recipe(
+            f"boosting {EACH}",
+            False,
+            lambda: _together([_boost_each(data, x, y[:, h], who, mean[:, h]) for h in steps]),
+        )
+    yield _Recipe(
+        f"a ridge {POOLED}", True, lambda: _tune(data, PENALTIES, _ridge_with_clients(x, y, who, data.clients)), large
+    )
+    large = f"it has {len(steps)} steps" if len(steps) > STEPS or y.size > ROWS else data.too_large()
+    yield _Recipe(
+        f"boosting {POOLED}",
+        True,
+        lambda: _together([_boost(data, x, y[:, h], who, mean[:, h, None]) for h in steps]),
+        large,
+    )
 
 
-def _of_series(data: _Data, steps: int) -> Iterator[Outsider]:
+def _of_series(data: _Data, steps: int) -> Iterator[_Recipe]:
     """What a window itself says of the next `steps` readings."""
     past = data.x["train"].shape[1] // data.features
+    if not past:
+        return
 
     def repeat(season: int) -> Model:
         """The readings one season before, the last season again and again."""
         at = [(past - season + step % season) * data.features for step in range(steps)]
         return lambda x, who: x[:, at]
 
-    yield Outsider("the last value", False, _answers(data, repeat(1)))
+    yield _Recipe("the last value", False, lambda: _answers(data, repeat(1)))
     if past > 1:
-        yield Outsider("the last season", False, _tune(data, range(2, min(past, LONGEST) + 1), repeat))
+        yield _Recipe("the last season", False, lambda: _tune(data, range(2, min(past, LONGEST) + 1), repeat))
     if data.dated and (means := _means_by_time(data)) is not None:
-        yield Outsider("the mean at this time of day", False, means)
+        yield _Recipe("the mean at this time of day", False, lambda: means)
 
 
 def _means_by_time(data: _Data) -> Answers | None:
@@ -168,33 +206,49 @@ def _means_by_time(data: _Data) -> Answers | None:
     return answers
 
 
-def _of_counts(data: _Data, middle: float, pool: bool) -> Iterator[Outsider]:
+def _of_counts(data: _Data, middle: float) -> Iterator[_Recipe]:
     """Their outputs are logarithms of counts over the mean of all."""
     x, y, who = data.x["train"], data.y["train"], data.who["train"]
     mean = _client_means(y, who, data.clients, PSEUDO / 10)
 
-    def logarithm(values: Array) -> Array:
-        return np.log(np.maximum(values, 1e-3 * middle) / middle)
+    def logarithms(counts: Answers) -> Answers:
+        return {split: np.log(np.maximum(one, 1e-3 * middle) / middle) for split, one in counts.items()}
 
-    yield Outsider("the client's own mean", False, _answers(data, lambda x, who: logarithm(mean[who])))
-    if not pool:
+    yield _Recipe("the client's own mean", False, lambda: logarithms(_answers(data, lambda x, who: mean[who])))
+    if not data.has_inputs:
         return
-    found = _boost(data, x, y[:, 0], who, mean[:, :1], "poisson")
-    yield Outsider(f"boosting, {POOLED}", True, {split: logarithm(one) for split, one in found.items()})
+    if not data.too_large(BOOSTED) and data.rows_each >= LEAVES:
+        yield _Recipe(
+            f"boosting {EACH}", False, lambda: logarithms(_boost_each(data, x, y[:, 0], who, mean[:, 0], "poisson"))
+        )
+    yield _Recipe(
+        f"boosting {POOLED}",
+        True,
+        lambda: logarithms(_boost(data, x, y[:, 0], who, mean[:, :1], "poisson")),
+        data.too_large(),
+    )
 
 
-def _of_labels(data: _Data, classes: int, pool: bool) -> Iterator[Outsider]:
+def _of_labels(data: _Data, classes: int) -> Iterator[_Recipe]:
     """Their outputs are logarithms of the classes' probabilities."""
     x, y, who = data.x["train"], data.y["train"].astype(np.int64), data.who["train"]
     shares = _client_means(np.eye(classes)[y], who, data.clients, 0.1)  # [N, C]
-    yield Outsider("the client's own majority", False, _answers(data, lambda x, who: np.log(shares[who])))
-    if data.clients <= CLIENTS // 2:
-        each = _tune(data, STRENGTHS, lambda c: _logistic_each(x, y, who, shares, c))
-        yield Outsider(f"a logistic regression {EACH}", False, each)
-    if not pool:
+    yield _Recipe(MAJORITY, False, lambda: _answers(data, lambda x, who: np.log(shares[who])))
+    if not data.has_inputs:
         return
-    yield Outsider(f"a logistic regression, {POOLED}", True, _logistic_with_clients(data, x, y, who, classes))
-    yield Outsider(f"boosting, {POOLED}", True, _boosted_labels(data, x, y, who, classes))
+    yield _Recipe(
+        f"a logistic regression {EACH}",
+        False,
+        lambda: _tune(data, STRENGTHS, lambda c: _logistic_each(x, y, who, shares, c)),
+        data.too_large(CLIENTS // 2),
+    )
+    if not data.too_large(BOOSTED, classes) and data.rows_each >= LEAVES:
+        yield _Recipe(f"boosting {EACH}", False, lambda: _boosted_labels_each(data, x, y, who, shares))
+    large = data.too_large()
+    yield _Recipe(
+        f"a logistic regression {POOLED}", True, lambda: _logistic_with_clients(data, x, y, who, classes), large
+    )
+    yield _Recipe(f"boosting {POOLED}", True, lambda: _boosted_labels(data, x, y, who, classes), large)
 
 
 Model = Callable[[Array, NDArray[np.int64]], Array]  # of x: [n, d] and whose they are: [n], to [n, k]
@@ -207,7 +261,7 @@ def _answers(data: _Data, model: Model) -> Answers:
 
 
 def _tune(data: _Data, strengths: Sequence[Any], make: Callable[[Any], Model]) -> Answers:
-    """The answers of the strength whose validation error is lowest: squared, or the share of wrong labels."""
+    """The answers of the strength whose validation loss is lowest: the squared error, or the log loss of labels."""
     found = [_answers(data, make(one)) for one in strengths]
     truth = data.y["validation"]
 
@@ -282,6 +336,44 @@ def _boost(
     return _answers(data, lambda x, who: model.predict(np.hstack([x, encoded[who]]))[:, None])
 
 
+def _boost_each(
+    data: _Data, x: Array, y: Array, who: NDArray[np.int64], mean: Array, loss: str = "squared_error"
+) -> Answers:
+    """Gradient boosting of each client's own rows; of one with too few to split, its mean."""
+    from sklearn.ensemble import HistGradientBoostingRegressor
+
+    models = {
+        i: HistGradientBoostingRegressor(loss=loss, random_state=0, max_iter=TREES).fit(x[own], y[own])
+        for i, own in _by_client(who)
+        if len(own) >= LEAVES and (loss != "poisson" or y[own].sum() > 0)
+    }
+
+    def answer(x: Array, who: NDArray[np.int64]) -> Array:
+        outputs = mean[who].copy()
+        for i, own in _by_client(who):
+            if i in models:
+                outputs[own] = models[i].predict(x[own])
+        return outputs[:, None]
+
+    return _answers(data, answer)
+
+
+def _boosted_labels_each(data: _Data, x: Array, y: NDArray[np.int64], who: NDArray[np.int64], shares: Array) -> Answers:
+    from sklearn.ensemble import HistGradientBoostingClassifier
+
+    models = {
+        i: HistGradientBoostingClassifier(random_state=0, max_iter=TREES, early_stopping=False).fit(x[own], y[own])
+        for i, own in _by_client(who)
+        if len(own) >= LEAVES and len(np.unique(y[own])) > 1
+    }
+    return _answers(data, lambda x, who: _by_own(models, x, who, shares))
+
+
+def _together(steps: Sequence[Answers]) -> Answers:
+    """The answers for several steps side by side."""
+    return {split: np.hstack([one[split] for one in steps]) for split in steps[0]}
+
+
 def _boosted_labels(data: _Data, x: Array, y: NDArray[np.int64], who: NDArray[np.int64], classes: int) -> Answers:
     from sklearn.ensemble import HistGradientBoostingClassifier
 
@@ -300,15 +392,16 @@ def _logistic_each(x: Array, y: NDArray[np.int64], who: NDArray[np.int64], share
         for i, own in _by_client(who)
         if len(np.unique(y[own])) > 1
     }
+    return lambda x, who: _by_own(models, x, who, shares)
 
-    def answer(x: Array, who: NDArray[np.int64]) -> Array:
-        outputs = np.log(shares[who])
-        for i, own in _by_client(who):
-            if i in models:
-                outputs[own] = _logs(models[i], x[own], shares.shape[1])
-        return outputs
 
-    return answer
+def _by_own(models: Mapping[int, Any], x: Array, who: NDArray[np.int64], shares: Array) -> Array:
+    """[n, C] logarithms of probabilities by each client's own model; of a client without one, of its labels' shares."""
+    outputs = np.log(shares[who])
+    for i, own in _by_client(who):
+        if i in models:
+            outputs[own] = _logs(models[i], x[own], shares.shape[1])
+    return outputs
 
 
 def _logistic_with_clients(
@@ -342,70 +435,3 @@ def _by_client(who: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64]]
     order = np.argsort(who, kind="stable")
     names, begins = np.unique(who[order], return_index=True)
     yield from zip(names.tolist(), np.split(order, begins)[1:], strict=True)
-
-
-class Outside(NamedTuple):
-    """The standard models' test scores, and what to say of those that do better than the answer."""
-
-    rows: list[dict[str, Any]]  # best first: `name`, `pools`, `needs`, `mean` over clients of the task's metric
-    first: str  # a sentence that comes before the verdict: an answer is behind what needs no model
-    last: str  # and one that comes after it
-
-    def around(self, sentence: str) -> str:
-        """A verdict's sentence that also says which of them do better."""
-        return "; ".join(filter(None, [self.first, sentence, self.last]))
-
-
-def compare(federation: Federation, answer: Tested, pool: bool = True) -> Outside | None:
-    """Train them and compare them with an answer; None where none suits, or single examples have no scores.
-
-    Without `pool` those that need all rows in one place are left out.
-    """
-    task = federation.task
-    if type(task) not in TASKS.values() or answer.examples is None:
-        return None
-    names = [name for name in federation.names if name in answer.examples]
-    mine = [answer.examples[name] for name in names]
-    found = [(one, _scores(federation, one, names)) for one in outsiders(federation, pool)]
-    sign = 1 if task.higher_is_better else -1
-    found.sort(key=lambda one: -sign * _mean(one[1]))
-    if not found:
-        return None
-    rows = [{"name": one.name, "pools": one.pools, "needs": one.needs, "mean": _mean(scores)} for one, scores in found]
-    ahead = [(one, scores) for one, scores in found if sign * (_mean(scores) - _mean(mine)) > 0]
-    plain = [pair for pair in ahead if pair[0].name in PLAIN]
-    level = max((sign * _mean(scores) for _, scores in plain), default=-math.inf)
-    models = [pair for pair in ahead if pair[0].name not in PLAIN and sign * _mean(pair[1]) > level]
-    said = models[:1] + [pair for pair in models[1:] if models[0][0].pools and not pair[0].pools][:1]
-    unit = unit_of(task)
-
-    def tell(pair: tuple[Outsider, Sequence[Array]]) -> str:
-        one, scores = pair
-        clearly = _is_behind(mine, scores, names, task.higher_is_better)
-        both = f"{task.metric} {write_score(_mean(scores), unit)} against {write_score(_mean(mine), unit)}"
-        what = "better" if clearly else "at least as well"
-        return f"{one.name} does {what} ({both}){', ' if one.pools else ': '}{one.needs}"
-
-    return Outside(rows, "; ".join(map(tell, plain[:1])), "; ".join(map(tell, said)))
-
-
-def _is_behind(mine: Sequence[Any], scores: Sequence[Any], names: Sequence[str], higher_is_better: bool) -> bool:
-    """Whether scores are better beyond noise: by clients or, of one client, by its test examples."""
-    if len(names) > 1:
-        return difference(mine, scores, names, higher_is_better).high < 0
-    return evidence([mine], [scores], names, higher_is_better)[names[0]].p <= 1 - LEVEL
-
-
-def _scores(federation: Federation, one: Outsider, names: Sequence[str]) -> list[Array]:
-    """[n] the score of each test example, by client."""
-    at = list(federation.rows["test"])
-    outputs = torch.from_numpy(one.answers["test"]).to(federation.x.dtype)
-    y = federation.y[torch.cat(at)]
-    scores = of_examples(federation.task, outputs.reshape(len(y), -1), y).split([len(rows) for rows in at])
-    by_name: Mapping[str, Array] = {name: each.numpy() for name, each in zip(federation.names, scores, strict=True)}
-    return [by_name[name] for name in names]
-
-
-def _mean(scores: Sequence[Array]) -> float:
-    """Over clients, of the means of their examples that have a score."""
-    return float(np.nanmean([np.nanmean(one) for one in scores if np.isfinite(one).any()]))

@@ -8,10 +8,10 @@ from sklearn.linear_model import Ridge
 
 import kinfed
 from kinfed import Counts, Federation, choose
-from kinfed.runs import outsiders as made
-from kinfed.runs.outsiders import compare, outsiders
+from kinfed.runs import standard_models as made
+from kinfed.runs.baselines import rows as lines_of
+from kinfed.runs.standard_models import standard_models
 from kinfed.runs.test_scores import of_examples
-from kinfed.search.choose import kept
 
 
 def rows(own=2.0, level=0.0, seed=0, clients=8, n=40):
@@ -33,7 +33,7 @@ def score(federation, one):
 def test_ridges_are_those_of_scikit_learn(monkeypatch):
     data = Federation.from_arrays(*rows())
     monkeypatch.setattr(made, "PENALTIES", (2.5,))
-    found = {one.name: one for one in outsiders(data)}
+    found = {one.name: one for one in standard_models(data)[0]}
     each = found["a ridge for each client"].answers["test"]
     expected = [
         Ridge(2.5).fit(data.x[train].numpy(), data.y[train].numpy()).predict(data.x[test].numpy())
@@ -48,14 +48,14 @@ def test_ridges_are_those_of_scikit_learn(monkeypatch):
     target = data.y[train].numpy()
     pooled = Ridge(2.5, fit_intercept=False).fit(wide, target - target.mean())
     asked = np.hstack([data.x[test].numpy() - x.mean(0), who[1]])
-    answers = found["a ridge, pooled, knowing the client"].answers["test"][:, 0]
+    answers = found["a ridge of all rows"].answers["test"][:, 0]
     np.testing.assert_allclose(answers, pooled.predict(asked) + target.mean(), rtol=1e-8, atol=1e-9)
 
 
 def test_who_wins_is_who_should():
     apart, alike = (Federation.from_arrays(*rows(own, 3.0)) for own in (3.0, 0.0))
-    for data, best in ((apart, "a ridge for each client"), (alike, "a ridge, pooled, knowing the client")):
-        errors = {one.name: score(data, one) for one in outsiders(data)}
+    for data, best in ((apart, "a ridge for each client"), (alike, "a ridge of all rows")):
+        errors = {one.name: score(data, one) for one in standard_models(data)[0]}
         assert min(errors, key=errors.get) == best
         assert errors["the client's own mean"] == max(errors.values())
 
@@ -65,22 +65,22 @@ def test_labels_and_counts_have_theirs(labels):
     x, y, client = rows(0.0, 2.0)
     cuts = torch.quantile(y, torch.linspace(0, 1, labels + 1, dtype=y.dtype)[1:-1])
     data = Federation.from_arrays(x, torch.bucketize(y, cuts), client)
-    right = {one.name: score(data, one) for one in outsiders(data)}
-    alone = {one.name for one in outsiders(data, pool=False)}
-    assert alone == {one.name for one in outsiders(data) if not one.pools} < set(right)
+    right = {one.name: score(data, one) for one in standard_models(data)[0]}
+    alone = {one.name for one in standard_models(data, pool=False)[0]}
+    assert alone == {one.name for one in standard_models(data)[0] if not one.pools} < set(right)
     assert set(right) == {
-        "the client's own majority",
+        "the client's commonest label",
         "a logistic regression for each client",
-        "a logistic regression, pooled, knowing the client",
-        "boosting, pooled, knowing the client",
+        "a logistic regression of all rows",
+        "boosting of all rows",
     }
     assert all(share > 1 / labels for share in right.values())
-    assert min(right, key=right.get) == "the client's own majority"
+    assert min(right, key=right.get) == "the client's commonest label"
     draw = torch.Generator().manual_seed(0)
     drawn = torch.poisson((y / 2).clamp(max=4).exp(), generator=draw)
     counts = Federation.from_arrays(x, drawn, client, task=Counts(1.5))
-    deviance = {one.name: score(counts, one) for one in outsiders(counts)}
-    assert deviance["boosting, pooled, knowing the client"] < deviance["the client's own mean"]
+    deviance = {one.name: score(counts, one) for one in standard_models(counts)[0]}
+    assert deviance["boosting of all rows"] < deviance["the client's own mean"]
 
 
 def test_a_choice_races_models_says_what_a_ridge_does_and_gets_all_rows():
@@ -91,10 +91,10 @@ def test_a_choice_races_models_says_what_a_ridge_does_and_gets_all_rows():
     names = {one.candidate.name for one in choice.standings}
     assert {"partial-pooling,linear", "partial-pooling,additive", "partial-pooling,linear,kin=1"} <= names
     assert choice.winner.candidate.method_name == "partial-pooling"
-    assert [row["name"] for row in choice.outside.rows][-1] == "the client's own mean"
-    answer = choice.run.history.test("mixed").mean()
-    for row in choice.outside.rows[:1]:
-        assert (row["name"] in choice.verdict.sentence) == (row["mean"] < float(answer))
+    lines = lines_of(choice.standard, False)
+    assert lines[-1]["name"] == "the client's own mean"
+    assert choice.verdict.baselines["alone"] in [line["name"] for line in lines if line["needs"] == "nobody else"]
+    assert choice.verdict.baselines["alone"] in choice.verdict.sentence
     again = choice.refits["kin"]
     assert [len(a) for a in again.federation.rows["train"]] == [12] * 8
     scored, kept = choice.run.theta("s1"), again.theta("s1")
@@ -105,17 +105,33 @@ def test_a_choice_races_models_says_what_a_ridge_does_and_gets_all_rows():
         choose(frame)
 
 
-def test_an_answer_behind_the_clients_own_mean_says_so_first():
+def test_an_answer_behind_the_clients_own_mean_is_judged_against_it():
     """Nothing can be learned of inputs: what was chosen of five rows each is behind each client's mean."""
     draw = torch.Generator().manual_seed(3)
     client = torch.arange(60) % 10
     y = 10 * torch.randn(10, generator=draw)[client] + torch.randn(60, generator=draw)
     data = Federation.from_arrays(torch.randn(60, 2, generator=draw), y, client)
     choice = choose(data, torch.nn.Linear(2, 1), rounds=2, budget=20, methods=["fedper"])
-    assert choice.outside is None  # of a module of one's own nothing else is trained
-    found = compare(data, kept({"kin": choice.run, **choice.runs}, choice.answers))
-    assert found.first.startswith("the client's own mean does ")
-    assert found.first.endswith("): nothing needs to be shared")
+    assert choice.verdict.baselines["alone"] == "the client's own mean"
+    assert choice.verdict.over["alone"].mean < 0
+
+
+def test_what_fails_or_takes_too_long_is_left_out_and_said(monkeypatch):
+    data = Federation.from_arrays(*rows())
+    monkeypatch.setattr(made, "_ridges", lambda *_: 1 / 0)
+    monkeypatch.setattr(made, "ROWS", 100)
+    found, problems = standard_models(data)
+    assert {one.name for one in found} == {"the client's own mean"}
+    assert problems[0] == "baseline left out: a ridge for each client, which takes too long with 224 training rows"
+    monkeypatch.setattr(made, "ROWS", 1000)
+    found, problems = standard_models(data)
+    assert "a ridge for each client" not in {one.name for one in found}
+    assert problems[0].startswith("baseline left out: a ridge for each client: unexpected ZeroDivisionError")
+
+
+def test_images_have_the_commonest_label(monkeypatch):
+    data = Federation.from_arrays(torch.randn(60, 3, 20, 20), torch.arange(60) % 2, torch.arange(60) % 3)
+    assert [one.name for one in standard_models(data)[0]] == ["the client's commonest label"]
 
 
 def test_fit_has_a_model_by_default():
@@ -133,12 +149,12 @@ def test_series_have_their_last_value_and_their_last_season():
     clock = np.broadcast_to(np.linspace(0, 1, 6), x.shape)
     pool = torch.from_numpy(np.stack([x, clock], 2))
     data = Federation.from_arrays(pool, torch.from_numpy(y), torch.arange(150) // 50, task=kinfed.Forecasting())
-    found = {one.name: one.answers["test"] for one in outsiders(data)}
+    found = {one.name: one.answers["test"] for one in standard_models(data)[0]}
     test = torch.cat(list(data.rows["test"])).numpy()
     np.testing.assert_allclose(found["the last value"], np.repeat(x[test, 5:], 2, 1))
     np.testing.assert_allclose(found["the last season"], x[test, 3:5])
     assert np.abs(found["the last season"] - y[test]).max() < 0.04 < np.abs(found["the last value"] - y[test]).max()
-    assert found["boosting, pooled, knowing the client"].shape == (len(test), 2)
+    assert found["boosting of all rows"].shape == (len(test), 2)
     assert np.abs(found["a ridge for each client"] - y[test]).max() < 0.04
 
 
@@ -156,7 +172,7 @@ def test_series_have_the_mean_at_their_time_of_day():
     data = Federation.from_arrays(
         torch.from_numpy(pool), target, torch.arange(380) // 190, task=kinfed.Forecasting(0.0, 1.0)
     )
-    found = {one.name: one.answers["test"] for one in outsiders(data) if not one.pools}
+    found = {one.name: one.answers["test"] for one in standard_models(data)[0] if not one.pools}
     train, test = (data.rows[split][1] for split in ("train", "test"))
     last = pool[:, -1, 1]
     expected = [y.reshape(380, 2)[train.numpy()][last[train] == last[row]].mean(0) for row in test.numpy()]

@@ -1,0 +1,271 @@
+"""Baselines: the best that each client could do without others, and the best that pooling does.
+
+Every verdict is against these two. The best baseline without others is one of Local and the standard models for each
+client; the best pooled baseline is one of FedAvg and the standard models of all rows. Each is chosen once for the
+federation. Validation rows rule out those that are clearly worse than the best of them, by Student's interval of the
+differences over clients. Of those that are left the best on test rows is taken. So a choice that validation rows cannot
+make never favours the method, and whoever fits another of these models finds no smaller gain.
+"""
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..core import checkpoint
+from ..core.summary import Metric, Summary
+from ..core.tasks import TASKS
+from ..data.federation import Federation
+from ..verdict.dependence import INDEPENDENT
+from ..verdict.verdict import FEDAVG, LOCAL, Opponent, Verdict, interval_over_clients, judge
+from .run_folder import RunFolder
+from .standard_models import StandardModel, standard_models
+from .test_scores import Tested, align, blocks_of, of_examples
+
+NAMES = {"local": LOCAL, "fedavg": FEDAVG}  # of the methods that are baselines
+NONE_STANDARD = "no standard models were fitted, so Local is the only baseline without others"
+LEAKING = "leaking: these scores are not a fair estimate"
+BY_TEST = "without validation rows the baselines are the best on test rows, which favours them"
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """What a method is compared with, with one seed."""
+
+    name: str
+    pools: bool  # whether it learns from all clients
+    needs_rows: bool  # whether it needs all rows in one place
+    validation: dict[str, float]  # by client the score that selects; empty without validation rows
+    tested: Tested
+
+    @classmethod
+    def of(cls, folder: RunFolder) -> Self:
+        """A finished run of Local or FedAvg, with one seed, as a baseline."""
+        summary = folder.read_summary()
+        return cls.of_run(summary, Tested.of(folder), folder.read_validation(), summary.method == "fedavg")
+
+    @classmethod
+    def of_run(cls, summary: Summary, tested: Tested, validation: dict[str, float], pools: bool) -> Self:
+        """The same by a run's summary and scores."""
+        method = summary.method.lower()
+        return cls(NAMES.get(method, method), pools, False, validation, tested)
+
+    @property
+    def mean(self) -> float:
+        """The mean test score over clients."""
+        return float(np.nanmean(list(self.tested.means.values())))
+
+
+class Best(NamedTuple):
+    """A baseline that was chosen for a federation, with its test scores by seed."""
+
+    name: str
+    tested: list[Tested]
+    needs_rows: bool
+
+
+class Floor(NamedTuple):
+    """The two baselines that a method is judged against; None where there is none of a kind."""
+
+    alone: Best | None
+    pooled: Best | None
+    by_test: bool = False  # whether they were chosen on test rows, for want of validation rows
+
+
+def standard_baselines(
+    federation: Federation, select_by: str = "", pool: bool = True
+) -> tuple[list[Baseline], list[str]]:
+    """The standard models of a federation as baselines, and what was left out and why.
+
+    `select_by` is the score that selects rounds, by default the task's metric. Without `pool` there are those alone
+    that each client can have by itself. There are none for a task or a metric of one's own.
+    """
+    task = federation.task
+    if type(task) not in TASKS.values():
+        return [], []
+    models, problems = standard_models(federation, pool)
+    by = select_by or task.metric
+    return [_baseline(federation, one, by) for one in models], problems
+
+
+def floor(by_seed: Sequence[Iterable[Baseline]], higher_is_better: bool, select_highest: bool | None = None) -> Floor:
+    """The best baseline without others and the best pooled one, of the same baselines with each seed.
+
+    `higher_is_better` is of the metric, `select_highest` of the score by which rounds and baselines are selected, if
+    that is another. A baseline that lacks a seed is none.
+    """
+    runs = [{one.name: one for one in baselines} for baselines in by_seed]
+    shared = [name for name in runs[0] if all(name in run for run in runs)] if runs else []
+    highest = higher_is_better if select_highest is None else select_highest
+    best, by_test = dict[bool, Best](), False
+    for pools in (False, True):
+        named = {name: [run[name] for run in runs] for name in shared if runs[0][name].pools == pools}
+        if not named:
+            continue
+        left = _left_by_validation(named, highest)
+        by_test |= not left
+        tests = {name: float(np.mean([one.mean for one in named[name]])) for name in left or named}
+        name = max(tests, key=lambda name: _rank(tests[name], higher_is_better))
+        best[pools] = Best(name, [one.tested for one in named[name]], named[name][0].needs_rows)
+    return Floor(best.get(False), best.get(True), by_test)
+
+
+def _left_by_validation(named: Mapping[str, Sequence[Baseline]], highest: bool) -> list[str]:
+    """The baselines that validation does not rule out, the best first; none without validation scores.
+
+    With one or two clients, whose differences have no interval, it is the best alone.
+    """
+    if len(named) == 1:
+        return list(named)
+    clients = list(dict.fromkeys(name for runs in named.values() for one in runs for name in one.validation))
+    scores = {
+        name: np.array([[one.validation.get(client, math.nan) for client in clients] for one in runs]).mean(0)
+        for name, runs in named.items()
+    }
+    known = ~np.isnan(list(scores.values())).any(0) if clients else np.zeros(0, bool)
+    if not known.any():
+        return []
+    means = {name: float(values[known].mean()) for name, values in scores.items()}
+    leader = max(means, key=lambda name: _rank(means[name], highest))
+    left = [leader]
+    for name in named:
+        gain = (scores[leader] - scores[name])[known] * (1 if highest else -1)
+        mean, low, _ = interval_over_clients(gain)
+        if name != leader and (mean == 0 or low <= 0):
+            left.append(name)
+    return left
+
+
+def verdict(
+    method: str,
+    metric: Metric,
+    mine: Sequence[Tested],
+    against: Floor,
+    *,
+    candidates: int = 1,
+    saved: str = "",
+    notes: Sequence[str] = (),
+) -> Verdict | None:
+    """Judge a method by its runs, one for each seed, and the baselines with the same seeds; None without a baseline.
+
+    If a run has not written the scores of examples, those of clients are compared; then no client gains or loses.
+    `saved` says which models are saved, `notes` are further remarks.
+    """
+    if against.alone is None:
+        return None
+    opponents = [one for one in (against.alone, against.pooled) if one is not None]
+    runs = [mine, *(one.tested for one in opponents)]
+    whole = all(one.examples is not None for seeds in runs for one in seeds)
+    names, (scores, *others) = align(runs, whole)
+    return judge(
+        method,
+        scores,
+        *(Opponent(one.name, given, one.needs_rows) for one, given in zip(opponents, others, strict=True)),
+        names=names,
+        metric=metric.name,
+        higher_is_better=metric.higher_is_better,
+        unit=metric.unit,
+        candidates=candidates,
+        blocks=blocks_of(mine, names) if whole else INDEPENDENT,
+        saved=saved,
+        notes=[*notes] + [BY_TEST] * against.by_test + [LEAKING] * any(one.leaking for one in mine),
+    )
+
+
+def rows(baselines: Iterable[Baseline], higher_is_better: bool) -> list[dict[str, Any]]:
+    """A line for each baseline, best first: its `name`, `needs` and `mean` test score over clients."""
+    ranked = sorted(baselines, key=lambda one: -_rank(one.mean, higher_is_better))
+    return [{"name": one.name, "pools": one.pools, "needs": needs(one), "mean": one.mean} for one in ranked]
+
+
+def rows_over_seeds(by_seed: Iterable[Sequence[Baseline]], higher_is_better: bool) -> list[dict[str, Any]]:
+    """The same of the baselines that all seeds have, with means over seeds."""
+    runs = [{one.name: one for one in baselines} for baselines in by_seed]
+    shared = [one for name, one in runs[0].items() if all(name in run for run in runs)] if runs else []
+    means = {one.name: float(np.mean([run[one.name].mean for run in runs])) for one in shared}
+    lines = [line | {"mean": means[line["name"]]} for line in rows(shared, higher_is_better)]
+    return sorted(lines, key=lambda line: -_rank(line["mean"], higher_is_better))
+
+
+def needs(one: Baseline) -> str:
+    """What a baseline takes, in words."""
+    return "all rows in one place" if one.needs_rows else "updates of all clients" if one.pools else "nobody else"
+
+
+def write(folder: RunFolder, baselines: Sequence[Baseline]) -> None:
+    """Write the standard models' scores into the folder of a run with one seed."""
+    words, arrays = [], dict[str, Tensor]()
+    for i, one in enumerate(baselines):
+        words.append(
+            {
+                "name": one.name,
+                "pools": one.pools,
+                "needs_rows": one.needs_rows,
+                "validation": _without_nan(one.validation),
+                "means": _without_nan(one.tested.means),
+            }
+        )
+        for j, scores in enumerate((one.tested.examples or {}).values()):
+            arrays[f"{i}.{j}"] = torch.as_tensor(np.ascontiguousarray(scores))
+    checkpoint.write(arrays, folder.baselines, {"baselines": json.dumps(words)})
+
+
+def read(folder: RunFolder) -> list[Baseline]:
+    """The standard models' scores in the folder of a run with one seed; none if they were not written."""
+    words, arrays = folder.read_baselines()
+    return [
+        Baseline(
+            one["name"],
+            one["pools"],
+            one["needs_rows"],
+            _with_nan(one["validation"]),
+            Tested(
+                _with_nan(one["means"]),
+                {client: arrays[f"{i}.{j}"] for j, client in enumerate(one["means"])},
+            ),
+        )
+        for i, one in enumerate(words)
+    ]
+
+
+def _without_nan(scores: Mapping[str, float]) -> dict[str, float | None]:
+    return {name: None if math.isnan(value) else value for name, value in scores.items()}
+
+
+def _with_nan(scores: Mapping[str, float | None]) -> dict[str, float]:
+    return {name: math.nan if value is None else value for name, value in scores.items()}
+
+
+def _rank(score: float, higher_is_better: bool) -> float:
+    """A key by which the best score is the largest; one that is not a number is behind all."""
+    return -math.inf if math.isnan(score) else score if higher_is_better else -score
+
+
+def _baseline(federation: Federation, model: StandardModel, by: str) -> Baseline:
+    task, names = federation.task, federation.names
+    examples = {}
+    for name, outputs, y in zip(names, *_by_client(federation, model, "test"), strict=True):
+        examples[name] = of_examples(task, outputs, y).numpy()
+    validation = {}
+    if "validation" in model.answers:
+        triples = zip(names, *_by_client(federation, model, "validation"), strict=True)
+        validation = {
+            name: float(task.score(outputs, y, torch.ones(len(y)))[by]) for name, outputs, y in triples if len(y)
+        }
+    means = {name: float(np.nanmean(one)) if np.isfinite(one).any() else math.nan for name, one in examples.items()}
+    return Baseline(model.name, model.pools, model.pools, validation, Tested(means, examples))
+
+
+def _by_client(federation: Federation, model: StandardModel, split: str) -> tuple[list[Tensor], list[Tensor]]:
+    """A model's outputs and the truth for the rows of a split: [n, k] and [n, ...] by client."""
+    at = list(federation.rows[split])
+    sizes = [len(one) for one in at]
+    y = federation.y[torch.cat(at)]
+    kind = federation.x.dtype if federation.x.is_floating_point() else torch.float32
+    outputs = torch.from_numpy(model.answers[split]).to(kind).reshape(len(y), -1)
+    return list(outputs.split(sizes)), list(y.split(sizes))
