@@ -150,12 +150,12 @@ def write_single_clients(times):
             for kind in ("each", "declared", "found"):
                 draw = np.random.default_rng(clients)
                 counts = sum(judged_clients(draw, clients, block, dealt, kind) for _ in range(times // 10 or 1))
-                said, wrong, right, able = counts
+                decided, wrong, right, able = counts
                 what = f"in blocks of {block}" if block > 1 else "independent"
                 what += ", a fifth of them for the test" * dealt
                 how = {"each": "each by itself", "declared": "by declared block", "found": "as found"}[kind]
-                share = f"{100 * wrong / said:.1f} %" if said else "none said"
-                lines.append(f"| {what} | {clients} | {how} | {said:,} | {share} | {100 * right / able:.1f} % |")
+                share = f"{100 * wrong / decided:.1f} %" if decided else "none said"
+                lines.append(f"| {what} | {clients} | {how} | {decided:,} | {share} | {100 * right / able:.1f} % |")
         print(lines[-1], flush=True)
     return lines
 

@@ -191,7 +191,10 @@ def test_a_seed_that_fails_takes_no_other_seed_away(tmp_path, monkeypatch, capsy
     name, gains = summary["verdict"]["baselines"]["alone"], []
     for seed in (0, 2):
         own = RunFolder(tmp_path / f"a/seed-{seed}")
-        known = [baselines.Baseline.of(RunFolder(tmp_path / f"a/beside/local/seed-{seed}")), *baselines.read(own)]
+        known = [
+            baselines.Baseline.from_folder(RunFolder(tmp_path / f"a/beside/local/seed-{seed}")),
+            *baselines.read(own),
+        ]
         (other,) = (one.tested.means for one in known if one.name == name)
         gains.append(np.mean(list(test_scores.Tested.of(own).means.values())) - np.mean(list(other.values())))
     assert summary["verdict"]["over"]["alone"]["mean"] == pytest.approx(np.mean(gains), abs=1e-6)

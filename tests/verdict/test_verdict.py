@@ -11,12 +11,15 @@ from scipy import stats
 from torch import nn
 
 from kinfed import FedAvg, Federation, Forecasting, Local, Regression, UsageError, Verdict, fit
+from kinfed.core.summary import Metric
 from kinfed.runs.baselines import Baseline, floor, verdict
 from kinfed.runs.results import save
 from kinfed.runs.run_folder import RunFolder
 from kinfed.runs.test_scores import Tested
 from kinfed.verdict.dependence import Blocks, block_length
 from kinfed.verdict.verdict import Opponent, interval_over_clients, interval_per_row, judge, plain
+
+ACCURACY, ERROR = Metric(name="accuracy", higher_is_better=True, unit="%"), Metric(name="mae", higher_is_better=False)
 
 
 def test_large_numbers_are_written_out():
@@ -32,14 +35,12 @@ def right(*counts, of=20):
 def of_accuracy(method, mine, local, fedavg=None, **more):
     names = [f"c{i}" for i in range(len(mine[0]))]
     pooled = None if fedavg is None else Opponent("FedAvg", fedavg)
-    return judge(
-        method, mine, Opponent("Local", local), pooled, names=names, metric="accuracy", higher_is_better=True, **more
-    )
+    return judge(method, mine, Opponent("Local", local), pooled, names=names, metric=ACCURACY, **more)
 
 
 def of_error(mine, alone, **more):
     names = [f"c{i}" for i in range(len(mine[0]))]
-    return judge("sfl", mine, Opponent("a ridge", alone), names=names, metric="mae", higher_is_better=False, **more)
+    return judge("sfl", mine, Opponent("a ridge", alone), names=names, metric=ERROR, **more)
 
 
 def test_the_interval_by_hand():
@@ -268,7 +269,7 @@ def test_scores_of_examples_are_those_of_the_models_that_are_saved(federation, t
         assert all(np.array_equal(a, b) for a, b in zip(written.blocks, federation.rows["test"], strict=True))
     found = runs[FedAvg].verdict(runs[Local])
     assert set(found.over) == {"alone", "pooled"}  # the pooled standard models
-    known = [Baseline.of(RunFolder(tmp_path / "Local"))]
+    known = [Baseline.from_folder(RunFolder(tmp_path / "Local"))]
     mine, metric = [Tested.of(RunFolder(tmp_path / "FedAvg"))], runs[FedAvg].summary.metric
     assert known[0].validation == runs[Local].validation
     by_folder = verdict("fedavg", metric, mine, floor([known], True))
@@ -278,7 +279,7 @@ def test_scores_of_examples_are_those_of_the_models_that_are_saved(federation, t
     with pytest.raises(UsageError, match="was not tested on the examples of"):
         fit(FedAvg(), other, nn.Linear(2, 2), rounds=1).verdict(runs[Local])
     (tmp_path / "Local/tested.safetensors").unlink()
-    means = verdict("fedavg", metric, mine, floor([[Baseline.of(RunFolder(tmp_path / "Local"))]], True))
+    means = verdict("fedavg", metric, mine, floor([[Baseline.from_folder(RunFolder(tmp_path / "Local"))]], True))
     assert means.over["alone"].mean == pytest.approx(by_folder.over["alone"].mean)
     assert len(means.undecided) == 4
 

@@ -22,7 +22,7 @@ from ..core.summary import Metric, Summary
 from ..core.tasks import TASKS
 from ..data.federation import Federation
 from ..verdict.dependence import INDEPENDENT
-from ..verdict.verdict import FEDAVG, LOCAL, Opponent, Verdict, interval_over_clients, judge
+from ..verdict.verdict import FEDAVG, LOCAL, Opponent, Scores, Verdict, interval_over_clients, judge
 from .run_folder import RunFolder
 from .standard_models import StandardModel, standard_models
 from .test_scores import Tested, align, blocks_of, of_examples
@@ -44,13 +44,13 @@ class Baseline:
     tested: Tested
 
     @classmethod
-    def of(cls, folder: RunFolder) -> Self:
+    def from_folder(cls, folder: RunFolder) -> Self:
         """A finished run of Local or FedAvg, with one seed, as a baseline."""
         summary = folder.read_summary()
-        return cls.of_run(summary, Tested.of(folder), folder.read_validation(), summary.method == "fedavg")
+        return cls.from_run(summary, Tested.of(folder), folder.read_validation(), summary.method == "fedavg")
 
     @classmethod
-    def of_run(cls, summary: Summary, tested: Tested, validation: dict[str, float], pools: bool) -> Self:
+    def from_run(cls, summary: Summary, tested: Tested, validation: dict[str, float], pools: bool) -> Self:
         """The same by a run's summary and scores."""
         method = summary.method.lower()
         return cls(NAMES.get(method, method), pools, False, validation, tested)
@@ -67,6 +67,7 @@ class Best(NamedTuple):
     name: str
     tested: list[Tested]
     needs_rows: bool
+    rivals: int  # among how many test rows have chosen it
 
 
 class Floor(NamedTuple):
@@ -90,7 +91,7 @@ def standard_baselines(
         return [], []
     models, problems = standard_models(federation, pool)
     by = select_by or task.metric
-    return [_baseline(federation, one, by) for one in models], problems
+    return [_baseline(federation, baseline, by) for baseline in models], problems
 
 
 def floor(by_seed: Sequence[Iterable[Baseline]], higher_is_better: bool, select_highest: bool | None = None) -> Floor:
@@ -99,8 +100,8 @@ def floor(by_seed: Sequence[Iterable[Baseline]], higher_is_better: bool, select_
     `higher_is_better` is of the metric, `select_highest` of the score by which rounds and baselines are selected, if
     that is another. A baseline that lacks a seed is none.
     """
-    runs = [{one.name: one for one in baselines} for baselines in by_seed]
-    shared = [name for name in runs[0] if all(name in run for run in runs)] if runs else []
+    runs = [{baseline.name: baseline for baseline in baselines} for baselines in by_seed]
+    shared = share_names(runs)
     highest = higher_is_better if select_highest is None else select_highest
     best, by_test = dict[bool, Best](), False
     for pools in (False, True):
@@ -109,10 +110,17 @@ def floor(by_seed: Sequence[Iterable[Baseline]], higher_is_better: bool, select_
             continue
         left = _left_by_validation(named, highest)
         by_test |= not left
-        tests = {name: float(np.mean([one.mean for one in named[name]])) for name in left or named}
+        tests = {name: float(np.mean([baseline.mean for baseline in named[name]])) for name in left or named}
         name = max(tests, key=lambda name: _rank(tests[name], higher_is_better))
-        best[pools] = Best(name, [one.tested for one in named[name]], named[name][0].needs_rows)
+        needs_rows = named[name][0].needs_rows
+        best[pools] = Best(name, [baseline.tested for baseline in named[name]], needs_rows, len(tests))
     return Floor(best.get(False), best.get(True), by_test)
+
+
+def share_names(runs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The names that all of several runs have, in the order of the first."""
+    common = set(runs[0]).intersection(*runs[1:]) if runs else set[str]()
+    return [name for name in runs[0] if name in common] if runs else []
 
 
 def _left_by_validation(named: Mapping[str, Sequence[Baseline]], highest: bool) -> list[str]:
@@ -122,19 +130,19 @@ def _left_by_validation(named: Mapping[str, Sequence[Baseline]], highest: bool) 
     """
     if len(named) == 1:
         return list(named)
-    clients = list(dict.fromkeys(name for runs in named.values() for one in runs for name in one.validation))
+    clients = list(dict.fromkeys(name for runs in named.values() for baseline in runs for name in baseline.validation))
     scores = {
-        name: np.array([[one.validation.get(client, math.nan) for client in clients] for one in runs]).mean(0)
+        name: np.array([[baseline.validation.get(client, math.nan) for client in clients] for baseline in runs]).mean(0)
         for name, runs in named.items()
     }
-    known = ~np.isnan(list(scores.values())).any(0) if clients else np.zeros(0, bool)
-    if not known.any():
+    entry = ~np.isnan(list(scores.values())).any(0) if clients else np.zeros(0, bool)
+    if not entry.any():
         return []
-    means = {name: float(values[known].mean()) for name, values in scores.items()}
+    means = {name: float(values[entry].mean()) for name, values in scores.items()}
     leader = max(means, key=lambda name: _rank(means[name], highest))
     left = [leader]
     for name in named:
-        gain = (scores[leader] - scores[name])[known] * (1 if highest else -1)
+        gain = (scores[leader] - scores[name])[entry] * (1 if highest else -1)
         mean, low, _ = interval_over_clients(gain)
         if name != leader and (mean == 0 or low <= 0):
             left.append(name)
@@ -158,78 +166,90 @@ def verdict(
     """
     if against.alone is None:
         return None
-    opponents = [one for one in (against.alone, against.pooled) if one is not None]
-    runs = [mine, *(one.tested for one in opponents)]
-    whole = all(one.examples is not None for seeds in runs for one in seeds)
-    names, (scores, *others) = align(runs, whole)
+    opponents = [best for best in (against.alone, against.pooled) if best is not None]
+    runs = [mine, *(best.tested for best in opponents)]
+    by_example = all(tested.examples is not None for seeds in runs for tested in seeds)
+    remarks = [*notes]
+    if against.by_test:
+        remarks.append(BY_TEST)
+    if any(tested.leaking for tested in mine):
+        remarks.append(LEAKING)
+    names, (scores, *others) = align(runs, by_example)
     return judge(
         method,
         scores,
-        *(Opponent(one.name, given, one.needs_rows) for one, given in zip(opponents, others, strict=True)),
+        *map(_oppose, opponents, others),
         names=names,
-        metric=metric.name,
-        higher_is_better=metric.higher_is_better,
-        unit=metric.unit,
+        metric=metric,
         candidates=candidates,
-        blocks=blocks_of(mine, names) if whole else INDEPENDENT,
+        blocks=blocks_of(mine, names) if by_example else INDEPENDENT,
         saved=saved,
-        notes=[*notes] + [BY_TEST] * against.by_test + [LEAKING] * any(one.leaking for one in mine),
+        notes=remarks,
     )
+
+
+def _oppose(best: Best, scores: Scores) -> Opponent:
+    return Opponent(best.name, scores, best.needs_rows, best.rivals)
 
 
 def rows(baselines: Iterable[Baseline], higher_is_better: bool) -> list[dict[str, Any]]:
     """A line for each baseline, best first: its `name`, `needs` and `mean` test score over clients."""
-    ranked = sorted(baselines, key=lambda one: -_rank(one.mean, higher_is_better))
-    return [{"name": one.name, "pools": one.pools, "needs": needs(one), "mean": one.mean} for one in ranked]
+    ranked = sorted(baselines, key=lambda baseline: -_rank(baseline.mean, higher_is_better))
+    return [
+        {"name": baseline.name, "pools": baseline.pools, "needs": needs(baseline), "mean": baseline.mean}
+        for baseline in ranked
+    ]
 
 
 def rows_over_seeds(by_seed: Iterable[Sequence[Baseline]], higher_is_better: bool) -> list[dict[str, Any]]:
     """The same of the baselines that all seeds have, with means over seeds."""
-    runs = [{one.name: one for one in baselines} for baselines in by_seed]
-    shared = [one for name, one in runs[0].items() if all(name in run for run in runs)] if runs else []
-    means = {one.name: float(np.mean([run[one.name].mean for run in runs])) for one in shared}
+    runs = [{baseline.name: baseline for baseline in baselines} for baselines in by_seed]
+    shared = [runs[0][name] for name in share_names(runs)]
+    means = {baseline.name: float(np.mean([run[baseline.name].mean for run in runs])) for baseline in shared}
     lines = [line | {"mean": means[line["name"]]} for line in rows(shared, higher_is_better)]
     return sorted(lines, key=lambda line: -_rank(line["mean"], higher_is_better))
 
 
-def needs(one: Baseline) -> str:
+def needs(baseline: Baseline) -> str:
     """What a baseline takes, in words."""
-    return "all rows in one place" if one.needs_rows else "updates of all clients" if one.pools else "nobody else"
+    if baseline.needs_rows:
+        return "all rows in one place"
+    return "updates of all clients" if baseline.pools else "nobody else"
 
 
 def write(folder: RunFolder, baselines: Sequence[Baseline]) -> None:
     """Write the standard models' scores into the folder of a run with one seed."""
-    words, arrays = [], dict[str, Tensor]()
-    for i, one in enumerate(baselines):
-        words.append(
+    entries, arrays = [], dict[str, Tensor]()
+    for i, baseline in enumerate(baselines):
+        entries.append(
             {
-                "name": one.name,
-                "pools": one.pools,
-                "needs_rows": one.needs_rows,
-                "validation": _without_nan(one.validation),
-                "means": _without_nan(one.tested.means),
+                "name": baseline.name,
+                "pools": baseline.pools,
+                "needs_rows": baseline.needs_rows,
+                "validation": _without_nan(baseline.validation),
+                "means": _without_nan(baseline.tested.means),
             }
         )
-        for j, scores in enumerate((one.tested.examples or {}).values()):
+        for j, scores in enumerate((baseline.tested.examples or {}).values()):
             arrays[f"{i}.{j}"] = torch.as_tensor(np.ascontiguousarray(scores))
-    checkpoint.write(arrays, folder.baselines, {"baselines": json.dumps(words)})
+    checkpoint.write(arrays, folder.baselines, {"baselines": json.dumps(entries)})
 
 
 def read(folder: RunFolder) -> list[Baseline]:
     """The standard models' scores in the folder of a run with one seed; none if they were not written."""
-    words, arrays = folder.read_baselines()
+    entries, arrays = folder.read_baselines()
     return [
         Baseline(
-            one["name"],
-            one["pools"],
-            one["needs_rows"],
-            _with_nan(one["validation"]),
+            baseline["name"],
+            baseline["pools"],
+            baseline["needs_rows"],
+            _with_nan(baseline["validation"]),
             Tested(
-                _with_nan(one["means"]),
-                {client: arrays[f"{i}.{j}"] for j, client in enumerate(one["means"])},
+                _with_nan(baseline["means"]),
+                {client: arrays[f"{i}.{j}"] for j, client in enumerate(baseline["means"])},
             ),
         )
-        for i, one in enumerate(words)
+        for i, baseline in enumerate(entries)
     ]
 
 
@@ -243,7 +263,9 @@ def _with_nan(scores: Mapping[str, float | None]) -> dict[str, float]:
 
 def _rank(score: float, higher_is_better: bool) -> float:
     """A key by which the best score is the largest; one that is not a number is behind all."""
-    return -math.inf if math.isnan(score) else score if higher_is_better else -score
+    if math.isnan(score):
+        return -math.inf
+    return score if higher_is_better else -score
 
 
 def _baseline(federation: Federation, model: StandardModel, by: str) -> Baseline:
@@ -257,14 +279,16 @@ def _baseline(federation: Federation, model: StandardModel, by: str) -> Baseline
         validation = {
             name: float(task.score(outputs, y, torch.ones(len(y)))[by]) for name, outputs, y in triples if len(y)
         }
-    means = {name: float(np.nanmean(one)) if np.isfinite(one).any() else math.nan for name, one in examples.items()}
+    means = {}
+    for name, scores in examples.items():
+        means[name] = float(np.nanmean(scores)) if np.isfinite(scores).any() else math.nan
     return Baseline(model.name, model.pools, model.pools, validation, Tested(means, examples))
 
 
 def _by_client(federation: Federation, model: StandardModel, split: str) -> tuple[list[Tensor], list[Tensor]]:
     """A model's outputs and the truth for the rows of a split: [n, k] and [n, ...] by client."""
     at = list(federation.rows[split])
-    sizes = [len(one) for one in at]
+    sizes = [len(baseline) for baseline in at]
     y = federation.y[torch.cat(at)]
     kind = federation.x.dtype if federation.x.is_floating_point() else torch.float32
     outputs = torch.from_numpy(model.answers[split]).to(kind).reshape(len(y), -1)

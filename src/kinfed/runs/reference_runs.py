@@ -9,6 +9,7 @@ from ..methods.fedavg import FedAvg
 from ..methods.local import Local
 from ..verdict.verdict import Verdict
 from . import baselines
+from .baselines import Baseline
 from .config import experiment as config, plugins
 from .config.experiment import Experiment
 from .run_folder import RunFolder
@@ -87,11 +88,12 @@ def judged(
     others = {name: folder for name, folder in folders(out).items() if folder.is_finished}
     if "local" not in others:
         return None
-    runs = [
-        {one.read_summary().seed: baselines.Baseline.of(one) for one in folder.repeats_of(folder.read_summary())}
-        for folder in others.values()
-    ]
-    seeds = [seed for seed in mine if all(seed in one for one in runs)]
+    runs = []
+    for folder in others.values():
+        repeats = folder.repeats_of(folder.read_summary())
+        runs.append({repeat.read_summary().seed: Baseline.from_folder(repeat) for repeat in repeats})
+    common = set(mine).intersection(*runs)
+    seeds = [seed for seed in mine if seed in common]
     if not seeds:
         return None
     summary = others["local"].read_summary()

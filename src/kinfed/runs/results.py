@@ -110,12 +110,7 @@ def write_run(
     problems = list(problems)
     standard = standard or run.__dict__.get("standard_baselines", ([],))[0]  # if they have been fitted
     with note_failure(problems, "single test examples have no scores"):
-        if (tested := run.examples) is not None:
-            folder.write_tested(tested)
-        if standard:
-            write_baselines(folder, standard)
-        if run.history.kept_models and isinstance(federation.task, Classification):
-            folder.write_confusion(run.confusion(), names, federation.class_names)
+        _write_examples(run, folder, standard)
     dealt = table.get("federation", {})
     dataset = called(dealt["dataset"]) if dealt else "your own"
     attack = summary.attack
@@ -135,6 +130,16 @@ def write_run(
     folder.write_summary(summary)
     folder.tidy()
     return summary
+
+
+def _write_examples(run: TrainedRun, folder: RunFolder, standard: Sequence[Baseline]) -> None:
+    """Write the scores of test examples, by the run's models and by standard ones, and its confusions."""
+    if (tested := run.examples) is not None:
+        folder.write_tested(tested)
+    if standard:
+        write_baselines(folder, standard)
+    if run.history.kept_models and isinstance(run.federation.task, Classification):
+        folder.write_confusion(run.confusion(), list(run.federation.names), run.federation.class_names)
 
 
 def intervals_over(summaries: Sequence[Summary]) -> dict[str, dict[str, Any]]:

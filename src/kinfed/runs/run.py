@@ -206,7 +206,7 @@ class Run(ABC):
                 raise not_comparable(self, other)
         summary, known = self.summary, list[baselines.Baseline]()
         for run in others:
-            known.append(baselines.Baseline.of_run(run.summary, run.by_client, run.validation, run is fedavg))
+            known.append(baselines.Baseline.from_run(run.summary, run.by_client, run.validation, run is fedavg))
         standard = next(filter(None, (run.standard_baselines[0] for run in (self, *others))), [])
         found = baselines.floor(
             [[*known, *standard]],

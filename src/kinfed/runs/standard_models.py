@@ -64,7 +64,7 @@ class _Data:
             at = torch.cat(list(rows))
             x[split] = federation.x[at].flatten(1).double().numpy() if numbers else np.zeros((len(at), 0))
             truth = federation.y[at]
-            who[split] = np.repeat(np.arange(len(federation)), [len(one) for one in rows])
+            who[split] = np.repeat(np.arange(len(federation)), [len(item) for item in rows])
             if isinstance(task, Regression):
                 truth = task.scaled(truth.double()).reshape(len(at), -1)
             elif isinstance(task, Forecasting):
@@ -108,7 +108,7 @@ def standard_models(federation: Federation, pool: bool = True) -> tuple[list[Sta
         recipes = _of_counts(data, task.mean)
     else:
         recipes = _of_numbers(data, isinstance(task, Forecasting))
-    found, problems = list[StandardModel](), list[str]()
+    models, problems = list[StandardModel](), list[str]()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of fits that have not converged: validation rows say what they are worth
         for recipe in recipes:
@@ -118,8 +118,8 @@ def standard_models(federation: Federation, pool: bool = True) -> tuple[list[Sta
                 problems.append(f"baseline left out: {recipe.name}, {recipe.too_large}")
                 continue
             with note_failure(problems, f"baseline left out: {recipe.name}"):
-                found.append(StandardModel(recipe.name, recipe.pools, recipe.fit()))
-    return found, problems
+                models.append(StandardModel(recipe.name, recipe.pools, recipe.fit()))
+    return models, problems
 
 
 class _Recipe(NamedTuple):
@@ -189,7 +189,7 @@ def _means_by_time(data: _Data) -> Answers | None:
     """
     ends = {split: x[:, 1 - data.features :].round(6) for split, x in data.x.items()}
     every, at = np.unique(np.vstack(list(ends.values())), axis=0, return_inverse=True)
-    sizes = [len(one) for one in ends.values()]
+    sizes = [len(item) for item in ends.values()]
     times = dict(zip(ends, np.split(at.reshape(-1), np.cumsum(sizes)[:-1]), strict=True))
     known = ~np.isnan(data.y["train"]).any(1)
     y, who, when = data.y["train"][known], data.who["train"][known], times["train"][known]
@@ -212,7 +212,7 @@ def _of_counts(data: _Data, middle: float) -> Iterator[_Recipe]:
     mean = _client_means(y, who, data.clients, PSEUDO / 10)
 
     def logarithms(counts: Answers) -> Answers:
-        return {split: np.log(np.maximum(one, 1e-3 * middle) / middle) for split, one in counts.items()}
+        return {split: np.log(np.maximum(item, 1e-3 * middle) / middle) for split, item in counts.items()}
 
     yield _Recipe("the client's own mean", False, lambda: logarithms(_answers(data, lambda x, who: mean[who])))
     if not data.has_inputs:
@@ -262,7 +262,7 @@ def _answers(data: _Data, model: Model) -> Answers:
 
 def _tune(data: _Data, strengths: Sequence[Any], make: Callable[[Any], Model]) -> Answers:
     """The answers of the strength whose validation loss is lowest: the squared error, or the log loss of labels."""
-    found = [_answers(data, make(one)) for one in strengths]
+    models = [_answers(data, make(item)) for item in strengths]
     truth = data.y["validation"]
 
     def error(answers: Answers) -> float:
@@ -271,7 +271,7 @@ def _tune(data: _Data, strengths: Sequence[Any], make: Callable[[Any], Model]) -
             return -float((given - np.log(np.exp(given).sum(1, keepdims=True)))[np.arange(len(truth)), truth].mean())
         return float(np.nanmean((given - truth) ** 2))
 
-    return min(found, key=error) if len(truth) else found[len(found) // 2]
+    return min(models, key=error) if len(truth) else models[len(models) // 2]
 
 
 def _client_means(y: Array, who: NDArray[np.int64], clients: int, pseudo: float = 0.0) -> Array:
@@ -371,7 +371,7 @@ def _boosted_labels_each(data: _Data, x: Array, y: NDArray[np.int64], who: NDArr
 
 def _together(steps: Sequence[Answers]) -> Answers:
     """The answers for several steps side by side."""
-    return {split: np.hstack([one[split] for one in steps]) for split in steps[0]}
+    return {split: np.hstack([item[split] for item in steps]) for split in steps[0]}
 
 
 def _boosted_labels(data: _Data, x: Array, y: NDArray[np.int64], who: NDArray[np.int64], classes: int) -> Answers:
@@ -424,9 +424,9 @@ def _logistic_with_clients(
 
 def _logs(model: Any, x: Any, classes: int) -> Array:
     """[n, C] logarithms of a model's probabilities, of which that of a class it has not seen is tiny."""
-    found = np.full((x.shape[0], classes), 1e-6)
-    found[:, model.classes_] = np.maximum(model.predict_proba(x), 1e-6)
-    logarithms: Array = np.log(found)
+    models = np.full((x.shape[0], classes), 1e-6)
+    models[:, model.classes_] = np.maximum(model.predict_proba(x), 1e-6)
+    logarithms: Array = np.log(models)
     return logarithms
 
 

@@ -384,7 +384,7 @@ def _judge(
 ) -> Verdict | None:
     """What the choice is worth, each client keeping the model of its answer; None without any baseline."""
     known = [
-        Baseline.of_run(one.summary, one.by_client, one.validation, name == "fedavg") for name, one in bases.items()
+        Baseline.from_run(one.summary, one.by_client, one.validation, name == "fedavg") for name, one in bases.items()
     ]
     highest, method = run.federation.task.higher_is_better, winner.candidate.method_name
     return verdict(

@@ -25,7 +25,7 @@ class Blocks:
     declared: bool = False
     spanning: int = 0  # blocks that have examples of several clients
 
-    def of(self, seed: int, client: int, real: NDArray[np.bool_]) -> NDArray[np.int64]:
+    def select(self, seed: int, client: int, real: NDArray[np.bool_]) -> NDArray[np.int64]:
         """[n] those of a client's examples that have scores."""
         if self.ids is None:
             return np.flatnonzero(real)
@@ -56,8 +56,8 @@ def block_length(gains: Sequence[Array]) -> int:
 def _correlate(residuals: Sequence[Array], lag: int) -> float:
     """How far neighbours at a lag are correlated, in standard errors; residuals are centred, so they repel by 1 / n."""
     total, pairs = 0.0, 0
-    for one in residuals:
-        if (count := len(one) - lag) > 0:
-            total += float((one[lag:] * one[:-lag]).sum()) + count / len(one)
+    for residual in residuals:
+        if (count := len(residual) - lag) > 0:
+            total += float((residual[lag:] * residual[:-lag]).sum()) + count / len(residual)
             pairs += count
     return total / np.sqrt(pairs) if pairs else 0.0

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ..core.summary import Metric
 from ..errors import UsageError, several
 from .dependence import INDEPENDENT, Blocks, block_length
 from .statistics import signed_ranks, student
@@ -43,9 +44,9 @@ class Difference:
     def to_dict(self) -> dict[str, Any]:
         """For JSON; a number that is not defined is None."""
         values = {"mean": self.mean, "low": self.low, "high": self.high}
-        known = {name: value if math.isfinite(value) else None for name, value in values.items()}
+        present = {name: value if math.isfinite(value) else None for name, value in values.items()}
         rows = {} if self.per_row is None else {"per_row": self.per_row.to_dict()}
-        return {**known, "relative": self.relative, **rows}
+        return {**present, "relative": self.relative, **rows}
 
 
 class Opponent(NamedTuple):
@@ -54,6 +55,7 @@ class Opponent(NamedTuple):
     name: str
     scores: Scores
     needs_rows: bool = False  # whether it needs all rows in one place
+    rivals: int = 1  # among how many test examples have chosen it
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,7 @@ class Verdict:
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON; a bound that is not a number is None."""
-        return asdict(self) | {"over": {other: found.to_dict() for other, found in self.over.items()}}
+        return asdict(self) | {"over": {other: shown.to_dict() for other, shown in self.over.items()}}
 
 
 def judge(
@@ -92,9 +94,7 @@ def judge(
     pooled: Opponent | None = None,
     *,
     names: Sequence[str],
-    metric: str,
-    higher_is_better: bool,
-    unit: str | None = None,
+    metric: Metric,
     candidates: int = 1,
     blocks: Blocks = INDEPENDENT,
     saved: str = "",
@@ -107,7 +107,8 @@ def judge(
 
     A client's difference is that of its mean scores, averaged over seeds: of accuracies, or of logarithms of errors.
     The number is the plain mean over clients, with Student's interval at level `LEVEL`. It is not widened for a choice
-    among several `candidates`, which other examples have made.
+    among several `candidates`, which other examples have made. Its upper bound is (Bonferroni), where test examples
+    have chosen the baseline among several rivals.
 
     A client gains or loses if its paired test examples say so: by the sign test where scores are 0 or 1 (McNemar's
     exact test), else by Wilcoxon's signed ranks, two-sided. Examples of one block are one observation, see `Blocks`.
@@ -115,21 +116,22 @@ def judge(
     and over clients the false discovery rate is bounded by 1 - `LEVEL` (Benjamini and Hochberg 1995). All others are
     undecided.
 
-    `unit` is what the metric is counted in, "%" for a share; None: an accuracy is a share. `saved` says which models
-    are saved, for the sentence; `notes` are further remarks.
+    `saved` says which models are saved, for the sentence; `notes` are further remarks.
 
     Raises UsageError for scores that cannot be paired.
     """
-    sign = 1 if higher_is_better else -1
+    sign = 1 if metric.higher_is_better else -1
     if method == "fedavg" and pooled is not None and pooled.name == FEDAVG:
         pooled = None
-    own = _Pairs.of(mine, alone.scores, names, sign, blocks)
-    over, between = {"alone": own.difference(higher_is_better)}, None
+    pairs_alone = _Pairs.of(mine, alone.scores, names, sign, blocks)
+    over, between = {"alone": pairs_alone.difference(metric.higher_is_better, alone.rivals)}, None
     if pooled is not None:
-        over["pooled"] = _Pairs.of(mine, pooled.scores, names, sign).difference(higher_is_better)
-        between = _Pairs.of(pooled.scores, alone.scores, names, sign).difference(higher_is_better)
-    found = own.decided()
-    here = [name for name, known in zip(names, own.known, strict=True) if known]
+        pairs = _Pairs.of(mine, pooled.scores, names, sign)
+        over["pooled"] = pairs.difference(metric.higher_is_better, pooled.rivals)
+        between = _Pairs.of(pooled.scores, alone.scores, names, sign).difference(metric.higher_is_better)
+    shown = pairs_alone.decided()
+    here = [name for name, present in zip(names, pairs_alone.known, strict=True) if present]
+    decided = {names[i] for i in (*shown.gain, *shown.lose)}
     case = _Case(
         method,
         alone,
@@ -137,23 +139,23 @@ def judge(
         over["alone"],
         over.get("pooled"),
         between,
-        _Units(metric, higher_is_better, ("%" if metric.endswith("accuracy") else "") if unit is None else unit),
+        metric,
         len(here),
         candidates,
         saved,
     )
-    remarks = [*own.remarks(found), *notes] if len(here) > 1 and not case.is_alone else list(notes)
+    remarks = [*pairs_alone.remarks(shown), *notes] if len(here) > 1 and not case.is_alone else list(notes)
     return Verdict(
         case.sentence(),
         over,
         {"alone": alone.name} | ({} if pooled is None else {"pooled": pooled.name}),
-        [names[i] for i in found.gain],
-        [names[i] for i in found.lose],
-        [name for name in here if name not in {names[i] for i in [*found.gain, *found.lose]}],
+        [names[i] for i in shown.gain],
+        [names[i] for i in shown.lose],
+        [name for name in here if name not in decided],
         remarks,
         candidates,
         LEVEL,
-        own.worse,
+        pairs_alone.worse,
     )
 
 
@@ -166,8 +168,8 @@ def decide(
     mine: Scores, others: Scores, names: Sequence[str], higher_is_better: bool, blocks: Blocks = INDEPENDENT
 ) -> tuple[list[str], list[str]]:
     """The clients that gain, and those that lose, by their own test examples, as in `judge`."""
-    found = _Pairs.of(mine, others, names, 1 if higher_is_better else -1, blocks).decided()
-    return [names[i] for i in found.gain], [names[i] for i in found.lose]
+    shown = _Pairs.of(mine, others, names, 1 if higher_is_better else -1, blocks).decided()
+    return [names[i] for i in shown.gain], [names[i] for i in shown.lose]
 
 
 class Evidence(NamedTuple):
@@ -221,7 +223,7 @@ class _Pairs(NamedTuple):
             triples = [_pair_scores(a, b, name) for a, b, name in zip(own, other, names, strict=True)]
             pairs.mine.append([a for a, _, _ in triples])
             pairs.others.append([b for _, b, _ in triples])
-            pairs.blocks.append([blocks.of(seed, i, real) for i, (_, _, real) in enumerate(triples)])
+            pairs.blocks.append([blocks.select(seed, i, real) for i, (_, _, real) in enumerate(triples)])
         if not any(pairs.known):
             raise UsageError("no client has a test score in both runs, so they cannot be compared")
         return pairs
@@ -246,7 +248,7 @@ class _Pairs(NamedTuple):
     def worse(self) -> int:
         return int((self.sign * (self.means(self.mine) - self.means(self.others)) < -1e-9).sum())
 
-    def difference(self, higher_is_better: bool) -> Difference:
+    def difference(self, higher_is_better: bool, rivals: int = 1) -> Difference:
         """The mean over clients with its interval; of errors, if none is 0, by the logarithms of their ratios."""
         mine, others = self.means(self.mine), self.means(self.others)
         seeds = [*self.mine, *self.others]
@@ -259,12 +261,12 @@ class _Pairs(NamedTuple):
             return Difference(mean, low, high, relative, per_row)
 
         per_row = None if self.single else of(interval_per_row(values, counts))
-        return of(interval_over_clients(values), per_row)
+        return of(interval_over_clients(values, rivals), per_row)
 
     def p_values(self) -> list[tuple[int, float, bool]]:
         """Each known client's position, its two-sided p-value, and whether the method is better on average."""
         length, values = self.block_length, []
-        for i in (i for i, known in enumerate(self.known) if known):
+        for i in (i for i, present in enumerate(self.known) if present):
             each, gains = [], []
             for mine, others, blocks in zip(self.mine, self.others, self.blocks, strict=True):
                 if not len(mine[i]):
@@ -310,9 +312,9 @@ class _Pairs(NamedTuple):
         chosen = [(i, up) for i, one, up in values if one <= bound]
         return _Decided([i for i, up in chosen if up], [i for i, up in chosen if not up])
 
-    def remarks(self, found: _Decided) -> Iterator[str]:
+    def remarks(self, shown: _Decided) -> Iterator[str]:
         """Who gains and loses, and what is not independent or missing, one remark each."""
-        gain, lose, clients = len(found.gain), len(found.lose), sum(self.known)
+        gain, lose, clients = len(shown.gain), len(shown.lose), sum(self.known)
         left = clients - gain - lose
         if self.single:
             yield "with one score for each client, nobody can say which clients gain"
@@ -341,16 +343,17 @@ def plain(value: float, sign: str = "z", digits: int = 4) -> str:
     return f"{value:{sign},.0f}" if abs(value) >= 1000 else f"{value:{sign}.{digits}g}"
 
 
-def interval_over_clients(values: Array) -> tuple[float, float, float]:
-    """The plain mean over clients of values: [n], and Student's interval.
+def interval_over_clients(values: Array, rivals: int = 1) -> tuple[float, float, float]:
+    """The plain mean over clients of values: [n], and Student's interval, of which the upper bound holds for `rivals`.
 
     NaN of two or fewer clients, or where all are the same and not 0.
     """
     mean, n = float(values.mean()), len(values)
     if n <= FEW or (mean != 0 and np.ptp(values) <= 1e-9 * abs(mean)):
         return mean, math.nan, math.nan
-    half = student(n - 1, LEVEL) * float(values.std(ddof=1)) / math.sqrt(n)
-    return mean, mean - half, mean + half
+    error = float(values.std(ddof=1)) / math.sqrt(n)
+    below, above = (student(n - 1, level) * error for level in (LEVEL, 1 - (1 - LEVEL) / rivals))
+    return mean, mean - below, mean + above
 
 
 def interval_per_row(values: Array, counts: NDArray[np.int64]) -> tuple[float, float, float]:
@@ -390,35 +393,26 @@ def _p_values(gain: Array, binary: bool) -> tuple[float, float]:
     return signed_ranks(gain)
 
 
-class _Units(NamedTuple):
-    """What differences are written in."""
-
-    metric: str
-    higher_is_better: bool
-    unit: str  # of the metric
-
-    def write(self, found: Difference, clients: int, over: str = "") -> str:
-        """A difference in words, in points or in per cent of the other's error, with its interval."""
-        mean, low, high = found.mean, found.low, found.high
-        if found.relative:
-            if mean < 0:
-                low, high = -high, -low
-            scale, digits = 100, "z.1f"
-            text = (
-                f"{self.metric} {100 * abs(mean):.1f} % {'higher' if mean < 0 else 'lower'}{over and f' than {over}'}"
-            )
-        else:
-            percent = self.unit == "%"
-            scale, digits = (100, "z.1f") if percent else (1, "z,.0f" if abs(mean) >= 1000 else "z.3g")
-            if not self.higher_is_better:  # errors are written as they are, lower being better
-                mean, low, high = -mean, -high, -low
-            text = f"{scale * mean:+{digits}}{' points' if percent else f' {self.unit or self.metric}'}"
-            text = f"{self.metric} {text} against {over}" if over else text
-        if math.isnan(low):
-            why = "two clients leave none" if clients <= FEW else "every client differs by as much"
-            return f"{text} (no interval, as {why})"
-        label = f"{100 * LEVEL:.0f} % interval " if over else ""
-        return f"{text} ({label}{scale * low:{digits}} to {scale * high:{digits}})"
+def _write_difference(shown: Difference, metric: Metric, clients: int, over: str = "") -> str:
+    """A difference in words, in points or in per cent of the other's error, with its interval."""
+    mean, low, high = shown.mean, shown.low, shown.high
+    if shown.relative:
+        if mean < 0:
+            low, high = -high, -low
+        scale, digits = 100, "z.1f"
+        text = f"{metric.name} {100 * abs(mean):.1f} % {'higher' if mean < 0 else 'lower'}{over and f' than {over}'}"
+    else:
+        percent = metric.is_share
+        scale, digits = (100, "z.1f") if percent else (1, "z,.0f" if abs(mean) >= 1000 else "z.3g")
+        if not metric.higher_is_better:  # errors are written as they are, lower being better
+            mean, low, high = -mean, -high, -low
+        text = f"{scale * mean:+{digits}}{' points' if percent else f' {metric.unit or metric.name}'}"
+        text = f"{metric.name} {text} against {over}" if over else text
+    if math.isnan(low):
+        why = "two clients leave none" if clients <= FEW else "every client differs by as much"
+        return f"{text} (no interval, as {why})"
+    label = f"{100 * LEVEL:.0f} % interval " if over else ""
+    return f"{text} ({label}{scale * low:{digits}} to {scale * high:{digits}})"
 
 
 class _Case(NamedTuple):
@@ -430,7 +424,7 @@ class _Case(NamedTuple):
     over_alone: Difference
     over_pooled: Difference | None
     between: Difference | None  # the pooled baseline over the one without others
-    units: _Units
+    metric: Metric
     clients: int
     candidates: int
     saved: str
@@ -447,35 +441,35 @@ class _Case(NamedTuple):
         first = self._head()
         if not self.is_alone:
             over = f"{BEST_ALONE}, {self.alone.name}"
-            first = f"{first}: {self.units.write(self.over_alone, self.clients, over)}"
+            first = f"{first}: {_write_difference(self.over_alone, self.metric, self.clients, over)}"
         return " ".join(f"{one}." for one in (first, self._second()) if one)
 
     def _head(self) -> str:
         """What can be said, in a few words."""
-        found, pools = self.over_alone, self.between is not None and self.between.low > 0
+        shown, pools = self.over_alone, self.between is not None and self.between.low > 0
         if self.method == "local":
             if self.candidates > 1:
                 return "No way of learning from others was clearly better than learning alone on validation rows"
             return "Only learning alone was trained, so nobody can say here whether learning from others helps"
         if self.clients <= FEW:
             return "Two clients are too few to say whether learning from others helps"
-        if found.low > 0:
+        if shown.low > 0:
             return f"{ONE[0].upper()}{ONE[1:]} helps" if self.method == "fedavg" else HELPS
         if pools:
             return f"{HELPS}, but {self.method} is not shown to"
-        return HELPS_NOT if found.high < 0 else "Cannot tell whether learning from others helps"
+        return HELPS_NOT if shown.high < 0 else "Cannot tell whether learning from others helps"
 
     def _second(self) -> str:
         """The best pooled baseline, and what is saved."""
         saved = f"the {self.saved} models are saved" if self.saved else ""
-        found, pooled = self.over_pooled, self.pooled
-        if found is None or pooled is None:
+        shown, pooled = self.over_pooled, self.pooled
+        if shown is None or pooled is None:
             return saved[:1].upper() + saved[1:]
         name = f"{BEST_POOLED}, {pooled.name}{IN_ONE_PLACE if pooled.needs_rows else ''}"
-        number = self.units.write(found, self.clients)
-        if found.low > 0:
-            text = f"It{' also' * (self.over_alone.low > 0)} beats {name}: {number}"
+        number = _write_difference(shown, self.metric, self.clients)
+        if shown.low > 0:
+            text = f"It {'also beats' if self.over_alone.low > 0 else 'beats'} {name}: {number}"
         else:
-            does = "does better" if found.high < 0 else "may do as well"
+            does = "does better" if shown.high < 0 else "may do as well"
             text = f"{name[0].upper()}{name[1:]}, {does}: against it {self.method} has {number}"
         return f"{text}; {saved}" if saved else text

@@ -12,7 +12,7 @@ from ...core.mixins import leak
 from ...core.summary import Metric, Summary
 from ...core.tasks import Task
 from ...errors import RunError, UsageError
-from ...runs.baselines import Baseline, floor, verdict
+from ...runs.baselines import Baseline, floor, share_names, verdict
 from ...runs.config import experiment as config, plugins
 from ...runs.run_folder import RunFolder
 from ...runs.test_scores import Tested
@@ -78,18 +78,18 @@ def ask(
     return {name: read_baselines(reply.words["baselines"], history.task) for name, reply in replies.items()}
 
 
-def read_baselines(words: Any, task: Task) -> dict[str, Score]:
+def read_baselines(reply: Any, task: Task) -> dict[str, Score]:
     """A site's baselines with their scores; raises ValueError or TypeError for what is none, which may be made up."""
-    if not isinstance(words, dict) or not 0 < len(words) <= MOST or LOCAL not in words:
+    if not isinstance(reply, dict) or not 0 < len(reply) <= MOST or LOCAL not in reply:
         raise ValueError("a site names Local and a few standard models")
-    if any(len(name) > LONGEST or not name.isprintable() for name in words):
+    if any(len(name) > LONGEST or not name.isprintable() for name in reply):
         raise ValueError("a baseline has a short name")
-    found = {}
-    for name, (validation, test) in words.items():
+    read = {}
+    for name, (validation, test) in reply.items():
         key = (name, "test", task.metric)
         score = read_scores([[*key, math.nan if test is None else test]], [key], task)[key]
-        found[name] = Score(math.nan if validation is None else float(validation), score)
-    return found
+        read[name] = Score(math.nan if validation is None else float(validation), score)
+    return read
 
 
 def judged(planned: Plan, history: History, baselines: dict[str, dict[str, Score]], fedavg: Words) -> Verdict | None:
@@ -106,23 +106,17 @@ def judged(planned: Plan, history: History, baselines: dict[str, dict[str, Score
     both = [name for name in names if name in baselines and (not fedavg or name in shared)]
     if not both or all(np.isnan(mine[name]) or np.isnan(baselines[name][LOCAL].test) for name in both):
         return None
-    every = [name for name in baselines[both[0]] if all(name in baselines[site] for site in both)]
-    known = [
-        Baseline(
-            name,
-            False,
-            False,
-            {site: baselines[site][name].validation for site in both},
-            Tested({site: baselines[site][name].test for site in both}, None),
-        )
-        for name in every
-    ]
+    fitted = []
+    for name in share_names([baselines[site] for site in both]):
+        validation = {site: baselines[site][name].validation for site in both}
+        tested = Tested({site: baselines[site][name].test for site in both}, None)
+        fitted.append(Baseline(name, False, False, validation, tested))
     if fedavg:
-        known.append(Baseline(FEDAVG, True, False, {}, Tested({site: shared[site] for site in both}, None)))
+        fitted.append(Baseline(FEDAVG, True, False, {}, Tested({site: shared[site] for site in both}, None)))
     return verdict(
         plugins.called(planned.learning.method_name),
         Metric.of(task),
         [Tested({site: mine[site] for site in both}, None, bool(leak(planned.learning.method)))],
-        floor([known], task.higher_is_better, history.selects_highest),
+        floor([fitted], task.higher_is_better, history.selects_highest),
         saved=plugins.called(planned.learning.method_name),
     )

@@ -62,15 +62,15 @@ def compare(
     scores = {name: _scores(module, federation, rows) for name, module in modules.items()}
     (client,) = federation.names
     at = history.rounds.index(history.select(history.chosen))
-    found = history.scores[at].get((history.chosen, "validation", history.selects))
-    selected = {} if found is None else {client: float(found[0])}
-    tested = {name: Tested({client: float(np.mean(one))}, {client: one}) for name, one in scores.items()}
-    known, problems = [Baseline(NAMES["local"], False, False, selected, tested["local"])], list[str]()
+    values = history.scores[at].get((history.chosen, "validation", history.selects))
+    selected = {} if values is None else {client: float(values[0])}
+    tested = {name: Tested({client: float(np.mean(baseline))}, {client: baseline}) for name, baseline in scores.items()}
+    baselines, problems = [Baseline(NAMES["local"], False, False, selected, tested["local"])], list[str]()
     if len(scores["own"]) == len(rows):  # test examples have scores of their own
         with note_failure(problems, NO_STANDARD):
             standard, left_out = standard_baselines(federation, history.selects, pool=False)
-            known, problems = [*known, *standard], problems + left_out
-    best = floor([known], task.higher_is_better, history.selects_highest).alone
+            baselines, problems = [*baselines, *standard], problems + left_out
+    best = floor([baselines], task.higher_is_better, history.selects_highest).alone
     assert best is not None
     assert best.tested[0].examples is not None
     verdict = judge_one(
@@ -84,9 +84,11 @@ def compare(
         places=federation.rows["test"][0].numpy(),
     )
     checkpoint.write(fleet.model.named(personal["theta"]), folder / ALONE, {})
-    words = verdict.to_dict() | {"beside": beside, "baselines": rows_of(known, task.higher_is_better)}
+    words = verdict.to_dict() | {"beside": beside, "baselines": rows_of(baselines, task.higher_is_better)}
     write_json(folder / VERDICT, words | {"problems": problems})
-    sent = {one.name: [_number(one.validation.get(client, math.nan)), _number(one.mean)] for one in known}
+    sent = {}
+    for baseline in baselines:
+        sent[baseline.name] = [_number(baseline.validation.get(client, math.nan)), _number(baseline.mean)]
     return verdict, sent
 
 

@@ -158,7 +158,7 @@ def verdict_on(
     """
     by_seed, metric = [], row.metric
     for seed in seeds:
-        known = [Baseline.of(one[seed]) for one in (local, fedavg) if one is not None]
+        known = [Baseline.from_folder(one[seed]) for one in (local, fedavg) if one is not None]
         beside = (one.by_seed[seed].folder for one in rows if seed in one.by_seed)
         by_seed.append([*known, *next(filter(None, map(baselines.read, beside)), [])])
     highest = next(iter(local.values())).read_summary().selection.higher_is_better
