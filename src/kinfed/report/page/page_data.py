@@ -23,7 +23,7 @@ from ...runs.run import FinalServer, Run
 from ...runs.run_folder import RunFolder
 from ...runs.test_scores import Tested, by_examples
 from ...verdict.graph_quality import order_by_links
-from ..tables.compare import read_tested
+from ..tables.compare import floor_of, read_tested
 from ..tables.run_rows import Row
 from .gather import Gathered
 
@@ -78,7 +78,7 @@ def contents(gathered: Gathered, parts_of_page: int = 1) -> tuple[dict[str, Any]
     names = summary.clients.names
     facts = facts if facts.get("names") == names else {}
     parts = _parts(names, facts, _scores(tested[gathered.main], names), notes)
-    local = None if (at := gathered.at("local")) is None else tested[at]
+    baseline, alone = _read_baseline(gathered)
     graphs = max(1, sum(row.method not in BASES for row in gathered.rows))
     methods = []
     for i, (row, mine) in enumerate(zip(gathered.rows, tested, strict=True)):
@@ -87,7 +87,7 @@ def contents(gathered: Gathered, parts_of_page: int = 1) -> tuple[dict[str, Any]
         each = CURVES // (2 * parts_of_page * len(gathered.rows) * len(parts.names))
         links = 0 if row.method in BASES else LINKS // (graphs * parts_of_page)  # theirs never change
         lacks = f"{gathered.labels[i]} is shown without its"
-        one |= attempt(notes, f"{lacks} gains", NO_GAINS, partial(_compare, row, mine, local, names, parts))
+        one |= attempt(notes, f"{lacks} gains", NO_GAINS, partial(_compare, row, mine, alone, names, parts))
         one |= attempt(notes, f"{lacks} curves", NO_CURVES, partial(_curves, row, parts, each, notes))
         one |= attempt(notes, f"{lacks} graph", NO_GRAPH, partial(_show_relation, row, parts, links, notes))
         methods.append(one)
@@ -103,6 +103,7 @@ def contents(gathered: Gathered, parts_of_page: int = 1) -> tuple[dict[str, Any]
         "order": _order(len(parts.names), facts if parts.labels is None else {}, selected),
         "methods": methods,
         "main": gathered.main,
+        "baseline": baseline,
     }
     return data, list(dict.fromkeys(notes))
 
@@ -164,19 +165,33 @@ def _list_facts(facts: dict[str, Any], parts: Parts) -> dict[str, Any]:
     return known
 
 
+def _read_baseline(gathered: Gathered) -> tuple[str, dict[int, Tested]]:
+    """The best baseline without others of the run that is judged, and its test scores by seed; none without Local."""
+    row, at = gathered.rows[gathered.main], gathered.at("local")
+    if at is None:
+        return "", {}
+    local = gathered.rows[at].by_seed
+    seeds = [seed for seed in row.seeds if seed in local]
+    if not seeds:
+        return "", {}
+    folders = {seed: local[seed].folder for seed in seeds}
+    best = floor_of(row, seeds, folders, None, gathered.rows).alone
+    return ("", {}) if best is None else (best.name, dict(zip(seeds, best.tested, strict=True)))
+
+
 def _compare(
-    row: Row, mine: Mapping[int, Tested], local: Mapping[int, Tested] | None, names: Sequence[str], parts: Parts
+    row: Row, mine: Mapping[int, Tested], alone: Mapping[int, Tested], names: Sequence[str], parts: Parts
 ) -> dict[str, Any]:
-    """Against Local, client by client: the gain, what single test examples say, and who gains or loses."""
+    """Against the best baseline without others, by client: the gain, what test examples say, and who gains or loses."""
     result: dict[str, Any] = {"gain": {}, "examples": {}}
-    if local is not None and row.method != "local" and mine.keys() <= local.keys():
-        theirs = {seed: local[seed] for seed in mine}
+    if alone and row.method != "local" and mine.keys() <= alone.keys():
+        theirs = {seed: alone[seed] for seed in mine}
         gain = (_scores(mine, names) - _scores(theirs, names)) * (1 if row.metric.higher_is_better else -1)
-        result["gain"]["local"] = _json(parts.mean(gain))
+        result["gain"]["alone"] = _json(parts.mean(gain))
         pairs = list(mine.values()), list(theirs.values())
         found = by_examples(*pairs, row.metric.higher_is_better) if parts.labels is None else {}
         if found:
-            result["examples"]["local"] = [list(found[name]) if name in found else None for name in names]
+            result["examples"]["alone"] = [list(found[name]) if name in found else None for name in names]
     if row.verdict is not None and row.method != "local" and parts.labels is None:
         sides = {name: side for side in ("gain", "lose", "undecided") for name in row.verdict[side]}
         result["side"] = [sides.get(name, "") for name in names]

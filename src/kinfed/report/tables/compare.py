@@ -152,19 +152,29 @@ def verdict_on(
     rows: Sequence[Row],
     candidates: int = 1,
 ) -> Verdict | None:
-    """The verdict on a row's runs over those of Local and FedAvg, by seed, and the standard models beside any of rows.
+    """The verdict on a row's runs, over the baselines of `floor_of`."""
+    against, mine = floor_of(row, seeds, local, fedavg, rows), read_tested(row, seeds)
+    return baselines.verdict(row.method, row.metric, mine, against, candidates=candidates, saved=row.method)
+
+
+def floor_of(
+    row: Row,
+    seeds: Sequence[int],
+    local: Mapping[int, RunFolder],
+    fedavg: Mapping[int, RunFolder] | None,
+    rows: Sequence[Row],
+) -> baselines.Floor:
+    """The baselines of a row's runs, of these of Local and FedAvg, by seed, and the standard models beside any of rows.
 
     Standard models depend on the data alone, so those beside any comparable run will do.
     """
-    by_seed, metric = [], row.metric
+    by_seed = []
     for seed in seeds:
-        known = [Baseline.from_folder(one[seed]) for one in (local, fedavg) if one is not None]
-        beside = (one.by_seed[seed].folder for one in rows if seed in one.by_seed)
-        by_seed.append([*known, *next(filter(None, map(baselines.read, beside)), [])])
+        runs = [Baseline.from_folder(folders[seed]) for folders in (local, fedavg) if folders is not None]
+        beside = (other.by_seed[seed].folder for other in rows if seed in other.by_seed)
+        by_seed.append([*runs, *next(filter(None, map(baselines.read, beside)), [])])
     highest = next(iter(local.values())).read_summary().selection.higher_is_better
-    against = baselines.floor(by_seed, metric.higher_is_better, highest)
-    mine = read_tested(row, seeds)
-    return baselines.verdict(row.method, metric, mine, against, candidates=candidates, saved=row.method)
+    return baselines.floor(by_seed, row.metric.higher_is_better, highest)
 
 
 def _reference(row: Row, rows: Sequence[Row], method: str) -> dict[int, RunFolder] | None:

@@ -213,10 +213,10 @@ function colourings() {
   };
   if (DATA.clients.groups) named("group", "Group", DATA.clients.groups);
   if (method().clusters) named("cluster", "Cluster", method().clusters);
-  const gain = method().gain.local;
+  const gain = method().gain.alone;
   if (gain) {
     const sizes = gain.map((g) => Math.abs(g ?? 0)).sort((a, b) => a - b), most = sizes[Math.floor(0.9 * (N - 1))] || sizes[N - 1] || 1;
-    found.push({ key: "gain", label: "Gain over Local", of: (i) => twoSided((gain[i] ?? 0) / most), text: (i) => `${difference(gain[i])} ${unit} over Local`,
+    found.push({ key: "gain", label: "Gain over the best baseline without others", of: (i) => twoSided((gain[i] ?? 0) / most), text: (i) => `${difference(gain[i])} ${unit} over ${DATA.baseline}`,
       keys: [-1, 0, 1].map((s) => [twoSided(s), s ? `${difference(s * most)} ${unit} or ${s < 0 ? "less" : "more"}` : "0"]) });
   }
   const scores = method().scores, known = scores.filter((s) => s !== null), low = Math.min(...known), high = Math.max(...known);
@@ -570,16 +570,16 @@ function linkTable(title, links, i, nobody, theyHear = false) {
 }
 /** Helped or hurt, by how much, and how sure, in a sentence. */
 function judged(m, i) {
-  const gain = m.gain.local?.[i];
+  const gain = m.gain.alone?.[i];
   if (DATA.clients.attackers.includes(NAMES[i])) return ["This client attacks; its score does not count.", ""];
   if (gain === undefined || gain === null) {
-    return [m.method === "local" ? "Its own model, trained alone." : "Local is not among the runs, so nobody can say whether it was helped.", ""];
+    return [m.method === "local" ? "Its own model, trained alone." : "No baseline is among the runs, so nobody can say whether it was helped.", ""];
   }
-  const side = m.side?.[i], seen = m.examples.local?.[i];
+  const side = m.side?.[i], seen = m.examples.alone?.[i];
   const words = { gain: "Helped", lose: "Hurt" }[side] ?? (gain > 0 ? "Better, but undecided" : gain < 0 ? "Worse, but undecided" : "As good as alone");
   const sure = seen ? ` Of its test examples ${seen[0]} are better, ${seen[1]} worse, ${seen[2]} the same (p = ${
     seen[3] < 0.001 ? seen[3].toExponential(0) : seen[3].toPrecision(2)} before correction for all clients).` : "";
-  const much = DATA.higher ? `${difference(gain)} ${unit} over learning alone` : `its ${metric} is ${score(Math.abs(gain))} ${gain < 0 ? "higher" : "lower"} than when it learns alone`;
+  const much = DATA.higher ? `${difference(gain)} ${unit} over ${DATA.baseline}` : `its ${metric} is ${score(Math.abs(gain))} ${gain < 0 ? "higher" : "lower"} than with ${DATA.baseline}`;
   return [`${words}: ${much}.${sure}`, side];
 }
 function showPanel() {
@@ -610,9 +610,9 @@ function showPanel() {
 function scoreTable(i) {
   const rows = DATA.methods.map((m) => {
     const exact = m.scores[i], shown = make("span", score(exact), exact === null ? {} : { title: `${exact} in history.csv` });
-    return [m.label, shown, m.gain.local ? difference(m.gain.local[i]) : ""];
+    return [m.label, shown, m.gain.alone ? difference(m.gain.alone[i]) : ""];
   });
-  const box = make("div", "", {}, make("h4", `Test ${metric}`), table(["Method", "Score", "Over Local"], rows, "Its scores"));
+  const box = make("div", "", {}, make("h4", `Test ${metric}`), table(["Method", "Score", `Over ${DATA.baseline || "the baseline"}`], rows, "Its scores"));
   if (DATA.methods.some((m) => m.seeds.length > 1)) box.append(make("p", "means over seeds", { class: "hint more" }));
   return box;
 }
@@ -697,24 +697,24 @@ function showCharts() {
 // ---- the ranking ----
 
 function ranked() {
-  const m = DATA.methods[DATA.main], by = m.gain.local ?? m.scores, better = m.gain.local || DATA.higher ? 1 : -1;
+  const m = DATA.methods[DATA.main], by = m.gain.alone ?? m.scores, better = m.gain.alone || DATA.higher ? 1 : -1;
   return [...Array(N).keys()].filter((i) => by[i] !== null).sort((a, b) => better * (by[b] - by[a]) || a - b);
 }
 function showRanked() {
-  const m = DATA.methods[DATA.main], order = ranked(), gain = m.gain.local, most = 300, tenth = Math.max(1, Math.ceil(order.length / 10));
+  const m = DATA.methods[DATA.main], order = ranked(), gain = m.gain.alone, most = 300, tenth = Math.max(1, Math.ceil(order.length / 10));
   const mean = (some, values) => some.reduce((s, i) => s + values[i], 0) / some.length;
   const [top, tail] = [order.slice(0, tenth), order.slice(-tenth)];
   $("ranked-hint").textContent = gain
-    ? `${m.label} over Local, in ${unit}${DATA.higher ? "" : "; above zero is a smaller error"}. The tenth that gains most: ${difference(mean(top, gain))}; the tenth that gains least: ${difference(mean(tail, gain))}. Filled bars gain or lose beyond noise.`
-    : `By test ${metric} of ${m.label}${m.method === "local" ? ": each client's own model, trained alone" : ", as Local is not among the runs"}.`;
+    ? `${m.label} over ${DATA.baseline}, in ${unit}${DATA.higher ? "" : "; above zero is a smaller error"}. The tenth that gains most: ${difference(mean(top, gain))}; the tenth that gains least: ${difference(mean(tail, gain))}. Filled bars gain or lose beyond noise.`
+    : `By test ${metric} of ${m.label}${m.method === "local" ? ": each client's own model, trained alone" : ", as no baseline is among the runs"}.`;
   $("clients-title").textContent = gain ? "Clients, by gain" : "Clients, by score";
-  const columns = ["Client", ...(DATA.clients.groups ? ["Group"] : []), ...DATA.methods.map((one) => one.label), ...(gain ? ["Gain over Local", "Test examples better, worse, same", "Verdict"] : [])];
+  const columns = ["Client", ...(DATA.clients.groups ? ["Group"] : []), ...DATA.methods.map((one) => one.label), ...(gain ? [`Gain over ${DATA.baseline}`, "Test examples better, worse, same", "Verdict"] : [])];
   $("ranked-head").replaceChildren(make("tr", "", {}, ...columns.map((c) => make("th", c, { scope: "col" }))));
   const shown = order.length > most ? [...order.slice(0, most / 2), ...order.slice(-most / 2)] : order;
   $("ranked").replaceChildren(...shown.map((i) => {
     const cells = [nameButton(i), ...(DATA.clients.groups ? [String(DATA.clients.groups[i])] : []), ...DATA.methods.map((one) => score(one.scores[i]))];
     if (gain) {
-      const seen = m.examples.local?.[i], side = m.side?.[i];
+      const seen = m.examples.alone?.[i], side = m.side?.[i];
       cells.push(make("span", difference(gain[i]), { class: side === "gain" || side === "lose" ? side : "" }));
       cells.push(seen ? seen.slice(0, 3).join(", ") : "–", { gain: "gains", lose: "loses", undecided: "undecided" }[side] ?? "–");
     }
