@@ -57,7 +57,7 @@ def test_scores_gains_and_examples_are_those_of_the_files(pair):
     mine, local = (next(m for m in data["methods"] if m["method"] == name) for name in ("fedaghn", "local"))
     assert mine["scores"] == [0.5, 0.6, 0.7, 0.9]
     assert local["scores"] == [0.4, 0.6, 0.8, 0.4]
-    assert mine["gain"]["local"] == pytest.approx([0.1, 0.0, -0.1, 0.5])
+    assert mine["gain"]["alone"] == pytest.approx([0.1, 0.0, -0.1, 0.5])
     assert [one[:3] for one in mine["examples"]["local"]] == [[1, 0, 9], [0, 0, 10], [0, 1, 9], [5, 0, 5]]
     assert mine["examples"]["local"][3][3] == pytest.approx(2 * 0.5**5)  # five signs alike, two-sided
     text = (pair / "history.csv").read_text()

@@ -262,10 +262,11 @@ def _with_nan(scores: Mapping[str, float | None]) -> dict[str, float]:
 
 
 def _rank(score: float, higher_is_better: bool) -> float:
-    """A key by which the best score is the largest; one that is not a number is behind all."""
+    """A key by which the best score is the largest; what differs by rounding is equal, and NaN is behind all."""
     if math.isnan(score):
         return -math.inf
-    return score if higher_is_better else -score
+    rounded = float(f"{score:.6g}")
+    return rounded if higher_is_better else -rounded
 
 
 def _baseline(federation: Federation, model: StandardModel, by: str) -> Baseline:
