@@ -11,6 +11,7 @@ MODELS = Registry(
         "mlp": "mlp:mlp",
         "additive": "additive:additive",
         "log-linear": "log_linear:log_linear",
+        "trees": "trees:trees",
         "embedded": "embedded:embedded",
         "cnn": "cnn:cnn",
         "cnn-bn": "cnn_bn:cnn_bn",

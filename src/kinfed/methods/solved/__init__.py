@@ -4,6 +4,9 @@ from ...core.registry import Registry
 from .. import METHODS
 
 SOLVED = Registry(
-    __name__, {"partial-pooling": "partial_pooling:PartialPooling"}, base="kinfed.core.method:Method", by_file=True
+    __name__,
+    {"partial-pooling": "partial_pooling:PartialPooling", "personal-boosting": "personal_boosting:PersonalBoosting"},
+    base="kinfed.core.method:Method",
+    by_file=True,
 )
 KNOWN = METHODS | SOLVED  # all that a config may name as its method

@@ -1,0 +1,442 @@
+"""Personal boosting: trees grown from sums over all clients' rows, whose leaves each client corrects for itself."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ...core.client import Client
+from ...core.field_checks import In, NonNegative, Positive
+from ...core.graph import Origin
+from ...core.layout import Layout
+from ...core.method import Method, Params, Roster
+from ...core.mixins import Advises, Explains
+from ...core.rows import put
+from ...core.seeding import generator, uniform
+from ...core.tasks import Classification, Counts, Forecasting, Quantiles, Regression
+from ...core.trees import ModelOf, PerClient, Shared, Tree
+from ...errors import UsageError
+from ...models.trees import NOWHERE, Nodes, values
+
+CELLS = 256  # of a column, in which rows are counted to find its bins
+REFINED = 3  # rounds in which cells become finer where rows are
+SMALLEST, LARGEST = 0.05, 4000.0  # deviations from the mean: the first cells are even up to one, and end at the other
+UNIT = 2.0**-24  # of a row's derivatives: sums of its multiples are exact, so nobody's order decides a split
+FLAT = 1e-3  # the least curvature of a row
+STEEPEST = 0.7  # of a count's logarithm, the most by which a leaf moves it before the rate
+STEEP = 20.0  # the largest logarithm of a count over the mean
+TINY = 1e-12  # of what is divided by
+GAIN = 1e-9  # the least that a split is worth
+MEMORY = 0.02  # weight of a new tree in the running estimate of how much clients differ
+NEVER = 1e30  # a penalty that leaves nothing
+
+
+class Sent(NamedTuple):
+    """What a client receives."""
+
+    theta: ModelOf[Shared]  # [d] all finished trees, and those that grow, whose leaves are still 0
+    edges: Shared  # [f, E] the upper ends of cells, later of bins, but for the last
+    penalty: Shared  # [T] lambda, in each tree
+    step: Shared  # [] int64 how many rounds there were
+    least: Shared  # [] int64 the fewest trees that a client of the cohort has corrected
+
+
+class Own(NamedTuple):
+    """A client's private state."""
+
+    corrected: Tensor  # [] int64 the trees whose leaves it has corrected
+    deviation: Tensor  # [T, L, k] by which its leaves differ from those of all
+
+
+class Upload(NamedTuple):
+    """Sums over a client's rows; what a round does not need is empty."""
+
+    cells: PerClient  # [f, E + 2] rows in each cell, the last being those without a value
+    targets: PerClient  # [2, k] known targets, and their sum
+    histograms: PerClient  # [J, f, E + 2, k + h] derivatives and curvatures (one for all outputs, or one for each)
+    leaves: PerClient  # [7, L, k] see `leaf_sums`
+
+
+class Server(NamedTuple):
+    """The server's state."""
+
+    theta: Shared  # [d]
+    edges: Shared  # [f, E]
+    penalty: Shared  # [T]
+    ratio: Shared  # [] the variance of clients' leaves over that of a row, as trees so far have it
+    step: Shared  # [] int64
+    corrected: PerClient  # [N] int64
+
+
+@dataclass(frozen=True)
+class PersonalBoosting(Method, Explains, Advises):
+    r"""$F_i = b + \eta \sum_t (v_{tl} + d_{itl})$ with $l$ the leaf of tree $t$ that $x$ reaches: gradient boosting.
+
+    With first and second derivatives $g$ and $h$ of the loss at a row, $G_{il} = \sum g$ and $H_{il} = \sum h$ over a
+    client's rows in a leaf, and $G$, $H$ over everybody's, the split of a node is that of largest gain
+    $G_L^2 / (H_L + \mu) + G_R^2 / (H_R + \mu)$, from histograms that are summed over clients, and
+
+    $v_l = G_l / (H_l + \mu)$, $d_{il} = (G_{il} - H_{il} v_l) / (H_{il} + \lambda)$,
+
+    of which $v$ belongs to all, and $d$ never leaves its client. With $\lambda = \infty$ it is boosting on all rows
+    (Chen and Guestrin 2016, doi:10.1145/2939672.2939785), with $\lambda = 0$ the leaves are each client's alone. By
+    default $\lambda = \mu + \sigma^2 / \tau^2$ with the variance $\tau^2$ of clients' leaves, which sums tell as in
+    DerSimonian and Laird 1986 (doi:10.1016/0197-2456(86)90046-2), as a running mean over trees.
+
+    Every round finishes a tree: while one has its leaves summed, the next is a level less deep, and so on.
+    """
+
+    rate: Positive = 0.1  # eta
+    penalty: Annotated[float, In("[0, inf]")] | None = None  # lambda; None: as the variance of clients' leaves says
+    ridge: NonNegative = 1.0  # mu
+    least: NonNegative = 10.0  # curvature on each side of a split: of squared errors, rows
+    bins: Annotated[int, In("[2, 65)")] = 64  # of a column's histogram, beside that of missing values
+    rows: Annotated[float, In("(0, 1]")] = 1.0  # share of the rows, drawn for each round, that decide about splits
+    columns: Annotated[float, In("(0, 1]")] = 1.0  # share of the columns, drawn for each tree, that it may read
+    origin: ClassVar[Origin] = "fixed"
+    weighs: ClassVar[str] = "trees and leaves are made of sums over all rows"
+
+    @property
+    def rates(self) -> tuple[str, ...]:
+        return ("rate",)
+
+    def start(self, roster: Roster) -> Tree:
+        shapes, task = _shapes(roster.layout), roster.task
+        if not isinstance(task, Classification | Counts | Forecasting | Regression):
+            raise UsageError(
+                f"personal boosting knows numbers, counts, labels, forecasts and quantiles, not {type(task).__name__}"
+            )
+        like: dict[str, Any] = {"dtype": torch.float64, "device": roster.theta.device}
+        reach = math.asinh(LARGEST / SMALLEST)
+        edges = SMALLEST * torch.linspace(-reach, reach, CELLS - 1, **like).sinh()
+        fixed = NEVER if self.penalty is None else min(self.penalty, NEVER)
+        none = torch.zeros((), dtype=torch.int64, device=roster.theta.device)
+        return Server(
+            roster.theta,
+            edges.repeat(shapes["head.weight"][1], 1),
+            torch.full(shapes["leaf"][:1], fixed, **like),
+            torch.full((), -1.0, **like),
+            none,
+            none.expand(len(roster)).clone(),
+        )
+
+    def send(self, roster: Roster, server: Tree, cohort: Tensor) -> Tree:
+        least = server.corrected[cohort].min() if len(cohort) else server.step
+        return Sent(server.theta, server.edges, server.penalty, server.step, least)
+
+    def init_client(self, client: Client) -> Tree:
+        leaf = client.model.layout.tensors(client.model.theta)["leaf"]
+        return Own(torch.zeros_like(client.size), torch.zeros_like(leaf))
+
+    def train(self, client: Client, state: Tree, received: Tree) -> tuple[Tree, Tree]:
+        x, y, real = client.data
+        where, real = _inputs(client, x), real.double()
+        place = torch.searchsorted(received.edges, where.double().contiguous())
+        place = place.masked_fill(where.isnan(), received.edges.shape[1] + 1)
+        width, grown, none = received.edges.shape[1] + 2, int(received.step) - REFINED, real.new_zeros(0)
+        if grown < 0:
+            at = place + width * torch.arange(len(place), device=place.device)[:, None]
+            cells = _sums(at, real, width * len(place)).reshape(len(place), width)
+            return state, Upload(cells, _targets(client.task, y, real), none, none)
+        outputs, state = self._correct(client, state, received)
+        slope, curvature = _derivatives(client, outputs, y, real)
+        tensors = client.model.layout.tensors(received.theta)
+        depth, finishing = _depth(tensors), _nodes(tensors, grown - _depth(tensors), 1)
+        leaves = none
+        if len(finishing.column):
+            leaves = leaf_sums(slope, curvature, real, finishing.reached(where, depth)[0], 1 << depth)
+        each = torch.cat([slope, curvature], 1) * (uniform(client.key("rows"), real) < self.rows)[:, None]
+        begin = max(0, grown - depth + 1)
+        levels = [grown - t for t in range(begin, min(grown + 1, len(tensors["leaf"])))]  # of trees that grow
+        if not levels:
+            return state, Upload(none, none, none, leaves)
+        at = _at_levels(_nodes(tensors, begin, len(levels)), where, levels)  # [A, n]
+        size = (1 << depth) - 1
+        index = (at[:, None] * len(place) + torch.arange(len(place), device=at.device)[:, None]) * width + place
+        sums = [_sums(index, one, size * len(place) * width) for one in each.T]
+        histograms = torch.stack(sums, 1).reshape(size, len(place), width, -1)
+        return state, Upload(none, none, histograms, leaves)
+
+    def aggregate(self, roster: Roster, server: Tree, cohort: Tensor, uploads: Tree) -> Tree:
+        sums = Upload(*(part.sum(0) for part in uploads))
+        grown, theta = int(server.step) - REFINED, server.theta.clone()
+        tensors = roster.layout.tensors(theta)
+        after = server._replace(theta=theta, step=server.step + 1)
+        if grown < 0:
+            if grown < -1:
+                return after._replace(edges=_each_column(finer, server.edges, sums.cells, CELLS - 1))
+            tensors["head.bias"].copy_(_constant(roster.task, sums.targets))
+            return after._replace(edges=_each_column(bins, server.edges, sums.cells, self.bins - 1))
+        depth, trees = _depth(tensors), len(tensors["leaf"])
+        after = after._replace(
+            corrected=put(
+                server.corrected, cohort, server.corrected.new_full(cohort.shape, _finished(server.step, tensors))
+            )
+        )
+        if sums.leaves.numel():
+            slope, curvature = sums.leaves[:2]
+            shared = self._bounded(roster.task, slope / (curvature + self.ridge).clamp(min=TINY))
+            tensors["leaf"][grown - depth] = self.rate * shared
+            if self.penalty is None:
+                after = _estimated(after, sums.leaves, grown - depth, self.ridge)
+        if sums.histograms.numel():
+            level = [int(math.log2(j + 1)) for j in range(len(sums.histograms))]
+            allowed = torch.stack([self._columns(roster, grown - one, len(server.edges)) for one in level])
+            splits = best_splits(sums.histograms, tensors["leaf"].shape[2], self.ridge, self.least, allowed)
+            for j, (column, place, lost) in enumerate(zip(*(each.tolist() for each in splits), strict=True)):
+                t = grown - level[j]
+                if 0 <= t < trees and column >= 0:
+                    tensors["column"][t, j], tensors["lost"][t, j] = column, lost
+                    if place < server.edges.shape[1]:  # above it is what is missing alone
+                        tensors["threshold"][t, j] = server.edges[column, place]
+        return after
+
+    def personalise(self, client: Client, state: Tree, received: Tree) -> dict[str, Tree]:
+        deviation = self._correct(client, state, received)[1].deviation
+        at = next(e.at for e in client.model.layout.entries if e.name == "leaf")
+        theta = received.theta
+        return {"mixed": Params(torch.cat([theta[: at.start], theta[at] + deviation.flatten(), theta[at.stop :]]))}
+
+    def relation(self, roster: Roster, server: Tree, cohort: Tensor) -> Tensor | None:
+        share = roster.sizes.to(roster.theta.dtype)
+        return share / share.sum()
+
+    def diagnostics(self, roster: Roster, server: Tree, cohort: Tensor, sent: Tree, uploads: Tree) -> dict[str, Tensor]:
+        return {"how clients differ": server.ratio.clamp(min=0).to(roster.theta.dtype)}
+
+    def _columns(self, roster: Roster, tree: int, count: int) -> Tensor:
+        """[f] bool the columns that a tree may read."""
+        if self.columns == 1:
+            return torch.ones(count, dtype=torch.bool, device=roster.theta.device)
+        draw = torch.rand(count, generator=generator(roster.seed, "columns", max(tree, 0)))
+        return (draw <= draw.sort().values[max(1, round(self.columns * count)) - 1]).to(roster.theta.device)
+
+    def _bounded(self, task: Any, leaf: Tensor) -> Tensor:
+        return leaf.clamp(-STEEPEST, STEEPEST) if isinstance(task, Counts) else leaf
+
+    def _correct(self, client: Client, state: Tree, received: Tree) -> tuple[Tensor, Own]:
+        """[n, k] the outputs for the client's training rows, and its state, when all finished trees are corrected."""
+        x, y, real = client.data
+        tensors, where, real = client.model.layout.tensors(received.theta), _inputs(client, x), real.double()
+        outputs = torch.nn.functional.linear(x.flatten(1), tensors["head.weight"], tensors["head.bias"])
+        finished, leaf = _finished(received.step, tensors), tensors["leaf"]
+        at = _nodes(tensors, 0, finished).reached(where, _depth(tensors))  # [T', n]
+        least, found = min(int(received.least), finished), list[Tensor]()
+        outputs = outputs + values((leaf + state.deviation)[:least], at[:least]).sum(0)
+        for t in range(least, finished):
+            slope, curvature = (_by_leaf(each, at[t], leaf.shape[1]) for each in _derivatives(client, outputs, y, real))
+            shared = leaf[t] / self.rate
+            own = (slope - curvature * shared) / (curvature + received.penalty[t]).clamp(min=TINY)
+            own = self.rate * (self._bounded(client.task, shared + own) - shared)
+            found.append(torch.where(state.corrected > t, state.deviation[t], own.to(leaf.dtype))[None])
+            outputs = outputs + (leaf[t] + found[-1][0])[at[t]]
+        deviation = torch.cat([state.deviation[:least], *found, state.deviation[finished:]])
+        return outputs, Own(torch.full_like(state.corrected, finished), deviation)
+
+
+def derivatives(task: Any, outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """[n, k] downhill slopes of rows' losses at outputs: [n, k], and curvatures, [n, k], or [n, 1] for all outputs."""
+    if isinstance(task, Classification):
+        share = outputs.softmax(1)
+        # diag(p) - pp' is at most 2 diag(p (1 - p)), with equality for two classes.
+        return torch.nn.functional.one_hot(y, task.classes) - share, (2 * share * (1 - share)).clamp(min=FLAT)
+    if isinstance(task, Counts):
+        mean = outputs.clamp(max=STEEP).exp()
+        return y.reshape(outputs.shape) / task.mean - mean, mean.clamp(min=FLAT)
+    if isinstance(task, Forecasting):
+        known = (~y.isnan()).to(outputs.dtype)[..., None]  # [n, H, 1]
+        truth = ((torch.where(y.isnan(), task.mean, y) - task.mean) / task.deviation)[..., None]
+        outputs = outputs.reshape(*y.shape, -1)  # [n, H, Q]
+        error = truth - outputs
+        if isinstance(task, Quantiles):
+            error = outputs.new_tensor(task.quantiles) - (error < 0).to(outputs.dtype)
+        elif task.error == "absolute":
+            error = error.sign()
+        return (error * known).flatten(1), known.expand_as(error).flatten(1)
+    return task.scaled(y).reshape(outputs.shape) - outputs, torch.ones_like(outputs[:, :1])
+
+
+def leaf_sums(slope: Tensor, curvature: Tensor, real: Tensor, at: Tensor, count: int) -> Tensor:
+    """[7, L, k] one client's sums in each leaf, of rows in leaves at: [n]; slope: [n, k], curvature: [n, h], real: [n].
+
+    They are G, H, the sums of g^2 / h, of G^2 / H and of H^2 over clients, and the numbers of clients and of rows.
+    """
+    curvature = curvature.expand_as(slope)
+    own, weight = _by_leaf(slope, at, count), _by_leaf(curvature, at, count)
+    square = _by_leaf(slope.square() / curvature.clamp(min=TINY), at, count)
+    there, rows = (weight > 0).double(), _by_leaf(((curvature > 0) * real[:, None]).double(), at, count)
+    return torch.stack([own, weight, square, own.square() / weight.clamp(min=TINY), weight.square(), there, rows])
+
+
+def difference(sums: Tensor) -> float:
+    """How much clients' leaves differ: the variance of g / h between clients over that of a row, by `leaf_sums`.
+
+    NaN if no client has two rows in a leaf, so that nothing is known of the variance of rows.
+    """
+    own, weight, square, between, squares, clients, rows = sums
+    free = float((rows - clients).sum())
+    noise = float((square - between).sum()) / free if free > 0 else math.nan
+    if not noise > TINY:
+        return math.nan
+    common = own.square() / weight.clamp(min=TINY)
+    excess = (between - common - (clients - 1).clamp(min=0) * noise).sum()
+    return max(0.0, float(excess / (weight - squares / weight.clamp(min=TINY)).sum().clamp(min=TINY)) / noise)
+
+
+def best_splits(
+    histograms: Tensor, k: int, ridge: float, least: float, allowed: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """[J] the column of each node's best split, -1 for none, the last bin that goes left, and 1 if missing goes right.
+
+    histograms: [J, f, B + 1, k + h], see `Upload`; allowed: [J, f] are the columns that a node may read.
+    """
+    known, missing, total = histograms[:, :, :-1], histograms[:, :, -1:], histograms.sum(2, keepdim=True)
+    left = known.cumsum(2)
+    sides = torch.stack([torch.stack([left + missing, left]), torch.stack([total - left - missing, total - left])])
+
+    def worth(sums: Tensor) -> Tensor:
+        return (sums[..., :k].square() / (sums[..., k:] + ridge).clamp(min=TINY)).sum(-1)
+
+    enough = (sides[..., k:].mean(-1) >= least).all(0) & allowed[:, :, None]  # [2, J, f, B]
+    gain = torch.where(enough, worth(sides).sum(0) - worth(total), -1.0).movedim(0, -1)  # [J, f, B, 2]
+    best, at = gain.flatten(1).max(1)
+    column, place = at // gain[0, 0].numel(), at // 2 % gain.shape[2]
+    return torch.where(best > GAIN, column, -1), place, at % 2
+
+
+def finer(edges: Tensor, counts: Tensor, most: int) -> Tensor:
+    """At most `most` upper ends of cells, of which there are more where rows are: counts: [len(edges) + 1].
+
+    Half of them part the cells with rows from each other, the fullest ones if these are many; the others lie within
+    cells, as evenly over rows as if those of a cell were evenly spread.
+    """
+    kept = bins(edges, counts, most // 2)
+    inner = counts[1:-1]
+    total = inner.cumsum(0)
+    if not len(total) or total[-1] == 0:
+        return kept
+    level = (torch.arange(most - len(kept)).to(edges) + 0.5) * total[-1] / (most - len(kept))
+    at = torch.searchsorted(total, level).clamp(max=len(inner) - 1)
+    share = (level - (total[at] - inner[at])) / inner[at]
+    within = edges[at] + share * (edges[at + 1] - edges[at])
+    return torch.cat([kept, within]).sort().values
+
+
+def bins(edges: Tensor, counts: Tensor, most: int) -> Tensor:
+    """At most `most` ends of bins with about as many rows each, midway between cells with rows; see `finer`."""
+    full = counts.nonzero().squeeze(1)
+    if len(full) < 2:
+        return edges[:0]
+    middle = (edges[full[:-1]] + edges[full[1:] - 1]) / 2
+    if len(middle) <= most:
+        return middle
+    share = counts[full].cumsum(0)[:-1] / counts.sum()
+    level = (torch.arange(most).to(edges) + 1) / (most + 1)
+    chosen: Tensor = torch.searchsorted(share, level).clamp(max=len(middle) - 1).unique()
+    return middle[chosen]
+
+
+def _each_column(place: Callable[[Tensor, Tensor, int], Tensor], edges: Tensor, cells: Tensor, most: int) -> Tensor:
+    """[f, most] the edges of each column by `finer` or `bins`; the last ones have nothing above them."""
+    found = edges.new_full((len(edges), most), NOWHERE)
+    for row, own, counts in zip(found, edges, cells, strict=True):
+        own = own[own < NOWHERE]
+        new = place(own, counts[: len(own) + 1], most)
+        row[: len(new)] = new
+    return found
+
+
+def _constant(task: Any, targets: Tensor) -> Tensor:
+    """[k] the outputs that suit the sums of all targets best."""
+    mean = targets[1] / targets[0].clamp(min=1)
+    if isinstance(task, Classification | Counts):
+        return mean.clamp(min=FLAT).log()
+    return mean
+
+
+def _targets(task: Any, y: Tensor, real: Tensor) -> Tensor:
+    """[2, k] how many targets are known, and their sum, for `_constant`: at outputs of 0 a slope is a target."""
+    if isinstance(task, Classification):
+        target, known = torch.nn.functional.one_hot(y, task.classes).double(), None
+    elif isinstance(task, Counts):
+        target, known = y.double().reshape(len(y), 1) / task.mean, None
+    elif isinstance(task, Forecasting):
+        known = (~y.isnan()).double()
+        target = (torch.where(y.isnan(), task.mean, y.double()) - task.mean) / task.deviation
+        each = len(task.quantiles) if isinstance(task, Quantiles) else 1
+        target, known = (part.repeat_interleave(each, 1) for part in (target, known))
+    else:
+        target, known = task.scaled(y.double()).reshape(len(y), -1), None
+    known = (torch.ones_like(target) if known is None else known) * real[:, None]
+    return torch.stack([known.sum(0), (target * known).sum(0)])
+
+
+def _estimated(server: Server, sums: Tensor, tree: int, ridge: float) -> Server:
+    """The server with the penalty of a tree, by a running mean of how much clients differ."""
+    new, before = difference(sums), float(server.ratio)
+    ratio = before if math.isnan(new) else new if before < 0 else before + MEMORY * (new - before)
+    penalty = server.penalty.clone()
+    penalty[tree] = min(NEVER, ridge + 1 / ratio) if ratio > 0 else NEVER
+    return server._replace(ratio=torch.full_like(server.ratio, ratio), penalty=penalty)
+
+
+def _derivatives(client: Client, outputs: Tensor, y: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
+    """`derivatives`, weighted, in multiples of `UNIT`; 0 of rows that only fill up."""
+    weight = real if client.class_weights is None else real * client.class_weights[y]
+    slope, curvature = (each.double() * weight[:, None] for each in derivatives(client.task, outputs, y))
+    return (slope / UNIT).round() * UNIT, (curvature / UNIT).round() * UNIT
+
+
+def _sums(at: Tensor, each: Tensor, size: int) -> Tensor:
+    """[size] sums of each: [n] by places at: [..., n]."""
+    return each.new_zeros(size).scatter_add(0, at.flatten(), each.expand(at.shape).flatten())
+
+
+def _by_leaf(each: Tensor, at: Tensor, count: int) -> Tensor:
+    """[L, c] sums of each: [n, c] by leaves at: [n]."""
+    return each.new_zeros(count, each.shape[1]).scatter_add(0, at[:, None].expand_as(each), each)
+
+
+def _inputs(client: Client, x: Tensor) -> Tensor:
+    """[f, n] inputs of rows x: [n, ...], NaN where a number is missing."""
+    module: Any = client.model.module
+    holes: Tensor = module.with_holes(x.flatten(1)).T
+    return holes
+
+
+def _at_levels(nodes: Nodes, where: Tensor, levels: list[int]) -> Tensor:
+    """[T, n] the node of each tree, at the level of that tree, that inputs where: [f, n] reach; levels fall by one."""
+    at = torch.zeros(len(levels), where.shape[1], dtype=torch.int64, device=where.device)
+    found = [at[-1]] * len(levels)
+    for level in range(levels[0] + 1):
+        if level in levels:
+            found[levels.index(level)] = at[levels.index(level)]
+        if level < levels[0]:
+            at = nodes.below(where, at)
+    return torch.stack(found)
+
+
+def _nodes(tensors: dict[str, Tensor], begin: int, count: int) -> Nodes:
+    """The inner nodes of so many trees, fewer where there are none."""
+    at = slice(max(0, begin), max(0, begin + count))
+    return Nodes(tensors["column"][at], tensors["threshold"][at], tensors["lost"][at])
+
+
+def _depth(tensors: dict[str, Tensor]) -> int:
+    return int(math.log2(tensors["leaf"].shape[1]))
+
+
+def _finished(step: Tensor, tensors: dict[str, Tensor]) -> int:
+    """How many trees have leaves after so many rounds."""
+    return min(max(int(step) - REFINED - _depth(tensors), 0), len(tensors["leaf"]))
+
+
+def _shapes(layout: Layout) -> dict[str, torch.Size]:
+    """The shapes of the tensors of `Trees`; raises UsageError if one does not travel."""
+    shapes = {entry.name: entry.shape for entry in layout.entries}
+    if not {"column", "threshold", "lost", "leaf", "head.weight", "head.bias"} <= shapes.keys():
+        raise UsageError("personal boosting grows the model 'trees', all of which travels; set model.name=trees")
+    return shapes

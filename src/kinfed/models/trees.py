@@ -1,0 +1,104 @@
+"""Trees: a linear layer, and binary trees of one depth whose leaves are added to it; `personal-boosting` grows them."""
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ..data.tables.columns import Number
+from ..data.tables.schema import Description
+from ..errors import UsageError
+
+NOWHERE = 1e6  # the threshold of a node that does not split: nothing is above it
+DEEPEST = 8  # levels of a tree, whose leaves double with each
+
+
+class Trees(nn.Module):
+    """head(x) + the leaves that x reaches, one in each tree: a node sends x right if its column is above a threshold.
+
+    Nodes are in the order of a heap: those below node j are 2 j + 1, left, and 2 j + 2. A number that is missing, by
+    the input that says so, goes right where `lost` is 1, and left where it is 0.
+    """
+
+    column: Tensor  # [T, J] which input a node reads
+    threshold: Tensor  # [T, J]
+    lost: Tensor  # [T, J]
+
+    def __init__(self, inputs: int, outputs: int, trees: int, depth: int, holes: list[tuple[int, int]]) -> None:
+        """`holes` has the places of numbers, and of the inputs that are 1 where these are missing."""
+        super().__init__()
+        self.depth, self.holes = depth, holes
+        self.flat, self.head = nn.Flatten(), nn.Linear(inputs, outputs)
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
+        self.leaf = nn.Parameter(torch.zeros(trees, 1 << depth, outputs))
+        nodes = torch.zeros(trees, (1 << depth) - 1)
+        self.register_buffer("column", nodes)
+        self.register_buffer("threshold", torch.full_like(nodes, NOWHERE))
+        self.register_buffer("lost", nodes.clone())
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, ...] inputs to [B, outputs]."""
+        x = self.flat(x)
+        at = Nodes(self.column, self.threshold, self.lost).reached(self.with_holes(x).T, self.depth)
+        outputs: Tensor = self.head(x) + values(self.leaf, at).sum(0)
+        return outputs
+
+    def with_holes(self, x: Tensor) -> Tensor:
+        """[B, inputs] with NaN in the place of each number that is missing."""
+        if not self.holes:
+            return x
+        places, flags = (torch.tensor(each, device=x.device) for each in zip(*self.holes, strict=True))
+        missing = x.index_select(1, flags) > 0.5
+        return x.index_copy(1, places, torch.where(missing, math.nan, x.index_select(1, places)))
+
+
+class Nodes(NamedTuple):
+    """What the inner nodes of trees read: [T, J] each, see `Trees`."""
+
+    column: Tensor
+    threshold: Tensor
+    lost: Tensor
+
+    def below(self, x: Tensor, at: Tensor) -> Tensor:
+        """[T, B] the nodes below those at: [T, B], both in a heap's order, that inputs x: [f, B] go to."""
+        value = x.gather(0, self.column.long().gather(1, at))
+        right = (value > self.threshold.gather(1, at)) | (value.isnan() & (self.lost.gather(1, at) > 0.5))
+        return 2 * at + 1 + right.long()
+
+    def reached(self, x: Tensor, depth: int) -> Tensor:
+        """[T, B] the leaf of each tree that inputs x: [f, B] reach."""
+        at = torch.zeros(len(self.column), x.shape[1], dtype=torch.int64, device=x.device)
+        for _ in range(depth):
+            at = self.below(x, at)
+        return at - ((1 << depth) - 1)
+
+
+def values(leaf: Tensor, at: Tensor) -> Tensor:
+    """[T, B, k] the numbers of the leaves at: [T, B]; leaf: [T, L, k]."""
+    return leaf.gather(1, at[..., None].expand(-1, -1, leaf.shape[2]))
+
+
+def trees(
+    shape: tuple[int, ...],
+    classes: int,
+    *,
+    columns: Description | None = None,
+    trees: int = 200,  # the most that can grow
+    depth: int = 4,  # levels of each, so it has 2^depth leaves
+) -> nn.Module:
+    """[B, *shape] -> [B, classes]: boosted trees, which `personal-boosting` grows; they begin as nothing.
+
+    Raises UsageError for a shape without axes, and for trees of no depth or more than `DEEPEST` levels.
+    """
+    if not shape or min(shape) < 1:
+        raise UsageError(f"trees: an example needs an axis or more, none of them empty; got shape {list(shape)}")
+    if trees < 1 or not 1 <= depth <= DEEPEST:
+        raise UsageError(f"trees: needs a tree or more of 1 to {DEEPEST} levels; got trees={trees}, depth={depth}")
+    holes, at = [], 0
+    for column in () if columns is None else columns.inputs:
+        if isinstance(column, Number) and column.missing:
+            holes.append((at, at + 1))
+        at += len(column.parts)
+    return Trees(math.prod(shape), classes, trees, depth, holes)
