@@ -284,7 +284,7 @@ def test_a_tree_reads_what_its_nodes_say():
         torch.tensor([[0.0, 1.0, 1.0]]), torch.tensor([[0.5, -1.0, NOWHERE]]), torch.tensor([[1.0, 0.0, 0.0]])
     )
     x = torch.tensor([[0.0, 0.0, 1.0, math.nan], [0.0, -2.0, 9.0, 0.0]])
-    assert nodes.reached(x, 2).tolist() == [[1, 0, 2, 2]]
+    assert nodes.find_leaf(x, 2).tolist() == [[1, 0, 2, 2]]
 
 
 def test_counts_with_heavy_tails_stay_finite_and_quantiles_cover():

@@ -41,7 +41,7 @@ class Trees(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """[B, ...] inputs to [B, outputs]."""
         x = self.flat(x)
-        at = Nodes(self.column, self.threshold, self.lost).reached(self.with_holes(x).T, self.depth)
+        at = Nodes(self.column, self.threshold, self.lost).find_leaf(self.with_holes(x).T, self.depth)
         outputs: Tensor = self.head(x) + values(self.leaf, at).sum(0)
         return outputs
 
@@ -49,7 +49,7 @@ class Trees(nn.Module):
         """[B, inputs] with NaN in the place of each number that is missing."""
         if not self.holes:
             return x
-        places, flags = (torch.tensor(each, device=x.device) for each in zip(*self.holes, strict=True))
+        places, flags = torch.tensor(self.holes, device=x.device).T
         missing = x.index_select(1, flags) > 0.5
         return x.index_copy(1, places, torch.where(missing, math.nan, x.index_select(1, places)))
 
@@ -61,17 +61,17 @@ class Nodes(NamedTuple):
     threshold: Tensor
     lost: Tensor
 
-    def below(self, x: Tensor, at: Tensor) -> Tensor:
+    def descend(self, x: Tensor, at: Tensor) -> Tensor:
         """[T, B] the nodes below those at: [T, B], both in a heap's order, that inputs x: [f, B] go to."""
         value = x.gather(0, self.column.long().gather(1, at))
         right = (value > self.threshold.gather(1, at)) | (value.isnan() & (self.lost.gather(1, at) > 0.5))
         return 2 * at + 1 + right.long()
 
-    def reached(self, x: Tensor, depth: int) -> Tensor:
+    def find_leaf(self, x: Tensor, depth: int) -> Tensor:
         """[T, B] the leaf of each tree that inputs x: [f, B] reach."""
         at = torch.zeros(len(self.column), x.shape[1], dtype=torch.int64, device=x.device)
         for _ in range(depth):
-            at = self.below(x, at)
+            at = self.descend(x, at)
         return at - ((1 << depth) - 1)
 
 

@@ -147,8 +147,8 @@ class PersonalBoosting(Method, Explains, Advises):
         depth, finishing = _depth(tensors), _nodes(tensors, grown - _depth(tensors), 1)
         leaves = none
         if len(finishing.column):
-            leaves = leaf_sums(slope, curvature, real, finishing.reached(where, depth)[0], 1 << depth)
-        each = torch.cat([slope, curvature], 1) * (uniform(client.key("rows"), real) < self.rows)[:, None]
+            leaves = leaf_sums(slope, curvature, real, finishing.find_leaf(where, depth)[0], 1 << depth)
+        rows = torch.cat([slope, curvature], 1) * (uniform(client.key("rows"), real) < self.rows)[:, None]
         begin = max(0, grown - depth + 1)
         levels = [grown - t for t in range(begin, min(grown + 1, len(tensors["leaf"])))]  # of trees that grow
         if not levels:
@@ -156,7 +156,7 @@ class PersonalBoosting(Method, Explains, Advises):
         at = _at_levels(_nodes(tensors, begin, len(levels)), where, levels)  # [A, n]
         size = (1 << depth) - 1
         index = (at[:, None] * len(place) + torch.arange(len(place), device=at.device)[:, None]) * width + place
-        sums = [_sums(index, one, size * len(place) * width) for one in each.T]
+        sums = [_sums(index, values, size * len(place) * width) for values in rows.T]
         histograms = torch.stack(sums, 1).reshape(size, len(place), width, -1)
         return state, Upload(none, none, histograms, leaves)
 
@@ -173,21 +173,21 @@ class PersonalBoosting(Method, Explains, Advises):
         depth, trees = _depth(tensors), len(tensors["leaf"])
         after = after._replace(
             corrected=put(
-                server.corrected, cohort, server.corrected.new_full(cohort.shape, _finished(server.step, tensors))
+                server.corrected, cohort, server.corrected.new_full(cohort.shape, _count_finished(server.step, tensors))
             )
         )
         if sums.leaves.numel():
             slope, curvature = sums.leaves[:2]
-            shared = self._bounded(roster.task, slope / (curvature + self.ridge).clamp(min=TINY))
+            shared = self._bound_leaf(roster.task, slope / (curvature + self.ridge).clamp(min=TINY))
             tensors["leaf"][grown - depth] = self.rate * shared
             if self.penalty is None:
-                after = _estimated(after, sums.leaves, grown - depth, self.ridge)
+                after = _estimate_penalty(after, sums.leaves, grown - depth, self.ridge)
         if sums.histograms.numel():
-            level = [int(math.log2(j + 1)) for j in range(len(sums.histograms))]
-            allowed = torch.stack([self._columns(roster, grown - one, len(server.edges)) for one in level])
+            levels = [int(math.log2(j + 1)) for j in range(len(sums.histograms))]
+            allowed = torch.stack([self._columns(roster, grown - level, len(server.edges)) for level in levels])
             splits = best_splits(sums.histograms, tensors["leaf"].shape[2], self.ridge, self.least, allowed)
-            for j, (column, place, lost) in enumerate(zip(*(each.tolist() for each in splits), strict=True)):
-                t = grown - level[j]
+            for j, (column, place, lost) in enumerate(torch.stack(splits, 1).tolist()):
+                t = grown - levels[j]
                 if 0 <= t < trees and column >= 0:
                     tensors["column"][t, j], tensors["lost"][t, j] = column, lost
                     if place < server.edges.shape[1]:  # above it is what is missing alone
@@ -214,7 +214,7 @@ class PersonalBoosting(Method, Explains, Advises):
         draw = torch.rand(count, generator=generator(roster.seed, "columns", max(tree, 0)))
         return (draw <= draw.sort().values[max(1, round(self.columns * count)) - 1]).to(roster.theta.device)
 
-    def _bounded(self, task: Any, leaf: Tensor) -> Tensor:
+    def _bound_leaf(self, task: Any, leaf: Tensor) -> Tensor:
         return leaf.clamp(-STEEPEST, STEEPEST) if isinstance(task, Counts) else leaf
 
     def _correct(self, client: Client, state: Tree, received: Tree) -> tuple[Tensor, Own]:
@@ -222,18 +222,21 @@ class PersonalBoosting(Method, Explains, Advises):
         x, y, real = client.data
         tensors, where, real = client.model.layout.tensors(received.theta), _inputs(client, x), real.double()
         outputs = torch.nn.functional.linear(x.flatten(1), tensors["head.weight"], tensors["head.bias"])
-        finished, leaf = _finished(received.step, tensors), tensors["leaf"]
-        at = _nodes(tensors, 0, finished).reached(where, _depth(tensors))  # [T', n]
-        least, found = min(int(received.least), finished), list[Tensor]()
+        finished, leaf = _count_finished(received.step, tensors), tensors["leaf"]
+        at = _nodes(tensors, 0, finished).find_leaf(where, _depth(tensors))  # [T', n]
+        least, deviations = min(int(received.least), finished), list[Tensor]()
         outputs = outputs + values((leaf + state.deviation)[:least], at[:least]).sum(0)
         for t in range(least, finished):
-            slope, curvature = (_by_leaf(each, at[t], leaf.shape[1]) for each in _derivatives(client, outputs, y, real))
+            slope, curvature = (
+                _sums_by_leaf(each, at[t], leaf.shape[1]) for each in _derivatives(client, outputs, y, real)
+            )
             shared = leaf[t] / self.rate
-            own = (slope - curvature * shared) / (curvature + received.penalty[t]).clamp(min=TINY)
-            own = self.rate * (self._bounded(client.task, shared + own) - shared)
-            found.append(torch.where(state.corrected > t, state.deviation[t], own.to(leaf.dtype))[None])
-            outputs = outputs + (leaf[t] + found[-1][0])[at[t]]
-        deviation = torch.cat([state.deviation[:least], *found, state.deviation[finished:]])
+            deviation = (slope - curvature * shared) / (curvature + received.penalty[t]).clamp(min=TINY)
+            deviation = self.rate * (self._bound_leaf(client.task, shared + deviation) - shared)
+            deviations.append(torch.where(state.corrected > t, state.deviation[t], deviation.to(leaf.dtype)))
+            outputs = outputs + (leaf[t] + deviations[-1])[at[t]]
+        after = [deviation[None] for deviation in deviations]
+        deviation = torch.cat([state.deviation[:least], *after, state.deviation[finished:]])
         return outputs, Own(torch.full_like(state.corrected, finished), deviation)
 
 
@@ -247,7 +250,7 @@ def derivatives(task: Any, outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         mean = outputs.clamp(max=STEEP).exp()
         return y.reshape(outputs.shape) / task.mean - mean, mean.clamp(min=FLAT)
     if isinstance(task, Forecasting):
-        known = (~y.isnan()).to(outputs.dtype)[..., None]  # [n, H, 1]
+        present = (~y.isnan()).to(outputs.dtype)[..., None]  # [n, H, 1]
         truth = ((torch.where(y.isnan(), task.mean, y) - task.mean) / task.deviation)[..., None]
         outputs = outputs.reshape(*y.shape, -1)  # [n, H, Q]
         error = truth - outputs
@@ -255,7 +258,7 @@ def derivatives(task: Any, outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
             error = outputs.new_tensor(task.quantiles) - (error < 0).to(outputs.dtype)
         elif task.error == "absolute":
             error = error.sign()
-        return (error * known).flatten(1), known.expand_as(error).flatten(1)
+        return (error * present).flatten(1), present.expand_as(error).flatten(1)
     return task.scaled(y).reshape(outputs.shape) - outputs, torch.ones_like(outputs[:, :1])
 
 
@@ -265,10 +268,10 @@ def leaf_sums(slope: Tensor, curvature: Tensor, real: Tensor, at: Tensor, count:
     They are G, H, the sums of g^2 / h, of G^2 / H and of H^2 over clients, and the numbers of clients and of rows.
     """
     curvature = curvature.expand_as(slope)
-    own, weight = _by_leaf(slope, at, count), _by_leaf(curvature, at, count)
-    square = _by_leaf(slope.square() / curvature.clamp(min=TINY), at, count)
-    there, rows = (weight > 0).double(), _by_leaf(((curvature > 0) * real[:, None]).double(), at, count)
-    return torch.stack([own, weight, square, own.square() / weight.clamp(min=TINY), weight.square(), there, rows])
+    total, weight = _sums_by_leaf(slope, at, count), _sums_by_leaf(curvature, at, count)
+    square = _sums_by_leaf(slope.square() / curvature.clamp(min=TINY), at, count)
+    there, rows = (weight > 0).double(), _sums_by_leaf(((curvature > 0) * real[:, None]).double(), at, count)
+    return torch.stack([total, weight, square, total.square() / weight.clamp(min=TINY), weight.square(), there, rows])
 
 
 def difference(sums: Tensor) -> float:
@@ -276,12 +279,12 @@ def difference(sums: Tensor) -> float:
 
     NaN if no client has two rows in a leaf, so that nothing is known of the variance of rows.
     """
-    own, weight, square, between, squares, clients, rows = sums
+    total, weight, square, between, squares, clients, rows = sums
     free = float((rows - clients).sum())
     noise = float((square - between).sum()) / free if free > 0 else math.nan
     if not noise > TINY:
         return math.nan
-    common = own.square() / weight.clamp(min=TINY)
+    common = total.square() / weight.clamp(min=TINY)
     excess = (between - common - (clients - 1).clamp(min=0) * noise).sum()
     return max(0.0, float(excess / (weight - squares / weight.clamp(min=TINY)).sum().clamp(min=TINY)) / noise)
 
@@ -293,8 +296,8 @@ def best_splits(
 
     histograms: [J, f, B + 1, k + h], see `Upload`; allowed: [J, f] are the columns that a node may read.
     """
-    known, missing, total = histograms[:, :, :-1], histograms[:, :, -1:], histograms.sum(2, keepdim=True)
-    left = known.cumsum(2)
+    left, missing = histograms[:, :, :-1].cumsum(2), histograms[:, :, -1:]
+    total = left[:, :, -1:] + missing
     sides = torch.stack([torch.stack([left + missing, left]), torch.stack([total - left - missing, total - left])])
 
     def worth(sums: Tensor) -> Tensor:
@@ -341,12 +344,12 @@ def bins(edges: Tensor, counts: Tensor, most: int) -> Tensor:
 
 def _each_column(place: Callable[[Tensor, Tensor, int], Tensor], edges: Tensor, cells: Tensor, most: int) -> Tensor:
     """[f, most] the edges of each column by `finer` or `bins`; the last ones have nothing above them."""
-    found = edges.new_full((len(edges), most), NOWHERE)
-    for row, own, counts in zip(found, edges, cells, strict=True):
-        own = own[own < NOWHERE]
-        new = place(own, counts[: len(own) + 1], most)
-        row[: len(new)] = new
-    return found
+    columns = edges.new_full((len(edges), most), NOWHERE)
+    for column, before, counts in zip(columns, edges, cells, strict=True):
+        ends = before[before < NOWHERE]
+        new = place(ends, counts[: len(ends) + 1], most)
+        column[: len(new)] = new
+    return columns
 
 
 def _constant(task: Any, targets: Tensor) -> Tensor:
@@ -358,46 +361,55 @@ def _constant(task: Any, targets: Tensor) -> Tensor:
 
 
 def _targets(task: Any, y: Tensor, real: Tensor) -> Tensor:
-    """[2, k] how many targets are known, and their sum, for `_constant`: at outputs of 0 a slope is a target."""
+    """[2, k] how many targets there are, and their sum, both for `_constant`."""
     if isinstance(task, Classification):
-        target, known = torch.nn.functional.one_hot(y, task.classes).double(), None
+        target = torch.nn.functional.one_hot(y, task.classes).double()
     elif isinstance(task, Counts):
-        target, known = y.double().reshape(len(y), 1) / task.mean, None
+        target = y.double().reshape(len(y), 1) / task.mean
     elif isinstance(task, Forecasting):
-        known = (~y.isnan()).double()
-        target = (torch.where(y.isnan(), task.mean, y.double()) - task.mean) / task.deviation
-        each = len(task.quantiles) if isinstance(task, Quantiles) else 1
-        target, known = (part.repeat_interleave(each, 1) for part in (target, known))
+        target = ((y.double() - task.mean) / task.deviation).repeat_interleave(_quantiles(task), 1)
     else:
-        target, known = task.scaled(y.double()).reshape(len(y), -1), None
-    known = (torch.ones_like(target) if known is None else known) * real[:, None]
-    return torch.stack([known.sum(0), (target * known).sum(0)])
+        target = task.scaled(y.double()).reshape(len(y), -1)
+    present = (~target.isnan()).double() * real[:, None]
+    return torch.stack([present.sum(0), (target.nan_to_num() * present).sum(0)])
 
 
-def _estimated(server: Server, sums: Tensor, tree: int, ridge: float) -> Server:
+def _quantiles(task: Forecasting) -> int:
+    """How many outputs there are for a reading."""
+    return len(task.quantiles) if isinstance(task, Quantiles) else 1
+
+
+def _estimate_penalty(server: Server, sums: Tensor, tree: int, ridge: float) -> Server:
     """The server with the penalty of a tree, by a running mean of how much clients differ."""
-    new, before = difference(sums), float(server.ratio)
-    ratio = before if math.isnan(new) else new if before < 0 else before + MEMORY * (new - before)
+    new, ratio = difference(sums), float(server.ratio)
+    if ratio < 0:  # of the first tree
+        ratio = new
+    elif not math.isnan(new):
+        ratio += MEMORY * (new - ratio)
     penalty = server.penalty.clone()
     penalty[tree] = min(NEVER, ridge + 1 / ratio) if ratio > 0 else NEVER
-    return server._replace(ratio=torch.full_like(server.ratio, ratio), penalty=penalty)
+    return server._replace(ratio=torch.full_like(server.ratio, -1.0 if math.isnan(ratio) else ratio), penalty=penalty)
 
 
 def _derivatives(client: Client, outputs: Tensor, y: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
     """`derivatives`, weighted, in multiples of `UNIT`; 0 of rows that only fill up."""
     weight = real if client.class_weights is None else real * client.class_weights[y]
-    slope, curvature = (each.double() * weight[:, None] for each in derivatives(client.task, outputs, y))
-    return (slope / UNIT).round() * UNIT, (curvature / UNIT).round() * UNIT
+    slope, curvature = derivatives(client.task, outputs, y)
+    return _round(slope.double() * weight[:, None]), _round(curvature.double() * weight[:, None])
 
 
-def _sums(at: Tensor, each: Tensor, size: int) -> Tensor:
-    """[size] sums of each: [n] by places at: [..., n]."""
-    return each.new_zeros(size).scatter_add(0, at.flatten(), each.expand(at.shape).flatten())
+def _round(values: Tensor) -> Tensor:
+    return (values / UNIT).round() * UNIT
 
 
-def _by_leaf(each: Tensor, at: Tensor, count: int) -> Tensor:
-    """[L, c] sums of each: [n, c] by leaves at: [n]."""
-    return each.new_zeros(count, each.shape[1]).scatter_add(0, at[:, None].expand_as(each), each)
+def _sums(at: Tensor, rows: Tensor, size: int) -> Tensor:
+    """[size] sums of rows: [n] by places at: [..., n]."""
+    return rows.new_zeros(size).scatter_add(0, at.flatten(), rows.expand(at.shape).flatten())
+
+
+def _sums_by_leaf(rows: Tensor, at: Tensor, count: int) -> Tensor:
+    """[L, c] sums of rows: [n, c] by leaves at: [n]."""
+    return rows.new_zeros(count, rows.shape[1]).scatter_add(0, at[:, None].expand_as(rows), rows)
 
 
 def _inputs(client: Client, x: Tensor) -> Tensor:
@@ -410,13 +422,12 @@ def _inputs(client: Client, x: Tensor) -> Tensor:
 def _at_levels(nodes: Nodes, where: Tensor, levels: list[int]) -> Tensor:
     """[T, n] the node of each tree, at the level of that tree, that inputs where: [f, n] reach; levels fall by one."""
     at = torch.zeros(len(levels), where.shape[1], dtype=torch.int64, device=where.device)
-    found = [at[-1]] * len(levels)
-    for level in range(levels[0] + 1):
-        if level in levels:
-            found[levels.index(level)] = at[levels.index(level)]
-        if level < levels[0]:
-            at = nodes.below(where, at)
-    return torch.stack(found)
+    reached = {0: at[-1]}
+    for level in range(levels[0]):
+        at = nodes.descend(where, at)
+        if level + 1 in levels:
+            reached[level + 1] = at[levels.index(level + 1)]
+    return torch.stack([reached[level] for level in levels])
 
 
 def _nodes(tensors: dict[str, Tensor], begin: int, count: int) -> Nodes:
@@ -429,7 +440,7 @@ def _depth(tensors: dict[str, Tensor]) -> int:
     return int(math.log2(tensors["leaf"].shape[1]))
 
 
-def _finished(step: Tensor, tensors: dict[str, Tensor]) -> int:
+def _count_finished(step: Tensor, tensors: dict[str, Tensor]) -> int:
     """How many trees have leaves after so many rounds."""
     return min(max(int(step) - REFINED - _depth(tensors), 0), len(tensors["leaf"]))
 
