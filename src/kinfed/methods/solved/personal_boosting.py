@@ -54,9 +54,9 @@ class Own(NamedTuple):
 class Upload(NamedTuple):
     """Sums over a client's rows; what a round does not need is empty."""
 
-    cells: PerClient  # [f, E + 2] rows in each cell, the last being those without a value
+    cells: PerClient  # [S] rows in each cell, column by column, the last one of each being those without a value
     targets: PerClient  # [2, k] known targets, and their sum
-    histograms: PerClient  # [J, f, E + 2, k + h] derivatives and curvatures (one for all outputs, or one for each)
+    histograms: PerClient  # [J, S, k + h] derivatives and curvatures (one for all outputs, or one for each) of bins
     leaves: PerClient  # [7, L, k] see `leaf_sums`
 
 
@@ -134,13 +134,13 @@ class PersonalBoosting(Method, Explains, Advises):
     def train(self, client: Client, state: Tree, received: Tree) -> tuple[Tree, Tree]:
         x, y, real = client.data
         where, real = _inputs(client, x), real.double()
+        starts, size = _spans(received.edges)
         place = torch.searchsorted(received.edges, where.double().contiguous())
-        place = place.masked_fill(where.isnan(), received.edges.shape[1] + 1)
-        width, grown, none = received.edges.shape[1] + 2, int(received.step) - REFINED, real.new_zeros(0)
+        place = torch.minimum(starts[:-1, None] + place, starts[1:, None] - 2)  # beyond `NOWHERE`, too
+        place = torch.where(where.isnan(), starts[1:, None] - 1, place)  # [f, n]
+        grown, none = int(received.step) - REFINED, real.new_zeros(0)
         if grown < 0:
-            at = place + width * torch.arange(len(place), device=place.device)[:, None]
-            cells = _sums(at, real, width * len(place)).reshape(len(place), width)
-            return state, Upload(cells, _targets(client.task, y, real), none, none)
+            return state, Upload(_sums(place, real, size), _targets(client.task, y, real), none, none)
         outputs, state = self._correct(client, state, received)
         slope, curvature = _derivatives(client, outputs, y, real)
         tensors = client.model.layout.tensors(received.theta)
@@ -154,10 +154,9 @@ class PersonalBoosting(Method, Explains, Advises):
         if not levels:
             return state, Upload(none, none, none, leaves)
         at = _at_levels(_nodes(tensors, begin, len(levels)), where, levels)  # [A, n]
-        size = (1 << depth) - 1
-        index = (at[:, None] * len(place) + torch.arange(len(place), device=at.device)[:, None]) * width + place
-        sums = [_sums(index, values, size * len(place) * width) for values in rows.T]
-        histograms = torch.stack(sums, 1).reshape(size, len(place), width, -1)
+        index = at[:, None] * size + place  # [A, f, n]
+        sums = [_sums(index, values, ((1 << depth) - 1) * size) for values in rows.T]
+        histograms = torch.stack(sums, 1).reshape(-1, size, len(sums))
         return state, Upload(none, none, histograms, leaves)
 
     def aggregate(self, roster: Roster, server: Tree, cohort: Tensor, uploads: Tree) -> Tree:
@@ -166,10 +165,11 @@ class PersonalBoosting(Method, Explains, Advises):
         tensors = roster.layout.tensors(theta)
         after = server._replace(theta=theta, step=server.step + 1)
         if grown < 0:
+            cells = _by_column(sums.cells, server.edges)
             if grown < -1:
-                return after._replace(edges=_each_column(finer, server.edges, sums.cells, CELLS - 1))
+                return after._replace(edges=_each_column(finer, server.edges, cells, CELLS - 1))
             tensors["head.bias"].copy_(_constant(roster.task, sums.targets))
-            return after._replace(edges=_each_column(bins, server.edges, sums.cells, self.bins - 1))
+            return after._replace(edges=_each_column(bins, server.edges, cells, self.bins - 1))
         depth, trees = _depth(tensors), len(tensors["leaf"])
         after = after._replace(
             corrected=put(
@@ -185,7 +185,8 @@ class PersonalBoosting(Method, Explains, Advises):
         if sums.histograms.numel():
             levels = [int(math.log2(j + 1)) for j in range(len(sums.histograms))]
             allowed = torch.stack([self._columns(roster, grown - level, len(server.edges)) for level in levels])
-            splits = best_splits(sums.histograms, tensors["leaf"].shape[2], self.ridge, self.least, allowed)
+            histograms = _by_column(sums.histograms.movedim(1, 0), server.edges).movedim(2, 0)
+            splits = best_splits(histograms, tensors["leaf"].shape[2], self.ridge, self.least, allowed)
             for j, (column, place, lost) in enumerate(torch.stack(splits, 1).tolist()):
                 t = grown - levels[j]
                 if 0 <= t < trees and column >= 0:
@@ -228,7 +229,7 @@ class PersonalBoosting(Method, Explains, Advises):
         outputs = outputs + values((leaf + state.deviation)[:least], at[:least]).sum(0)
         for t in range(least, finished):
             slope, curvature = (
-                _sums_by_leaf(each, at[t], leaf.shape[1]) for each in _derivatives(client, outputs, y, real)
+                _sums_by_leaf(rows, at[t], leaf.shape[1]) for rows in _derivatives(client, outputs, y, real)
             )
             shared = leaf[t] / self.rate
             deviation = (slope - curvature * shared) / (curvature + received.penalty[t]).clamp(min=TINY)
@@ -294,7 +295,8 @@ def best_splits(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """[J] the column of each node's best split, -1 for none, the last bin that goes left, and 1 if missing goes right.
 
-    histograms: [J, f, B + 1, k + h], see `Upload`; allowed: [J, f] are the columns that a node may read.
+    histograms: [J, f, B + 1, k + h] are derivatives and curvatures in bins, the last one of what is missing; allowed:
+    [J, f] says which columns a node may read.
     """
     left, missing = histograms[:, :, :-1].cumsum(2), histograms[:, :, -1:]
     total = left[:, :, -1:] + missing
@@ -340,6 +342,22 @@ def bins(edges: Tensor, counts: Tensor, most: int) -> Tensor:
     level = (torch.arange(most).to(edges) + 1) / (most + 1)
     chosen: Tensor = torch.searchsorted(share, level).clamp(max=len(middle) - 1).unique()
     return middle[chosen]
+
+
+def _spans(edges: Tensor) -> tuple[Tensor, int]:
+    """[f + 1] where the cells of each column begin among all S cells, and S; edges: [f, E]."""
+    counts = (edges < NOWHERE).sum(1) + 2
+    ends = counts.cumsum(0)
+    return torch.cat([ends.new_zeros(1), ends]), int(ends[-1])
+
+
+def _by_column(sums: Tensor, edges: Tensor) -> Tensor:
+    """[f, E + 2, ...] the sums of cells: [S, ...] by column, 0 in cells that it does not have, what is missing last."""
+    starts, size = _spans(edges)
+    place = starts[:-1, None] + torch.arange(edges.shape[1] + 1, device=edges.device)
+    place = torch.where(place < starts[1:, None] - 1, place, size)
+    padded = torch.cat([sums, torch.zeros_like(sums[:1])])
+    return padded[torch.cat([place, starts[1:, None] - 1], 1)]
 
 
 def _each_column(place: Callable[[Tensor, Tensor, int], Tensor], edges: Tensor, cells: Tensor, most: int) -> Tensor:
