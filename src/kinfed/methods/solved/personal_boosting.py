@@ -56,7 +56,7 @@ class Upload(NamedTuple):
 
     cells: PerClient  # [S] rows in each cell, column by column, the last one of each being those without a value
     targets: PerClient  # [2, k] known targets, and their sum
-    histograms: PerClient  # [J, S, k + h] derivatives and curvatures (one for all outputs, or one for each) of bins
+    histograms: PerClient  # [k + h, J, S] derivatives and curvatures (one for all outputs, or one for each) of bins
     leaves: PerClient  # [7, L, k] see `leaf_sums`
 
 
@@ -140,7 +140,7 @@ class PersonalBoosting(Method, Explains, Advises):
         place = torch.where(where.isnan(), starts[1:, None] - 1, place)  # [f, n]
         grown, none = int(received.step) - REFINED, real.new_zeros(0)
         if grown < 0:
-            return state, Upload(_sums(place, real, size), _targets(client.task, y, real), none, none)
+            return state, Upload(_sums(place, real[None], size)[0], _targets(client.task, y, real), none, none)
         outputs, state = self._correct(client, state, received)
         slope, curvature = _derivatives(client, outputs, y, real)
         tensors = client.model.layout.tensors(received.theta)
@@ -155,8 +155,7 @@ class PersonalBoosting(Method, Explains, Advises):
             return state, Upload(none, none, none, leaves)
         at = _at_levels(_nodes(tensors, begin, len(levels)), where, levels)  # [A, n]
         index = at[:, None] * size + place  # [A, f, n]
-        sums = [_sums(index, values, ((1 << depth) - 1) * size) for values in rows.T]
-        histograms = torch.stack(sums, 1).reshape(-1, size, len(sums))
+        histograms = _sums(index, rows.T, ((1 << depth) - 1) * size).reshape(rows.shape[1], -1, size)
         return state, Upload(none, none, histograms, leaves)
 
     def aggregate(self, roster: Roster, server: Tree, cohort: Tensor, uploads: Tree) -> Tree:
@@ -183,9 +182,9 @@ class PersonalBoosting(Method, Explains, Advises):
             if self.penalty is None:
                 after = _estimate_penalty(after, sums.leaves, grown - depth, self.ridge)
         if sums.histograms.numel():
-            levels = [int(math.log2(j + 1)) for j in range(len(sums.histograms))]
+            levels = [int(math.log2(j + 1)) for j in range(sums.histograms.shape[1])]
             allowed = torch.stack([self._columns(roster, grown - level, len(server.edges)) for level in levels])
-            histograms = _by_column(sums.histograms.movedim(1, 0), server.edges).movedim(2, 0)
+            histograms = _by_column(sums.histograms.movedim(2, 0), server.edges).permute(3, 0, 1, 2)
             splits = best_splits(histograms, tensors["leaf"].shape[2], self.ridge, self.least, allowed)
             for j, (column, place, lost) in enumerate(torch.stack(splits, 1).tolist()):
                 t = grown - levels[j]
@@ -421,8 +420,9 @@ def _round(values: Tensor) -> Tensor:
 
 
 def _sums(at: Tensor, rows: Tensor, size: int) -> Tensor:
-    """[size] sums of rows: [n] by places at: [..., n]."""
-    return rows.new_zeros(size).scatter_add(0, at.flatten(), rows.expand(at.shape).flatten())
+    """[c, size] sums of rows: [c, n] by places at: [a, f, n] or [f, n]."""
+    lanes = rows.reshape(len(rows), *[1] * (at.ndim - 1), -1).expand(-1, *at.shape)
+    return rows.new_zeros(len(rows), size).scatter_add(1, at.expand_as(lanes).flatten(1), lanes.flatten(1))
 
 
 def _sums_by_leaf(rows: Tensor, at: Tensor, count: int) -> Tensor:
