@@ -14,10 +14,11 @@ from kinfed.core.seeding import key
 from kinfed.core.training import Training
 from kinfed.errors import UsageError
 from kinfed.methods import FedAvg, PFedGAT
+from kinfed.methods.attention import Dynamic, Heads as DynamicHeads
 from kinfed.methods.pfedgat import PATIENCE, Heads, Upload
 from kinfed.ops.sketch import count_sketch
 from kinfed_papers.pfedgat.channels import Delta, Sketch, Spsa
-from kinfed_papers.pfedgat.graphs import Dynamic, DynamicHeads, Logits, Pairs, Projected
+from kinfed_papers.pfedgat.graphs import Logits, Pairs, Projected
 
 float64 = torch.float64
 SMALL = {"heads": 2, "width": 3}

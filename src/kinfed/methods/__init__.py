@@ -17,7 +17,11 @@ class Listed(NamedTuple):
 
 
 FAMILIES: dict[str, dict[str, Listed]] = {
-    "kinfed's own": {"kin": Listed("kin:Kin"), "hedge": Listed("hedge:Hedge")},
+    "kinfed's own": {
+        "kin": Listed("kin:Kin"),
+        "hedge": Listed("hedge:Hedge"),
+        "attention": Listed("attention:Attention"),
+    },
     "Alone, or one model for all": {
         "local": Listed("local:Local"),
         "fedavg": Listed(

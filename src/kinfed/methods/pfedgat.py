@@ -72,11 +72,17 @@ class PFedGAT(CohortMixing):
     feedback: Literal["held-out", "validation", "train", "test"] = "held-out"  # examples of L_i; test leaks
     sketch: CountOrZero = 0  # the network sees a count sketch of so many numbers, for large models; 0: the model
     projections: ClassVar[int] = 1  # per head
+    steps = 1  # of the network in a round
+
+    @property
+    def rule(self):
+        """How the network steps."""
+        return SGD(self.lr)
 
     def start(self, roster):
         theta, network = roster.copies(), self.draw(roster)
         nobody = torch.zeros(len(roster), dtype=torch.bool, device=theta.device)
-        return Server(network, SGD(self.lr).init(network), theta, theta, nobody, nobody, theta.new_zeros(()))
+        return Server(network, self.rule.init(network), theta, theta, nobody, nobody, theta.new_zeros(()))
 
     def draw(self, roster):
         """The first network, after Glorot and Bengio (2010)."""
@@ -147,9 +153,11 @@ class PFedGAT(CohortMixing):
         mixed = server.present.nonzero().squeeze(1)
         slopes = self.slopes(roster, server, cohort[judging], mixed, Upload(*(take(t, judging) for t in uploads)))
         rows = torch.searchsorted(mixed, cohort[judging])
-        pull_back = vjp(lambda network: self.weights(network, roster, server, mixed)[rows], server.network)[1]
-        stepped, opt_state = SGD(self.lr).step(server.network, pull_back(slopes)[0], server.opt_state)
-        network = type(server.network)(*stepped)
+        network, opt_state = server.network, server.opt_state
+        for _ in range(self.steps):
+            pull_back = vjp(lambda network: self.weights(network, roster, server, mixed)[rows], network)[1]
+            stepped, opt_state = self.rule.step(network, pull_back(slopes)[0], opt_state)
+            network = type(network)(*stepped)
         moved = sum((new - old).square().sum() for new, old in zip(network, server.network, strict=True)).sqrt()
         return server._replace(network=network, opt_state=opt_state, step=moved)
 

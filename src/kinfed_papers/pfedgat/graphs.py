@@ -1,14 +1,13 @@
-"""pFedGAT without attention, as in Table 4 of its paper, and with dynamic attention."""
+"""pFedGAT without attention, as in Table 4 of its paper."""
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from kinfed.core.method import Compared, Roster
-from kinfed.core.trees import Pairwise, Shared, Tree
+from kinfed.core.trees import Pairwise, Tree
 from kinfed.methods.pfedgat import PFedGAT, Server
 from kinfed.ops.sparsify import project_simplex
 
@@ -60,27 +59,3 @@ class Logits(PFedGAT):
 
     def similarity(self, roster: Roster, server: Tree) -> Compared:
         return Compared("logit learned from losses", server.network.weights)
-
-
-class DynamicHeads(NamedTuple):
-    """The network of dynamic attention."""
-
-    listen: Shared  # [H, f, m] projects the listener
-    speak: Shared  # [H, f, m] projects the speaker
-    score: Shared  # [H, f]
-
-
-@dataclass(frozen=True)
-class Dynamic(PFedGAT):
-    """Heads that look at listener and speaker together (Brody et al., 2022): each listener has its own ranking."""
-
-    projections: ClassVar[int] = 2
-
-    def network(self, glorot: Any, size: int) -> DynamicHeads:
-        project = glorot(size + self.width, size), glorot(size + self.width, size)
-        return DynamicHeads(*project, glorot(self.width + 1))
-
-    def scores(self, network: DynamicHeads, features: Tensor) -> Tensor:
-        listener, speaker = (torch.einsum("hfm,km->hkf", w, features) for w in (network.listen, network.speak))
-        together = F.leaky_relu(listener[:, :, None] + speaker[:, None, :], self.slope)  # [H, K, K, f]
-        return torch.einsum("hijf,hf->hij", together, network.score)
