@@ -46,7 +46,7 @@ SETTINGS = {
     "fedcedar": {"clusters": 2},
     "fedamp": {"alpha": 0.1, "sigma": 1.0, "pull": 0.1},
     "pfedgat": {"heads": 2, "width": 3, "lr": 1.0},
-    "attention": {"heads": 2, "width": 3, "lr": 0.01, "steps": 2},
+    "attention": {"heads": 2, "width": 3, "lr": 0.001, "steps": 2},
     "pfedhn": {"hidden": 7},
     "knn-per": {"neighbours": 3},
     "pfedla": {"embedding": 3, "hidden": 5, "optimiser": SGD(0.5)},

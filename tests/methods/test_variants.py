@@ -41,7 +41,7 @@ BASE = {
     "fedsem": {"clusters": 2},
     "fedcedar": {"clusters": 2},
     "pfedgat": {"heads": 2, "width": 3, "lr": 1.0},
-    "attention": {"heads": 2, "width": 3, "lr": 0.01, "steps": 2},
+    "attention": {"heads": 2, "width": 3, "lr": 0.001, "steps": 2},
     "fedavg-ft": {"length": 1},
     "fedprox-ft": {"length": 1},
     "pfedhn": {"hidden": 5, "optimiser": SGD(0.01, momentum=0.9, weight_decay=0.001)},

@@ -122,7 +122,7 @@ def test_what_is_said_of_a_method_is_what_its_server_takes(name, settings, monke
         peak, said = counted(method, clients, width, share)
         small = 250_000  # bytes that grow neither with pairs of clients nor with models
         assert said <= 1.1 * peak + small / 10, (clients, width, share)
-        if clients > 100 or name != "pfedgat":  # whose network has rows as long as a model
+        if clients > 100 or name not in ("pfedgat", "attention"):  # whose network has rows as long as a model
             assert said + small >= 0.6 * peak, (clients, width, share)
 
 

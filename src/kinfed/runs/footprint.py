@@ -52,6 +52,7 @@ HOLDS = {  # of kinfed's methods and of their parts: measured, as tests/runs/tes
     "Known": Holds(pairs=8),
     "Similarity": Holds(pairs=12),
     "PFedGAT": Holds(models=5, cohort_pairs=30, graphs=1),
+    "Dynamic": Holds(models=5, cohort_pairs=260, graphs=1),
     "FedU": Holds(models=3.5, pairs=1, cohort_pairs=1.5, graphs=1),
     "Hedge": Holds(models=5, pairs=2, cohort_pairs=9, graphs=1),
     "Logits": Holds(models=5, pairs=4, cohort_pairs=3, graphs=1),
@@ -61,7 +62,7 @@ HOLDS = {  # of kinfed's methods and of their parts: measured, as tests/runs/tes
 
 LISTS = "set method.neighbours=20"
 SELDOM = "have fewer clients take part in a round, such as participation=0.05"
-INSTEAD = {"Kin": LISTS, "FedAMP": LISTS, "HeurFedAMP": LISTS, "FedAGHN": LISTS, "PFedGAT": SELDOM}
+INSTEAD = {"Kin": LISTS, "FedAMP": LISTS, "HeurFedAMP": LISTS, "FedAGHN": LISTS, "PFedGAT": SELDOM, "Dynamic": SELDOM}
 
 
 class Part(NamedTuple):
