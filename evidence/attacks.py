@@ -81,10 +81,10 @@ METHODS = {  # as the picture names them: overrides, and the models that the ser
 }
 
 
-def cells(data, seeds):
+def cells(data, shares, seeds):
     """(attack, share, method, seed) of every run, the first seed and the methods of the paper before others."""
     attacks = EXPERIMENTS[data].attacks
-    for seed, share in itertools.product(seeds, SHARES):
+    for seed, share in itertools.product(seeds, shares):
         for attack, method in itertools.product(attacks if share else (NOBODY,), METHODS):
             if not share or method != "Local":  # nobody's attack reaches who trains alone
                 yield attack, share, method, seed
@@ -147,14 +147,14 @@ def keep(rows):
         writer.writerows(rows)
 
 
-def train(names, methods, seeds):
+def train(names, methods, shares, seeds):
     """Do what is left, and keep each run as it ends."""
     rows = read()
     for data in names:
         settings = {name: settings_of(data, name) for name in METHODS}
         rows = [row for row in rows if row["data"] != data or settings.get(row["method"]) == row["settings"]]
         done = {(row["attack"], row["share"], row["method"], row["seed"]) for row in rows if row["data"] == data}
-        for attack, share, method, seed in cells(data, seeds):
+        for attack, share, method, seed in cells(data, shares, seeds):
             if method in methods and (attack, str(share), method, str(seed)) not in done:
                 print(data, attack, share, method, seed, file=sys.stderr, flush=True)
                 rows += measure(data, attack, share, method, seed)
@@ -233,11 +233,16 @@ def main():
     args = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     args.add_argument("--data", default=",".join(EXPERIMENTS))
     args.add_argument("--methods", default=",".join(METHODS), help="which, separated by commas")
+    args.add_argument("--shares", default=",".join(map(str, SHARES)), help="of the clients that attack")
     args.add_argument("--seeds", default="0,1,2")
     args.add_argument("--write", action="store_true", help="run nothing")
     args = args.parse_args()
     if not args.write:
-        train(args.data.split(","), args.methods.split(","), [int(seed) for seed in args.seeds.split(",")])
+        shares, seeds = (
+            [float(share) for share in args.shares.split(",")],
+            [int(seed) for seed in args.seeds.split(",")],
+        )
+        train(args.data.split(","), args.methods.split(","), shares, seeds)
     write()
 
 

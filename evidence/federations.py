@@ -40,6 +40,10 @@ PAGE, KEPT = RESULTS / "federations.md", RESULTS / "federations.json"
 TRAINING = {"plain": kinfed.Training(epochs=2, batch=8, optimiser=kinfed.SGD(lr=0.2)), "own": kinfed.Training()}
 ROUNDS, SETTINGS = 20, 5
 OWN = "kinfed's own"
+FORMS = {  # of attention, of which each lacks something that `attention` has
+    "attention with Equation 5": {"name": "kinfed_papers.pfedgat.graphs:Static"},
+    "attention with one step of SGD": {"name": "kinfed.methods.attention:Dynamic"},
+}
 GRIDS = {  # of methods whose papers print none
     "fedavg-ft": {"length": (1, 3, 30, 100)},
     "fedprox-ft": {"mu": (0.001, 0.1, 1.0, 10.0)},
@@ -226,7 +230,7 @@ def settings_of(name):
 def blocks():
     """The three blocks of the page: title, and by name of a row the tables of settings among which it chooses."""
     printed = [name for family, members in FAMILIES.items() if family != OWN for name in members]
-    ours = {"choose": {"name": "choose"}, **{name: {"name": name} for name in FAMILIES.get(OWN, ())}}
+    ours = {"choose": {"name": "choose"}, **{name: {"name": name} for name in FAMILIES.get(OWN, ())}, **FORMS}
     yield "kinfed's own", {name: [settings] for name, settings in ours.items()}
     yield "Methods as their papers print them", {name: [{"name": name}] for name in printed}
     tuned = {name: settings_of(name) for name in printed}

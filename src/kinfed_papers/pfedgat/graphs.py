@@ -1,4 +1,4 @@
-"""pFedGAT without attention, as in Table 4 of its paper."""
+"""pFedGAT without attention, as in Table 4 of its paper; and kinfed's attention with the paper's form of it."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -8,6 +8,7 @@ from torch import Tensor
 
 from kinfed.core.method import Compared, Roster
 from kinfed.core.trees import Pairwise, Tree
+from kinfed.methods.attention import Attention
 from kinfed.methods.pfedgat import PFedGAT, Server
 from kinfed.ops.sparsify import project_simplex
 
@@ -59,3 +60,12 @@ class Logits(PFedGAT):
 
     def similarity(self, roster: Roster, server: Tree) -> Compared:
         return Compared("logit learned from losses", server.network.weights)
+
+
+@dataclass(frozen=True)
+class Static(Attention):
+    """`attention` with the form of Equation 5 in place of a dynamic one, and all else the same."""
+
+    projections = PFedGAT.projections
+    network = PFedGAT.network
+    scores = PFedGAT.scores

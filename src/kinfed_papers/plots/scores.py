@@ -14,6 +14,7 @@ from numpy.typing import ArrayLike
 
 from kinfed.plots.drawing import (
     COLOURS,
+    DASHES,
     FAINT,
     INK,
     NORMAL,
@@ -116,7 +117,16 @@ def scores_by_share(
     for axes, (kind, scores) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True):
         quiet(axes)
         lines = [
-            axes.plot(shares, values, "o-", color=COLOURS[i % len(COLOURS)], linewidth=1.6, markersize=4, label=name)[0]
+            axes.plot(
+                shares,
+                values,
+                marker="o",
+                linestyle=DASHES[i // len(COLOURS) % len(DASHES)],
+                color=COLOURS[i % len(COLOURS)],
+                linewidth=1.6,
+                markersize=4,
+                label=name,
+            )[0]
             for i, (name, values) in enumerate(scores.items())
         ]
         axes.set_xlabel("share of clients that attack")
