@@ -8,7 +8,7 @@ from torch import Tensor
 
 from kinfed.core.method import Compared, Roster
 from kinfed.core.trees import Pairwise, Tree
-from kinfed.methods.attention import Attention
+from kinfed.methods.attention import Attention, Dynamic as Dynamic  # which tables name here, with its like
 from kinfed.methods.pfedgat import PFedGAT, Server
 from kinfed.ops.sparsify import project_simplex
 
