@@ -16,7 +16,7 @@ from kinfed_papers import published_table
 from kinfed_papers.claim_verdicts import seeds_of
 from kinfed_papers.cli import run as reproduce
 from kinfed_papers.environment import remembered, sentences
-from kinfed_papers.reproduction import MEASURES
+from kinfed_papers.reproduction import MEASURES, OTHER_PROTOCOL
 from kinfed_papers.result_pages import PART, put
 from kinfed_papers.sheet import markdown, table_csv
 
@@ -92,11 +92,15 @@ def requested(works, ended, known, asked):
 
 
 def committed(path):
-    """The rows of a committed table.csv that have a measured number, by column, method and metric."""
+    """The rows of a committed table.csv that have a measured number, by column, method and metric.
+
+    Those of another protocol than the table's are left out: they are to be measured again.
+    """
     if not path.exists():
         return {}
     with path.open(newline="") as file:
-        return {(row["column"], row["method"], row["metric"]): row for row in csv.DictReader(file) if row["measured"]}
+        rows = [row for row in csv.DictReader(file) if row["measured"] and OTHER_PROTOCOL not in row["flags"]]
+    return {(row["column"], row["method"], row["metric"]): row for row in rows}
 
 
 def published_seeds(folder, share):

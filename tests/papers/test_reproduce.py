@@ -427,7 +427,7 @@ def test_equal_runs_are_made_once(capsys, tmp_path):
 def test_coverage_and_claims_are_listed(capsys):
     assert main(["papers", "list", "coverage"]) == 0
     shown = capsys.readouterr().out
-    assert re.search(r"made.table9 +16 +0 +0 +0 +0 +9\n +not run: 9; not in kinfed: 4; needs svhn: 3\n", shown)
+    assert re.search(r"made.table9 +16 +0 +0 +0 +0 +0 +9\n +not run: 9; not in kinfed: 4; needs svhn: 3\n", shown)
     assert main(["papers", "list", "coverage", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)[-1]["printed"] == 16
     assert main(["papers", "list", "claims"]) == 0
