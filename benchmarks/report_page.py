@@ -21,7 +21,7 @@ from kinfed.core.history import History
 from kinfed.core.summary import DataFacts, RunCost, Summary
 from kinfed.core.tasks import Classification
 from kinfed.report.page.html_page import write
-from kinfed.runs.run_folder import RunFolder
+from kinfed.runs.run_folder import RunFolder, TestedExamples
 
 ROUNDS, GROUPS, CLASSES = 20, 5, 10
 DOCS = Path(__file__).parents[1] / "docs"
@@ -112,7 +112,8 @@ def made_up(path, count):
         relation = {"origin": "learned"} if history.kept_relations else None
         summary = Summary.of(history, method=base, seeds=[0], data=data, cost=cost, relation=relation)
         folder.write_history(history, "learned", [])
-        folder.write_tested([torch.arange(50).lt(round(50 * one)).float() for one in scores.tolist()])
+        right = [(np.arange(50) < round(50 * score)).astype(np.float32) for score in scores.tolist()]
+        folder.write_tested(TestedExamples(right, [np.arange(50)] * len(right)))
         folder.write_summary(summary)
     return path
 

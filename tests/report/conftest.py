@@ -8,7 +8,7 @@ import torch
 
 from kinfed.core.history import History
 from kinfed.core.tasks import Classification
-from kinfed.runs.run_folder import RunFolder
+from kinfed.runs.run_folder import RunFolder, TestedExamples
 
 CONFIG = """
 rounds = 3
@@ -61,7 +61,9 @@ def run_of(finished):
         )
         folder = RunFolder(path)
         folder.write_history(history, "learned", list(layers))
-        folder.write_tested([torch.arange(10).lt(round(10 * score)).float() for score in last])
+        right = [np.arange(10) < round(10 * score) for score in last]
+        scores = [one.astype(np.float32) for one in right]
+        folder.write_tested(TestedExamples(scores, [np.arange(10) + 10 * i for i in range(len(scores))]))
         folder.config.write_text(CONFIG.format(method=method, clients=count, dataset=dataset))
         if facts:
             folder.clients.write_text(json.dumps({"names": names, **facts}))

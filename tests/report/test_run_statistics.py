@@ -7,7 +7,6 @@ import math
 
 import numpy as np
 import pytest
-import torch
 from rich.console import Console
 
 from kinfed.cli import main
@@ -124,11 +123,12 @@ def test_runs_of_other_data_splits_or_clients_are_named_and_never_paired(tmp_pat
 
 
 def test_other_test_examples_are_refused_as_pairs(tmp_path, write):
-    from kinfed.runs.run_folder import RunFolder
+    from kinfed.runs.run_folder import RunFolder, TestedExamples
 
     runs = {name: write(tmp_path / name, name, [0.5, 0.5]) for name in ("local", "cfl")}
     for name, sizes in (("local", (2, 2)), ("cfl", (4, 2))):
-        RunFolder(runs[name]).write_tested([torch.tensor([1.0, 0.0]).repeat(n // 2) for n in sizes])
+        scores = [np.tile([1.0, 0.0], n // 2) for n in sizes]
+        RunFolder(runs[name]).write_tested(TestedExamples(scores, [np.arange(n) for n in sizes]))
     found = statistics(compare(list(runs.values())).sets[0])
     assert "cfl is not paired with local: with seed 0 they were not tested on the same examples" in found.notes
     assert found.families == {}

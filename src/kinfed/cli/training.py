@@ -128,7 +128,7 @@ def describe(summary: Summary, console: Console, hint: bool = False, verbose: bo
         console.print(runs_table.baselines(summary.baselines, metric.name, metric.unit), crop=False)
     console.print(f"everything is in {summary.out}", soft_wrap=True)
     if summary.verdict is not None:
-        for line in (summary.verdict["sentence"], *summary.verdict["notes"]):
+        for line in (summary.verdict["sentence"], *summary.verdict.get("notes", [])):
             console.print(line)
     elif hint and summary.method != "local":
         console.print("not compared with learning alone, as training that too is not cheap here; to do so:")

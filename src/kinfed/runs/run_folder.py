@@ -355,6 +355,8 @@ class RunFolder:
     def read_validation(self) -> dict[str, float]:
         """By client the validation score that selected the chosen model's round; empty without validation rows."""
         summary = self.read_summary()
+        if "validation" not in summary.scores[summary.selection.chosen] or not self.history.exists():
+            return {}
         rounds, found = self.read_tests(summary.selection.chosen, [summary.selection.by], "validation")
         if summary.selection.by not in found:
             return {}

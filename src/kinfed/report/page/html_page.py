@@ -19,6 +19,7 @@ from ...core.history import KINDS
 from ...errors import UsageError, log_failure, several
 from ...files import replacing
 from ...methods import METHODS
+from ...runs.baselines import NAMES
 from ...runs.run_folder import RunFolder
 from ...verdict.verdict import BEST_ALONE, BEST_POOLED
 from ..tables.compare import verdict_on
@@ -189,8 +190,9 @@ def _sentence(gathered: Gathered, judged: dict[str, Any] | None) -> tuple[str, s
     row = gathered.rows[gathered.main]
     if judged is not None:
         head, _, rest = judged["sentence"].partition(": ")
-        notes = ". ".join(note[:1].upper() + note[1:] for note in judged["notes"])
-        return head.removesuffix("."), " ".join(filter(None, [rest[:1].upper() + rest[1:], notes and f"{notes}."]))
+        notes = ". ".join(note[:1].upper() + note[1:] for note in judged.get("notes", []))
+        head = head[:1].upper() + head[1:].removesuffix(".")
+        return head, " ".join(filter(None, [rest[:1].upper() + rest[1:], notes and f"{notes}."]))
     score = f"{row.method} has a mean test {word(row.metric.name)} of {_score(row, row.mean, True)} over "
     score += several(row.clients, "client")
     if row.method == "local" or gathered.at("local") is not None:
@@ -213,14 +215,24 @@ def _facts(row: Row, judged: dict[str, Any] | None) -> list[tuple[str, str, str]
     spread = f"± {_score(row, row.scores['std'])} over clients"
     facts = [(_score(row, row.mean, True), f"mean test {word(row.metric.name)}", spread)]
     for base, name in (("alone", BEST_ALONE), ("pooled", BEST_POOLED)):
-        if judged is not None and base in judged["over"]:
-            mean, interval = _difference(row, judged["over"][base])
-            facts.append((mean, f"{_gain_unit(row)} over {name}, {judged['baselines'][base]}", interval))
+        if base in (over := _over(row, judged)):
+            mean, interval = _difference(row, over[base])
+            facts.append((mean, f"{_gain_unit(row)} over {name}, {(judged or {})['baselines'][base]}", interval))
     if judged is not None and row.method != "local" and _by_example(row):
         gain, lose, rest = (len(judged[side]) for side in ("gain", "lose", "undecided"))
         if gain or lose:  # else the sentence says that no client's difference can be told
             facts.append((f"{gain:,} gain, {lose:,} lose", "clients, beyond noise", f"{rest:,} undecided"))
     return facts
+
+
+def _over(row: Row, judged: dict[str, Any] | None) -> dict[str, dict[str, float | None]]:
+    """A verdict's differences, but for that of a baseline over itself."""
+    names = (judged or {}).get("baselines", {})
+    return {
+        base: difference
+        for base, difference in (judged or {}).get("over", {}).items()
+        if base in names and names[base] != NAMES.get(row.method)
+    }
 
 
 def _by_example(row: Row) -> bool:
@@ -255,7 +267,7 @@ def _method(row: Row, label: str, scale: "_Forest", judged: bool) -> dict[str, A
     scores = [one.read_summary().honest_scores[row.model] for one in row.folders]
     worst, best = (float(sum(s.get(k, math.nan) for s in scores) / len(scores)) for k in ("worst10", "best10"))
     judgement = row.verdict or {}
-    over = judgement.get("over", {})
+    over = _over(row, judgement)
     told = judgement and row.method != "local" and _by_example(row)
     sides = [len(judgement[side]) for side in ("gain", "undecided", "lose")] if told else None
     return {

@@ -87,9 +87,17 @@ def compare(folders: Sequence[Path], same_data: bool = False) -> Comparison:
         judged, problems = verdicts(rows)
         compared.append(tuple(judged))
         warnings += [of + problem for problem in problems]
-    asked = ((RunFolder(row.folder).read_summary().baselines for row in rows) for rows in compared)
-    standard = tuple(next(filter(None, found), []) for found in asked)
+    standard = tuple(_read_baselines(rows) for rows in compared)
     return Comparison(tuple(compared), tuple(dict.fromkeys(warnings)), differing, baselines=standard)
+
+
+def _read_baselines(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """The standard models beside the first of these runs that has some, with means over its seeds."""
+    for row in rows:
+        by_seed = [baselines.read(folder) for folder in row.folders]
+        if lines := baselines.rows_over_seeds(by_seed, row.metric.higher_is_better):
+            return lines
+    return []
 
 
 def _federation(folder: Path) -> dict[str, Any]:
