@@ -67,6 +67,8 @@ def columns() -> argparse.ArgumentParser:
     group.add_argument("--target", metavar="COLUMN", default="", help="what to predict; several columns as a,b")
     group.add_argument("--ignore", metavar="COLUMN,...", default="", help="columns that are not inputs")
     group.add_argument("--time", metavar="COLUMN", default="", help="times, in whose order rows are split")
+    what = "whom or what a row is of, such as a person with several rows: they are split and tested together"
+    group.add_argument("--group", metavar="COLUMN", default="", help=what)
     group.add_argument("--query", metavar="FILE.sql", default="", help="of a database: the SELECT, as a file or text")
     return parser
 

@@ -288,6 +288,8 @@ def divide(
         _check_periods(split, dataset, owned, parts)
     elif lots is not None:
         parts = [split.by_lot(rows_of_client, lots, draw) for rows_of_client, draw in zip(owned, draws, strict=True)]
+    elif dataset.blocks is not None:
+        parts = split.by_block(owned, dataset.blocks, draws, seed)
     else:
         stratified = labelled and (dataset.stratify if split.stratify is None else split.stratify)
         parts = split(owned, draws, dataset.y if stratified else None)
@@ -319,6 +321,7 @@ def divide(
         in_order,
         dataset.columns,
         dataset.places if dataset.owners else None,
+        dataset.blocks,
     )
 
 

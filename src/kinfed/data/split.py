@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..core.field_checks import CountOrZero, In, Settings
+from ..core.seeding import generator
 from ..errors import UsageError, several
 from .dataset import Dataset
 
@@ -81,6 +82,23 @@ class Split(Settings):
         return [
             {"test": cut[3 * i], **folded(cut[3 * i + 2], cut[3 * i + 1], self.fold)} if enough else {}
             for i, enough in enumerate((drawn >= parts).tolist())
+        ]
+
+    def by_block(
+        self, owned: Sequence[Tensor], blocks: Tensor, draws: Iterable[torch.Generator], seed: int
+    ) -> list[Rows]:
+        """Rows of every client, cut between blocks: [n] of all examples, so that all rows of a block are in one part.
+
+        Blocks are dealt as rows are. Where one has rows of several clients, a lot decides its part for all of them.
+        """
+        each = [blocks[rows].unique() for rows in owned]
+        if len(torch.cat(each).unique()) < sum(map(len, each)):
+            lots = torch.rand(int(blocks.max()) + 1, generator=generator(seed, "blocks"))[blocks]
+            return [self.by_lot(rows, lots, draw) for rows, draw in zip(owned, draws, strict=True)]
+        dealt = self(each, draws)
+        return [
+            {part: rows[torch.isin(blocks[rows], chosen)] for part, chosen in parts.items()}
+            for rows, parts in zip(owned, dealt, strict=True)
         ]
 
     def by_lot(self, rows: Tensor, lots: Tensor, draw: torch.Generator) -> Rows:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ...core.field_checks import Count, CountOrZero
@@ -49,7 +50,8 @@ class TableReader(FormatSettings):
     else a number, trained by squared error in standard deviations from the mean of all clients and scored in its own
     unit, or with `counts` a whole number from 0, trained by Poisson's loss. Several target columns are numbers, each
     scaled, and scored in its own unit, in the same way. Rows without a target or a client are left out. With a column
-    `time` the rows are split in time order.
+    `time` the rows are split in time order. With a column `group`, such as a person with several visits, all rows of a
+    group are in one part of the split, and the verdict counts them as one observation.
 
     With `past` (and `time`) a row is a reading instead: every client has a series of its target, and examples are its
     windows: `past` readings are the input, the next `horizon` readings the target, also scored separately at the steps
@@ -73,6 +75,7 @@ class TableReader(FormatSettings):
     scale: Literal["auto", "federation", "client"] = "auto"  # whose training rows give the scale of inputs
     categories: Count = 50  # of a column of text, the most that are told apart
     time: str = ""  # column of times
+    group: str = ""  # column of whom or what a row is of: rows of one group are split and tested together
     past: CountOrZero = 0  # readings in; 0: every row is an example
     horizon: Count = 1  # readings out
     horizons: Sequence[int] = ()  # steps ahead that are scored too, from 1
@@ -89,6 +92,8 @@ class TableReader(FormatSettings):
         super().__post_init__()
         if not self.targets:
             raise UsageError("a table needs a target: a column, or a list of columns; got none")
+        if self.past and self.group:
+            raise UsageError("group is for rows that belong together, and not for windows of series; leave it out")
         if self.past and (not self.time or len(self.targets) != 1):
             raise UsageError("windows (past) need a time column and one target")
         self._check_inputs()
@@ -133,7 +138,7 @@ class TableReader(FormatSettings):
 
     def of(self, frame: Frame) -> Dataset:
         """The data set in a table; raises UsageError as `read` does."""
-        needed = [self.client, *([self.time] if self.time else [])]
+        needed = [self.client, *(name for name in (self.time, self.group) if name)]
         frame.need([*needed, *self.targets, *self.features])
         for names in (self.ignore, self.future, self.static, self.formats.text):
             frame.need([*names])
@@ -149,7 +154,7 @@ class TableReader(FormatSettings):
 
     def inputs(self, frame: Frame) -> list[str]:
         """The columns of inputs; raises UsageError if none is left, unless readings are inputs."""
-        taken = {self.client, self.time, *self.targets, *self.ignore, *frame.added}
+        taken = {self.client, self.time, self.group, *self.targets, *self.ignore, *frame.added}
         named = dict.fromkeys([*self.features, *self.future, *self.static]) if self.features else ()
         inputs = [*named] or [column for column in frame.columns if column not in taken]
         if not inputs and not self.past:
@@ -179,6 +184,16 @@ class TableReader(FormatSettings):
             raise UsageError(f"{frame.name}: {why}, so it is no covariate; take it out of future and static")
         return kinds
 
+    def _blocks(self, frame: Frame, used: NDArray[np.int64]) -> Tensor | None:
+        """[n] the group of each row that is used; a row without one is a group of its own."""
+        if not self.group:
+            return None
+        cells = frame.words(self.group)
+        blocks = cells.among(cells.names)[used].astype(np.int64)
+        lone = blocks < 0
+        blocks[lone] = len(cells.names) + np.arange(int(lone.sum()))
+        return torch.from_numpy(blocks)
+
     def _rows(self, frame: Frame, held: Owners) -> Dataset:
         kinds, targets = self._kinds(frame), self.targets
         classes = class_names(frame, targets, False if self.counts else self.labels)
@@ -205,6 +220,7 @@ class TableReader(FormatSettings):
             graph=held.graph,
             owners=tuple(held.names),
             time=None if steps is None else torch.from_numpy(steps[used]),
+            blocks=self._blocks(frame, used),
             stratify=True,
             prepare=Preparation(
                 frame.name,
