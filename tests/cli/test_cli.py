@@ -218,7 +218,7 @@ def test_compare_and_list(tmp_path, capsys):
     }
     assert kinfed_run(capsys, "list", "methods", "partial-pooling")[0] == 0
     code, _, err = kinfed_run(capsys, "list", "methods", "fedprx")
-    assert (code, err) == (2, "kinfed: kinfed list: there is no 'fedprx'; did you mean 'fedprox'?\n")
+    assert (code, err) == (2, "kinfed: list: there is no 'fedprx'; did you mean 'fedprox'?\n")
 
 
 @pytest.mark.parametrize(

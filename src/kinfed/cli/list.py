@@ -3,6 +3,7 @@
 import argparse
 import inspect
 import json
+import re
 import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -146,6 +147,8 @@ def _show_families() -> None:
 
 def _cite(name: str | None) -> None:
     """BibTeX for kinfed, and for one method's paper, or for those of all methods."""
+    if name is not None and ":" in name:
+        raise UsageError(f"{name} is your own: cite where you have it from, and kinfed, as kinfed list citations says")
     if name is not None and name not in METHODS:
         raise UsageError(f"there is no method '{name}'; {nearest(name, METHODS)}")
     print(_bibtex("software", "kinfed", title=f"{{{TITLE}}}", author="{The kinfed authors}", version=__version__))
@@ -187,7 +190,7 @@ def _describe_part(registry: Registry, name: str, given: int) -> dict[str, Any]:
     from ..core.field_checks import described, kinds_of, sentences
     from ..runs.config import parts, plugins
 
-    part = parts.take(registry, name, "kinfed list", given)
+    part = parts.take(registry, name, "list", given)
     kinds, uses = kinds_of(part), sentences(part)
     settings = [
         {
@@ -198,9 +201,22 @@ def _describe_part(registry: Registry, name: str, given: int) -> dict[str, Any]:
         }
         for key, p in parts.settings(part, given).items()
     ]
-    what = (inspect.getdoc(part) or "").partition("\n")[0] if plugins.is_path(name) else registry.summary(name)
+    if plugins.is_path(name):
+        what = _without_formulas((inspect.getdoc(part) or "").partition("\n")[0])
+    else:
+        what = registry.summary(name)
     grid = {key: list(map(parts.plain, values)) for key, values in getattr(part, "grid", {}).items()}
     return {"what": what, **({"grid": grid} if grid else {}), "settings": settings}
+
+
+def _without_formulas(text: str) -> str:
+    """A docstring's line whose formulas, between dollars, are plain letters."""
+
+    def write(formula: re.Match[str]) -> str:
+        spaced = re.sub(r"\\[,;:! ]|~", " ", formula[1])
+        return re.sub(r"\\([a-zA-Z]+)", r"\1", re.sub(r"[{}]", "", spaced))
+
+    return re.sub(r"\$([^$]+)\$", write, text)
 
 
 def _origin(name: str) -> dict[str, Any]:

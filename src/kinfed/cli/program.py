@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import Any, NamedTuple, NoReturn
 
 from .. import __version__
-from ..errors import explain, hear_warnings, short
+from ..errors import explain, hear_warnings, nearest, short
 from ..interrupts import heard
 from .options import HOW, MORE
 
@@ -27,6 +27,7 @@ class Command(NamedTuple):
         return self.file if "." in self.file else f"{__package__}.{self.file}"
 
 
+WRONG_CHOICE = re.compile(r"(?P<where>.*?): invalid choice: (?P<word>'.*') \(choose from (?P<choices>.*)\)", re.DOTALL)
 SHELLS = ("bash", "zsh", "fish", "tcsh", "powershell")
 COMMANDS = {
     "run": Command("run", "train one personalised model per client"),
@@ -54,7 +55,12 @@ class _Parser(argparse.ArgumentParser):
         self.set_defaults(parser=self)  # of the innermost command, whose options are meant
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"kinfed: {short(message)}; {self.prog} --help lists the options\n")
+        if wrong := WRONG_CHOICE.match(message):  # in the words of all other errors
+            choices = re.findall(r"'([^']*)'", wrong["choices"])
+            message = f"{wrong['where'].removeprefix('argument ')}: there is no {wrong['word']}; "
+            message += nearest(wrong["word"].strip("'"), choices)
+        end = " " if message.endswith("?") else "; "
+        self.exit(2, f"kinfed: {short(message)}{end}{self.prog} --help lists the options\n")
 
 
 def execute(arguments: list[str] | None) -> int:
@@ -64,7 +70,10 @@ def execute(arguments: list[str] | None) -> int:
     args, rest = parser.parse_known_args(arguments)
     behind = [word for word in rest if "=" in word and not word.startswith("-") and hasattr(args, "overrides")]
     if len(behind) < len(rest):
-        args.parser.error(f"unrecognized arguments: {' '.join(word for word in rest if word not in behind)}")
+        strange = [word for word in rest if word not in behind]
+        options = [word.partition("=")[0] for word in strange if word.startswith("--")]
+        hint = f"; {_suggest_option(args.parser, options[0])}" if options else ""
+        args.parser.error(f"unrecognized arguments: {' '.join(strange)}{hint}")
     if behind:  # settings after an option
         args.overrides = [*args.overrides, *behind]
     if hasattr(args, "overrides"):
@@ -105,6 +114,11 @@ def execute(arguments: list[str] | None) -> int:
             traceback.print_exc()
         print(f"kinfed: {text}".replace("\n", " "), file=sys.stderr)
         return code
+
+
+def _suggest_option(parser: Any, option: str) -> str:
+    """The option that may be meant."""
+    return nearest(option, [name for name in parser._option_string_actions if name.startswith("--")])
 
 
 class _Commands(argparse._SubParsersAction):  # type: ignore[type-arg]

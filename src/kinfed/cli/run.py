@@ -111,7 +111,8 @@ def _run(args: argparse.Namespace, console: Console) -> None:
     if args.former is not None:
         return _continue(args, console)
     yours, raw = table_options.is_table(args.source), table_options.read(args.source, args, args.method)
-    if yours and "name" not in raw.get("method", {}):
+    method = raw.get("method", {})
+    if yours and isinstance(method, dict) and "name" not in method:
         return _choose(raw, args, console)
     if args.budget:
         fix = "leave it out, or --method" if yours else "leave it out"

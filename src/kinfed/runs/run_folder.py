@@ -223,6 +223,8 @@ class RunFolder:
             text = self.summary.read_text(encoding="utf-8")
         except (FileNotFoundError, NotADirectoryError):
             lacks = f"{self} is not the folder of a finished run: it has no summary.json"
+            if not self.path.exists():
+                raise UsageError(f"there is no folder {self} (in {Path.cwd()}); name that of a finished run") from None
             begun = f", as it has not ended: kinfed resume {self}" * self.checkpoint.exists()
             raise UsageError(lacks + begun) from None
         except (OSError, ValueError) as problem:

@@ -53,14 +53,13 @@ class Evaluator:
         """Evaluate cohort: [K]; `states(ids)` are private states, `sent` is the message to it."""
         plain = not isinstance(self._method, Predicts)
         forms: dict[str, _Form] = {}  # by name, headline first
+        names = set[tuple[str, ...]]()  # of models, as each client has them
         keep, shared = True, False
 
         def program(client: Client, state: Tree, received: Tree) -> Tree:
             outputs, models = {}, {}
             named = self._method.personalise(client.limited(), state, received)
-            if forms and named.keys() != forms.keys():
-                names = " and ".join(", ".join(sorted(keys)) for keys in (forms, named))
-                raise UsageError(f"personalise names other models for some clients: {names}; name the same for all")
+            names.add(tuple(named))
             for name, personal in named.items():
                 models[name], forms[name] = _split_own(name, personal)
                 if models[name] or not plain:
@@ -79,6 +78,9 @@ class Evaluator:
                     outputs, personal = self._each(round, ids, program, states(ids), trees.pick(sent, places))
                 except _Alike:
                     shared = True
+            if len(names) > 1:
+                sets = " and ".join(sorted(map(", ".join, names)))
+                raise UsageError(f"personalise names other models for some clients: {sets}; name the same for all")
             for name in forms.keys() - outputs.keys():
                 outputs[name] = self._predict_pooled(_join_own((), forms[name]).theta, ids)
             scores.put(places, {name: self._score(ids, outputs[name]) for name in forms})
