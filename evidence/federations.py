@@ -31,6 +31,7 @@ from hidden_groups import InsideGroups
 from sklearn.datasets import load_digits
 
 import kinfed
+from kinfed.core.method import Method
 from kinfed.methods import FAMILIES, METHODS
 from kinfed.runs.config.parts import make
 from kinfed_papers import result_pages as page
@@ -156,7 +157,7 @@ def planes(rng, clients, rows, centres, spread, noise=0.3):
     return parts
 
 
-def measure(settings, case, training, seed, alone):
+def measure(settings, case, training, seed, alone, rounds=ROUNDS, participation=1.0):
     """One run by a method's settings: its score and validation score in percent, CPU seconds, and who was hurt.
 
     alone: [N] the clients' accuracies with Local, None if this is it. A run that ended early has only its `problem`.
@@ -171,7 +172,8 @@ def measure(settings, case, training, seed, alone):
             clients, more = chosen(federation, net, training, seed)
         else:
             method = InsideGroups(tuple(groups[0])) if settings == {"name": "oracle"} else method_of(settings)
-            run = kinfed.fit(method, federation, net, rounds=ROUNDS, seed=seed, training=training)
+            how = {"rounds": rounds, "training": training, "participation": participation}
+            run = kinfed.fit(method, federation, net, seed=seed, **how)
             clients = run.summary.clients.scores[run.history.chosen]
             at, metric = run.history.rounds.index(run.history.select(run.history.chosen)), run.history.selects
             validated = run.history.curve(run.history.chosen, "validation", metric)[at]
@@ -202,8 +204,8 @@ def hurt(clients, alone, tests):
 
 
 def method_of(settings):
-    """The method of a table of settings, such as {"name": "fedprox", "mu": 0.1}."""
-    return make(METHODS, settings, "method")[0]
+    """The method of a table of settings, such as {"name": "fedprox", "mu": 0.1}; a method is itself."""
+    return settings if isinstance(settings, Method) else make(METHODS, settings, "method")[0]
 
 
 def settings_of(name):
@@ -249,6 +251,8 @@ def row(found, settings):
 
 def key(settings):
     """The name under which runs of settings are kept: other defaults of a method make another."""
+    if isinstance(settings, Method):
+        return repr(settings)
     if settings["name"] in ("oracle", "choose"):
         return settings["name"]
     return f"{settings['name']}: {method_of(settings)!r}"

@@ -1,5 +1,6 @@
 """What methods say that they compare is what their weights are made of."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -20,6 +21,7 @@ from kinfed.methods import (
     FedFomo,
     FedSem,
     HeurFedAMP,
+    Kin,
     PFedGAT,
     PFedGraph,
 )
@@ -132,16 +134,17 @@ def test_fedcedar_compares_centres_of_clusters_and_of_who_was_absent_nothing(fed
     same(rows @ rows, server.graph)
 
 
-def test_hedges_factors_make_the_weights_of_others(federation):
-    method = Hedge(home=0.5)
+def test_hedges_factors_change_the_weights_of_kin(federation):
+    method = Hedge(by_layer=False, clip=math.inf)
     roster, server = finished(method, federation, rounds=4)
     found, relation = method.similarity(roster, server), method.relation(roster, server, roster.everyone)
     assert found.what == "evidence that its model lowers the loss"
     assert found.values.diagonal().isnan().all()
+    kin = Kin(by_layer=False, clip=math.inf).relation(roster, server, roster.everyone)
     factors = torch.exp(server.sharpness.exp() * found.values).fill_diagonal_(0)
-    others = factors / factors.sum(1, keepdim=True)
-    p = server.home.exp()
-    same((others + p * torch.eye(5)) / (1 + p), relation)
+    others, p = kin * factors, server.home.exp() * kin.diagonal()
+    p = (p / (p + 1 - kin.diagonal()))[:, None]
+    same((1 - p) * others / others.sum(1, keepdim=True) + torch.diag(p[:, 0]), relation)
     assert found.values[0, [1, 2]].min() > found.values[0, [3, 4]].max()  # their labels are flipped
 
 

@@ -4,6 +4,7 @@ What holds for every method, such as that an order of the clients or a longer pa
 test_contract.py; fixed points and invariants are beside their methods.
 """
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -172,10 +173,8 @@ CASES = {
     "fedsem, a cluster for each": Case(FedSem(clusters=3), "cluster", *OWN, **EVERYONE),
     "pfedla, equal scores": Case(PFedLA(**STILL), "mixed", *UNIFORM, **EVERYONE),
     "pfedla, highest for oneself": Case(OwnLayers(**STILL), "own", *OWN, **EVERYONE),
-    "kin, a temperature at which all are alike": Case(Kin(tau=1e12), "mixed", *SHARED, **EVERYONE),
-    "kin, a temperature at which nobody is": Case(Kin(tau=1e-9), "own", *OWN, **EVERYONE),
-    "kin, all of its own": Case(Kin(own=1.0), "own", *OWN, **EVERYONE),
-    "kin, from its own model": Case(Kin(share=0.0), "own", *OWN),
+    "kin, a temperature at which all are alike": Case(Kin(tau=1e12, clip=math.inf), "mixed", *SHARED, **EVERYONE),
+    "kin, a temperature at which nobody is": Case(Kin(tau=1e-9, credit=0.0), "own", *OWN, **EVERYONE),
     "kin of one client": Case(Kin(), "own", *OWN, data="one", **EVERYONE),
     "hedge of one client": Case(Hedge(feedback="train"), "own", *OWN, data="one", **EVERYONE),
     "knn-per, weight 0": Case(KNNPer(neighbours=3, weight=0.0), "mixed", *SHARED, **ROUNDING),

@@ -4,6 +4,7 @@ A setting that no variant below changes, and a choice that none makes, fail a te
 """
 
 import inspect
+import math
 from contextlib import contextmanager
 from dataclasses import MISSING, fields, is_dataclass, replace
 from typing import Literal, get_args, get_origin, get_type_hints
@@ -57,15 +58,16 @@ BASE = {
 }
 VARIANTS = {
     "kin": [
-        {"tau": 0.2, "memory": 0.0, "neighbours": 0},
-        {"by_layer": False, "own": 0.3, "share": 0.8},
-        {"neighbours": 2, "memory": 0.9},
-        {"neighbours": 2, "own": 0.5, "by_layer": False},
+        {"tau": 0.2, "credit": 0.0},
+        {"by_layer": False, "credit": 30.0, "clip": 0.5},
+        {"neighbours": 2, "clip": math.inf},
+        {"neighbours": 2, "by_layer": False},
     ],
     "hedge": [
         {"home": 0.5, "sharpness": 2.0, "feedback": "held-out"},
-        {"lr": 0.5, "feedback": "train"},
-        {"feedback": "test", "bn": "local"},
+        {"lr": 0.5, "feedback": "train", "neighbours": 2},
+        {"feedback": "test", "bn": "local", "tau": 0.3, "credit": 1.0},
+        {"by_layer": False, "clip": 0.5},
     ],
     "attention": [
         {"heads": 2, "width": 3, "slope": 0.1, "sketch": 64},

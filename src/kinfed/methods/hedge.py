@@ -1,4 +1,4 @@
-"""Hedge: kinfed's own: weights that fall by factors with the loss that each model has brought to its receiver so far.
+"""Hedge: kinfed's own: kin, with weights that fall by factors with the loss that each model has brought its receiver.
 
 Multiplicative weights (Freund & Schapire, 1997), with a client's models as the experts and its training as the judge.
 """
@@ -13,8 +13,8 @@ from ..core.field_checks import NonNegative, Positive
 from ..core.method import Compared, Params
 from ..core.rows import put, take
 from ..core.trees import ModelOf, Pairwise, PerClient, Shared
-from ..ops.similarity import inner
-from .parts.cohort_mixing import CohortMixing, begin
+from ..ops.similarity import inner, inner_by_layer
+from .kin import Kin
 
 LIMIT = 7.0  # of the logarithms of p and q, so that they can come back
 
@@ -22,13 +22,11 @@ LIMIT = 7.0  # of the logarithms of p and q, so that they can come back
 class Server(NamedTuple):
     """The server's state."""
 
-    uploads: PerClient  # [N, d] the models as last trained
-    theta: PerClient  # [N, d] the models as last mixed, from which clients start
-    present: PerClient  # [N] bool, in the cohort that was mixed last
-    seen: PerClient  # [N] bool, has taken part
+    theta: PerClient  # [N, d] each client's model: the latest, and since then moved with those of its kin
+    trained: PerClient  # [N] int64 how many times a client has trained
     against: Pairwise  # [N, N] S: sums of how much worse than another model the column's was for the row's client
     lessons: PerClient  # [N] T: how many terms a row of it has
-    home: Shared  # [] log of p, the weight of a client's own model, beside one of all others
+    home: Shared  # [] log of p, the factor of a client's own weight
     sharpness: Shared  # [] log of q, the factor of the evidence
 
 
@@ -40,92 +38,99 @@ class Upload(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Hedge(CohortMixing):
-    r"""$\theta_i \leftarrow \sum_j R_{ij} \theta_j$, $R_{ij} \propto e^{-q S_{ij} / \sqrt{T_i}}$ over the others.
+class Hedge(Kin):
+    r"""Kin's weights, times $e^{-q S_{ij} / \sqrt{T_i}}$ for the others, and times $p$ for a client's own model.
 
-    A client's own model has $p$ beside one of all others. A round adds to $S$ the derivatives of the training loss by
-    the weights, less a row's mean, in units of the cohort's root mean square: only which models help more counts,
-    whatever the loss, the rate and the model. A client's own model would always seem to help, as it has been trained
-    on these examples. So $p$ and $q$, the same for all clients, are learned from the feedback examples, by factors of
-    at most exp(lr) where clients agree. The cohort's models are mixed; other clients keep theirs, and one that has
-    never taken part starts from the mean.
+    A round adds to $S$ the derivatives of the training loss by the weights, less a row's mean, in units of the
+    cohort's root mean square: only which models help more counts, whatever the loss, the rate and the model. A
+    client's own model would always seem to help, as it has been trained on these examples. So $p$ and $q$, the same
+    for all clients, are learned from the feedback examples, by factors of at most exp(lr) where clients agree. Without
+    evidence, and with p = 1, weights are those of kin.
     """
 
-    home: Positive = 0.3  # p at the start: a client's weight for its own model, beside one of all others
-    sharpness: Positive = 1.0  # q at the start: how strongly weights follow the evidence
-    lr: NonNegative = 2.0  # the largest change of log p and log q in a round; 0: they stay
+    home: Positive = 1.0  # p at the start: by how much a client's own model has more weight than with kin
+    sharpness: Positive = 0.1  # q at the start: how strongly weights follow the evidence
+    lr: NonNegative = 1.0  # the largest change of log p and log q in a round; 0: they stay
     feedback: Literal["validation", "held-out", "train", "test"] = "validation"  # examples for p and q; test leaks
 
     def start(self, roster):
-        theta, count = roster.copies(), len(roster)
-        nobody = torch.zeros(count, dtype=torch.bool, device=theta.device)
-        home, sharpness = (theta.new_full((), value).log() for value in (self.home, self.sharpness))
-        against, lessons = theta.new_zeros(count, count), theta.new_zeros(count)
-        return Server(theta, theta, nobody, nobody, against, lessons, home, sharpness)
+        begun, count = super().start(roster), len(roster)
+        home, sharpness = (begun.theta.new_full((), value).log() for value in (self.home, self.sharpness))
+        against, lessons = begun.theta.new_zeros(count, count), begun.theta.new_zeros(count)
+        return Server(*begun, against, lessons, home, sharpness)
 
     def train(self, client, state, received):
         grad = client.gradient(received.theta, client.held_out)
         theta = client.descend(received.theta)
         return Params(theta), Upload(theta, grad)
 
-    def graph(self, roster, server, cohort):
-        return self.weights(server, cohort)
+    def aggregate(self, roster, server, cohort, uploads):
+        return (
+            super().aggregate(roster, server, cohort, uploads)._replace(**self._lesson(roster, server, cohort, uploads))
+        )
 
-    def weights(self, server, cohort):
-        """[K, K] the weights of the mixture for each of the cohort: [K]; rows sum to one."""
-        itself = torch.eye(len(cohort), dtype=server.against.dtype, device=cohort.device)
-        if len(cohort) == 1:
-            return itself
-        scores = server.sharpness.exp() * self._scores(server, cohort)
-        others = scores.masked_fill(itself.bool(), -torch.inf).softmax(1)
-        p = server.home.exp()
-        return (others + p * itself) / (1 + p)
+    def _deal(self, server, logits, cohort, columns):
+        itself = cohort[:, None] == columns
+        own = logits.softmax(-1).mul(itself).sum(-1, keepdim=True)
+        others = self._sway(server, cohort, columns) + logits
+        others = others.masked_fill(itself, -torch.inf).softmax(-1).nan_to_num()
+        own = own * server.home.exp() / (1 - own + own * server.home.exp())
+        return torch.where(itself, own, (1 - own) * others)
 
-    def _scores(self, server, cohort):
-        """[K, K] for each pair of the cohort: [K], what q multiplies."""
-        return -server.against[cohort][:, cohort] / server.lessons[cohort, None].clamp(min=1).sqrt()
+    def _scores(self, server, cohort, columns):
+        """[K, M] for clients of the columns: [N] or [K, M] and each of the cohort: [K], what q multiplies."""
+        against = server.against[cohort]
+        against = against[:, columns] if columns.ndim == 1 else against.gather(1, columns)
+        return -against / server.lessons[cohort, None].clamp(min=1).sqrt()
 
-    def learn(self, roster, server, cohort, uploads):
-        """What the last mixtures, of M models, have taught about J clients that received one."""
-        mixed, judging = server.present.nonzero().squeeze(1), server.present[cohort].nonzero().squeeze(1)
-        if not len(judging) or len(mixed) == 1:
-            return server
-        judges, models = cohort[judging], take(server.uploads, mixed)
-        rows = torch.searchsorted(mixed, judges)  # [J] which of the M models is the judge's own
-        itself = torch.zeros(len(rows), len(mixed)).to(models).scatter_(1, rows[:, None], 1)  # [J, M]
+    def _sway(self, server, cohort, columns):
+        return server.sharpness.exp() * self._scores(server, cohort, columns)
+
+    def _lesson(self, roster, server, cohort, uploads):
+        """What the last mixtures, of M models, have taught about the cohort: [K] that received them, by field."""
+        sent = self.send(roster, server, cohort).theta
+        mixed, layout = (server.trained > 0).nonzero().squeeze(1), roster.layout
+        itself = (cohort[:, None] == mixed).to(sent)  # [K, M]
         apart = 1 - itself
-        change = take(uploads.theta - begin(server, cohort), judging)  # [J, d] by local training
-        harm = -inner(change * roster.layout.trainable_on(models.device), models)
+        if not apart.any():
+            return {}
+        models = take(server.theta, mixed)
+        harm = -inner((uploads.theta - sent) * layout.trainable_on(sent.device), models)
         apart = apart * vary(harm)[:, None]  # where models are equal, what is left is rounding errors
         harm = harm * apart
-        harm = (harm - harm.sum(1, keepdim=True) / (len(mixed) - 1)) * apart
+        harm = (harm - harm.sum(1, keepdim=True) / apart.sum(1, keepdim=True).clamp(min=1)) * apart
         harm = harm / (harm.square().sum() / apart.sum().clamp(min=1)).sqrt().clamp(min=1e-30)
-        by_home, by_sharpness = self._slopes(server, mixed, rows, itself, inner(take(uploads.grad, judging), models))
-        return server._replace(
-            against=put(server.against, judges, server.against[judges].index_add(1, mixed, harm)),
-            lessons=put(server.lessons, judges, server.lessons[judges] + 1),
+        by_home, by_sharpness = self._slopes(
+            roster, server, cohort, mixed, inner_by_layer(uploads.grad, models, layout)
+        )
+        return dict(
+            against=put(server.against, cohort, server.against[cohort].index_add(1, mixed, harm)),
+            lessons=put(server.lessons, cohort, server.lessons[cohort] + 1),
             home=(server.home - self.lr * agreed(by_home)).clamp(-LIMIT, LIMIT),
             sharpness=(server.sharpness - self.lr * agreed(by_sharpness)).clamp(-LIMIT, LIMIT),
         )
 
-    def _slopes(self, server, mixed, rows, itself, grad):
-        """[J] slopes, or positive multiples, of feedback losses by log p and log q, from those by weights: [J, M]."""
-        scores, apart = self._scores(server, mixed)[rows], 1 - itself
-        others = self.weights(server, mixed)[rows] * apart
-        others = others / others.sum(1, keepdim=True)  # [J, M]
-        mean, centred = (others * grad).sum(1), scores - (others * scores).sum(1, keepdim=True)
-        by_home, by_sharpness = (itself * grad).sum(1) - mean, (others * centred * grad).sum(1)
-        judged = vary(grad)
-        return by_home * judged, by_sharpness * judged
+    def _slopes(self, roster, server, cohort, mixed, grad):
+        """[K] slopes of feedback losses by log p, and by log q over q, from those by weights, grad: [L, K, M]."""
+        weights, still = self._attend(roster, server, cohort)
+        rows = weights.dense(len(roster))[..., mixed]  # [L, K, M], or [K, M] of whole models
+        grad = grad if self.by_layer else grad.sum(0)
+        itself = cohort[:, None] == mixed
+        own = (rows * itself).sum(-1, keepdim=True)
+        others = rows * ~itself / (1 - own).clamp(min=torch.finfo(rows.dtype).tiny)
+        scores = self._scores(server, cohort, mixed)
+        centred = scores - (others * scores).sum(-1, keepdim=True)
+        by_home = own * (1 - own) * ((itself.to(rows) - others) * grad).sum(-1, keepdim=True)
+        by_sharpness = (1 - own) * (others * centred * grad).sum(-1, keepdim=True)
+        judged = vary(grad) & ~still
+        return tuple((slope[..., 0] * judged).view(-1, len(cohort)).sum(0) for slope in (by_home, by_sharpness))
 
     def similarity(self, roster, server):
-        against = self._scores(server, roster.everyone).fill_diagonal_(torch.nan)
+        against = self._scores(server, roster.everyone, roster.everyone).fill_diagonal_(torch.nan)
         return Compared("evidence that its model lowers the loss", against)
 
     def diagnostics(self, roster, server, cohort, sent, uploads):
-        entropy = torch.special.entr(self.weights(server, cohort)).sum(1)
         return super().diagnostics(roster, server, cohort, sent, uploads) | {
-            "entropy": roster.note(cohort, entropy),
             "p": server.home.exp(),
             "q": server.sharpness.exp(),
         }

@@ -4,53 +4,60 @@ FedAMP's idea without distances to tune, by the cosines that clustered federated
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
-from ..core.field_checks import CountOrZero, Positive, Share
+from ..core.field_checks import CountOrZero, In, NonNegative, Positive
 from ..core.method import Compared, Params
 from ..core.mixins import Admits
-from ..core.rows import active, blank, put, take
-from ..core.seeding import key
+from ..core.rows import active, put, take
+from ..core.seeding import fold, key
 from ..core.trees import PerClient
-from ..ops.mixing import weighted_mean
+from ..ops.mixing import mix, weighted_mean
 from ..ops.neighbours import Weights
 from ..ops.similarity import inner_by_layer, inner_listed
-from ..ops.sketch import candidates, fold_models
+from ..ops.sketch import draw_others, fold_models
 from .bases import GraphMethod
 
 
 class Server(NamedTuple):
     """The server's state."""
 
-    theta: PerClient  # [N, d] each client's latest model
-    moved: PerClient  # [N, d] m: how far its models were from the first one, the last and `memory` of those before
-    seen: PerClient  # [N] bool, has taken part
+    theta: PerClient  # [N, d] each client's model: the latest, and since then moved with those of its kin
+    trained: PerClient  # [N] int64 how many times a client has trained
+
+
+class Alike(NamedTuple):
+    """How K receivers' movements compare with those of N or, with lists, of M others each, in L layers."""
+
+    cosines: Tensor  # [L, K, N] or [L, K, M]
+    length: Tensor  # [L, K] of the receivers' movements
+    lengths: Tensor  # [L, 1, N] or [L, K, M] of the others'
 
 
 @dataclass(frozen=True)
 class Kin(GraphMethod, Admits):
-    r"""$u_i = \sum_j w_{ij} \theta_j$ with $w_{ij} \propto n_j e^{\cos(m_i, m_j) / \tau}$, layer by layer.
+    r"""$u_i = \sum_j w_{ij} \theta_j$ with $w_{ij} \propto n_j e^{c_{ij} / \tau}$, layer by layer.
 
-    $n_j$ counts training examples. $m_i \leftarrow \beta m_i + \theta_i - \theta_0$ is how far client $i$'s models
-    moved from the first one, $\theta_0$, with less of earlier rounds. Only models of clients that have taken part are
-    mixed; one that has not, or that has not moved, is sent their mean by examples. Training starts from the mixture.
-    A newcomer to a finished federation is compared by how its model, and how theirs, differ from that mean.
+    $n_j$ counts training examples, and $c_{ij}$ is the cosine of $\theta_i - \theta_0$ and $\theta_j - \theta_0$, of
+    how the models moved from the first one. Noise lowers these cosines, but not a client's with itself. So $c_{ii}$
+    begins at the largest of the others, and comes near 1 with the examples that the client has trained on again. A
+    longer movement than the middle one of a mixture counts as much less as it is longer. A client that does not take
+    part moves with its kin that do. One that has never taken part is sent the mean by examples. A newcomer to a
+    finished federation is compared by how its model, and how theirs, differ from that mean.
     """
 
     tau: Positive = 0.1  # the temperature: the smaller, the more weight has who moved the same way
-    own: Share | None = None  # a client's weight for its own model; by default by the same rule as the others'
-    share: Share = 1.0  # of the way from a client's own model to its mixture, where local training starts
-    memory: Share = 0.5  # how much a movement counts a round later; 0: only the last one is compared
+    credit: NonNegative = 8.0  # examples, trained on again, after which half of a difference counts as a client's own
+    clip: Annotated[float, In("(0, inf]")] = 1.0  # the longest that a movement counts, in middle ones; inf: no limit
     by_layer: bool = True  # whether each layer has weights of its own
-    neighbours: CountOrZero = 30  # how many others are mixed for a client, those that moved most alike; 0: all
+    neighbours: CountOrZero = 0  # how many others are drawn for a client's mixture, by their weights; 0: all are mixed
 
     def start(self, roster):
-        theta = roster.copies()
-        nobody = torch.zeros(len(roster), dtype=torch.bool, device=theta.device)
-        return Server(theta, torch.zeros_like(theta), nobody)
+        return Server(roster.copies(), torch.zeros_like(roster.sizes))
 
     def send(self, roster, server, cohort):
         return roster.memo.once(
@@ -66,31 +73,34 @@ class Kin(GraphMethod, Admits):
         return graph
 
     def aggregate(self, roster, server, cohort, uploads):
-        before, moved = take(server.moved, cohort), blank(len(cohort), uploads.theta)
-        for now, old, new in zip(uploads.theta, before, moved, strict=True):  # row by row, while it is in the cache
-            torch.sub(now, roster.theta, out=new).add_(old, alpha=self.memory)
-        return Server(
-            theta=put(server.theta, cohort, uploads.theta),
-            moved=put(server.moved, cohort, moved),
-            seen=server.seen.index_fill(0, cohort, True),
-        )
+        there = torch.zeros_like(server.trained).index_fill(0, cohort, 1)
+        after = server._replace(theta=put(server.theta, cohort, uploads.theta), trained=server.trained + there)
+        absent = ((server.trained > 0) & (there == 0)).nonzero().squeeze(1)
+        if not len(absent):
+            return after
+        change = uploads.theta - self.send(roster, server, cohort).theta
+        return after._replace(theta=put(after.theta, absent, self._follow(roster, after, absent, cohort, change)))
 
     def join(self, roster, server, newcomers, uploads):
         """A newcomer has trained for a short time, from the mean: its model is compared, but weighs nothing."""
-        return super().join(roster, server, newcomers, uploads)._replace(seen=server.seen)
+        return server._replace(theta=put(server.theta, newcomers, uploads.theta))
 
     def train(self, client, state, received):
-        theta = client.descend(torch.lerp(state.theta, received.theta, self.share))
+        theta = client.descend(received.theta)
         return Params(theta), Params(theta)
 
+    def personalise(self, client, state, received):
+        return {"mixed": received, "own": state}  # of equals by validation, the one that more clients have made
+
     def similarity(self, roster, server):
-        alike, still = self._cosines(roster, server.moved, roster.everyone, None)
-        what = "cosine of how far models moved, smoothed"
+        alike, still = self._cosines(roster, server, self._movements(roster, server), roster.everyone, None)
+        what, cosines = "cosine of how far models moved", alike.cosines
         guests = self._guests(server, roster.everyone, still)
         if len(guests):
-            alike[:, guests], _ = self._cosines(roster, self._differences(roster, server), guests, None)
+            from_mean, _ = self._cosines(roster, server, self._differences(roster, server), guests, None)
+            cosines[:, guests] = from_mean.cosines
             what += "; of a newcomer, of how models differ from the members' mean"
-        return Compared(what, alike.mean(0))
+        return Compared(what, cosines.mean(0))
 
     def diagnostics(self, roster, server, cohort, sent, uploads):
         weights, still = self._attend(roster, server, roster.everyone)
@@ -106,7 +116,7 @@ class Kin(GraphMethod, Admits):
 
     def _weight_inputs(self, roster, server, cohort):
         """All that weights and mixtures are made of."""
-        return self, server.theta, server.moved, server.seen, roster.sizes, roster.seed, cohort
+        return self, *server, roster.sizes, roster.seed, cohort
 
     def _mix(self, roster, server, cohort):
         weights, still = self._attend(roster, server, cohort)
@@ -117,7 +127,7 @@ class Kin(GraphMethod, Admits):
 
     def _sizes(self, roster, server):
         """[N] training examples of those who have taken part; of all, as long as nobody has."""
-        return (roster.sizes * active(server.seen)).to(server.theta.dtype)
+        return (roster.sizes * active(server.trained > 0)).to(server.theta.dtype)
 
     def _attend(self, roster, server, cohort):
         """The weights of the cohort's mixtures, and who is sent the mean instead: [K] bool."""
@@ -125,62 +135,142 @@ class Kin(GraphMethod, Admits):
         return roster.memo.once("kin weights", made_of, lambda: self._weigh(roster, server, cohort))
 
     def _weigh(self, roster, server, cohort):
-        rows, near, still = self._favour(roster, server, server.moved, cohort)
+        moved = self._movements(roster, server)
+        rows, lengths, near, still = self._favour(roster, server, moved, cohort)
         guests = self._guests(server, cohort, still)
         if len(guests):
-            rows[:, guests], listed, _ = self._favour(roster, server, self._differences(roster, server), cohort[guests])
-            near = near if near is None else near.index_copy(0, guests, listed)
+            from_mean = self._favour(roster, server, self._differences(roster, server), cohort[guests])
+            rows[:, guests] = from_mean[0]
+            if near is not None:
+                near = near.index_copy(0, guests, from_mean[2])
+                lengths[:, guests] = self._cosines(roster, server, moved, cohort[guests], from_mean[2])[0].lengths
+        rows = rows * shorten(lengths, self.clip * middle(rows, lengths))
+        rows = rows / rows.sum(-1, keepdim=True).clamp(min=torch.finfo(rows.dtype).tiny)
         return Weights(rows if self.by_layer else rows[0], near), still
+
+    def _movements(self, roster, server):
+        """[N, d] how far models have moved from the first one."""
+        return server.theta - roster.theta
 
     def _guests(self, server, cohort, still):
         """Places in the cohort of those who joined a finished federation and have trained: [M] int64."""
-        return (~server.seen[cohort] & ~still).nonzero().squeeze(1)
+        return ((server.trained[cohort] == 0) & ~still).nonzero().squeeze(1)
 
     def _differences(self, roster, server):
         """[N, d] how models differ from the members' mean, by which such newcomers are compared."""
         return server.theta - weighted_mean(server.theta, self._sizes(roster, server))
 
     def _favour(self, roster, server, moved, cohort):
-        """[L, K, M] weights by cosines of moved: [N, d], whose they are: [K, M], and who has not moved: [K] bool."""
-        near = self._nearest(roster, server, moved, cohort)
+        """[L, K, M] weights by cosines of moved: [N, d], lengths, whose both are: [K, M], and who is still: [K]."""
+        near, missed = self._lists(roster, server, moved, cohort, roster.everyone)
+        alike, still = self._cosines(roster, server, moved, cohort, near)
         columns = roster.everyone if near is None else near  # [N], or [K, M]
-        alike, still = self._cosines(roster, moved, cohort, near)  # [L, K, M], [K]
-        tau = max(self.tau, 1e-30)  # in float32, less would be infinite
-        logits = alike / tau + self._sizes(roster, server).log()[columns]  # minus infinity: no weight
-        if self.own is None:
-            rows = logits.softmax(-1)
-        else:
-            itself = cohort[:, None] == columns
-            others = logits.masked_fill(itself, -torch.inf).softmax(-1).nan_to_num()  # none, if there is no other
-            rows = (1 - self.own) * others
-            rows = torch.where(itself, 1 - rows.sum(-1, keepdim=True), rows)
-        return rows.nan_to_num().to(server.theta.dtype), near, still  # no number: of those that are sent the mean
+        logits = alike.cosines / self._tau + self._sizes(roster, server).log()[columns] + missed  # -inf: no weight
+        rows = self._deal(server, logits, cohort, columns).nan_to_num()  # no number: of those that are sent the mean
+        return rows.to(server.theta.dtype), alike.lengths, near, still
 
-    def _nearest(self, roster, server, moved, cohort):
-        """[K, M] int64 clients that are mixed, itself and then its nearest by sketches of movements; None for all."""
-        if not 0 < self.neighbours < len(roster) - 1:
-            return None
+    def _deal(self, server, logits, cohort, columns):
+        """[L, K, M] weights of models for the cohort: [K], by logits: [L, K, M] of the clients of columns."""
+        return logits.softmax(-1)
+
+    def _follow(self, roster, server, absent, cohort, change):
+        """[M, d] the models of those absent: [M], each moved with its kin by the cohort's change: [K, d].
+
+        A client's own weight, against which those of the cohort count, is that of the share of clients in a round.
+        """
+        moved, layout = self._movements(roster, server), roster.layout
+        near, missed = self._lists(roster, server, moved, absent, cohort)
+        alike = self._compare(layout, take(moved, absent), take(moved, cohort), near)
+        sizes = roster.sizes.to(moved.dtype)
+        logits = (alike.cosines - 1) / self._tau + sizes[cohort if near is None else cohort[near]].log() + missed
+        own = (sizes[absent] * len(cohort) / len(roster)).log().expand(*logits.shape[:2])[..., None]
+        rows = torch.cat([own, logits], -1).softmax(-1)[..., 1:]
+        step = self._lengths(layout, change)  # [L, K]
+        steps = step[:, None] if near is None else step[:, near]
+        limit = self.clip * torch.minimum(alike.length, step.median(1, keepdim=True).values)
+        rows = rows * shorten(steps, limit[..., None])
+        rows = rows if self.by_layer else rows.expand(len(layout.layers), *rows.shape[1:])
+        theta, buffers = take(server.theta, absent), ~layout.trainable_on(moved.device)
+        if buffers.any():  # statistics become means, as a variance must not become negative
+            change = torch.where(buffers, take(server.theta, cohort), change)
+            kept = theta * buffers
+            for layer, share in zip(layout.layers, rows.sum(-1), strict=True):
+                kept[:, layer.at] *= share[:, None]
+            theta = theta - kept
+        return theta + mix(rows, change, layout, near)
+
+    @property
+    def _tau(self) -> float:
+        return max(self.tau, 1e-30)  # in float32, less would be infinite
+
+    def _lists(self, roster, server, moved, receivers, senders):
+        """[K, M] int64 whom of the senders: [N] receivers: [K] mix; and [K, M] logarithms of for how many each counts.
+
+        A receiver among the senders is the first in its list. None and 0 if all are mixed.
+        """
+        if not 0 < self.neighbours < len(senders) - 1:
+            return None, 0.0
         draw = key(roster.seed, "kin.sketch", device=moved.device)
         sketch = F.normalize(fold_models(moved, draw, roster.layout), eps=torch.finfo(moved.dtype).tiny)
-        others = candidates(sketch[cohort], sketch, cohort, self.neighbours, active(server.seen))
-        return torch.cat([cohort[:, None], others], 1)
+        sizes = self._sizes(roster, server).log()[senders]
+        lots = fold(fold(key(roster.seed, "kin.lists", device=moved.device), roster.tags), server.trained)[receivers]
+        itself = len(senders) == len(roster)
+        others, missed = draw_others(
+            sketch[receivers] / self._tau,
+            sketch[senders],
+            sizes,
+            self.neighbours,
+            lots,
+            roster.tags[senders],
+            receivers if itself else None,
+        )
+        if not itself:
+            return others, missed
+        return torch.cat([receivers[:, None], others], 1), F.pad(missed, (1, 0))
 
-    def _cosines(self, roster, moved, cohort, near):
-        """[L, K, M] cosines of movements, [1, K, M] of whole models; and who of the cohort has not moved: [K] bool."""
-        rows, layout = take(moved, cohort), roster.layout
-        if near is not None:
-            inner, square = inner_listed(rows, moved, near, layout)  # [L, K, M]
-            own = square[..., 0]  # a list begins with its owner
-        elif rows is moved:
+    def _cosines(self, roster, server, moved, cohort, near):
+        """How moved: [N, d] of the cohort compare with everyone's, and who of it has not moved: [K] bool.
+
+        A client's cosine with itself is that of the nearest other, and comes near 1 with examples trained on again.
+        """
+        alike = self._compare(roster.layout, take(moved, cohort), moved, near)
+        columns = roster.everyone if near is None else near
+        itself = cohort[:, None] == columns
+        strangers = itself | ~active(server.trained > 0)[columns]
+        nearest = alike.cosines.masked_fill(strangers, 0).amax(-1).clamp(min=0)  # [L, K]
+        again = ((server.trained[cohort] - 1).clamp(min=0) * roster.sizes[cohort]).to(moved.dtype)
+        sure = torch.where(again + self.credit > 0, again / (again + self.credit), 1.0)
+        own = torch.where(alike.length > 0, nearest + (1 - nearest) * sure, 0.0)
+        cosines = torch.where(itself, own[..., None], alike.cosines)
+        return alike._replace(cosines=cosines), (alike.length == 0).all(0)
+
+    def _compare(self, layout, rows, moved, near):
+        """The cosines of rows: [K, d] with moved: [N, d], or with those of lists near: [K, M]."""
+        length = self._lengths(layout, rows)
+        if near is None:
             inner = inner_by_layer(rows, moved, layout)
-            own = square = inner.diagonal(dim1=1, dim2=2)
+            lengths = (length if rows is moved else self._lengths(layout, moved))[:, None]
         else:
-            inner = inner_by_layer(rows, moved, layout)
-            square = torch.stack([moved[:, layer.trainable].norm(dim=1).square() for layer in layout.layers])  # [L, N]
-            own = square[:, cohort]
-        if not self.by_layer:
-            inner, square, own = (part.sum(0, keepdim=True) for part in (inner, square, own))
-        columns = square.sqrt() if near is not None else square.sqrt()[:, None]
-        length = own.sqrt()[..., None] * columns
-        alike = torch.where(length > 0, inner / length, 0.0).clamp(-1, 1)
-        return alike, (own == 0).all(0)
+            inner, square = inner_listed(rows, moved, near, layout)
+            lengths = (square if self.by_layer else square.sum(0, keepdim=True)).sqrt()
+        inner = inner if self.by_layer else inner.sum(0, keepdim=True)
+        scale = length[..., None] * lengths
+        return Alike(torch.where(scale > 0, inner / scale, 0.0).clamp(-1, 1), length, lengths)
+
+    def _lengths(self, layout, moved):
+        """[L, N] how long moved: [N, d] are, layer by layer; [1, N] of whole models."""
+        lengths = torch.stack([moved[:, layer.trainable].norm(dim=1) for layer in layout.layers])
+        return lengths if self.by_layer else lengths.norm(dim=0, keepdim=True)
+
+
+def middle(weights: Tensor, lengths: Tensor) -> Tensor:
+    """[L, K, 1] medians of lengths: [L, 1 or K, M], each of which counts by its weight: [L, K, M]; rows sum to one."""
+    ordered, order = lengths.sort(-1)
+    shorter = weights.gather(-1, order.expand_as(weights)).cumsum(-1) < 0.5
+    at = shorter.sum(-1, keepdim=True).clamp(max=weights.shape[-1] - 1)
+    return ordered.expand_as(weights).gather(-1, at)
+
+
+def shorten(lengths: Tensor, limit: Tensor) -> Tensor:
+    """[...] by what vectors of these lengths are multiplied, so that none is longer than its limit."""
+    return torch.where(lengths > limit, limit / lengths.clamp(min=torch.finfo(lengths.dtype).tiny), 1.0)

@@ -61,6 +61,30 @@ def candidates(queries: Tensor, keys: Tensor, cohort: Tensor, count: int, known:
     return torch.cat(chosen)
 
 
+def draw_others(
+    queries: Tensor, keys: Tensor, base: Tensor, count: int, lots: Tensor, tags: Tensor, itself: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """[K, M] int64 keys drawn for each query by its weight, and [K, M] logarithms of for how many each of them counts.
+
+    The logarithm of a weight is the product of queries: [K, s] and keys: [N, s], and base: [N]. Priority sampling
+    (Duffield, Lund and Thorup, 2007): sums over those that are drawn, each as many times, are unbiased for sums over
+    all keys. Draws depend on lots: [K] and tags: [N] only. itself: [K], if given, is the key that is left out of a row.
+    M is `count`, which is less than the number of the other keys.
+    """
+    chosen, counts, step = [], [], max(1, BLOCK // len(keys))
+    for at in range(0, len(queries), step):
+        rows = slice(at, at + step)
+        logits = queries[rows] @ keys.T + base
+        if itself is not None:
+            logits.scatter_(1, itself[rows, None], -torch.inf)
+        chance = ((fold(lots[rows, None], tags) >> 12 & (1 << 51) - 1).to(torch.float64) + 1) / 2**51  # in (0, 1]
+        priority, order = (logits - chance.log().to(logits)).topk(count + 1, dim=1)
+        order, least = order[:, :-1], priority[:, -1:]
+        chosen.append(order)
+        counts.append((least - logits.gather(1, order)).nan_to_num(0.0).clamp(min=0))
+    return torch.cat(chosen), torch.cat(counts)
+
+
 def nearest(theta: Tensor, sketch: Tensor, cohort: Tensor, count: int, layout: Layout) -> tuple[Tensor, Tensor]:
     """[K, M] int64 clients, each of the cohort: [K] itself and then its nearest, and their squared distances [K, M].
 
