@@ -21,6 +21,7 @@ from flower_federation import Federation, deal, environment, memory, spent
 from kinfed.core import trees
 from kinfed.flower.server import broker, plan, server
 from kinfed.flower.server.nodes import Node
+from kinfed.flower.site.policy import Policy
 from kinfed.flower.site.site import Site
 from kinfed.flower.site.site_reading import Reading
 from kinfed.interrupts import heard
@@ -65,7 +66,9 @@ def count_bytes():
             names = [f"site-{i}" for i in range(SITES)]
             deal(folder, names)
             few = Reading(few_rows=True)  # some methods take feedback of 7 rows here
-            sites = [Site(n, folder / n / "data.npz", folder / "state", "cpu", few) for n in names]
+            sites = [
+                Site(n, folder / n / "data.npz", folder / "state", "cpu", few, policy=Policy(runs="any")) for n in names
+            ]
             method = {"name": name, **({"clusters": 3} if name == "fedcedar" else {})}
             raw = {"rounds": ROUNDS, "method": method, "model": "mlp", "flower": {"clients": SITES, "classes": 10}}
             if name in ("panacea", "sfl"):

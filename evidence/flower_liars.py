@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from kinfed.errors import RunError
 from kinfed.flower.server import plan
 from kinfed.flower.server.server import serve
+from kinfed.flower.site.policy import Policy
 from kinfed.flower.site.site import Site
 from kinfed.flower.site.site_check import Here
 from kinfed.flower.site.site_reading import Reading
@@ -60,7 +61,17 @@ def hospitals(folder, said):
         folder.mkdir(exist_ok=True)
         (folder / f"{name}.csv").write_text("\n".join([",".join([*COLUMNS, "ward", "sick"]), *lines]) + "\n")
         told = said.setdefault(name, [])
-        sites.append(Site(name, folder / f"{name}.csv", folder, "cpu", Reading("sick"), report=told.append))
+        sites.append(
+            Site(
+                name,
+                folder / f"{name}.csv",
+                folder,
+                "cpu",
+                Reading("sick"),
+                report=told.append,
+                policy=Policy(runs="any"),
+            )
+        )
     return sites
 
 

@@ -37,6 +37,7 @@ from flwr.proto.node_pb2 import Node
 from kinfed.flower.programs import authentication
 from kinfed.flower.wire.server_app import bundle
 from kinfed.interrupts import heard
+from kinfed.runs import connections
 
 PAGE = Path(__file__).parents[1] / "docs" / "evidence" / "flower-security.md"
 SITES, ROUNDS = 3, 8
@@ -391,7 +392,7 @@ def flood(them):
         f"{len(lines):,} connections that say nothing, not even by TLS",
         "another host",
         f"{left} left open; a third host's /health answered {status} in {seconds:.2f} s",
-        status == 200 and left <= authentication.CONNECTIONS,
+        status == 200 and left <= connections.CONNECTIONS,
     )
 
 

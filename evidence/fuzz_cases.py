@@ -45,6 +45,7 @@ from kinfed.data.partitions import PARTITIONS
 from kinfed.flower.server import plan
 from kinfed.flower.server.nodes import Failure, Node
 from kinfed.flower.server.server import serve
+from kinfed.flower.site.policy import Policy
 from kinfed.flower.site.site import Site
 from kinfed.flower.wire import transport
 from kinfed.flower.wire.messages import Message
@@ -685,7 +686,7 @@ def sites(draw):
             path.write_text("a,b,c,d,y\n" + "\n".join(",".join(map(str, [*a, b])) for a, b in zip(x, y, strict=True)))
         else:
             npz(draw, path, {"x": x, "y": y}, 0.8)
-        made.append(Site(name, path, Path("state"), "cpu"))
+        made.append(Site(name, path, Path("state"), "cpu", policy=Policy(runs="any")))
     many = {"clients": len(made), "deadline": 0.05, "patience": 2.0, "quorum": draw.choice([0.3, 1.0])}
     many |= draw.choice([{}, {"classes": 3}, {"stale": "decay"}, {"norm_bound": 0.0}])
     if draw.random() < 0.5:

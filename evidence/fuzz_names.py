@@ -36,6 +36,7 @@ from kinfed.errors import RunError
 from kinfed.flower.programs.keys import check_name
 from kinfed.flower.server import plan
 from kinfed.flower.server.server import serve
+from kinfed.flower.site.policy import Policy
 from kinfed.flower.site.site import Site
 from kinfed.flower.site.site_reading import Reading
 from kinfed.serving.requests import JSON, Refused, answer
@@ -244,7 +245,7 @@ class Case:
         for name in names:
             data = Path(f"site-{len(sites)}.csv")
             self.write(data, ["one"], 30, [self.client])
-            sites.append(Site(name, data, Path("state"), "cpu", Reading(self.target)))
+            sites.append(Site(name, data, Path("state"), "cpu", Reading(self.target), policy=Policy(runs="any")))
         table = {"rounds": 1, "method": "fedavg", "model": self.draw.choice(["linear", "embedded"])}
         table["flower"] = {"clients": 3, "deadline": 1.0, "patience": 5.0}
         at_once = mock.patch.multiple("kinfed.flower.server.nodes", RETRY=0.05, LATER=0.05)

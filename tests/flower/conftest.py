@@ -178,13 +178,14 @@ def own_code():
 @pytest.fixture
 def sites(tmp_path, examples):
     """Configs of six nodes with their data files."""
-    configs = []
+    configs, policy = [], tmp_path / "any.toml"
+    policy.write_text('runs = "any"')
     for name, arrays in examples.items():
         folder = tmp_path / "sites" / name
         folder.mkdir(parents=True)
         np.savez(folder / "data.npz", **arrays)
         config = {"client-id": name, "data": str(folder / "data.npz"), "state-dir": str(folder), "device": "cpu"}
-        configs.append(config | {"reading": json.dumps({"few_rows": True})})
+        configs.append(config | {"reading": json.dumps({"few_rows": True}), "policy": str(policy)})
     return configs
 
 

@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 from kinfed import __version__
 from kinfed.flower.server import plan
 from kinfed.flower.server.server import serve
+from kinfed.flower.site.policy import Policy
 from kinfed.flower.site.site import Site
 from kinfed.flower.site.site_check import Here
 from kinfed.flower.site.site_reading import Reading
@@ -34,7 +35,15 @@ def hospital(tmp_path):
         cells = zip(draw.normal(60, 9, rows), draw.normal(5, 2, rows), draw.integers(0, 2, rows), strict=True)
         lines = [f"{age:.4f},{stay:.4f},{sick}" for age, stay, sick in cells]
         (tmp_path / "west.csv").write_text("\n".join(["age,stay,sick", *lines]) + "\n")
-        site = Site("west", tmp_path / "west.csv", tmp_path, "cpu", Reading("sick", **reading), report=said.append)
+        site = Site(
+            "west",
+            tmp_path / "west.csv",
+            tmp_path,
+            "cpu",
+            Reading("sick", **reading),
+            report=said.append,
+            policy=Policy(runs="any"),
+        )
         return site, said
 
     return make
@@ -178,7 +187,9 @@ def federation(tmp_path):
             for k in range(90):
                 lines.append(f"{draw.normal(60, 9):.3f},{draw.normal(5, 2):.3f},ward-{k % 6},{draw.integers(0, 2)}")
             (tmp_path / f"{name}.csv").write_text("\n".join([HEAD, *lines]) + "\n")
-            sites.append(Site(name, tmp_path / f"{name}.csv", tmp_path, "cpu", Reading("sick")))
+            sites.append(
+                Site(name, tmp_path / f"{name}.csv", tmp_path, "cpu", Reading("sick"), policy=Policy(runs="any"))
+            )
         raw = {"rounds": 1, "method": "fedavg", "model": "linear"}
         flower = {"clients": 3, "beside": [], "patience": 20.0, "categories": 10}
         lines = []
@@ -235,7 +246,16 @@ def test_windows_at_steps_that_are_not_there_are_not_believed(tmp_path):
     for i, name in enumerate(["ann", "bob", "cem", LIAR]):
         lines = [f"{300 * k},{(k * (i + 3)) % 17}" for k in range(120)]
         (tmp_path / f"{name}.csv").write_text("\n".join(["t,y", *lines]) + "\n")
-        sites.append(Site(name, tmp_path / f"{name}.csv", tmp_path, "cpu", Reading("y", time="t", past=4, horizon=2)))
+        sites.append(
+            Site(
+                name,
+                tmp_path / f"{name}.csv",
+                tmp_path,
+                "cpu",
+                Reading("y", time="t", past=4, horizon=2),
+                policy=Policy(runs="any"),
+            )
+        )
 
     def lie(words):
         if "begins" in words:

@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import contextlib
 import datetime
 import http.server
 import re
@@ -23,6 +24,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, utils
 
 from kinfed.flower.programs import authentication, keys, subprocesses
 from kinfed.flower.wire.link import Link
+from kinfed.runs import connections
 
 NOW = datetime.datetime(2030, 1, 1, tzinfo=datetime.UTC)
 SECRET = "a" * 64
@@ -251,12 +253,12 @@ async def told(scope, receive, send):
 @pytest.fixture
 def served(monkeypatch):
     """The port of that application behind the gate, without keys."""
-    monkeypatch.setattr(authentication, "PATIENCE", 0.3)
+    monkeypatch.setattr(connections, "PATIENCE", 0.3)
     bound = socket.socket()
     bound.bind(("127.0.0.1", 0))
-    port, server = bound.getsockname()[1], authentication.guarded(told, authentication.Doorman(SECRET, None))
-    listening = [authentication.Listener(bound)]
-    thread = threading.Thread(target=lambda: asyncio.run(server.serve(listening)), daemon=True)
+    port, listener = bound.getsockname()[1], connections.Listener(bound)
+    server = authentication.guarded(told, authentication.Doorman(SECRET, None), admit=listener.admit)
+    thread = threading.Thread(target=lambda: asyncio.run(server.serve([listener])), daemon=True)
     thread.start()
     while not server.started:
         time.sleep(0.01)
@@ -320,8 +322,8 @@ def test_who_stops_in_the_middle_is_hung_up_on(served):
 
 def test_one_address_cannot_take_all_connections(served, monkeypatch):
     """Before TLS or any byte; others get in meanwhile, and the same address once it has hung up."""
-    monkeypatch.setattr(authentication, "CONNECTIONS", 3)
-    monkeypatch.setattr(authentication, "PATIENCE", 60.0)
+    monkeypatch.setattr(connections, "CONNECTIONS", 3)
+    monkeypatch.setattr(connections, "PATIENCE", 60.0)
     lines = [socket.create_connection(("127.0.0.1", served), timeout=5) for _ in range(8)]
     time.sleep(0.2)
     assert len(select.select(lines, [], [], 0)[0]) == 5  # hung up on
@@ -333,6 +335,42 @@ def test_one_address_cannot_take_all_connections(served, monkeypatch):
         line.close()
     time.sleep(0.2)
     assert b"200" in talk(served, health)
+
+
+def test_strangers_of_many_addresses_take_a_bounded_number_of_connections(served, monkeypatch):
+    """The oldest of the address with the most is closed; one that has called is no stranger's any more."""
+    monkeypatch.setattr(connections, "STRANGERS", 6)
+    monkeypatch.setattr(connections, "PATIENCE", 60.0)
+    near = b"kinfed-secret: " + SECRET.encode() + b"\r\n"
+    known = socket.create_connection(("127.0.0.1", served), 5)
+    known.sendall(b"POST /any HTTP/1.1\r\nhost: x\r\n" + near + b"content-length: 3\r\n\r\nabc")
+    assert known.recv(1000).startswith(b"HTTP/1.1 200")
+    time.sleep(0.2)
+    known.setblocking(False)
+    with contextlib.suppress(BlockingIOError):
+        known.recv(1000)
+    alone = socket.create_connection(("127.0.0.1", served), 5, source_address=("127.0.0.9", 0))
+    lines = [
+        socket.create_connection(("127.0.0.1", served), 5, source_address=(f"127.0.0.{2 + i % 4}", 0))
+        for i in range(40)
+    ]
+    time.sleep(0.3)
+    assert len(select.select(lines, [], [], 0)[0]) == 40 + 1 - 6  # hung up on
+    assert select.select([known, alone], [], [], 0)[0] == []
+    for line in (known, alone, *lines):
+        line.close()
+
+
+def test_a_signature_is_verified_only_of_a_members_key(monkeypatch):
+    """It takes a thousand times as long as to look a key up."""
+    verified = []
+    monkeypatch.setattr(authentication, "_is_signed", lambda key, *rest: verified.append(key) or False)
+    doorman = authentication.Doorman(SECRET, lambda: {b"ann's": "ann"})
+    for key in (b"ann's", b"a stranger's"):
+        parts = {"public-key": base64.b64encode(key), "timestamp": b"now", "signature": base64.b64encode(b"signed")}
+        headers = [(f"flwr-{name}".encode(), value) for name, value in parts.items()]
+        assert doorman.judge("POST", b"/v1/fleet/pull-messages", headers).status == 401
+    assert verified == [b"ann's"]
 
 
 def test_what_calls_from_elsewhere_is_not_this_machine(served):

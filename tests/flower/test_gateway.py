@@ -12,6 +12,7 @@ from kinfed.flower.server import broker, nodes, plan
 from kinfed.flower.server.server import serve
 from kinfed.flower.site import site_cohort
 from kinfed.flower.site.gateway import Gateway, parted
+from kinfed.flower.site.policy import Policy
 from kinfed.flower.site.site import Site
 from kinfed.flower.site.site_check import Here
 from kinfed.flower.site.site_reading import Reading
@@ -50,12 +51,12 @@ def federation(tmp_path, monkeypatch):
         table = {ward: rows(name, 30 + 7 * i) for i, (ward, name) in enumerate(names.items())}
         for ward, name in names.items():
             path = write(tmp_path / f"{name}.csv", {ward: table[ward]})
-            single.append(Site(name, path, tmp_path / "single", "cpu", READING))
+            single.append(Site(name, path, tmp_path / "single", "cpu", READING, policy=Policy(runs="any")))
             if not site:
-                grouped.append(Site(name, path, tmp_path / "grouped", "cpu", READING))
+                grouped.append(Site(name, path, tmp_path / "grouped", "cpu", READING, policy=Policy(runs="any")))
         if site:
             files = parted(write(tmp_path / f"{site}.csv", table), "ward", site, tmp_path / "parts")
-            made = Gateway(site, files, tmp_path / "grouped", "cpu", GATEWAY, (), told.append)
+            made = Gateway(site, files, tmp_path / "grouped", "cpu", GATEWAY, (), told.append, Policy(runs="any"))
             grouped.append(made)
     return grouped, single, told
 

@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 
 from kinfed.errors import RunError
 from kinfed.flower.server import plan
+from kinfed.flower.site.policy import Policy
 from kinfed.flower.site.site import Site
 from kinfed.flower.site.site_predictor import load_model
 
@@ -130,7 +131,9 @@ def test_a_server_cannot_name_other_code_of_a_site(trial, mine, own_code, part, 
     (invitation,) = [message for client, kind, message in trial.grid.sent if (client, kind) == ("a", "join")]
     invitation.words["table"][part] = {"name": named}
     config = next(iter(trial.grid.sites.values()))
-    site = Site("a", Path(config["data"]), Path(config["state-dir"]), code=[Path(config["code"])])
+    site = Site(
+        "a", Path(config["data"]), Path(config["state-dir"]), code=[Path(config["code"])], policy=Policy(runs="any")
+    )
     assert why in site.reply("join", invitation).words["refused"]
 
 

@@ -11,7 +11,7 @@ from kinfed import RunError, UsageError
 from kinfed.cli import main
 from kinfed.flower.server import plan
 from kinfed.flower.server.server import serve
-from kinfed.flower.site import policy
+from kinfed.flower.site import agreements
 from kinfed.flower.site.policy import Policy
 from kinfed.flower.site.site import Site
 from kinfed.flower.site.site_check import Here
@@ -27,6 +27,7 @@ training = { epochs = 2, batch = 8 }
 [flower]
 clients = 1
 beside = []
+patience = 1.0
 """
 
 
@@ -52,23 +53,22 @@ def asked(tmp_path):
 
 
 def test_by_default_only_plans_run_that_the_operator_agreed_to(asked, tmp_path, capsys):
-    with pytest.raises(RunError, match="has agreed to no plan of this split and seed"):
-        asked(Policy())
+    with pytest.raises(RunError, match="crafted ones can read rows"):
+        asked(Policy())  # waits until its patience is over
     command = ["flower", "agree", "a", str(tmp_path / "plan.toml"), "--state", str(tmp_path / "site")]
     command += ["--data", str(tmp_path / "a.csv"), "--device", "cpu"]
     assert main(command) == main(command) == 0
     assert "what leaves this site for the server" in " ".join(capsys.readouterr().err.split())
-    assert len(json.loads((tmp_path / "site" / "a" / policy.AGREED).read_text())) == 1
-    assert asked(Policy()).rounds == 3
-    assert asked(Policy(), "flower.deadline=5.0").rounds == 3  # the server's own affair
-    with pytest.raises(RunError, match="its operator has not agreed to this plan"):
+    assert len(json.loads((tmp_path / "site" / "a" / agreements.AGREED).read_text())) == 1
+    assert asked(Policy(), "flower.deadline=5.0").rounds == 3  # that is the server's own affair
+    with pytest.raises(RunError, match="crafted ones can read rows"):
         asked(Policy(), "training.epochs=3")
     assert asked(Policy(runs="any"), "training.epochs=3").rounds == 3
     joined = max((tmp_path / "site" / "a").glob("*/join.safetensors"), key=lambda path: path.stat().st_mtime_ns)
     site = Site("a", tmp_path / "a.csv", tmp_path / "site", "cpu", Reading(), policy=Policy())
     later = site.reply("round", Message({"experiment": joined.parent.name, "layout": ""}, {})).words["refused"]
     assert later.startswith("its operator has not agreed to this plan")  # though it had joined it before
-    with pytest.raises(RunError, match="no plan of this split and seed"):
+    with pytest.raises(RunError, match="crafted ones can read rows"):
         asked(Policy(), "seed=1")
 
 

@@ -16,6 +16,7 @@ from kinfed.data.federation import Federation
 from kinfed.flower.server import plan
 from kinfed.flower.site import site as module, site_examples
 from kinfed.flower.site.model_store import ModelStore
+from kinfed.flower.site.policy import Policy
 from kinfed.flower.site.site import Site
 from kinfed.flower.site.site_reading import Reading
 from kinfed.flower.wire import messages
@@ -33,7 +34,7 @@ TABLE = {
 @pytest.fixture
 def site(tmp_path, examples):
     np.savez(tmp_path / "d.npz", **examples["d"])
-    return Site("d", tmp_path / "d.npz", tmp_path / "state", "cpu")
+    return Site("d", tmp_path / "d.npz", tmp_path / "state", "cpu", policy=Policy(runs="any"))
 
 
 @pytest.fixture

@@ -36,6 +36,7 @@ from kinfed.flower.server import plan
 from kinfed.flower.server.schema_negotiation import Describing
 from kinfed.flower.server.validation import read_scores
 from kinfed.flower.site import site_examples
+from kinfed.flower.site.policy import Policy
 from kinfed.flower.site.site import Site
 from kinfed.flower.site.site_check import rehearse
 from kinfed.flower.site.site_files import ExperimentFolder
@@ -610,7 +611,7 @@ def test_no_message_that_leaves_a_site_holds_what_is_in_a_row(tables):
 def test_the_site_itself_says_what_is_in_the_cell(tmp_path):
     said = []
     (tmp_path / "d.csv").write_text("a,y\n1.5,2.5\n2.5,4.5\nfoo,6.5\n2.25,7.5\n")
-    site = Site("d", tmp_path / "d.csv", tmp_path, "cpu", report=said.append)
+    site = Site("d", tmp_path / "d.csv", tmp_path, "cpu", report=said.append, policy=Policy(runs="any"))
     agreed = {"targets": ["y"], "counts": False, "inputs": [["a", "number"]], "classes": None}
     words = {"agreed": agreed, "split": {}, "seed": 0}
     refused = site.reply("describe", messages.Message(words, {})).words["refused"]
@@ -631,7 +632,7 @@ def asked(tmp_path):
 
     def ask(reading, **agreed):
         said = []
-        site = Site("d", tmp_path / "d.csv", tmp_path, "cpu", reading, report=said.append)
+        site = Site("d", tmp_path / "d.csv", tmp_path, "cpu", reading, report=said.append, policy=Policy(runs="any"))
         agreed = {"targets": ["y"], "inputs": [["a", "number"]], "classes": ["0", "1"], "counts": False} | agreed
         words = {"agreed": {key: one for key, one in agreed.items() if one != []}, "split": {}, "seed": 0}
         return site.reply("describe", messages.Message(words, {})).words, said
@@ -687,7 +688,9 @@ def test_what_a_server_says_wrongly_is_not_told_as_a_fault_of_the_file(asked):
 def test_a_table_that_cannot_be_used_is_refused_when_greeted(tmp_path, text, why, fault):
     said = []
     (tmp_path / ("d.tsv" if text is None else "d.csv")).write_text(text or "")
-    reply = Site("d", tmp_path / "d.csv", tmp_path, "cpu", report=said.append).reply("hello", messages.Message({}, {}))
+    reply = Site("d", tmp_path / "d.csv", tmp_path, "cpu", report=said.append, policy=Policy(runs="any")).reply(
+        "hello", messages.Message({}, {})
+    )
     where = ", in column 'y' (line 3)" if fault == "NUMBER" else ""
     assert reply.words["refused"] == (f"its file cannot be used: {Fault[fault]}{where}; its own screen says more")
     assert why in said[0]
@@ -860,7 +863,7 @@ def test_one_class_and_many_categories_are_told_to_the_operator(tmp_path):
     said = []
     rows = [f"{i},c{i % 1500},no\n" for i in range(4000)]  # of 1,500 categories 1,433 are in training rows
     (tmp_path / "d.csv").write_text("a,b,y\n" + "".join(rows))
-    site = Site("d", tmp_path / "d.csv", tmp_path, "cpu", report=said.append)
+    site = Site("d", tmp_path / "d.csv", tmp_path, "cpu", report=said.append, policy=Policy(runs="any"))
     agreed = {
         "targets": ["y"],
         "counts": False,
@@ -911,7 +914,9 @@ def test_a_series_whose_times_name_two_clocks_is_refused(tmp_path):
     said = []
     (tmp_path / "d.csv").write_text("when,y\n2024-01-01 00:00+01:00,1\n2024-01-01 01:00+01:00,2\n2024-01-01 03:00,3\n")
     reading = Reading("y", time="when", past=1, horizon=1)
-    Site("d", tmp_path / "d.csv", tmp_path, "cpu", reading, report=said.append).reply("hello", messages.Message({}, {}))
+    Site("d", tmp_path / "d.csv", tmp_path, "cpu", reading, report=said.append, policy=Policy(runs="any")).reply(
+        "hello", messages.Message({}, {})
+    )
     assert "line 4, column 'when': '2024-01-01 03:00' has no time zone, but" in said[0]
 
 
@@ -952,7 +957,7 @@ def test_rows_in_order_of_time_are_split_by_each_sites_own_times(tables, tmp_pat
     federation = kinfed.from_csv(tmp_path / "all.csv", client="who", target=target, time="bought", split=split, seed=11)
     compare(made, summary, federation)
     config = next(iter(made.grid.sites.values()))
-    site = Site("a", Path(config["data"]), tmp_path, "cpu", readings["a"])
+    site = Site("a", Path(config["data"]), tmp_path, "cpu", readings["a"], policy=Policy(runs="any"))
     hello = site.reply("hello", messages.Message({}, {})).words
     assert hello["table"].keys() == {"targets", "kinds", "labels", "units", "in_order"}
     asked = next(one for _, kind, one in made.grid.sent if kind == "describe")

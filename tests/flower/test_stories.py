@@ -15,6 +15,7 @@ from kinfed.cli import flower, main
 from kinfed.cli.program import parser_of
 from kinfed.flower.server import plan
 from kinfed.flower.server.server import serve
+from kinfed.flower.site.policy import Policy
 from kinfed.flower.site.site import Site
 from kinfed.flower.site.site_check import Here
 from kinfed.runs.config import experiment
@@ -70,7 +71,7 @@ def test_sites_that_start_as_the_page_says_are_told_whether_kin_helped(story, tm
             said = "".join(reversed(capsys.readouterr()))
             assert all(line in said for line in lines)
     sites = [
-        Site(name, Path(args.data), args.state, "cpu", flower._reading(args), (), told.append)
+        Site(name, Path(args.data), args.state, "cpu", flower._reading(args), (), told.append, Policy(runs="any"))
         for name, args in nodes(shown).items()
     ]
     raw = experiment.read("plan.toml", ["rounds=2"])

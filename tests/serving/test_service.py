@@ -4,6 +4,7 @@ import http.client
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -215,6 +216,25 @@ def test_more_requests_than_may_wait_are_told_to_come_again(shops, monkeypatch):
         metrics = got.text
     assert 'kinfed_requests_total{status="200"} 3.0' in metrics
     assert "kinfed_rows_total 3.0" in metrics
+
+
+def test_connections_that_say_nothing_keep_nobody_out(shops):
+    with serving(shops / "run", limits=Limits(concurrency=4)) as (address, _):
+        host, port = address.removeprefix("http://").split(":")
+        silent = [socket.create_connection((host, int(port))) for _ in range(70)]
+        assert requests.get(f"{address}/health", timeout=5).status_code == 200
+        for line in silent:
+            line.close()
+
+
+def test_a_table_of_a_hundred_thousand_columns_is_refused_before_it_is_read(shops, monkeypatch):
+    monkeypatch.setattr("kinfed.serving.requests.open_table", lambda path: pytest.fail("it was read"))
+    wide = ",".join(f"c{i}" for i in range(100_000))
+    with serving(shops / "run") as (address, _):
+        said = requests.post(f"{address}/predict/shop 1", f"{wide}\n", headers={"Content-Type": "text/csv"})
+        assert (said.status_code, "100,000 columns" in said.text or "99,999 columns" in said.text) == (422, True)
+        said = requests.post(f"{address}/predict/shop 1", json={"rows": [dict.fromkeys(wide.split(","), 1)]})
+        assert said.status_code == 422
 
 
 @contextmanager

@@ -5,6 +5,7 @@ import dataclasses
 import importlib.util
 import json
 import os
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -14,13 +15,8 @@ from rich.table import Table
 
 from ..errors import UsageError
 from ..files import make_folder
-from ..report.tables.text_table import draw, quantity
-from ..runs import reference_runs, trackers
-from ..runs.config import experiment, parts, plugins
-from ..runs.run_folder import RunFolder
 from .console import Literal
 from .options import REPEATED
-from .training import show
 
 HOME = "KINFED_FLOWER_HOME"
 READING = (
@@ -57,8 +53,9 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         actions, common, "agree", _agree, "at a site: show what would leave in runs of a plan, and agree to it"
     )
     agree.add_argument("site", metavar="SITE", help="this client's name")
-    agree.add_argument("plan", metavar="FILE.toml", help="the config of the run, as the server's operator sent it")
-    _add_examples(agree)
+    what = "the config of the run, as the server's operator sent it (default: what the server asked the node for)"
+    agree.add_argument("plan", nargs="?", default="", metavar="FILE.toml", help=what)
+    _add_examples(agree, needed=False)
     log = _action(actions, common, "log", _log, "verify and print an audit log: what left, to whom, and what came")
     log.add_argument("where", type=Path, metavar="DIR", help="a run's folder, or a site's, such as kinfed-site/ann")
     app = _action(actions, common, "app", _app, "write a plan as an app that flwr run starts on any Flower deployment")
@@ -101,17 +98,21 @@ def _add_node(actions: Any, common: argparse.ArgumentParser) -> None:
         help="connect to nobody: say whether the file, and the model of this config, fit, and what would leave the "
         "site",
     )
+    what = "agree to one run of this config, unless that was agreed to before; may be repeated (default: ask for each)"
+    node.add_argument("--agree", **REPEATED, type=Path, metavar="FILE.toml", help=what)
 
 
-def _add_examples(node: argparse.ArgumentParser) -> None:
+def _add_examples(node: argparse.ArgumentParser, needed: bool = True) -> None:
     """Which examples a site has, how they are read, and within which limits they are used."""
     node.add_argument("overrides", nargs="*", default=[], metavar="key=value", help="how its table is read, see below")
     node.add_argument(
         "--data",
-        required=True,
+        required=needed,
         metavar="FILE",
         help="this client's examples: .csv, .parquet, a folder of these, .npz, or with --query a database "
-        "(postgresql://USER@HOST/NAME, sqlite:///FILE)",
+        "(postgresql://USER@HOST/NAME, sqlite:///FILE)"
+        + " (default: those of its node, read as it reads them)"
+        * (not needed),
     )
     node.add_argument(
         "--client",
@@ -135,7 +136,8 @@ def _add_examples(node: argparse.ArgumentParser) -> None:
         "--policy",
         type=Path,
         metavar="FILE.toml",
-        help="what this site takes part in, whatever the server asks; see docs/deploy.md (default: in anything)",
+        help="within which limits this site takes part; see docs/deploy.md (default: in runs that its operator agrees "
+        "to)",
     )
     node.add_argument(
         "--state",
@@ -246,20 +248,26 @@ def _node(args: argparse.Namespace, console: Console) -> None:
     rules = _rules(args)
     examples = site_examples.opened(args.data, args.query, reading)
     told = _printer(console)
-    node.run(args.site, examples, reading, args.state, link, key, args.device, args.code, told, rules)
+    node.run(args.site, examples, reading, args.state, link, key, args.device, args.code, told, rules, args.agree)
 
 
-def _check(args: argparse.Namespace, plan: Path | None, console: Console) -> Any:
-    """Say what would leave a site; returns its examples."""
+def _check(args: argparse.Namespace, plan: Path | None, console: Console) -> None:
+    """Say what would leave a site."""
     from ..flower.site import site_examples
-    from ..flower.site.site_check import rehearse
 
     reading = _reading(args)
     examples = site_examples.opened(args.data, args.query, reading)
-    if args.client:  # what one client is checked for, with the rows of all
-        reading = dataclasses.replace(reading, ignore=(*reading.ignore, args.client), client="")
-    rehearse(args.site, examples, reading, args.code, args.device, plan, _printer(console), _rules(args))
-    return examples
+    _rehearse(args, examples, reading, args.code, plan, console)
+
+
+def _rehearse(
+    args: argparse.Namespace, examples: Any, reading: Any, code: Any, plan: Path | None, console: Console
+) -> None:
+    from ..flower.site.site_check import rehearse
+
+    if reading.client:  # what one client is checked for, with the rows of all
+        reading = dataclasses.replace(reading, ignore=(*reading.ignore, reading.client), client="")
+    rehearse(args.site, examples, reading, code, args.device, plan, _printer(console), _rules(args))
 
 
 def _rules(args: argparse.Namespace) -> Any:
@@ -286,6 +294,10 @@ def _run(args: argparse.Namespace, console: Console) -> None:
     from ..data.graph_files import GraphFile
     from ..flower.programs import follow, superlink
     from ..flower.server import plan
+    from ..runs import trackers
+    from ..runs.config import experiment, parts, plugins
+    from ..runs.run_folder import RunFolder
+    from .training import show
 
     trackers.check(args.track)
     if resumed := args.plan.is_dir():
@@ -330,23 +342,39 @@ def _run(args: argparse.Namespace, console: Console) -> None:
 
 
 def _agree(args: argparse.Namespace, console: Console) -> None:
+    from ..flower.programs import node
     from ..flower.server import plan
-    from ..flower.server.site_references import fedavg_of, wanted
-    from ..flower.site import gateway, policy
+    from ..flower.site import agreements, gateway, site_examples
+    from ..runs.config import experiment, plugins
 
-    examples = _check(args, Path(args.plan), console)
-    with plugins.local(args.code):
-        planned = plan.resolve(experiment.read(args.plan, []))
-        also = [fedavg_of(planned, 1)] if "fedavg" in wanted(planned) else []
-        names = [args.site]
-        if args.client:
-            names = [*gateway.names_in(gateway.table_of(examples), args.client, args.site)]
-        hashed = {policy.agree([planned, *also], args.state / name) for name in names}
-    console.print(f"agreed: {args.site} takes part in runs of this plan, {hashed.pop()[:16]}", soft_wrap=True)
+    examples: Any
+    if args.data is None:
+        examples, reading, code = node.kept_options(args.state / args.site / "node")
+    else:
+        reading, code = _reading(args), args.code
+        examples = site_examples.opened(args.data, args.query, reading)
+    names = [args.site]
+    if reading.client:
+        names = [*gateway.names_in(gateway.table_of(examples), reading.client, args.site)]
+    with plugins.local(code), tempfile.TemporaryDirectory(prefix="kinfed-plan-") as folder:
+        path = Path(args.plan or Path(folder) / "plan.toml")
+        if args.plan:
+            plans = node.plans_of(path)
+        else:
+            plans = [plan.resolve(table) for table in agreements.asked(args.state / names[0])]
+            if not plans:
+                raise UsageError(f"no server has asked {args.site} for a run yet; give its config, FILE.toml")
+            experiment.write(plans[0].table, path)
+        _rehearse(args, examples, reading, code, path, console)
+        for line in agreements.summary(plans[0]):
+            console.print(line, soft_wrap=True)
+        hashed = {agreements.agree(plans, args.state / name) for name in names}
+    console.print(f"agreed: {args.site} takes part in one run of this plan, {hashed.pop()[:16]}", soft_wrap=True)
 
 
 def _log(args: argparse.Namespace, console: Console) -> None:
-    from ..flower.wire import audit
+    from ..flower.wire import audit_file as audit, contents
+    from ..report.tables.text_table import quantity
 
     path, count, last = audit.find(args.where), 0, None
     for last in audit.read(path):
@@ -357,6 +385,8 @@ def _log(args: argparse.Namespace, console: Console) -> None:
             arrow, size = "->" if last["way"] == "sent" else "<-", quantity(last["bytes"], "B")
             held = f"{', '.join(last['holds']) or 'nothing'} ({last['message'][:16]})"
             Literal().print(f"{last['at']} {arrow} {last['peer']} {last['kind']}, {size}: {held}", soft_wrap=True)
+            if (says := last.get("says")) and (line := contents.told(says, {}, None)):
+                Literal().print(f"  {line}", soft_wrap=True)
     if not args.json:
         end = f"; the hash of the last is {last['hash']}" if last else ""
         console.print(f"{path}: {count:,} messages, each as it was written{end}", soft_wrap=True)
@@ -365,6 +395,7 @@ def _log(args: argparse.Namespace, console: Console) -> None:
 def _app(args: argparse.Namespace, console: Console) -> None:
     from ..flower.site.site_reading import SETTINGS
     from ..flower.wire import server_app as app
+    from ..runs.config import experiment
 
     is_read = {one: one.partition("=")[0] in SETTINGS for one in args.overrides}
     plan = experiment.read(args.plan, [one for one in args.overrides if not is_read[one]])
@@ -375,6 +406,8 @@ def _app(args: argparse.Namespace, console: Console) -> None:
 
 def _beside(text: str) -> list[str]:
     """What --beside asks for; raises UsageError for anything else, "auto" included."""
+    from ..runs import reference_runs
+
     wanted = reference_runs.parse(text)
     if isinstance(wanted, str):
         raise UsageError(f"--beside is local, local,fedavg or none; got '{text}'")
@@ -426,6 +459,8 @@ def _of_run(run: dict[str, Any]) -> str:
 
 
 def _sites(sites: dict[str, Any]) -> Table:
+    from ..report.tables.text_table import draw, quantity
+
     rows = []
     for name, site in sites.items():
         counts = [str(site.get(key, "")) for key in ("rounds", "missed")]

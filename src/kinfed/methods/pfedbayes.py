@@ -50,6 +50,7 @@ class PFedBayes(Averaging, Advises, Extends):
     sigma: Positive = 0.048587  # standard deviation of every weight at first: rho is -3
     jitter: NonNegative = 1.0  # by how much of its standard deviation a sampled weight is off its mean; 0: no samples
     beta: Annotated[float, In("(0, 1]")] = 1.0  # how far the server goes to the mean of the clients' copies
+    steps_on_each_batch: ClassVar[bool] = True
     grid: ClassVar = {"zeta": (1.0, 10.0, 100.0)}
 
     @property

@@ -6,7 +6,7 @@ round.
 
 import warnings
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import torch
 
@@ -32,6 +32,7 @@ class PFedMe(Averaging, Advises):
     share: Annotated[float, In("(0, 1]")] = 0.075  # eta times lambda: of the way that w_i goes to the personal model
     beta: Positive = 1.0  # how far the server goes to the mean of the w_i; 1: all the way
 
+    steps_on_each_batch: ClassVar[bool] = True
     rates = ("lr",)
     remedy = "lower method.lr, method.pull or method.beta"
 

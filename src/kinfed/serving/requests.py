@@ -17,6 +17,7 @@ from ..errors import UsageError
 from ..runs.predictor import Predictor
 
 CSV, JSON = "text/csv", "application/json"
+WIDEST = 10_000  # columns of a request
 Cell = str | int | float | bool | None
 
 
@@ -84,6 +85,8 @@ def _predict_rows(predictor: Predictor, frame: Frame) -> tuple[Any, list[str]]:
 
 
 def _of_csv(predictor: Predictor, body: bytes) -> tuple[Any, list[str]]:
+    head = body[: body.find(b"\n") + 1] or body
+    _check_width(max(map(head.count, (b",", b";", b"\t"))))
     with tempfile.TemporaryDirectory(prefix="kinfed-") as folder:
         path = Path(folder) / "request.csv"
         path.write_bytes(body)
@@ -93,6 +96,14 @@ def _of_csv(predictor: Predictor, body: bytes) -> tuple[Any, list[str]]:
             raise UsageError(str(problem).replace(str(path), "the request")) from None
         finally:
             _said.lines = [line.replace(str(path), "the request") for line in _said.lines or ()]
+
+
+def _check_width(columns: int) -> None:
+    """Raise Refused for a table so wide that reading it would keep others waiting."""
+    if columns > WIDEST:
+        raise Refused(
+            422, f"the request has {columns:,} columns, and {WIDEST:,} are read at most; send those of the run"
+        )
 
 
 def _json(body: bytes) -> dict[str, Any]:
@@ -114,6 +125,7 @@ def _table(rows: list[Any]) -> Any:
     import polars
 
     first = rows[0]
+    _check_width(len(first) if isinstance(first, dict) else 0)
     for i, row in enumerate(rows):
         if not isinstance(row, dict) or row.keys() != first.keys():
             got = "has other columns than row 1" if isinstance(row, dict) else "is not an object"

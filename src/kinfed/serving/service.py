@@ -24,6 +24,7 @@ from starlette.routing import Route
 
 from ..data.tables.words import known_name
 from ..errors import UsageError, nearest
+from ..runs import connections
 from ..runs.predictor import Predictor
 from .requests import CSV, JSON, Refused, answer, told_to_requests
 
@@ -38,7 +39,7 @@ class Limits:
     """What the service takes at a time."""
 
     megabytes: float = 16  # of a request
-    concurrency: int = 64  # connections and requests; one more gets 503
+    concurrency: int = 64  # requests; one more gets 503
     workers: int = 2  # threads that answer
 
     def __post_init__(self) -> None:
@@ -75,6 +76,7 @@ class Service:
     def __init__(self, predictor: Predictor, method: str, token: str = "", limits: Limits = Limits()) -> None:
         self.predictor, self.method, self.token, self.limits = predictor, method, token, limits
         self.server: uvicorn.Server | None = None  # while it runs
+        self._under_way = 0  # requests
         self._free = asyncio.Semaphore(limits.workers)
         self.registry = registry = prometheus.CollectorRegistry()
         self._count = prometheus.Counter("kinfed_requests", "Requests by status", ["status"], registry=registry)
@@ -96,20 +98,39 @@ class Service:
     def run(self, at: socket.socket) -> None:
         """Answer until a signal to stop; requests that are being answered are finished."""
         torch.set_num_threads(max(1, torch.get_num_threads() // self.limits.workers))
+        listener = connections.Listener(at)
         config = uvicorn.Config(
-            self.app(),
-            http="h11",
+            self._limited(self.app(), listener),
+            http=connections.hurried(),
             ws="none",
+            loop="asyncio",  # another one would accept connections itself
             log_level="warning",
             access_log=False,
-            limit_concurrency=self.limits.concurrency,
             timeout_keep_alive=5,
             timeout_graceful_shutdown=10,
             lifespan="off",
         )
         self.server = uvicorn.Server(config)
         with told_to_requests():
-            self.server.run(sockets=[at])
+            self.server.run(sockets=[listener])
+
+    def _limited(self, app: Any, listener: connections.Listener) -> Any:
+        """The program, which answers 503 to one request more than may be under way; connections are none."""
+
+        async def limited(scope: Any, receive: Any, send: Any) -> None:
+            if scope["type"] != "http":
+                return await app(scope, receive, send)  # type: ignore[no-any-return]
+            listener.admit(scope["client"])
+            if self._under_way >= self.limits.concurrency:
+                why = {"error": f"{self.limits.concurrency} requests are under way already; come again"}
+                return await JSONResponse(why, 503)(scope, receive, send)
+            self._under_way += 1
+            try:
+                await app(scope, receive, send)
+            finally:
+                self._under_way -= 1
+
+        return limited
 
     async def _predict(self, request: Request) -> Response:
         begin = time.perf_counter()

@@ -171,6 +171,14 @@ class Simulation:
         self.states.put(cohort, after, before)
         return cohort, uploads
 
+    def row_weights(self, round: int, cohort: Tensor, sent: Tree) -> Tensor | None:
+        """[K, k, n] by how much each training row counts in the sums that clients upload; None of other methods."""
+        weigh = getattr(self.method, "row_weights", None)
+        if weigh is None:
+            return None
+        found: Tensor = self._each(round, cohort, weigh, self.states.take(cohort), sent)
+        return found
+
     def evaluate(self, round: int, cohort: Tensor, sent: Tree) -> Evaluation:
         """Scores of the cohort's models on validation and test examples."""
         with self._set_precision():

@@ -89,7 +89,7 @@ class Description:
 
     def with_newcomers(self, found: Mapping[str, Mapping[str, Own]]) -> "Description":
         """The same with scales of clients that it does not know, of columns in which each client has its own."""
-        own = next(iter(self.clients.values()), {}).keys()
+        own = set.intersection(*({*scales} for scales in self.clients.values())) if self.clients else set()
         new = {who: {name: scales[name] for name in own} for who, scales in found.items() if who not in self.clients}
         return replace(self, clients={**self.clients, **new})
 

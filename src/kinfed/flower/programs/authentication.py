@@ -12,7 +12,6 @@ import datetime
 import gc
 import hashlib
 import hmac
-import ipaddress
 import json
 import socket
 import time
@@ -20,13 +19,13 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
+from ...runs import connections
+
 HEADER = b"kinfed-secret"
 LARGEST = 8 << 20  # bytes of a call; Flower cuts arrays into pieces of 5 MiB
 AT_ONCE = LARGEST + (1 << 16)  # bytes of one key that may be under way: a node makes one call after another
 LONG = 1 << 20  # bytes of a body whose memory is given back at once
 ALL_AT_ONCE = 8 * LARGEST  # of all keys
-PATIENCE = 30.0  # seconds that a connection may say nothing
-CONNECTIONS = 256  # of one address at once, those that have not greeted by TLS yet included
 VALID = datetime.timedelta(seconds=310)  # in which Flower may take a signature for fresh, and some
 MOST = 100_000  # signatures of one key in that time
 HEARD = 10_000  # keys of which it is remembered when they last called
@@ -107,12 +106,14 @@ class Doorman:
         return self._signed(headers, length) if site and not local else PASS
 
     def _signed(self, headers: Headers, length: int) -> Admission:
-        key, stamp = _signer(headers, self._now())
-        if not key:
+        claimed, now = _claimed(headers), self._now()
+        if claimed is None:
             return Admission(401, STALE)
-        if not self._is_known_site(key):
+        key, stamp, _ = claimed
+        if not self._is_known_site(key):  # looked up first, as a signature takes a thousand times as long
             return Admission(401, UNKNOWN)
-        now = self._now()
+        if not _is_signed(*claimed, now):
+            return Admission(401, STALE)
         while self._seen and now - next(iter(self._seen.values())) > VALID:
             (old, _), _ = self._seen.popitem(last=False)
             self._count[old] -= 1
@@ -153,33 +154,41 @@ def _length(headers: Headers) -> int | None:
     return int(value) if value.isdigit() and len(value) < 20 else None
 
 
-def _signer(headers: Headers, now: datetime.datetime) -> tuple[bytes, str]:
-    """Public key and time of a valid signature, as Flower's nodes make it; both are empty if there is none."""
+def _claimed(headers: Headers) -> tuple[bytes, str, bytes] | None:
+    """Public key, time and signature that a call claims to have, as Flower's nodes send them; None without these."""
+    try:
+        key, stamp, signature = (
+            _only(headers, name) or b"" for name in (b"flwr-public-key", b"flwr-timestamp", b"flwr-signature")
+        )
+        found = base64.b64decode(key, validate=True), stamp.decode("ascii"), base64.b64decode(signature, validate=True)
+    except ValueError:
+        return None
+    return found if all(found) else None
+
+
+def _is_signed(key: bytes, stamp: str, signature: bytes, now: datetime.datetime) -> bool:
+    """Whether a time is signed by a key, and lately."""
     from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
 
     try:
-        key, stamp, signature = (
-            _only(headers, name) or b"" for name in (b"flwr-public-key", b"flwr-timestamp", b"flwr-signature")
-        )
-        key, signature = base64.b64decode(key, validate=True), base64.b64decode(signature, validate=True)
-        if abs(now - datetime.datetime.fromisoformat(stamp.decode("ascii"))) > VALID:
-            return b"", ""
+        if abs(now - datetime.datetime.fromisoformat(stamp)) > VALID:
+            return False
         public = serialization.load_pem_public_key(key)
         if not isinstance(public, ec.EllipticCurvePublicKey):
-            return b"", ""
-        public.verify(signature, stamp, ec.ECDSA(hashes.SHA256()))
-        return key, stamp.decode("ascii")
+            return False
+        public.verify(signature, stamp.encode("ascii"), ec.ECDSA(hashes.SHA256()))
+        return True
     except (ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm):
-        return b"", ""
+        return False
 
 
 class Gate:
     """A web application in front of another, which has the doorman judge every call."""
 
-    def __init__(self, app: Any, doorman: Doorman) -> None:
-        self._app, self._doorman = app, doorman
+    def __init__(self, app: Any, doorman: Doorman, admit: Callable[[Any], None] = lambda where: None) -> None:
+        self._app, self._doorman, self._admit = app, doorman, admit
         self._under_way: Counter[bytes] = Counter()  # bytes of bodies, by key
         self._refused, self._logged_at = 0, -60.0
 
@@ -196,6 +205,8 @@ class Gate:
         if admission.status:
             self._log(scope, path, admission.why)
             return await _answer(send, admission.status, admission.why)
+        if path != b"/health":
+            self._admit(scope["client"])
         if path == PRESENCE:
             heard = {fingerprint(key): at for key, at in self._doorman.heard.items()}
             return await _answer(send, 200, json.dumps(heard))
@@ -230,39 +241,6 @@ async def _answer(send: Any, status: int, text: str) -> None:
     await send({"type": "http.response.body", "body": text.encode()})
 
 
-class Listener(socket.socket):
-    """A listening socket that hangs up at once on the connections of an address that has too many."""
-
-    def __init__(self, bound: socket.socket) -> None:
-        super().__init__(fileno=bound.detach())
-        self.open: Counter[bytes] = Counter()  # connections, by address
-
-    def accept(self) -> tuple[socket.socket, Any]:
-        """The next connection; raises ConnectionAbortedError for one too many."""
-        accepted, where = super().accept()
-        address = ipaddress.ip_address(where[0].partition("%")[0]).packed[:8]  # IPv6 is given out by half addresses
-        if self.open[address] >= CONNECTIONS:
-            accepted.close()
-            raise ConnectionAbortedError
-        return _Counted(accepted, self.open, address), where
-
-
-class _Counted(socket.socket):
-    """A connection that counts until it is closed."""
-
-    def __init__(self, accepted: socket.socket, open: Counter[bytes], address: bytes) -> None:
-        super().__init__(fileno=accepted.detach())
-        self._open, self._address = open, address
-        open[address] += 1
-
-    def close(self) -> None:
-        if self.fileno() >= 0:
-            self._open[self._address] -= 1
-            if not self._open[self._address]:
-                del self._open[self._address]
-        super().close()
-
-
 def _in_time(receive: Any) -> Any:
     """A receiver that gives up if the next piece of a body does not come in time."""
     more = True
@@ -272,7 +250,7 @@ def _in_time(receive: Any) -> Any:
         if not more:  # from now on it reports whether the caller has gone
             return await receive()
         try:
-            message = await asyncio.wait_for(receive(), PATIENCE)
+            message = await asyncio.wait_for(receive(), connections.PATIENCE)
         except TimeoutError:
             return {"type": "http.disconnect"}
         more = message.get("more_body", False)
@@ -283,39 +261,24 @@ def _in_time(receive: Any) -> Any:
 
 def serve(app: Any, doorman: Doorman, bound: socket.socket, certificate: str = "", key: str = "") -> None:
     """Serve an application behind the gate until a signal ends this process."""
-    server = guarded(app, doorman, certificate, key)
+    listener = connections.Listener(bound)
+    server = guarded(app, doorman, certificate, key, listener.admit)
     gc.freeze()  # so that later collections are quick
-    server.run(sockets=[Listener(bound)])
+    server.run(sockets=[listener])
 
 
-def guarded(app: Any, doorman: Doorman, certificate: str = "", key: str = "") -> Any:
-    """A server of uvicorn's with the gate in front of an application; it hangs up on whoever says nothing."""
+def guarded(
+    app: Any, doorman: Doorman, certificate: str = "", key: str = "", admit: Callable[[Any], None] = lambda where: None
+) -> Any:
+    """A server of uvicorn's with the gate in front of an application; it hangs up on whoever says nothing.
+
+    `admit` is called with the address and port of each call that passes.
+    """
     import uvicorn
-    from uvicorn.protocols.http.h11_impl import H11Protocol  # the other one takes heads of any length
-
-    class Hurried(H11Protocol):
-        """Hangs up on clients that neither call nor wait for an answer."""
-
-        def connection_made(self, transport: Any) -> None:
-            super().connection_made(transport)
-            self._look(None)
-
-        def connection_lost(self, problem: Exception | None) -> None:
-            self._next.cancel()  # it would keep what the connection has read
-            super().connection_lost(problem)
-
-        def _look(self, last: Any) -> None:
-            self._next = self.loop.call_later(PATIENCE, self._hurry, last)
-
-        def _hurry(self, last: Any) -> None:
-            if self.cycle is last and (last is None or last.response_complete):
-                self.transport.close()
-            else:
-                self._look(self.cycle)
 
     config = uvicorn.Config(
-        Gate(app, doorman),
-        http=Hurried,
+        Gate(app, doorman, admit),
+        http=connections.hurried(),
         ws="none",
         loop="asyncio",  # another one would accept connections itself
         access_log=False,

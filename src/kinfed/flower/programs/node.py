@@ -2,17 +2,26 @@
 
 import datetime
 import fcntl
+import os
 import signal
+import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from ...data.tables.frame import Frame
 from ...errors import RunError, UsageError
-from ...files import make_folder
+from ...files import make_folder, read_json, write_json
 from ...interrupts import CODES, Terminated
-from ...runs.config import plugins
+from ...runs.config import experiment, plugins
+from ..server import plan
+from ..server.plan import Plan
+from ..server.site_references import fedavg_of, wanted
 from ..site import site_examples
+from ..site.agreements import agree
 from ..site.gateway import Gateway, parted
 from ..site.policy import Policy
 from ..site.site import Site
@@ -26,6 +35,7 @@ from . import keys
 from .subprocesses import be_quiet, is_loopback, make_private
 
 Report = Callable[[str], object]
+OPTIONS = "options.json"  # in a node's folder
 
 
 def run(
@@ -39,12 +49,14 @@ def run(
     code: Sequence[Path],
     report: Report,
     policy: Policy | None = None,
+    agreed: Sequence[Path] = (),
 ) -> None:
     """Run a site's node until it is interrupted; raises RunError if it cannot take part.
 
     `examples` are a file, or what a database has answered. `reading` says how they are read. `code` are files of the
     site's own whose methods, models and other parts a run may name. If the reading names a column of clients, each of
-    these takes part, as SITE.CLIENT. `policy` is what the site takes part in; None: in anything.
+    these takes part, as SITE.CLIENT. `policy` is what the site takes part in; None: in plans that its operator has
+    agreed to. `agreed` are files of plans that are agreed to now; of others the operator is asked at the terminal.
     """
     keys.check_name(client)
     if isinstance(examples, Path):
@@ -68,18 +80,26 @@ def run(
         for line in keys.endings(Path(link.ca).parent) if link.ca else []:
             tell(line)
         own, own_code = state.resolve(), [path.resolve() for path in code]
+        data = site_examples.kept(examples, home).resolve()
+        keep_options(home, data, reading, own_code)
         site: Site | Gateway
         if reading.client:
-            files = parted(examples, reading.client, client, home.resolve() / "clients")
+            files = parted(data, reading.client, client, home.resolve() / "clients")
             site = Gateway(client, files, own, device, reading, own_code, tell, policy)
+            sites = [*site.sites.values()]
         else:
-            site = Site(
-                client, site_examples.kept(examples, home).resolve(), own, device, reading, own_code, tell, policy
-            )
+            site = Site(client, data, own, device, reading, own_code, tell, policy)
+            sites = [site]
+        for path in agreed:
+            with plugins.local(own_code):
+                plans = plans_of(path)
+            for one in sites:
+                agree(plans, one.folder, again=False)
+        sites[0].ask = Prompt(client, state, [one.folder for one in sites], tell)  # for all
         link.wait_for_server(tell)
         try:
             with _interruptible(), Connection(link, key, home, tell) as connection:
-                log_of_messages = AuditLog(audit.of_site(state, client))
+                log_of_messages = AuditLog(audit.of_site(state, client), words=True)
                 many = f" with {len(site.sites)} clients" if isinstance(site, Gateway) else ""
                 tell(f"client {client} is connected{many} to {link.address}; its log is {home / 'node.log'}")
                 while True:
@@ -88,6 +108,74 @@ def run(
                         connection.answer(arrived, transport.pack(_audited(site, arrived, tell, log_of_messages, link)))
         except RunError as problem:
             raise RunError(f"the node of {client} ended: {problem}") from None
+
+
+class Prompt:
+    """Asks the operator whether to agree to plans: at the terminal if there is one, and by the command otherwise."""
+
+    def __init__(self, client: str, state: Path, folders: Sequence[Path], tell: Report) -> None:
+        self._command = f"kinfed flower agree {client} --state {state}"
+        self._folders, self._tell = folders, tell
+        self._plans: Sequence[Plan] = ()
+        self._listening = False
+
+    def __call__(self, plans: Sequence[Plan]) -> None:
+        """Ask, and go on; what is answered at the terminal is heard by a thread."""
+        self._plans = plans
+        if not _has_terminal():
+            self._tell(f"see what would leave, and agree: {self._command}")
+            return
+        self._tell(f"agree to this run? Type yes and Enter here; or see what would leave first: {self._command}")
+        if not self._listening:
+            self._listening = True
+            threading.Thread(target=self._hear, daemon=True).start()
+
+    def _hear(self) -> None:
+        while _has_terminal() and (line := sys.stdin.readline()):
+            if not self._plans or not line.strip():
+                continue
+            if line.strip().lower() in ("yes", "y"):
+                for folder in self._folders:
+                    agree(self._plans, folder)
+                self._tell("agreed, for one run; it begins within seconds")
+                self._plans = ()
+            else:
+                self._tell("not agreed; type yes to agree")
+        self._listening = False
+
+
+def _has_terminal() -> bool:
+    """Whether somebody sits at this program, which is not in the background."""
+    try:
+        return sys.stdin.isatty() and os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp()
+    except (OSError, ValueError, AttributeError):
+        return False
+
+
+def plans_of(path: Path) -> list[Plan]:
+    """The plan in a file, and that of FedAvg beside it if it asks for one."""
+    planned = plan.resolve(experiment.read(str(path), []))
+    return [planned, *([fedavg_of(planned, 1)] if "fedavg" in wanted(planned) else [])]
+
+
+def keep_options(home: Path, data: Path, reading: Reading, code: Sequence[Path]) -> None:
+    """Remember where the examples are and how they are read, for `kinfed flower agree`."""
+    read = {"columns": dict(reading.columns)} | {k: v for k, v in asdict(reading).items() if k != "columns"}
+    write_json(home / OPTIONS, {"data": str(data), "reading": read, "code": [str(path) for path in code]})
+
+
+def kept_options(home: Path) -> tuple[Path, Reading, list[Path]]:
+    """What `keep_options` remembers; raises UsageError if no node was started there."""
+    words = read_json(home / OPTIONS)
+    try:
+        read: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in words["reading"].items()
+        }
+        return Path(words["data"]), Reading(**read), [Path(one) for one in words["code"]]
+    except (LookupError, TypeError, AttributeError):
+        raise UsageError(
+            f"no node was started from {home.parent} yet, so give its examples (--data FILE), and say how they are read"
+        ) from None
 
 
 @contextmanager
@@ -130,10 +218,6 @@ def _answer(site: Site | Gateway, arrived: Arrived, tell: Report) -> Message:
         return messages.refusal(site.name, problem)
     if "refused" in message.words:
         tell(f"the server cannot use this node: {message.words['refused']}")
-    parts = message.words.get("bundle")
-    words = next(iter(parts.values()), {}) if isinstance(parts, dict) else message.words
-    if kind == "round" and "train" in words:
-        tell(f"round {int(words.get('round', -1)) + 1}")
     return site.reply(kind, message)
 
 

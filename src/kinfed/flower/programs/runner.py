@@ -25,6 +25,7 @@ from ...interrupts import Terminated, heard
 from ..wire import flower_names, server_app
 from ..wire.calls import Wire, url_of
 from ..wire.link import Link
+from ..wire.run_grid import RunGrid
 from . import control, ending, superlink
 from .subprocesses import secret
 
@@ -82,7 +83,7 @@ def _grid(home: Path, link: Link, out: Path, flower: Any) -> Iterator[Any]:
         beat = flower.HeartbeatSender(flower.make_task_heartbeat_fn_http(task))
         beat.start()
         try:
-            yield grid
+            yield RunGrid(grid, task, given.run.run_id, flower)
             status, why = "completed", ""
         except KeyboardInterrupt:
             status, why = "stopped", "stopped by its user"

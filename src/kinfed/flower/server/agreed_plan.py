@@ -1,6 +1,5 @@
 """What the sites of a federation agree on before round 1, and which sites fit it."""
 
-import secrets
 from collections import Counter
 
 from ...core.tasks import Classification, selected_task
@@ -64,7 +63,7 @@ def agree(planned: Plan, broker: Broker) -> Words:
     kind = majority.find()[0]
     alike = {client: words for client, words in clients.items() if validation.kind(words) == kind}
     first = next(iter(alike.values()))
-    facts = {"experiment": secrets.token_hex(8), **{key: first[key] for key in ("shape", "task", "columns")}}
+    facts = {"experiment": broker.greeting["experiment"], **{key: first[key] for key in ("shape", "task", "columns")}}
     if first["columns"]:
         describing = Describing(planned, broker, facts | {"kind": kind})
         describing.agree(alike)

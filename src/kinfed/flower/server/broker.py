@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from ...errors import RunError, UsageError
 from ..wire import messages
-from ..wire.messages import Message
+from ..wire.messages import Message, Words
 from .nodes import Failure, Nodes, Transport
 
 LOOK = 2.0  # seconds between two looks at which nodes are online
@@ -87,6 +87,7 @@ class Broker:
     poll: float = 0.2  # seconds
     members: Callable[[], Mapping[bytes, str]] | None = None  # public keys and their clients; None: whoever is online
     sites: Collection[str] = ()  # that are asked; none: all
+    greeting: Words = field(default_factory=dict)  # what every node is told: the run, and what it plans
     round: int = 0  # the one in progress, from 1; 0 before the first
     traffic: dict[str, dict[int, list[int]]] = field(default_factory=dict)  # bytes down and up, by client and round
     looked: Callable[[], None] = lambda: None  # called after each look at which nodes are online
@@ -100,7 +101,7 @@ class Broker:
     _extended: set[str] = field(default_factory=set)  # clients that were given more time and have not replied since
 
     def __post_init__(self) -> None:
-        self.nodes = Nodes(self.log, self.members, self.sites)
+        self.nodes = Nodes(self.log, self.members, self.sites, self.greeting)
 
     def discover(self, enough: Callable[[], bool], waiting_for: str) -> None:
         """Greet all nodes until enough clients are known and every node that is online has replied."""

@@ -66,6 +66,7 @@ class FlowerFleet:
     _keys: list[Key] = field(default_factory=list)  # the names of scores, the headline model's first
     _pending: tuple[int, dict[int, Tree]] | None = None  # a round to be evaluated, and what is sent to whom
     _norms: list[float] = field(default_factory=list)  # of the last good uploads
+    _moves: list[float] = field(default_factory=list)  # and of what they had changed
     _skipped: int = 0  # rounds in a row without enough good uploads
 
     def train(self, round: int, cohort: Tensor, sent: Tree) -> tuple[Tensor, Tree]:
@@ -99,11 +100,16 @@ class FlowerFleet:
         uploads = {
             name: trees.unpack(replies[name].arrays, like, "upload/") for name, like in likes.items() if name in replies
         }
+        sent_to = {self.names[i]: row for i, row in rows.items()}
         norms = {name: validation.norm(upload) for name, upload in uploads.items()}
-        for name, why in validation.too_large(norms, self._norms, self.deployment.norm_bound).items():
+        moves = {name: validation.movement(sent_to[name], upload) for name, upload in uploads.items()}
+        bound = self.deployment.norm_bound
+        left_out = validation.too_large(moves, self._moves, bound, "what it has changed")
+        left_out |= validation.too_large(norms, self._norms, bound)
+        for name, why in left_out.items():
             self.broker.log(f"left client {name} out: {why}")
             self.broker.problems[name] = why
-            del uploads[name], norms[name]
+            del uploads[name], norms[name], moves[name]
         needed = max(1, math.ceil(self.deployment.quorum * len(likes)))
         if len(uploads) < needed:
             self._skipped += 1
@@ -112,6 +118,7 @@ class FlowerFleet:
                 raise RunError(f"round {round + 1}, the {SKIPS}rd in a row: {why}")
             return self._skip(round, cohort, why)
         self._skipped, self._norms = 0, [*self._norms, *norms.values()][-NORMS:]
+        self._moves = [*self._moves, *moves.values()][-NORMS:]
         replied = [i for i in sorted(rows) if self.names[i] in uploads]
         self._account(round, cohort, replied)
         return torch.tensor(replied), tree_map(lambda *t: torch.stack(t), *(uploads[self.names[i]] for i in replied))
@@ -211,6 +218,7 @@ class FlowerFleet:
             "traffic": self.broker.traffic,
             "used": self.used,
             "norms": self._norms,
+            "moves": self._moves,
             "skipped": self._skipped,
         }
         text = json.dumps(words)
@@ -226,6 +234,7 @@ class FlowerFleet:
         self._scores = {name: {(m, s, k): v for m, s, k, v in rows} for name, rows in words["scores"].items()}
         self._keys = [(m, s, k) for m, s, k in words["keys"]]
         self.used, self._norms, self._skipped = words["used"], words["norms"], words["skipped"]
+        self._moves = words.get("moves", [])
 
     def _invite(self, name: str, **words: Any) -> Message:
         return self.invitation._replace(words=self.invitation.words | self.told(name) | words)

@@ -48,6 +48,7 @@ class Nodes:
     log: Callable[[str], None]
     members: Callable[[], Mapping[bytes, str]] | None  # public keys and their clients; None: anyone online is a member
     sites: Collection[str] = ()  # whose nodes alone are asked, by the names of their keys; none: all
+    greeting: Words = field(default_factory=dict)  # what every node is told: the run, and what it plans
     clients: dict[str, Words] = field(default_factory=dict)  # every client that was met, with its reply to the greeting
     online: dict[int, Node] = field(default_factory=dict)
     at: dict[str, int] = field(default_factory=dict)  # the node where each client was last
@@ -102,7 +103,7 @@ class Nodes:
         for node in due:
             self._next[node] = now + RETRY
             why = self._unaware.pop(node, "")  # or the site would never learn why it is left out
-            greetings.append((node, Message({"refused": why} if why else {}, {})))
+            greetings.append((node, Message({**self.greeting, "refused": why} if why else self.greeting, {})))
         return greetings
 
     def admit(self, node: int, reply: Message | Failure, now: float) -> str:
@@ -120,14 +121,15 @@ class Nodes:
         if not why:
             self._refused.pop(node, None)
         elif self._refused.get(node) == (known.stamp, why):
-            self._next[node] = now + LATER
+            self._next[node] = now + (RETRY if words.get("waits") is True else LATER)
         else:
             self._refused[node] = known.stamp, why
-            self._unaware[node] = why
+            if words.get("waits") is not True:  # it knows that its operator must agree
+                self._unaware[node] = why
             self._next[node] = now + RETRY
             claimed = f" ({messages.plain(words['client'])})" if words.get("client") else ""
             who = f"of {known.name}" if known.name else f"{node}{claimed}"
-            self.log(f"cannot use the node {who}: {why}")
+            self.log(f"{'waiting for' if words.get('waits') is True else 'cannot use'} the node {who}: {why}")
         return why
 
     def _meet_client(self, node: int, known: Node, words: Words) -> str:

@@ -83,6 +83,19 @@ class Plan:
         module = experiment.build_model(self.learning.model, self.learning.seed, shape, outputs, columns)
         return model_for(self.learning.method, module, dtype=torch.float32, seed=self.learning.seed)
 
+    def parameters(self, shape: tuple[int, ...], outputs: int, described: Table | None = None) -> int:
+        """How many parameters a model of this architecture has, found without memory for them unless it is own code."""
+        columns = None if described is None else Description.from_dict(described)
+        device = "cpu" if plugins.is_path(self.table["model"]["name"]) else "meta"
+        try:
+            with torch.device(device):
+                module = experiment.build_model(self.learning.model, self.learning.seed, shape, outputs, columns)
+        except RuntimeError as problem:
+            raise UsageError(
+                f"the plan's model cannot be built for examples of {list(shape)}: {problem!s:.200}"
+            ) from None
+        return sum(p.numel() for p in module.parameters())
+
 
 def resolve(raw: Table) -> Plan:
     """Make every part of a federation's config: that of an experiment, with [flower] in place of a data set.

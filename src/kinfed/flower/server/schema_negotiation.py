@@ -5,7 +5,7 @@ No row is asked for: sites say which columns they have, then counts, sums and vo
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from ...core.tasks import Classification, Counts, Forecasting, Quantiles, Regres
 from ...data.steps import calendar_names
 from ...data.tables import disclosure
 from ...data.tables.column_statistics import NumberStatistics, Statistics, WordStatistics, merged, shared
-from ...data.tables.columns import RARE
+from ...data.tables.columns import RARE, Number
 from ...data.tables.covariates import leads_of, names_of
 from ...data.tables.doubts import doubt_units
 from ...data.tables.frame import FEW, SHARED, natural
@@ -24,9 +24,10 @@ from ...data.tables.schema import Description, Own, Target, of_clients
 from ...data.tables.series_examples import calendar_of
 from ...data.tables.times import Clock
 from ...errors import RunError, UsageError
+from ..site.agreements import digest
 from ..site.site_series import clock_of
 from ..wire.messages import Message, Words
-from . import plan, validation
+from . import odd_scales, plan, validation
 from .broker import Broker, too_few
 from .nodes import LARGEST
 from .plan import Plan
@@ -90,7 +91,8 @@ class Describing:
             return clients
         none: Words = {"clients": {}, "inputs": []}
         description: Words = self.facts.get("description") or self.facts.get("covariates") or none
-        columns = {name for own in description["clients"].values() for name in own}
+        owners = [{*own} for own in description["clients"].values()]
+        columns = set.intersection(*owners) if owners else set()  # in which every site has its own scale
         shared = {one["name"]: one for one in description["inputs"]}
         replies = self._ask(clients, 0, self._problem)
         for client, reply in replies.items():
@@ -109,6 +111,8 @@ class Describing:
             "agreed": self.facts["agreed"],
             "split": self.planned.table["federation"]["split"],
             "seed": self.planned.learning.seed,
+            "plan": digest(self.broker.greeting["plans"][0]),
+            "experiment": self.facts["experiment"],
         }
         asked = {client: Message(words, {}) for client in clients}
         replies = self.broker.request("describe", asked, needed, problem=problem)
@@ -171,7 +175,8 @@ class Describing:
         """Complete the facts: the description, the shape of an example, the task."""
         agreed, deployment = self.facts["agreed"], self.planned.deployment
         targets, classes = agreed["targets"], agreed.get("classes")
-        whole: list[NumberStatistics] = [merged(each) for each in zip(*answers.values(), strict=True)]
+        usual = self._without_odd({client: dict(zip(targets, each, strict=True)) for client, each in answers.items()})
+        whole: list[NumberStatistics] = [merged([one[name] for one in usual.values()]) for name in targets if usual]
         for name, one in zip(targets, whole, strict=False):
             if not one.deviation > 0:
                 raise UsageError(
@@ -188,8 +193,7 @@ class Describing:
             outputs = agreed["horizon"] * max(1, len(quantiles))
             self.facts |= {"outputs": outputs, "task": plan.describe_task(task)}
             return
-        found = of_clients("", self.told, deployment.scale, deployment.categories)
-        self._warn_of_units(self.told)
+        found = self._described()
         found.warn_of_constants("the sites' tables")
         if not found.names:
             raise UsageError("no column is left for the inputs, as training rows say nothing of any")
@@ -212,15 +216,42 @@ class Describing:
 
     def _found_covariates(self) -> None:
         """Complete the facts: the description of covariates, and the shape of a window."""
-        agreed, deployment = self.facts["agreed"], self.planned.deployment
+        agreed = self.facts["agreed"]
         width = 1 + len(calendar_names(agreed["calendar"]))
         if agreed["inputs"]:
-            found = of_clients("", self.told, deployment.scale, deployment.categories)
-            self._warn_of_units(self.told)
+            found = self._described()
             found.warn_of_constants("the sites' series")
             self.facts["covariates"] = found.to_dict()
             width += len(names_of(found, agreed["future"], leads_of(agreed["past"], agreed["horizon"])))
         self.facts["shape"] = [agreed["past"], width]
+
+    def _described(self) -> Description:
+        """The description of the columns; sites whose numbers are far from all others' have scales of their own."""
+        deployment, usual = self.planned.deployment, self._without_odd(self.told)
+        found = of_clients("", usual, deployment.scale, deployment.categories)
+        self._warn_of_units(self.told)
+        shared = {column.name: column for column in found.inputs if isinstance(column, Number)}
+        clients = {client: dict(found.clients.get(client, {})) for client in self.told}
+        for client, told in self.told.items():
+            for name in (name for name in shared if told[name].known != usual[client][name].known):
+                own, others = told[name], shared[name]
+                base = Own(others.mean, others.deviation, others.median)
+                clients[client][name] = Own.of(own.known, own.mean, own.deviation, own.median, base)
+        return replace(found, clients=clients) if any(clients.values()) else found
+
+    def _without_odd(self, told: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+        """What sites said, without the numbers of those that are far from all others', which are logged."""
+        usual = {client: dict(columns) for client, columns in told.items()}
+        for name in next(iter(told.values()), {}):
+            numbers = {client: odd_scales.numbers_of(columns[name]) for client, columns in told.items()}
+            known = {client: one for client, one in numbers.items() if one is not None}
+            for client, claim in odd_scales.odd(known).items():
+                usual[client][name] = odd_scales.without(told[client][name])
+                self.broker.log(
+                    f"client {client}: its '{name}' has {claim}; it does not count for the scale of the others, and "
+                    "has its own if it is an input"
+                )
+        return usual
 
     def _warn_of_units(self, told: Mapping[str, Mapping[str, Any]]) -> None:
         """Log which sites' numbers are of quite another size than the others'."""

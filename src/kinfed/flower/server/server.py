@@ -2,6 +2,7 @@
 
 import fcntl
 import json
+import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -25,8 +26,9 @@ from ...core.summary import Summary
 from ...core.trees import Tree
 from ...data import graph_files
 from ...errors import RunError, UsageError, several
-from ...files import write_json
+from ...files import read_json, write_json
 from ...runs.config import experiment, plugins
+from ...runs.config.experiment import Table
 from ...runs.final_state import FinalState, holds_members
 from ...runs.run_folder import RunFolder
 from ...runs.trackers import followed
@@ -46,6 +48,7 @@ from .shape_inference import DryRun
 from .staleness import StalenessWrapper
 
 FACTS = "federation.json"  # what the sites agreed on before round 1
+BEGUN = "experiment.json"  # the name by which sites know the run, from the first greeting on
 WAIT = 180  # seconds for a previous process to notice that its SuperLink is gone
 
 Log = Callable[[str], Any]
@@ -77,17 +80,21 @@ def serve(
         if folder.is_finished:  # by a process that has ended meanwhile
             return folder.read_summary()
         audited = AuditedTransport(transport, AuditLog(out / audit.FILE))
-        broker = Broker(audited, deployment.deadline, deployment.patience, log, poll, members, deployment.sites)
+        asked = [planned, *([beside.fedavg_of(planned, 1)] if "fedavg" in beside.wanted(planned) else [])]
+        greeting = {"experiment": _experiment(out), "plans": [_for_sites(one) for one in asked]}
+        broker = Broker(
+            audited, deployment.deadline, deployment.patience, log, poll, members, deployment.sites, greeting
+        )
         unknown = [] if members is None else [*{*deployment.sites} - {*members().values()}]
         if unknown:
             log(f"flower.sites names {', '.join(sorted(unknown))}, whose key is not in sites/ of the server's keys")
         watch = Watch(out, planned.learning.rounds.count, broker)
         try:
 
-            def beside(other: Plan, folder: Path, told: Log) -> Summary:
+            def serve_beside(other: Plan, folder: Path, told: Log) -> Summary:
                 return serve(other, transport, folder, told, poll, members)
 
-            summary = _Run(planned, broker, out, log, watch).run(beside, track)
+            summary = _Run(planned, broker, out, log, watch).run(serve_beside, track)
         except Exception as problem:
             watch.write("failed", messages.plain(problem))
             raise
@@ -249,6 +256,7 @@ class _Run:
         if deployment.graph:
             self._read_graph()
         write_json(self.out / FACTS, self.facts)
+        (self.out / BEGUN).unlink(missing_ok=True)
 
     def _restore(self) -> None:
         """Take up a run after its last complete round, once enough of its sites are connected."""
@@ -333,10 +341,29 @@ class _Run:
         )
 
 
+def _experiment(out: Path) -> str:
+    """The name of the experiment of a run's folder, which sites have agreed to: made up when it begins."""
+    for path in (out / FACTS, out / BEGUN):
+        if name := read_json(path).get("experiment"):
+            return str(name)
+    name = secrets.token_hex(8)
+    write_json(out / BEGUN, {"experiment": name})
+    return name
+
+
+def _for_sites(planned: Plan) -> Table:
+    """The plan as sites are sent it, and as they agree to it."""
+    return dict(plugins.for_sites({key: value for key, value in planned.table.items() if key != "flower"}))
+
+
 def _invitation(planned: Plan, facts: Words, initial: Model, layout: Layout) -> Message:
-    table = plugins.for_sites({key: value for key, value in planned.table.items() if key != "flower"})
     agreed = {key: facts[key] for key in ("experiment", "shape", "task", "outputs")}
-    words = {"kinfed": __version__, "table": table, "layout": messages.layout_digest(layout), "accepted": -1}
+    words = {
+        "kinfed": __version__,
+        "table": _for_sites(planned),
+        "layout": messages.layout_digest(layout),
+        "accepted": -1,
+    }
     return Message({**agreed, **words}, {"theta": initial.theta})
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
+from ...core import trees
 from ...core.fleet import Key
 from ...core.metrics import ALWAYS
 from ...core.tasks import Classification, Task
@@ -119,8 +120,21 @@ def norm(upload: Tree) -> float:
     return float(torch.cat(floats).norm()) if floats else 0.0
 
 
-def too_large(norms: dict[str, float], before: list[float], bound: float) -> dict[str, str]:
-    """Clients whose upload has a norm more than `bound` times the median of the cohort's, and why each is left out.
+def movement(sent: Tree, upload: Tree) -> float:
+    """The norm of what a client has changed: of floating-point numbers that have a name and shape in common with those
+    that it was sent, their difference; of others themselves.
+    """
+    before = trees.pack(sent)
+    changed = [
+        t.double() - before[name].double() if name in before and before[name].shape == t.shape else t.double()
+        for name, t in trees.pack(upload).items()
+        if t.is_floating_point()
+    ]
+    return float(torch.cat([t.flatten() for t in changed]).norm()) if changed else 0.0
+
+
+def too_large(norms: dict[str, float], before: list[float], bound: float, what: str = "its upload") -> dict[str, str]:
+    """Clients whose upload, or other `what`, has a norm above `bound` times the cohort's median, and why that is.
 
     In a cohort of one or two the norms `before` count as well; the first two uploads of all are compared with nothing.
     """
@@ -129,7 +143,7 @@ def too_large(norms: dict[str, float], before: list[float], bound: float) -> dic
         return {}
     middle = float(torch.tensor(known, dtype=torch.float64).median())
     return {
-        client: f"the norm of its upload is {value / middle:.3g} times the median of the others', more than {bound:g}"
+        client: f"the norm of {what} is {value / middle:.3g} times the median of the others', more than {bound:g}"
         for client, value in norms.items()
         if middle and value > bound * middle
     }

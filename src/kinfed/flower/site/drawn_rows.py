@@ -2,19 +2,23 @@
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from ...core.method import Method
+from ...core.training import Training
 from ...data.split import SPLITS, Split
 from ...errors import UsageError, several
 from ...files import make_folder, read_json, write_json
 
+FINEST = 1e-9  # score that is told from 0
 STEP, TRAINING = 8, 10  # rows that a gradient, and all training, must be made of
 REVEALS = "a gradient of few rows reveals them: that of one row, each of its cells and its target"
 
@@ -60,13 +64,13 @@ class Disclosure:
         make_folder(path.parent)
         write_json(path, {**known, content: asked})
 
-    def check_steps(self, method: Method, batch: int, rows: Mapping[str, int], labels: Tensor) -> None:
+    def check_steps(self, method: Method, training: Training, rows: Mapping[str, int], labels: Tensor) -> None:
         """Raise Withheld if a gradient, or a class's mean, that is uploaded is of too few rows.
 
         `rows` are how many each split has, `labels` those of training rows.
         """
         own = getattr(method, "batch", None)  # of a method that has one of its own
-        step = min(rows["train"], own or batch)
+        step = min(rows["train"], own or training.batch)
         if step < self.step:
             raise Withheld(
                 f"a step of training takes {several(step, 'row')}, and {REVEALS}; set training.batch to {self.step} or "
@@ -78,12 +82,47 @@ class Disclosure:
                 f"the method takes feedback from {several(count, 'row')}, and {REVEALS}; set method.feedback to "
                 f"'train' or the split so that there are {self.step}, or have the site's operator allow it (--few-rows)"
             )
-        by_class = getattr(method, "class_means", False) and not labels.is_floating_point() and len(labels) > 0
+        classes = not labels.is_floating_point() and len(labels) > 0
+        if training.class_weights is not None and classes:
+            self.check_weights(_weights(training, labels), "training.class_weights")
+        by_class = getattr(method, "class_means", False) and classes
         if by_class and labels.unique(return_counts=True)[1].min() < self.step:
             raise Withheld(
                 f"the method uploads means of each class, and one has fewer than {self.step} training rows, which such "
                 "a mean reveals; choose another method, or have the site's operator allow it (--few-rows)"
             )
+
+    def check_weights(self, weights: Tensor, what: str) -> None:
+        """Raise Withheld if sums with such weights: [n] are mostly of a few rows: of fewer than a step must take.
+
+        As many count as would with equal weights for the same variance of a mean (Kish 1965, Section 8.2).
+        """
+        weights = weights.double().abs()
+        count = float(weights.sum().square() / weights.square().sum().clamp(min=torch.finfo(torch.float64).tiny))
+        if count < self.step:
+            raise Withheld(
+                f"by {what} {count:.1f} rows of this site's {len(weights):,} decide what it would upload, and fewer "
+                f"than {self.step} reveal themselves; use weights that are less far apart, or have the site's operator "
+                "allow it (--few-rows)"
+            )
+
+    def rounded(self, score: float, rows: int) -> float:
+        """A score as it leaves: no finer than one of so many rows changes it on average; exact if single rows may.
+
+        The grid is a power of two, so it says nothing that the score does not.
+        """
+        if self.step <= 1 or not math.isfinite(score) or not score:
+            return score
+        step = 2.0 ** math.floor(math.log2(max(abs(score), FINEST) / max(rows, 1)))
+        return round(score / step) * step
+
+
+def _weights(training: Training, labels: Tensor) -> Tensor:
+    """[n] the weight of each row in the loss."""
+    counts = labels.bincount()
+    if isinstance(training.class_weights, tuple):
+        return torch.tensor(training.class_weights, dtype=torch.float64)[labels]
+    return 1 / counts[labels].double()
 
 
 def _digest(data: Path) -> str:

@@ -11,14 +11,14 @@ import numpy as np
 from ... import __version__
 from ...data.tables.frame import Frame
 from ...data.tables.open_table import kind_of, open_table
-from ...errors import UsageError
+from ...errors import UsageError, several
 from ...files import make_folder, replacing
 from ..programs.keys import NAME
-from ..wire import messages
+from ..wire import contents, messages
 from ..wire.messages import Message
 from . import site_cohort
 from .policy import Policy
-from .site import Site, Work
+from .site import PLAN, SENT, Site, Work
 from .site_reading import Reading
 
 MOST = 2000  # clients of one gateway
@@ -93,6 +93,8 @@ class Gateway:
         """The reply to a message: who is here, or to a bundle of messages to clients a bundle of their replies."""
         if kind == "hello":
             found = {client: site.reply("hello", message).words for client, site in self.sites.items()}
+            if waiting := next((words for words in found.values() if words.get("waits")), None):
+                return Message({**waiting, "client": self.name}, {})
             return Message({"client": self.name, "kinfed": __version__, "clients": found}, {})
         try:
             parts = messages.unbundle(message)
@@ -106,16 +108,23 @@ class Gateway:
         strange = {client: messages.refusal(client, "no row of its site's file names it") for client in gone}
         known = {client: part for client, part in parts.items() if client in self.sites}
         if kind == "round":
-            return messages.bundle(strange | self._round(known))
-        return messages.bundle(
-            strange | {client: self.sites[client].reply(kind, part) for client, part in known.items()}
-        )
+            replies = self._round(known)
+        else:
+            replies = {client: self.sites[client].reply(kind, part) for client, part in known.items()}
+        answered = {client: reply for client, reply in replies.items() if "refused" not in reply.words}
+        if lines := [
+            line for reply in answered.values() if (line := contents.told(reply.words, messages.numbers(reply)))
+        ]:
+            self._report(f"{SENT}replies of {several(len(lines), 'client')}, the first: {lines[0]}")
+        return messages.bundle(strange | replies)
 
     def _teller(self, client: str) -> Callable[[str], None]:
         """What a client's site tells its operator, with the client's name; what is the same for all is told once."""
 
         def tell(text: str) -> None:
-            if not text.startswith(SAME):
+            if text.startswith(SENT):
+                return  # told once for all
+            if not text.startswith((SAME, PLAN)):
                 self._report(text if text.startswith(f"client {client}: ") else f"client {client}: {text}")
             elif client == next(iter(self.sites)):
                 self._report(text)

@@ -1,7 +1,6 @@
-"""What a site takes part in, whatever a server sends: the file that its operator wrote, and the plans agreed to."""
+"""What a site takes part in, whatever a server sends: the limits that its operator wrote into a file."""
 
-import hashlib
-import json
+import math
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,20 +8,22 @@ from pathlib import Path
 
 from ...core.field_checks import Count, Settings
 from ...data.tables import disclosure
-from ...errors import RunError, UsageError
-from ...files import make_folder, write_json
+from ...errors import UsageError
 from ...runs.config import parts, plugins
-from ...runs.config.experiment import Table
+from ...runs.config.experiment import Learning, Table
 from ..server.plan import Plan
 from ..wire.messages import Words
 from .drawn_rows import STEP, TRAINING, Withheld
 
-AGREED = "agreed.json"  # in a site's folder: hashes of plans
+LONGEST = 1 << 16  # characters of a plan
 
 
 @dataclass(frozen=True)
 class Policy(Settings):
-    """A site's rules; its file is TOML of these names. By default only plans that the operator has agreed to run."""
+    """A site's rules; its file is TOML of these names. By default only plans that the operator has agreed to run.
+
+    Epochs are all passes over the training rows in a round: those of steps and of a method's own parts, too.
+    """
 
     runs: str = "agreed"  # "agreed": only these; "any": whatever is within the limits
     methods: Sequence[str] = ()  # by name; none: all
@@ -53,28 +54,28 @@ class Policy(Settings):
         found: Policy = parts.call(cls, table, "policy")[0]
         return found
 
-    def check(self, planned: Plan, table: Table, parameters: int, folder: Path, experiment: str) -> None:
+    def check(self, planned: Plan, table: Table, folder: Path, experiment: str) -> None:
         """Raise Withheld unless the site's rules allow an experiment; `table` is the plan as the server sent it."""
         learning = planned.learning
         method, model = plugins.called(learning.method_name), plugins.called(table["model"]["name"])
         for kind, name, allowed in (("method", method, self.methods), ("model", model, self.models)):
             if allowed and name not in allowed:
                 raise Withheld(f"its policy allows the {kind}s {', '.join(allowed)}, not {name}")
-        wanted = {
-            "rounds": (learning.rounds.count, self.rounds),
-            "epochs": (learning.training.epochs or 0, self.epochs),
-            "parameters": (parameters, self.parameters),
-        }
-        for name, (asked, most) in wanted.items():
-            if asked > most:
-                raise Withheld(f"its policy allows {most:,} {name}, and the plan has {asked:,}")
+        self._allow("rounds", learning.rounds.count, self.rounds)
         if not (folder / experiment).exists() and len([*folder.glob("*/join.safetensors")]) >= self.experiments:
             raise Withheld(f"its policy keeps {self.experiments:,} experiments; its operator may delete old ones")
-        if self.runs == "agreed" and digest(table) not in {one["plan"] for one in agreed(folder)}:
-            raise Withheld(
-                f"its operator has not agreed to this plan (kinfed flower agree {folder.name} plan.toml); its hash is "
-                f"{digest(table)[:16]}"
-            )
+
+    def check_parameters(self, planned: Plan, shape: Sequence[int], outputs: int, described: Table | None) -> None:
+        """Raise Withheld for a model of too many parameters, before it is built."""
+        self._allow("parameters", planned.parameters(tuple(shape), outputs, described), self.parameters)
+
+    def check_epochs(self, learning: Learning, rows: int) -> None:
+        """Raise Withheld for a plan that passes over so many training rows too often in a round."""
+        self._allow("epochs", passes(learning, rows), self.epochs)
+
+    def _allow(self, name: str, asked: int, most: int) -> None:
+        if asked > most:
+            raise Withheld(f"a site's policy allows {most:,} {name}, and the plan has {asked:,}")
 
     def check_disk(self, folder: Path) -> None:
         """Raise Withheld if a site's folder takes more than its rules allow."""
@@ -110,36 +111,23 @@ class Policy(Settings):
             kept |= {part: told if isinstance(whole, dict) else [*told.values()]} if part in said else {}
         return kept
 
-    def check_description(self, split: Table, seed: int, folder: Path) -> None:
-        """Raise Withheld unless the operator has agreed to a plan that divides the rows so."""
-        known = [[one["split"], one["seed"]] for one in agreed(folder)]
-        if self.runs == "agreed" and [split, seed] not in known:
-            fix = f"kinfed flower agree {folder.name} plan.toml"
-            raise Withheld(f"its operator has agreed to no plan of this split and seed ({fix})")
 
+def passes(learning: Learning, rows: int) -> int:
+    """Passes over so many training rows in a round, at most: those that training takes, and those of a method's own."""
+    training, method, batch = learning.training, learning.method, min(learning.training.batch, rows)
 
-def digest(table: Table) -> str:
-    """The hash of a plan: of all that decides what a site computes, without the server's own settings."""
-    kept = {key: value for key, value in table.items() if key != "flower"}
-    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
+    def of_steps(count: int, size: int) -> int:
+        return math.ceil(count * min(size, rows) / max(rows, 1))
 
-
-def agreed(folder: Path) -> list[Table]:
-    """The plans to which the operator of a site's folder has agreed: each its hash, its split and its seed."""
-    path = folder / AGREED
-    try:
-        return list(json.loads(path.read_text())) if path.exists() else []
-    except (OSError, ValueError) as problem:
-        raise RunError(f"{path} cannot be read: {problem}") from None
-
-
-def agree(plans: Sequence[Plan], folder: Path) -> str:
-    """Remember that plans are agreed to; returns the hash of the first."""
-    known = agreed(folder)
-    for planned in plans:
-        table = plugins.for_sites(planned.table)
-        one = {"plan": digest(table), "split": table["federation"]["split"], "seed": planned.learning.seed}
-        known += [one] if one not in known else []
-    make_folder(folder)
-    write_json(folder / AGREED, known)
-    return digest(plugins.for_sites(plans[0].table))
+    once = training.epochs if training.steps is None else of_steps(training.steps, batch)
+    own = {name: value for name, value in vars(method).items() if name.endswith("epochs")}
+    count = own.pop("base_epochs", None)
+    count = once if count is None else count
+    count += sum(once if value is None else value for value in own.values())
+    steps = getattr(method, "steps", None)
+    if getattr(method, "steps_on_each_batch", False):
+        return count * int(steps or 1)
+    if hasattr(method, "adapt_steps"):  # three batches a step
+        size = getattr(method, "batch", None) or batch
+        return of_steps(3 * (steps or math.ceil(once * rows / batch)) + method.adapt_steps, size)
+    return count

@@ -9,6 +9,8 @@ Everything that a round changes is in one file, which is replaced as a whole; so
 if nothing had happened, and never trains the same round twice.
 """
 
+import json
+import math
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -16,10 +18,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+import torch
 from torch.utils._pytree import tree_map
 
 from ... import __version__
 from ...core import trees
+from ...core.metrics import ALWAYS
 from ...core.model import Model
 from ...core.sharing import Sharing
 from ...core.trees import Axis, Tree
@@ -31,12 +35,13 @@ from ...simulation.devices import pick_device
 from ...simulation.execution import Execution
 from ...simulation.simulation import Simulation
 from ..server import plan
-from ..wire import messages
+from ..wire import contents, messages
 from ..wire.messages import Message, Words
-from . import site_examples, site_verdict
+from . import agreements, site_examples, site_verdict
+from .agreements import Agreements
 from .drawn_rows import Disclosure
 from .model_store import ModelStore
-from .policy import Policy
+from .policy import LONGEST, Policy
 from .site_cohort import Outcome, Part, compute
 from .site_examples import OwnFileError, at_home
 from .site_files import ExperimentFolder, SiteState
@@ -44,7 +49,7 @@ from .site_predictor import model_of
 from .site_reading import Reading
 
 T = TypeVar("T")
-REPEATED = 10  # rounds that a run may repeat, besides each once
+SENT, PLAN = "sent: ", "plan: "  # begin what is told of a reply, and of what the server asks for
 
 
 class Work(NamedTuple):
@@ -74,11 +79,18 @@ class Site:
         report: Callable[[str], object] = lambda text: None,
         policy: Policy | None = None,
     ) -> None:
-        """`report` is told what the site's operator should know; of a table, more than the server is told."""
+        """`report` is told what the site's operator should know; of a table, more than the server is told.
+
+        Without a policy only plans run that the operator has agreed to.
+        """
         self.name, self.folder = name, folder / name
         self._data, self._device, self._code = data, pick_device(device), code
         self._reading, self._report = reading or Reading(), report
-        rules = self._policy = policy or Policy(runs="any")
+        rules = self._policy = policy or Policy()
+        self._agreements = Agreements(self.folder, rules.runs == "agreed")
+        self.ask: Callable[[Sequence[plan.Plan]], object] = lambda plans: None  # told once of plans to be agreed to
+        self._asked: Any = None  # what the operator was asked last
+        self._given = ""  # how many answers of this kind the run has had
         rows = (1, 1) if self._reading.few_rows else (rules.training_rows, rules.step_rows)
         self._limits = Disclosure(folder / f"{name}.draws.json", *rows)
         self._last: tuple[Any, Federation, Simulation] | None = None  # see `_held`
@@ -89,6 +101,13 @@ class Site:
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always", UserWarning)
             reply = self.answering(lambda: actions[kind](message))
+        if (
+            kind != "hello"
+            and "refused" not in reply.words
+            and (what := contents.told(reply.words, messages.numbers(reply)))
+        ):
+            self._report(f"{SENT}{what}{self._given}")
+        self._given = ""
         for one in told if kind == "describe" else []:  # once, not with every round
             self._report(f"{self._data.name}: {str(one.message).removeprefix(f'{self._data}: ')}")
         return reply
@@ -110,15 +129,34 @@ class Site:
         return messages.refusal(self.name, why)
 
     def _hello(self, message: Message) -> Message:
+        if why := self._unagreed(message.words):
+            words = {"client": self.name, "kinfed": __version__, "refused": why, "waits": True}
+            return Message(words, {})
         data = site_examples.find(self._data, self.name, self._reading)
         with at_home(data):
             return Message({"client": self.name, "kinfed": __version__, **data.hello()}, {})
+
+    def _unagreed(self, words: Words) -> str:
+        """Why the operator must agree before a run begins, and asks for that once; empty if there is no need."""
+        plans, experiment = words.get("plans", []), str(words.get("experiment", ""))
+        if not isinstance(plans, list) or not all(isinstance(table, dict) for table in plans):
+            raise UsageError(f"the server's plans must be a list of tables; got {plans!r:.80}")
+        why = self._agreements.missing(plans, experiment)
+        if why and plans and (plans, why) != self._asked:
+            found = [self._plan({"table": table}) for table in plans]  # raises for what is no plan
+            self._agreements.keep_asked(plans)
+            self._report(f"{PLAN}the server asks for a run: {why}; until then nothing leaves this site but its name")
+            for line in [line for planned in found for line in agreements.summary(planned)]:
+                self._report(f"{PLAN}{line}")
+            self._asked = plans, why
+            self.ask(found)
+        return why
 
     def _describe(self, message: Message) -> Message:
         words = message.words
         messages.check("describe", words)
         split = parts.call(Split, words["split"], "federation.split")[0]
-        self._policy.check_description(words["split"], words["seed"], self.folder)
+        self._agreements.allow_description(words)
         data = site_examples.find(self._data, self.name, self._reading, self._limits)
         with understanding(), at_home(data):
             said = data.describe(words["agreed"], split, words["seed"])
@@ -140,6 +178,7 @@ class Site:
         _check_layout(words, simulation)
         self._report(f"tensors: {Sharing.of(planned.learning.method, simulation.model.layout).plan}")
         folder, accepted = self._at(words), messages.round_of(words, "accepted")
+        self._agreements.give(words["table"], words["experiment"], ("joining",))
         data = site_examples.find(self._data, self.name, self._reading)
         code = [str(path.resolve()) for path in self._code]
         with understanding(), at_home(data), warnings.catch_warnings():
@@ -178,8 +217,6 @@ class Site:
         round = messages.round_of(message.words, "round") if "train" in message.words else None
         if round is not None and round <= accepted:
             raise UsageError(f"round {round + 1} is over: the server accepted this client's round {accepted + 1}")
-        if round is not None and state.times >= (most := 2 * planned.learning.rounds.count + REPEATED):
-            raise UsageError(f"it has trained {most} times, which a run of this plan never needs, and trains no more")
         state = state._replace(
             base=base,
             state=base,
@@ -193,6 +230,12 @@ class Site:
         models.select(message.words)
         evaluate = self._to_evaluate(message, state) if "evaluate" in message.words else None
         train = None if round is None else (round, _receive(message, "train", state.forms))
+        if train is not None:
+            self._check_sums(simulation, *train)
+        kinds = ["evaluation"] * (evaluate is not None) + ["training"] * (train is not None)
+        if kinds:  # counted before it is computed, so that a site that is killed has counted it
+            table = invitation.words["table"]
+            self._given = f" ({self._agreements.give(table, message.words['experiment'], kinds)})"
         return Work(message.words, folder, models, state, Part(federation, simulation, base, evaluate, train))
 
     def finish(self, work: "Work", outcome: Outcome) -> Message:
@@ -202,15 +245,19 @@ class Site:
             assert outcome.evaluation is not None
             round, evaluation = work.part.evaluate[0], outcome.evaluation
             work.models.save(round, {name: trees.pick(model, 0) for name, model in evaluation.models.items()})
-            scores = [[*key, float(value)] for key, value in evaluation.scores.items() if self._policy.lets_out(key[2])]
-            state.reply.words["scores"] = scores
+            rows = {name: counts[0] for name, counts in work.part.simulation.clients.sizes.items()}
+            state.reply.words["scores"] = [
+                [*key, float(value) if key[2] == ALWAYS else self._limits.rounded(float(value), rows[key[1]])]
+                for key, value in evaluation.scores.items()
+                if self._policy.lets_out(key[2])
+            ]
             state.reply.words["evaluated"] = round
             work.models.select(work.words)
         if work.part.train is not None:
             messages.put(tree_map(lambda t: t[0], outcome.upload), state.reply, "upload")
             state.reply.words["round"] = work.part.train[0]
             own = tree_map(lambda t: t[0].clone(), outcome.state)
-            state = state._replace(state=own, trained=work.part.train[0], times=state.times + 1)
+            state = state._replace(state=own, trained=work.part.train[0])
         work.folder.save_state(state)
         return state.reply
 
@@ -221,6 +268,13 @@ class Site:
         }
         received = _receive(message._replace(arrays=arrays | message.arrays), "evaluate", state.forms)
         return messages.round_of(message.words, "evaluated"), received
+
+    def _check_sums(self, simulation: Simulation, round: int, received: Tree) -> None:
+        """Raise Withheld for models at which a few rows decide what is uploaded."""
+        if self._limits.step > 1:
+            weights = simulation.row_weights(round, torch.tensor([0]), received)
+            for one in () if weights is None else weights[0]:
+                self._limits.check_weights(one, "the coefficients that the server sent")
 
     def _verdict(self, message: Message) -> Message:
         """Compare the site's model with one that it learns alone, and perhaps with FedAvg's; the operator is told."""
@@ -239,11 +293,14 @@ class Site:
         planned = self._allowed(joined)
         federation, model = self._examples(joined, planned)
         self._policy.check_score(federation.task.metric)
+        self._agreements.give(joined.words["table"], words["experiment"], ("verdict",))
         beside = str(words.get("fedavg", ""))
         verdict, baselines = site_verdict.compare(
             planned, federation, model, kept, folder.path, str(self._device), beside
         )
         self._report(verdict.sentence)
+        rows = len(federation.rows["test"][0])
+        baselines = {name: self._limits.rounded(score, rows) for name, score in baselines.items()}
         return Message({"client": self.name, "baselines": baselines}, {})
 
     def _base(self, state: SiteState, accepted: int) -> Tree:
@@ -260,14 +317,18 @@ class Site:
 
     def _allowed(self, invitation: Message) -> plan.Plan:
         """The plan of an experiment; raises Withheld unless the site's rules allow it, as they are now."""
-        words, sent = invitation.words, invitation.arrays.get("theta")
-        planned, count = self._plan(words), 0 if sent is None else sent.numel()
-        self._policy.check(planned, words["table"], count, self.folder, str(words["experiment"]))
+        words = invitation.words
+        planned = self._plan(words)
+        self._at(words)  # raises for a name that no folder can have
+        self._policy.check(planned, words["table"], self.folder, words["experiment"])
+        self._agreements.check(words["table"], planned, words)
         self._policy.check_disk(self.folder)
         return planned
 
     def _plan(self, words: Words) -> plan.Plan:
         """The server's config, made of kinfed's parts and of those in this site's own files."""
+        if (size := len(json.dumps(words["table"]))) > LONGEST:
+            raise UsageError(f"the server's plan has {size:,} characters, more than {LONGEST:,}")
         with plugins.local(self._code):
             plugins.check_sent(words["table"])
             return plan.resolve(words["table"])
@@ -293,7 +354,8 @@ class Site:
         )
         rows = {split: counts[0] for split, counts in simulation.clients.sizes.items()}
         labels = federation.y[federation.rows["train"][0]]
-        self._limits.check_steps(learning.method, learning.training.batch, rows, labels)
+        self._policy.check_epochs(learning, rows["train"])
+        self._limits.check_steps(learning.method, learning.training, rows, labels)
         return simulation
 
     def _examples(self, invitation: Message, planned: plan.Plan) -> tuple[Federation, Model]:
@@ -301,8 +363,11 @@ class Site:
         words = invitation.words
         data = site_examples.find(self._data, self.name, self._reading, self._limits)
         task = plan.read_task(words["task"])
+        with understanding():
+            self._policy.check_parameters(planned, words["shape"], words["outputs"], words.get("description"))
+        cut = float(planned.table["model"].get("cut", math.inf))
         with understanding(), at_home(data):
-            federation = data.federate(words, task, planned.split, planned.learning.seed)
+            federation = data.federate(words, task, planned.split, planned.learning.seed, cut)
         digest = federation.digest()
         if (self._at(words).description() or {}).get("examples", digest) != digest:
             raise OwnFileError(

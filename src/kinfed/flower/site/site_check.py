@@ -8,7 +8,6 @@ import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from ...core import trees
 from ...data.tables.frame import FEW, Frame
@@ -20,12 +19,12 @@ from ..server import plan
 from ..server.nodes import Failure, Node
 from ..server.schema_negotiation import is_number
 from ..server.server import serve
-from ..wire import messages
+from ..wire import contents, messages
 from ..wire.messages import Message, Words
 from . import site_examples
 from .drawn_rows import REVEALS, STEP
 from .policy import Policy
-from .site import Site
+from .site import SENT, Site
 from .site_reading import Reading
 
 Report = Callable[[str], object]
@@ -95,7 +94,7 @@ def rehearse(
             def hear(text: str) -> None:
                 told.append(text if data == examples else text.replace(str(data), called).replace(data.name, called))
 
-            rules = None if policy is None else replace(policy, runs="any")
+            rules = replace(policy or Policy(), runs="any")
             sites = [Site(name, data, Path(folder), device, reading, code, hear, rules) for name in names]
             here = Here(sites)
             if "refused" in sites[0].reply("hello", Message({}, {})).words:
@@ -107,7 +106,7 @@ def rehearse(
                 raise UsageError(why.removeprefix(f"client {client}: ")) from None
     outputs = several(summary.data.outputs or 0, "output")
     report(f"file      {called} fits: by its own rows an example is {summary.data.shape}, and a model has {outputs}")
-    for line in dict.fromkeys(line for line in told if not line.startswith(("client ", "tensors: "))):
+    for line in dict.fromkeys(line for line in told if not line.startswith(("client ", "tensors: ", SENT))):
         report(f"note      {line}")
     if line := _undecided(here.left["hello"].words, flower):
         report(f"note      {line}")
@@ -189,27 +188,13 @@ def _description(words: Words) -> list[str]:
     """What is told of the training rows, column by column."""
     lines = [f"of {several(words['rows'], 'training row')}:"]
     for name, known in words.get("statistics", {}).items():
-        lines.append(f"  {name}: {_told(known)}")
+        lines.append(f"  {name}: {contents.of_column(known)}")
     if "begins" in words:
         lines.append("  at which steps windows begin")
     for i, one in enumerate(words.get("answers", [])):
         number = f" {i + 1}" * (len(words["answers"]) > 1)
-        lines.append(f"  the target{number}: {_told(one)}")
+        lines.append(f"  the target{number}: {contents.of_column(one)}")
     return lines
-
-
-def _told(known: dict[str, Any]) -> str:
-    if known["kind"] == "category":
-        names = [f"{name} ({count})" for name, count in known["counts"].items()]
-        told = f"{len(names):,} categories by name and count: {_some(names)}" if names else "no name of a category"
-        told += f"; {known['others']:,} rows of others" * bool(known["others"])
-        return told + f"; {known['missing']:,} missing"
-    if known["kind"] == "date":
-        return f"years ({_told(known['years'])}), and whether dates have a time of day"
-    if not known["known"]:
-        return f"nothing but that {known['missing']:,} are missing"
-    near = f", counts around {len(known['near'])} values" if known["near"] else ""
-    return f"count {known['known']:,}, mean {known['mean']:.4g}, deviation {known['deviation']:.4g}{near}"
 
 
 def _some(names: Sequence[str]) -> str:

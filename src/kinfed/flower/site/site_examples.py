@@ -1,5 +1,6 @@
 """A site's own examples: read from its file, and divided as they would be among all the others'."""
 
+import math
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -147,7 +148,7 @@ class SiteArrays:
         """Never asked for."""
         raise UsageError(f"{self.path} holds arrays, of which there is no description")
 
-    def federate(self, words: Words, task: Task, split: Split, seed: int) -> Federation:
+    def federate(self, words: Words, task: Task, split: Split, seed: int, cut: float = math.inf) -> Federation:
         """A federation of one client, divided as it would be among all others: draws depend on its name alone.
 
         Images as uint8 are scaled to [-1, 1], as kinfed's own image sets are; all other numbers are used as they are.

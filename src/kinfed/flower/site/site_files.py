@@ -27,15 +27,14 @@ class SiteState(NamedTuple):
     digest: str  # of the last message that was answered
     reply: Message  # the reply to it
     forms: Words  # type and shape of what the server sends, by name
-    times: int = 0  # that it has trained, rounds that were repeated included
 
 
 class ExperimentFolder:
     """A site's folder for one experiment; raises UsageError for a name that cannot be a folder's."""
 
     def __init__(self, site: Path, experiment: object) -> None:
-        if not (isinstance(experiment, str) and experiment.replace("-", "").isalnum()):
-            raise UsageError(f"an experiment's name consists of letters, digits and '-'; got {experiment!r:.80}")
+        if not (isinstance(experiment, str) and experiment.replace("-", "").isalnum() and len(experiment) <= 64):
+            raise UsageError(f"an experiment's name is of letters, digits and '-', 64 at most; got {experiment!r:.80}")
         self.path = site / experiment
 
     def invitation(self) -> Message | None:
@@ -84,7 +83,6 @@ class ExperimentFolder:
                 str(words["digest"]),
                 Message(dict(words["reply"]), reply),
                 {part: {n: [str(d), list(s)] for n, (d, s) in forms.items()} for part, forms in words["forms"].items()},
-                int(words.get("times", 0)),
             )
 
     def save_state(self, state: SiteState) -> None:
@@ -99,7 +97,6 @@ class ExperimentFolder:
             "digest": state.digest,
             "reply": state.reply.words,
             "forms": state.forms,
-            "times": state.times,
         }
         checkpoint.write(trees.arrays, self.path / "state.safetensors", {"state": json.dumps(words)})
 

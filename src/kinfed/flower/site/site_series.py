@@ -1,5 +1,6 @@
 """A site's series: its times, what it tells of its covariates, and its windows as among all sites' series."""
 
+import math
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -91,7 +92,7 @@ class SiteSeries(OwnTable):
         statistics = {name: told_of(self.kinds[name], name, one, most) for name, one in known.items()}
         return {"answers": [told], "statistics": statistics, "rows": len(parts["train"])}
 
-    def federate(self, words: Words, task: Task, split: Split, seed: int) -> Federation:
+    def federate(self, words: Words, task: Task, split: Split, seed: int, cut: float = math.inf) -> Federation:
         """A federation of this client alone, its windows as among those of all sites."""
         if not isinstance(task, Forecasting):
             raise UsageError("the server's task must be a forecast, as this site has a series")

@@ -1,5 +1,6 @@
 """A site's table, every row an example: what it tells of its columns, and its examples by what all sites said."""
 
+import math
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -18,7 +19,7 @@ from ...data.tables import disclosure
 from ...data.tables.column_statistics import NumberStatistics, Statistics, WordStatistics
 from ...data.tables.encoder import of_column
 from ...data.tables.row_examples import NAMES_ROWS, RowExamples, class_names, read_rows
-from ...data.tables.schema import Description
+from ...data.tables.schema import Description, Raw
 from ...data.tables.words import Codes
 from ...errors import Fault, UsageError, several
 from ..wire.messages import Words
@@ -81,11 +82,15 @@ class SiteTable(OwnTable):
             words["answers"] = [disclosure.to_json(one._replace(distinct=())) for one in each]
         return words
 
-    def federate(self, words: Words, task: Task, split: Split, seed: int) -> Federation:
-        """A federation of this client alone, its inputs as the description of all sites' training rows says."""
+    def federate(self, words: Words, task: Task, split: Split, seed: int, cut: float = math.inf) -> Federation:
+        """A federation of this client alone, its inputs as the description of all sites' training rows says.
+
+        Numbers lie within `cut` deviations of this site's own training rows, whatever the server says of them.
+        """
         agreed, description = words["agreed"], description_of(words)
         found, parts = self._examples(agreed, split, seed)
-        x = description.features(found.raw, [self.name], np.zeros(len(found.y), np.int64), torch.float32)
+        raw = _cut(found.raw, dict(agreed["inputs"]), parts["train"].numpy(), cut)
+        x = description.features(raw, [self.name], np.zeros(len(found.y), np.int64), torch.float32)
         y = found.y if isinstance(task, Classification) else found.y.float()
         rows = {name: [parts[name]] for name in SPLITS}
         classes = tuple(agreed["classes"] or ())
@@ -128,6 +133,17 @@ class SiteTable(OwnTable):
                 stacklevel=4,
             )
         return split.by_own_time(self._times[torch.from_numpy(used)], 1, rows, draw)
+
+
+def _cut(raw: Mapping[str, Raw], kinds: Mapping[str, str], train: Codes, cut: float) -> dict[str, Raw]:
+    """Cells whose numbers lie no more than `cut` deviations from the mean of those in the training rows."""
+    result = dict(raw)
+    for name in (name for name, kind in kinds.items() if kind == "number" and math.isfinite(cut)):
+        known = NumberStatistics.of(raw[name].values[train], median=False)
+        if known.known and known.deviation > 0:
+            far = cut * known.deviation
+            result[name] = raw[name]._replace(values=raw[name].values.clip(known.mean - far, known.mean + far))
+    return result
 
 
 def told_of(own: str, name: str, known: Statistics, most: int) -> Words:

@@ -2,33 +2,30 @@
 
 A line is JSON and holds the hash of the line before it and its own, so that a line that is changed, or taken out before
 the last one, shows. Both sides note the same hash of a message, so that their logs can be compared. What cannot be
-written down is not sent.
+written down is not sent. A site's log has the words of its replies, too: names of categories, statistics, scores.
 """
 
 import datetime
 import fcntl
-import hashlib
 import json
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from pathlib import Path
-from typing import Any
 
-from ...errors import RunError, UsageError
+from ...errors import RunError
 from ...files import make_folder
 from ..server.nodes import Failure, Node, Transport
-from . import messages
-from .messages import Message, Words
-
-FILE = "audit.jsonl"
-FIRST = "0" * 64  # in place of the hash before the first line
+from . import contents, messages
+from .audit_file import FILE as FILE, FIRST, checked, find as find, hash_of, of_site as of_site, read as read
+from .messages import Message
 
 
 class AuditLog:
     """An audit log, to which lines are only ever added."""
 
-    def __init__(self, path: Path) -> None:
-        """Go on with the log at `path`; raises RunError if its last line is damaged."""
+    def __init__(self, path: Path, words: bool = False) -> None:
+        """Go on with the log at `path`, which may have messages' words; raises RunError if its last line is damaged."""
+        self._has_words = words
         make_folder(path.parent)
         self._path, self._last = path, FIRST
         if path.exists():
@@ -37,7 +34,7 @@ class AuditLog:
             if content[len(whole) + 1 :]:  # of a program that was killed as it wrote
                 os.truncate(path, len(whole) + bool(whole))
             if whole:
-                self._last = _checked(path, len(whole.splitlines()), whole.splitlines()[-1], None)["hash"]
+                self._last = checked(path, len(whole.splitlines()), whole.splitlines()[-1], None)["hash"]
 
     def note(self, way: str, peer: str, kind: str, message: Message) -> None:
         """Add a line for a message that is "sent" to, or has "come" from, a peer; raises RunError if that fails."""
@@ -47,11 +44,12 @@ class AuditLog:
             "peer": peer,
             "kind": kind,
             "holds": _holds(message),
+            **({"says": contents.kept(message.words)} if self._has_words else {}),
             "bytes": messages.size(message),
             "message": messages.digest(message),
             "before": self._last,
         }
-        own = _hash(said)
+        own = hash_of(said)
         line = json.dumps(said | {"hash": own}).encode() + b"\n"
         try:
             with self._path.open("ab", buffering=0) as file:
@@ -101,42 +99,6 @@ class AuditedTransport:
         return found
 
 
-def of_site(state: Path, name: str) -> Path:
-    """The audit log of a site, beside its folder, which may be deleted."""
-    return state / f"{name}.{FILE}"
-
-
-def find(path: Path) -> Path:
-    """The audit log that a path names: a file, the folder of a run, or that of a site."""
-    for one in (path, path / FILE, of_site(path.parent, path.name)):
-        if one.is_file():
-            return one
-    raise UsageError(f"{path} has no audit log; give the folder of a run, or a site's, such as kinfed-site/ann")
-
-
-def read(path: Path) -> Iterator[Words]:
-    """The lines of an audit log, each checked; raises RunError naming the first that is not as it was written."""
-    before = FIRST
-    with path.open("rb") as file:
-        for number, line in enumerate(file, 1):
-            said = _checked(path, number, line, before)
-            before = said["hash"]
-            yield said
-
-
-def _checked(path: Path, number: int, line: bytes, before: str | None) -> Words:
-    """A line's content, if its hash, and that of the line `before`, are right."""
-    try:
-        said: dict[str, Any] = json.loads(line)
-        own = said.pop("hash")
-        good = own == _hash(said) and before in (None, said["before"])
-    except (ValueError, LookupError, TypeError, AttributeError):
-        good = False
-    if not good:
-        raise RunError(f"{path}, line {number}: it is not what was written there, or a line before it is missing")
-    return {**said, "hash": own}
-
-
 def _holds(message: Message) -> list[str]:
     """The names of what a message holds; of several clients' those of all, each once."""
     parts, arrays = message.words.get("bundle"), [name for name, array in message.arrays.items() if array.numel()]
@@ -144,7 +106,3 @@ def _holds(message: Message) -> list[str]:
         return sorted({*message.words} - {"client"}) + sorted(arrays)
     words = {name for part in parts.values() if isinstance(part, dict) for name in part} - {"client"}
     return sorted(words) + sorted({name.partition("/")[2] for name in arrays})
-
-
-def _hash(said: Words) -> str:
-    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()

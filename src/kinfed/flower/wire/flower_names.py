@@ -50,7 +50,17 @@ PARTS: dict[str, dict[str, dict[str, str]]] = {
             "PullTaskInputRequest": "",
             "PullTaskInputResponse": "run context task_id",
             "PushTaskOutputRequest": "sub_status details",
+            "PullAppMessagesRequest": "message_ids",
+            "PullAppMessagesResponse": "messages_list message_object_trees",
         },
+        "flwr.supercore.inflatable.inflatable_object": {"iterate_object_tree": ""},
+        "flwr.supercore.inflatable.inflatable_utils": {"inflate_object_from_contents": ""},
+        "flwr.proto.message_pb2": {
+            "PullObjectRequest": "node run_id object_id",
+            "PullObjectResponse": "object_found object_available object_content",
+            "ConfirmMessageReceivedRequest": "node run_id message_object_id",
+        },
+        "flwr.proto.node_pb2": {"Node": "node_id"},
     },
     "site": {  # connection.py: a node
         "flwr.app": {"Message": ""},

@@ -31,6 +31,7 @@ OPTIONAL: dict[str, type] = {
     "description": dict,
     "covariates": dict,
     "fedavg": str,
+    "plan": str,
 }
 
 
@@ -176,6 +177,11 @@ def plain(text: object) -> str:
     """Text of a site's as one printable line, which cannot pass for a line of kinfed's own."""
     printable = "".join(c if c.isprintable() else " " for c in str(text))
     return " ".join(printable.split())[:500]
+
+
+def numbers(message: Message) -> dict[str, int]:
+    """How many numbers each of a message's arrays has that has any."""
+    return {name: array.numel() for name, array in message.arrays.items() if array.numel()}
 
 
 def size(message: Message) -> int:

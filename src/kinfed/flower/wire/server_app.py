@@ -19,6 +19,7 @@ from ..server import plan
 from ..server.server import serve
 from ..site.site_reading import Reading
 from .messages import plain
+from .run_grid import RunGrid
 from .transport import GridTransport
 
 app = ServerApp()
@@ -33,7 +34,9 @@ def bundle(settings: dict[str, Any]) -> dict[str, Any]:
     return {"project": project, "tool": {"flwr": {"app": table}}}
 
 
-def carry_out(grid: Grid, out: Path, folder: str, log: Callable[[str], None], track: Sequence[str] = ()) -> Summary:
+def carry_out(
+    grid: "Grid | RunGrid", out: Path, folder: str, log: Callable[[str], None], track: Sequence[str] = ()
+) -> Summary:
     """Carry out the run of the folder `out` among the members whose keys are in `folder`, or whoever is connected."""
     # Where the run's user sees it.
     warnings.showwarning = lambda message, *rest, **more: log(f"warning: {plain(str(message))}")

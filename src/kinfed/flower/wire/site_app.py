@@ -35,7 +35,7 @@ def reply(kind: str, envelope: Envelope, context: Context) -> Envelope:
         if "refused" in message.words:
             _print(f"the server cannot use this node: {plain(message.words['refused'])}")
         answer = site.reply(kind, message)
-        audit.AuditLog(audit.of_site(site.folder.parent, name)).note("sent", "the SuperLink", kind, answer)
+        audit.AuditLog(audit.of_site(site.folder.parent, name), words=True).note("sent", "the SuperLink", kind, answer)
     except (UsageError, RunError) as problem:
         answer = refusal(name, problem)
         _print(f"client {name}: {problem}" if name else str(problem))

@@ -14,6 +14,7 @@ from torch import Tensor
 from ...errors import UsageError
 from ..server.nodes import Failure, Node
 from .messages import Message
+from .run_grid import RunGrid
 
 # Names of Flower's message types.
 KINDS = {
@@ -29,7 +30,7 @@ GONE = (3, 4, 5, 8)  # Flower's error codes for messages that were lost, whose n
 class GridTransport:
     """Pushes messages to nodes and pulls their replies."""
 
-    def __init__(self, grid: Grid) -> None:
+    def __init__(self, grid: "Grid | RunGrid") -> None:
         self._grid = grid
 
     def nodes(self) -> dict[int, Node]:

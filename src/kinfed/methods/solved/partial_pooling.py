@@ -114,14 +114,18 @@ class PartialPooling(Method, Explains, Advises):
         return Params(_model(roster.layout, server.body, coefficients[cohort]))
 
     def train(self, client: Client, state: Tree, received: Tree) -> tuple[Tree, Tree]:
-        x, y, real = client.data
-        inputs = client.model.features(received.theta, x).flatten(1)
-        if client.model.layout.head and _head(client.model.layout)[1]:
-            inputs = torch.cat([inputs, torch.ones_like(inputs[:, :1])], 1)
-        coefficients = _coefficients(client.model.layout, received.theta)
-        head = client.model.module.get_submodule(client.model.head_name or "")
-        link = head.link if isinstance(head, Exponential) else None
-        return (), sums(client.task, inputs.double(), y, real.double(), coefficients, link)
+        _, y, real = client.data
+        inputs, coefficients, link = _seen(client, received)
+        return (), sums(client.task, inputs, y, real.double(), coefficients, link)
+
+    def row_weights(self, client: Client, state: Tree, received: Tree) -> Tensor:
+        """[m, n] by how much each row counts in m of the sums that `train` gives, so that a site can refuse some."""
+        _, y, real = client.data
+        inputs, coefficients, _ = _seen(client, received)
+        if not isinstance(client.task, Classification | Counts):
+            return real.double()[None]
+        weight, outputs, error, _ = _derivatives(client.task, inputs, y, real.double(), coefficients)
+        return torch.cat([weight, weight * outputs - error], 1).T
 
     def aggregate(self, roster: Roster, server: Tree, cohort: Tensor, uploads: Tree) -> Tree:
         known = Sums(*(put(table, cohort, new) for table, new in zip(server.sums, uploads, strict=True)))
@@ -172,20 +176,11 @@ def sums(
 
     A head's `link` is the function of its outputs that is linear in x, where they are not themselves.
     """
-    outputs = x @ coefficients  # [n, k]
-    if isinstance(task, Classification):
-        share = outputs.softmax(1)
-        error = (share - torch.nn.functional.one_hot(y, outputs.shape[1])) * real[:, None]
-        # diag(p) - pp' is at most 2 diag(p (1 - p)), with equality for two classes, so that each class is by itself.
-        weight = (2 * share * (1 - share)).clamp(min=1e-6) * real[:, None]
-        return _weighted(x, weight, outputs, error, torch.zeros_like(share[0]), real)
-    if isinstance(task, Counts):
-        count = y.double().reshape(outputs.shape)
-        # At first from halfway between the mean and the count: a step from the mean alone leaps too far.
-        logs = torch.where(coefficients.any(), outputs.clamp(max=STEEP), ((1 + count / task.mean) / 2).log())
-        mean = (logs.exp() * task.mean).clamp(min=1e-6)
-        error = (mean - count) * real[:, None]
-        return _weighted(x, mean * real[:, None], logs, error, (error.square() / mean).sum(0), real)
+    if isinstance(task, Classification | Counts):
+        weight, outputs, error, square = _derivatives(task, x, y, real, coefficients)
+        curvature = torch.einsum("nk,nf,ng->kfg", weight, x, x)
+        slope = x.T @ (weight * outputs - error)
+        return Sums(curvature, slope, square, real.sum().expand(weight.shape[1]))
     if isinstance(task, Forecasting) and not isinstance(task, Quantiles):
         known = (~y.isnan()).double() * real[:, None]  # [n, H]
         target = (torch.where(y.isnan(), task.mean, y.double()) - task.mean) / task.deviation * known
@@ -200,10 +195,33 @@ def sums(
     raise UsageError(f"partial pooling solves regression, counts, labels and forecasts, not {type(task).__name__}")
 
 
-def _weighted(x: Tensor, weight: Tensor, outputs: Tensor, error: Tensor, square: Tensor, real: Tensor) -> Sums:
-    """Sums of a loss with these second derivatives and derivatives at outputs, all [n, k]."""
-    curvature = torch.einsum("nk,nf,ng->kfg", weight, x, x)
-    return Sums(curvature, x.T @ (weight * outputs - error), square, real.sum().expand(weight.shape[1]))
+def _derivatives(
+    task: Any, x: Tensor, y: Tensor, real: Tensor, coefficients: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Of labels or counts: second derivatives of the loss, outputs, derivatives: [n, k]; Pearson's statistic: [k]."""
+    outputs = x @ coefficients
+    if isinstance(task, Classification):
+        share = outputs.softmax(1)
+        error = (share - torch.nn.functional.one_hot(y, outputs.shape[1])) * real[:, None]
+        # diag(p) - pp' is at most 2 diag(p (1 - p)), with equality for two classes, so that each class is by itself.
+        weight = (2 * share * (1 - share)).clamp(min=1e-6) * real[:, None]
+        return weight, outputs, error, torch.zeros_like(share[0])
+    count = y.double().reshape(outputs.shape)
+    # At first from halfway between the mean and the count: a step from the mean alone leaps too far.
+    logs = torch.where(coefficients.any(), outputs.clamp(max=STEEP), ((1 + count / task.mean) / 2).log())
+    mean = (logs.exp() * task.mean).clamp(min=1e-6)
+    error = (mean - count) * real[:, None]
+    return mean * real[:, None], logs, error, (error.square() / mean).sum(0)
+
+
+def _seen(client: Client, received: Tree) -> tuple[Tensor, Tensor, Callable[[Tensor], Tensor] | None]:
+    """[n, f] the head's inputs of a client's rows, the coefficients [f, k] that it was sent, and the head's link."""
+    inputs = client.model.features(received.theta, client.data[0]).flatten(1)
+    if client.model.layout.head and _head(client.model.layout)[1]:
+        inputs = torch.cat([inputs, torch.ones_like(inputs[:, :1])], 1)
+    head = client.model.module.get_submodule(client.model.head_name or "")
+    link = head.link if isinstance(head, Exponential) else None
+    return inputs.double(), _coefficients(client.model.layout, received.theta), link
 
 
 class Units(NamedTuple):

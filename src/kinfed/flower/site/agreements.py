@@ -1,0 +1,179 @@
+"""The plans that a site's operator has agreed to, each for one run, and what that run has been answered so far."""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ...errors import several
+from ...files import make_folder, read_json, write_json
+from ...runs.config import plugins
+from ...runs.config.experiment import Table
+from ..server.plan import Plan
+from ..wire.messages import Words
+from .drawn_rows import Withheld
+
+AGREED, ASKED = "agreed.json", "asked.json"  # in a site's folder: what is agreed to, and what a server asked for last
+REPEATED = 5  # answers of a run that may be given again, as after a server's restart, all kinds together
+PINNED = ("agreed", "description", "covariates", "task", "shape", "outputs", "layout")  # how rows become inputs
+
+
+def digest(table: Table) -> str:
+    """The hash of a plan: of all that decides what a site computes, without the server's own settings."""
+    return _hash({key: value for key, value in table.items() if key != "flower"})
+
+
+def needs(planned: Plan) -> dict[str, int]:
+    """The answers computed from rows that a run of a plan takes of a site, by kind."""
+    count, every = planned.learning.rounds.count, planned.learning.rounds.evaluate_every
+    scored = count // every + bool(count % every)
+    return {"description": 1, "joining": 1, "training": count, "evaluation": scored, "verdict": 1}
+
+
+def summary(planned: Plan) -> list[str]:
+    """What a site's operator should know of a plan before agreeing to it, a line each."""
+    learning, split, table = planned.learning, planned.split, planned.table
+    model = {key: value for key, value in table["model"].items() if key in ("hidden", "cut")}
+    length = learning.training
+    steps = several(length.epochs, "epoch") if length.steps is None else several(length.steps, "step")
+    own = {key: value for key, value in table["method"].items() if key.endswith(("epochs", "steps", "batch")) and value}
+    most = needs(planned)
+    return [
+        f"method {plugins.called(learning.method_name)}{_listed(own)}, model "
+        f"{plugins.called(table['model']['name'])}{_listed(model)}; {several(most['training'], 'round')} of {steps}, "
+        f"{several(length.batch, 'row')} a step; {100 * split.test:g} % of rows for the test, "
+        f"{100 * split.validation:g} % for validation, seed {learning.seed}",
+        f"a run takes {several(most['training'], 'upload')} trained on this site's rows and as many as "
+        f"{most['evaluation']:,} times its scores; {REPEATED} of these may be repeated, and then nothing more leaves",
+        "the plan does not say which models the server sends, and crafted ones can read rows out of these answers; "
+        "docs/privacy.md says how many",
+    ]
+
+
+def agree(plans: Sequence[Plan], folder: Path, again: bool = True) -> str:
+    """Remember that plans are agreed to, each for one run; returns the hash of the first.
+
+    `again`: plans that were agreed to before are agreed to for another run.
+    """
+    made = {}
+    for planned in plans:
+        table = plugins.for_sites(planned.table)
+        own = {"split": table["federation"]["split"], "seed": planned.learning.seed, "most": needs(planned)}
+        made[digest(table)] = {**own, "experiment": "", "description": "", "given": {}}
+    make_folder(folder)
+    known = read_json(folder / AGREED)
+    write_json(folder / AGREED, known | made if again else made | known)
+    return next(iter(made))
+
+
+def asked(folder: Path) -> list[Table]:
+    """The plans that a server asked this site for last."""
+    plans: list[Table] = read_json(folder / ASKED).get("plans", [])
+    return plans
+
+
+@dataclass(frozen=True)
+class Agreements:
+    """The agreements of the site in `folder`. If none is `required`, each run is agreed to when it begins."""
+
+    folder: Path
+    required: bool = True
+
+    def missing(self, plans: Sequence[Table], experiment: str) -> str:
+        """Why the operator is to be asked before a run of the first of these plans begins; empty if there is no need.
+
+        The others are of runs beside it.
+        """
+        if not self.required:
+            return ""
+        known = read_json(self.folder / AGREED)
+        for i, table in enumerate(plans):
+            entry = known.get(digest(table))
+            if entry is None:
+                return f"its operator has not agreed to this plan yet{' (that of the run beside it)' * bool(i)}"
+            if not i and entry["experiment"] not in ("", experiment):
+                return "its operator agreed to one run of this plan, which is another one, and not to this one yet"
+        return "" if plans else "the server does not say what it plans, and its operator has agreed to nothing else"
+
+    def keep_asked(self, plans: Sequence[Table]) -> None:
+        """Write down what the server asks for, so that the operator can look at it."""
+        make_folder(self.folder)
+        write_json(self.folder / ASKED, {"plans": list(plans)})
+
+    def allow_description(self, words: Words) -> None:
+        """Raise Withheld unless a plan is agreed to that asks for this description, and count it."""
+        if not self.required:
+            return
+        known = read_json(self.folder / AGREED).get(str(words.get("plan")))
+        if known is None or [known["split"], known["seed"]] != [words["split"], words["seed"]]:
+            raise self._not_agreed("it does not describe its rows")
+        self._give(str(words["plan"]), str(words.get("experiment", "")), ("description",))
+
+    def check(self, table: Table, planned: Plan, invitation: Words) -> None:
+        """Raise Withheld unless a run of a plan is agreed to, with this description of the rows."""
+        key, experiment = self._key(table, invitation["experiment"]), invitation["experiment"]
+        known = read_json(self.folder / AGREED)
+        if key not in known:
+            if self.required:
+                raise self._not_agreed(f"its hash is {key[:16]}")
+            own = {"split": table["federation"]["split"], "seed": planned.learning.seed, "most": needs(planned)}
+            known[key] = {**own, "experiment": "", "description": "", "given": {}}
+        entry, described = known[key], _hash({name: invitation.get(name) for name in PINNED})
+        self._check_run(entry, experiment)
+        if entry["description"] not in ("", described):
+            raise Withheld(
+                "the server's description, by which rows become inputs, is not the one that this run began with "
+                f"({entry['description'][:16]}); its operator may agree to another run"
+            )
+        if not entry["description"]:
+            make_folder(self.folder)
+            write_json(
+                self.folder / AGREED, known | {key: entry | {"experiment": experiment, "description": described}}
+            )
+
+    def give(self, table: Table, experiment: str, kinds: Sequence[str]) -> str:
+        """Count answers of these kinds before they are computed; raises Withheld if the run has had them all.
+
+        Returns how many of each it has had now.
+        """
+        return self._give(self._key(table, experiment), experiment, kinds)
+
+    def _give(self, key: str, experiment: str, kinds: Sequence[str]) -> str:
+        known = read_json(self.folder / AGREED)
+        if (entry := known.get(key)) is None:
+            raise self._not_agreed(f"its hash is {key[:16]}")
+        self._check_run(entry, experiment)
+        most, given = entry["most"], dict(entry["given"])
+        for kind in kinds:
+            given[kind] = given.get(kind, 0) + 1
+        if sum(max(0, count - most[kind]) for kind, count in given.items()) > REPEATED:
+            raise Withheld(
+                f"the run has had {_counted(entry['given'], most)}, which is all that its plan needs, and {REPEATED} "
+                "repeated: this site answers it no more, unless its operator agrees again"
+            )
+        write_json(self.folder / AGREED, known | {key: entry | {"experiment": experiment, "given": given}})
+        return _counted({kind: given[kind] for kind in kinds}, most)
+
+    def _check_run(self, entry: Mapping[str, Any], experiment: str) -> None:
+        if entry["experiment"] not in ("", experiment):
+            raise self._not_agreed("it agreed to one run of this plan, which was another one")
+
+    def _key(self, table: Table, experiment: str) -> str:
+        return digest(table) if self.required else f"run {experiment}"  # which is no hash
+
+    def _not_agreed(self, more: str) -> Withheld:
+        return Withheld(f"its operator has not agreed to this plan (kinfed flower agree {self.folder.name}): {more}")
+
+
+def _counted(given: Mapping[str, int], most: Mapping[str, int]) -> str:
+    return ", ".join(f"{kind} {count:,} of {most[kind]:,}" for kind, count in given.items())
+
+
+def _listed(settings: Mapping[str, Any]) -> str:
+    return f" ({', '.join(f'{key} {value}' for key, value in settings.items())})" if settings else ""
+
+
+def _hash(values: Any) -> str:
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,385 @@
+"""What a site answers of a plan that its operator agreed to, and of one that was not, whatever a server asks."""
+
+import copy
+import json
+import random
+import threading
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("flwr", reason="flwr is not installed: pip install 'kinfed[flower]'")
+
+from kinfed.cli import main
+from kinfed.flower.programs import node
+from kinfed.flower.server import plan
+from kinfed.flower.server.server import serve
+from kinfed.flower.site import agreements
+from kinfed.flower.site.agreements import REPEATED, agree
+from kinfed.flower.site.gateway import Gateway
+from kinfed.flower.site.policy import Policy, passes
+from kinfed.flower.site.site import Site
+from kinfed.flower.site.site_check import Here
+from kinfed.flower.site.site_reading import Reading
+from kinfed.flower.wire.messages import Message
+
+RAW = {
+    "rounds": 4,
+    "method": "fedavg",
+    "model": {"name": "mlp", "hidden": [4]},
+    "training": {"epochs": 2, "batch": 8},
+    "flower": {"clients": 2, "beside": [], "patience": 20.0},
+}
+
+
+class Noting(Here):
+    """Sites in this process, and all that they were asked and replied."""
+
+    def __init__(self, sites):
+        super().__init__(sites)
+        self.seen = []
+
+    def push(self, number, kind, message, seconds):
+        id = super().push(number, kind, message, seconds)
+        self.seen.append((self.sites[number].name, kind, copy.deepcopy(message), self._arrived[id]))
+        return id
+
+
+@pytest.fixture
+def ward(tmp_path):
+    """Makes a site with the rows of a ward, and a list of what its operator is told."""
+
+    def make(name="west", policy=None, folder="site", rows=60):
+        draw, said = np.random.default_rng(len(name)), []
+        cells = zip(draw.normal(60, 9, rows), draw.integers(0, 3, rows), draw.integers(0, 2, rows), strict=True)
+        lines = [f"{age:.4f},kind-{kind},{sick}" for age, kind, sick in cells]
+        (tmp_path / f"{name}.csv").write_text("\n".join(["age,kind,sick", *lines]) + "\n")
+        place = tmp_path / folder
+        return Site(
+            name, tmp_path / f"{name}.csv", place, "cpu", Reading("sick"), report=said.append, policy=policy
+        ), said
+
+    return make
+
+
+def planned(**more):
+    return plan.resolve(json.loads(json.dumps(RAW | more)))
+
+
+def honest(ward, tmp_path, raw=None, folder="site"):
+    """The messages of an honest run to west, whose operator has agreed to it, by kind."""
+    wanted, sites = raw or planned(), [ward("west", folder=folder)[0], ward("east", folder=folder)[0]]
+    for site in sites:
+        agree([wanted], site.folder)
+    transport = Noting(sites)
+    serve(wanted, transport, tmp_path / f"run-{folder}", lambda line: None, 0.0)
+    return {
+        kind: [m for name, k, m, _ in transport.seen if (name, k) == ("west", kind)] for _, kind, _, _ in transport.seen
+    }
+
+
+def changed(message, **words):
+    return message._replace(words=message.words | words)
+
+
+def test_a_plan_that_was_not_agreed_to_gets_nothing_but_a_name(ward, tmp_path):
+    sent = honest(ward, tmp_path)
+    site, said = ward(folder="other")
+    asked = []
+    site.ask = asked.append
+    for _ in range(3):
+        reply = site.reply("hello", sent["hello"][0])
+        assert reply.arrays == {}
+        assert reply.words.keys() == {"client", "kinfed", "refused", "waits"}
+    assert len(asked) == 1
+    assert "4 rounds of 2 epochs, 8 rows a step; 20 % of rows for the test" in " ".join(said)
+    for kind in ("describe", "join", "round"):
+        for message in sent[kind]:
+            reply = site.reply(kind, message)
+            assert reply.arrays == {}
+            assert reply.words.keys() <= {"client", "refused", "join"}
+    assert agreements.asked(site.folder) == sent["hello"][0].words["plans"]
+
+
+def test_a_run_begins_once_its_operators_have_agreed(ward, tmp_path):
+    sites, lines, wanted = [ward("west")[0], ward("east")[0]], [], planned()
+    agree([wanted], sites[1].folder)
+    sites[0].ask = lambda plans: threading.Timer(0.5, lambda: agree(plans, sites[0].folder)).start()
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("broker.LOOK", "broker.RETRY", "nodes.RETRY"):
+            patch.setattr(f"kinfed.flower.server.{name}", 0.1)
+        summary = serve(wanted, Here(sites), tmp_path / "run", lines.append, 0.01)
+    assert summary.clients.names == ["east", "west"]
+    waited = [line for line in lines if "waiting for the node of west: its operator has not agreed" in line]
+    assert len(waited) == 1
+
+
+def test_an_agreement_is_for_one_run_with_one_description(ward, tmp_path):
+    sent = honest(ward, tmp_path)
+    site, _ = ward()
+    assert "refused" not in site.reply("hello", sent["hello"][0]).words
+    another = site.reply("hello", changed(sent["hello"][0], experiment="another")).words
+    assert "agreed to one run of this plan, which is another one" in another["refused"]
+    assert (
+        "one run of this plan"
+        in site.reply("describe", changed(sent["describe"][0], experiment="another")).words["refused"]
+    )
+    assert "one run of this plan" in site.reply("join", changed(sent["join"][0], experiment="another")).words["refused"]
+    invitation = copy.deepcopy(sent["join"][0])
+    (age,) = (one for one in invitation.words["description"]["inputs"] if one["name"] == "age")
+    age["deviation"] *= 4
+    assert "is not the one that this run began with" in site.reply("join", invitation).words["refused"]
+    agree([planned()], site.folder)  # for another run
+    assert "refused" not in site.reply("hello", changed(sent["hello"][0], experiment="another")).words
+
+
+@pytest.mark.parametrize("kinds", [("train",), ("evaluate",), ("train", "evaluate")])
+def test_answers_of_all_kinds_count_against_one_limit_and_each_is_shown(ward, tmp_path, kinds):
+    sent = honest(ward, tmp_path)
+    site, said = ward(folder="other")
+    agree([planned()], site.folder)
+    for kind in ("hello", "describe", "join"):
+        assert "refused" not in site.reply(kind, sent[kind][0]).words
+    first, said[:] = sent["round"][0], []
+    given = dict.fromkeys(("training", "evaluation"), 0)
+    for i in range(60):
+        words = {name: value for name, value in first.words.items() if name not in ("train", "round")}
+        if "train" in kinds:
+            words |= {"train": first.words["train"], "round": i, "accepted": i - 1}
+        if "evaluate" in kinds:
+            words |= {"evaluate": first.words["train"], "evaluated": i}
+        other = {name: t + i / 100 if t.is_floating_point() else t for name, t in first.arrays.items()}
+        other |= {name.replace("train/", "evaluate/"): t for name, t in other.items()} if kinds == ("evaluate",) else {}
+        if kinds == ("evaluate",):
+            other = {name: t for name, t in other.items() if name.startswith("evaluate/")}
+        reply = site.reply("round", Message(words, other))
+        if "refused" in reply.words:
+            break
+        given["training"] += "round" in reply.words
+        given["evaluation"] += "scores" in reply.words
+    assert sum(max(0, count - 4) for count in given.values()) <= REPEATED
+    assert max(given.values()) <= 4 + REPEATED
+    assert "this site answers it no more" in reply.words["refused"]
+    shown = [line for line in said if line.startswith("sent: ")]
+    assert len(shown) == max(given.values())
+    if "evaluate" in kinds:
+        assert "test (shared) accuracy" in shown[0]
+
+
+def test_numbers_are_cut_at_the_sites_own_deviations(ward, tmp_path):
+    """Of whatever description: a row far outside is as one three deviations away."""
+    sent = honest(ward, tmp_path)
+    site, _ = ward(folder="other", policy=Policy(runs="any"))
+    path = tmp_path / "west.csv"
+    text = path.read_text().splitlines()
+    path.write_text("\n".join([text[0], "9999,kind-1,1", *text[2:]]) + "\n")
+    (tmp_path / "other" / "west.draws.json").unlink(missing_ok=True)
+    invitation = copy.deepcopy(sent["join"][0])
+    for one in invitation.words["description"]["inputs"]:
+        if one["name"] == "age":
+            one |= {"mean": 0.0, "deviation": 1e9}
+    federation, _ = site._examples(invitation, planned())
+    ages = federation.x[:, -1].double() * 1e9
+    train = federation.rows["train"][0]
+    assert ages.max() < 9999 or 0 in train.tolist()  # in the training rows it widens the deviation itself
+    assert ages.max() <= ages[train].mean() + 12 * ages[train].std()
+
+
+@pytest.mark.parametrize(
+    ("raw", "most"),
+    [
+        ({"training": {"epochs": 1, "steps": 10**9, "batch": 16}}, 253968254),
+        ({"method": {"name": "fedrep", "head_epochs": 10, "base_epochs": 2}, "training": {"epochs": 3}}, 12),
+        ({"method": {"name": "fedala", "mix_epochs": 50}, "training": {"epochs": 3}}, 53),
+        ({"method": {"name": "ditto", "epochs": 7}, "training": {"epochs": 3}}, 10),
+        ({"method": {"name": "ditto"}, "training": {"epochs": 3}}, 6),
+        ({"method": {"name": "pfedme", "steps": 30}, "training": {"epochs": 3}}, 90),
+        ({"method": {"name": "per-fedavg", "steps": 100, "batch": 21}}, 101),
+        ({"method": {"name": "sfl", "steps": 4}, "training": {"epochs": 3}}, 3),
+    ],
+)
+def test_all_passes_over_the_rows_count_as_epochs(raw, most):
+    """Of 63 rows; counted by hand."""
+    assert passes(plan.resolve({"rounds": 1, "model": "mlp", "method": "fedavg", **raw}).learning, 63) == most
+
+
+def test_a_model_of_too_many_parameters_is_refused_before_it_is_built(ward, tmp_path, monkeypatch):
+    sent = honest(ward, tmp_path)
+    site, _ = ward(folder="other", policy=Policy(runs="any", parameters=1000))
+    invitation = copy.deepcopy(sent["join"][0])
+    invitation.words["table"]["model"]["hidden"] = [200_000, 200_000]  # 160 GB
+    monkeypatch.setattr(plan.Plan, "model", lambda *_: pytest.fail("it was built"))
+    assert "allows 1,000 parameters, and the plan has 40,0" in site.reply("join", invitation).words["refused"]
+
+
+def test_class_weights_at_which_a_row_counts_alone_are_refused(ward, tmp_path):
+    wanted = planned(training={"epochs": 1, "batch": 1024, "class_weights": [1e-12, 1.0]})
+    site, _ = ward(policy=Policy(runs="any"))
+    path = tmp_path / "west.csv"
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join([lines[0], *(f"{line[:-1]}{int(i < 4)}" for i, line in enumerate(lines[1:]))]) + "\n")
+    other, _ = ward("east", policy=Policy(runs="any"))
+    transport = Noting([site, other])
+    with pytest.raises(Exception, match="check west"):
+        serve(wanted, transport, tmp_path / "run", lambda line: None, 0.0)
+    refused = [reply.words["refused"] for name, kind, _, reply in transport.seen if (name, kind) == ("west", "join")]
+    assert "by training.class_weights 2.0 rows of this site's 42 decide" in refused[0]
+
+
+def test_coefficients_at_which_a_row_counts_alone_get_no_sums(ward, tmp_path):
+    wanted = planned(method="partial-pooling", model="linear")
+    sent = honest(ward, tmp_path, wanted)
+    site, _ = ward(folder="other")
+    agree([wanted], site.folder)
+    for kind in ("hello", "describe", "join"):
+        site.reply(kind, sent[kind][0])
+    first = sent["round"][0]
+    assert "refused" not in site.reply("round", first).words
+    federation, model = site._examples(sent["join"][0], wanted)
+    x = federation.x[federation.rows["train"][0]]
+    width, column = x.shape[1], int((x.sort(0).values[-1] - x.sort(0).values[-2]).argmax())
+    theta = torch.zeros_like(model.theta)  # a weight [2, d] and a bias [2]
+    theta[width + column], theta[-1] = 1e4, -1e4 * float(x.sort(0).values[-2:, column].mean())
+    steep = {name: theta if t.shape == theta.shape else t for name, t in first.arrays.items()}
+    steep = first._replace(words=first.words | {"round": 1, "accepted": 0}, arrays=steep)
+    assert "rows of this site's 42 decide what it would upload" in site.reply("round", steep).words["refused"]
+
+
+def test_scores_say_no_more_than_their_rows_support(ward, tmp_path):
+    sites = [ward("west", policy=Policy(runs="any"))[0], ward("east", policy=Policy(runs="any"))[0]]
+    transport = Noting(sites)
+    serve(planned(), transport, tmp_path / "run", lambda line: None, 0.0)
+    scores = [one for _, _, _, reply in transport.seen for one in reply.words.get("scores", [])]
+    assert scores
+    for _, split, _, value in scores:
+        if np.isfinite(value):
+            numerator, _ = float(value).as_integer_ratio()
+            assert numerator.bit_length() <= np.log2({"validation": 6, "test": 12}[split]) + 2
+
+
+def test_a_gateway_waits_for_one_yes_for_all_its_clients(ward, tmp_path):
+    sent, files, said, asked = honest(ward, tmp_path), {}, [], []
+    for name in ("hub.a", "hub.b"):
+        ward(name)
+        files[name] = tmp_path / f"{name}.csv"
+    reading = Reading("sick", client="ward")
+    gateway = Gateway("hub", files, tmp_path / "hub", "cpu", reading, (), said.append)
+    next(iter(gateway.sites.values())).ask = asked.append
+    reply = gateway.reply("hello", sent["hello"][0]).words
+    assert (reply["client"], reply["waits"], len(asked)) == ("hub", True, 1)
+    assert len([line for line in said if "asks for a run" in line]) == 1
+    for site in gateway.sites.values():
+        agree(asked[0], site.folder)
+    assert set(gateway.reply("hello", sent["hello"][0]).words["clients"]) == {"hub.a", "hub.b"}
+
+
+def test_the_command_agrees_to_what_the_server_asked_for_with_the_options_of_the_node(ward, tmp_path, capsys):
+    sent = honest(ward, tmp_path)
+    site, _ = ward(folder="other")
+    site.reply("hello", sent["hello"][0])
+    home = tmp_path / "other" / "west" / "node"
+    home.mkdir(parents=True)
+    node.keep_options(home, tmp_path / "west.csv", Reading("sick", columns={"Alter": "age"}), [])
+    assert node.kept_options(home)[1] == Reading("sick", columns={"Alter": "age"})
+    node.keep_options(home, tmp_path / "west.csv", Reading("sick"), [])
+    assert main(["flower", "agree", "west", "--state", str(tmp_path / "other"), "--device", "cpu"]) == 0
+    printed = " ".join(capsys.readouterr().err.split())
+    assert "what leaves this site for the server" in printed
+    assert "agreed: west takes part in one run of this plan" in printed
+    assert "refused" not in site.reply("hello", sent["hello"][0]).words
+
+
+def test_an_operator_says_yes_at_the_terminal(ward, tmp_path, monkeypatch):
+    site, said = ward()
+    lines = iter(["what is that?\n", "yes\n", ""])
+    heard = threading.Event()
+
+    class Terminal:
+        def readline(self):
+            line = next(lines)
+            if not line:
+                heard.set()
+            return line
+
+    monkeypatch.setattr(node, "_has_terminal", lambda: True)
+    monkeypatch.setattr(node.sys, "stdin", Terminal())
+    node.Prompt("west", tmp_path / "site", [site.folder], said.append)([planned()])
+    assert heard.wait(10)
+    assert said[-2:] == ["not agreed; type yes to agree", "agreed, for one run; it begins within seconds"]
+    assert json.loads((site.folder / agreements.AGREED).read_text())
+
+
+def lie(draw, sent):
+    """A message of a server's that is changed somewhere, and what kind it is of."""
+    kind = draw.choice(["hello", "describe", "join", "join", "round", "round"])
+    message = copy.deepcopy(draw.choice(sent[kind]))
+    junk = [
+        None,
+        "",
+        "x" * 300,
+        "../x",
+        -1,
+        10**12,
+        0.5,
+        [],
+        {},
+        True,
+        float("inf"),
+        ["a"] * 9,
+        {"name": "nothing"},
+        "1e400",
+    ]
+    for _ in range(draw.randint(1, 3)):
+        place = message.words
+        while True:
+            key = draw.choice([*place]) if isinstance(place, dict) and place else None
+            if key is None or not isinstance(place[key], dict) or draw.random() < 0.3:
+                break
+            place = place[key]
+        if key is not None:
+            place[key] = draw.choice(junk)
+    if message.arrays and draw.random() < 0.5:
+        name = draw.choice([*message.arrays])
+        t = message.arrays[name]
+        message.arrays[name] = draw.choice([t * float("nan"), t.double(), t.flatten()[:1], t.repeat(2), t * 1e30])
+    return kind, message
+
+
+def test_a_hundred_lying_plans_get_nothing_and_end_in_a_line(ward, tmp_path, capsys):
+    """None is agreed to. Nothing is raw, nothing is silent, and nothing of the rows leaves."""
+    sent, draw = honest(ward, tmp_path), random.Random(7)
+    site, said = ward(folder="other")
+    for i in range(100):
+        kind, message = lie(draw, sent)
+        before = len(said)
+        reply = site.reply(kind, message)
+        assert reply.arrays == {}, (i, kind)
+        assert reply.words.keys() <= {"client", "kinfed", "refused", "waits", "join"}, (i, kind, reply.words)
+        assert "unexpected" not in str(reply.words.get("refused")), (i, kind, message.words, reply.words)
+        assert "\n" not in str(reply.words), (i, kind)
+        told = said[before:]
+        assert told or reply.words.get("waits") or reply.words.get("join"), (i, kind)
+        assert not any("Error:" in line or "Errno" in line for line in told), (i, kind, told)
+    assert "Traceback" not in capsys.readouterr().err
+    assert not (tmp_path / "other" / "west.draws.json").exists()
+
+
+def test_a_hundred_lies_in_an_agreed_run_end_in_a_line_and_within_its_limit(ward, tmp_path, capsys):
+    sent, draw = honest(ward, tmp_path), random.Random(8)
+    site, said = ward(folder="other")
+    agree([planned()], site.folder)
+    for kind in ("hello", "describe", "join"):
+        site.reply(kind, sent[kind][0])
+    trained = 0
+    for i in range(100):
+        kind, message = lie(draw, sent)
+        before = len(said)
+        reply = site.reply(kind, message)
+        trained += "upload" in reply.words
+        assert "unexpected" not in str(reply.words.get("refused")), (i, kind, message.words, said[before:])
+        assert not any("Errno" in line for line in said[before:]), (i, said[before:])
+        assert said[before:] or kind == "hello" or reply.words.keys() <= {"client", "join"}, (i, kind, reply.words)
+    assert trained <= 4 + REPEATED
+    assert "Traceback" not in capsys.readouterr().err
+    assert torch.is_tensor(next(iter(sent["join"][0].arrays.values())))
