@@ -255,7 +255,7 @@ class Trial:
 
     def state(self, name):
         """A site's private state, packed, and the rest of what it remembers."""
-        (folder,) = (self.folder / "sites" / name / name).iterdir()
+        (folder,) = (path for path in (self.folder / "sites" / name / name).iterdir() if path.is_dir())
         arrays = load_file(folder / "state.safetensors")
         return {k.removeprefix("state/"): t for k, t in arrays.items() if k.startswith("state/")}
 

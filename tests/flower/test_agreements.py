@@ -240,7 +240,7 @@ def test_coefficients_at_which_a_row_counts_alone_get_no_sums(ward, tmp_path):
     x = federation.x[federation.rows["train"][0]]
     width, column = x.shape[1], int((x.sort(0).values[-1] - x.sort(0).values[-2]).argmax())
     theta = torch.zeros_like(model.theta)  # a weight [2, d] and a bias [2]
-    theta[width + column], theta[-1] = 1e4, -1e4 * float(x.sort(0).values[-2:, column].mean())
+    theta[width + column], theta[-1] = 1e4, -1e4 * float(x[:, column].max())  # only there the loss is curved
     steep = {name: theta if t.shape == theta.shape else t for name, t in first.arrays.items()}
     steep = first._replace(words=first.words | {"round": 1, "accepted": 0}, arrays=steep)
     assert "rows of this site's 42 decide what it would upload" in site.reply("round", steep).words["refused"]
@@ -307,7 +307,7 @@ def test_an_operator_says_yes_at_the_terminal(ward, tmp_path, monkeypatch):
     node.Prompt("west", tmp_path / "site", [site.folder], said.append)([planned()])
     assert heard.wait(10)
     assert said[-2:] == ["not agreed; type yes to agree", "agreed, for one run; it begins within seconds"]
-    assert json.loads((site.folder / agreements.AGREED).read_text())
+    assert json.loads((site.folder.parent / f"west.{agreements.AGREED}").read_text())
 
 
 def lie(draw, sent):

@@ -59,7 +59,7 @@ def test_by_default_only_plans_run_that_the_operator_agreed_to(asked, tmp_path, 
     command += ["--data", str(tmp_path / "a.csv"), "--device", "cpu"]
     assert main(command) == main(command) == 0
     assert "what leaves this site for the server" in " ".join(capsys.readouterr().err.split())
-    assert len(json.loads((tmp_path / "site" / "a" / agreements.AGREED).read_text())) == 1
+    assert len(json.loads((tmp_path / "site" / f"a.{agreements.AGREED}").read_text())) == 1
     assert asked(Policy(), "flower.deadline=5.0").rounds == 3  # that is the server's own affair
     with pytest.raises(RunError, match="crafted ones can read rows"):
         asked(Policy(), "training.epochs=3")

@@ -15,7 +15,7 @@ from ..server.plan import Plan
 from ..wire.messages import Words
 from .drawn_rows import Withheld
 
-AGREED, ASKED = "agreed.json", "asked.json"  # in a site's folder: what is agreed to, and what a server asked for last
+AGREED, ASKED = "agreed.json", "asked.json"  # beside a site's folder, NAME.agreed.json, and what was asked for last
 REPEATED = 5  # answers of a run that may be given again, as after a server's restart, all kinds together
 PINNED = ("agreed", "description", "covariates", "task", "shape", "outputs", "layout")  # how rows become inputs
 
@@ -62,15 +62,15 @@ def agree(plans: Sequence[Plan], folder: Path, again: bool = True) -> str:
         table = plugins.for_sites(planned.table)
         own = {"split": table["federation"]["split"], "seed": planned.learning.seed, "most": needs(planned)}
         made[digest(table)] = {**own, "experiment": "", "description": "", "given": {}}
-    make_folder(folder)
-    known = read_json(folder / AGREED)
-    write_json(folder / AGREED, known | made if again else made | known)
+    make_folder(folder.parent)
+    known = read_json(_beside(folder, AGREED))
+    write_json(_beside(folder, AGREED), known | made if again else made | known)
     return next(iter(made))
 
 
 def asked(folder: Path) -> list[Table]:
     """The plans that a server asked this site for last."""
-    plans: list[Table] = read_json(folder / ASKED).get("plans", [])
+    plans: list[Table] = read_json(_beside(folder, ASKED)).get("plans", [])
     return plans
 
 
@@ -88,7 +88,7 @@ class Agreements:
         """
         if not self.required:
             return ""
-        known = read_json(self.folder / AGREED)
+        known = read_json(_beside(self.folder, AGREED))
         for i, table in enumerate(plans):
             entry = known.get(digest(table))
             if entry is None:
@@ -99,39 +99,43 @@ class Agreements:
 
     def keep_asked(self, plans: Sequence[Table]) -> None:
         """Write down what the server asks for, so that the operator can look at it."""
-        make_folder(self.folder)
-        write_json(self.folder / ASKED, {"plans": list(plans)})
+        make_folder(self.folder.parent)
+        write_json(_beside(self.folder, ASKED), {"plans": list(plans)})
 
     def allow_description(self, words: Words) -> None:
         """Raise Withheld unless a plan is agreed to that asks for this description, and count it."""
         if not self.required:
             return
-        known = read_json(self.folder / AGREED).get(str(words.get("plan")))
+        known = read_json(_beside(self.folder, AGREED)).get(str(words.get("plan")))
         if known is None or [known["split"], known["seed"]] != [words["split"], words["seed"]]:
             raise self._not_agreed("it does not describe its rows")
         self._give(str(words["plan"]), str(words.get("experiment", "")), ("description",))
 
-    def check(self, table: Table, planned: Plan, invitation: Words) -> None:
+    def check(self, table: Table, invitation: Words) -> None:
         """Raise Withheld unless a run of a plan is agreed to, with this description of the rows."""
         key, experiment = self._key(table, invitation["experiment"]), invitation["experiment"]
-        known = read_json(self.folder / AGREED)
-        if key not in known:
+        entry = read_json(_beside(self.folder, AGREED)).get(key)
+        if entry is None:
             if self.required:
                 raise self._not_agreed(f"its hash is {key[:16]}")
-            own = {"split": table["federation"]["split"], "seed": planned.learning.seed, "most": needs(planned)}
-            known[key] = {**own, "experiment": "", "description": "", "given": {}}
-        entry, described = known[key], _hash({name: invitation.get(name) for name in PINNED})
+            return
         self._check_run(entry, experiment)
-        if entry["description"] not in ("", described):
+        if entry["description"] not in ("", _described(invitation)):
             raise Withheld(
                 "the server's description, by which rows become inputs, is not the one that this run began with "
                 f"({entry['description'][:16]}); its operator may agree to another run"
             )
-        if not entry["description"]:
-            make_folder(self.folder)
-            write_json(
-                self.folder / AGREED, known | {key: entry | {"experiment": experiment, "description": described}}
-            )
+
+    def join(self, planned: Plan, invitation: Words) -> None:
+        """Count that the site joins a run, which from now on has this description of the rows."""
+        table, experiment = invitation["table"], invitation["experiment"]
+        known, key = read_json(_beside(self.folder, AGREED)), self._key(invitation["table"], experiment)
+        own = {"split": table["federation"]["split"], "seed": planned.learning.seed, "most": needs(planned)}
+        entry = known.get(key) or {**own, "given": {}}
+        entry |= {"experiment": experiment, "description": _described(invitation)}
+        make_folder(self.folder.parent)
+        write_json(_beside(self.folder, AGREED), known | {key: entry})
+        self.give(table, experiment, ("joining",))
 
     def give(self, table: Table, experiment: str, kinds: Sequence[str]) -> str:
         """Count answers of these kinds before they are computed; raises Withheld if the run has had them all.
@@ -141,7 +145,7 @@ class Agreements:
         return self._give(self._key(table, experiment), experiment, kinds)
 
     def _give(self, key: str, experiment: str, kinds: Sequence[str]) -> str:
-        known = read_json(self.folder / AGREED)
+        known = read_json(_beside(self.folder, AGREED))
         if (entry := known.get(key)) is None:
             raise self._not_agreed(f"its hash is {key[:16]}")
         self._check_run(entry, experiment)
@@ -153,7 +157,7 @@ class Agreements:
                 f"the run has had {_counted(entry['given'], most)}, which is all that its plan needs, and {REPEATED} "
                 "repeated: this site answers it no more, unless its operator agrees again"
             )
-        write_json(self.folder / AGREED, known | {key: entry | {"experiment": experiment, "given": given}})
+        write_json(_beside(self.folder, AGREED), known | {key: entry | {"experiment": experiment, "given": given}})
         return _counted({kind: given[kind] for kind in kinds}, most)
 
     def _check_run(self, entry: Mapping[str, Any], experiment: str) -> None:
@@ -165,6 +169,16 @@ class Agreements:
 
     def _not_agreed(self, more: str) -> Withheld:
         return Withheld(f"its operator has not agreed to this plan (kinfed flower agree {self.folder.name}): {more}")
+
+
+def _described(invitation: Words) -> str:
+    """The hash of how a site's rows become inputs."""
+    return _hash({name: invitation.get(name) for name in PINNED})
+
+
+def _beside(folder: Path, name: str) -> Path:
+    """A file beside a site's folder, which may be deleted."""
+    return folder.parent / f"{folder.name}.{name}"
 
 
 def _counted(given: Mapping[str, int], most: Mapping[str, int]) -> str:

@@ -178,7 +178,7 @@ class Site:
         _check_layout(words, simulation)
         self._report(f"tensors: {Sharing.of(planned.learning.method, simulation.model.layout).plan}")
         folder, accepted = self._at(words), messages.round_of(words, "accepted")
-        self._agreements.give(words["table"], words["experiment"], ("joining",))
+        self._agreements.join(planned, words)
         data = site_examples.find(self._data, self.name, self._reading)
         code = [str(path.resolve()) for path in self._code]
         with understanding(), at_home(data), warnings.catch_warnings():
@@ -321,7 +321,7 @@ class Site:
         planned = self._plan(words)
         self._at(words)  # raises for a name that no folder can have
         self._policy.check(planned, words["table"], self.folder, words["experiment"])
-        self._agreements.check(words["table"], planned, words)
+        self._agreements.check(words["table"], words)
         self._policy.check_disk(self.folder)
         return planned
 

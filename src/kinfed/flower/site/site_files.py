@@ -34,7 +34,9 @@ class ExperimentFolder:
 
     def __init__(self, site: Path, experiment: object) -> None:
         if not (isinstance(experiment, str) and experiment.replace("-", "").isalnum() and len(experiment) <= 64):
-            raise UsageError(f"an experiment's name is of letters, digits and '-', 64 at most; got {experiment!r:.80}")
+            raise UsageError(
+                f"an experiment's name consists of letters, digits and '-', 64 at most; got {experiment!r:.80}"
+            )
         self.path = site / experiment
 
     def invitation(self) -> Message | None:

@@ -50,6 +50,7 @@ def _site(node: Mapping[str, Any], run: Mapping[str, Any]) -> Site:
     `reading`.
     """
     data = str(node.get("data", ""))
+    is_simulated = not data  # so that nobody is there to agree
     if not data and run.get("data") and "partition-id" in node:
         files, number = sorted(one for one in Path(str(run["data"])).iterdir() if one.is_file()), node["partition-id"]
         if not int(number) < len(files):
@@ -70,7 +71,7 @@ def _site(node: Mapping[str, Any], run: Mapping[str, Any]) -> Site:
     make_folder(folder / name)
     make_private(folder / name)  # Flower's programs may let other users read what they make
     device, rules = str(node.get("device", "auto")), str(node.get("policy", ""))
-    policy = Policy.read(Path(rules)) if rules else None
+    policy = Policy.read(Path(rules)) if rules else Policy(runs="any") if is_simulated else None
     return Site(name, Path(data), folder, device, replace(reading, **own), code, _print, policy)
 
 
