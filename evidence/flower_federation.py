@@ -86,6 +86,7 @@ class Federation:
 
     def __enter__(self):
         deal(self.folder, self.names)
+        (self.folder / "any.toml").write_text('runs = "any"\n')
         for name in self.names if self.clients else []:
             deal_table(self.folder / name, self.clients)
         try:
@@ -120,6 +121,7 @@ class Federation:
         examples = ["data.csv", "--client", "ward", "--target", "digit"] if self.clients else ["data.npz"]
         command = [KINFED, "flower", "node", name, "--data", *examples, "--server", f"127.0.0.1:{self.port}"]
         command += ["--keys", str(self.folder / "keys" / "sites" / name), "--state", ".", "--device", "cpu"]
+        command += ["--policy", str(self.folder / "any.toml")]
         with (self.folder / name / "said.log").open("a") as log:
             self.nodes[name] = self._begin(
                 command, cwd=self.folder / name, env=self.environment | self._more.get(name, {}), stderr=log

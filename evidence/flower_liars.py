@@ -1,9 +1,16 @@
-"""A server that lies to its sites, and a site that lies to the others, by messages that Flower would carry.
+"""A server that lies to its sites, and a site that lies to the others: python evidence/flower_liars.py
 
-In one process, as the messages are the same as over TLS: `flower_security.py` writes what happened to its page.
+In one process, by the messages that Flower would carry over TLS. Rewrites its part of docs/evidence/flower-security.md,
+as `flower_security.py` does in the end; the exit code is 1 if an attack gained more than its line says it may.
 """
 
+import copy
 import json
+import resource
+import sys
+import tempfile
+from contextlib import suppress
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -12,12 +19,16 @@ from safetensors.torch import load_file
 from kinfed.errors import RunError
 from kinfed.flower.server import plan
 from kinfed.flower.server.server import serve
+from kinfed.flower.site.agreements import REPEATED, agree
 from kinfed.flower.site.policy import Policy
 from kinfed.flower.site.site import Site
 from kinfed.flower.site.site_check import Here
 from kinfed.flower.site.site_reading import Reading
 from kinfed.flower.wire.messages import Message
 
+PAGE = Path(__file__).parents[1] / "docs" / "evidence" / "flower-security.md"
+HEADING = "## A server and a site that lie\n"
+ANY = Policy(runs="any")
 NAMES = ["north", "east", "south", "west"]
 ROWS, ASKED, COLUMNS = 90, 120, ("age", "stay", "pressure")
 SERVER, SITE = "operator of the server, with a program of its own", "a site, with its own key"
@@ -47,8 +58,8 @@ def _changed(message, change):
     return message._replace(words=words)
 
 
-def hospitals(folder, said):
-    """Four sites with the rows of invented patients, and what each operator is told."""
+def hospitals(folder, said, policy=ANY):
+    """Four sites with the rows of invented patients, and what each operator is told; without a policy none agrees."""
     sites = []
     for i, name in enumerate(NAMES):
         draw = np.random.default_rng(i)
@@ -69,7 +80,7 @@ def hospitals(folder, said):
                 "cpu",
                 Reading("sick"),
                 report=told.append,
-                policy=Policy(runs="any"),
+                policy=policy,
             )
         )
     return sites
@@ -209,9 +220,347 @@ def make_up_columns(note, folder):
         )
 
 
+class Recorded(Exception):
+    """Enough is recorded."""
+
+
+class First(Twisted):
+    """Sites that are asked up to the first round of west."""
+
+    def push(self, node, kind, message, seconds):
+        """Bring a message to a site."""
+        id = super().push(node, kind, copy.deepcopy(message), seconds)
+        if kind == "round" and self.sites[node].name == "west":
+            raise Recorded
+        return id
+
+
+def recorded(folder, raw):
+    """The plan, and an honest server's messages to west, all of whose operators have agreed."""
+    sites, planned = hospitals(folder, {}, None), plan.resolve(json.loads(json.dumps(raw)))
+    for site in sites:
+        agree([planned], site.folder)
+    carried = First(sites, {})
+    with suppress(Recorded):
+        serve(planned, carried, folder / "run", lambda line: None, 0.0)
+    return planned, {
+        kind: [m for n, k, m, _ in carried.seen if (n, k) == ("west", kind)] for _, kind, _, _ in carried.seen
+    }
+
+
+def victim(folder, planned, sent, agrees=True):
+    """West, with another folder, once it has joined; what its operator is told, and its last reply."""
+    said = {}
+    site = hospitals(folder, said, None)[-1]
+    if agrees:
+        agree([planned], site.folder)
+    said["west"].clear()
+    for kind in ("hello", "describe", "join"):
+        reply = site.reply(kind, sent[kind][0])
+    return site, said["west"], reply
+
+
+class Traps:
+    """Models whose first layer has a neuron for each thin slice of each ward: a slice with one row gives that row."""
+
+    def __init__(self, planned, invitation, width):
+        words = invitation.words
+        self.layout = planned.model(tuple(words["shape"]), words["outputs"], words["description"]).layout
+        self.inputs, self.width = words["description"]["inputs"], width
+        names = [part for one in self.inputs for part in one.get("categories", [one["name"]])]
+        self.numbers = [i for i, name in enumerate(names) if name in COLUMNS]
+        self.wards = [i for i, name in enumerate(names) if name.startswith("ward")]
+        self.scales = [(one["mean"], one["deviation"]) for one in self.inputs if one["name"] in COLUMNS]
+        self.columns = [one["name"] for one in self.inputs if one["name"] in COLUMNS]
+        self.draw = np.random.default_rng(0)
+
+    def model(self):
+        """theta: [d] of such a model."""
+        per, weight, bias = (
+            self.width // len(self.wards),
+            torch.zeros(self.width, len(self.layout_of("fc1.weight")[0])),
+            None,
+        )
+        bias = torch.zeros(self.width)
+        for i, ward in enumerate(self.wards):
+            own = slice(i * per, (i + 1) * per)
+            way = self.draw.normal(size=len(self.numbers))
+            way = torch.tensor(way / np.linalg.norm(way), dtype=torch.float32)
+            weight[own, ward] = 50.0
+            weight[own, self.numbers] = way
+            bias[own] = -50.0 - torch.linspace(-4.0, 4.0, per)
+        head = torch.ones(2, self.width) * torch.tensor([[1e-3], [-1e-3]])
+        parts = {"fc1.weight": weight * 1e-3, "fc1.bias": bias * 1e-3, "head.weight": head, "head.bias": torch.zeros(2)}
+        return torch.cat([parts[e.name].flatten() for e in self.layout.entries])
+
+    def layout_of(self, name):
+        """A tensor of zeros of the layout."""
+        return next(torch.zeros(e.shape) for e in self.layout.entries if e.name == name)
+
+    def rows(self, before, after):
+        """Rows that follow from a model before and after a step on all rows: values of columns, and the label."""
+        change = {e.name: (after - before)[e.at].reshape(e.shape).double().numpy() for e in self.layout.entries}
+        per, found = self.width // len(self.wards), []
+        for i in range(len(self.wards)):
+            own = slice(i * per, (i + 1) * per)
+            bias, weight = change["fc1.bias"][own], change["fc1.weight"][own][:, self.numbers]
+            least, more = np.append(bias[:-1] - bias[1:], bias[-1]), np.vstack([weight[:-1] - weight[1:], weight[-1:]])
+            for j in np.flatnonzero(abs(least) > 3e-7):
+                values = more[j] / least[j]
+                raw = [value * deviation + mean for value, (mean, deviation) in zip(values, self.scales, strict=True)]
+                found.append((i, raw, int(least[j] < 0)))
+        return found
+
+
+def read_rows(traps, found, path):
+    """Which rows of a file are among those found, whole and with their label."""
+    lines = [
+        dict(zip([*COLUMNS, "ward", "sick"], line.split(","), strict=True)) for line in path.read_text().split()[1:]
+    ]
+    near = {"age": 0.3, "stay": 0.1, "pressure": 0.5}
+    return {
+        i
+        for i, row in enumerate(lines)
+        for _, raw, label in found
+        if str(label) == row["sick"]
+        and all(abs(float(row[name]) - value) < near[name] for name, value in zip(traps.columns, raw, strict=True))
+    }
+
+
+WIDE = {
+    "rounds": 1,
+    "method": "fedavg",
+    "model": {"name": "mlp", "hidden": [4098]},
+    "training": {"epochs": 1, "batch": 1024, "optimiser": {"name": "sgd", "lr": 1.0}},
+    "flower": {"clients": 4, "beside": [], "patience": 20.0},
+}
+USUAL = WIDE | {"rounds": 20, "model": {"name": "mlp", "hidden": [64]}, "method": "kin"}
+USUAL |= {"training": {"epochs": 5, "batch": 16, "optimiser": {"name": "sgd", "lr": 0.1}}}
+
+
+def ask_without_agreement(note, folder):
+    """Each message of a plan that reads a site's rows, to a site whose operator has not agreed to it."""
+    planned, sent = recorded(folder / "honest", WIDE)
+    site, said, reply = victim(folder / "west", planned, sent, agrees=False)
+    reply = site.reply("round", sent["round"][0])
+    words = {*site.reply("hello", sent["hello"][0]).words} | {*reply.words}
+    note(
+        "A plan that would read rows, with a first layer of 4,098, of which its operator knows nothing",
+        SERVER,
+        f"the site gave {', '.join(sorted(words))}, and no tensor; it told its operator: “{said[0]}”",
+        "shut" if words <= {"client", "kinfed", "refused", "waits", "join"} and not reply.arrays else "OPEN",
+    )
+
+
+def read_training_rows(note, folder):
+    """The same plan, agreed to: its only round, and as often again as a site answers."""
+    planned, sent = recorded(folder / "honest", WIDE)
+    site, said, joined = victim(folder / "west", planned, sent)
+    traps, read, uploads, counts = Traps(planned, sent["join"][0], 4098), set(), 0, []
+    for i in range(20):
+        theta = traps.model()
+        asked = copy.deepcopy(sent["round"][0])
+        asked.words.update(accepted=i - 1, round=i)
+        asked.arrays.update({n: theta for n, t in asked.arrays.items() if t.shape == theta.shape})
+        reply = site.reply("round", asked)
+        if "refused" in reply.words:
+            break
+        uploads += 1
+        read |= read_rows(traps, traps.rows(theta, reply.arrays["upload/theta"]), folder / "west" / "west.csv")
+        counts.append(len(read))
+    note(
+        "The same plan, agreed to: thresholds as bins in the first layer, one step on all rows",
+        SERVER,
+        f"**{counts[0]} of its {joined.words['size']} training rows whole, with label, from the first upload**, "
+        f"{counts[-1]} from {uploads}, each on its operator's screen; then “{site_said(said)}”",
+        "possible" if uploads <= 1 + REPEATED else "OPEN",
+    )
+
+
+def read_by_scores(note, folder):
+    """Models whose loss is a sum over the rows beyond a threshold, until the site answers no more."""
+    planned, sent = recorded(folder / "honest", USUAL)
+    site, said, _ = victim(folder / "west", planned, sent)
+    answered, digits = 0, set()
+    for i in range(400):
+        asked = copy.deepcopy(sent["round"][0])
+        words = {n: v for n, v in asked.words.items() if n not in ("train", "round")}
+        words |= {"evaluate": asked.words["train"], "evaluated": i, "accepted": -1}
+        arrays = {
+            n.replace("train/", "evaluate/"): t * (1 + i / 10) if t.is_floating_point() else t
+            for n, t in asked.arrays.items()
+        }
+        reply = site.reply("round", Message(words, arrays))
+        if "refused" in reply.words:
+            break
+        answered += 1
+        digits |= {
+            float(value).as_integer_ratio()[0].bit_length()
+            for _, _, _, value in reply.words["scores"]
+            if value == value
+        }
+    note(
+        "400 evaluations of crafted models under docs/deploy.md's plan, agreed to; 385 read all 27 held-out rows "
+        "when they were not counted",
+        SERVER,
+        f"{answered} answered, each shown, with {max(digits)} binary digits a score at most; then “{site_said(said)}”",
+        "bounded" if answered <= 20 + REPEATED else "OPEN",
+    )
+
+
+def change_the_description(note, folder):
+    """A description with other deviations than the run began with."""
+    planned, sent = recorded(folder / "honest", USUAL)
+    site, _, _ = victim(folder / "west", planned, sent)
+    invitation = copy.deepcopy(sent["join"][0])
+    for one in invitation.words["description"]["inputs"]:
+        one.update({"deviation": one["deviation"] * 4} if "deviation" in one else {})
+    reply = site.reply("join", invitation)
+    note(
+        "Another description in the midst of a run, with deviations four times as large, so that no input is cut",
+        SERVER,
+        f"“{reply.words.get('refused', 'accepted')}”",
+        "shut" if "refused" in reply.words else "OPEN",
+    )
+
+
+def single_out_a_class(note, folder):
+    """Weights at which the rows of a rare class decide the gradient."""
+    raw = USUAL | {"rounds": 1, "training": {"epochs": 1, "batch": 1024, "class_weights": [1e-12, 1.0]}}
+    said = {}
+    sites = hospitals(folder, said)
+    path = folder / "west.csv"
+    lines = path.read_text().split()
+    path.write_text("\n".join([lines[0], *(f"{line[:-1]}{int(i < 3)}" for i, line in enumerate(lines[1:]))]) + "\n")
+    carried = Twisted(sites, {})
+    serve(
+        plan.resolve(raw | {"flower": WIDE["flower"] | {"clients": 3}}), carried, folder / "run", lambda line: None, 0.0
+    )
+    uploads = [r for n, k, _, r in carried.seen if n == "west" and k == "round" and r.arrays]
+    note(
+        "class_weights = [1e-12, 1], by which the mean of a class's two rows would be uploaded",
+        SERVER,
+        f"{len(uploads)} uploads: “{next(line for line in said['west'] if 'class_weights' in line)}”",
+        "OPEN" if uploads else "shut",
+    )
+
+
+def single_out_a_row(note, folder):
+    """Coefficients of a linear model at which one row has all the weight."""
+    raw = WIDE | {"rounds": 20, "method": "partial-pooling", "model": "linear"}
+    planned, sent = recorded(folder / "honest", raw)
+    site, said, _ = victim(folder / "west", planned, sent)
+    draw, sums = np.random.default_rng(0), 0
+    for i in range(50):
+        asked = copy.deepcopy(sent["round"][0])
+        asked.words.update(round=i, accepted=i - 1)
+        for name, t in asked.arrays.items():
+            if t.is_floating_point() and t.numel() > 2:
+                asked.arrays[name] = torch.tensor(draw.normal(0, 300, t.shape), dtype=t.dtype)
+        sums += "upload/curvature" in site.reply("round", asked).arrays
+    why = next((line for line in said if "decide what it would upload" in line), "nothing")
+    note(
+        "50 rounds of `partial-pooling` with steep coefficients at random, at which few rows have all the weight",
+        SERVER,
+        f"{sums} times its sums; otherwise “{why}”. Differences of two sums are not looked at",
+        "bounded" if sums <= 20 + REPEATED else "OPEN",
+    )
+
+
+def fill_the_memory(note, folder):
+    """A model of 160 GB under a limit of a thousand parameters."""
+    _, sent = recorded(folder / "honest", USUAL)
+    said = {}
+    site = hospitals(folder / "west", said, Policy(runs="any", parameters=1000))[-1]
+    invitation = copy.deepcopy(sent["join"][0])
+    invitation.words["table"]["model"]["hidden"] = [200_000, 200_000]
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    reply = site.reply("join", invitation)
+    more = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+    note(
+        "hidden = [200000, 200000] under a policy with parameters = 1000",
+        SERVER,
+        f"“{reply.words.get('refused', 'accepted')}”; {more:.0f} MiB more at most",
+        "shut" if "refused" in reply.words and more < 100 else "OPEN",
+    )
+
+
+def site_said(said):
+    """The last line that an operator was told."""
+    return said[-1].removeprefix("client west: ")
+
+
+def set_all_scales(note, folder):
+    """A site whose numbers are of quite another size: what the others' models are worth."""
+
+    def far(words):
+        words["statistics"]["age"].update(
+            mean=1e30, deviation=0.0, known=5, missing=words["rows"] - 5, near=[[1e30, 5]]
+        )
+
+    def times(words):
+        for known in words["statistics"].values():
+            if known["kind"] == "number":
+                known.update(mean=known["mean"] * 1000, deviation=known["deviation"] * 1000)
+                known["near"] = [[value * 1000, count] for value, count in known["near"]]
+                known["distinct"] = [value * 1000 for value in known["distinct"]]
+
+    raw = USUAL | {"method": "fedavg"}
+    raw.pop("flower")
+    means = {}
+    for i, (name, lie) in enumerate(
+        {"none": None, "a mean of 1e30 of five rows": far, "numbers times 1000": times}.items()
+    ):
+        summary, _, lines = run(
+            hospitals(folder / str(i), {}), folder / f"{i}-run", {"describe": lie} if lie else {}, **raw
+        )
+        scores = dict(
+            zip(summary.clients.names, summary.to_dict()["by_client"]["scores"][summary.selection.chosen], strict=True)
+        )
+        means[name] = 100 * float(np.mean([scores[one] for one in NAMES[:3]]))
+        if lie:
+            told = next((line for line in lines if "does not count for the scale" in line), "nothing")
+            note(
+                f"Claiming {name}, under FedAvg",
+                SITE,
+                f"mean test accuracy of the others {means[name]:.1f} %, and {means['none']:.1f} without the lie; the "
+                f"server's log: “{told}”",
+                "shut" if means[name] > means["none"] - 2 and told != "nothing" else "OPEN",
+            )
+
+
 def play(note, folder):
     """All of them."""
     lies = (ask_again_and_again, take_a_step_on_one_row, train_without_end)
-    for part in (*lies, read_what_newcomers_are_given, make_up_columns):
+    legal = (ask_without_agreement, read_training_rows, read_by_scores, change_the_description)
+    limits = (single_out_a_class, single_out_a_row, fill_the_memory)
+    for part in (*legal, *limits, *lies, read_what_newcomers_are_given, make_up_columns, set_all_scales):
         (folder / part.__name__).mkdir(parents=True)
         part(note, folder / part.__name__)
+
+
+def main():
+    """Play, and rewrite the last part of the page; True if something was open."""
+    rows = []
+
+    def note(door, who, happened, outcome):
+        rows.append((door, who, happened, {True: "shut", False: "OPEN"}.get(outcome, outcome)))
+        print(f"{rows[-1][3]}: {door} ({who}): {happened}", flush=True)
+
+    with tempfile.TemporaryDirectory() as folder:
+        play(note, Path(folder))
+    clean = [[str(cell).replace("|", "\\|").replace("\n", " ") for cell in row] for row in rows]
+    table = "\n".join(f"| {' | '.join(row[:3])} | {row[3] if row[3] == 'shut' else f'**{row[3]}**'} |" for row in clean)
+    before = PAGE.read_text().partition(HEADING)[0]
+    PAGE.write_text(
+        f"{before}{HEADING}\nWritten by `python evidence/flower_liars.py`, and by the command above in the end: four "
+        "hospitals of 90 invented rows in one process. *Possible* is what a site gives within a plan that its operator "
+        "agreed to, and what nothing in this version prevents: noise would, and there is none. *Bounded* is possible "
+        "as often as the line says.\n\n| attack | who | what happened | |\n| --- | --- | --- | --- |\n"
+        f"{table}\n"
+    )
+    return any(row[3] == "OPEN" for row in rows)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

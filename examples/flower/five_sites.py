@@ -51,6 +51,7 @@ def main():
         sys.exit(f"{folder} is there already; name a folder that is not")
     folder.mkdir(parents=True)
     deal(folder, names)
+    (folder / "any.toml").write_text('runs = "any"\n')  # all five are the same person's
     with Processes(folder) as federation:
         federation.kinfed("keys", "keys", *names[:-1])
         federation.kinfed("up", "--keys", "keys", "--port", federation.port)
@@ -116,7 +117,7 @@ class Processes:
         """Start a site's node."""
         print(f"-- {name} starts", flush=True)
         command = [KINFED, "flower", "node", name, "--data", "data.npz", "--server", f"127.0.0.1:{self.port}"]
-        command += ["--keys", str(self.folder / "keys" / "sites" / name), "--state", "."]
+        command += ["--keys", str(self.folder / "keys" / "sites" / name), "--state", ".", "--policy", "../any.toml"]
         with (self.folder / name / "said.log").open("a") as log:
             self.nodes[name] = self.begin(command, cwd=self.folder / name, stderr=log)
 

@@ -43,6 +43,7 @@ def federation(tmp_path_factory, examples, own_code, free_port):
 
     do("keys", "keys", *NAMES)
     do("up", "--keys", "keys", "--port", port)
+    (folder / "any.toml").write_text('runs = "any"')
     try:
         for name in NAMES:
             np.savez(folder / f"{name}.npz", **examples[name])
@@ -50,7 +51,7 @@ def federation(tmp_path_factory, examples, own_code, free_port):
             (folder / "code" / name / "mine.py").write_text(own_code)
             asked = ("node", name, "--data", f"{name}.npz", "--server", f"127.0.0.1:{port}", "--device", "cpu")
             asked += ("--keys", f"keys/sites/{name}", "--state", "states")
-            asked += ("--code", f"code/{name}/mine.py", "--few-rows")
+            asked += ("--code", f"code/{name}/mine.py", "--few-rows", "--policy", "any.toml")
             started.append(kinfed(*asked, **where, stderr=subprocess.DEVNULL))
         yield folder, do
     finally:

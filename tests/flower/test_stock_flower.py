@@ -116,8 +116,10 @@ def test_a_stock_deployment_ends_with_the_models_of_a_simulation(stock, written,
     names = ("d", "f")
     trial = written(names)
     stock.superlink("--disable-runtime-dependency-installation")
+    (tmp_path / "any.toml").write_text("runs = 'any'")
     for name in names:
         own = {"data": str(tmp_path / "files" / f"{name}.npz"), "state-dir": str(tmp_path / "states"), "device": "cpu"}
+        own["policy"] = str(tmp_path / "any.toml")
         settings = " ".join(f'{key}="{value}"' for key, value in own.items())
         stock.start(
             "flower-supernode", "--superlink", stock.address, "--port", str(free_port()), "--node-config", settings
