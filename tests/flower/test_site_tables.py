@@ -1056,7 +1056,8 @@ def test_a_check_says_what_fits_and_what_would_leave(check, tmp_path):
     assert "greeting  that its rows are not split in time order" in lines
     assert "2 categories by name and count:" in text
     assert (
-        "a gradient of few rows reveals them: that of one row, each of its cells and its target; a step takes 8" in text
+        "a step takes 8 rows here; fewer than 8 are refused without --few-rows, as a gradient of few rows reveals them"
+        in text
     )
     assert "upload/theta (float32 [85]), 340 bytes" in text
     assert sorted(path.name for path in tmp_path.iterdir()) == ["d.csv", "net.py", "plan.toml"]  # nothing is written

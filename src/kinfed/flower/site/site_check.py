@@ -130,7 +130,8 @@ def _leaving(left: dict[str, Message], batch: int) -> list[str]:
     if batch:
         lines.append(f"round     its scores (validation and test){_arrays(left['round'])}")
         rows = f"a step takes {several(min(batch, left['join'].words['size']), 'row')} here"
-        lines.append(f"          {REVEALS}; {rows}, and fewer than {STEP} are refused without --few-rows")
+        lines.append(f"          {rows}; fewer than {STEP} are refused without --few-rows, as {REVEALS}")
+        lines.append("          and a server that crafts models can read rows out of more, as docs/privacy.md says")
     else:
         lines.append("round     its scores (validation and test), and what the method uploads")
     lines.append("verdict   the test score of a model that it learns alone")
