@@ -68,7 +68,7 @@ def test_copies_sums_and_products_of_a_number_are_named():
     draw = np.random.default_rng(2)
     z, noise, net, tax = draw.normal(size=(4, ROWS))
     (line,) = warned(table() | {"copy": 7 * z + 0.1 * noise, "z": z}, "z")
-    assert "'copy' tells 'z' but for 1." in line
+    assert "'copy' tells 'z' except 1." in line
     (line,) = warned(table() | {"net": net, "tax": tax, "z": net + 2 * tax + 0.01 * noise}, "z")
     assert "'z' is nearly a weighted sum of" in line
     assert {"'net'", "'tax',"} <= {*line.split()} or {"'tax'", "'net',"} <= {*line.split()}

@@ -163,7 +163,7 @@ def _leaks_of_number(look: Look, target: str) -> Iterator[str]:
         left = _left_of(values[:, None], y)
         if left <= NOISE:
             told.add(name)
-            yield f"'{name}' tells '{target}' but for {100 * left:.2g} % of its deviation"
+            yield f"'{name}' tells '{target}' except {100 * left:.2g} % of its deviation"
     rest = [name for name, values in numbers.items() if name not in told and np.ptp(values) > 0]
     near = sorted(rest, key=lambda name: _left_of(numbers[name][:, None], y))[:COLUMNS]
     for one, two in itertools.combinations([] if told else near, 2):
@@ -171,7 +171,7 @@ def _leaks_of_number(look: Look, target: str) -> Iterator[str]:
         for what, inputs, output in (("sum", pair, y), *_logarithms(pair, y)):
             if (left := _left_of(inputs, output)) <= REST:
                 yield (
-                    f"'{target}' is nearly a weighted {what} of '{one}' and '{two}', but for {100 * left:.2g} % of its "
+                    f"'{target}' is nearly a weighted {what} of '{one}' and '{two}', except {100 * left:.2g} % of its "
                     "deviation"
                 )
                 return

@@ -10,7 +10,7 @@ FORMS = {"client", "kinfed", "upload", "client_statistics"}  # who replies, and 
 
 
 def kept(words: Words) -> Words:
-    """The words of a reply that an audit log keeps: all, but for the form of its tensors."""
+    """The words of a reply that an audit log keeps: all, except the form of its tensors."""
     parts = words.get("bundle")
     if isinstance(parts, dict):
         return {"clients": {name: kept(one) for name, one in parts.items() if isinstance(one, dict)}}

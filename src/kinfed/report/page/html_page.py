@@ -226,7 +226,7 @@ def _facts(row: Row, judged: dict[str, Any] | None) -> list[tuple[str, str, str]
 
 
 def _over(row: Row, judged: dict[str, Any] | None) -> dict[str, dict[str, float | None]]:
-    """A verdict's differences, but for that of a baseline over itself."""
+    """A verdict's differences, except that of a baseline over itself."""
     names = (judged or {}).get("baselines", {})
     return {
         base: difference
