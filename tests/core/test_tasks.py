@@ -15,6 +15,7 @@ from kinfed.core.tasks import (
     Forecasting,
     Quantiles,
     Regression,
+    find_bounds,
     is_higher_better,
     outputs_of,
     selected_task,
@@ -361,3 +362,13 @@ def test_every_task_of_numbers_scores_the_same_batched_over_clients(task, output
         alone = task.score(outputs[i, :real], y[i, :real], torch.ones(real))
         for name, value in alone.items():
             torch.testing.assert_close(together[name][i], value, equal_nan=True)
+
+
+def test_answers_are_scored_within_what_training_saw():
+    low, high = find_bounds(torch.tensor([[0.0, -10.0], [20.0, 10.0]]))
+    assert (low, high) == ((0.0, -12.0), (22.0, 12.0))  # a tenth of the range beyond it, and not below 0
+    task = Regression((10.0,), (5.0,), low=(0.0,), high=(22.0,))
+    outputs, y, real = torch.tensor([[100.0], [-100.0], [0.0]]), torch.tensor([20.0, 0.0, 10.0]), torch.ones(3)
+    assert float(task.score(outputs, y, real)["mae"]) == pytest.approx(2 / 3)
+    counts = Counts(2.0, high=8.0).score(torch.tensor([50.0]), torch.tensor([8.0]), torch.ones(1))
+    assert float(counts["mae"]) == pytest.approx(0.0, abs=1e-5)

@@ -199,7 +199,7 @@ def test_the_variance_of_clients_logits_is_found(classes):
     one, real = torch.ones(n, 1, dtype=torch.float64), torch.ones(n, dtype=torch.float64)
     none = torch.zeros(clients, 1, classes, dtype=torch.float64)
     first = torch.ones(classes, dtype=torch.float64)
-    server = Server(none, none[0], none[0] + 0.1, none[:, 0] + 1, first, none, (), none, ())
+    server = Server(none, none[0], none[0] + 0.1, none[:, 0] + 1, first, none, (), none, (), first[0])
     for _ in range(40):
         found = [sums(Classification(classes), one, y[i], real, server.coefficients[i]) for i in range(clients)]
         server = server._replace(sums=Sums(*map(torch.stack, zip(*found, strict=True))))
@@ -264,3 +264,16 @@ def test_columns_that_are_sums_of_others_or_the_same_in_all_of_a_clients_rows_ar
     y = 3 * level + year + 0.3 * torch.randn(len(client), generator=draw)
     run = solved(Federation.from_arrays(x, y, client), additive((5,), 1), rounds=6)
     assert float(run.history.test("mixed").mean()) < 0.4  # 0.24 is the mean size of the noise
+
+
+def test_a_solver_ends_when_it_has_solved_and_no_round_is_selected_on_validation():
+    data, _, _ = federation(0.7, 0.5)
+    run = solved(data, rounds=20)
+    assert 1 < run.history.done < 20
+    assert run.history.select("mixed") == run.history.rounds[-1] == run.history.done - 1
+    assert [row["round"] for row in run.summary.scores.values()] == [run.history.done]
+    torch.testing.assert_close(coefficients(run), coefficients(solved(data, rounds=60)))
+    labels = Federation.from_arrays(data.x, (data.y > 0).long(), torch.arange(len(data.x)) % 12)
+    chances = solved(labels, linear(outputs=2), rounds=20)
+    best = chances.history.curve("mixed", "validation", "accuracy").mean(1).argmax()
+    assert chances.history.select("mixed") == chances.history.done - 1 >= int(best)

@@ -46,7 +46,7 @@ def run_of(finished):
                 history.kept_relations.append(torch.from_numpy(np.asarray(weights[t], np.float32)))
         history.chosen = "own"
         last = scores[-1].astype(float)
-        few = {"mean": last.mean(), "std": last.std(), "worst10": last.min(), "best10": last.max(), "round": rounds}
+        few = {"mean": last.mean(), "std": last.std(), "worst5": last.min(), "best5": last.max(), "round": rounds}
         few |= {"worst5": last.min(), "best5": last.max(), "validation": last.mean()}
         known = {"relation": None if weights is None else {"origin": "learned"}, "bytes_up": 4000} | known
         given = {"clients": count, "names": names, "dataset": dataset, "federation": {"dataset": {"name": dataset}}}

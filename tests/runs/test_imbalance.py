@@ -17,6 +17,7 @@ from kinfed.cli import main
 from kinfed.core.engine import Rounds
 from kinfed.core.fleet import Evaluation
 from kinfed.core.history import History
+from kinfed.core.round_selection import Selection
 from kinfed.core.tasks import Classification
 from kinfed.methods import FedAGHN, FedAvg, Local, PerFedAvg
 from kinfed.runs.config import experiment
@@ -220,7 +221,7 @@ def test_only_your_own_labels_are_split_by_class_unless_that_is_asked_for(tmp_pa
 
 def told(values, metric="auc"):
     """A history of two rounds with these validation scores of two clients, [2, 2], and accuracies that fall."""
-    history = History(("a", "b"), Classification(2, by_class=True), select_by=metric)
+    history = History(("a", "b"), Classification(2, by_class=True), selection=Selection(metric))
     for round, (score, accuracy) in enumerate(zip(values, ([0.9, 0.9], [0.8, 0.8]), strict=True)):
         scores = {("own", split, "accuracy"): torch.tensor(accuracy) for split in ("validation", "test")}
         scores[("own", "validation", metric)] = torch.tensor(score)
@@ -260,7 +261,9 @@ def test_a_run_is_selected_by_the_score_that_is_asked_for():
         best = {m: run.history.curve(m, "validation", name).nanmean(1) for m in run.history.named_models}
         sign = -1 if by == "loss" else 1
         for model, score in found.scores.items():
-            assert score["round"] == int((sign * best[model]).argmax()) + 1
+            losses = run.history.curve(model, "validation", "loss").nanmean(1)
+            first = losses.masked_fill((sign * best[model]) < (sign * best[model]).max(), torch.inf)
+            assert score["round"] == int(first.argmin()) + 1
             assert score["validation"] == pytest.approx(float(best[model][score["round"] - 1]))
         assert max(found.scores, key=lambda m: sign * found.scores[m]["validation"]) == found.selection.chosen
     assert torch.equal(runs[""].history.models["theta"], runs["accuracy"].history.models["theta"])

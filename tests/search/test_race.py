@@ -1,5 +1,6 @@
 """Who stays in a race, who wins it, and what a client's validation score is there."""
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -8,6 +9,7 @@ import torch
 
 from kinfed import Classification, FedAvg, Local, Regression, Rounds, Training
 from kinfed.core.history import History
+from kinfed.core.round_selection import Selection, select_round
 from kinfed.methods import FedAGHN
 from kinfed.search.successive_halving import (
     Candidate,
@@ -19,6 +21,7 @@ from kinfed.search.successive_halving import (
     run,
     rungs,
     scored,
+    trim_mean,
     validated,
     winner,
 )
@@ -183,4 +186,29 @@ def test_a_validation_score_is_that_of_the_preferred_model_in_its_best_round():
     assert validated(scores, until=2).tolist() == pytest.approx([0.6, 0.6])
     errors = history({"own": own}, Regression())
     assert validated(errors, until=8).tolist() == pytest.approx([0.0, 0.0])
-    assert np.isnan(validated(replace(scores, select_by="loss"), until=8)).all()  # there are no such scores
+    assert np.isnan(validated(replace(scores, selection=Selection("loss")), until=8)).all()  # there are no such scores
+
+
+def test_of_rounds_with_equal_accuracy_the_one_with_the_lowest_loss_is_selected():
+    assert select_round([0, 1, 2, 3], [0.5, 0.7, 0.7, 0.6], True, [0.9, 0.8, 0.4, 0.1]) == 2
+    assert select_round([0, 1, 2], [0.7, 0.7, 0.7], True) == 0
+    assert select_round([0, 1, 2], [2.0, 1.0, 1.0], False, [math.nan] * 3) == 1
+
+
+def test_an_outlier_at_one_client_does_not_keep_the_simplest():
+    """By hand: of ten gains the mean's error is that of the outlier; without the ends all gain the same."""
+    gains = np.array([0.1, 0.12, 0.11, 0.1, 0.13, 0.12, 0.09, 0.11, 0.1, 9.0])
+    mean, error = trim_mean(gains)
+    assert mean == pytest.approx(np.sort(gains)[1:-1].mean())
+    winsorised = np.clip(gains, 0.1, 0.13).var(ddof=1) * 9
+    assert error == pytest.approx((winsorised / (8 * 7)) ** 0.5)
+    worse, better = standing("solved", np.zeros(10)), standing("local", gains)
+    assert better.is_clearly_above(worse)
+    assert not standing("local", -gains).is_clearly_above(worse)
+    assert not standing("local", np.where(gains > 1, 9.0, -0.1)).is_clearly_above(worse)
+
+
+def test_a_race_with_solvers_takes_no_more_than_its_budget():
+    plan = rungs(20, 1, 10, 1, 120, [0, 0, 20, 20, 20, 0, 0, 0, 0, 0])
+    assert plan[0].enter == 4
+    assert 5 * 2 + 2 * 20 + 5 * 4 + 10 * 4 <= 120

@@ -53,8 +53,8 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     choosing.add_argument(
         "--budget",
         metavar="ROUNDS|TIME",
-        help="training rounds of all candidates together, or a time such as 5m (default: nine times the rounds of one "
-        "run)",
+        help="the most training rounds of all candidates together, or a time such as 5m (default: nine times the "
+        "rounds of one run, and what solving linear models takes)",
     )
     choosing.add_argument(
         "--method",
@@ -152,9 +152,9 @@ def _format_signed(value: float, share: bool) -> str:
 def _notes(choice: dict[str, Any]) -> Iterator[str]:
     """Remarks, one line each."""
     more = max(0, sum("problem" not in row for row in choice["ranking"]) - SHOWN)
-    yield f"* chosen on validation examples, after {choice['training_rounds']:,} training rounds in all" + (
-        f"; {more} more candidates in choice.json" if more > 0 else ""
-    )
+    again = f", and {choice['refit_rounds']:,} to train what is kept on all rows" * bool(choice.get("refit_rounds"))
+    took = f"after {choice['training_rounds']:,} of at most {choice['budget']:,} training rounds{again}"
+    yield f"* chosen on validation examples, {took}" + (f"; {more} more candidates in choice.json" if more > 0 else "")
     problems: dict[str, list[str]] = {}
     for row in choice["ranking"]:
         if "problem" in row:

@@ -16,7 +16,9 @@ from .field_checks import CountOrZero, In, Settings, check
 from .fleet import Fleet, is_finite
 from .history import History
 from .method import Method, Roster
+from .mixins import Solves
 from .round_records import RoundRecords, check_state
+from .round_selection import Selection
 from .rows import index, put
 from .seeding import fold, key
 from .sharing import undivided
@@ -86,6 +88,11 @@ class Rounds:
     def of(cls, given: Any) -> "Rounds":
         """Rounds as they are given: how many, or "auto", or themselves."""
         return given if isinstance(given, Rounds) else cls(AUTO[0], patience=AUTO[1]) if given == "auto" else cls(given)
+
+    @property
+    def selection(self) -> Selection:
+        """How a history of these rounds selects one."""
+        return Selection(self.select_by, self.keep)
 
     @property
     def last(self) -> int:
@@ -160,9 +167,13 @@ def run(
     whole, late = roster, latecomers(roster.seed, roster.tags, drawn.late)
     here = whole.others(late) if begin <= drawn.joins else whole.everyone  # [n] who has joined, in the server's order
     roster = whole.part(here) if len(here) < len(whole) else whole
+    solver = Solves.of(method)
+    history.selection = history.selection._replace(last=solver.solves)
     if begin == 0:
         with _server(method, 0):
             server = method.start(roster)
+    elif begin >= drawn.joins and solver.is_solved(server):
+        return server
     for round in rounds.go_on(begin, history, whole, drawn.share):
         whole, roster = replace(whole, round=round), replace(roster, round=round)
         with _server(method, round):
@@ -180,27 +191,24 @@ def run(
             continue
         cohort = torch.searchsorted(here, replied)
         examples = int(roster.training.count_examples(roster.sizes[cohort]).sum())
-        with _server(method, round):
-            server = method.aggregate(roster, server, cohort, uploads)
-        check_state(records.method, round, server)
-        if not all(is_finite(t) for t in tree_leaves(server)):
-            raise RunError(f"round {round + 1}: the server's state holds NaN or infinity; lower the method's own rates")
+        server = _aggregate(method, records, roster, server, cohort, uploads)
         evaluation = relation = diagnostics = None
-        if history.is_due(round, rounds.last):
+        solved = solver.is_solved(server) and round + 1 >= drawn.joins
+        if solved or history.is_due(round, rounds.last):
             with _server(method, round):
                 prospect, relation = _outlook(method, whole, roster, here, server, cohort)
             evaluation = fleet.evaluate(round, whole.everyone, prospect)
-            answered = index(torch.isin(requested, cohort).nonzero().squeeze(1).tolist(), cohort.device)
+            sent = pick(sent, index(torch.isin(requested, cohort).nonzero().squeeze(1).tolist(), cohort.device))
             with _server(method, round):
-                diagnostics = method.diagnostics(roster, server, cohort, pick(sent, answered), uploads)
-            diagnostics = records.check_diagnostics(round, diagnostics, len(here))
-            diagnostics = {
-                name: whole.note(here, value) if value.ndim else value for name, value in diagnostics.items()
-            }
+                notes = method.diagnostics(roster, server, cohort, sent, uploads)
+            notes = records.check_diagnostics(round, notes, len(here))
+            diagnostics = {name: whole.note(here, value) if value.ndim else value for name, value in notes.items()}
             relation = records.check_relation(round, relation)
         with held():  # an interruption comes before the round or after it
             history.add(round, down, size(uploads), evaluation, relation, diagnostics, examples)
             after(round, server)
+        if solved:
+            break
     whole.memo.clear()
     history.settle()
     return server
@@ -215,6 +223,19 @@ def _make_participation(participation: float | Participation, groups: Tensor | N
             "makes them, such as topologies or rotations, or leave by_group out"
         )
     return drawn
+
+
+def _aggregate(
+    method: Method, records: RoundRecords, roster: Roster, server: Tree, cohort: Tensor, uploads: Tree
+) -> Tree:
+    """The server's next state; raises RunError if it holds NaN or infinity."""
+    round = roster.round
+    with _server(method, round):
+        server = method.aggregate(roster, server, cohort, uploads)
+    check_state(records.method, round, server)
+    if not all(is_finite(leaf) for leaf in tree_leaves(server)):
+        raise RunError(f"round {round + 1}: the server's state holds NaN or infinity; lower the method's own rates")
+    return server
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from . import trees
 from .fleet import Evaluation, Key
 from .graph import whole_relation
 from .metrics import ALWAYS, BY_CLASS, RECALL
-from .round_selection import select_model, select_round
+from .round_selection import Selection, select_model, select_round
 from .tasks import Task, is_higher_better
 from .trees import Axis
 
@@ -79,8 +79,7 @@ class History:
     shared: list[str] = field(default_factory=list)  # which of these arrays all clients share: [...], not [N, ...]
     done: int = 0  # rounds
     honest: Tensor | None = None  # [N] bool: False on attackers, who are ignored in selection; None: all are honest
-    select_by: str = ""  # the validation score that selects rounds and models; "": the task's metric
-    keep: str = ""  # the named model that is kept; "": the one that validation prefers
+    selection: Selection = Selection()
     _pending: Callable[[], None] | None = None  # waits for an evaluation in progress and keeps it
     _means: dict[tuple[int, Key], tuple[Any, Any, float]] = field(default_factory=dict, repr=False, compare=False)
 
@@ -146,7 +145,7 @@ class History:
         elif len(self.kept_relations) == len(self.rounds) - 1:
             self.kept_relations.append(relation.detach().cpu().to(torch.float32))
         self.diagnostics.append({name: value.detach().cpu() for name, value in (diagnostics or {}).items()})
-        if self.select_by:
+        if self.selection.by:
             self._check_selection()
         chosen = self.preferred
         if self.select(chosen) == round:
@@ -164,13 +163,15 @@ class History:
     def _check_selection(self) -> None:
         """Raise UsageError if all clients have validation scores, but none has the score to select by."""
         if "validation" not in {split for _, split, _ in self.scores[-1]}:
-            raise UsageError(f"select_by={self.select_by} needs validation examples; set federation.split.validation")
+            raise UsageError(
+                f"select_by={self.selection.by} needs validation examples; set federation.split.validation"
+            )
         both = [self.scores[-1][self.headline, "validation", name] for name in (self.selects, self.task.metric)]
         wanted, plain = both if self.honest is None else [values[self.honest] for values in both]
         if wanted.isnan().all() and not plain.isnan().any():
             why = "have two classes" if self.selects in BY_CLASS else "define it"
             raise UsageError(
-                f"select_by={self.select_by} cannot select: no client's validation examples {why}; select by "
+                f"select_by={self.selection.by} cannot select: no client's validation examples {why}; select by "
                 f"{self.task.metric} or loss, or make federation.split.validation larger"
             )
 
@@ -193,7 +194,7 @@ class History:
     @property
     def selects(self) -> str:
         """The name of the validation score that selects rounds and models."""
-        return self.select_by or self.task.metric
+        return self.selection.by or getattr(self.task, "selects", "") or self.task.metric
 
     @property
     def selects_highest(self) -> bool:
@@ -203,8 +204,8 @@ class History:
     @property
     def preferred(self) -> str:
         """The named model that validation prefers so far, unless one is to be kept."""
-        if self.keep in self.named_models:
-            return self.keep
+        if self.selection.keep in self.named_models:
+            return self.selection.keep
         return select_model({n: self._mean_validation(n) for n in self.named_models}, self.selects_highest)
 
     def _mean_validation(self, model: str) -> dict[str, float]:
@@ -247,18 +248,21 @@ class History:
         return torch.stack([scores[model, split, metric] for scores in self.scores])
 
     def select(self, model: str) -> int:
-        """The round whose mean validation score is best (the first of equals); the last without validation scores.
+        """The round whose mean validation score is best, of equals the one with the lowest validation loss.
 
-        Attackers and clients without a score (NaN), such as those that have not answered yet, do not count.
+        It is the last without validation scores, and of a method that `Solves`. Attackers and clients without a score
+        (NaN), such as those that have not answered yet, do not count.
         """
-        if (model, "validation", self.selects) not in self.scores[0]:
+        if self.selection.last or (model, "validation", self.selects) not in self.scores[0]:
             return self.rounds[-1]
-        means = [self._mean(at, model) for at in range(len(self.scores))]
-        return select_round(self.rounds, means, self.selects_highest)
+        means, losses = ([self._mean(at, model, by) for at in range(len(self.scores))] for by in (self.selects, "loss"))
+        return select_round(self.rounds, means, self.selects_highest, losses)
 
-    def _mean(self, at: int, model: str) -> float:
-        """The mean over clients of the validation score that selects; it is worked out once, as every round asks."""
-        key = model, "validation", self.selects
+    def _mean(self, at: int, model: str, score: str) -> float:
+        """The mean over clients of a validation score, NaN without it; it is worked out once, as every round asks."""
+        key = model, "validation", score
+        if key not in self.scores[at]:
+            return math.nan
         values, (of, honest, mean) = self.scores[at][key], self._means.get((at, key), (None, None, math.nan))
         if of is not values or honest is not self.honest:
             mean = float(self._honest_only(values)[None].double().nanmean(1))
@@ -298,6 +302,7 @@ class History:
     def _mean_others(self, model: str) -> dict[str, float]:
         """Means over clients of the test metrics other than the task's own and the loss, at the selected round.
 
+        Root mean squared errors are roots of the clients' mean squared error, so that the square of `rmse` is `mse`.
         For a metric that not every client has, such as `auc` or `r2`, `auc_clients` is the number of clients with it.
         """
         scores, means = self.scores[self.rounds.index(self.select(model))], {}
@@ -307,7 +312,8 @@ class History:
             excluded = metric in (self.task.metric, "loss", ALWAYS) or metric.startswith(RECALL)
             if (name, split) != (model, "test") or excluded or not len(known) or not known.isfinite().all():
                 continue
-            means[metric] = float(known.mean())
+            rooted = metric.partition("@")[0] == "rmse"
+            means[metric] = float(known.square().mean().sqrt() if rooted else known.mean())
             clients = len(values) if self.honest is None else int(self.honest.sum())
             if metric in BY_CLASS or (metric.partition("@")[0] == "r2" and len(known) < clients):
                 means[f"{metric}_clients"] = len(known)

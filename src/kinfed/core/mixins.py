@@ -60,6 +60,19 @@ class Advises(Mixin):
         return "lower the learning rate"
 
 
+class Solves(Mixin):
+    """A method whose rounds are steps of a solver: none is selected on validation, as the last is the answer.
+
+    Training ends once the state is solved. A round that fits validation better by chance has learned less.
+    """
+
+    solves: ClassVar[bool] = False  # whether the method's rounds are such steps
+
+    def is_solved(self, server: Tree) -> bool:
+        """Whether another round would not change the models, so that the server's state is the answer."""
+        return False
+
+
 class Admits(Mixin):
     """A method that says what a newcomer to a finished federation gets."""
 
@@ -159,7 +172,7 @@ def model_for(
 
 def _check_bases(method: Method) -> None:
     """Raise UsageError if a method has what only counts in one that derives from a class above."""
-    for base in (Explains, Advises, Admits, Extends, Predicts):
+    for base in (Explains, Advises, Solves, Admits, Extends, Predicts):
         hooks = [name for name in vars(base) if not name.startswith("_") and hasattr(method, name)]
         if hooks and not isinstance(method, base):
             name = type(method).__name__

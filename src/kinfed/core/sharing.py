@@ -25,7 +25,7 @@ from .field_checks import validate
 from .graph import Origin
 from .layout import BASE, Layout
 from .method import Compared, Method, Params, Roster
-from .mixins import Admits, Advises, Explains, Extends, Predicts, export, join, predict
+from .mixins import Admits, Advises, Explains, Extends, Predicts, Solves, export, join, predict
 from .model import Model
 from .trees import Tree
 
@@ -181,7 +181,7 @@ class State(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Divided(Method, Explains, Advises, Admits, Extends, Predicts):
+class Divided(Method, Explains, Advises, Solves, Admits, Extends, Predicts):
     """A method around another, which sees only the shared part of the model."""
 
     method: Method
@@ -192,6 +192,13 @@ class Divided(Method, Explains, Advises, Admits, Extends, Predicts):
     @property
     def remedy(self) -> str:
         return Advises.of(self.method).remedy
+
+    @property
+    def solves(self) -> bool:  # type: ignore[override]
+        return Solves.of(self.method).solves
+
+    def is_solved(self, server: Tree) -> bool:
+        return Solves.of(self.method).is_solved(server)
 
     def origin_of(self, roster: Roster) -> Origin:
         return Explains.of(self.method).origin_of(self._inner(roster))

@@ -12,9 +12,10 @@ from torch import Tensor
 
 from ..errors import UsageError, nearest
 from . import metrics
-from .field_checks import Count, In, Positive, Settings
+from .field_checks import Count, In, NonNegative, Positive, Settings
 from .registry import Registry
 
+MARGIN = 0.1  # of the range of targets that were trained on, how far beyond it an answer may be
 UNEVEN = 1.5  # labels count as imbalanced if the largest class has more than this many times its even share
 
 
@@ -66,6 +67,9 @@ class Classification:
       class, on average over 15 bins of that probability, weighted by their examples (Guo et al. 2017).
     - `log_loss`, the mean of -log of the probability of the true class.
 
+    `selects` is the score that selects rounds unless a run's `select_by` names another: "loss" where users get
+    probabilities, as from a table of theirs, and accuracy says little of these.
+
     With `reweighted` a run's summary also has the accuracy of each client's model on all clients' test examples,
     weighted by the client's shares of labels in training; this takes a pass of every model at the end of a run.
     """
@@ -73,6 +77,7 @@ class Classification:
     classes: int
     by_class: bool | None = None
     reweighted: bool = False
+    selects: str = ""
     metric: ClassVar[str] = "accuracy"
     higher_is_better: ClassVar[bool] = True
     selectable: ClassVar[tuple[str, ...]] = ("accuracy", *metrics.BY_CLASS, *metrics.CALIBRATION, "loss")
@@ -116,7 +121,9 @@ class Regression(Settings):
     """Numbers, scored in their own unit; y is float [B, ...].
 
     A model's outputs are in standard deviations from the mean, and so is the loss, the mean squared error over all
-    outputs of an example. Without `mean` and `deviation` these are 0 and 1. Scores are `mae`, `rmse`, `mse` and `r2`:
+    outputs of an example. Without `mean` and `deviation` these are 0 and 1. Answers beyond `low` and `high`, in the
+    targets' unit, are taken for these where they are scored and given, but not in the loss.
+    Scores are `mae`, `rmse`, `mse` and `r2`:
     1 - (sum of squared errors) / (sum of squared differences from the mean of this client's targets), averaged over
     targets, NaN where a client's targets are all the same.
 
@@ -127,6 +134,8 @@ class Regression(Settings):
     mean: tuple[Annotated[float, In("(-inf, inf)")], ...] = ()  # of each target
     deviation: tuple[Positive, ...] = ()  # their standard deviations
     names: tuple[str, ...] = ()
+    low: tuple[Annotated[float, In("(-inf, inf)")], ...] = ()  # of each target the least answer, see `find_bounds`
+    high: tuple[Annotated[float, In("(-inf, inf)")], ...] = ()  # and the largest
     higher_is_better: ClassVar[bool] = False
     opposite: ClassVar[tuple[str, ...]] = ("r2",)
 
@@ -171,13 +180,22 @@ class Regression(Settings):
         scaled: Tensor = (y - mean) / deviation
         return scaled
 
+    def clamp(self, outputs: Tensor) -> Tensor:
+        """[B, k] outputs as they are answered: no lower than `low` and no higher than `high`."""
+        if not (self.low and self.high):
+            return outputs
+        mean, deviation = self._scale(outputs)
+        low, high = ((outputs.new_tensor(bound) - mean) / deviation for bound in (self.low, self.high))
+        return outputs.clamp(low, high)
+
     def loss(self, outputs: Tensor, y: Tensor) -> Tensor:
         squares = (outputs.reshape(y.shape) - self.scaled(y)).square()
         return squares.flatten(1).mean(1) if y.ndim > 1 else squares
 
     def score(self, outputs: Tensor, y: Tensor, weight: Tensor) -> dict[str, Tensor]:
         truth = self.scaled(y).flatten(1) if y.ndim > 1 else self.scaled(y)[:, None]
-        error = outputs.reshape(truth.shape) - truth
+        outputs = self.clamp(outputs.reshape(truth.shape))
+        error = outputs - truth
         each, count = weight[:, None], weight.sum().clamp(min=1)
         absolute, squared = (error.abs() * each).sum(0) / count, (error.square() * each).sum(0) / count  # [k]
         r2 = metrics.r2_score(squared, truth, weight)  # [k]
@@ -212,6 +230,7 @@ class Counts(Settings):
     """
 
     mean: Positive = 1.0  # of the counts
+    high: NonNegative = 0.0  # the largest answer, where it is scored and given; 0: there is none
     metric: ClassVar[str] = "deviance"
     higher_is_better: ClassVar[bool] = False
     selectable: ClassVar[tuple[str, ...]] = ("deviance", "mae", "rmse", "loss")
@@ -224,6 +243,7 @@ class Counts(Settings):
         return self._deviances(outputs, y) / (2 * max(1.0, self.mean))
 
     def score(self, outputs: Tensor, y: Tensor, weight: Tensor) -> dict[str, Tensor]:
+        outputs = outputs.clamp(max=math.log(self.high / self.mean)) if self.high else outputs
         deviance = metrics.weighted_mean(self._deviances(outputs, y), weight)
         error = outputs.flatten().exp() * self.mean - y.flatten()
         return {
@@ -345,6 +365,17 @@ class Quantiles(Forecasting):
             scores[name] = total.sum() / count.sum()
             scores |= {f"{name}@{h}": total[h - 1] / count[h - 1] for h in self.horizons if h <= y.shape[1]}
         return scores | {"loss": metrics.weighted_mean(self.loss(outputs, y), weight)}
+
+
+def find_bounds(y: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """The least and the largest answer for each of k targets that were trained on, y: [n, k]: `MARGIN` beyond them.
+
+    Nothing is below 0 where no target is.
+    """
+    low, high = y.double().amin(0), y.double().amax(0)
+    margin = MARGIN * (high - low)
+    least = torch.where(low >= 0, (low - margin).clamp(min=0), low - margin)
+    return tuple(least.tolist()), tuple((high + margin).tolist())
 
 
 def check_quantiles(quantiles: Sequence[Any]) -> None:

@@ -1,7 +1,7 @@
 """FedAGHN: each client learns, layer by layer, the weights of the others' models (Song et al., 2025, Algorithm 1).
 
 Differs: p and q descend on the training loss; the paper's Algorithm 1 prints the sign by which they climb it, as does
-its code.
+its code. The first p and q are those of its released example, as the paper prints none.
 """
 
 from collections.abc import Mapping

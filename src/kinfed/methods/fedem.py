@@ -1,7 +1,8 @@
 """FedEM: each client's answer is its own mixture of a few models that all share (Marfoq et al., 2021, Algorithm 1).
 
 Differs: the first models hold the numbers of one in other orders, as random starts do; a batch's shares of the models
-are computed by the models as received, as the algorithm says, in evaluation mode.
+are computed by the models as received, as the algorithm says, in evaluation mode. After training one more E-step gives
+the shares by which a client answers, where the paper answers with those of the last M-step.
 """
 
 from dataclasses import dataclass

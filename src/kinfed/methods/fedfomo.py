@@ -2,6 +2,7 @@
 
 Differs: each place of what a client is sent is filled by chance with a constant probability, which the released code
 lowers from round to round; in the sums of weights by which others are chosen one below 0 counts as -1 at least.
+A client whom no model helps keeps its newest own model, trained in this round.
 """
 
 from dataclasses import dataclass

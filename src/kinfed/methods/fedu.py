@@ -1,8 +1,9 @@
 """FedU: models of linked clients are pulled together along the graph (Dinh et al., 2022, Algorithm 1).
 
-Differs: the paper has no eta for all data, and 0.01 is that of most of its released commands; a round has as many local
-steps as the training settings say, for each client; one that joins late starts from the mean of all. Without a known
-graph all pairs of clients are linked by weight 1.
+Differs: the paper has no eta for all data, and 0.01 is that of most of its released commands. Their code multiplies it
+by half the rate and by epochs, where the paper's formula, used here, has steps, so that it pulls harder here. A round
+has as many local steps as the training settings say, for each client; one that joins late starts from the mean of all.
+Without a known graph all pairs of clients are linked by weight 1.
 """
 
 import warnings

@@ -1,7 +1,8 @@
 """pFedGAT: a graph attention network mixes models, trained on held-out loss (Zhou et al., 2025, Equations 2 to 10).
 
 Differs: clients judge their mixtures on examples held out from training, not on test examples, which would leak, and
-answer with a gradient, as the losses that the paper uploads do not determine how the network should move.
+answer with a gradient, as the losses that the paper uploads do not determine how the network should move. The paper
+prints neither the width (here 8) nor the first values (Glorot's).
 """
 
 import warnings

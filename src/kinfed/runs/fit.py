@@ -115,8 +115,7 @@ def fit(
     need = footprint(method, sharing.shared, len(federation), share, rounds, model.theta.element_size())
     check(need, len(federation), fleet.device)
     roster = fleet.roster(federation.graph)
-    history = History(tuple(federation.names), federation.task, rounds.evaluate_every, select_by=rounds.select_by)
-    history.keep = rounds.keep
+    history = History(tuple(federation.names), federation.task, rounds.evaluate_every, selection=rounds.selection)
     whole = _attacked(fleet, history, attack, attackers, sharing.shared, seed)
     at, origin = checkpointer.resume(divided, roster, fleet, history), Explains.of(divided).origin_of(roster)
     execution.planned(sharing)

@@ -60,6 +60,7 @@ class Answers:
     deviation: tuple[float, ...] = ()
     counts: bool = False  # whether outputs are logarithms of expected counts over the mean
     quantiles: tuple[float, ...] = ()  # side by side for each step ahead, in place of one number
+    bounds: tuple[tuple[float, ...], ...] = ()  # of each output, where there are such: the least and the largest
 
     @classmethod
     def of(cls, summary: Summary, description: Description | None) -> "Answers":
@@ -73,7 +74,7 @@ class Answers:
             if targets[0].classes:
                 return cls(names, targets[0].classes)
             mean, deviation = (tuple(getattr(one, part) for one in targets) for part in ("mean", "deviation"))
-            return cls(names) if plain else cls(names, (), mean, deviation, counts)
+            return cls(names) if plain else cls(names, (), mean, deviation, counts, (), read_bounds(description))
         if len(scales := list(scale.get("targets", {}).values())) == 1:
             name, count = scale.get("series", {}).get("target", "reading"), summary.data.outputs or 1
             mean, deviation = ((scales[0][part],) * count for part in ("mean", "deviation"))
@@ -105,8 +106,13 @@ class Answers:
             return outputs
         mean = torch.tensor(self.mean, dtype=torch.float64)
         if self.counts:
-            return outputs.double().exp() * mean
-        return torch.addcmul(mean, outputs.double(), torch.tensor(self.deviation, dtype=torch.float64))
+            values = outputs.double().exp() * mean
+        else:
+            values = torch.addcmul(mean, outputs.double(), torch.tensor(self.deviation, dtype=torch.float64))
+        if not self.bounds:
+            return values
+        low, high = torch.tensor(self.bounds, dtype=torch.float64).unbind(1)
+        return values.maximum(low).minimum(high)
 
     def _names(self, count: int) -> list[str]:
         """The names of so many numbers: the targets, or steps ahead of one."""
@@ -116,6 +122,12 @@ class Answers:
             return [f"output {i + 1}" for i in range(count)]
         each = [f"@{q:g}" for q in self.quantiles] or [""]
         return [f"{self.targets[0]}+{i // len(each) + 1}{each[i % len(each)]}" for i in range(count)]
+
+
+def read_bounds(description: Description) -> tuple[tuple[float, ...], ...]:
+    """The bounds of each target, or none if one has none."""
+    bounds = tuple(target.bounds for target in description.targets)
+    return bounds if all(bounds) else ()
 
 
 def only(names: Sequence[str], description: Description | None) -> str | None:

@@ -12,6 +12,7 @@ from torch import nn
 from ..core import checkpoint
 from ..core.engine import Participation, Rounds
 from ..core.history import History
+from ..core.mixins import Solves
 from ..core.model import Model
 from ..core.training import Training
 from ..data.federation import Federation
@@ -65,11 +66,12 @@ class Arena:
     def refit(self, run: TrainedRun, candidate: Candidate) -> TrainedRun:
         """The candidate trained on all rows, those for validation and test too, as many rounds as were selected.
 
-        Its models are of the kind that was chosen for the run. Its own scores are of rows that it has learned from.
+        A solver goes on until it has solved these. Its models are of the kind that was chosen for the run. Its own
+        scores are of rows that it has learned from.
         """
         rows = self.federation.rows
         every = [torch.cat(parts) for parts in zip(rows["train"], rows["validation"], rows["test"], strict=True)]
-        count = run.history.select(run.history.chosen) + 1
+        count = candidate.most or run.history.select(run.history.chosen) + 1
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return fit(
@@ -89,8 +91,9 @@ class Arena:
 
     def history(self, entry: Entry) -> History:
         """The scores of a run so far; no rounds if it has not begun."""
-        every, by = scored(self.rounds, entry.candidate.most).evaluate_every, self.rounds.select_by
-        history = History(tuple(self.federation.names), self.federation.task, every, select_by=by)
+        every = scored(self.rounds, entry.candidate.most).evaluate_every
+        selection = self.rounds.selection._replace(last=Solves.of(entry.candidate.method).solves)
+        history = History(tuple(self.federation.names), self.federation.task, every, selection=selection)
         path = RunFolder(self.place(*entry)).checkpoint
         if path.exists():
             checkpoint.read_scores(path, history)
@@ -98,7 +101,7 @@ class Arena:
 
     def look(self, entry: Entry, until: int) -> Array:
         """[N] the clients' validation scores after so many rounds."""
-        return successive_halving.validated(self.history(entry), until)
+        return successive_halving.validated(self.history(entry), entry.candidate.most or until)
 
     def reached(self, entry: tuple[Candidate, int], until: int) -> bool:
         """Whether a run has come so far already."""

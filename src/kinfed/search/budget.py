@@ -14,6 +14,7 @@ from .arena import Arena
 from .successive_halving import Candidate
 
 RUNS = 9  # the default budget, in runs of all rounds
+DRAWS, BEST = 3, 5  # draws of validation examples on which so many of the best solved models are compared
 
 
 def whole_request(arena: Arena, tried: Sequence[Candidate], asked: dict[str, Any]) -> dict[str, Any]:
@@ -29,17 +30,20 @@ def whole_request(arena: Arena, tried: Sequence[Candidate], asked: dict[str, Any
     }
 
 
-def allowance(arena: Arena, asked: dict[str, Any]) -> int:
+def allowance(arena: Arena, tried: Sequence[Candidate], asked: dict[str, Any]) -> int:
     """The training rounds that a race may take; raises UsageError if these are too few, or it was begun differently.
 
-    What is `asked` for is kept in the arena's folder, and so is the number of rounds that a time has become.
+    By default these are `RUNS` runs of all rounds, and what solving takes at most: that of every model that is solved,
+    and of the best on more draws. What is `asked` for is kept in the arena's folder, and so is the number of rounds
+    that a time has become.
     """
     rounds, budget, seeds = arena.rounds.count, asked["budget"], int(asked["seeds"])
+    asked = whole_request(arena, tried, asked)
     if (begun := begun_with(arena.folder, asked)) is not None:
         return begun
     least = 3 * rounds * seeds
     if budget is None:
-        allowed = RUNS * rounds * seeds
+        allowed = (RUNS * rounds + sum(candidate.most for candidate in tried)) * seeds + count_draws(tried)
     else:
         allowed = int(budget) if str(budget).isdecimal() else int(seconds_of(str(budget)) / arena.seconds())
     if allowed < least:
@@ -51,6 +55,11 @@ def allowance(arena: Arena, asked: dict[str, Any]) -> int:
     make_folder(arena.folder)
     write_json(arena.folder / "race.json", {"asked": asked, "budget": allowed})
     return allowed
+
+
+def count_draws(tried: Sequence[Candidate]) -> int:
+    """The most rounds that comparing the best solved models on more draws of validation examples takes."""
+    return (DRAWS - 1) * sum(sorted(candidate.most for candidate in tried)[-BEST:])
 
 
 def begun_with(folder: Path, asked: dict[str, Any]) -> int | None:

@@ -34,7 +34,7 @@ from ..runs.trained_run import TrainedRun
 from ..verdict.verdict import Verdict, decide
 from . import successive_halving
 from .arena import Arena
-from .budget import allowance, whole_request
+from .budget import BEST, DRAWS, allowance, count_draws
 from .successive_halving import Advance, Candidate, Entry, Standing
 
 TRIED = (*BASES, "fedrep", "kin", "hedge", "cfl", "fedavg-ft")
@@ -44,8 +44,8 @@ CAREFUL = (1 / 3, 1)  # the same of squared errors in the units of a table's tar
 SOLVED = ("linear", "log-linear", "additive")  # models that race, simplest first: partial pooling solves their head
 UNEQUAL = 0.3  # a target's deviation over its mean from which its logarithm is tried
 MANY = 1 << 22  # numbers in all clients' sums up to which solving takes a moment
-FEW, DRAWS, BEST = 1000, 3, 5  # validation examples, up to which the best solved models are compared on more draws
-SOLVING = 6  # rounds in which a model is solved for squared errors
+FEW = 1000  # validation examples, up to which the best solved models are compared on more draws
+SOLVING = 20  # rounds in which a model is solved, at the latest
 CLOSE = 0.02  # of a score, a difference from which a model is worse than another
 LEFT_OUT = "did not enter: a larger budget admits it"
 FORMS: tuple[dict[str, Any], ...] = ({}, {"units": "client"}, {"kin": 1})  # in which it is tried
@@ -107,6 +107,7 @@ class Choice:
             "candidate": self.winner.candidate.name,
             "budget": self.budget,
             "training_rounds": self.trained,
+            "refit_rounds": sum(run.history.done for run in self.refits.values()),
             "folds": self.folds,
             "ranking": self.ranking(),
             "keep_own_model": kept["local"],
@@ -139,8 +140,9 @@ def choose(
         federation: the clients' examples, or a frame of polars or pandas, of which `client` and `target` name columns.
         module: as in `fit`. Without it models are candidates too: a small MLP with each method and, where the task
             allows it, linear models that `partial-pooling` solves.
-        budget: training rounds of all candidates together, or a time such as "5m" or "90s", which is converted to
-            rounds at the beginning; by default nine runs of all rounds.
+        budget: the most training rounds of all candidates together, draws of more validation examples included, or a
+            time such as "5m" or "90s", which is converted to rounds at the beginning; by default nine runs of all
+            rounds, and what solving takes. With `refit` what is kept is trained once more, for as many rounds again.
         methods: names, or methods with settings; by default seven, and SFL too if the graph is known.
         seeds: how often each candidate is trained, each time with other examples for validation.
         folder: where candidates are kept; the same call continues after an interruption.
@@ -252,10 +254,8 @@ def candidates(entrants: Sequence[Entrant], arena: Arena) -> list[Candidate]:
 
 def _solved(arena: Arena) -> list[Candidate]:
     """Partial pooling of each of the models that race too."""
-    name, made, task = "partial-pooling", [], arena.federation.task
-    squared = isinstance(task, Forecasting | Regression) and not isinstance(task, Quantiles)
-    # Their first sums say all, so that few rounds do where all clients take part from the first on.
-    most = SOLVING if squared and arena.participation in (1.0, Participation()) else 0
+    name, made = "partial-pooling", []
+    most = SOLVING if arena.participation in (1.0, Participation()) else max(SOLVING, arena.rounds.count)
     for model, form in itertools.product(arena.models, FORMS):
         settings = tuple(f"{key}={value}" for key, value in form.items())
         full, method = ",".join([name, model, *settings]), KNOWN[name](**form)
@@ -285,20 +285,15 @@ def carry_out(
         raise UsageError(f"seeds counts how often a candidate is trained: a whole number from 1; got {folds!r:.80}")
     if arena.federation.in_order and folds > 1:
         raise UsageError("examples that are split in time order have one set for validation; leave seeds out")
-    allowed = allowance(arena, whole_request(arena, tried, asked))
-    plan = successive_halving.rungs(arena.rounds.count, arena.rounds.evaluate_every, len(tried), folds, allowed)
+    allowed, solving = allowance(arena, tried, asked), [candidate.most for candidate in tried]
+    rounds, race = arena.rounds, max(allowed - count_draws(tried), 3 * arena.rounds.count * folds)
+    plan = successive_halving.rungs(rounds.count, rounds.evaluate_every, len(tried), folds, race, solving)
     standings = successive_halving.run(tried, plan, folds, advance, arena.look, on_rung)
-    runs, bases, problems = dict[str, TrainedRun](), dict[str, Standing](), list[str]()
-    for base in BASES:
-        if (found := _train_to_end(arena, partial(successive_halving.base_of, standings, base))) is not None:
-            bases[base], runs[base] = found
-        else:
-            why = next(one.problem for one in standings if one.candidate.base == base and one.problem)
-            problems.append(f"{base} failed at every rate: {why}")
+    bases, runs, problems = _train_bases(arena, standings)
     if folds == 1 and not arena.federation.in_order and sum(map(len, arena.federation.rows["validation"])) < FEW:
-        solved = [one for one in standings if one.candidate.model and one.rounds and not one.problem]
-        best = sorted(solved, key=lambda one: -one.mean)[:BEST]
-        _compare_again(sorted(best, key=lambda one: tried.index(one.candidate)), arena, advance)
+        left = allowed - sum(sum(_count_rounds(standing, arena, folds)) for standing in standings)
+        best = _take_best(standings, arena.rounds.count, left)
+        _compare_again(sorted(best, key=lambda standing: tried.index(standing.candidate)), arena, advance)
         standings.sort(key=successive_halving.rank)
     won = _train_to_end(arena, partial(successive_halving.winner, standings))
     if won is None:
@@ -312,9 +307,9 @@ def carry_out(
         answers = safest(won[1], runs)
         entered = sum(one.rounds > 0 or bool(one.problem) for one in standings)
         worth = _judge(*won, runs, standard, answers, entered)
-    each = [[arena.history(Entry(one.candidate, fold)).done for fold in range(max(folds, DRAWS))] for one in standings]
-    for one, rounds in zip(standings, each, strict=True):
-        one.trained = rounds[0]
+    each = [_count_rounds(standing, arena, folds) for standing in standings]
+    for standing, counts in zip(standings, each, strict=True):
+        standing.trained = counts[0]
     trained = sum(map(sum, each))
     again: dict[str, TrainedRun] = {}
     if refit:
@@ -323,6 +318,36 @@ def carry_out(
             keep = {kind: one for kind, one in every.items() if kind == "kin" or kind in answers.values()}
             again = {kind: arena.refit(run, one.candidate) for kind, (one, run) in keep.items()}
     return Choice(standings, *won, runs, bases, answers, worth, problems, folds, allowed, trained, standard, again)
+
+
+def _train_bases(
+    arena: Arena, standings: Sequence[Standing]
+) -> tuple[dict[str, Standing], dict[str, TrainedRun], list[str]]:
+    """Local and FedAvg at their best rates, and their finished runs; and why one is missing."""
+    bases, runs, problems = dict[str, Standing](), dict[str, TrainedRun](), list[str]()
+    for base in BASES:
+        if (trained := _train_to_end(arena, partial(successive_halving.base_of, standings, base))) is not None:
+            bases[base], runs[base] = trained
+        else:
+            failed = (standing for standing in standings if standing.candidate.base == base)
+            why = next(standing.problem for standing in failed if standing.problem)
+            problems.append(f"{base} failed at every rate: {why}")
+    return bases, runs, problems
+
+
+def _take_best(standings: Sequence[Standing], rounds: int, left: int) -> list[Standing]:
+    """The best solved models, as many as the rounds that are left admit on more draws."""
+    solved = [s for s in standings if s.candidate.model and s.rounds and not s.problem]
+    best: list[Standing] = []
+    for standing in sorted(solved, key=lambda standing: -standing.mean)[:BEST]:
+        left -= (DRAWS - 1) * (standing.candidate.most or rounds)
+        best += [standing] if left >= 0 else []
+    return best
+
+
+def _count_rounds(standing: Standing, arena: Arena, folds: int) -> list[int]:
+    """How many rounds a candidate has trained on each fold, or draw."""
+    return [arena.history(Entry(standing.candidate, fold)).done for fold in range(max(folds, DRAWS))]
 
 
 def _compare_again(solved: Sequence[Standing], arena: Arena, advance: Advance) -> None:

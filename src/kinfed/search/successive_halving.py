@@ -32,7 +32,7 @@ class Candidate:
     training: Training
     settings: tuple[str, ...] = ()  # of the method, as overrides, key=value, where a config has none of them
     model: str = ""  # by its name among the models that race; "": the one that the race is for
-    most: int = 0  # rounds that it needs; 0: those of the race
+    most: int = 0  # rounds in which a solver ends at the latest; 0: it trains in those of the race
 
     @property
     def base(self) -> str:
@@ -85,23 +85,48 @@ class Standing:
         return float(gain.mean()), error, error * student(len(gain) - 1, level)
 
     def is_clearly_above(self, other: "Standing") -> bool:
-        """Whether the gain over another candidate is larger than its standard error, and than rounding."""
+        """Whether the gain over another candidate is larger than its standard error, and than rounding.
+
+        Or the gain of all clients but those with the largest and the smallest, so that an outlier at one of them, which
+        makes the mean uncertain, does not keep the other.
+        """
         gain, error, _ = self.over(other)
-        return gain > max(error, ROUNDING * abs(other.mean))
+        least = ROUNDING * abs(other.mean)
+        if gain > max(error, least):
+            return True
+        each = self.values - other.values
+        trimmed, error = trim_mean(np.nanmean(each[:, np.isfinite(each).any(0)], axis=0))
+        return gain > least and trimmed > max(error, least)
+
+
+def trim_mean(values: Array, share: float = 0.1) -> tuple[float, float]:
+    """The mean of values: [n] without this share at each end, at least one of six, and its standard error.
+
+    The error is Yuen's (1974, doi:10.1093/biomet/61.1.165), by the winsorised deviation.
+    """
+    ordered = np.sort(values[np.isfinite(values)])
+    n = len(ordered)
+    cut = math.ceil(share * n) if n >= 6 else 0
+    if n - 2 * cut < 2:
+        return math.nan, math.inf
+    inner = ordered[cut : n - cut]
+    squares = float(np.clip(ordered, inner[0], inner[-1]).var(ddof=1)) * (n - 1)
+    return float(inner.mean()), math.sqrt(squares / (len(inner) * (len(inner) - 1)))
 
 
 def scored(rounds: Rounds, most: int = 0, until: int = 0) -> Rounds:
-    """A candidate's rounds, `most` if it needs fewer, scored often enough to be compared after a quarter of them."""
+    """A candidate's rounds, scored often enough to be compared after a quarter; a solver's, `most`, are not divided."""
     if most:
-        return Rounds(min(rounds.count, most), select_by=rounds.select_by, until=min(until, rounds.count, most))
+        return Rounds(most, select_by=rounds.select_by, until=most if until else 0)
     return replace(rounds, evaluate_every=min(rounds.evaluate_every, max(1, rounds.count // 4)), until=until)
 
 
-def rungs(rounds: int, every: int, entrants: int, folds: int, budget: int) -> list[Rung]:
-    """The rungs of a race with so many entrants that takes about `budget` training rounds in all.
+def rungs(rounds: int, every: int, entrants: int, folds: int, budget: int, solving: Sequence[int] = ()) -> list[Rung]:
+    """The rungs of a race with so many entrants that takes `budget` training rounds in all, at most.
 
-    Candidates are compared after a quarter and a half of the rounds, and at the end. Whatever the budget, Local and
-    FedAvg and at least one other candidate are trained to the end.
+    `solving` has, for each candidate in the order in which they enter, the rounds that a solver takes in the first
+    rung, and 0 of others. Candidates are compared after a quarter and a half of the rounds, and at the end. Whatever
+    the budget, Local and FedAvg and at least one other candidate are trained to the end.
     """
     quarter, half = (min(rounds, max(1, round(rounds / part / every)) * every) for part in (4, 2))
     enter = entrants
@@ -109,7 +134,8 @@ def rungs(rounds: int, every: int, entrants: int, folds: int, budget: int) -> li
         later = [min(enter, max(FINALISTS, round(enter / 3))), min(enter, FINALISTS)]
         plan = [Rung(quarter, enter), Rung(half, later[0]), Rung(rounds, later[1])]
         plan = [rung for i, rung in enumerate(plan) if rung.until not in [one.until for one in plan[:i]]]
-        if cost(plan, folds) <= budget or enter <= 3:
+        ends = [most for most in solving[:enter] if most]
+        if cost(plan, folds) + folds * sum(most - quarter for most in ends) <= budget or enter <= 3:
             return plan
         enter -= 1
 

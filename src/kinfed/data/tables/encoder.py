@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...core.tasks import Classification, Counts, Regression
+from ...core.tasks import Classification, Counts, Regression, find_bounds
 from ...errors import UsageError
 from ..dataset import Dataset
 from .cells import Formats
@@ -65,19 +65,23 @@ class Preparation:
             found = replace(found, targets=(Target(self.targets[0], tuple(dataset.classes)),))
             return replace(dataset, x=x, columns=found, scale=found.scale())
         middle, spread = moments(y[rows])
+        low, high = find_bounds(y[rows])
         if found.targets:  # as they were
             # In float64, as they are kept: rounded, the same rows would be taken for other data.
             former = [[getattr(one, part) for one in found.targets] for part in PARTS]
             middle, spread = torch.tensor(former, dtype=torch.float64)
+            if all(target.bounds for target in found.targets):
+                low, high = zip(*(target.bounds for target in found.targets), strict=True)
         if not (spread > 0).all():
             same = self.targets[int((spread > 0).int().argmin())]
             raise UsageError(f"{self.table}: '{same}' is the same in all training rows, so there is nothing to learn")
-        each = zip(self.targets, middle.tolist(), spread.tolist(), strict=True)
-        found = replace(found, targets=tuple(Target(name, (), m, d) for name, m, d in each))
+        scales = zip(self.targets, middle.tolist(), spread.tolist(), zip(low, high, strict=True), strict=True)
+        targets = tuple(Target(name, (), mean, deviation, within) for name, mean, deviation, within in scales)
+        found = replace(found, targets=targets)
         if isinstance(task, Regression):
-            task = replace(task, mean=tuple(middle.tolist()), deviation=tuple(spread.tolist()))
+            task = replace(task, mean=tuple(middle.tolist()), deviation=tuple(spread.tolist()), low=low, high=high)
         elif isinstance(task, Counts):
-            task = replace(task, mean=float(middle))
+            task = replace(task, mean=float(middle), high=high[0])
         return replace(dataset, x=x, y=y.to(plain), task=task, columns=found, scale=found.scale())
 
     def _warn_of_leaks(self, dataset: Dataset, rows: Tensor) -> None:

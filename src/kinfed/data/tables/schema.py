@@ -61,6 +61,7 @@ class Target:
     classes: tuple[str, ...] = ()
     mean: float = 0.0
     deviation: float = 1.0
+    bounds: tuple[float, ...] = ()  # the least and the largest answer, if there are such
 
 
 @dataclass(frozen=True)

@@ -214,7 +214,7 @@ class TableReader(FormatSettings):
             # In float64 until it is scaled: float32 cannot distinguish numbers far from zero that are close together.
             torch.from_numpy(x),
             found.y[torch.from_numpy(used)],
-            task if classes is None else Classification(len(classes)),
+            task if classes is None else Classification(len(classes), selects="loss"),
             tuple(classes or ()),
             client=torch.from_numpy(held.who[used]),
             graph=held.graph,

@@ -143,7 +143,7 @@ class _Run:
             lambda: _selection(self.history),
             told=lambda client: schema_negotiation.for_one(self.facts, client),
         )
-        self.history = History((), task, self.rounds.evaluate_every, select_by=self.rounds.select_by)
+        self.history = History((), task, self.rounds.evaluate_every, selection=self.rounds.selection)
         self.method = self._wrapped(inner)
         self.at = Progress(0, None, None, 0.0)  # after the last complete round
 

@@ -9,7 +9,7 @@ from torch.utils._pytree import tree_map
 
 from ...core.graph import Origin, whole_relation
 from ...core.method import Method, Roster
-from ...core.mixins import Explains
+from ...core.mixins import Explains, Solves
 from ...core.rows import put
 from ...core.seeding import fold, key, uniform
 from ...core.trees import Axis, PerClient, Tree, axes
@@ -22,7 +22,7 @@ class StalenessState(NamedTuple):
     missed: PerClient  # [N] int64 rounds in a row in which a client did not reply
 
 
-class StalenessWrapper(Method, Explains):
+class StalenessWrapper(Method, Explains, Solves):
     """A method whose server ignores stale clients: those that missed rounds, until they reply again.
 
     The method is run on the tables of the others, as if there were nobody else; the rows of stale clients are kept and
@@ -37,6 +37,13 @@ class StalenessWrapper(Method, Explains):
 
     def origin_of(self, roster: Roster) -> Origin:
         return Explains.of(self.method).origin_of(roster)
+
+    @property
+    def solves(self) -> bool:  # type: ignore[override]
+        return Solves.of(self.method).solves
+
+    def is_solved(self, server: Tree) -> bool:
+        return not server.missed.any() and Solves.of(self.method).is_solved(server.inner)
 
     def stale(self, roster: Roster, server: Tree) -> Tensor:
         """[N] bool: who is ignored in this round; nobody if it would be everybody."""

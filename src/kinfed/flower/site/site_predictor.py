@@ -14,7 +14,7 @@ from ...data.tables.new_readings import Series
 from ...data.tables.schema import Description
 from ...errors import UsageError
 from ...runs.config import plugins
-from ...runs.predictor import Answers, Predictor, Source
+from ...runs.predictor import Answers, Predictor, Source, read_bounds
 from ...runs.run import Run, client_index
 from ..server import plan
 from ..server.plan import Plan
@@ -130,4 +130,4 @@ def _answers(words: Words, description: Description | None, series: Series | Non
     if classes := description.targets[0].classes:
         return Answers(names, classes)
     mean, deviation = (tuple(getattr(one, part) for one in description.targets) for part in ("mean", "deviation"))
-    return Answers(names, (), mean, deviation, isinstance(task, Counts))
+    return Answers(names, (), mean, deviation, isinstance(task, Counts), (), read_bounds(description))

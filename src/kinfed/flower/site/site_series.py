@@ -103,7 +103,7 @@ class SiteSeries(OwnTable):
         rows = {name: [parts[name]] for name in SPLITS}
         return Federation(scaled.x, scaled.y, rows, task, (self.name,), scale=scaled.scale, in_order=True)
 
-    def kept(self, words: Words) -> Words:
+    def kept(self, words: Words, task: Task) -> Words:
         """What new rows need: the columns and the pace of this file, and the scale of all sites' readings."""
         reading, task, frame = self.reading, plan.read_task(words["task"]), self.frame
         assert isinstance(task, Forecasting)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ...core.seeding import generator, tags
-from ...core.tasks import Classification, Task
+from ...core.tasks import Classification, Counts, Regression, Task, find_bounds
 from ...data.federation import Federation
 from ...data.split import SPLITS, Rows, Split
 from ...data.tables import disclosure
@@ -24,6 +24,8 @@ from ...data.tables.words import Codes
 from ...errors import Fault, UsageError, several
 from ..wire.messages import Words
 from .site_reading import OwnTable
+
+USUAL = 4.0  # deviations of all sites from their mean, which an answer may be at any site
 
 
 @dataclass(frozen=True)
@@ -92,15 +94,23 @@ class SiteTable(OwnTable):
         raw = _cut(found.raw, dict(agreed["inputs"]), parts["train"].numpy(), cut)
         x = description.features(raw, [self.name], np.zeros(len(found.y), np.int64), torch.float32)
         y = found.y if isinstance(task, Classification) else found.y.float()
+        task = _bound_answers(task, y[parts["train"]])
         rows = {name: [parts[name]] for name in SPLITS}
         classes = tuple(agreed["classes"] or ())
         in_order = self._times is not None and not split.shuffle
         return Federation(x, y, rows, task, (self.name,), None, None, classes, "", description.scale(), in_order)
 
-    def kept(self, words: Words) -> Words:
+    def kept(self, words: Words, task: Task) -> Words:
         """What new rows need: the description in the names of this file, and how this file is written."""
         agreed, description = words["agreed"], description_of(words)
         targets = agreed["targets"]
+        if isinstance(task, Regression) and task.low:
+            within = zip(description.targets, task.low, task.high, strict=True)
+            found = tuple(replace(target, bounds=(low, high)) for target, low, high in within)
+            description = replace(description, targets=found)
+        elif isinstance(task, Counts) and task.high:
+            (target,) = description.targets
+            description = replace(description, targets=(replace(target, bounds=(0.0, task.high)),))
         kinds = dict(agreed["inputs"]) | dict.fromkeys(() if agreed["classes"] else targets, "number")
         description = replace(description, **self.frame.keep_reading(kinds, targets))
         return {"columns": description.renamed(self.reading.own_names, self.name).to_dict()}
@@ -144,6 +154,20 @@ def _cut(raw: Mapping[str, Raw], kinds: Mapping[str, str], train: Codes, cut: fl
             far = cut * known.deviation
             result[name] = raw[name]._replace(values=raw[name].values.clip(known.mean - far, known.mean + far))
     return result
+
+
+def _bound_answers(task: Task, y: Tensor) -> Task:
+    """The task with answers within this site's targets, y: [n, k], or `USUAL` deviations from the mean of all sites."""
+    if isinstance(task, Regression) and task.mean:
+        low, high = (torch.tensor(bound) for bound in find_bounds(y))
+        mean, deviation = torch.tensor(task.mean), torch.tensor(task.deviation)
+        usual = mean - USUAL * deviation
+        usual = torch.where(low < 0, usual, usual.clamp(min=0))
+        low, high = low.minimum(usual), high.maximum(mean + USUAL * deviation)
+        return replace(task, low=tuple(low.tolist()), high=tuple(high.tolist()))
+    if isinstance(task, Counts):
+        return replace(task, high=max(find_bounds(y)[1][0], USUAL * task.mean))
+    return task
 
 
 def told_of(own: str, name: str, known: Statistics, most: int) -> Words:

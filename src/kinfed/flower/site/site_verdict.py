@@ -54,7 +54,7 @@ def compare(
     method = plan.with_method(planned, "local").learning.method
     execution = Execution("loop", onednn=False, device=device)
     fleet = Simulation(federation, model, method, learning.training, seed=learning.seed, execution=execution)
-    history = History(tuple(federation.names), task, rounds.evaluate_every, select_by=rounds.select_by)
+    history = History(tuple(federation.names), task, rounds.evaluate_every, selection=rounds.selection)
     engine.run(fleet.method, fleet.roster(), fleet, history, rounds=rounds)
     personal = {name: values[0].cpu() for name, values in history.models.items()}
     rows = federation.rows["test"][0]

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
@@ -13,7 +14,7 @@ from ...core.field_checks import Count, NonNegative
 from ...core.graph import Origin
 from ...core.layout import Layout
 from ...core.method import Method, Params, Roster
-from ...core.mixins import Advises, Explains
+from ...core.mixins import Advises, Explains, Solves
 from ...core.rows import put
 from ...core.tasks import Classification, Counts, Forecasting, Quantiles, Regression
 from ...core.trees import Pairwise, PerClient, Shared, Tree
@@ -21,9 +22,13 @@ from ...errors import UsageError
 from ...models.log_linear import Exponential
 
 LEAST, MOST = 1e-8, 1e8  # bounds of variances and of penalties, in squared standard deviations
-GROWS = 3  # rounds after the third, each of which takes twice the steps of the one before, where data bring nothing new
+GROWS = (
+    2  # rounds after the first, each of which takes four times the steps of the one before, if data bring nothing new
+)
 ROUNDING = 1e-9  # of a matrix's largest eigenvalue, the least that is told from 0
-SETTLED = 1e-4  # a change of coefficients that is none
+FARTHEST = 30.0  # steps that a leap takes at once
+SETTLED = 1e-3  # a change of coefficients that is none
+DRAWN = 3  # rounds in which the kin of clients are found; then these stay as they are, and the rest is solved
 SAME = 1e-5  # of a column that is the same in all rows of every client, in place of its variance
 STEEP = 20.0  # the largest logarithm of a count over the mean
 NUMBERS = 1 << 27  # of all clients' sums, the most that a server keeps: 1 GiB
@@ -53,10 +58,11 @@ class Server(NamedTuple):
     weights: Pairwise  # [N, N] of the others among a client's kin; () without kin
     coefficients: PerClient  # [N, f, k]
     sums: Sums  # the last that each client has sent, 0 of one that has not
+    moved: Shared  # [] the largest change of a coefficient in the last round
 
 
 @dataclass(frozen=True)
-class PartialPooling(Method, Explains, Advises):
+class PartialPooling(Method, Explains, Advises, Solves):
     r"""$c_i \sim N(\bar c + \gamma \sum_j w_{ij} (c_j - \bar c), D)$, $y = c_i^\top x + \epsilon_i$: a mixed model.
 
     Clients send sums over their rows, of which the server makes every client's coefficients, their mean $\bar c$, and
@@ -80,6 +86,7 @@ class PartialPooling(Method, Explains, Advises):
     kin: NonNegative = 0.0  # how far clients are drawn to their kin; 0: to the mean of all alone
     sharpness: NonNegative = 8.0  # of the softmax over cosines that weighs a client's kin
     origin: ClassVar[Origin] = "learned"
+    solves: ClassVar[bool] = True
     class_means: ClassVar[bool] = True  # follow from the sums of labels' rows
     weighs: ClassVar[str] = "coefficients are drawn to the mean of all, as far as the rows say"
 
@@ -105,7 +112,8 @@ class PartialPooling(Method, Explains, Advises):
         one = torch.ones(k, **like)
         noise = torch.ones(n, k, **like)
         weights: Any = torch.zeros(n, n, **like) if self.kin else ()
-        return Server(roster.theta, centre, torch.full_like(centre, 0.1), noise, one, none, weights, none, sums)
+        spread, moved = torch.full_like(centre, 0.1), torch.tensor(MOST, **like)
+        return Server(roster.theta, centre, spread, noise, one, none, weights, none, sums, moved)
 
     def send(self, roster: Roster, server: Tree, cohort: Tensor) -> Tree:
         coefficients = server.coefficients
@@ -131,14 +139,18 @@ class PartialPooling(Method, Explains, Advises):
         known = Sums(*(put(table, cohort, new) for table, new in zip(server.sums, uploads, strict=True)))
         squared = not isinstance(roster.task, Classification | Counts)
         units = Units.of(known, roster.task, self.common) if self.units == "client" else None
+        begin = server.coefficients
         server = server._replace(sums=known if units is None else units.to_units(known))
         told = 1 - 1 / server.centre.shape[1] if isinstance(roster.task, Classification) else 1.0
-        for _ in range(self.steps << min(max(roster.round - 2, 0), GROWS) if squared else self.steps):
-            before, server = server.coefficients, step(server, squared, self.common, told)
-            if float((server.coefficients - before).abs().max()) < SETTLED:
-                break
-        server = server._replace(sums=known)
-        return self._draw_to_kin(server) if self.kin else server
+        steps = self.steps << 2 * min(roster.round, GROWS) if squared else self.steps
+        server = settle(server, partial(step, squared=squared, common=self.common, told=told), steps)
+        server = server._replace(sums=known, moved=(server.coefficients - begin).abs().max())
+        if self.kin and (roster.round < DRAWN or not _is_complete(server)):
+            return self._draw_to_kin(server)._replace(moved=torch.full_like(server.moved, MOST))
+        return server
+
+    def is_solved(self, server: Tree) -> bool:
+        return bool(server.moved < SETTLED) and _is_complete(server)
 
     def _draw_to_kin(self, server: Server) -> Server:
         """The server with the mean of each client's kin, those whose deviations from the centre are like its own."""
@@ -167,6 +179,11 @@ class PartialPooling(Method, Explains, Advises):
         away = (server.coefficients - server.centre).square().sum((1, 2)).sqrt()
         noise = server.noise.mean(1)
         return {"from the mean": away.to(roster.theta.dtype), "noise": noise.to(roster.theta.dtype)}
+
+
+def _is_complete(server: Server) -> bool:
+    """Whether every client has sent sums."""
+    return bool((server.sums.rows > 0).any(1).all())
 
 
 def sums(
@@ -284,6 +301,36 @@ def step(server: Server, squared: bool, common: float, told: float = 1.0) -> Ser
     found = [_one_output(server, k, squared, common, told) for k in range(server.centre.shape[1])]
     centre, spread, noise, penalty, coefficients = (torch.stack(each, -1) for each in zip(*found, strict=True))
     return server._replace(centre=centre, spread=spread, noise=noise, penalty=penalty, coefficients=coefficients)
+
+
+def settle(server: Server, step: Callable[[Server], Server], steps: int) -> Server:
+    """The server after so many steps, or fewer once coefficients no longer change: of three, the last after a leap.
+
+    The leap is SQUAREM's (Varadhan and Roland 2008, doi:10.1111/j.1467-9469.2007.00585.x, Equation 7 with the step
+    length S3), of the logarithms of variances and penalties, for each output by itself.
+    """
+    past = [server]
+    for _ in range(steps):
+        if len(past) == 3:
+            past = [_leap(*past)]
+        past.append(step(past[-1]))
+        if float((past[-1].coefficients - past[-2].coefficients).abs().max()) < SETTLED:
+            break
+    return past[-1]
+
+
+def _leap(first: Server, second: Server, third: Server) -> Server:
+    """The server as far along the way from the first to the third as their variances say."""
+
+    def logs(server: Server) -> Tensor:  # [f + N + 1, k]
+        return torch.cat([server.spread, server.noise, server.penalty[None]]).log()
+
+    before, middle, after = logs(first), logs(second), logs(third)
+    pace, bend = middle - before, after - 2 * middle + before
+    length = (pace.norm(dim=0) / bend.norm(dim=0).clamp(min=LEAST)).clamp(1.0, FARTHEST)  # [k]
+    found = (before + 2 * length * pace + length.square() * bend).exp().clamp(LEAST, MOST)
+    spread, noise, penalty = found.split([len(first.spread), len(first.noise), 1])
+    return third._replace(spread=spread, noise=noise, penalty=penalty[0])
 
 
 def _one_output(server: Server, k: int, squared: bool, common: float, told: float) -> tuple[Tensor, ...]:

@@ -265,7 +265,7 @@ def _cautions(gathered: Gathered) -> list[tuple[str, str]]:
 
 def _method(row: Row, label: str, scale: "_Forest", judged: bool) -> dict[str, Any]:
     scores = [one.read_summary().honest_scores[row.model] for one in row.folders]
-    worst, best = (float(sum(s.get(k, math.nan) for s in scores) / len(scores)) for k in ("worst10", "best10"))
+    worst, best = (float(sum(s.get(k, math.nan) for s in scores) / len(scores)) for k in ("worst5", "best5"))
     judgement = row.verdict or {}
     over = _over(row, judgement)
     told = judgement and row.method != "local" and _by_example(row)

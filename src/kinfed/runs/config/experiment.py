@@ -105,7 +105,7 @@ class Experiment(Learning):
             dataset = replace(dataset, task=self.task.of(dataset.task))
         owned, dataset, groups, lots = self.partition(dataset, self.clients, generator(seed, "partition"))
         if isinstance(dataset.task, Classification):
-            dataset = replace(dataset, task=replace(dataset.task, **self.by_class))
+            dataset = replace(dataset, task=replace(dataset.task, **cast(Any, self.by_class)))
         elif without := [score for score, value in self.by_class.items() if value]:
             raise UsageError(f"federation.{without[0]}=true is a score of classes, but this data has none")
         new = self._new(list(dataset.owners) or [str(i) for i in range(len(owned))], seed)
@@ -498,8 +498,8 @@ class AskedTask(NamedTuple):
 # The settings of tasks that a data set knows; a task derived from one of these need not name them.
 FAMILIES: dict[type, tuple[str, ...]] = {
     Classification: ("classes",),
-    Regression: ("mean", "deviation", "names"),
-    Counts: ("mean",),
+    Regression: ("mean", "deviation", "names", "low", "high"),
+    Counts: ("mean", "high"),
     Forecasting: ("mean", "deviation", "error", "horizons"),
 }
 
