@@ -204,10 +204,10 @@ def sums(
         curvature = torch.einsum("nk,nf,ng->kfg", known, x, x)
         return Sums(curvature, x.T @ target, target.square().sum(0), known.sum(0))
     if isinstance(task, Regression):
-        target = task.scaled(y.double()).reshape(outputs.shape)
+        target = task.scaled(y.double()).reshape(len(x), coefficients.shape[1])
         target = (target if link is None else link(target)) * real[:, None]
         x = x * real[:, None]
-        rows = real.sum().expand(outputs.shape[1])
+        rows = real.sum().expand(target.shape[1])
         return Sums((x.T @ x)[None], x.T @ target, target.square().sum(0), rows)
     raise UsageError(f"partial pooling solves regression, counts, labels and forecasts, not {type(task).__name__}")
 
