@@ -167,8 +167,7 @@ def run(
     whole, late = roster, latecomers(roster.seed, roster.tags, drawn.late)
     here = whole.others(late) if begin <= drawn.joins else whole.everyone  # [n] who has joined, in the server's order
     roster = whole.part(here) if len(here) < len(whole) else whole
-    solver = Solves.of(method)
-    history.selection = history.selection._replace(last=solver.solves)
+    history.selection = history.selection._replace(last=(solver := Solves.of(method)).solves)
     if begin == 0:
         with _server(method, 0):
             server = method.start(roster)
@@ -201,7 +200,7 @@ def run(
             sent = pick(sent, index(torch.isin(requested, cohort).nonzero().squeeze(1).tolist(), cohort.device))
             with _server(method, round):
                 notes = method.diagnostics(roster, server, cohort, sent, uploads)
-            notes = records.check_diagnostics(round, notes, len(here))
+                notes = records.check_diagnostics(round, notes, len(here))
             diagnostics = {name: whole.note(here, value) if value.ndim else value for name, value in notes.items()}
             relation = records.check_relation(round, relation)
         with held():  # an interruption comes before the round or after it
