@@ -186,7 +186,8 @@ def tables(rows, data):
     setting = EXPERIMENTS[data]
     seeds = sorted({row["seed"] for row in rows if row["data"] == data}, key=int)
     source = setting.source.removeprefix(f"{Path(__file__).parents[1]}/")
-    yield f"**{data}**: `{source}` with `{setting.common}`, seeds {', '.join(seeds)}; ± over seeds where a cell has several"
+    several = "± over seeds where a cell has several"
+    yield f"**{data}**: `{source}` with `{setting.common}`, seeds {', '.join(seeds)}; {several}"
     for attack in setting.attacks:
         name = attack.replace("_", " ")
         yield from table(rows, data, attack, 1, f"{name}: models as they are sent")
