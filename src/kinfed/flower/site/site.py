@@ -301,8 +301,10 @@ class Site:
             planned, federation, model, kept, folder.path, str(self._device), beside
         )
         self._report(verdict.sentence)
-        rows = len(federation.rows["test"][0])
-        baselines = {name: self._limits.rounded(score, rows) for name, score in baselines.items()}
+        counts = [len(federation.rows[split][0]) for split in ("validation", "test")]
+        for scores in baselines.values():
+            for i, (score, rows) in enumerate(zip(scores, counts, strict=True)):
+                scores[i] = score if score is None else self._limits.rounded(score, rows)
         return Message({"client": self.name, "baselines": baselines}, {})
 
     def _base(self, state: SiteState, accepted: int) -> Tree:

@@ -134,7 +134,7 @@ def _leaving(left: dict[str, Message], batch: int) -> list[str]:
         lines.append("          and a server that crafts models can read rows out of more, as docs/privacy.md says")
     else:
         lines.append("round     its scores (validation and test), and what the method uploads")
-    lines.append("verdict   the test score of a model that it learns alone")
+    lines.append("verdict   the scores of what it could do without others: Local, and standard models of its own rows")
     return lines
 
 
