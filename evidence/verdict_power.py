@@ -18,7 +18,7 @@ from kinfed_papers.result_pages import put
 
 PAGE = Path(__file__).parents[1] / "docs" / "evidence" / "verdict-power.md"
 CLIENTS = (3, 8, 20, 100, 500)
-MOST = 400_000  # clients simulated in one cell of the table
+MOST = 100_000  # clients simulated in one cell of the table
 POINTS, SHARE = 0.03, 0.05  # the deviation of clients' gains: of an accuracy, of the logarithm of an error
 BLOCK = 10  # rows of a block
 

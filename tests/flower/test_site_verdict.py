@@ -1,6 +1,7 @@
 """At the end each site is told what learning from others was worth to it, and the server what its mean scores say."""
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ import kinfed
 from kinfed import UsageError
 from kinfed.core.tasks import Classification
 from kinfed.data.federation import Federation
-from kinfed.flower.server import plan
+from kinfed.flower.server import plan, site_references
 from kinfed.flower.server.site_references import read_baselines
 from kinfed.runs.run_folder import RunFolder
 from kinfed.simulation.execution import Execution
@@ -98,11 +99,11 @@ def test_local_is_compared_with_nothing(trial, tmp_path):
 def test_a_run_without_fedavg_to_compare_with_goes_on(trial, tmp_path, monkeypatch):
     """As where the sites are gone when it begins: the rest is compared."""
 
-    def fails(planned, count):
+    def fails(*_):
         raise kinfed.RunError("only 0 of 6 clients gave a usable reply")
 
     made = trial("fedamp", rounds=1, beside=["local", "fedavg"])
-    monkeypatch.setattr("kinfed.flower.server.site_references.fedavg_of", fails)
+    monkeypatch.setattr(site_references, "config", SimpleNamespace(write=fails))
     assert made.serve().verdict["over"].keys() == {"alone"}
     assert any("fedavg beside it failed" in line for line in made.lines)
 
