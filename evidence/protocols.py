@@ -65,12 +65,12 @@ def experiment(column, method, seed):
     return config.resolve(published_table.merged(table.raw(row, table.columns[column]), small))
 
 
-def train(asked, folder, column, method, seed):
+def train(args, folder, column, method, seed):
     """Run one cell, unless it is finished."""
     run = RunFolder(folder)
     if not run.is_finished:
         job = Job(f"{method} on {column}, seed {seed}", experiment(column, method, seed), folder)
-        run_job(job, Execution(workers=1, keep_state=False), asked.data_dir)
+        run_job(job, Execution(workers=1, keep_state=False), args.data_dir)
         run.models.unlink(missing_ok=True)
         print(job.name, flush=True)
 
@@ -88,12 +88,12 @@ def scores(run, method):
 
 def read(path):
     """By column and method, by protocol and seed, the committed scores."""
-    found = {}
+    by_cell = {}
     with path.open(newline="") as file:
         for line in csv.DictReader(file):
-            at = found.setdefault((line["column"], line["method"]), {}).setdefault(line["protocol"], {})
+            at = by_cell.setdefault((line["column"], line["method"]), {}).setdefault(line["protocol"], {})
             at[int(line["seed"])] = float(line["accuracy"])
-    return found
+    return by_cell
 
 
 def table(results, column):
@@ -135,23 +135,23 @@ def write(results):
 
 
 def main():
-    asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    asked.add_argument("--keep", type=Path, default=Path("runs") / "protocols", metavar="DIR")
-    asked.add_argument("--data-dir", type=Path, default=os.environ.get("KINFED_DATA"), metavar="DIR")
-    asked.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    asked.add_argument("--columns", nargs="+", default=COLUMNS, choices=COLUMNS, metavar="NAME")
-    asked.add_argument("--methods", nargs="+", default=METHODS, choices=METHODS, metavar="NAME")
-    asked.add_argument("--write", action="store_true", help="run nothing, write the page from the finished runs")
-    asked = asked.parse_args()
+    args = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    args.add_argument("--keep", type=Path, default=Path("runs") / "protocols", metavar="DIR")
+    args.add_argument("--data-dir", type=Path, default=os.environ.get("KINFED_DATA"), metavar="DIR")
+    args.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    args.add_argument("--columns", nargs="+", default=COLUMNS, choices=COLUMNS, metavar="NAME")
+    args.add_argument("--methods", nargs="+", default=METHODS, choices=METHODS, metavar="NAME")
+    args.add_argument("--write", action="store_true", help="run nothing, write the page from the finished runs")
+    args = args.parse_args()
     torch.set_num_threads(1)
     path = PAGE.with_suffix(".csv")
     results = read(path) if path.exists() else {}
-    for seed in asked.seeds:
-        for column in asked.columns:
-            for method in asked.methods:
-                folder = asked.keep / column / method / f"seed-{seed}"
-                if not asked.write:
-                    train(asked, folder, column, method, seed)
+    for seed in args.seeds:
+        for column in args.columns:
+            for method in args.methods:
+                folder = args.keep / column / method / f"seed-{seed}"
+                if not args.write:
+                    train(args, folder, column, method, seed)
                 if RunFolder(folder).is_finished:
                     for name, value in scores(RunFolder(folder), method).items():
                         results.setdefault((column, method), {}).setdefault(name, {})[seed] = value
