@@ -30,11 +30,9 @@ from kinfed.models.trees import trees
 from kinfed.runs.config.experiment import default_model
 from kinfed_papers.result_pages import keep, put, version
 
-PAGE = Path(__file__).parents[1] / "docs" / "methods" / "boosting.md"
-NAMES = (
-    *("exam", "males", "empluk", "crime", "fatality", "hedonic", "cigar"),
-    *("schools", "wages", "production", "demand", "kinds", "males-union", "clinics"),
-)
+PAGE = Path(__file__).parents[1] / "docs" / "boosting.md"
+NAMES = ("empluk", "hedonic", "fatality", "crime", "exam", "males", "cigar", "schools", "wages", "production", "demand")
+NAMES += ("kinds", "males-union", "clinics")
 TREES, DEPTH, GRID = 120, 4, (1.0, 3.0, 10.0)
 ESTIMATED, CHOSEN, POOLED = "lambda estimated", "lambda from a grid", "lambda infinite"
 POOLING, LIGHT, LINE = "partial pooling", "LightGBM", "best one-liner"
@@ -108,7 +106,7 @@ def train_light(data):
         for rows in data.rows.values():
             client[rows[i]] = i
     x = torch.cat([data.x, client[:, None]], 1).numpy()
-    y = data.y.numpy() if labels else data.task.scaled(data.y.double()).numpy()
+    y = data.y.numpy() if labels else data.task.scaled(data.y.double()).flatten().numpy()
     parts = {split: torch.cat(list(rows)).numpy() for split, rows in data.rows.items()}
     results = []
     for leaves in (7, 31):

@@ -15,6 +15,7 @@ from kinfed.core.engine import run
 from kinfed.core.history import History
 from kinfed.core.mixins import model_for
 from kinfed.core.training import Training
+from kinfed.flower.server import plan
 from kinfed.methods.solved.personal_boosting import (
     REFINED,
     PersonalBoosting,
@@ -357,3 +358,8 @@ def test_from_a_table_with_missing_cells_to_predictions_exports_and_newcomers(tm
         new["size"].to_numpy(),
     )
     assert np.abs(found - truth).mean() < 0.1 * np.abs(truth - truth.mean()).mean()
+
+
+def test_sites_are_told_that_they_cannot_have_it():
+    with pytest.raises(UsageError, match="sends messages whose sizes change from round to round, which sites do not"):
+        plan.resolve({"method": "personal-boosting", "model": "trees"})

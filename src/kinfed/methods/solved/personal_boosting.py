@@ -35,12 +35,15 @@ NEVER = 1e30  # a penalty that leaves nothing
 
 
 class Sent(NamedTuple):
-    """What a client receives."""
+    """What a client receives; the shapes say what it is to upload: with no tree that grows or ends, counts of rows."""
 
     theta: ModelOf[Shared]  # [d] all finished trees, and those that grow, whose leaves are still 0
     edges: Shared  # [f, E] the upper ends of cells, later of bins, but for the last
     penalty: Shared  # [T] lambda, in each tree
-    step: Shared  # [] int64 how many rounds there were
+    cells: Shared  # [S] int64 the column of each cell, see `Upload`
+    growing: Shared  # [A, 2] int64 trees of which histograms are asked, and of which level; levels fall by one
+    ending: Shared  # [1] int64 the tree whose leaves are summed, or [0]
+    finished: Shared  # [] int64 how many trees have leaves
     least: Shared  # [] int64 the fewest trees that a client of the cohort has corrected
 
 
@@ -97,6 +100,7 @@ class PersonalBoosting(Method, Explains, Advises):
     rows: Annotated[float, In("(0, 1]")] = 1.0  # share of the rows, drawn for each round, that decide about splits
     columns: Annotated[float, In("(0, 1]")] = 1.0  # share of the columns, drawn for each tree, that it may read
     origin: ClassVar[Origin] = "fixed"
+    class_means: ClassVar[bool] = True  # labels in a bin follow from the first sums
     weighs: ClassVar[str] = "trees and leaves are made of sums over all rows"
 
     @property
@@ -124,8 +128,17 @@ class PersonalBoosting(Method, Explains, Advises):
         )
 
     def send(self, roster: Roster, server: Tree, cohort: Tensor) -> Tree:
+        tensors = roster.layout.tensors(server.theta)
+        depth, trees, grown = _depth(tensors), len(tensors["leaf"]), int(server.step) - REFINED
+        like: dict[str, Any] = {"dtype": torch.int64, "device": server.step.device}
+        growing = [(grown - level, level) for level in range(depth - 1, -1, -1) if 0 <= grown - level < trees]
+        ending = [tree for tree in (grown - depth,) if 0 <= tree < trees]
+        finished = torch.tensor(min(max(grown - depth, 0), trees), **like)
+        counts = _spans(server.edges)[0].diff()
+        cells = torch.arange(len(counts), device=counts.device).repeat_interleave(counts)
         least = server.corrected[cohort].min() if len(cohort) else server.step
-        return Sent(server.theta, server.edges, server.penalty, server.step, least)
+        wanted = torch.tensor(growing, **like).reshape(-1, 2), torch.tensor(ending, **like)
+        return Sent(server.theta, server.edges, server.penalty, cells, *wanted, finished, least)
 
     def init_client(self, client: Client) -> Tree:
         leaf = client.model.layout.tensors(client.model.theta)["leaf"]
@@ -134,28 +147,26 @@ class PersonalBoosting(Method, Explains, Advises):
     def train(self, client: Client, state: Tree, received: Tree) -> tuple[Tree, Tree]:
         x, y, real = client.data
         where, real = _inputs(client, x), real.double()
-        starts, size = _spans(received.edges)
+        starts, size = _spans(received.edges)[0], len(received.cells)
         place = torch.searchsorted(received.edges, where.double().contiguous())
         place = torch.minimum(starts[:-1, None] + place, starts[1:, None] - 2)  # beyond `NOWHERE`, too
         place = torch.where(where.isnan(), starts[1:, None] - 1, place)  # [f, n]
-        grown, none = int(received.step) - REFINED, real.new_zeros(0)
-        if grown < 0:
-            return state, Upload(_sums(place, real[None], size)[0], _targets(client.task, y, real), none, none)
+        growing, ending, none = len(received.growing), len(received.ending), real.new_zeros(0)
         outputs, state = self._correct(client, state, received)
+        if not growing and not ending:
+            return state, Upload(_sums(place, real[None], size)[0], _targets(client.task, y, real), none, none)
         slope, curvature = _derivatives(client, outputs, y, real)
         tensors = client.model.layout.tensors(received.theta)
-        depth, finishing = _depth(tensors), _nodes(tensors, grown - _depth(tensors), 1)
-        leaves = none
-        if len(finishing.column):
-            leaves = leaf_sums(slope, curvature, real, finishing.find_leaf(where, depth)[0], 1 << depth)
-        rows = torch.cat([slope, curvature], 1) * (uniform(client.key("rows"), real) < self.rows)[:, None]
-        begin = max(0, grown - depth + 1)
-        levels = [grown - t for t in range(begin, min(grown + 1, len(tensors["leaf"])))]  # of trees that grow
-        if not levels:
-            return state, Upload(none, none, none, leaves)
-        at = _at_levels(_nodes(tensors, begin, len(levels)), where, levels)  # [A, n]
-        index = at[:, None] * size + place  # [A, f, n]
-        histograms = _sums(index, rows.T, ((1 << depth) - 1) * size).reshape(rows.shape[1], -1, size)
+        depth, leaves, histograms = _depth(tensors), none, none
+        if ending:
+            at = _nodes(tensors, int(received.ending), 1).find_leaf(where, depth)[0]
+            leaves = leaf_sums(slope, curvature, real, at, 1 << depth)
+        if growing:
+            rows = torch.cat([slope, curvature], 1) * (uniform(client.key("rows"), real) < self.rows)[:, None]
+            nodes = _nodes(tensors, int(received.growing[0, 0]), growing)
+            at = _at_levels(nodes, where, received.growing[:, 1].tolist())  # [A, n]
+            index = at[:, None] * size + place  # [A, f, n]
+            histograms = _sums(index, rows.T, ((1 << depth) - 1) * size).reshape(rows.shape[1], -1, size)
         return state, Upload(none, none, histograms, leaves)
 
     def aggregate(self, roster: Roster, server: Tree, cohort: Tensor, uploads: Tree) -> Tree:
@@ -170,11 +181,8 @@ class PersonalBoosting(Method, Explains, Advises):
             tensors["head.bias"].copy_(_constant(roster.task, sums.targets))
             return after._replace(edges=_each_column(bins, server.edges, cells, self.bins - 1))
         depth, trees = _depth(tensors), len(tensors["leaf"])
-        after = after._replace(
-            corrected=put(
-                server.corrected, cohort, server.corrected.new_full(cohort.shape, _count_finished(server.step, tensors))
-            )
-        )
+        finished = server.corrected.new_full(cohort.shape, min(max(grown - depth, 0), trees))
+        after = after._replace(corrected=put(server.corrected, cohort, finished))
         if sums.leaves.numel():
             slope, curvature = sums.leaves[:2]
             shared = self._bound_leaf(roster.task, slope / (curvature + self.ridge).clamp(min=TINY))
@@ -222,7 +230,7 @@ class PersonalBoosting(Method, Explains, Advises):
         x, y, real = client.data
         tensors, where, real = client.model.layout.tensors(received.theta), _inputs(client, x), real.double()
         outputs = torch.nn.functional.linear(x.flatten(1), tensors["head.weight"], tensors["head.bias"])
-        finished, leaf = _count_finished(received.step, tensors), tensors["leaf"]
+        finished, leaf = int(received.finished), tensors["leaf"]
         at = _nodes(tensors, 0, finished).find_leaf(where, _depth(tensors))  # [T', n]
         least, deviations = min(int(received.least), finished), list[Tensor]()
         outputs = outputs + values((leaf + state.deviation)[:least], at[:least]).sum(0)
@@ -456,11 +464,6 @@ def _nodes(tensors: dict[str, Tensor], begin: int, count: int) -> Nodes:
 
 def _depth(tensors: dict[str, Tensor]) -> int:
     return int(math.log2(tensors["leaf"].shape[1]))
-
-
-def _count_finished(step: Tensor, tensors: dict[str, Tensor]) -> int:
-    """How many trees have leaves after so many rounds."""
-    return min(max(int(step) - REFINED - _depth(tensors), 0), len(tensors["leaf"]))
 
 
 def _shapes(layout: Layout) -> dict[str, torch.Size]:
