@@ -41,14 +41,14 @@ def case_of_estimators(seed):
     y = np.where(y > 0, "yes", "no") if estimator is kinfed.Classifier else y
     policy = [None, "error", "skip", "mean"][draw.integers(4)]
     where = str(draw.choice(["beside", "column", "frame"]))
-    asked_place, asked = draw.integers(0, count, 12), []
+    asked_place, wanted = draw.integers(0, count, 12), []
     strange = str(draw.choice(["nothing", "no groups", *ODD]))
     at = set(draw.choice(12, 2, replace=False).tolist()) if strange in ODD else set()
     for i, j in enumerate(asked_place.tolist()):
-        asked.append(ODD[strange] if i in at else names[j])
-    known = {str(name) for name in names}
-    for i in [i for i in at if str(asked[i]) in known]:  # the odd name is one of a group
-        asked_place[i] = [str(name) for name in names].index(str(asked[i]))
+        wanted.append(ODD[strange] if i in at else names[j])
+    taken = {str(name) for name in names}
+    for i in [i for i in at if str(wanted[i]) in taken]:  # the odd name is one of a group
+        asked_place[i] = [str(name) for name in names].index(str(wanted[i]))
         at.remove(i)
     settings = {"rounds": 1, "epochs": 1, "unknown": policy, "method": str(draw.choice(["local", "fedavg", "kin"]))}
     library = [pd.DataFrame, pl.DataFrame][draw.integers(2)]
@@ -60,19 +60,19 @@ def case_of_estimators(seed):
         return library(frame | {"shop": text})
 
     tried = f"{estimator.__name__}, groups {kind} {where}, unknown={policy}, {strange}"
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as shown:
         warnings.simplefilter("always")
-        model = estimator(**settings, groups=None if where == "beside" else "shop" if where == "frame" else 3)
+        model = estimator(**settings, groups={"beside": None, "frame": "shop", "column": 3}[where])
         try:
             if where == "beside":
                 model.fit(X, y, np.array(names, None if kind != "odd" else object)[place])
-                given = (Z,) if strange == "no groups" else (Z, np.array(asked, object) if at else asked)
+                given = (Z,) if strange == "no groups" else (Z, np.array(wanted, object) if at else wanted)
             else:
                 model.fit(table(X, [names[j] for j in place]), y)
-                given = (table(Z, [None] * 12 if strange == "no groups" else asked),)
+                given = (table(Z, [None] * 12 if strange == "no groups" else wanted),)
             at = set(range(12)) if strange == "no groups" else at
-            said.clear()
-            each = np.stack(
+            shown.clear()
+            answers = np.stack(
                 [model.run_.predictor(name)(_plain(Z, model)).select(_numbers()).to_numpy() for name in model.groups_]
             )
             answer = model.predict_proba if estimator is kinfed.Classifier else model.predict
@@ -86,18 +86,14 @@ def case_of_estimators(seed):
             return tried, "" if fine else f"refused: {problem}"
         except Exception as problem:
             return tried, f"raw {type(problem).__name__}: {problem}"
-    loud = any("group" in str(w.message) or "skipped" in str(w.message) for w in said)
+    loud = any("group" in str(w.message) or "skipped" in str(w.message) for w in shown)
     if at and policy in (None, "skip", "error") and not loud:
         return tried, "silent"
     got = got.reshape(12, -1)
     for i, j in enumerate(asked_place.tolist()):
-        right = (
-            each[j, i]
-            if i not in at
-            else each[:, i].mean(0)
-            if policy == "mean" or len(at) == 12
-            else np.full(got.shape[1], np.nan)
-        )
+        mean = policy == "mean" or len(at) == 12
+        right = answers[:, i].mean(0) if mean else np.full(got.shape[1], np.nan)
+        right = right if i in at else answers[j, i]
         if not np.allclose(got[i], right, atol=1e-4, equal_nan=True):
             return tried, f"another model's answer in row {i}"
     return tried, ""
@@ -129,7 +125,7 @@ def base(draw, rows=360):
 def plant(name, frame, number, draw):
     """The same table with a leak, whose columns a warning must name, and its target."""
     rows, yes = len(frame["y"]), np.array(frame["y"]) == "yes"
-    one, two = draw.normal(size=(2, rows)).round(4)
+    first, second = draw.normal(size=(2, rows)).round(4)
     if name == "empty":
         price = draw.uniform(5, 50, rows).round(2)
         return frame | {"price": [p if ok else None for p, ok in zip(price.tolist(), yes, strict=True)]}, ["price"], "y"
@@ -151,7 +147,11 @@ def plant(name, frame, number, draw):
         text = {"sent": np.where(first, "yes", "no").tolist(), "back": np.where(second, "yes", "no").tolist()}
         return frame | text | {"y": np.where(first ^ second, "yes", "no").tolist()}, ["sent", "back"], "y"
     if name == "difference":
-        return frame | {"due": one, "paid": two, "y": np.where(two < one, "yes", "no").tolist()}, ["due", "paid"], "y"
+        return (
+            frame | {"due": first, "paid": second, "y": np.where(second < first, "yes", "no").tolist()},
+            ["due", "paid"],
+            "y",
+        )
     if name == "copies":
         again = draw.choice(rows, rows // 8, replace=False)
         return (
@@ -164,7 +164,7 @@ def plant(name, frame, number, draw):
         return frame | {"copy": copy.round(4), "z": number.round(4)}, ["copy"], "z"
     if name == "sum":
         return (
-            frame | {"net": one, "tax": two, "z": (one + two + draw.normal(0, 0.005, rows)).round(4)},
+            frame | {"net": first, "tax": second, "z": (first + second + draw.normal(0, 0.005, rows)).round(4)},
             ["net", "tax"],
             "z",
         )
@@ -180,13 +180,13 @@ def plant(name, frame, number, draw):
 LEAKS = "empty", "threshold", "codes", "two texts", "difference", "copies", "noisy copy", "sum", "product", "month"
 
 
-def warned(frame, target):
+def list_warnings(frame, target):
     """What reading a table warns of."""
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as shown:
         warnings.simplefilter("always")
         more = {"time": "t", "past": 6, "horizon": 2} if "t" in frame else {}
         kinfed.from_frame(pl.DataFrame(frame), client="site", target=target, **more)
-    texts = [str(w.message) for w in said]
+    texts = [str(w.message) for w in shown]
     return [t for t in texts if "is left out with ignore" in t or "stand in training" in t or "bridge" in t]
 
 
@@ -203,30 +203,30 @@ def main():
         if fault:
             faults.append(f"estimator {i} ({tried}): {fault}")
             print(faults[-1], flush=True)
-    told, false = Counter(), 0
+    counts, false = Counter(), 0
     for i in range(args.tables):
         draw = np.random.default_rng((args.seed, 2, i))
         name = LEAKS[i % len(LEAKS)]
         frame, number = base(draw)
-        if alarms := warned(frame, "y"):
+        if alarms := list_warnings(frame, "y"):
             false += 1
             print(f"table {i}: false alarm: {alarms}", flush=True)
         frame, wanted, target = plant(name, frame, number, draw)
-        lines = warned(frame, target)
+        lines = list_warnings(frame, target)
         if any(all(word in line for word in wanted) for line in lines):
-            told[name] += 1
+            counts[name] += 1
         else:
             faults.append(f"table {i} ({name}): not told")
             print(faults[-1], lines, flush=True)
-    print(len(faults), "faults", false, "false alarms", dict(told))
-    rows = [f"| {name} | {len(range(k, args.tables, len(LEAKS)))} | {told[name]} |" for k, name in enumerate(LEAKS)]
+    print(len(faults), "faults", false, "false alarms", dict(counts))
+    rows = [f"| {name} | {len(range(k, args.tables, len(LEAKS)))} | {counts[name]} |" for k, name in enumerate(LEAKS)]
     wrong = sum("estimator" in fault for fault in faults)
     command = f"python evidence/fuzz_doors.py --estimators {args.estimators} --tables {args.tables} --seed {args.seed}"
     text = [
         f"Written by `{command}` ({version()}).",
         "",
-        f"{args.estimators} estimators were asked for rows of groups that are known, mistyped, missing or of another "
-        f"type. {wrong} gave an answer of another model than was asked for, or an error that says nothing.",
+        f"{args.estimators} estimators were wanted for rows of groups that are known, mistyped, missing or of another "
+        f"type. {wrong} gave an answer of another model than was wanted for, or an error that says nothing.",
         f"{args.tables} tables were read without a leak, of which {false} were warned of, and with one:",
         "",
         "| planted leak | tables | warned of with its columns |",

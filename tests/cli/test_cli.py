@@ -273,7 +273,8 @@ def test_compare_and_list(tmp_path, capsys):
         (["run", "fedavg", "--device", "cuda:7"], "device 'cuda:7' is not here"),
         (["run", "fedavg", "--device", "gpu"], "device must be auto, cpu, cuda or cuda:NUMBER; got 'gpu'"),
         (["resume", "."], "is not a run's folder: it has no config.toml"),
-        (["compare", "nowhere"], "is not the folder of a finished run"),
+        (["compare", "nowhere"], "there is no folder nowhere"),
+        (["list", "methods", "kinn"], "list: there is no 'kinn'; did you mean 'kin'?"),
     ],
 )
 def test_wrong_requests_end_in_one_line_and_code_2(arguments, said, capsys, tmp_path, monkeypatch):
@@ -343,7 +344,7 @@ def test_broken_config_files(capsys, tmp_path):
     broken.write_text('federation = { dataset = "digits" }')
     code, _, err = kinfed_run(capsys, "run", str(broken))
     assert code == 2
-    assert "method needs a name; known: apfl, cfl, ditto" in err
+    assert "method needs a name; known: apfl, " in err
 
 
 def test_warnings_that_are_to_be_errors_end_no_command(capsys, tmp_path):
@@ -497,3 +498,25 @@ def test_no_name_and_no_digit_of_a_table_is_cut_off(width):
     printed = console.file.getvalue()
     assert all(printed.count(number) == 2 for number in ("77.78", "+3.3 (-1.4 to +8.1)", "100.00"))
     assert {"fedaghn", "words", "that", "may", "wrap"} <= set(printed.split())
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        (["runn", "kin"], "run"),
+        (["run", "kin", "--metod", "kin"], "--method"),
+        (["export", "x", "--format", "onx", "--out", "y"], "onnx"),
+    ],
+)
+def test_what_was_meant_is_suggested(words, meant, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert ended.value.code == 2
+    assert f"did you mean '{meant}'?" in capsys.readouterr().err
+
+
+def test_a_method_that_is_a_number_is_refused_with_a_table_too(tmp_path, capsys):
+    (tmp_path / "t.csv").write_text("shop,a,y\n" + "".join(f"s{i % 2},{i},{i}\n" for i in range(40)))
+    words = ["run", str(tmp_path / "t.csv"), "--client", "shop", "--target", "y", "method=inf"]
+    assert main(words) == 2
+    assert "method needs a name" in capsys.readouterr().err

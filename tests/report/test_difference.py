@@ -128,7 +128,7 @@ def test_what_cannot_be_compared_is_one_line(two, run_of, tmp_path, capsys):
         ([a, tmp_path / "other"], "client 'bob' of .* is not in .*other \\(did you mean 'bop'"),
         ([a, tmp_path / "more"], "client 'dan' of .*more is not in"),
         ([a, tmp_path / "none"], "none: pfedhn mixes no models"),
-        ([tmp_path / "no", a], "no is not the folder of a finished run"),
+        ([tmp_path / "no", a], "there is no folder "),
         ([a, tmp_path / "broken"], "relations.npz cannot be read"),
         ([a, tmp_path / "mixed"], "files do not belong together: relations.npz is of another run"),
         ([a, a, "--rounds", "1,9"], "keeps no relation of round 9; those it was scored in are 1 to 2"),

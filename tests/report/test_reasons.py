@@ -164,7 +164,7 @@ def test_what_cannot_be_explained_is_one_line(digits, run_of, tmp_path, capsys):
         ([digits, "11"], "there is no client '11'; did you mean '1'"),
         ([digits, "1", "x"], "there is no client 'x'"),
         ([digits, "1", "1"], "client '1' is the one that is explained"),
-        ([tmp_path / "no", "1"], "no is not the folder of a finished run"),
+        ([tmp_path / "no", "1"], "there is no folder "),
         ([tmp_path / "none", "ann"], "none: pfedhn mixes no models"),
         ([tmp_path / "sites", "ann"], "is a run of real sites, where models and data stayed"),
     ):

@@ -59,8 +59,7 @@ class _Parser(argparse.ArgumentParser):
             choices = re.findall(r"'([^']*)'", wrong["choices"])
             message = f"{wrong['where'].removeprefix('argument ')}: there is no {wrong['word']}; "
             message += nearest(wrong["word"].strip("'"), choices)
-        end = " " if message.endswith("?") else "; "
-        self.exit(2, f"kinfed: {short(message)}{end}{self.prog} --help lists the options\n")
+        self.exit(2, f"kinfed: {short(message)}; {self.prog} --help lists the options\n")
 
 
 def execute(arguments: list[str] | None) -> int:

@@ -13,7 +13,7 @@ from .words import Codes, Numbers
 
 ROWS, LEAST = 4_000, 60  # rows that are looked at, at most and at least
 COLUMNS = 12  # of which pairs are looked at
-WRONG, LEFT = 0.005, 0.05  # the largest share of rows, and of those the commonest class has wrong, that are not told
+WRONG, LEFT = 0.005, 0.05  # the largest share of rows, and of those the commonest class has wrong, that are not named
 NEAR = 3  # rows beside a cut that the other half of the rows does not know
 NOISE, REST = 0.05, 0.02  # of a number's deviation, what one column may leave, and what two may
 RARE = 10  # rows that a class, or an empty column, must have
@@ -28,7 +28,7 @@ class Look(NamedTuple):
     y: Numbers  # [n] places of classes, or numbers
 
     @classmethod
-    def at(cls, columns: Mapping[str, Raw], y: Numbers) -> "Look":
+    def sample(cls, columns: Mapping[str, Raw], y: Numbers) -> "Look":
         """At most `ROWS` rows, evenly apart."""
         rows = np.unique(np.linspace(0, len(y) - 1, min(ROWS, len(y))).astype(np.int64))
         return cls({name: Raw(raw.values[rows], raw.words) for name, raw in columns.items()}, y[rows])
@@ -39,11 +39,11 @@ def warn_of_leaks(
 ) -> None:
     """Warn of columns that tell a target: [n] in nearly all rows; of `classes`, or of numbers if there are none."""
     for target, y in targets.items():
-        look = Look.at(columns, y)
+        look = Look.sample(columns, y)
         if len(look.y) < LEAST or len(look.columns) == 0:
             continue
-        found = _leaks_of_class(look, target, classes) if classes else _leaks_of_number(look, target)
-        for leak in found:
+        leaks = _leaks_of_class(look, target, classes) if classes else _leaks_of_number(look, target)
+        for leak in leaks:
             warnings.warn(f"{table}: {leak}; what is not known before '{target}' is left out with ignore", stacklevel=5)
 
 
@@ -99,10 +99,10 @@ def _leaks_of_class(look: Look, target: str, classes: Sequence[str]) -> Iterator
         if scores[name] <= bound:
             yield f"'{name}' alone tells '{target}' in {_percent(scores[name])} of rows"
     unsure = sorted((name for name, share in scores.items() if share > bound), key=lambda name: scores[name])
-    for one, two in itertools.combinations(unsure[:COLUMNS], 2):
-        share = _share_wrong(_inputs_of_pair(look.columns[one], look.columns[two]), y)
+    for first, second in itertools.combinations(unsure[:COLUMNS], 2):
+        share = _share_wrong(_inputs_of_pair(look.columns[first], look.columns[second]), y)
         if share <= bound:
-            yield f"'{one}' and '{two}' together tell '{target}' in {_percent(share)} of rows"
+            yield f"'{first}' and '{second}' together tell '{target}' in {_percent(share)} of rows"
             return
 
 
@@ -125,15 +125,15 @@ def _codes_as_inputs(codes: Codes) -> Numbers:
     return np.asarray(codes[:, None] == frequent[counts[frequent] >= 2], np.float64)
 
 
-def _inputs_of_pair(one: Raw, two: Raw) -> Numbers:
+def _inputs_of_pair(left: Raw, right: Raw) -> Numbers:
     """[n, k] the same of two columns: of two numbers also their sum and difference, of words each pair."""
-    first, second = _inputs_of(one), _inputs_of(two)
-    if not one.words and not two.words:
+    first, second = _inputs_of(left), _inputs_of(right)
+    if not left.words and not right.words:
         sums = np.stack([first[:, 0] + second[:, 0], first[:, 0] - second[:, 0]], 1)
         return np.concatenate([first, second, sums], 1)
-    if one.words and two.words:
-        filled = [np.where(np.isnan(raw.values), len(raw.words), raw.values).astype(np.int64) for raw in (one, two)]
-        pairs = np.unique(filled[0] * (len(two.words) + 1) + filled[1], return_inverse=True)[1]
+    if left.words and right.words:
+        filled = [np.where(np.isnan(raw.values), len(raw.words), raw.values).astype(np.int64) for raw in (left, right)]
+        pairs = np.unique(filled[0] * (len(right.words) + 1) + filled[1], return_inverse=True)[1]
         return np.concatenate([first, second, _codes_as_inputs(pairs)], 1)
     return np.concatenate([first, second], 1)
 
@@ -156,24 +156,22 @@ def _share_wrong(x: Numbers, y: Codes) -> float:
 def _leaks_of_number(look: Look, target: str) -> Iterator[str]:
     """What to say of columns of which a number is a copy, a sum, or a product."""
     numbers = {n: raw.values for n, raw in look.columns.items() if not raw.words and np.isfinite(raw.values).all()}
-    y, told = look.y, set[str]()
+    y, named = look.y, set[str]()
     if np.ptp(y) == 0 or not np.isfinite(y).all():
         return
     for name, values in numbers.items():
         left = _left_of(values[:, None], y)
         if left <= NOISE:
-            told.add(name)
+            named.add(name)
             yield f"'{name}' tells '{target}' except {100 * left:.2g} % of its deviation"
-    rest = [name for name, values in numbers.items() if name not in told and np.ptp(values) > 0]
+    rest = [name for name, values in numbers.items() if name not in named and np.ptp(values) > 0]
     near = sorted(rest, key=lambda name: _left_of(numbers[name][:, None], y))[:COLUMNS]
-    for one, two in itertools.combinations([] if told else near, 2):
-        pair = np.stack([numbers[one], numbers[two]], 1)
+    for first, second in itertools.combinations([] if named else near, 2):
+        pair = np.stack([numbers[first], numbers[second]], 1)
         for what, inputs, output in (("sum", pair, y), *_logarithms(pair, y)):
             if (left := _left_of(inputs, output)) <= REST:
-                yield (
-                    f"'{target}' is nearly a weighted {what} of '{one}' and '{two}', except {100 * left:.2g} % of its "
-                    "deviation"
-                )
+                but = f"except {100 * left:.2g} % of its deviation"
+                yield f"'{target}' is nearly a weighted {what} of '{first}' and '{second}', {but}"
                 return
 
 
