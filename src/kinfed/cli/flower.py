@@ -248,7 +248,10 @@ def _node(args: argparse.Namespace, console: Console) -> None:
     rules = _rules(args)
     examples = site_examples.opened(args.data, args.query, reading)
     told = _printer(console)
-    node.run(args.site, examples, reading, args.state, link, key, args.device, args.code, told, rules, args.agree)
+    if args.agree:
+        names = node.names_of(args.site, examples, reading)
+        node.agree_beforehand(names, args.state, args.code, args.agree)
+    node.run(args.site, examples, reading, args.state, link, key, args.device, args.code, told, rules)
 
 
 def _check(args: argparse.Namespace, plan: Path | None, console: Console) -> None:
@@ -344,7 +347,7 @@ def _run(args: argparse.Namespace, console: Console) -> None:
 def _agree(args: argparse.Namespace, console: Console) -> None:
     from ..flower.programs import node
     from ..flower.server import plan
-    from ..flower.site import agreements, gateway, site_examples
+    from ..flower.site import agreements, site_examples
     from ..runs.config import experiment, plugins
 
     examples: Any
@@ -353,9 +356,7 @@ def _agree(args: argparse.Namespace, console: Console) -> None:
     else:
         reading, code = _reading(args), args.code
         examples = site_examples.opened(args.data, args.query, reading)
-    names = [args.site]
-    if reading.client:
-        names = [*gateway.names_in(gateway.table_of(examples), reading.client, args.site)]
+    names = node.names_of(args.site, examples, reading)
     with plugins.local(code), tempfile.TemporaryDirectory(prefix="kinfed-plan-") as folder:
         path = Path(args.plan or Path(folder) / "plan.toml")
         if args.plan:

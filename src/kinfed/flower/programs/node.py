@@ -22,7 +22,7 @@ from ..server.plan import Plan
 from ..server.site_references import fedavg_of, wanted
 from ..site import site_examples
 from ..site.agreements import agree
-from ..site.gateway import Gateway, parted
+from ..site.gateway import Gateway, names_in, parted, table_of
 from ..site.policy import Policy
 from ..site.site import Site
 from ..site.site_reading import Reading
@@ -49,14 +49,13 @@ def run(
     code: Sequence[Path],
     report: Report,
     policy: Policy | None = None,
-    agreed: Sequence[Path] = (),
 ) -> None:
     """Run a site's node until it is interrupted; raises RunError if it cannot take part.
 
     `examples` are a file, or what a database has answered. `reading` says how they are read. `code` are files of the
     site's own whose methods, models and other parts a run may name. If the reading names a column of clients, each of
     these takes part, as SITE.CLIENT. `policy` is what the site takes part in; None: in plans that its operator has
-    agreed to. `agreed` are files of plans that are agreed to now; of others the operator is asked at the terminal.
+    agreed to, or agrees to when they are asked for.
     """
     keys.check_name(client)
     if isinstance(examples, Path):
@@ -90,11 +89,6 @@ def run(
         else:
             site = Site(client, data, own, device, reading, own_code, tell, policy)
             sites = [site]
-        for path in agreed:
-            with plugins.local(own_code):
-                plans = plans_of(path)
-            for one in sites:
-                agree(plans, one.folder, again=False)
         sites[0].ask = Prompt(client, state, [one.folder for one in sites], tell)  # for all
         link.wait_for_server(tell)
         try:
@@ -150,6 +144,19 @@ def _has_terminal() -> bool:
         return sys.stdin.isatty() and os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp()
     except (OSError, ValueError, AttributeError):
         return False
+
+
+def names_of(client: str, examples: Path | Frame, reading: Reading) -> list[str]:
+    """The clients at a site: its own name, or those that a column names."""
+    return [*names_in(table_of(examples), reading.client, client)] if reading.client else [client]
+
+
+def agree_beforehand(names: Sequence[str], state: Path, code: Sequence[Path], paths: Sequence[Path]) -> None:
+    """Agree, for clients at a site, to one run of each plan in these files, unless that was agreed to before."""
+    with plugins.local(code):
+        for path in paths:
+            for name in names:
+                agree(plans_of(path), state / name, again=False)
 
 
 def plans_of(path: Path) -> list[Plan]:

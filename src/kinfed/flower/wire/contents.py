@@ -29,8 +29,9 @@ def told(words: Words, sizes: Mapping[str, int], most: int | None = SHOWN) -> st
         lines.append(f"that it has {words['size']:,} training rows")
     if "scores" in words:
         lines.append(f"scores of round {words['evaluated'] + 1}: {_scores(words['scores'])}")
-    if "alone" in words:
-        lines.append(f"test score {words['alone']:.4g} of a model that it learns alone")
+    if "baselines" in words:
+        each = [f"{name} {test:.4g}" for name, (_, test) in words["baselines"].items() if test is not None]
+        lines.append(f"test scores of what it can do without others: {', '.join(each) or 'none'}")
     if sizes:
         round = f" of round {words['round'] + 1}" * ("round" in words)
         lines.append(f"{_some([f'{name} ({size:,} numbers)' for name, size in sizes.items()], most)}{round}")
