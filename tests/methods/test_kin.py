@@ -278,7 +278,7 @@ def test_newcomers_are_sent_the_mean_and_after_training_the_models_of_their_kin(
 def test_what_a_round_needs_is_computed_once(roster, monkeypatch):
     known, method, asked = roster(6, module(), SIZES), Kin(), []
     server = trained(method, known)
-    monkeypatch.setattr(kin, "inner_by_layer", lambda *of, made=kin.inner_by_layer: asked.append(1) or made(*of))
+    monkeypatch.setattr(kin, "compare", lambda *of, made=kin.compare: asked.append(1) or made(*of))
     sent = method.send(known, server, known.everyone)
     method.relation(known, server, known.everyone[:2])
     method.diagnostics(known, server, known.everyone, sent, Params(sent.theta))

@@ -64,7 +64,7 @@ VARIANTS = {
         {"neighbours": 2, "by_layer": False},
     ],
     "hedge": [
-        {"home": 0.5, "sharpness": 2.0, "feedback": "held-out"},
+        {"sharpness": 2.0, "feedback": "held-out"},
         {"lr": 0.5, "feedback": "train", "neighbours": 2},
         {"feedback": "test", "bn": "local", "tau": 0.3, "credit": 1.0},
         {"by_layer": False, "clip": 0.5},

@@ -33,7 +33,7 @@ NETWORKS = {"pfedhn", "panacea", "pfedla"}  # have a limit of their own for the 
 SPLITTING = {"cfl": {"eps1": 1e9, "eps2": 0.0}}  # updates are compared where a cluster may split
 CASES = [(name, SPLITTING.get(name, {})) for name in METHODS if name not in NETWORKS]
 CASES += [("pfedgat", {"sketch": 64})]
-CASES += [("kin", {"neighbours": 0}), ("kin", {"neighbours": 0, "by_layer": False})]
+CASES += [("kin", {"by_layer": False})]
 CASES += [("sfl", {"structure": Similarity()})]
 
 

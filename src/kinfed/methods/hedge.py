@@ -48,14 +48,13 @@ class Hedge(Kin):
     evidence, and with p = 1, weights are those of kin.
     """
 
-    home: Positive = 1.0  # p at the start: by how much a client's own model has more weight than with kin
     sharpness: Positive = 0.1  # q at the start: how strongly weights follow the evidence
     lr: NonNegative = 1.0  # the largest change of log p and log q in a round; 0: they stay
     feedback: Literal["validation", "held-out", "train", "test"] = "validation"  # examples for p and q; test leaks
 
     def start(self, roster):
         begun, count = super().start(roster), len(roster)
-        home, sharpness = (begun.theta.new_full((), value).log() for value in (self.home, self.sharpness))
+        home, sharpness = (begun.theta.new_full((), value).log() for value in (1.0, self.sharpness))
         against, lessons = begun.theta.new_zeros(count, count), begun.theta.new_zeros(count)
         return Server(*begun, against, lessons, home, sharpness)
 

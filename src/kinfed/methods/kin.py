@@ -8,7 +8,6 @@ from typing import Annotated, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 
 from ..core.field_checks import CountOrZero, In, NonNegative, Positive
 from ..core.method import Compared, Params
@@ -17,10 +16,12 @@ from ..core.rows import active, put, take
 from ..core.seeding import fold, key
 from ..core.trees import PerClient
 from ..ops.mixing import mix, weighted_mean
+from ..ops.movements import compare, lengths_of, middle, shorten
 from ..ops.neighbours import Weights
-from ..ops.similarity import inner_by_layer, inner_listed
 from ..ops.sketch import draw_others, fold_models
 from .bases import GraphMethod
+
+TINY = 1e-30  # the least temperature: in float32, less would be infinite
 
 
 class Server(NamedTuple):
@@ -28,14 +29,6 @@ class Server(NamedTuple):
 
     theta: PerClient  # [N, d] each client's model: the latest, and since then moved with those of its kin
     trained: PerClient  # [N] int64 how many times a client has trained
-
-
-class Alike(NamedTuple):
-    """How K receivers' movements compare with those of N or, with lists, of M others each, in L layers."""
-
-    cosines: Tensor  # [L, K, N] or [L, K, M]
-    length: Tensor  # [L, K] of the receivers' movements
-    lengths: Tensor  # [L, 1, N] or [L, K, M] of the others'
 
 
 @dataclass(frozen=True)
@@ -165,7 +158,9 @@ class Kin(GraphMethod, Admits):
         near, missed = self._lists(roster, server, moved, cohort, roster.everyone)
         alike, still = self._cosines(roster, server, moved, cohort, near)
         columns = roster.everyone if near is None else near  # [N], or [K, M]
-        logits = alike.cosines / self._tau + self._sizes(roster, server).log()[columns] + missed  # -inf: no weight
+        logits = (
+            alike.cosines / max(self.tau, TINY) + self._sizes(roster, server).log()[columns] + missed
+        )  # -inf: no weight
         rows = self._deal(server, logits, cohort, columns).nan_to_num()  # no number: of those that are sent the mean
         return rows.to(server.theta.dtype), alike.lengths, near, still
 
@@ -180,12 +175,14 @@ class Kin(GraphMethod, Admits):
         """
         moved, layout = self._movements(roster, server), roster.layout
         near, missed = self._lists(roster, server, moved, absent, cohort)
-        alike = self._compare(layout, take(moved, absent), take(moved, cohort), near)
+        alike = compare(layout, take(moved, absent), take(moved, cohort), near, self.by_layer)
         sizes = roster.sizes.to(moved.dtype)
-        logits = (alike.cosines - 1) / self._tau + sizes[cohort if near is None else cohort[near]].log() + missed
+        logits = (
+            (alike.cosines - 1) / max(self.tau, TINY) + sizes[cohort if near is None else cohort[near]].log() + missed
+        )
         own = (sizes[absent] * len(cohort) / len(roster)).log().expand(*logits.shape[:2])[..., None]
         rows = torch.cat([own, logits], -1).softmax(-1)[..., 1:]
-        step = self._lengths(layout, change)  # [L, K]
+        step = lengths_of(layout, change, self.by_layer)  # [L, K]
         steps = step[:, None] if near is None else step[:, near]
         limit = self.clip * torch.minimum(alike.length, step.median(1, keepdim=True).values)
         rows = rows * shorten(steps, limit[..., None])
@@ -199,10 +196,6 @@ class Kin(GraphMethod, Admits):
             theta = theta - kept
         return theta + mix(rows, change, layout, near)
 
-    @property
-    def _tau(self) -> float:
-        return max(self.tau, 1e-30)  # in float32, less would be infinite
-
     def _lists(self, roster, server, moved, receivers, senders):
         """[K, M] int64 whom of the senders: [N] receivers: [K] mix; and [K, M] logarithms of for how many each counts.
 
@@ -212,19 +205,11 @@ class Kin(GraphMethod, Admits):
             return None, 0.0
         draw = key(roster.seed, "kin.sketch", device=moved.device)
         sketch = F.normalize(fold_models(moved, draw, roster.layout), eps=torch.finfo(moved.dtype).tiny)
-        sizes = self._sizes(roster, server).log()[senders]
+        base, queries = self._sizes(roster, server).log()[senders], sketch[receivers] / max(self.tau, TINY)
         lots = fold(fold(key(roster.seed, "kin.lists", device=moved.device), roster.tags), server.trained)[receivers]
-        itself = len(senders) == len(roster)
-        others, missed = draw_others(
-            sketch[receivers] / self._tau,
-            sketch[senders],
-            sizes,
-            self.neighbours,
-            lots,
-            roster.tags[senders],
-            receivers if itself else None,
-        )
-        if not itself:
+        tags, itself = roster.tags[senders], receivers if len(senders) == len(roster) else None
+        others, missed = draw_others(queries, sketch[senders], base, self.neighbours, lots, tags, itself)
+        if itself is None:
             return others, missed
         return torch.cat([receivers[:, None], others], 1), F.pad(missed, (1, 0))
 
@@ -233,7 +218,7 @@ class Kin(GraphMethod, Admits):
 
         A client's cosine with itself is that of the nearest other, and comes near 1 with examples trained on again.
         """
-        alike = self._compare(roster.layout, take(moved, cohort), moved, near)
+        alike = compare(roster.layout, take(moved, cohort), moved, near, self.by_layer)
         columns = roster.everyone if near is None else near
         itself = cohort[:, None] == columns
         strangers = itself | ~active(server.trained > 0)[columns]
@@ -243,34 +228,3 @@ class Kin(GraphMethod, Admits):
         own = torch.where(alike.length > 0, nearest + (1 - nearest) * sure, 0.0)
         cosines = torch.where(itself, own[..., None], alike.cosines)
         return alike._replace(cosines=cosines), (alike.length == 0).all(0)
-
-    def _compare(self, layout, rows, moved, near):
-        """The cosines of rows: [K, d] with moved: [N, d], or with those of lists near: [K, M]."""
-        length = self._lengths(layout, rows)
-        if near is None:
-            inner = inner_by_layer(rows, moved, layout)
-            lengths = (length if rows is moved else self._lengths(layout, moved))[:, None]
-        else:
-            inner, square = inner_listed(rows, moved, near, layout)
-            lengths = (square if self.by_layer else square.sum(0, keepdim=True)).sqrt()
-        inner = inner if self.by_layer else inner.sum(0, keepdim=True)
-        scale = length[..., None] * lengths
-        return Alike(torch.where(scale > 0, inner / scale, 0.0).clamp(-1, 1), length, lengths)
-
-    def _lengths(self, layout, moved):
-        """[L, N] how long moved: [N, d] are, layer by layer; [1, N] of whole models."""
-        lengths = torch.stack([moved[:, layer.trainable].norm(dim=1) for layer in layout.layers])
-        return lengths if self.by_layer else lengths.norm(dim=0, keepdim=True)
-
-
-def middle(weights: Tensor, lengths: Tensor) -> Tensor:
-    """[L, K, 1] medians of lengths: [L, 1 or K, M], each of which counts by its weight: [L, K, M]; rows sum to one."""
-    ordered, order = lengths.sort(-1)
-    shorter = weights.gather(-1, order.expand_as(weights)).cumsum(-1) < 0.5
-    at = shorter.sum(-1, keepdim=True).clamp(max=weights.shape[-1] - 1)
-    return ordered.expand_as(weights).gather(-1, at)
-
-
-def shorten(lengths: Tensor, limit: Tensor) -> Tensor:
-    """[...] by what vectors of these lengths are multiplied, so that none is longer than its limit."""
-    return torch.where(lengths > limit, limit / lengths.clamp(min=torch.finfo(lengths.dtype).tiny), 1.0)

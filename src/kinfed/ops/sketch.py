@@ -71,7 +71,7 @@ def draw_others(
     all keys. Draws depend on lots: [K] and tags: [N] only. itself: [K], if given, is the key that is left out of a row.
     M is `count`, which is less than the number of the other keys.
     """
-    chosen, counts, step = [], [], max(1, BLOCK // len(keys))
+    chosen, counts, step = [], [], max(1, BLOCK // 8 // len(keys))  # draws take eight bytes each
     for at in range(0, len(queries), step):
         rows = slice(at, at + step)
         logits = queries[rows] @ keys.T + base

@@ -35,7 +35,7 @@ HOLDS = {  # of kinfed's methods and of their parts: measured, as tests/runs/tes
     "Local": Holds(graphs=1),
     "Scaffold": Holds(uploads=4),
     "GraphMethod": Holds(models=3, uploads=1, graphs=1),
-    "Kin": Holds(models=5.6, uploads=0.6, layer_pairs=4.6, layer_graphs=1),
+    "Kin": Holds(models=4.2, uploads=0.2, layer_pairs=4.6, layer_graphs=1),
     "FedAMP": Holds(models=4.4, uploads=0.6, pairs=8, graphs=1),
     "HeurFedAMP": Holds(models=5.4, uploads=0.7, pairs=8, graphs=1),
     "PFedGraph": Holds(models=6.5, uploads=1.2, pairs=14, graphs=1),
@@ -54,7 +54,7 @@ HOLDS = {  # of kinfed's methods and of their parts: measured, as tests/runs/tes
     "PFedGAT": Holds(models=5, cohort_pairs=30, graphs=1),
     "Dynamic": Holds(models=5, cohort_pairs=260, graphs=1),
     "FedU": Holds(models=3.5, pairs=1, cohort_pairs=1.5, graphs=1),
-    "Hedge": Holds(models=5, pairs=2, cohort_pairs=9, graphs=1),
+    "Hedge": Holds(models=5, uploads=0.2, pairs=3, layer_pairs=5, layer_graphs=1),
     "Logits": Holds(models=5, pairs=4, cohort_pairs=3, graphs=1),
     "Projected": Holds(models=5, pairs=7, cohort_pairs=3, graphs=1),
 }
