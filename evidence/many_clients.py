@@ -241,6 +241,8 @@ def table(cases, names):
     yield f"| --- |{' ---: |' * len(names)}"
     over = []
     for case, found in cases.items():
+        if any(key({"name": name}) not in found for name in names):
+            continue  # not measured yet
         means = [np.mean([run["mean"] for run in found[key({"name": name})].values()]) for name in names]
         over.append([mean - max(means[:2]) for mean in means])
         cells = [f"{mean:.1f}" for mean in means[:2]] + [f"{gain:+.1f}" for gain in over[-1][2:]]
