@@ -34,7 +34,7 @@ HEAVY |= {"kinfed_papers", "shtab", "uvicorn", "wandb"}
 # Folders whose functions may import from kinfed itself, and why.
 LATE = {"cli": "so that help and errors about arguments need not wait for PyTorch"}
 LONGEST, MOST_ARGUMENTS = 50, 10
-METHOD_LINES, PART_LINES, METHOD_SETTINGS, REACH, HOOKS = 232, 130, 8, 460, 14
+METHOD_LINES, PART_LINES, METHOD_SETTINGS, REACH, HOOKS = 232, 130, 8, 300, 14
 COMMON = {"personal", "frozen", "bn"}  # settings of every method, of which none is its own
 
 # Ceilings, which only shrink: folders at the root, files in one folder (the registry of methods apart), names of files
@@ -52,7 +52,11 @@ REFUSED = {
 
 # What still exceeds. Each list only shrinks, and goes when it is empty.
 UPWARDS = {("core", "ops/fused")}  # local training by fused steps
-FAR = {"panacea": 384, "attention": 327}  # lines to read for a method: its file, and all of methods that it imports
+FAR = {
+    "hedge": 460,
+    "panacea": 384,
+    "attention": 327,
+}  # lines to read for a method: its file, and all of methods that it imports
 
 
 class Arrow(NamedTuple):
