@@ -45,20 +45,20 @@ class Twisted(Here):
         """Bring a message to a site."""
         id = super().push(node, kind, message, seconds)
         if self.sites[node].name == "west":
-            self._arrived[id] = _changed(self._arrived[id], self.lies.get(kind))
+            self._arrived[id] = change_message(self._arrived[id], self.lies.get(kind))
         self.seen.append((self.sites[node].name, kind, message, self._arrived[id]))
         return id
 
 
-def _changed(message, change):
+def change_message(message, change):
     if change is None:
         return message
-    words = json.loads(json.dumps(message.words))
-    change(words)
-    return message._replace(words=words)
+    fields = json.loads(json.dumps(message.words))
+    change(fields)
+    return message._replace(words=fields)
 
 
-def hospitals(folder, said, policy=ANY):
+def hospitals(folder, screens, policy=ANY):
     """Four sites with the rows of invented patients, and what each operator is told; without a policy none agrees."""
     sites = []
     for i, name in enumerate(NAMES):
@@ -71,7 +71,7 @@ def hospitals(folder, said, policy=ANY):
         ]
         folder.mkdir(exist_ok=True)
         (folder / f"{name}.csv").write_text("\n".join([",".join([*COLUMNS, "ward", "sick"]), *lines]) + "\n")
-        told = said.setdefault(name, [])
+        screen = screens.setdefault(name, [])
         sites.append(
             Site(
                 name,
@@ -79,7 +79,7 @@ def hospitals(folder, said, policy=ANY):
                 folder,
                 "cpu",
                 Reading("sick"),
-                report=told.append,
+                report=screen.append,
                 policy=policy,
             )
         )
@@ -100,21 +100,21 @@ def run(sites, folder, lies=None, **raw):
 
 def ask_again_and_again(note, folder):
     """Rows from the differences of descriptions under many seeds."""
-    said = {}
-    site = hospitals(folder, said)[-1]
+    screens = {}
+    site = hospitals(folder, screens)[-1]
     inputs = [[name, "number"] for name in COLUMNS]
     agreed = {"targets": ["sick"], "inputs": inputs, "classes": ["0", "1"], "counts": False}
-    words = [{"agreed": agreed, "split": {"stratify": False}, "seed": seed} for seed in range(ASKED)]
-    words += [{**words[0], "agreed": agreed | {"classes": ["1"]}}, {**words[0], "split": {"test": 0.5}}]
-    replies = [site.reply("describe", Message(one, {})).words for one in words]
+    fields = [{"agreed": agreed, "split": {"stratify": False}, "seed": seed} for seed in range(ASKED)]
+    fields += [{**fields[0], "agreed": agreed | {"classes": ["1"]}}, {**fields[0], "split": {"test": 0.5}}]
+    replies = [site.reply("describe", Message(entry, {})).words for entry in fields]
     answers = [reply for reply in replies if "refused" not in reply]
     note(
         f"{ASKED} requests for descriptions of one table with as many seeds, then with other classes and another "
         "split, whose differences would give each row",
         SERVER,
         f"{len(answers)} answered, {len(replies) - len(answers)} refused, each with a line on the site's screen: "
-        f"“{said['west'][-1]}”",
-        len(answers) == 1 and len(said["west"]) >= len(replies) - 1,
+        f"“{screens['west'][-1]}”",
+        len(answers) == 1 and len(screens["west"]) >= len(replies) - 1,
     )
 
 
@@ -123,42 +123,42 @@ def take_a_step_on_one_row(note, folder):
     few = {"federation": {"split": {"test": 0.8, "validation": 0.15}}}
     of_a_class = {"method": "fedpac", "model": "mlp", "federation": {"split": {"test": 0.7, "validation": 0.15}}}
     for raw in ({"training": {"batch": 1, "steps": 1}}, few, of_a_class):
-        said = {}
+        screens = {}
         place = folder / next(iter(raw))
-        why, carried, _ = run(hospitals(place, said), place / "run", **raw)
+        why, carried, _ = run(hospitals(place, screens), place / "run", **raw)
         uploads = [reply for _, kind, _, reply in carried.seen if kind == "round" and reply.arrays]
         note(
             f"A plan with {json.dumps(raw)}",
             "operator of the server, with kinfed's own program",
-            f"{len(uploads)} uploads; {sum(len(lines) for lines in said.values())} lines on the sites' screens: "
-            f"“{said['west'][0]}”",
-            not uploads and all(said.values()) and isinstance(why, str),
+            f"{len(uploads)} uploads; {sum(len(lines) for lines in screens.values())} lines on the sites' screens: "
+            f"“{screens['west'][0]}”",
+            not uploads and all(screens.values()) and isinstance(why, str),
         )
 
 
 def train_without_end(note, folder):
     """One round of a run again and again, each time from another model, until a site's rows could be solved for."""
-    said = {}
-    sites = hospitals(folder, said)
+    screens = {}
+    sites = hospitals(folder, screens)
     _, carried, _ = run(sites, folder / "run")
     joins, rounds = ([m for n, k, m, _ in carried.seen if (n, k) == ("west", kind)] for kind in ("join", "round"))
     again = {"experiment": "again"}
     sites[-1].reply("join", joins[0]._replace(words=joins[0].words | again))
-    asked, uploads = rounds[0]._replace(words=rounds[0].words | again), 0
+    message, uploads = rounds[0]._replace(words=rounds[0].words | again), 0
     for i in range(ASKED):
-        other = {name: t + i / 100 if t.is_floating_point() else t for name, t in asked.arrays.items()}
-        uploads += bool(sites[-1].reply("round", asked._replace(arrays=other)).arrays)
+        other = {name: t + i / 100 if t.is_floating_point() else t for name, t in message.arrays.items()}
+        uploads += bool(sites[-1].reply("round", message._replace(arrays=other)).arrays)
     note(
         f"{ASKED} times the only round of a run, each from another model, as if no upload had arrived",
         SERVER,
-        f"{uploads} uploads, then “{said['west'][-1]}”",
+        f"{uploads} uploads, then “{screens['west'][-1]}”",
         uploads <= 12,
     )
 
 
 def read_what_newcomers_are_given(note, folder):
     """A site's model from the folder of a run that has ended."""
-    found = []
+    rows_read = []
     methods = ("fedamp", "heurfedamp", "pfedla", "pfedgraph", "fedaghn", "sfl", "cfl", "ifca", "pfedhn", "fedavg")
     for method in methods:
         uploads = []
@@ -175,7 +175,7 @@ def read_what_newcomers_are_given(note, folder):
                     if values.numel() >= u.numel()
                     for row in values.flatten().unfold(0, len(u), len(u))
                 ]
-                found += [
+                rows_read += [
                     method
                     for row in rows
                     if any(row.shape == u.shape and torch.allclose(row.to(u), u) for u in uploads)
@@ -183,24 +183,24 @@ def read_what_newcomers_are_given(note, folder):
     note(
         f"Reading a site's model from the folder that newcomers are given, after a round of {', '.join(methods)}",
         "whoever is given the folder",
-        f"models found: {len(found)}",
-        not found,
+        f"models found: {len(rows_read)}",
+        not rows_read,
     )
 
 
 def make_up_columns(note, folder):
     """Replies that ended or bent everybody's run."""
 
-    def many_categories(words):
-        words["rows"] = 1 << 39
-        words["statistics"]["ward"]["counts"] = {f"made up {i}": 1 << 33 for i in range(60)}
+    def many_categories(fields):
+        fields["rows"] = 1 << 39
+        fields["statistics"]["ward"]["counts"] = {f"made up {i}": 1 << 33 for i in range(60)}
 
     lies = {
-        "a mean and deviation of 1e308": lambda words: words["statistics"]["age"].update(mean=1e308, deviation=1e308),
-        "2^40 - 1 rows of which none is counted, an index out of range": lambda words: words["statistics"][
+        "a mean and deviation of 1e308": lambda fields: fields["statistics"]["age"].update(mean=1e308, deviation=1e308),
+        "2^40 - 1 rows of which none is counted, an index out of range": lambda fields: fields["statistics"][
             "age"
         ].update(known=(1 << 40) - 1, near=[]),
-        "2^40 training rows": lambda words: words.update(rows=1 << 40),
+        "2^40 training rows": lambda fields: fields.update(rows=1 << 40),
         "60 made-up categories of 2^33 rows each": many_categories,
     }
     for i, (door, lie) in enumerate(lies.items()):
@@ -209,8 +209,8 @@ def make_up_columns(note, folder):
         going = not isinstance(summary, str)
         age = summary.data.scale["inputs"]["age"]["mean"] if going else float("nan")
         columns = summary.data.columns["inputs"] if going else []
-        wards = [one for column in columns if column["name"] == "ward" for one in column["categories"]]
-        real = sum(one.startswith("ward-") for one in wards)
+        wards = [entry for column in columns if column["name"] == "ward" for entry in column["categories"]]
+        real = sum(entry.startswith("ward-") for entry in wards)
         note(
             f"Claiming {door}",
             SITE,
@@ -235,7 +235,7 @@ class First(Twisted):
         return id
 
 
-def recorded(folder, raw):
+def record_rows(folder, raw):
     """The plan, and an honest server's messages to west, all of whose operators have agreed."""
     sites, planned = hospitals(folder, {}, None), plan.resolve(json.loads(json.dumps(raw)))
     for site in sites:
@@ -250,28 +250,28 @@ def recorded(folder, raw):
 
 def victim(folder, planned, sent, agrees=True):
     """West, with another folder, once it has joined; what its operator is told, and its last reply."""
-    said = {}
-    site = hospitals(folder, said, None)[-1]
+    screens = {}
+    site = hospitals(folder, screens, None)[-1]
     if agrees:
         agree([planned], site.folder)
-    said["west"].clear()
+    screens["west"].clear()
     for kind in ("hello", "describe", "join"):
         reply = site.reply(kind, sent[kind][0])
-    return site, said["west"], reply
+    return site, screens["west"], reply
 
 
 class Traps:
     """Models whose first layer has a neuron for each thin slice of each ward: a slice with one row gives that row."""
 
     def __init__(self, planned, invitation, width):
-        words = invitation.words
-        self.layout = planned.model(tuple(words["shape"]), words["outputs"], words["description"]).layout
-        self.inputs, self.width = words["description"]["inputs"], width
-        names = [part for one in self.inputs for part in one.get("categories", [one["name"]])]
+        fields = invitation.words
+        self.layout = planned.model(tuple(fields["shape"]), fields["outputs"], fields["description"]).layout
+        self.inputs, self.width = fields["description"]["inputs"], width
+        names = [part for entry in self.inputs for part in entry.get("categories", [entry["name"]])]
         self.numbers = [i for i, name in enumerate(names) if name in COLUMNS]
         self.wards = [i for i, name in enumerate(names) if name.startswith("ward")]
-        self.scales = [(one["mean"], one["deviation"]) for one in self.inputs if one["name"] in COLUMNS]
-        self.columns = [one["name"] for one in self.inputs if one["name"] in COLUMNS]
+        self.scales = [(entry["mean"], entry["deviation"]) for entry in self.inputs if entry["name"] in COLUMNS]
+        self.columns = [entry["name"] for entry in self.inputs if entry["name"] in COLUMNS]
         self.draw = np.random.default_rng(0)
 
     def model(self):
@@ -283,12 +283,12 @@ class Traps:
         )
         bias = torch.zeros(self.width)
         for i, ward in enumerate(self.wards):
-            own = slice(i * per, (i + 1) * per)
+            place_of = slice(i * per, (i + 1) * per)
             way = self.draw.normal(size=len(self.numbers))
             way = torch.tensor(way / np.linalg.norm(way), dtype=torch.float32)
-            weight[own, ward] = 50.0
-            weight[own, self.numbers] = way
-            bias[own] = -50.0 - torch.linspace(-4.0, 4.0, per)
+            weight[place_of, ward] = 50.0
+            weight[place_of, self.numbers] = way
+            bias[place_of] = -50.0 - torch.linspace(-4.0, 4.0, per)
         head = torch.ones(2, self.width) * torch.tensor([[1e-3], [-1e-3]])
         parts = {"fc1.weight": weight * 1e-3, "fc1.bias": bias * 1e-3, "head.weight": head, "head.bias": torch.zeros(2)}
         return torch.cat([parts[e.name].flatten() for e in self.layout.entries])
@@ -300,19 +300,19 @@ class Traps:
     def rows(self, before, after):
         """Rows that follow from a model before and after a step on all rows: values of columns, and the label."""
         change = {e.name: (after - before)[e.at].reshape(e.shape).double().numpy() for e in self.layout.entries}
-        per, found = self.width // len(self.wards), []
+        per, rows_read = self.width // len(self.wards), []
         for i in range(len(self.wards)):
-            own = slice(i * per, (i + 1) * per)
-            bias, weight = change["fc1.bias"][own], change["fc1.weight"][own][:, self.numbers]
+            place_of = slice(i * per, (i + 1) * per)
+            bias, weight = change["fc1.bias"][place_of], change["fc1.weight"][place_of][:, self.numbers]
             least, more = np.append(bias[:-1] - bias[1:], bias[-1]), np.vstack([weight[:-1] - weight[1:], weight[-1:]])
             for j in np.flatnonzero(abs(least) > 3e-7):
                 values = more[j] / least[j]
                 raw = [value * deviation + mean for value, (mean, deviation) in zip(values, self.scales, strict=True)]
-                found.append((i, raw, int(least[j] < 0)))
-        return found
+                rows_read.append((i, raw, int(least[j] < 0)))
+        return rows_read
 
 
-def read_rows(traps, found, path):
+def read_rows(traps, rows_read, path):
     """Which rows of a file are among those found, whole and with their label."""
     lines = [
         dict(zip([*COLUMNS, "ward", "sick"], line.split(","), strict=True)) for line in path.read_text().split()[1:]
@@ -321,7 +321,7 @@ def read_rows(traps, found, path):
     return {
         i
         for i, row in enumerate(lines)
-        for _, raw, label in found
+        for _, raw, label in rows_read
         if str(label) == row["sick"]
         and all(abs(float(row[name]) - value) < near[name] for name, value in zip(traps.columns, raw, strict=True))
     }
@@ -340,29 +340,29 @@ USUAL |= {"training": {"epochs": 5, "batch": 16, "optimiser": {"name": "sgd", "l
 
 def ask_without_agreement(note, folder):
     """Each message of a plan that reads a site's rows, to a site whose operator has not agreed to it."""
-    planned, sent = recorded(folder / "honest", WIDE)
-    site, said, reply = victim(folder / "west", planned, sent, agrees=False)
+    planned, sent = record_rows(folder / "honest", WIDE)
+    site, screens, reply = victim(folder / "west", planned, sent, agrees=False)
     reply = site.reply("round", sent["round"][0])
-    words = {*site.reply("hello", sent["hello"][0]).words} | {*reply.words}
+    fields = {*site.reply("hello", sent["hello"][0]).words} | {*reply.words}
     note(
         "A plan that would read rows, with a first layer of 4,098, of which its operator knows nothing",
         SERVER,
-        f"the site gave {', '.join(sorted(words))}, and no tensor; it told its operator: “{said[0]}”",
-        "shut" if words <= {"client", "kinfed", "refused", "waits", "join"} and not reply.arrays else "OPEN",
+        f"the site gave {', '.join(sorted(fields))}, and no tensor; it told its operator: “{screens[0]}”",
+        "shut" if fields <= {"client", "kinfed", "refused", "waits", "join"} and not reply.arrays else "OPEN",
     )
 
 
 def read_training_rows(note, folder):
     """The same plan, agreed to: its only round, and as often again as a site answers."""
-    planned, sent = recorded(folder / "honest", WIDE)
-    site, said, joined = victim(folder / "west", planned, sent)
+    planned, sent = record_rows(folder / "honest", WIDE)
+    site, screens, joined = victim(folder / "west", planned, sent)
     traps, read, uploads, counts = Traps(planned, sent["join"][0], 4098), set(), 0, []
     for i in range(20):
         theta = traps.model()
-        asked = copy.deepcopy(sent["round"][0])
-        asked.words.update(accepted=i - 1, round=i)
-        asked.arrays.update({n: theta for n, t in asked.arrays.items() if t.shape == theta.shape})
-        reply = site.reply("round", asked)
+        message = copy.deepcopy(sent["round"][0])
+        message.words.update(accepted=i - 1, round=i)
+        message.arrays.update({n: theta for n, t in message.arrays.items() if t.shape == theta.shape})
+        reply = site.reply("round", message)
         if "refused" in reply.words:
             break
         uploads += 1
@@ -372,25 +372,25 @@ def read_training_rows(note, folder):
         "The same plan, agreed to: thresholds as bins in the first layer, one step on all rows",
         SERVER,
         f"**{counts[0]} of its {joined.words['size']} training rows whole, with label, from the first upload**, "
-        f"{counts[-1]} from {uploads}, each on its operator's screen; then “{site_said(said)}”",
+        f"{counts[-1]} from {uploads}, each on its operator's screen; then “{site_said(screens)}”",
         "possible" if uploads <= 1 + REPEATED else "OPEN",
     )
 
 
 def read_by_scores(note, folder):
     """Models whose loss is a sum over the rows beyond a threshold, until the site answers no more."""
-    planned, sent = recorded(folder / "honest", USUAL)
-    site, said, _ = victim(folder / "west", planned, sent)
+    planned, sent = record_rows(folder / "honest", USUAL)
+    site, screens, _ = victim(folder / "west", planned, sent)
     answered, digits = 0, set()
     for i in range(400):
-        asked = copy.deepcopy(sent["round"][0])
-        words = {n: v for n, v in asked.words.items() if n not in ("train", "round")}
-        words |= {"evaluate": asked.words["train"], "evaluated": i, "accepted": -1}
+        message = copy.deepcopy(sent["round"][0])
+        fields = {n: v for n, v in message.words.items() if n not in ("train", "round")}
+        fields |= {"evaluate": message.words["train"], "evaluated": i, "accepted": -1}
         arrays = {
             n.replace("train/", "evaluate/"): t * (1 + i / 10) if t.is_floating_point() else t
-            for n, t in asked.arrays.items()
+            for n, t in message.arrays.items()
         }
-        reply = site.reply("round", Message(words, arrays))
+        reply = site.reply("round", Message(fields, arrays))
         if "refused" in reply.words:
             break
         answered += 1
@@ -403,18 +403,19 @@ def read_by_scores(note, folder):
         "400 evaluations of crafted models under docs/deploy.md's plan, agreed to; 385 read all 27 held-out rows "
         "when they were not counted",
         SERVER,
-        f"{answered} answered, each shown, with {max(digits)} binary digits a score at most; then “{site_said(said)}”",
+        f"{answered} answered, each shown, with {max(digits)} binary digits a score at most; then "
+        f"“{site_said(screens)}”",
         "bounded" if answered <= 20 + REPEATED else "OPEN",
     )
 
 
 def change_the_description(note, folder):
     """A description with other deviations than the run began with."""
-    planned, sent = recorded(folder / "honest", USUAL)
+    planned, sent = record_rows(folder / "honest", USUAL)
     site, _, _ = victim(folder / "west", planned, sent)
     invitation = copy.deepcopy(sent["join"][0])
-    for one in invitation.words["description"]["inputs"]:
-        one.update({"deviation": one["deviation"] * 4} if "deviation" in one else {})
+    for entry in invitation.words["description"]["inputs"]:
+        entry.update({"deviation": entry["deviation"] * 4} if "deviation" in entry else {})
     reply = site.reply("join", invitation)
     note(
         "Another description in the midst of a run, with deviations four times as large, so that no input is cut",
@@ -427,8 +428,8 @@ def change_the_description(note, folder):
 def single_out_a_class(note, folder):
     """Weights at which the rows of a rare class decide the gradient."""
     raw = USUAL | {"rounds": 1, "training": {"epochs": 1, "batch": 1024, "class_weights": [1e-12, 1.0]}}
-    said = {}
-    sites = hospitals(folder, said)
+    screens = {}
+    sites = hospitals(folder, screens)
     path = folder / "west.csv"
     lines = path.read_text().split()
     path.write_text("\n".join([lines[0], *(f"{line[:-1]}{int(i < 3)}" for i, line in enumerate(lines[1:]))]) + "\n")
@@ -440,7 +441,7 @@ def single_out_a_class(note, folder):
     note(
         "class_weights = [1e-12, 1], by which the mean of a class's two rows would be uploaded",
         SERVER,
-        f"{len(uploads)} uploads: “{next(line for line in said['west'] if 'class_weights' in line)}”",
+        f"{len(uploads)} uploads: “{next(line for line in screens['west'] if 'class_weights' in line)}”",
         "OPEN" if uploads else "shut",
     )
 
@@ -448,17 +449,17 @@ def single_out_a_class(note, folder):
 def single_out_a_row(note, folder):
     """Coefficients of a linear model at which one row has all the weight."""
     raw = WIDE | {"rounds": 20, "method": "partial-pooling", "model": "linear"}
-    planned, sent = recorded(folder / "honest", raw)
-    site, said, _ = victim(folder / "west", planned, sent)
+    planned, sent = record_rows(folder / "honest", raw)
+    site, screens, _ = victim(folder / "west", planned, sent)
     draw, sums = np.random.default_rng(0), 0
     for i in range(50):
-        asked = copy.deepcopy(sent["round"][0])
-        asked.words.update(round=i, accepted=i - 1)
-        for name, t in asked.arrays.items():
+        message = copy.deepcopy(sent["round"][0])
+        message.words.update(round=i, accepted=i - 1)
+        for name, t in message.arrays.items():
             if t.is_floating_point() and t.numel() > 2:
-                asked.arrays[name] = torch.tensor(draw.normal(0, 300, t.shape), dtype=t.dtype)
-        sums += "upload/curvature" in site.reply("round", asked).arrays
-    why = next((line for line in said if "decide what it would upload" in line), "nothing")
+                message.arrays[name] = torch.tensor(draw.normal(0, 300, t.shape), dtype=t.dtype)
+        sums += "upload/curvature" in site.reply("round", message).arrays
+    why = next((line for line in screens if "decide what it would upload" in line), "nothing")
     note(
         "50 rounds of `partial-pooling` with steep coefficients at random, at which few rows have all the weight",
         SERVER,
@@ -469,9 +470,9 @@ def single_out_a_row(note, folder):
 
 def fill_the_memory(note, folder):
     """A model of 160 GB under a limit of a thousand parameters."""
-    _, sent = recorded(folder / "honest", USUAL)
-    said = {}
-    site = hospitals(folder / "west", said, Policy(runs="any", parameters=1000))[-1]
+    _, sent = record_rows(folder / "honest", USUAL)
+    screens = {}
+    site = hospitals(folder / "west", screens, Policy(runs="any", parameters=1000))[-1]
     invitation = copy.deepcopy(sent["join"][0])
     invitation.words["table"]["model"]["hidden"] = [200_000, 200_000]
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -485,25 +486,25 @@ def fill_the_memory(note, folder):
     )
 
 
-def site_said(said):
+def site_said(screens):
     """The last line that an operator was told."""
-    return said[-1].removeprefix("client west: ")
+    return screens[-1].removeprefix("client west: ")
 
 
 def set_all_scales(note, folder):
     """A site whose numbers are of quite another size: what the others' models are worth."""
 
-    def far(words):
-        words["statistics"]["age"].update(
-            mean=1e30, deviation=0.0, known=5, missing=words["rows"] - 5, near=[[1e30, 5]]
+    def far(fields):
+        fields["statistics"]["age"].update(
+            mean=1e30, deviation=0.0, known=5, missing=fields["rows"] - 5, near=[[1e30, 5]]
         )
 
-    def times(words):
-        for known in words["statistics"].values():
-            if known["kind"] == "number":
-                known.update(mean=known["mean"] * 1000, deviation=known["deviation"] * 1000)
-                known["near"] = [[value * 1000, count] for value, count in known["near"]]
-                known["distinct"] = [value * 1000 for value in known["distinct"]]
+    def times(fields):
+        for column in fields["statistics"].values():
+            if column["kind"] == "number":
+                column.update(mean=column["mean"] * 1000, deviation=column["deviation"] * 1000)
+                column["near"] = [[value * 1000, count] for value, count in column["near"]]
+                column["distinct"] = [value * 1000 for value in column["distinct"]]
 
     raw = USUAL | {"method": "fedavg"}
     raw.pop("flower")
@@ -517,15 +518,15 @@ def set_all_scales(note, folder):
         scores = dict(
             zip(summary.clients.names, summary.to_dict()["by_client"]["scores"][summary.selection.chosen], strict=True)
         )
-        means[name] = 100 * float(np.mean([scores[one] for one in NAMES[:3]]))
+        means[name] = 100 * float(np.mean([scores[entry] for entry in NAMES[:3]]))
         if lie:
-            told = next((line for line in lines if "does not count for the scale" in line), "nothing")
+            screen = next((line for line in lines if "does not count for the scale" in line), "nothing")
             note(
                 f"Claiming {name}, under FedAvg",
                 SITE,
                 f"mean test accuracy of the others {means[name]:.1f} %, and {means['none']:.1f} without the lie; the "
-                f"server's log: “{told}”",
-                "shut" if means[name] > means["none"] - 2 and told != "nothing" else "OPEN",
+                f"server's log: “{screen}”",
+                "shut" if means[name] > means["none"] - 2 and screen != "nothing" else "OPEN",
             )
 
 

@@ -63,7 +63,13 @@ def chosen_on(seed):
         *joined(digits(rng, np.geomspace(20, 300, 8).astype(int), 2)),
         10,
     )
-    yield "digits, labels Dirichlet 0.3, 60 x 30, a tenth", 0.1, 40, *joined([skewed(rng, 30) for _ in range(60)]), 10
+    yield (
+        "digits, labels Dirichlet 0.3, 60 x 30, a tenth",
+        0.1,
+        40,
+        *joined([draw_skewed(rng, 30) for _ in range(60)]),
+        10,
+    )
 
 
 def kept_apart(seed):
@@ -118,7 +124,7 @@ def persons(rng, count, answers):
     return parts
 
 
-def skewed(rng, count, alpha=0.3):
+def draw_skewed(rng, count, alpha=0.3):
     """Digits of one client whose labels are drawn from a Dirichlet distribution."""
     labels = rng.choice(10, count, p=rng.dirichlet([alpha] * 10))
     at = np.array([rng.choice(np.flatnonzero(label == Y)) for label in labels])
@@ -251,7 +257,7 @@ def table(cases, names):
         yield f"| **{title}** | {' | '.join(f'**{value:+.1f}**' for value in of(over, 0))} |"
 
 
-def ablated(cases):
+def write_ablations(cases):
     """Lines of the table of ablations: mean and worst over federations, over the better of Local and FedAvg."""
     yield "| rule | mean | worst | where |"
     yield "| --- | ---: | ---: | --- |"
@@ -277,7 +283,12 @@ def write():
     for half, title in (("chosen on", "On which defaults were chosen"), ("kept apart", "Measured once")):
         lines += [f"### {title}", "", *table(kept[half], METHODS), ""]
     if any(key(method) in found for method in ABLATIONS.values() for found in kept["chosen on"].values()):
-        lines += ["### One part of kin changed at a time, on the first half", "", *ablated(kept["chosen on"]), ""]
+        lines += [
+            "### One part of kin changed at a time, on the first half",
+            "",
+            *write_ablations(kept["chosen on"]),
+            "",
+        ]
     page.put(PAGE, "now", "\n".join(lines), "Many clients, and few in a round")
 
 

@@ -99,7 +99,7 @@ def test_a_plan_that_was_not_agreed_to_gets_nothing_but_a_name(ward, tmp_path):
             reply = site.reply(kind, message)
             assert reply.arrays == {}
             assert reply.words.keys() <= {"client", "refused", "join"}
-    assert agreements.asked(site.folder) == sent["hello"][0].words["plans"]
+    assert agreements.read_asked(site.folder) == sent["hello"][0].words["plans"]
 
 
 def test_a_run_begins_once_its_operators_have_agreed(ward, tmp_path):

@@ -362,7 +362,7 @@ def _agree(args: argparse.Namespace, console: Console) -> None:
         if args.plan:
             plans = node.plans_of(path)
         else:
-            plans = [plan.resolve(table) for table in agreements.asked(args.state / names[0])]
+            plans = [plan.resolve(table) for table in agreements.read_asked(args.state / names[0])]
             if not plans:
                 raise UsageError(f"no server has asked {args.site} for a run yet; give its config, FILE.toml")
             experiment.write(plans[0].table, path)
@@ -386,7 +386,7 @@ def _log(args: argparse.Namespace, console: Console) -> None:
             arrow, size = "->" if last["way"] == "sent" else "<-", quantity(last["bytes"], "B")
             held = f"{', '.join(last['holds']) or 'nothing'} ({last['message'][:16]})"
             Literal().print(f"{last['at']} {arrow} {last['peer']} {last['kind']}, {size}: {held}", soft_wrap=True)
-            if (says := last.get("says")) and (line := contents.told(says, {}, None)):
+            if (says := last.get("says")) and (line := contents.describe_reply(says, {}, None)):
                 Literal().print(f"  {line}", soft_wrap=True)
     if not args.json:
         end = f"; the hash of the last is {last['hash']}" if last else ""

@@ -132,8 +132,8 @@ class _Recipe(NamedTuple):
 
 
 def _of_numbers(data: _Data, forecasts: bool) -> Iterator[_Recipe]:
-    known = ~np.isnan(data.y["train"]).any(1)
-    x, y, who = data.x["train"][known], data.y["train"][known], data.who["train"][known]
+    has_target = ~np.isnan(data.y["train"]).any(1)
+    x, y, who = data.x["train"][has_target], data.y["train"][has_target], data.who["train"][has_target]
     if not len(x):
         return
     mean, steps = _client_means(y, who, data.clients), range(y.shape[1])
@@ -191,18 +191,18 @@ def _means_by_time(data: _Data) -> Answers | None:
     every, at = np.unique(np.vstack(list(ends.values())), axis=0, return_inverse=True)
     sizes = [len(item) for item in ends.values()]
     times = dict(zip(ends, np.split(at.reshape(-1), np.cumsum(sizes)[:-1]), strict=True))
-    known = ~np.isnan(data.y["train"]).any(1)
-    y, who, when = data.y["train"][known], data.who["train"][known], times["train"][known]
+    has_target = ~np.isnan(data.y["train"]).any(1)
+    y, who, when = data.y["train"][has_target], data.who["train"][has_target], times["train"][has_target]
     if len(every) < 2 or len(y) < OFTEN * data.clients * len(every):
         return None
     cell = who * len(every) + when
-    own = _client_means(y, who, data.clients)
+    client_mean = _client_means(y, who, data.clients)
     mean = _client_means(y, cell, data.clients * len(every))
     seen = np.bincount(cell, minlength=len(mean)) > 0
     answers = {}
     for split in ("validation", "test"):
-        asked = data.who[split] * len(every) + times[split]
-        answers[split] = np.where(seen[asked, None], mean[asked], own[data.who[split]])
+        places = data.who[split] * len(every) + times[split]
+        answers[split] = np.where(seen[places, None], mean[places], client_mean[data.who[split]])
     return answers
 
 
@@ -256,8 +256,8 @@ Model = Callable[[Array, NDArray[np.int64]], Array]  # of x: [n, d] and whose th
 
 def _answers(data: _Data, model: Model) -> Answers:
     """Those of the splits that have rows."""
-    asked = [split for split in ("validation", "test") if len(data.who[split])]
-    return {split: model(data.x[split], data.who[split]) for split in asked}
+    splits = [split for split in ("validation", "test") if len(data.who[split])]
+    return {split: model(data.x[split], data.who[split]) for split in splits}
 
 
 def _tune(data: _Data, strengths: Sequence[Any], make: Callable[[Any], Model]) -> Answers:
@@ -289,9 +289,9 @@ def _ridges(x: Array, y: Array, who: NDArray[np.int64], clients: int, penalty: f
         np.zeros((clients, *shape)) for shape in ((x.shape[1], y.shape[1]), x.shape[1:], y.shape[1:])
     )
     middles[:] = y.mean(0)
-    for i, own in _by_client(who):
-        means[i], middles[i] = x[own].mean(0), y[own].mean(0)
-        weights[i] = _ridge(x[own] - means[i], y[own] - middles[i], penalty)
+    for i, mine in _by_client(who):
+        means[i], middles[i] = x[mine].mean(0), y[mine].mean(0)
+        weights[i] = _ridge(x[mine] - means[i], y[mine] - middles[i], penalty)
     return lambda x, who: middles[who] + np.einsum("nd,ndk->nk", x - means[who], weights[who])
 
 
@@ -343,16 +343,16 @@ def _boost_each(
     from sklearn.ensemble import HistGradientBoostingRegressor
 
     models = {
-        i: HistGradientBoostingRegressor(loss=loss, random_state=0, max_iter=TREES).fit(x[own], y[own])
-        for i, own in _by_client(who)
-        if len(own) >= LEAVES and (loss != "poisson" or y[own].sum() > 0)
+        i: HistGradientBoostingRegressor(loss=loss, random_state=0, max_iter=TREES).fit(x[mine], y[mine])
+        for i, mine in _by_client(who)
+        if len(mine) >= LEAVES and (loss != "poisson" or y[mine].sum() > 0)
     }
 
     def answer(x: Array, who: NDArray[np.int64]) -> Array:
         outputs = mean[who].copy()
-        for i, own in _by_client(who):
+        for i, mine in _by_client(who):
             if i in models:
-                outputs[own] = models[i].predict(x[own])
+                outputs[mine] = models[i].predict(x[mine])
         return outputs[:, None]
 
     return _answers(data, answer)
@@ -362,9 +362,9 @@ def _boosted_labels_each(data: _Data, x: Array, y: NDArray[np.int64], who: NDArr
     from sklearn.ensemble import HistGradientBoostingClassifier
 
     models = {
-        i: HistGradientBoostingClassifier(random_state=0, max_iter=TREES, early_stopping=False).fit(x[own], y[own])
-        for i, own in _by_client(who)
-        if len(own) >= LEAVES and len(np.unique(y[own])) > 1
+        i: HistGradientBoostingClassifier(random_state=0, max_iter=TREES, early_stopping=False).fit(x[mine], y[mine])
+        for i, mine in _by_client(who)
+        if len(mine) >= LEAVES and len(np.unique(y[mine])) > 1
     }
     return _answers(data, lambda x, who: _by_own(models, x, who, shares))
 
@@ -388,9 +388,9 @@ def _logistic_each(x: Array, y: NDArray[np.int64], who: NDArray[np.int64], share
     from sklearn.linear_model import LogisticRegression
 
     models = {
-        i: LogisticRegression(C=strength, max_iter=50).fit(x[own], y[own])
-        for i, own in _by_client(who)
-        if len(np.unique(y[own])) > 1
+        i: LogisticRegression(C=strength, max_iter=50).fit(x[mine], y[mine])
+        for i, mine in _by_client(who)
+        if len(np.unique(y[mine])) > 1
     }
     return lambda x, who: _by_own(models, x, who, shares)
 
@@ -398,9 +398,9 @@ def _logistic_each(x: Array, y: NDArray[np.int64], who: NDArray[np.int64], share
 def _by_own(models: Mapping[int, Any], x: Array, who: NDArray[np.int64], shares: Array) -> Array:
     """[n, C] logarithms of probabilities by each client's own model; of a client without one, of its labels' shares."""
     outputs = np.log(shares[who])
-    for i, own in _by_client(who):
+    for i, mine in _by_client(who):
         if i in models:
-            outputs[own] = _logs(models[i], x[own], shares.shape[1])
+            outputs[mine] = _logs(models[i], x[mine], shares.shape[1])
     return outputs
 
 
@@ -412,8 +412,8 @@ def _logistic_with_clients(
     from sklearn.linear_model import LogisticRegression
 
     def wide(x: Array, who: NDArray[np.int64]) -> Any:
-        own = sparse.csr_matrix((np.ones(len(who)), (np.arange(len(who)), who)), (len(who), data.clients))
-        return sparse.hstack([sparse.csr_matrix(x), own]).tocsr()
+        clients = sparse.csr_matrix((np.ones(len(who)), (np.arange(len(who)), who)), (len(who), data.clients))
+        return sparse.hstack([sparse.csr_matrix(x), clients]).tocsr()
 
     def make(strength: float) -> Model:
         model = LogisticRegression(C=strength, max_iter=100).fit(wide(x, who), y)

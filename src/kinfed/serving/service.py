@@ -100,7 +100,7 @@ class Service:
         torch.set_num_threads(max(1, torch.get_num_threads() // self.limits.workers))
         listener = connections.Listener(at)
         config = uvicorn.Config(
-            self._limited(self.app(), listener),
+            self._limit_requests(self.app(), listener),
             http=connections.hurried(),
             ws="none",
             loop="asyncio",  # another one would accept connections itself
@@ -114,10 +114,10 @@ class Service:
         with told_to_requests():
             self.server.run(sockets=[listener])
 
-    def _limited(self, app: Any, listener: connections.Listener) -> Any:
+    def _limit_requests(self, app: Any, listener: connections.Listener) -> Any:
         """The program, which answers 503 to one request more than may be under way; connections are none."""
 
-        async def limited(scope: Any, receive: Any, send: Any) -> None:
+        async def limit(scope: Any, receive: Any, send: Any) -> None:
             if scope["type"] != "http":
                 return await app(scope, receive, send)  # type: ignore[no-any-return]
             listener.admit(scope["client"])
@@ -130,7 +130,7 @@ class Service:
             finally:
                 self._under_way -= 1
 
-        return limited
+        return limit
 
     async def _predict(self, request: Request) -> Response:
         begin = time.perf_counter()

@@ -106,7 +106,7 @@ class Doorman:
         return self._signed(headers, length) if site and not local else PASS
 
     def _signed(self, headers: Headers, length: int) -> Admission:
-        claimed, now = _claimed(headers), self._now()
+        claimed, now = _read_claim(headers), self._now()
         if claimed is None:
             return Admission(401, STALE)
         key, stamp, _ = claimed
@@ -154,7 +154,7 @@ def _length(headers: Headers) -> int | None:
     return int(value) if value.isdigit() and len(value) < 20 else None
 
 
-def _claimed(headers: Headers) -> tuple[bytes, str, bytes] | None:
+def _read_claim(headers: Headers) -> tuple[bytes, str, bytes] | None:
     """Public key, time and signature that a call claims to have, as Flower's nodes send them; None without these."""
     try:
         key, stamp, signature = (

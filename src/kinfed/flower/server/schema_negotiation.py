@@ -245,8 +245,8 @@ class Describing:
         for name in next(iter(told.values()), {}):
             numbers = {client: odd_scales.numbers_of(columns[name]) for client, columns in told.items()}
             known = {client: one for client, one in numbers.items() if one is not None}
-            for client, claim in odd_scales.odd(known).items():
-                usual[client][name] = odd_scales.without(told[client][name])
+            for client, claim in odd_scales.find_odd_sites(known).items():
+                usual[client][name] = odd_scales.forget_numbers(told[client][name])
                 self.broker.log(
                     f"client {client}: its '{name}' has {claim}; it does not count for the scale of the others, and "
                     "has its own if it is an input"

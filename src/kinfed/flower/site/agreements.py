@@ -38,13 +38,16 @@ def summary(planned: Plan) -> list[str]:
     model = {key: value for key, value in table["model"].items() if key in ("hidden", "cut")}
     length = learning.training
     steps = several(length.epochs, "epoch") if length.steps is None else several(length.steps, "step")
-    own = {key: value for key, value in table["method"].items() if key.endswith(("epochs", "steps", "batch")) and value}
+    settings = {
+        key: value for key, value in table["method"].items() if key.endswith(("epochs", "steps", "batch")) and value
+    }
     most = needs(planned)
     return [
-        f"method {plugins.called(learning.method_name)}{_listed(own)}, model "
-        f"{plugins.called(table['model']['name'])}{_listed(model)}; {several(most['training'], 'round')} of {steps}, "
-        f"{several(length.batch, 'row')} a step; {100 * split.test:g} % of rows for the test, "
-        f"{100 * split.validation:g} % for validation, seed {learning.seed}",
+        f"method {plugins.called(learning.method_name)}{_tell_settings(settings)}, model "
+        f"{plugins.called(table['model']['name'])}{_tell_settings(model)}; "
+        f"{several(most['training'], 'round')} of {steps}, {several(length.batch, 'row')} a step; "
+        f"{100 * split.test:g} % of rows for the test, {100 * split.validation:g} % for validation, "
+        f"seed {learning.seed}",
         f"a run takes {several(most['training'], 'upload')} trained on this site's rows and as many as "
         f"{most['evaluation']:,} times its scores; {REPEATED} of these may be repeated, and then nothing more leaves",
         "the plan does not say which models the server sends, and crafted ones can read rows out of these answers; "
@@ -60,17 +63,17 @@ def agree(plans: Sequence[Plan], folder: Path, again: bool = True) -> str:
     made = {}
     for planned in plans:
         table = plugins.for_sites(planned.table)
-        own = {"split": table["federation"]["split"], "seed": planned.learning.seed, "most": needs(planned)}
-        made[digest(table)] = {**own, "experiment": "", "description": "", "given": {}}
+        terms = {"split": table["federation"]["split"], "seed": planned.learning.seed, "most": needs(planned)}
+        made[digest(table)] = {**terms, "experiment": "", "description": "", "given": {}}
     make_folder(folder.parent)
-    known = read_json(_beside(folder, AGREED))
-    write_json(_beside(folder, AGREED), known | made if again else made | known)
+    agreed = read_json(_locate(folder, AGREED))
+    write_json(_locate(folder, AGREED), agreed | made if again else made | agreed)
     return next(iter(made))
 
 
-def asked(folder: Path) -> list[Table]:
+def read_asked(folder: Path) -> list[Table]:
     """The plans that a server asked this site for last."""
-    plans: list[Table] = read_json(_beside(folder, ASKED)).get("plans", [])
+    plans: list[Table] = read_json(_locate(folder, ASKED)).get("plans", [])
     return plans
 
 
@@ -88,11 +91,11 @@ class Agreements:
         """
         if not self.required:
             return ""
-        known = read_json(_beside(self.folder, AGREED))
+        agreed = read_json(_locate(self.folder, AGREED))
         for i, table in enumerate(plans):
-            entry = known.get(digest(table))
+            entry = agreed.get(digest(table))
             if entry is None:
-                return f"its operator has not agreed to this plan yet{' (that of the run beside it)' * bool(i)}"
+                return f"its operator has not agreed to this plan yet{' (that of the run beside it)' if i else ''}"
             if not i and entry["experiment"] not in ("", experiment):
                 return "its operator agreed to one run of this plan, which is another one, and not to this one yet"
         return "" if plans else "the server does not say what it plans, and its operator has agreed to nothing else"
@@ -100,27 +103,27 @@ class Agreements:
     def keep_asked(self, plans: Sequence[Table]) -> None:
         """Write down what the server asks for, so that the operator can look at it."""
         make_folder(self.folder.parent)
-        write_json(_beside(self.folder, ASKED), {"plans": list(plans)})
+        write_json(_locate(self.folder, ASKED), {"plans": list(plans)})
 
-    def allow_description(self, words: Words) -> None:
+    def allow_description(self, message: Words) -> None:
         """Raise Withheld unless a plan is agreed to that asks for this description, and count it."""
         if not self.required:
             return
-        known = read_json(_beside(self.folder, AGREED)).get(str(words.get("plan")))
-        if known is None or [known["split"], known["seed"]] != [words["split"], words["seed"]]:
+        agreed = read_json(_locate(self.folder, AGREED)).get(str(message.get("plan")))
+        if agreed is None or [agreed["split"], agreed["seed"]] != [message["split"], message["seed"]]:
             raise self._not_agreed("it does not describe its rows")
-        self._give(str(words["plan"]), str(words.get("experiment", "")), ("description",))
+        self._give(str(message["plan"]), str(message.get("experiment", "")), ("description",))
 
     def check(self, table: Table, invitation: Words) -> None:
         """Raise Withheld unless a run of a plan is agreed to, with this description of the rows."""
         key, experiment = self._key(table, invitation["experiment"]), invitation["experiment"]
-        entry = read_json(_beside(self.folder, AGREED)).get(key)
+        entry = read_json(_locate(self.folder, AGREED)).get(key)
         if entry is None:
             if self.required:
                 raise self._not_agreed(f"its hash is {key[:16]}")
             return
         self._check_run(entry, experiment)
-        if entry["description"] not in ("", _described(invitation)):
+        if entry["description"] not in ("", _hash_description(invitation)):
             raise Withheld(
                 "the server's description, by which rows become inputs, is not the one that this run began with "
                 f"({entry['description'][:16]}); its operator may agree to another run"
@@ -129,12 +132,12 @@ class Agreements:
     def join(self, planned: Plan, invitation: Words) -> None:
         """Count that the site joins a run, which from now on has this description of the rows."""
         table, experiment = invitation["table"], invitation["experiment"]
-        known, key = read_json(_beside(self.folder, AGREED)), self._key(invitation["table"], experiment)
-        own = {"split": table["federation"]["split"], "seed": planned.learning.seed, "most": needs(planned)}
-        entry = known.get(key) or {**own, "given": {}}
-        entry |= {"experiment": experiment, "description": _described(invitation)}
+        agreed, key = read_json(_locate(self.folder, AGREED)), self._key(invitation["table"], experiment)
+        terms = {"split": table["federation"]["split"], "seed": planned.learning.seed, "most": needs(planned)}
+        entry = agreed.get(key) or {**terms, "given": {}}
+        entry |= {"experiment": experiment, "description": _hash_description(invitation)}
         make_folder(self.folder.parent)
-        write_json(_beside(self.folder, AGREED), known | {key: entry})
+        write_json(_locate(self.folder, AGREED), agreed | {key: entry})
         self.give(table, experiment, ("joining",))
 
     def give(self, table: Table, experiment: str, kinds: Sequence[str]) -> str:
@@ -145,8 +148,8 @@ class Agreements:
         return self._give(self._key(table, experiment), experiment, kinds)
 
     def _give(self, key: str, experiment: str, kinds: Sequence[str]) -> str:
-        known = read_json(_beside(self.folder, AGREED))
-        if (entry := known.get(key)) is None:
+        agreed = read_json(_locate(self.folder, AGREED))
+        if (entry := agreed.get(key)) is None:
             raise self._not_agreed(f"its hash is {key[:16]}")
         self._check_run(entry, experiment)
         most, given = entry["most"], dict(entry["given"])
@@ -154,11 +157,11 @@ class Agreements:
             given[kind] = given.get(kind, 0) + 1
         if sum(max(0, count - most[kind]) for kind, count in given.items()) > REPEATED:
             raise Withheld(
-                f"the run has had {_counted(entry['given'], most)}, which is all that its plan needs, and {REPEATED} "
-                "repeated: this site answers it no more, unless its operator agrees again"
+                f"the run has had {_tell_counts(entry['given'], most)}, which is all that its plan needs, and "
+                f"{REPEATED} repeated: this site answers it no more, unless its operator agrees again"
             )
-        write_json(_beside(self.folder, AGREED), known | {key: entry | {"experiment": experiment, "given": given}})
-        return _counted({kind: given[kind] for kind in kinds}, most)
+        write_json(_locate(self.folder, AGREED), agreed | {key: entry | {"experiment": experiment, "given": given}})
+        return _tell_counts({kind: given[kind] for kind in kinds}, most)
 
     def _check_run(self, entry: Mapping[str, Any], experiment: str) -> None:
         if entry["experiment"] not in ("", experiment):
@@ -171,21 +174,21 @@ class Agreements:
         return Withheld(f"its operator has not agreed to this plan (kinfed flower agree {self.folder.name}): {more}")
 
 
-def _described(invitation: Words) -> str:
+def _hash_description(invitation: Words) -> str:
     """The hash of how a site's rows become inputs."""
     return _hash({name: invitation.get(name) for name in PINNED})
 
 
-def _beside(folder: Path, name: str) -> Path:
+def _locate(folder: Path, name: str) -> Path:
     """A file beside a site's folder, which may be deleted."""
     return folder.parent / f"{folder.name}.{name}"
 
 
-def _counted(given: Mapping[str, int], most: Mapping[str, int]) -> str:
+def _tell_counts(given: Mapping[str, int], most: Mapping[str, int]) -> str:
     return ", ".join(f"{kind} {count:,} of {most[kind]:,}" for kind, count in given.items())
 
 
-def _listed(settings: Mapping[str, Any]) -> str:
+def _tell_settings(settings: Mapping[str, Any]) -> str:
     return f" ({', '.join(f'{key} {value}' for key, value in settings.items())})" if settings else ""
 
 

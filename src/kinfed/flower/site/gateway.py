@@ -113,7 +113,9 @@ class Gateway:
             replies = {client: self.sites[client].reply(kind, part) for client, part in known.items()}
         answered = {client: reply for client, reply in replies.items() if "refused" not in reply.words}
         if lines := [
-            line for reply in answered.values() if (line := contents.told(reply.words, messages.numbers(reply)))
+            line
+            for reply in answered.values()
+            if (line := contents.describe_reply(reply.words, messages.numbers(reply)))
         ]:
             self._report(f"{SENT}replies of {several(len(lines), 'client')}, the first: {lines[0]}")
         return messages.bundle(strange | replies)

@@ -104,7 +104,7 @@ class Site:
         if (
             kind != "hello"
             and "refused" not in reply.words
-            and (what := contents.told(reply.words, messages.numbers(reply)))
+            and (what := contents.describe_reply(reply.words, messages.numbers(reply)))
         ):
             self._report(f"{SENT}{what}{self._given}")
         self._given = ""

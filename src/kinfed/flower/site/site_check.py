@@ -189,12 +189,12 @@ def _description(words: Words) -> list[str]:
     """What is told of the training rows, column by column."""
     lines = [f"of {several(words['rows'], 'training row')}:"]
     for name, known in words.get("statistics", {}).items():
-        lines.append(f"  {name}: {contents.of_column(known)}")
+        lines.append(f"  {name}: {contents.describe_column(known)}")
     if "begins" in words:
         lines.append("  at which steps windows begin")
     for i, one in enumerate(words.get("answers", [])):
         number = f" {i + 1}" * (len(words["answers"]) > 1)
-        lines.append(f"  the target{number}: {contents.of_column(one)}")
+        lines.append(f"  the target{number}: {contents.describe_column(one)}")
     return lines
 
 

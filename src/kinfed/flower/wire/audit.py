@@ -16,7 +16,7 @@ from ...errors import RunError
 from ...files import make_folder
 from ..server.nodes import Failure, Node, Transport
 from . import contents, messages
-from .audit_file import FILE as FILE, FIRST, checked, find as find, hash_of, of_site as of_site, read as read
+from .audit_file import FILE as FILE, FIRST, check_line, find as find, hash_of, of_site as of_site, read as read
 from .messages import Message
 
 
@@ -34,7 +34,7 @@ class AuditLog:
             if content[len(whole) + 1 :]:  # of a program that was killed as it wrote
                 os.truncate(path, len(whole) + bool(whole))
             if whole:
-                self._last = checked(path, len(whole.splitlines()), whole.splitlines()[-1], None)["hash"]
+                self._last = check_line(path, len(whole.splitlines()), whole.splitlines()[-1], None)["hash"]
 
     def note(self, way: str, peer: str, kind: str, message: Message) -> None:
         """Add a line for a message that is "sent" to, or has "come" from, a peer; raises RunError if that fails."""
@@ -44,7 +44,7 @@ class AuditLog:
             "peer": peer,
             "kind": kind,
             "holds": _holds(message),
-            **({"says": contents.kept(message.words)} if self._has_words else {}),
+            **({"says": contents.keep_for_log(message.words)} if self._has_words else {}),
             "bytes": messages.size(message),
             "message": messages.digest(message),
             "before": self._last,

@@ -19,9 +19,9 @@ def of_site(state: Path, name: str) -> Path:
 
 def find(path: Path) -> Path:
     """The audit log that a path names: a file, the folder of a run, or that of a site."""
-    for one in (path, path / FILE, of_site(path.parent, path.name)):
-        if one.is_file():
-            return one
+    for candidate in (path, path / FILE, of_site(path.parent, path.name)):
+        if candidate.is_file():
+            return candidate
     raise UsageError(f"{path} has no audit log; give the folder of a run, or a site's, such as kinfed-site/ann")
 
 
@@ -30,24 +30,24 @@ def read(path: Path) -> Iterator[dict[str, Any]]:
     before = FIRST
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
-            said = checked(path, number, line, before)
-            before = said["hash"]
-            yield said
+            entry = check_line(path, number, line, before)
+            before = entry["hash"]
+            yield entry
 
 
-def checked(path: Path, number: int, line: bytes, before: str | None) -> dict[str, Any]:
+def check_line(path: Path, number: int, line: bytes, before: str | None) -> dict[str, Any]:
     """A line's content, if its hash, and that of the line `before`, are right."""
     try:
-        said: dict[str, Any] = json.loads(line)
-        own = said.pop("hash")
-        good = own == hash_of(said) and before in (None, said["before"])
+        entry: dict[str, Any] = json.loads(line)
+        written = entry.pop("hash")
+        good = written == hash_of(entry) and before in (None, entry["before"])
     except (ValueError, LookupError, TypeError, AttributeError):
         good = False
     if not good:
         raise RunError(f"{path}, line {number}: it is not what was written there, or a line before it is missing")
-    return {**said, "hash": own}
+    return {**entry, "hash": written}
 
 
-def hash_of(said: dict[str, Any]) -> str:
+def hash_of(entry: dict[str, Any]) -> str:
     """The hash of a line."""
-    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(entry, sort_keys=True).encode()).hexdigest()

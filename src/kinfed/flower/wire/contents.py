@@ -9,56 +9,62 @@ SHOWN = 12  # names that a line lists, unless all are asked for
 FORMS = {"client", "kinfed", "upload", "client_statistics"}  # who replies, and how its tensors lie
 
 
-def kept(words: Words) -> Words:
-    """The words of a reply that an audit log keeps: all, except the form of its tensors."""
-    parts = words.get("bundle")
+def keep_for_log(fields: Words) -> Words:
+    """The fields of a reply that an audit log keeps: all, except the form of its tensors."""
+    parts = fields.get("bundle")
     if isinstance(parts, dict):
-        return {"clients": {name: kept(one) for name, one in parts.items() if isinstance(one, dict)}}
-    return {name: value for name, value in words.items() if name not in FORMS}
+        return {"clients": {name: keep_for_log(part) for name, part in parts.items() if isinstance(part, dict)}}
+    return {name: value for name, value in fields.items() if name not in FORMS}
 
 
-def told(words: Words, sizes: Mapping[str, int], most: int | None = SHOWN) -> str:
+def describe_reply(fields: Words, sizes: Mapping[str, int], most: int | None = SHOWN) -> str:
     """What a site's reply says of its rows, in a line; empty if nothing. `most` names are listed, None: all.
 
     `sizes` are how many numbers each of its tensors has.
     """
-    if isinstance(clients := words.get("clients"), dict):
-        return ". ".join(f"{name}: {line}" for name, one in clients.items() if (line := told(one, {}, most)))
-    lines = [f"description of {words['rows']:,} training rows: {described(words, most)}"] if "rows" in words else []
-    if "size" in words:
-        lines.append(f"that it has {words['size']:,} training rows")
-    if "scores" in words:
-        lines.append(f"scores of round {words['evaluated'] + 1}: {_scores(words['scores'])}")
-    if "baselines" in words:
-        each = [f"{name} {test:.4g}" for name, (_, test) in words["baselines"].items() if test is not None]
-        lines.append(f"test scores of what it can do without others: {', '.join(each) or 'none'}")
+    if isinstance(clients := fields.get("clients"), dict):
+        return ". ".join(
+            f"{name}: {line}" for name, reply in clients.items() if (line := describe_reply(reply, {}, most))
+        )
+    lines = []
+    if "rows" in fields:
+        lines.append(f"description of {fields['rows']:,} training rows: {describe_columns(fields, most)}")
+    if "size" in fields:
+        lines.append(f"that it has {fields['size']:,} training rows")
+    if "scores" in fields:
+        lines.append(f"scores of round {fields['evaluated'] + 1}: {_scores(fields['scores'])}")
+    if "baselines" in fields:
+        scores = [f"{name} {test:.4g}" for name, (_, test) in fields["baselines"].items() if test is not None]
+        lines.append(f"test scores of what it can do without others: {', '.join(scores) or 'none'}")
     if sizes:
-        round = f" of round {words['round'] + 1}" * ("round" in words)
+        round = f" of round {fields['round'] + 1}" if "round" in fields else ""
         lines.append(f"{_some([f'{name} ({size:,} numbers)' for name, size in sizes.items()], most)}{round}")
     return "; ".join(lines)
 
 
-def described(words: Words, most: int | None = SHOWN) -> str:
+def describe_columns(fields: Words, most: int | None = SHOWN) -> str:
     """A description's columns, each with what is said of it."""
-    columns = [f"{name}: {of_column(known, most)}" for name, known in words.get("statistics", {}).items()]
-    columns += ["at which steps windows begin"] * ("begins" in words)
-    columns += [f"the target: {of_column(known, most)}" for known in words.get("answers", [])]
+    columns = [f"{name}: {describe_column(column, most)}" for name, column in fields.get("statistics", {}).items()]
+    if "begins" in fields:
+        columns.append("at which steps windows begin")
+    columns += [f"the target: {describe_column(column, most)}" for column in fields.get("answers", [])]
     return ". ".join(columns)
 
 
-def of_column(known: Mapping[str, Any], most: int | None = SHOWN) -> str:
+def describe_column(column: Mapping[str, Any], most: int | None = SHOWN) -> str:
     """What is said of one column."""
-    if known["kind"] == "category":
-        names = [f"{name} ({count})" for name, count in known["counts"].items()]
-        said = f"{len(names):,} categories by name and count: {_some(names, most)}" if names else "no category's name"
-        said += f"; {known['others']:,} rows of others" * bool(known["others"])
-        return said + f"; {known['missing']:,} missing"
-    if known["kind"] == "date":
-        return f"years ({of_column({'kind': 'number', **known['years']}, most)}), and whether dates have a time of day"
-    if not known["known"]:
-        return f"nothing but that {known['missing']:,} are missing"
-    near = f", counts around {len(known['near'])} values" if known["near"] else ""
-    return f"count {known['known']:,}, mean {known['mean']:.4g}, deviation {known['deviation']:.4g}{near}"
+    if column["kind"] == "category":
+        names = [f"{name} ({count})" for name, count in column["counts"].items()]
+        text = f"{len(names):,} categories by name and count: {_some(names, most)}" if names else "no category's name"
+        others = f"; {column['others']:,} rows of others" if column["others"] else ""
+        return f"{text}{others}; {column['missing']:,} missing"
+    if column["kind"] == "date":
+        years = describe_column({"kind": "number", **column["years"]}, most)
+        return f"years ({years}), and whether dates have a time of day"
+    if not column["known"]:
+        return f"nothing but that {column['missing']:,} are missing"
+    near = f", counts around {len(column['near'])} values" if column["near"] else ""
+    return f"count {column['known']:,}, mean {column['mean']:.4g}, deviation {column['deviation']:.4g}{near}"
 
 
 def _scores(rows: Sequence[Sequence[Any]]) -> str:
@@ -71,4 +77,4 @@ def _scores(rows: Sequence[Sequence[Any]]) -> str:
 
 def _some(names: Sequence[str], most: int | None) -> str:
     more = 0 if most is None else max(0, len(names) - most)
-    return ", ".join(names[:most]) + f" and {more:,} more" * bool(more)
+    return ", ".join(names[:most]) + (f" and {more:,} more" if more else "")

@@ -72,12 +72,12 @@ class RunGrid:
             asked = flower.PullObjectRequest(node=self._node, run_id=self._run, object_id=part)
             got = self._client.PullObject(asked)
             if not got.object_found:
-                return _lost(id, "a part of its reply did not come")
+                return _make_error(id, "a part of its reply did not come")
             if not got.object_available:
                 return None
             coming.contents[part] = got.object_content
             if sum(map(len, coming.contents.values())) > LONGEST:
-                return _lost(id, f"its reply is longer than {LONGEST:,} bytes")
+                return _make_error(id, f"its reply is longer than {LONGEST:,} bytes")
         said = flower.ConfirmMessageReceivedRequest(node=self._node, run_id=self._run, message_object_id=coming.message)
         self._client.ConfirmMessageReceived(said)
         return flower.inflate_object_from_contents(coming.message, coming.contents)
@@ -87,7 +87,7 @@ class RunGrid:
         return self._flower.Node(node_id=SERVER)
 
 
-def _lost(id: str, why: str) -> Any:
+def _make_error(id: str, why: str) -> Any:
     """What stands for a reply that is lost, as Flower's errors do."""
     error = SimpleNamespace(reason=why, code=0)
     return SimpleNamespace(metadata=SimpleNamespace(reply_to_message_id=id), error=error, has_error=lambda: True)
