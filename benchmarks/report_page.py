@@ -61,7 +61,7 @@ def draw_page(browser, page):
     begin, end = place(tab, "#graph"), place(tab, "#clients-title")
     tab.screenshot(path=DOCS / "report-graph.png", full_page=True, clip=part(begin - 30, end - 30))
     tab = shown(browser, page, "dark")
-    choose(tab, "Gain over Local", "10")
+    choose(tab, "Gain over the best baseline without others", "10")
     begin, end = place(tab, "#graph"), place(tab, ".picker")
     tab.screenshot(path=DOCS / "report-dark.png", full_page=True, clip=part(begin - 30, end - 20))
 

@@ -38,7 +38,7 @@ def test_the_first_run_compares_ten_methods_and_continues_where_it_was_interrupt
     assert {path.stem for path in EXAMPLES.glob("*.py")} == {"first_run", "known_graph", "own_data", "own_method"}
     small = ("rounds=1", "federation.clients=4", "training.epochs=1")
     first.main(tmp_path, small)
-    for name in ("local", "panacea"):
+    for name in ("local", "pfedgraph"):
         (tmp_path / name / "summary.json").unlink()
     before = {name: (tmp_path / name / "summary.json").stat().st_mtime_ns for name in first.METHODS[1:-1]}
     capsys.readouterr()

@@ -66,7 +66,7 @@ def test_sliders_change_the_links_and_a_click_shows_the_files_numbers(opened, tm
     page.locator("#net").click(position={"x": x, "y": y})
     panel = page.locator("#panel")
     playwright.expect(panel.locator("h3")).to_have_text("Client c3")
-    assert "+50.0 points over learning alone" in panel.inner_text()
+    assert "+50.0 points over Local" in panel.inner_text()
     assert "5 are better, 0 worse, 5 the same (p = 0.063" in panel.inner_text()
     heard = panel.locator("table").first.locator("tbody tr").all_inner_texts()
     assert [line.split()[:2] for line in heard] == [["c0", "0.400"], ["c1", "0.300"], ["c2", "0.200"]]
@@ -93,9 +93,11 @@ def test_markup_in_a_folder_is_text_in_the_page(opened, tmp_path, run_of):
 
 
 def test_a_run_without_relations_says_what_it_has_instead(opened, tmp_path, run_of):
-    page, problems = opened(run_of(tmp_path / "mine", SCORES, method="ditto"))
+    page, problems = opened(run_of(tmp_path / "mine", SCORES, method="partial-pooling"))
     playwright.expect(page.locator("#instead")).to_contain_text("keeps no graph of who learns from whom")
+    playwright.expect(page.locator("#instead")).to_contain_text("Partial pooling: linear models")
     assert page.locator("#heat").is_hidden()
+    assert page.locator("#net").is_hidden()
     assert "so nobody can say whether it was helped" in page.locator("#panel").inner_text()
     assert not problems
 

@@ -18,7 +18,7 @@ from ... import __version__
 from ...core.history import KINDS
 from ...errors import UsageError, log_failure, several
 from ...files import replacing
-from ...methods import METHODS
+from ...methods.solved import KNOWN
 from ...runs.baselines import NAMES
 from ...runs.run_folder import RunFolder
 from ...verdict.verdict import BEST_ALONE, BEST_POOLED
@@ -156,9 +156,9 @@ def _words(gathered: Gathered, lacking: Sequence[str]) -> dict[str, Any]:
 
 def _papers(rows: Sequence[Row]) -> list[str]:
     """What each method is, and what it does otherwise than its paper, as its file says it."""
-    names = [name for name in dict.fromkeys(row.method for row in rows) if name in METHODS]
-    differs = {name: METHODS.differs(name) for name in names}
-    return [METHODS.summary(name) + f" Differs: {differs[name]}" * bool(differs[name]) for name in names]
+    names = [name for name in dict.fromkeys(row.method for row in rows) if name in KNOWN]
+    differs = {name: KNOWN.differs(name) for name in names}
+    return [KNOWN.summary(name) + f" Differs: {differs[name]}" * bool(differs[name]) for name in names]
 
 
 def _commands(gathered: Gathered) -> Iterator[tuple[str, str]]:

@@ -16,7 +16,7 @@ from ...core.sharing import undivided
 from ...core.summary import Summary
 from ...data.split import SPLITS
 from ...errors import UsageError, log_failure
-from ...methods import METHODS
+from ...methods.solved import KNOWN
 from ...runs.config import plugins
 from ...runs.reference_runs import BASES
 from ...runs.run import FinalServer, Run
@@ -353,8 +353,9 @@ def _clusters(folder: RunFolder) -> list[int] | None:
 
 def _instead(summary: Summary, clusters: bool) -> str:
     """What a method without a relation has, in sentences."""
-    what = METHODS.summary(summary.method).rstrip(".") if summary.method in METHODS else summary.method
-    text = f"{summary.method} keeps no graph of who learns from whom. It is: {what}."
+    text = f"{summary.method} keeps no graph of who learns from whom."
+    if summary.method in KNOWN:
+        text += f" {KNOWN.summary(summary.method).rstrip('.')}."
     if clusters:
         return f"{text} It puts clients into clusters; choose them as colours."
     if summary.sharing is not None:

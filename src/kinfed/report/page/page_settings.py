@@ -13,7 +13,7 @@ from ...data.datasets import DATASETS
 from ...data.graphs import GRAPHS
 from ...data.partitions import PARTITIONS
 from ...data.split import Split
-from ...methods import METHODS
+from ...methods.solved import KNOWN
 from ...models import MODELS
 from ...runs.run_folder import RunFolder
 from ...simulation.attacks import ATTACKS
@@ -30,7 +30,7 @@ TOP = {
     "federation.reweighted": "whether accuracy is also weighted by each client's shares of labels",
 }
 REGISTRIES: Mapping[str, Mapping[str, Any]] = {
-    "method": METHODS,
+    "method": KNOWN,
     "model": MODELS,
     "attack": ATTACKS,
     "federation.dataset": DATASETS,

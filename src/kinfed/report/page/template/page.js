@@ -349,6 +349,7 @@ let grid = null;  // where the heat map lies
 function drawHeat() {
   const f = frame();
   $("heat").parentNode.hidden = !f;
+  $("net").parentNode.hidden = $("colour-box").hidden = !f && !DATA.clients.places && !method().clusters;
   document.querySelector(".views").classList.toggle("alone", !f);
   if (!f) return;
   const [pen, width, height] = canvas("heat", 0.96);
