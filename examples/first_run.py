@@ -15,8 +15,8 @@ from kinfed.cli import main as kinfed
 OUT = Path("runs/demo")
 METHODS = ("local", "fedavg", "fedavg-ft", "kin", "hedge", "sfl", "fedcedar", "fedaghn", "pfedgat", "pfedgraph")
 WHY = (
-    "sfl, fedcedar, fedaghn, pfedgat and pfedgraph run at their papers' values, for other data and more rounds. Tuned on "
-    "validation examples, sfl and fedaghn are ahead of local here in twenty rounds, too; fedcedar and pfedgat "
+    "sfl, fedcedar, fedaghn, pfedgat and pfedgraph run at their papers' values, for other data and more rounds. Tuned "
+    "on validation examples, sfl and fedaghn are ahead of local here in twenty rounds, too; fedcedar and pfedgat "
     "are not (docs/evidence/rotated-digits.md). The time is the clock's, whatever else the machine does."
 )
 
