@@ -277,15 +277,20 @@ def trial(grid, tmp_path, examples, monkeypatch):
     monkeypatch.setattr("kinfed.flower.server.nodes.RETRY", 0.0)
     monkeypatch.setattr("kinfed.flower.server.nodes.LATER", 0.0)
 
-    def make(name, *, rounds=3, share=1.0, linked=True, method=None, model="mlp", split=None, **flower):
+    def make(name, *, rounds=3, share=1.0, linked=True, method=None, model="mlp", cut=None, split=None, **flower):
         known = "abcdef"[: flower.get("clients", 6)]
         links = [f"{known[i]},{known[j]}\n" for i, j in LINKS if max(i, j) < len(known)]
         (tmp_path / "links.csv").write_text("from,to\n" + "".join(links))
+        shape = (
+            {}
+            if model in ("additive", "log-linear")
+            else {"hidden": [5]} | ({"cut": cut} if cut is not None and model == "mlp" else {})
+        )
         table = {
             "rounds": rounds,
             "seed": 11,
             "participation": share,
-            "model": {"name": model, **({} if model in ("additive", "log-linear") else {"hidden": [5]})},
+            "model": {"name": model, **shape},
             "training": {"epochs": 2, "batch": 8, "optimiser": {"name": "sgd", "lr": 0.2}},
             "federation": {"split": split or {}},
             "method": {"name": name, **SETTINGS.get(name, {}), **(method or {})},
