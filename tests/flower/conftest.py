@@ -281,11 +281,9 @@ def trial(grid, tmp_path, examples, monkeypatch):
         known = "abcdef"[: flower.get("clients", 6)]
         links = [f"{known[i]},{known[j]}\n" for i, j in LINKS if max(i, j) < len(known)]
         (tmp_path / "links.csv").write_text("from,to\n" + "".join(links))
-        shape = (
-            {}
-            if model in ("additive", "log-linear")
-            else {"hidden": [5]} | ({"cut": cut} if cut is not None and model == "mlp" else {})
-        )
+        shape = {} if model in ("additive", "log-linear") else {"hidden": [5]}
+        if cut is not None and model == "mlp":
+            shape["cut"] = cut
         table = {
             "rounds": rounds,
             "seed": 11,

@@ -79,8 +79,9 @@ def test_sites_that_start_as_the_page_says_are_told_whether_kin_helped(story, tm
     summary = serve(plan.resolve(raw), Here(sites), Path("sites"), log=lambda line: None, poll=0.0)
     assert summary.clients.names == [site.name for site in sites]
     assert summary.metric.name == "mae"
-    assert summary.verdict["over"].keys() == {"local", "fedavg"}
-    sentences = [line for line in told if " when learning alone, " in line and " with one model for all; " in line]
+    assert summary.verdict["over"].keys() == {"alone", "pooled"}
+    baselines = (" with the best baseline without others, ", " with one model for all. ")
+    sentences = [line for line in told if all(name in line for name in baselines)]
     assert len(sentences) == 3
 
 
@@ -117,7 +118,7 @@ def test_the_commands_of_a_page_train_three_sites_over_tls(story, tmp_path, monk
         subprocess.run(["kinfed", "flower", "down"], check=True)
     summary = json.loads(said["run"])
     assert summary["by_client"]["names"] == [*nodes(shown)]
-    assert summary["verdict"]["over"].keys() == {"local", "fedavg"}
+    assert summary["verdict"]["over"].keys() == {"alone", "pooled"}
     for name in summary["by_client"]["names"]:
         own = json.loads((Path("kinfed-site") / name / summary["sites"]["experiment"] / "verdict.json").read_text())
         assert own["scores"].keys() == {summary["method"], "local", "fedavg"}
