@@ -300,6 +300,7 @@ def divide(
         raise UsageError(
             f"{some(len(short), len(names), 'client')} too few examples for training, validation and test"
             f"{' one after the other' if in_order else ''}: {listed(short)}"
+            f"{', as rows of one group stay together' if dataset.blocks is not None and not in_order else ''}"
             "; give each of them more, leave them out, or validate on none (federation.split.validation=0)"
         )
     rows = {name: [part[name] for part in parts] for name in SPLITS}
