@@ -59,4 +59,4 @@ def test_another_shell_is_refused_in_one_line(capsys):
     with pytest.raises(SystemExit):
         main(["--print-completion", "ksh"])
     (line,) = capsys.readouterr().err.splitlines()
-    assert "invalid choice: 'ksh'" in line
+    assert "there is no 'ksh'" in line

@@ -145,7 +145,7 @@ def test_panacea_tells_how_near_it_comes(bowls, executor):
     found, trained = trial.history.diagnostics[0], trial.fleet.state.theta
     theta = method.send(trial.roster, server, trial.roster.everyone).theta
     close(found["distance"], (trained - theta).square().sum(1) / 2)
-    z = method.encode(trial.roster, server)
+    z = method.encode(trial.roster, server.network)
     scores = (z @ z.T)[~torch.eye(3, dtype=bool)]
     links = trial.roster.graph.weights.double()[~torch.eye(3, dtype=bool)]
     close(found["reconstruction"], nn.functional.binary_cross_entropy(scores.sigmoid(), links))

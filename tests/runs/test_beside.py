@@ -313,7 +313,7 @@ def test_compare_takes_local_from_the_compared_runs_or_from_beside(tmp_path):
     assert not row.counts.paired
     (tmp_path / "fedaghn/tested.safetensors").write_bytes(b"broken")
     with pytest.raises(UsageError, match=r"tested\.safetensors cannot be read"):
-        compare([tmp_path / "fedaghn"])
+        RunFolder(tmp_path / "fedaghn").read_tested()
 
 
 def test_runs_beside_a_run_have_no_pictures(tmp_path):

@@ -41,7 +41,7 @@ def shops(tmp_path_factory):
 def test_an_opened_run_knows_its_clients_task_classes_columns_and_models(shops):
     run = kinfed.Run.open(shops / "run")
     assert run.names == [f"shop {i}" for i in range(6)]
-    assert run.task == kinfed.Classification(2, by_class=True)  # a rare class somewhere
+    assert run.task == kinfed.Classification(2, by_class=True, selects="loss")  # a rare class somewhere
     assert run.classes == ["no", "yes"]
     assert [column.name for column in run.description.inputs] == ["age", "kind"]
     assert run.theta("shop 3").shape == (run.layout.size,)

@@ -36,10 +36,11 @@ def serving(folder, token="", limits=None):
     """The address of a service of a run, and the service."""
     service = Service(*opened(folder), token, limits or Limits())
     with listen("127.0.0.1", 0, token) as at:
+        port = at.getsockname()[1]  # before the service takes the socket over
         thread = threading.Thread(target=service.run, args=(at,), daemon=True)
         thread.start()
         try:
-            yield f"http://127.0.0.1:{at.getsockname()[1]}", service
+            yield f"http://127.0.0.1:{port}", service
         finally:
             service.server.should_exit = True
             thread.join(20)
@@ -201,7 +202,7 @@ def test_more_requests_than_may_wait_are_told_to_come_again(shops, monkeypatch):
     go, work = threading.Event(), services._work
     monkeypatch.setattr(services, "_work", lambda *given: (go.wait(20), work(*given))[1])
     with (
-        serving(shops / "run", limits=Limits(concurrency=4, workers=1)) as (address, service),
+        serving(shops / "run", limits=Limits(concurrency=3, workers=1)) as (address, service),
         ThreadPoolExecutor(20) as pool,
     ):
         sent = [pool.submit(requests.post, f"{address}/predict/shop 1", json={"rows": [ROW]}) for _ in range(3)]

@@ -33,13 +33,18 @@ def warn(frame: Frame, raw: Mapping[str, Raw], targets: Mapping[str, Numbers], l
             warnings.warn(told, stacklevel=5)
     for name, one in raw.items():
         for target, y in targets.items():
-            at = _same_class(one.values, y) if labelled else _same_number(one, y)
+            at = find_copy(one, y, labelled)
             if at is not None:
                 warnings.warn(
                     f"{frame.place(at, name)}: '{frame.cell(at, name)}' tells that '{target}' is "
                     f"'{frame.cell(at, target)}', as in all rows; if it is not known before, leave it out with ignore",
                     stacklevel=4,
                 )
+
+
+def find_copy(column: Raw, y: Numbers, labelled: bool) -> int | None:
+    """A row at which a column says what the targets: [n] are, if it does in all rows, else None; see `warn`."""
+    return _same_class(column.values, y) if labelled else _same_number(column, y)
 
 
 def doubt_units(column: str, clients: Sequence[str], sizes: Numbers) -> str:

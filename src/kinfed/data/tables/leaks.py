@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from . import doubts
 from .schema import Raw
 from .words import Codes, Numbers
 
@@ -37,9 +38,13 @@ class Look(NamedTuple):
 def warn_of_leaks(
     table: str, columns: Mapping[str, Raw], targets: Mapping[str, Numbers], classes: Sequence[str]
 ) -> None:
-    """Warn of columns that tell a target: [n] in nearly all rows; of `classes`, or of numbers if there are none."""
+    """Warn of columns that tell a target: [n] in nearly all rows; of `classes`, or of numbers if there are none.
+
+    Copies of the target are left out, because `doubts.warn` names them where the table is read.
+    """
     for target, y in targets.items():
-        look = Look.sample(columns, y)
+        others = {name: raw for name, raw in columns.items() if doubts.find_copy(raw, y, bool(classes)) is None}
+        look = Look.sample(others, y)
         if len(look.y) < LEAST or len(look.columns) == 0:
             continue
         leaks = _leaks_of_class(look, target, classes) if classes else _leaks_of_number(look, target)
