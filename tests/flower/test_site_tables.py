@@ -236,9 +236,12 @@ def test_a_site_predicts_its_rows_as_its_model_was_scored(tables, tmp_path, caps
 
 def onboarded(folder, rows, out, capsys):
     """What a newcomer is told by the command, by number of examples."""
+    capsys.readouterr()  # a slow run before it tells how far it is
     asked = ["onboard", str(folder), "--data", str(rows), "--shots", "0,8,all", "--rounds", "2", "--out", str(out)]
     assert main([*asked, "how.executor=loop", "--json", "--quiet"]) == 0
-    return {one["examples"]: one["scores"] for one in json.loads(capsys.readouterr().out)}
+    shown = capsys.readouterr()
+    assert shown.out.startswith("["), shown
+    return {one["examples"]: one["scores"] for one in json.loads(shown.out)}
 
 
 def hashes(folder):
