@@ -91,7 +91,7 @@ def test_a_choice_races_models_says_what_a_ridge_does_and_gets_all_rows():
     names = {one.candidate.name for one in choice.standings}
     assert {"partial-pooling,linear", "partial-pooling,additive", "partial-pooling,linear,kin=1"} <= names
     assert choice.winner.candidate.method_name == "partial-pooling"
-    lines = lines_of(choice.standard, False)
+    lines = lines_of([choice.standard], False)
     assert lines[-1]["name"] == "the client's own mean"
     assert choice.verdict.baselines["alone"] in [line["name"] for line in lines if line["needs"] == "nobody else"]
     assert choice.verdict.baselines["alone"] in choice.verdict.sentence

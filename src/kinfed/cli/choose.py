@@ -152,7 +152,8 @@ def _format_signed(value: float, share: bool) -> str:
 def _notes(choice: dict[str, Any]) -> Iterator[str]:
     """Remarks, one line each."""
     more = max(0, sum("problem" not in row for row in choice["ranking"]) - SHOWN)
-    again = f", and {choice['refit_rounds']:,} to train what is kept on all rows" * bool(choice.get("refit_rounds"))
+    refit = choice.get("refit_rounds")
+    again = f", and {refit:,} to train what is kept on all rows" if refit else ""
     took = f"after {choice['training_rounds']:,} of at most {choice['budget']:,} training rounds{again}"
     yield f"* chosen on validation examples, {took}" + (f"; {more} more candidates in choice.json" if more > 0 else "")
     problems: dict[str, list[str]] = {}

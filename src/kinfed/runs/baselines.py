@@ -192,21 +192,16 @@ def _oppose(best: Best, scores: Scores) -> Opponent:
     return Opponent(best.name, scores, best.needs_rows, best.rivals)
 
 
-def rows(baselines: Iterable[Baseline], higher_is_better: bool) -> list[dict[str, Any]]:
-    """A line for each baseline, best first: its `name`, `needs` and `mean` test score over clients."""
-    ranked = sorted(baselines, key=lambda baseline: -_rank(baseline.mean, higher_is_better))
-    return [
-        {"name": baseline.name, "pools": baseline.pools, "needs": needs(baseline), "mean": baseline.mean}
-        for baseline in ranked
-    ]
+def rows(by_seed: Iterable[Sequence[Baseline]], higher_is_better: bool) -> list[dict[str, Any]]:
+    """A line for each baseline that all seeds have, best first: its `name`, `pools`, `needs` and `mean` test score.
 
-
-def rows_over_seeds(by_seed: Iterable[Sequence[Baseline]], higher_is_better: bool) -> list[dict[str, Any]]:
-    """The same of the baselines that all seeds have, with means over seeds."""
+    The mean is over clients, and then over seeds.
+    """
     runs = [{baseline.name: baseline for baseline in baselines} for baselines in by_seed]
-    shared = [runs[0][name] for name in share_names(runs)]
-    means = {baseline.name: float(np.mean([run[baseline.name].mean for run in runs])) for baseline in shared}
-    lines = [line | {"mean": means[line["name"]]} for line in rows(shared, higher_is_better)]
+    lines = []
+    for name in share_names(runs):
+        baseline, mean = runs[0][name], float(np.mean([run[name].mean for run in runs]))
+        lines.append({"name": name, "pools": baseline.pools, "needs": needs(baseline), "mean": mean})
     return sorted(lines, key=lambda line: -_rank(line["mean"], higher_is_better))
 
 

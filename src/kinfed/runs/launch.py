@@ -358,7 +358,7 @@ class _Run:
                 f"the verdict is on the model that each seed chose ({each}), the starred row on one for all"
             )
         verdict = None if found is None else found.to_dict()
-        shown = baselines.rows_over_seeds(standard.values(), summary.metric.higher_is_better) or summary.baselines
+        shown = baselines.rows(standard.values(), summary.metric.higher_is_better) or summary.baselines
         warnings = list(dict.fromkeys(warnings))
         summary = replace(summary, verdict=verdict, baselines=shown, warnings=warnings, out=str(out))
         out.write_summary(summary)

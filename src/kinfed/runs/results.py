@@ -124,7 +124,7 @@ def write_run(
         verdict=None if verdict is None else verdict.to_dict(),
         warnings=[*summary.warnings, *problems],
         provenance=Provenance(identity=identity, former=former_of(folder, run.history), refit=refit is not None),
-        baselines=rows(standard, summary.metric.higher_is_better) or None,
+        baselines=rows([standard], summary.metric.higher_is_better) or None,
         out=str(folder),
     )
     folder.write_summary(summary)

@@ -115,7 +115,7 @@ class Choice:
             "verdict": self.verdict and self.verdict.to_dict(),
             "problems": self.problems,
             "refit": bool(self.refits),
-            "baselines": rows(self.standard, self.run.federation.task.higher_is_better),
+            "baselines": rows([self.standard], self.run.federation.task.higher_is_better),
         }
 
 

@@ -319,7 +319,7 @@ class _Pairs(NamedTuple):
         if self.single:
             yield "with one score for each client, nobody can say which clients gain"
         elif gain or lose:
-            gains, loses = f"gain{'s' * (gain == 1)}", f"lose{'s' * (lose == 1)}"
+            gains, loses = "gains" if gain == 1 else "gain", "loses" if lose == 1 else "lose"
             rest = f"; of {left} there are too few test rows to say" if left else ""
             yield f"by their own test rows {several(gain, 'client')} {gains}, {lose} {loses}{rest}"
         else:

@@ -84,7 +84,7 @@ def compare(
         places=federation.rows["test"][0].numpy(),
     )
     checkpoint.write(fleet.model.named(personal["theta"]), folder / ALONE, {})
-    words = verdict.to_dict() | {"beside": beside, "baselines": rows_of(baselines, task.higher_is_better)}
+    words = verdict.to_dict() | {"beside": beside, "baselines": rows_of([baselines], task.higher_is_better)}
     write_json(folder / VERDICT, words | {"problems": problems})
     sent = {}
     for baseline in baselines:

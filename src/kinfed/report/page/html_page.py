@@ -158,7 +158,7 @@ def _papers(rows: Sequence[Row]) -> list[str]:
     """What each method is, and what it does otherwise than its paper, as its file says it."""
     names = [name for name in dict.fromkeys(row.method for row in rows) if name in KNOWN]
     differs = {name: KNOWN.differs(name) for name in names}
-    return [KNOWN.summary(name) + f" Differs: {differs[name]}" * bool(differs[name]) for name in names]
+    return [KNOWN.summary(name) + (f" Differs: {differs[name]}" if differs[name] else "") for name in names]
 
 
 def _commands(gathered: Gathered) -> Iterator[tuple[str, str]]:

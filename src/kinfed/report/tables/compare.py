@@ -95,7 +95,7 @@ def _read_baselines(rows: Sequence[Row]) -> list[dict[str, Any]]:
     """The standard models beside the first of these runs that has some, with means over its seeds."""
     for row in rows:
         by_seed = [baselines.read(folder) for folder in row.folders]
-        if lines := baselines.rows_over_seeds(by_seed, row.metric.higher_is_better):
+        if lines := baselines.rows(by_seed, row.metric.higher_is_better):
             return lines
     return []
 

@@ -67,7 +67,7 @@ def terminal(comparison: Comparison) -> Iterator[Table | Text]:
 
 def baselines(rows: Sequence[Mapping[str, Any]], metric: str, unit: str | None, of: str = "") -> Table:
     """What standard models do on the same test rows."""
-    headings = (f"{of}standard models", f"test {metric}{f', {unit}' * bool(unit)}", "")
+    headings = (f"{of}standard models", f"test {metric}, {unit}" if unit else f"test {metric}", "")
     lines = [(row["name"], score_text(row["mean"], unit == "%"), f"needs {row['needs']}") for row in rows]
     return draw(headings, lines, words=(0, 2))
 
