@@ -63,8 +63,7 @@ def agree(plans: Sequence[Plan], folder: Path, again: bool = True) -> str:
     made = {}
     for planned in plans:
         table = plugins.for_sites(planned.table)
-        terms = {"split": table["federation"]["split"], "seed": planned.learning.seed, "most": needs(planned)}
-        made[digest(table)] = {**terms, "experiment": "", "description": "", "given": {}}
+        made[digest(table)] = _make_entry(planned, table)
     make_folder(folder.parent)
     agreed = read_json(_locate(folder, AGREED))
     write_json(_locate(folder, AGREED), agreed | made if again else made | agreed)
@@ -133,8 +132,7 @@ class Agreements:
         """Count that the site joins a run, which from now on has this description of the rows."""
         table, experiment = invitation["table"], invitation["experiment"]
         agreed, key = read_json(_locate(self.folder, AGREED)), self._key(invitation["table"], experiment)
-        terms = {"split": table["federation"]["split"], "seed": planned.learning.seed, "most": needs(planned)}
-        entry = agreed.get(key) or {**terms, "given": {}}
+        entry = agreed.get(key) or _make_entry(planned, table)
         entry |= {"experiment": experiment, "description": _hash_description(invitation)}
         make_folder(self.folder.parent)
         write_json(_locate(self.folder, AGREED), agreed | {key: entry})
@@ -172,6 +170,12 @@ class Agreements:
 
     def _not_agreed(self, more: str) -> Withheld:
         return Withheld(f"its operator has not agreed to this plan (kinfed flower agree {self.folder.name}): {more}")
+
+
+def _make_entry(planned: Plan, table: Table) -> dict[str, Any]:
+    """What is written down of a plan that is agreed to, and of which nothing was answered yet."""
+    terms = {"split": table["federation"]["split"], "seed": planned.learning.seed, "most": needs(planned)}
+    return {**terms, "experiment": "", "description": "", "given": {}}
 
 
 def _hash_description(invitation: Words) -> str:
