@@ -14,7 +14,7 @@ pytest.importorskip("flwr", reason="flwr is not installed: pip install 'kinfed[f
 
 from kinfed import RunError
 from kinfed.cli import main
-from kinfed.flower.wire import audit, messages
+from kinfed.flower.wire import audit_file, messages
 from kinfed.flower.wire.audit import AuditLog
 from kinfed.flower.wire.messages import Message
 
@@ -24,7 +24,7 @@ REPLY = Message({"client": "ann", "round": 0, "scores": []}, {"upload/theta": to
 @pytest.fixture
 def log(tmp_path):
     """A log of three messages, by two programs, one after the other."""
-    path = audit.of_site(tmp_path, "ann")
+    path = audit_file.of_site(tmp_path, "ann")
     first = AuditLog(path)
     first.note("sent", "hub:8000", "hello", Message({"client": "ann", "kinfed": "1"}, {}))
     first.note("sent", "hub:8000", "round", REPLY)
@@ -33,7 +33,7 @@ def log(tmp_path):
 
 
 def test_a_log_says_what_was_sent_to_whom(log, capsys):
-    lines = [*audit.read(log)]
+    lines = [*audit_file.read(log)]
     assert [line["kind"] for line in lines] == ["hello", "round", "verdict"]
     assert lines[1]["holds"] == ["round", "scores", "upload/theta"]
     assert (lines[1]["bytes"], lines[1]["message"]) == (messages.size(REPLY), messages.digest(REPLY))
@@ -57,7 +57,7 @@ def test_a_log_that_was_changed_is_seen(log, line, change, capsys):
         del lines[line]
     log.write_bytes(b"".join(lines))
     if change == "remove" and line == 2:  # which the hash that was noted elsewhere alone shows
-        assert len([*audit.read(log)]) == 2
+        assert len([*audit_file.read(log)]) == 2
     else:
         assert main(["flower", "log", str(log)]) == 1
         assert "it is not what was written there, or a line before it is missing" in " ".join(
@@ -69,7 +69,7 @@ def test_a_half_written_last_line_is_taken_away_and_the_chain_goes_on(log):
     whole = log.read_bytes()
     log.write_bytes(whole[:-20])
     AuditLog(log).note("sent", "hub:8000", "round", REPLY)
-    assert [line["kind"] for line in audit.read(log)] == ["hello", "round", "round"]
+    assert [line["kind"] for line in audit_file.read(log)] == ["hello", "round", "round"]
 
 
 def test_what_cannot_be_written_down_is_an_error_and_leaves_the_log_as_it_was(log):
@@ -95,12 +95,12 @@ def test_both_sides_note_the_same_messages(trial):
     """What came from sites, in the log of the run, and what a site says that it sent."""
     run = trial("fedavg", rounds=2)
     run.serve()
-    lines = [*audit.read(run.folder / "out" / audit.FILE)]
+    lines = [*audit_file.read(run.folder / "out" / audit_file.FILE)]
     came = {line["message"] for line in lines if line["way"] == "come" and line["kind"] == "round"}
     assert {line["kind"] for line in lines} == {"hello", "join", "round"}
     sent = set()
     for name in run.examples:
-        own = [*audit.read(audit.of_site(run.folder / "sites" / name, name))]
+        own = [*audit_file.read(audit_file.of_site(run.folder / "sites" / name, name))]
         sent |= {line["message"] for line in own if line["kind"] == "round"}
     assert came == sent
 

@@ -374,11 +374,11 @@ def _agree(args: argparse.Namespace, console: Console) -> None:
 
 
 def _log(args: argparse.Namespace, console: Console) -> None:
-    from ..flower.wire import audit_file as audit, contents
+    from ..flower.wire import audit_file, contents
     from ..report.tables.text_table import quantity
 
-    path, count, last = audit.find(args.where), 0, None
-    for last in audit.read(path):
+    path, count, last = audit_file.find(args.where), 0, None
+    for last in audit_file.read(path):
         count += 1
         if args.json:
             print(json.dumps(last))

@@ -26,7 +26,7 @@ from ..site.gateway import Gateway, names_in, parted, table_of
 from ..site.policy import Policy
 from ..site.site import Site
 from ..site.site_reading import Reading
-from ..wire import audit, messages, transport
+from ..wire import audit_file, messages, transport
 from ..wire.audit import AuditLog
 from ..wire.connection import Arrived, Connection
 from ..wire.link import Link
@@ -93,7 +93,7 @@ def run(
         link.wait_for_server(tell)
         try:
             with _interruptible(), Connection(link, key, home, tell) as connection:
-                log_of_messages = AuditLog(audit.of_site(state, client), words=True)
+                log_of_messages = AuditLog(audit_file.of_site(state, client), words=True)
                 many = f" with {len(site.sites)} clients" if isinstance(site, Gateway) else ""
                 tell(f"client {client} is connected{many} to {link.address}; its log is {home / 'node.log'}")
                 while True:

@@ -33,7 +33,7 @@ from ...runs.final_state import FinalState, holds_members
 from ...runs.run_folder import RunFolder
 from ...runs.trackers import followed
 from ...verdict.verdict import Verdict
-from ..wire import audit, messages
+from ..wire import audit_file, messages
 from ..wire.audit import AuditedTransport, AuditLog
 from ..wire.messages import Message, Words
 from . import plan, schema_negotiation, site_references as beside
@@ -79,7 +79,7 @@ def serve(
     with only_process(out, log):
         if folder.is_finished:  # by a process that has ended meanwhile
             return folder.read_summary()
-        audited = AuditedTransport(transport, AuditLog(out / audit.FILE))
+        audited = AuditedTransport(transport, AuditLog(out / audit_file.FILE))
         asked = [planned, *([beside.fedavg_of(planned, 1)] if "fedavg" in beside.wanted(planned) else [])]
         greeting = {"experiment": _experiment(out), "plans": [_for_sites(one) for one in asked]}
         broker = Broker(

@@ -16,7 +16,7 @@ from ...errors import RunError
 from ...files import make_folder
 from ..server.nodes import Failure, Node, Transport
 from . import contents, messages
-from .audit_file import FILE as FILE, FIRST, check_line, find as find, hash_of, of_site as of_site, read as read
+from .audit_file import FIRST, check_line, hash_of
 from .messages import Message
 
 

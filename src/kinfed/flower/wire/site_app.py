@@ -18,8 +18,8 @@ from ..programs.subprocesses import make_private
 from ..site.policy import Policy
 from ..site.site import Site
 from ..site.site_reading import Reading
-from ..wire import audit
-from . import transport
+from . import audit_file, transport
+from .audit import AuditLog
 from .messages import plain, refusal
 
 app = ClientApp()
@@ -35,7 +35,7 @@ def reply(kind: str, envelope: Envelope, context: Context) -> Envelope:
         if "refused" in message.words:
             _print(f"the server cannot use this node: {plain(message.words['refused'])}")
         answer = site.reply(kind, message)
-        audit.AuditLog(audit.of_site(site.folder.parent, name), words=True).note("sent", "the SuperLink", kind, answer)
+        AuditLog(audit_file.of_site(site.folder.parent, name), words=True).note("sent", "the SuperLink", kind, answer)
     except (UsageError, RunError) as problem:
         answer = refusal(name, problem)
         _print(f"client {name}: {problem}" if name else str(problem))
