@@ -54,6 +54,15 @@ def test_a_column_that_tells_the_label_is_named(columns, said):
     assert line.endswith("what is not known before 'y' is left out with ignore")
 
 
+def test_a_copy_of_the_label_is_named_once_and_named_if_it_is_none_in_a_row_outside_training():
+    frame = polars.DataFrame(table(copy=lambda draw, yes: np.where(yes, 1, 0)))
+    (line,) = warned(frame)
+    assert "column 'copy': '1' tells that 'y' is 'yes', as in all rows" in line
+    test = int(kinfed.from_frame(frame, client="site", target="y").rows["test"][0][0])
+    (line,) = warned(frame.with_columns(copy=polars.when(polars.int_range(ROWS) == test).then(7).otherwise("copy")))
+    assert "'copy' alone tells 'y' in 100 % of rows" in line
+
+
 def test_two_columns_that_tell_the_label_together_are_named():
     draw = np.random.default_rng(1)
     sent, back = draw.choice(["yes", "no"], (2, ROWS))

@@ -88,8 +88,8 @@ class Preparation:
         """Warn of columns that tell targets in training rows, and of other rows that are copies of these."""
         x, y = dataset.x.numpy(), dataset.y.reshape(len(dataset.y), -1).double().numpy()
         at = rows.numpy()
-        columns = {name: Raw(values[at], self.words[name]) for name, values in zip(self.kinds, x.T, strict=True)}
-        warn_of_leaks(self.table, columns, dict(zip(self.targets, y[at].T, strict=True)), dataset.classes)
+        columns = {name: Raw(values, self.words[name]) for name, values in zip(self.kinds, x.T, strict=True)}
+        warn_of_leaks(self.table, columns, dict(zip(self.targets, y.T, strict=True)), at, dataset.classes)
         warn_of_copies(self.table, x, y, at)
 
     def _as_known(self, dataset: Dataset, known: Description) -> Dataset:

@@ -36,15 +36,15 @@ class Look(NamedTuple):
 
 
 def warn_of_leaks(
-    table: str, columns: Mapping[str, Raw], targets: Mapping[str, Numbers], classes: Sequence[str]
+    table: str, columns: Mapping[str, Raw], targets: Mapping[str, Numbers], train: Codes, classes: Sequence[str]
 ) -> None:
-    """Warn of columns that tell a target: [n] in nearly all rows; of `classes`, or of numbers if there are none.
+    """Warn of columns that tell a target: [n] in nearly all training rows; of `classes`, or of numbers without any.
 
-    Copies of the target are left out, because `doubts.warn` names them where the table is read.
+    What is a copy of the target in all rows is left out, because `doubts.warn` names it where the table is read.
     """
     for target, y in targets.items():
         others = {name: raw for name, raw in columns.items() if doubts.find_copy(raw, y, bool(classes)) is None}
-        look = Look.sample(others, y)
+        look = Look.sample({name: Raw(raw.values[train], raw.words) for name, raw in others.items()}, y[train])
         if len(look.y) < LEAST or len(look.columns) == 0:
             continue
         leaks = _leaks_of_class(look, target, classes) if classes else _leaks_of_number(look, target)
