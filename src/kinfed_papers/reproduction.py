@@ -29,7 +29,7 @@ from kinfed.verdict.graph_quality import group_weights, rand_by_round
 
 from . import published_table, twins
 from .published_table import CONTROL, UNPRINTED, Column, Number, Protocol, Row
-from .scoring import BY_TEST
+from .scoring import BY_TEST, Scoring
 
 WITHOUT_FILE = ("digits", "synthetic")
 ORACLES = ("oracle", "label_overlap")  # graphs that a real server would not know
@@ -453,13 +453,7 @@ def _scores(folder: RunFolder, cell: Cell, score: str) -> dict[str, float]:
 
 def _by_client(folder: RunFolder, cell: Cell, score: str, model: str) -> Array:
     """[N] a model's test score of each client at its selected round; NaN of clients that the table does not score."""
-    assert cell.experiment is not None
-    summary = folder.read_summary()
-    rounds, tests = folder.read_scores(model, score)  # [T], [T, N]
-    at = int(summary.scores[model]["round"])
-    if at not in rounds:
-        raise folder.not_whole()
-    return _mask_uncounted(folder, cell, tests[rounds == at][0])
+    return _mask_uncounted(folder, cell, Scoring((model,)).read(folder, score))
 
 
 def _mask_uncounted(folder: RunFolder, cell: Cell, scores: Array) -> Array:

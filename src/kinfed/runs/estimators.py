@@ -211,10 +211,8 @@ class _Grouped(BaseEstimator):  # type: ignore[misc]
             elif not self.groups_ and self.unknown != "mean":
                 raise ValueError("fit got no groups, so there is one model; leave groups out, or fit with groups")
             frame = frame.with_columns(names.alias(self._columns[0]))
-        table = frame_of(frame, "X")
-        answered = predictor.select_rows(table)
-        table = table if answered.all() else table.keep(answered)
-        values = predictor.frame(table).select(polars.selectors.numeric()).to_numpy().astype(np.float64)
+        answers, answered = predictor.answer_rows(frame_of(frame, "X"))
+        values = answers.select(polars.selectors.numeric()).to_numpy().astype(np.float64)
         result = np.full((len(frame), values.shape[1]), np.nan)
         result[answered] = values
         return result

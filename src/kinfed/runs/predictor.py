@@ -205,8 +205,7 @@ class Predictor:
         if isinstance(data, np.ndarray | Tensor):
             return self.arrays(data)
         frame = data if isinstance(data, Frame) else frame_of(data)
-        answered = self.select_rows(frame)
-        found = self._answer(self._batch(frame if answered.all() else frame.keep(answered)))
+        found, answered = self.answer_rows(frame)
         if strange := self.strangers(frame):
             told = "', '".join(strange)
             warnings.warn(f"{frame.name}: ignored columns that the run was not trained with: '{told}'", stacklevel=2)
@@ -215,7 +214,12 @@ class Predictor:
         columns = {name: found[name].to_list() for name in found.columns}
         return sys.modules["pandas"].DataFrame(columns, index=None if self.series else data.index[answered])
 
-    def select_rows(self, frame: Frame) -> NDArray[np.bool_]:
+    def answer_rows(self, frame: Frame) -> tuple["polars.DataFrame", NDArray[np.bool_]]:
+        """The answers to a table's rows, and which of [n] rows have one: all that are not skipped."""
+        answered = self._select_rows(frame)
+        return self._answer(self._batch(frame if answered.all() else frame.keep(answered))), answered
+
+    def _select_rows(self, frame: Frame) -> NDArray[np.bool_]:
         """[n] which rows are answered: all, unless `unknown` skips those of other clients, which a warning counts."""
         layout = self.description or self.series
         if layout is None or not layout.client or layout.client not in frame.columns:
@@ -230,7 +234,7 @@ class Predictor:
         warnings.warn(
             f"{frame.name}: skipped {_tell_rows(unknown)}, of no client of the run: {_tell(named, unknown)}; "
             f"the first: {frame.row(int(unknown.argmax()))}",
-            stacklevel=3,
+            stacklevel=4,
         )
         return ~unknown
 
@@ -241,12 +245,7 @@ class Predictor:
         if others.any():
             fate = "left out" if self.series is not None else f"answered by the model of '{self.client}', as asked"
             count = f"{_tell_rows(others)} are of other clients: {_tell(named, others)}"
-            warnings.warn(f"{frame.name}: {count}; they are {fate}", stacklevel=3)
-
-    def frame(self, frame: Frame) -> "polars.DataFrame":
-        """The answers to a table's rows, without those that are skipped."""
-        answered = self.select_rows(frame)
-        return self._answer(self._batch(frame if answered.all() else frame.keep(answered)))
+            warnings.warn(f"{frame.name}: {count}; they are {fate}", stacklevel=4)
 
     def _batch(self, frame: Frame) -> Batch:
         """The inputs that a table's rows are; raises UsageError for one of an unknown client, unless all answer it."""

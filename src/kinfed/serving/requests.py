@@ -81,7 +81,7 @@ def answer(predictor: Predictor, body: bytes, kind: str) -> tuple[Any, list[str]
 
 
 def _predict_rows(predictor: Predictor, frame: Frame) -> tuple[Any, list[str]]:
-    return predictor.frame(frame), predictor.strangers(frame)
+    return predictor.answer_rows(frame)[0], predictor.strangers(frame)
 
 
 def _of_csv(predictor: Predictor, body: bytes) -> tuple[Any, list[str]]:

@@ -22,9 +22,7 @@ from ...errors import UsageError
 from ...models.log_linear import Exponential
 
 LEAST, MOST = 1e-8, 1e8  # bounds of variances and of penalties, in squared standard deviations
-GROWS = (
-    2  # rounds after the first, each of which takes four times the steps of the one before, if data bring nothing new
-)
+GROWS = 2  # rounds after the first, each of four times the steps of the one before, if data bring nothing new
 ROUNDING = 1e-9  # of a matrix's largest eigenvalue, the least that is told from 0
 FARTHEST = 30.0  # steps that a leap takes at once
 SETTLED = 1e-3  # a change of coefficients that is none
