@@ -104,15 +104,14 @@ def _add_node(actions: Any, common: argparse.ArgumentParser) -> None:
 
 def _add_examples(node: argparse.ArgumentParser, needed: bool = True) -> None:
     """Which examples a site has, how they are read, and within which limits they are used."""
+    default = "" if needed else " (default: those of its node, read as it reads them)"
     node.add_argument("overrides", nargs="*", default=[], metavar="key=value", help="how its table is read, see below")
     node.add_argument(
         "--data",
         required=needed,
         metavar="FILE",
         help="this client's examples: .csv, .parquet, a folder of these, .npz, or with --query a database "
-        "(postgresql://USER@HOST/NAME, sqlite:///FILE)"
-        + " (default: those of its node, read as it reads them)"
-        * (not needed),
+        f"(postgresql://USER@HOST/NAME, sqlite:///FILE){default}",
     )
     node.add_argument(
         "--client",

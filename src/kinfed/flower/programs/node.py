@@ -154,9 +154,9 @@ def names_of(client: str, examples: Path | Frame, reading: Reading) -> list[str]
 def agree_beforehand(names: Sequence[str], state: Path, code: Sequence[Path], paths: Sequence[Path]) -> None:
     """Agree, for clients at a site, to one run of each plan in these files, unless that was agreed to before."""
     with plugins.local(code):
-        for path in paths:
+        for plans in map(plans_of, paths):
             for name in names:
-                agree(plans_of(path), state / name, again=False)
+                agree(plans, state / name, again=False)
 
 
 def plans_of(path: Path) -> list[Plan]:

@@ -111,7 +111,7 @@ class Nodes:
         words: Words = {"refused": reply.why} if isinstance(reply, Failure) else reply.words
         known = self.online.get(node, Node("", ""))
         self._greeted[node] = known.stamp
-        site = known.name or str(words.get("client"))
+        site, waits = known.name or str(words.get("client")), words.get("waits") is True  # for its operator to agree
         if self.sites and site not in self.sites:
             why = "the plan does not name it (flower.sites)"
         elif isinstance(words.get("clients"), dict):
@@ -121,15 +121,15 @@ class Nodes:
         if not why:
             self._refused.pop(node, None)
         elif self._refused.get(node) == (known.stamp, why):
-            self._next[node] = now + (RETRY if words.get("waits") is True else LATER)
+            self._next[node] = now + (RETRY if waits else LATER)
         else:
             self._refused[node] = known.stamp, why
-            if words.get("waits") is not True:  # it knows that its operator must agree
+            if not waits:  # else it knows why
                 self._unaware[node] = why
             self._next[node] = now + RETRY
             claimed = f" ({messages.plain(words['client'])})" if words.get("client") else ""
             who = f"of {known.name}" if known.name else f"{node}{claimed}"
-            self.log(f"{'waiting for' if words.get('waits') is True else 'cannot use'} the node {who}: {why}")
+            self.log(f"{'waiting for' if waits else 'cannot use'} the node {who}: {why}")
         return why
 
     def _meet_client(self, node: int, known: Node, words: Words) -> str:

@@ -16,7 +16,6 @@ from ...data.graph_files import GraphFile
 from ...data.split import Split
 from ...data.tables.schema import Description
 from ...errors import UsageError
-from ...methods.solved.personal_boosting import PersonalBoosting
 from ...runs.config import experiment, parts, plugins
 from ...runs.config.experiment import Learning, Table
 
@@ -108,10 +107,10 @@ def resolve(raw: Table) -> Plan:
         raise UsageError("a federation runs one seed at a time; leave out seeds")
     if learning.rounds.patience:
         raise UsageError("sites agree to a number of rounds, so rounds=auto and patience are for simulations only")
-    if isinstance(learning.method, PersonalBoosting):
+    if getattr(learning.method, "sizes_vary", False):
         raise UsageError(
-            "personal-boosting sends messages whose sizes change from round to round, which sites do not take yet; "
-            "simulate it, or use another method, such as 'partial-pooling'"
+            f"{learning.method_name} sends messages whose sizes change from round to round, which sites do not take "
+            "yet; simulate it, or use another method, such as 'partial-pooling'"
         )
     if "weights" in learning.table["model"]:
         raise UsageError("model.weights names a file of this machine, which sites do not have; leave it out of a plan")
