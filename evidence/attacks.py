@@ -2,7 +2,7 @@
 
 Test accuracy of the honest clients by the share of attackers, for three attacks, of Panacea, Panacea-MLP, baselines of
 the paper and `kin`. The paper's images, CompCars, must be requested; here are rotated digits and the points of DG-60,
-with the settings in EXPERIMENTS. On the digits Panacea is cells_of the true groups, which no other method is.
+with the settings in EXPERIMENTS. On the digits Panacea is given the true groups, which no other method is.
 
 An accuracy is the mean over the clients that attack in no column, so that all columns of a row have the same clients;
 the file has that over all honest clients, too. Local, whom no attack reaches, is what it is without one.

@@ -53,7 +53,7 @@ class RunGrid:
                     coming = _Coming(head.metadata.message_id, [*dict.fromkeys(parts)])
                     self._coming[head.metadata.reply_to_message_id] = coming
             for id in [*self._coming]:
-                if (reply := self._whole(id)) is not None:
+                if (reply := self._join_parts(id)) is not None:
                     del self._coming[id]
                     replies.append(reply)
         except httpx.TransportError:
@@ -63,7 +63,7 @@ class RunGrid:
                 raise
         return replies
 
-    def _whole(self, id: str) -> Any:
+    def _join_parts(self, id: str) -> Any:
         """The reply to a message if all its parts are there, or an error if one is lost; otherwise None."""
         flower, coming = self._flower, self._coming[id]
         for part in coming.parts:

@@ -215,7 +215,7 @@ def _facts(row: Row, judged: dict[str, Any] | None) -> list[tuple[str, str, str]
     spread = f"± {_score(row, row.scores['std'])} over clients"
     facts = [(_score(row, row.mean, True), f"mean test {word(row.metric.name)}", spread)]
     for base, name in (("alone", BEST_ALONE), ("pooled", BEST_POOLED)):
-        if base in (over := _over(row, judged)):
+        if base in (over := _list_differences(row, judged)):
             mean, interval = _difference(row, over[base])
             facts.append((mean, f"{_gain_unit(row)} over {name}, {(judged or {})['baselines'][base]}", interval))
     if judged is not None and row.method != "local" and _by_example(row):
@@ -225,7 +225,7 @@ def _facts(row: Row, judged: dict[str, Any] | None) -> list[tuple[str, str, str]
     return facts
 
 
-def _over(row: Row, judged: dict[str, Any] | None) -> dict[str, dict[str, float | None]]:
+def _list_differences(row: Row, judged: dict[str, Any] | None) -> dict[str, dict[str, float | None]]:
     """A verdict's differences, except that of a baseline over itself."""
     names = (judged or {}).get("baselines", {})
     return {
@@ -267,7 +267,7 @@ def _method(row: Row, label: str, scale: "_Forest", judged: bool) -> dict[str, A
     scores = [one.read_summary().honest_scores[row.model] for one in row.folders]
     worst, best = (float(sum(s.get(k, math.nan) for s in scores) / len(scores)) for k in ("worst5", "best5"))
     judgement = row.verdict or {}
-    over = _over(row, judgement)
+    over = _list_differences(row, judgement)
     told = judgement and row.method != "local" and _by_example(row)
     sides = [len(judgement[side]) for side in ("gain", "undecided", "lose")] if told else None
     return {
