@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import kinfed
-from kinfed import Execution, FedAvg, Federation, Local, RunError
+from kinfed import Execution, FedAvg, Federation, Local, RunError, UsageError
 from kinfed.core.model import Model
 from kinfed.core.trial import Trial
 from kinfed.methods import FedRoD, KNNPer
@@ -97,3 +97,48 @@ def test_models_that_are_not_read_as_they_were_written_are_removed(monkeypatch, 
     monkeypatch.undo()
     kinfed.save(run, tmp_path / "s")
     assert torch.equal(kinfed.Run.open(tmp_path / "s", net()).theta("2"), run.theta("2"))
+
+
+class DrawsFeatures(nn.Module):
+    """Random features, whose directions no run holds, as they are a plain attribute."""
+
+    def __init__(self):
+        super().__init__()
+        self.directions, self.head = torch.randn(4, 8), nn.Linear(8, 2)
+
+    def forward(self, x):
+        return self.head(torch.cos(x @ self.directions))
+
+
+def test_a_module_with_other_plain_tensors_than_in_training_is_not_opened(tmp_path):
+    module = DrawsFeatures()
+    run = kinfed.fit(FedAvg(), federation(), module, rounds=1)
+    kinfed.save(run, tmp_path / "r")
+    again = kinfed.load_model(tmp_path / "r", "0", module)
+    x = torch.randn(5, 4)
+    assert torch.equal(again(x), run.model("0")(x))
+    with pytest.raises(UsageError, match="tensor 'directions' differs from that of training"):
+        kinfed.load_model(tmp_path / "r", "0", DrawsFeatures())
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: nn.Sequential(nn.utils.weight_norm(nn.Linear(4, 3)), nn.Linear(3, 2)),
+        lambda: nn.Sequential(nn.utils.spectral_norm(nn.Linear(4, 3)), nn.Linear(3, 2)),
+        lambda: nn.Sequential(nn.Unflatten(1, (2, 2)), nn.LSTM(2, 3, batch_first=True), Last(), nn.Linear(3, 2)),
+    ],
+    ids=["weight norm", "spectral norm", "lstm"],
+)
+def test_what_a_layer_computes_from_its_parameters_may_differ(make, tmp_path):
+    run = kinfed.fit(FedAvg(), federation(), make(), rounds=1)
+    kinfed.save(run, tmp_path / "r")
+    x = torch.randn(5, 4)
+    torch.testing.assert_close(kinfed.load_model(tmp_path / "r", "0", make())(x), run.model("0")(x))
+
+
+class Last(nn.Module):
+    """The outputs of a recurrent layer at its last step."""
+
+    def forward(self, outputs):
+        return outputs[0][:, -1]

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch._C._functorch import is_batchedtensor, peek_interpreter_stack
 from torch.func import vjp
+from torch.utils._pytree import tree_leaves
 
 from ..errors import UsageError
 from .copies import check_tensors, duplicate
@@ -27,6 +28,7 @@ class Moved(NamedTuple):
     buffers: dict[str, Tensor]
 
 
+INTERNAL = {*vars(nn.Module()), "_flat_weights"}  # attributes that modules and recurrent layers have of their own
 SMALL = 1 << 16  # bytes of a buffer of integers or truth values that each client may as well have for itself
 Read = Callable[[Tensor], Tensor]  # applied to a pass's outputs while the tensors are bound
 
@@ -133,7 +135,26 @@ class Model:
         plain = re.sub(r" at 0x[0-9a-f]+", "", repr((self.module, self.layout.entries, self.head_name)))
         digest = hashlib.sha1(plain.encode(), usedforsecurity=False)
         digest.update(raw(self.theta))
+        digest.update(repr(self.plain_tensors()).encode())
         return digest.hexdigest()
+
+    def plain_tensors(self) -> dict[str, str]:
+        """By name a SHA-1 of every tensor that the module holds as a plain attribute, neither parameter nor buffer.
+
+        A run doesn't hold these, so a module that draws one when it is made predicts otherwise after another start.
+        """
+        held = {id(t) for t in (*self.original.parameters(), *self.original.buffers())}
+        digests = {}
+        for path, part in self.original.named_modules():
+            for key, value in vars(part).items():
+                # What PyTorch's modules hold, and what a layer computes from its parameters before each pass.
+                if key in INTERNAL or any(name.startswith(f"{key}_") for name in part._parameters):
+                    continue
+                for i, leaf in enumerate(tree_leaves(value)):
+                    if isinstance(leaf, Tensor) and leaf.grad_fn is None and id(leaf) not in held:
+                        name = ".".join((*path.split("."), key)).strip(".") + (f"[{i}]" if i else "")
+                        digests[name] = hashlib.sha1(raw(leaf), usedforsecurity=False).hexdigest()
+        return digests
 
     def twin(self) -> "Model":
         """The same model around a copy of the module. Every thread needs its own: tensors are bound into the module."""

@@ -101,6 +101,7 @@ class Run(ABC):
             one = parts.get(ALL, {}) | next((parts[name] for name in names if name in parts), {})
             with safe_open(place.models, "pt") as file:
                 model = _model(module, method, head, {name: file.get_slice(key) for name, key in one.items()})
+            place.check_module(model)
         except UNREADABLE as problem:
             raise _unfit(place, problem) from None
         if parts.keys() - {ALL} and (lacking := [name for name in names if name not in parts]):

@@ -244,12 +244,21 @@ class RunFolder:
             shared = part in history.shared
             for name, own in zip([ALL] if shared else history.names, [values] if shared else values, strict=True):
                 owned[name] |= layout.tensors(own) if part == "theta" and own.numel() == layout.size else {part: own}
-        self.write_tensors(owned, method, identity)
+        self.write_tensors(owned, method, identity, model.plain_tensors())
 
-    def write_tensors(self, owned: Mapping[str, Mapping[str, Tensor]], method: str = "", identity: str = "") -> None:
-        """Write tensors by owner, a client or `ALL`, and name, see `write_models`."""
+    def write_tensors(
+        self,
+        owned: Mapping[str, Mapping[str, Tensor]],
+        method: str = "",
+        identity: str = "",
+        plain: Mapping[str, str] | None = None,
+    ) -> None:
+        """Write tensors by owner, a client or `ALL`, and name, see `write_models`.
+
+        `plain` are the digests of the tensors that a module holds beside these, by which a reader knows the module.
+        """
         arrays = {f"{_quote(name)}/{key}": tensor for name, own in owned.items() for key, tensor in own.items()}
-        about = {"method": method, "identity": identity}
+        about = {"method": method, "identity": identity, "plain": json.dumps(plain) if plain else ""}
         checkpoint.write(arrays, self.models, {key: one for key, one in about.items() if one})
 
     def model_keys(self) -> tuple[dict[str, dict[str, str]], str]:
@@ -415,6 +424,17 @@ class RunFolder:
             identity = (file.metadata() or {}).get("identity")
         if identity != self.read_summary().provenance.identity:
             raise self.of_another(self.models)
+
+    def check_module(self, model: Model) -> None:
+        """Raise UsageError if the module holds other plain tensors than the one that was trained."""
+        with safe_open(self.models, "pt") as file:
+            digests = json.loads((file.metadata() or {}).get("plain", "{}"))
+        now = model.plain_tensors()
+        if changed := [name for name, digest in digests.items() if now.get(name) != digest]:
+            raise UsageError(
+                f"{self}: the module's tensor '{changed[0]}' differs from that of training, and no run holds a plain "
+                "attribute; train again with it registered as a buffer (self.register_buffer)"
+            )
 
     def of_another(self, path: Path) -> UsageError:
         """The error for a file of another run."""

@@ -224,7 +224,8 @@ def write(frozen: FrozenServer, outcomes: Sequence[Outcome], folder: RunFolder) 
         columns = replace(columns, clients={name: one.own for name, one in best.items()})
         scale = {**(data.scale or {}), **columns.scale()}
         data = replace(data, columns=columns.to_dict(), scale=scale)
-    folder.write_tensors(owned, exporter(undivided(frozen.method)), whole.provenance.identity or "")
+    identity = whole.provenance.identity or ""
+    folder.write_tensors(owned, exporter(undivided(frozen.method)), identity, frozen.model.plain_tensors())
     folder.config.write_bytes(frozen.saved.folder.config.read_bytes())
     scores = [one.scores[frozen.name] for one in best.values()]
     former = {"run": str(frozen.saved.folder), "rounds": whole.rounds, "joined": list(best), "scores": False}
