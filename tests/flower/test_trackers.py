@@ -106,6 +106,6 @@ def test_a_real_mlflow_server_has_every_round_of_a_federation(trial, tmp_path, m
     assert run.info.status == "FINISHED"
     assert run.data.params["method.name"] == "fedaghn"
     rounds, scores = RunFolder(out).read_scores("mixed", "accuracy")
-    sent = client.get_metric_history(run.info.run_id, "test/accuracy/mixed")
+    sent = client.get_metric_history(run.info.run_id, "test/accuracy/mixed/mean")
     assert [one.step for one in sent] == rounds.tolist() == [1, 2, 3, 4]
     assert [one.value for one in sent] == pytest.approx(scores.mean(1).tolist(), rel=1e-6)

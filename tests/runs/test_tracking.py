@@ -1,6 +1,7 @@
 """Runs that are followed from outside while they go on."""
 
 import json
+import os
 import sys
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -276,9 +277,31 @@ def test_a_real_mlflow_server_has_every_round_once(tmp_path, mlflow_server, monk
     assert (run.info.status, run.info.run_name) == ("FINISHED", str(out))
     assert run.data.params["method.name"] == "fedaghn"
     rounds, scores = RunFolder(out).read_scores("mixed", "accuracy")
-    for name in ("spent/seconds", "relation/entropy", "test/accuracy/mixed"):
+    for name in ("spent/seconds", "relation/entropy", "test/accuracy/mixed/mean"):
         assert [one.step for one in client.get_metric_history(run.info.run_id, name)] == rounds.tolist()
-    sent = [one.value for one in client.get_metric_history(run.info.run_id, "test/accuracy/mixed")]
+    sent = [one.value for one in client.get_metric_history(run.info.run_id, "test/accuracy/mixed/mean")]
     assert sent == pytest.approx(scores.mean(1).tolist(), rel=1e-6)
     pictures = [one.path for one in client.list_artifacts(run.info.run_id, "relation")]
     assert pictures == [f"relation/round-{round:05d}.png" for round in rounds]
+
+
+def test_a_long_name_is_cut_to_what_mlflow_takes_and_stays_another_one():
+    first, second = (trackers._mlflow_name(f"test/client {'Krankenhaus ' * 30}{i}") for i in range(2))
+    assert first != second
+    assert max(len(first.encode()), len(trackers._mlflow_name("val/client " + "ä" * 200).encode())) <= 250
+    assert trackers._mlflow_name("val/client a:b") == "val/client a:3a:b"
+
+
+def test_a_store_of_files_keeps_the_metrics_of_clients_with_long_names(tmp_path, monkeypatch):
+    mlflow = pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "store").as_uri())
+    tracker = trackers.MLflow(trackers.Tracked("1", "a run", tmp_path, {}))
+    name, client = "test/accuracy/own", "Krankenhaus " * 30
+    tracker.log(1, {name: 0.5, f"{name}/lowest": 0.25, f"{name}/client {client}": 0.25})
+    tracker.end("finished")
+    store = mlflow.MlflowClient(os.environ["MLFLOW_TRACKING_URI"])
+    [run] = store.search_runs([store.get_experiment_by_name("kinfed").experiment_id])
+    assert run.info.status == "FINISHED"
+    assert sorted(run.data.metrics.values()) == [0.25, 0.25, 0.5]
+    assert run.data.metrics[f"{name}/mean"] == 0.5

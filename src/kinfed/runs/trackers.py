@@ -4,6 +4,7 @@ One that fails is left out from then on, with a warning. RUN/track.json says whi
 that is resumed goes on there.
 """
 
+import hashlib
 import importlib.util
 import json
 import math
@@ -30,6 +31,7 @@ from ..verdict.graph_quality import row_entropy
 from .config import experiment, plugins
 from .run_folder import RunFolder
 
+NAME = 250  # bytes of a name, as much as MLflow and its folders allow
 FEW = 50  # clients, each of whose own scores and notes are logged, too
 PICTURES = 10  # of the relation in a run
 CALL = 1000  # numbers in one call of MLflow, which takes no more; a hundred settings, of 500 characters
@@ -105,7 +107,9 @@ class MLflow:
 
         if picture is not None:
             self._client.log_artifact(self._id, str(picture), "relation")
-        metrics = [Metric(_mlflow_name(name), value, int(1000 * time.time()), step) for name, value in numbers.items()]
+        # A store in files has a file or a folder of a name, not both.
+        named = {f"{name}/mean" if f"{name}/lowest" in numbers else name: value for name, value in numbers.items()}
+        metrics = [Metric(_mlflow_name(name), value, int(1000 * time.time()), step) for name, value in named.items()]
         for i in range(0, len(metrics), CALL):
             self._sending.append(self._client.log_batch(self._id, metrics[i : i + CALL], synchronous=False))
 
@@ -309,6 +313,13 @@ def _settings(folder: RunFolder) -> dict[str, str]:
 
 
 def _mlflow_name(name: str) -> str:
-    """A name with what MLflow allows: a client's may have any characters, and others become their numbers."""
+    """A name with what MLflow allows: a client's may have any characters and any length.
+
+    Characters that MLflow refuses become their numbers. A name that is too long ends with a digest.
+    """
     where, mark, client = name.partition("/client ")
-    return where + mark + re.sub(r"[^\w.\- ]", lambda c: f":{ord(c[0]):x}:", client)
+    allowed = where + mark + re.sub(r"[^\w.\- ]", lambda c: f":{ord(c[0]):x}:", client)
+    if len(allowed.encode()) > NAME:
+        digest = hashlib.sha1(name.encode(), usedforsecurity=False).hexdigest()[:10]
+        allowed = f"{allowed.encode()[: NAME - 11].decode(errors='ignore')}-{digest}"
+    return allowed
