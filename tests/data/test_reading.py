@@ -340,3 +340,12 @@ def test_long_columns_of_dates_are_read_as_short_ones_are(tmp_path, monkeypatch)
     monkeypatch.setattr("kinfed.data.tables.frame.SAMPLE", 10)
     assert frame.seconds("t").tolist() == before.tolist()
     assert reading.FILE not in frame.columns
+
+
+def test_a_file_whose_commas_are_decimal_marks_too_is_explained(tmp_path):
+    path = tmp_path / "comma.csv"
+    path.write_text("shop,size,y\n" + "".join(f"s{i % 2},1,{i % 10},2,{i % 7}\n" for i in range(40)))
+    with pytest.raises(
+        UsageError, match='if commas mark decimals too, as in 1,5, export it with semicolons .* decimal=","'
+    ):
+        kinfed.from_csv(path, client="shop", target="y")

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 import kinfed
 from kinfed.cli import main
@@ -11,6 +12,7 @@ from kinfed.runs.run_folder import RunFolder
 
 NET = '''
 import torch
+from torch import nn
 from torch import nn
 import kinfed
 
@@ -100,3 +102,13 @@ def test_a_network_of_ones_own_trains_in_parts_and_is_loaded(kind, tmp_path, mon
     assert same == {"words": True, "body": True, "head": False}
     out = kinfed.load_model("r", position=0)(torch.zeros(2, *summary.data.shape))
     assert out.shape == (2, summary.data.outputs)
+
+
+@pytest.mark.parametrize(
+    ("last", "match"), [([nn.Linear(4, 2), nn.Softmax(1)], "are probabilities"), ([nn.Linear(4, 5)], "5 outputs for 2")]
+)
+def test_outputs_that_cross_entropy_trains_badly_are_warned_of(last, match):
+    x = torch.randn(60, 4, generator=torch.Generator().manual_seed(0))
+    federation = kinfed.Federation.from_arrays(x, (x.sum(1) > 0).long(), torch.arange(3).repeat_interleave(20))
+    with pytest.warns(UserWarning, match=match):
+        kinfed.fit(kinfed.FedAvg(), federation, nn.Sequential(*last), rounds=1)

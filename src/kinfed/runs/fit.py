@@ -2,6 +2,7 @@
 
 import math
 import time
+import warnings
 from dataclasses import replace
 from itertools import pairwise
 from numbers import Real
@@ -215,10 +216,30 @@ def check_fit(model: Model, federation: Federation, made_up: bool = False) -> No
         unused = [] if made_up else [c for c in range(task.classes) if not (federation.y == c).any()]
         hint = f"; no example has the label {unused[0]}, and labels should count from 0" if unused else ""
         raise UsageError(f"the model gives {outputs} for an example, but there are {task.classes} classes{hint}")
+    if isinstance(task, Classification):
+        _warn_of_outputs(model, federation.x[federation.rows["train"][0][:WATCHED]], outputs[0], task.classes)
     quantiles = f", {len(task.quantiles)} quantiles each" if isinstance(task, Quantiles) else ""
     if isinstance(task, Regression | Counts | Forecasting) and math.prod(outputs) != federation.outputs:
         raise UsageError(
             f"the model gives {outputs} for an example, but its target is {list(federation.y.shape[1:])}{quantiles}"
+        )
+
+
+def _warn_of_outputs(model: Model, x: Tensor, outputs: int, classes: int) -> None:
+    """Warn of outputs that cross-entropy, which takes logits, trains badly or not at all; x: [B, ...] are examples."""
+    if outputs > classes:
+        warnings.warn(
+            f"the model gives {outputs} outputs for {classes} classes; {outputs - classes} are never a label, so give "
+            "its last layer as many as there are classes",
+            stacklevel=4,
+        )
+    with torch.no_grad():
+        values = model(model.theta.clone(), x.to(model.theta.device)).double()
+    if outputs > 1 and (values >= 0).all() and torch.allclose(values.sum(1), values.new_ones(len(x)), atol=1e-3):
+        warnings.warn(
+            "the model's outputs are probabilities, as after a softmax, and the loss takes logits, to which it applies "
+            "a softmax of its own; end the model with its last linear layer",
+            stacklevel=4,
         )
 
 
