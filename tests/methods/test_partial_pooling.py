@@ -94,6 +94,20 @@ def test_columns_are_pooled_one_by_one():
     torch.testing.assert_close(theta[:, 3], level.double(), atol=0.5, rtol=0.0)
 
 
+def test_the_weight_of_own_rows_is_how_far_an_answer_follows_them():
+    """By hand for two columns that are orthogonal, and by the equations of the posterior mean for any columns."""
+    curvature, spread, noise = torch.tensor([[[8.0, 0.0], [0.0, 2.0]]]), torch.tensor([0.5, 1e-8]), torch.ones(1)
+    server = Server((), spread[:, None], spread[:, None], noise[:, None], noise, (), (), (), (), ())
+    server = server._replace(sums=Sums(curvature[:, None], torch.zeros(1, 2, 1), noise[:, None], noise[:, None]))
+    weights = PartialPooling().own_weights(None, server)
+    torch.testing.assert_close(weights, torch.tensor([[8 / (8 + 1 / 0.5), 0.0]]), atol=1e-6, rtol=0)
+    x = torch.randn(9, 2, generator=torch.Generator().manual_seed(0))
+    server = server._replace(spread=torch.tensor([[0.5], [2.0]]), noise=torch.tensor([[3.0]]))
+    server = server._replace(sums=server.sums._replace(curvature=(x.T @ x)[None, None]))
+    hat = np.linalg.inv(x.T @ x / 3 + np.diag([1 / 0.5, 1 / 2.0])) @ (x.T @ x / 3).numpy()
+    np.testing.assert_allclose(PartialPooling().own_weights(None, server)[0], np.diag(hat), rtol=1e-5)
+
+
 def test_units_of_clients_are_those_of_their_own_rows_and_nobody_elses():
     """As if each client had scaled its rows itself; and a change of units at one client changes its answers alone."""
     data, _, _ = federation(0.7, 1.0)

@@ -1,10 +1,12 @@
 """The report page in a real browser: Debian's Chromium, driven by Playwright."""
 
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from kinfed.cli import main
 from kinfed.report.page.html_page import write
 
 playwright = pytest.importorskip("playwright.sync_api")
@@ -99,6 +101,23 @@ def test_a_run_without_relations_says_what_it_has_instead(opened, tmp_path, run_
     assert page.locator("#heat").is_hidden()
     assert page.locator("#net").is_hidden()
     assert "so nobody can say whether it was helped" in page.locator("#panel").inner_text()
+    assert not problems
+
+
+def test_of_a_solved_model_the_weight_of_own_rows_is_a_table_of_all_clients(opened, tmp_path):
+    table = Path(__file__).parents[2] / "examples" / "shops.csv"
+    asked = ["run", str(table), "--client", "shop", "--target", "buys", "--quiet", "--out", str(tmp_path / "run")]
+    assert main([*asked, "--method", "partial-pooling", "--beside", "none", "model=linear", "rounds=3"]) == 0
+    page, problems = opened(tmp_path / "run")
+    playwright.expect(page.locator("#instead")).to_contain_text("to the mean of all clients, column by column")
+    assert page.locator("#own tbody tr").count() == 30
+    assert page.locator("#own thead th").all_inner_texts()[:3] == ["Client", "age", "basket"]
+    page.locator("#own button", has_text="shop 7").click()
+    playwright.expect(page.locator("#panel h3")).to_have_text("Client shop 7")
+    rows = page.locator("#panel table").first.locator("tbody tr")
+    for row in rows.all():
+        own, rest = map(float, row.locator("td").all_inner_texts()[1:])
+        assert own + rest == pytest.approx(1, abs=0.011)
     assert not problems
 
 

@@ -17,7 +17,8 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         "explain",
         parents=[common],
         description="Show why a client of a finished run learns from others: its weights by layer and round, what the "
-        "method compared, and its test score without each of them, measured.",
+        "method compared, and its test score without each of them, measured. Of a model that partial pooling solves, show "
+        "how much its own rows weigh, column by column.",
         epilog='examples: kinfed explain my-run 7; kinfed explain my-run "Shop 7" "Shop 3"',
     )
     parser.add_argument("run", type=Path, metavar="RUN", help="the folder of a finished run")
@@ -29,10 +30,20 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
 
 
 def _explain(args: argparse.Namespace, console: Console) -> None:
-    from ..report.explain.reasons import TOP, explain, grids  # it imports PyTorch
+    from ..report.explain.own_rows import OwnRows  # it imports PyTorch
+    from ..report.explain.reasons import TOP, explain, grids
+    from ..runs.run_folder import RunFolder
 
+    own = OwnRows.read(RunFolder(args.run))
+    if own is not None and args.of is None and not RunFolder(args.run).relations.exists():
+        if args.json:
+            print(json.dumps({"client": args.client, "own_rows": own.to_dict(args.client)}))
+            return
+        show([own.grid(args.client)], Literal(), soft_wrap=True)
+        return
     found = explain(args.run, args.client, args.of, args.data_dir, args.top or TOP)
     if args.json:
-        print(json.dumps(found.to_dict()))
+        print(json.dumps(found.to_dict() | ({} if own is None else {"own_rows": own.to_dict(args.client)})))
         return
-    show(grids(found), Literal(), soft_wrap=True)
+    tables = grids(found)
+    show(tables if own is None else [*tables, own.grid(args.client)], Literal(), soft_wrap=True)

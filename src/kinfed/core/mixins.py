@@ -43,6 +43,13 @@ class Explains(Mixin):
         """What the next relation is made of, for those who ask why; None if nothing is kept: see `weighs`."""
         return None
 
+    def own_weights(self, roster: Roster, server: Tree) -> Tensor | None:
+        """[N, f] how much a client's own rows weigh in its coefficient of each input, in 0..1; others' have the rest.
+
+        None of a method whose models are no coefficients that are drawn to those of others.
+        """
+        return None
+
 
 class Advises(Mixin):
     """A method that says how to set it."""

@@ -218,6 +218,9 @@ class Divided(Method, Explains, Advises, Solves, Admits, Extends, Predicts):
     def similarity(self, roster: Roster, server: Tree) -> Compared | None:
         return Explains.of(self.method).similarity(self._inner(roster), server)
 
+    def own_weights(self, roster: Roster, server: Tree) -> Tensor | None:
+        return Explains.of(self.method).own_weights(self._inner(roster), server)
+
     def add_clients(self, roster: Roster, server: Tree, newcomers: Tensor) -> Tree:
         return self.method.add_clients(self._inner(roster), server, newcomers)
 

@@ -27,6 +27,12 @@ class Additive(nn.Module):
         outputs: Tensor = self.head(_pieces(self.flat(x), self.bent))
         return outputs
 
+    @property
+    def sources(self) -> list[int]:
+        """[f] the place of the input that each input of the head is made of."""
+        pieces = len(KNOTS) * len(self.bent)
+        return [*range(self.head.in_features - pieces), *self.bent * len(KNOTS)]
+
 
 def _pieces(x: Tensor, bent: list[int]) -> Tensor:
     """[..., inputs + pieces] the inputs, x: [..., inputs], and the pieces of those that are bent."""

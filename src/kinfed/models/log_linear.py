@@ -34,6 +34,11 @@ class LogLinear(nn.Module):
         outputs: Tensor = self.head(torch.cat([x, *logs], 1))
         return outputs
 
+    @property
+    def sources(self) -> list[int]:
+        """[f] the place of the input that each input of the head is made of."""
+        return [*range(self.head.in_features - len(self.skewed)), *(at for at, _, _ in self.skewed)]
+
 
 class Exponential(nn.Linear):
     """mean exp(Wx + b), in deviations from the mean of targets, which is `ratio` deviations."""

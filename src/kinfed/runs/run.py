@@ -401,11 +401,15 @@ class FinalServer:
 
     def compared(self) -> Compared | None:
         """What the method compared after the last round; None if nothing of it is kept, or clients never joined."""
-        return (
-            Explains.of(self.method).similarity(self.roster, self.server)
-            if self.state.names == self.saved.names
-            else None
-        )
+        if self.state.names != self.saved.names:
+            return None
+        return Explains.of(self.method).similarity(self.roster, self.server)
+
+    def own_weights(self) -> Tensor | None:
+        """[N, f] how much a client's own rows weigh in its coefficient of each input of the head; None as above."""
+        if self.state.names != self.saved.names:
+            return None
+        return Explains.of(self.method).own_weights(self.roster, self.server)
 
 
 def _experiment(folder: RunFolder) -> Experiment:

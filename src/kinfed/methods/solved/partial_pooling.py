@@ -164,6 +164,19 @@ class PartialPooling(Method, Explains, Advises, Solves):
     def relation(self, roster: Roster, server: Tree, cohort: Tensor) -> Tensor | None:
         return server.weights.to(roster.theta.dtype) if self.kin else None
 
+    def own_weights(self, roster: Roster, server: Tree) -> Tensor | None:
+        """How far rows determine a coefficient: one less its variance with them over that without; mean over outputs.
+
+        It is MacKay's gamma, of each coefficient by itself: 1 where a client learns alone, 0 where all clients share it.
+        """
+        sums = server.sums
+        if self.units == "client":
+            sums = Units.of(sums, roster.task, self.common).to_units(sums)
+        outputs = range(server.centre.shape[1])
+        posterior = [_posterior(sums, server.spread[:, k], server.noise[:, k], k) for k in outputs]
+        left = torch.stack([torch.diagonal(each, dim1=1, dim2=2) for each in posterior], -1) / server.spread
+        return (1 - left).clamp(0, 1).mean(-1)
+
     def personalise(self, client: Client, state: Tree, received: Tree) -> dict[str, Tree]:
         return {"mixed": received}
 
@@ -334,10 +347,10 @@ def _leap(first: Server, second: Server, third: Server) -> Server:
 def _one_output(server: Server, k: int, squared: bool, common: float, told: float) -> tuple[Tensor, ...]:
     """The step for one of the outputs."""
     sums, spread, noise, penalty = server.sums, server.spread[:, k], server.noise[:, k], server.penalty[k]
-    curvature = sums.curvature[:, k if sums.curvature.shape[1] > 1 else 0]  # [N, f, f]
+    curvature = _curvature(sums, k)
     slope, kin = sums.slope[:, :, k], server.kin[:, :, k]  # [N, f]
     n, f, precise, each = len(curvature), len(spread), 1 / spread, noise[:, None]
-    posterior = _inverse(curvature / each[:, None] + torch.diag(precise))  # [N, f, f]
+    posterior = _posterior(sums, spread, noise, k)
     rest = (slope - _times(curvature, kin)) / each  # what the centre and a client's own deviation explain
     # X'V^-1 X with V = X D X' + s I is X'X P D^-1 / s, and X'V^-1 y is D^-1 P X'y / s.
     known = torch.einsum("nfg,ngh->fh", curvature / each[:, None], posterior) * precise
@@ -359,6 +372,16 @@ def _one_output(server: Server, k: int, squared: bool, common: float, told: floa
         more = (sums.square[:, k].sum() / sums.rows[:, k].sum().clamp(min=1)).clamp(1.0, MOST)
         noise = more.expand(n)
     return centre, spread, noise, penalty, coefficients
+
+
+def _curvature(sums: Sums, k: int) -> Tensor:
+    """[N, f, f] of one output."""
+    return sums.curvature[:, k if sums.curvature.shape[1] > 1 else 0]
+
+
+def _posterior(sums: Sums, spread: Tensor, noise: Tensor, k: int) -> Tensor:
+    """[N, f, f] covariances of clients' coefficients of one output, by its spread: [f] and noise: [N]."""
+    return _inverse(_curvature(sums, k) / noise[:, None, None] + torch.diag(1 / spread))
 
 
 def _inverse(matrix: Tensor) -> Tensor:

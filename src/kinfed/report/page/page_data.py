@@ -23,6 +23,7 @@ from ...runs.run import FinalServer, Run
 from ...runs.run_folder import RunFolder
 from ...runs.test_scores import Tested, by_examples
 from ...verdict.graph_quality import order_by_links
+from ..explain.own_rows import OwnRows
 from ..tables.compare import floor_of, read_tested
 from ..tables.run_rows import Row
 from .gather import Gathered
@@ -237,8 +238,10 @@ def _show_relation(row: Row, parts: Parts, most: int, notes: list[str]) -> dict[
     result: dict[str, Any] = {}
     if (clusters := _clusters(folder)) is not None and parts.labels is None:
         result["clusters"] = clusters
+    if (own := _own_rows(folder, parts)) is not None:
+        result["own"] = own
     if summary.relation is None or not folder.relations.exists():
-        return result | {"instead": _instead(summary, bool(clusters))}
+        return result | {"instead": _instead(summary, bool(clusters), "own" in result)}
     found = folder.read_relations()
     weights = found.weights if found.weights.ndim == 4 else found.weights[:, None]  # [T, L, N, N]
     layers, count = found.layers, len(parts.names)
@@ -305,6 +308,18 @@ def compared(folder: RunFolder) -> tuple[Compared, int] | str:
     return Explains.of(undivided(run.method)).weighs if found is None else (found, run.state.done)
 
 
+def _own_rows(folder: RunFolder, parts: Parts) -> dict[str, Any] | None:
+    """How much clients' own rows weigh, column by column; None as of `compared`, or of a method without such weights."""
+    try:
+        found = None if _has_own_code(folder) else OwnRows.read(folder)
+    except Exception as problem:
+        log_failure(problem)
+        return None
+    if found is None:
+        return None
+    return {"columns": found.columns, "weights": _pack(parts.mean(found.weights.T).T, "<f4")}
+
+
 def _has_own_code(folder: RunFolder) -> bool:
     """Whether its config names files of a user's own."""
 
@@ -351,8 +366,10 @@ def _clusters(folder: RunFolder) -> list[int] | None:
     return last if len(set(last)) < len(last) else None
 
 
-def _instead(summary: Summary, clusters: bool) -> str:
+def _instead(summary: Summary, clusters: bool, own: bool) -> str:
     """What a method without a relation has, in sentences."""
+    if own:
+        return f"{summary.method} draws every client's coefficients to the mean of all clients, column by column."
     text = f"{summary.method} keeps no graph of who learns from whom."
     if summary.method in KNOWN:
         text += f" {KNOWN.summary(summary.method).rstrip('.')}."

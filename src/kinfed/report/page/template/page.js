@@ -438,6 +438,7 @@ function setMethod(index) {
   $("threshold-box").hidden = !m.frames;
   $("instead").hidden = !m.instead && !alike();
   $("instead").textContent = m.instead ?? (alike() ? `${m.label}: every client learns from all others with the same weight.` : "");
+  showOwn();
   if (m.frames) {
     $("round").max = m.frames.length - 1;
     state.round = m.at.selected;
@@ -449,6 +450,31 @@ function setMethod(index) {
   setRound(state.round);
   if (state.place === "force") { onCircle(); settle(); }
   showPanel();
+}
+/** How much each client's own rows weigh, column by column: a table of shaded cells, clients in the order of the graph. */
+function showOwn() {
+  const own = method().own, most = 300;
+  $("own").hidden = !own;
+  $("hover").hidden = $("links").hidden = !method().frames;
+  if (!own) return;
+  own.table ??= new Float32Array(Uint8Array.from(atob(own.weights), (c) => c.charCodeAt(0)).buffer);
+  const shown = table(["Client", ...own.columns], DATA.order.slice(0, most).map((i) => [nameButton(i), ...ownCells(own, i)]), "Weight of own rows");
+  $("own").replaceChildren(make("p", `Each number is the weight of a client's own rows in a column: 1 is a coefficient of its own, 0 is the mean of all clients'. A column with several coefficients, such as a category or a curve, has their mean.${
+    N > most ? ` The first ${most} of ${N.toLocaleString("en")} clients are shown.` : ""}`, { class: "hint" }), make("div", "", { class: "wide tall" }, shown));
+}
+/** The weights of one client's own rows, shaded. */
+function ownCells(own, i) {
+  return own.columns.map((_, c) => {
+    const value = own.table[i * own.columns.length + c], fill = shade(value), cell = make("span", value.toFixed(2), { class: "cell" });
+    cell.style.background = fill;
+    cell.style.color = light(fill) ? "#14181c" : "#ffffff";
+    return cell;
+  });
+}
+/** The same of one client, beside the mean of all. */
+function ownTable(own, i) {
+  const cells = ownCells(own, i), rest = (c) => (1 - own.table[i * own.columns.length + c]).toFixed(2);
+  return make("div", "", {}, make("h4", "Whose rows make its model"), table(["Column", "Own rows", "Mean of all"], own.columns.map((name, c) => [name, cells[c], rest(c)]), "Whose rows make its model"));
 }
 /** Whether all links have the same weight. */
 function alike() {
@@ -603,6 +629,7 @@ function showPanel() {
     parts[1].append(make("p", `its own model: ${weight(f.own[i])}; round ${m.at.rounds[state.round]}, ${m.layers[state.layer]}, seed ${m.seed}`, { class: "hint more" }),
       ...(m.why ? [make("p", m.why, { class: "hint more" })] : []));
   }
+  if (m.own) parts.push(ownTable(m.own, i));
   const stack = make("div", "", { class: "stack" }, scoreTable(i), clientCurves(i));
   if (DATA.clients.counts) stack.append(classBars(i));
   parts.push(stack);
@@ -814,7 +841,7 @@ function listen() {
       if (e.key === "Escape") choose(null);
     });
   }
-  for (const query of ["(prefers-color-scheme: dark)", "print"]) matchMedia(query).addEventListener("change", () => { setColour(state.colour); showRanked(); showCharts(); showPanel(); });
+  for (const query of ["(prefers-color-scheme: dark)", "print"]) matchMedia(query).addEventListener("change", () => { setColour(state.colour); showOwn(); showRanked(); showCharts(); showPanel(); });
   addEventListener("beforeprint", () => document.querySelectorAll("details").forEach((one) => { one.open = true; }));
   new ResizeObserver(() => { draw(); showRanked(); }).observe(document.body);
 }
