@@ -7,6 +7,8 @@ import re
 import shlex
 import shutil
 import sqlite3
+import subprocess
+import sys
 from contextlib import closing
 from dataclasses import fields
 from pathlib import Path
@@ -233,6 +235,47 @@ def test_every_command_on_a_page_is_one_that_kinfed_takes(page, tmp_path, monkey
             experiment.resolve(table)
             if hasattr(asked, "analysis"):
                 parts.call(ANALYSES[asked.analysis], settings, "analysis", given=1)
+
+
+def outputs(page):
+    """What a page shows of what commands print: the commands of blocks before it, and lines, "..." where some are left out.
+
+    These are blocks of no language that follow blocks of commands.
+    """
+    asked = []
+    for kind, block in FENCED.findall(page.read_text()):
+        if kind == "console":
+            asked += block.replace("\\\n", " ").splitlines()
+        elif not kind and asked:
+            yield asked, [line.rstrip() for line in block.splitlines()]
+            asked = []
+
+
+def test_what_the_tutorial_shows_is_what_its_commands_print(tmp_path):
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    shown = list(outputs(ROOT / "docs" / "start.md"))
+    assert len(shown) >= 4
+    for asked, lines in shown:
+        printed = []
+        for words in (shlex.split(command, comments=True) for command in asked):
+            if words[:1] != ["kinfed"] or words[1:3] == ["run", "kin"]:
+                continue  # to install it, and to try it
+            words.remove("--open") if "--open" in words else None
+            run = subprocess.run(
+                [sys.executable, "-m", *words],
+                cwd=tmp_path,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                timeout=400,
+            )
+            assert run.returncode == 0, run.stdout
+            printed += [line.rstrip() for line in run.stdout.splitlines()]
+        at = 0
+        for line in lines:
+            if line != "...":
+                assert line in printed[at:], f"{asked[-1]}: printed no more: {line}"
+                at += printed[at:].index(line) + 1
 
 
 # Words that readers stumbled over, each with what says it plainly.
