@@ -238,7 +238,7 @@ def test_every_command_on_a_page_is_one_that_kinfed_takes(page, tmp_path, monkey
 
 
 def outputs(page):
-    """What a page shows of what commands print: the commands of blocks before it, and lines, "..." where some are left out.
+    """What a page shows of what commands print: those commands, and lines, with "..." for what is left out.
 
     These are blocks of no language that follow blocks of commands.
     """

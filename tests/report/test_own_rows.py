@@ -14,7 +14,7 @@ from kinfed.report.page.html_page import page
 
 @pytest.mark.parametrize(("model", "columns"), [("linear", 8), ("additive", 8), ("mlp", 0)])
 def test_of_a_solved_model_the_weight_of_own_rows_is_shown_by_column(model, columns, tmp_path, capsys):
-    """In shops.csv basket, distance, hour and queue differ in sign between two kinds of towns, and nothing else does."""
+    """In shops.csv basket, distance, hour and queue differ in sign between two kinds of towns, nothing else."""
     table = Path(__file__).parents[2] / "examples" / "shops.csv"
     asked = ["run", str(table), "--client", "shop", "--target", "buys", "--quiet", "--out", str(tmp_path / "run")]
     assert main([*asked, "--method", "partial-pooling", "--beside", "none", f"model={model}", "rounds=3"]) == 0

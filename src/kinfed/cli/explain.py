@@ -17,8 +17,8 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         "explain",
         parents=[common],
         description="Show why a client of a finished run learns from others: its weights by layer and round, what the "
-        "method compared, and its test score without each of them, measured. Of a model that partial pooling solves, show "
-        "how much its own rows weigh, column by column.",
+        "method compared, and its test score without each of them, measured. Of a model that partial pooling solves, "
+        "show how much its own rows weigh, column by column.",
         epilog='examples: kinfed explain my-run 7; kinfed explain my-run "Shop 7" "Shop 3"',
     )
     parser.add_argument("run", type=Path, metavar="RUN", help="the folder of a finished run")
@@ -34,16 +34,16 @@ def _explain(args: argparse.Namespace, console: Console) -> None:
     from ..report.explain.reasons import TOP, explain, grids
     from ..runs.run_folder import RunFolder
 
-    own = OwnRows.read(RunFolder(args.run))
-    if own is not None and args.of is None and not RunFolder(args.run).relations.exists():
+    shares = OwnRows.read(RunFolder(args.run))
+    if shares is not None and args.of is None and not RunFolder(args.run).relations.exists():
         if args.json:
-            print(json.dumps({"client": args.client, "own_rows": own.to_dict(args.client)}))
+            print(json.dumps({"client": args.client, "own_rows": shares.to_dict(args.client)}))
             return
-        show([own.grid(args.client)], Literal(), soft_wrap=True)
+        show([shares.grid(args.client)], Literal(), soft_wrap=True)
         return
     found = explain(args.run, args.client, args.of, args.data_dir, args.top or TOP)
     if args.json:
-        print(json.dumps(found.to_dict() | ({} if own is None else {"own_rows": own.to_dict(args.client)})))
+        print(json.dumps(found.to_dict() | ({} if shares is None else {"own_rows": shares.to_dict(args.client)})))
         return
     tables = grids(found)
-    show(tables if own is None else [*tables, own.grid(args.client)], Literal(), soft_wrap=True)
+    show(tables if shares is None else [*tables, shares.grid(args.client)], Literal(), soft_wrap=True)

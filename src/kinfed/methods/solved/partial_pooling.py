@@ -165,17 +165,18 @@ class PartialPooling(Method, Explains, Advises, Solves):
         return server.weights.to(roster.theta.dtype) if self.kin else None
 
     def own_weights(self, roster: Roster, server: Tree) -> Tensor | None:
-        """How far rows determine a coefficient: one less its variance with them over that without; mean over outputs.
+        """How far rows determine coefficients: one less their variance with rows over that without; mean over outputs.
 
-        It is MacKay's gamma, of each coefficient by itself: 1 where a client learns alone, 0 where all clients share it.
+        It is MacKay's gamma, coefficient by coefficient: 1 where a client learns alone, 0 where all share it.
         """
         sums = server.sums
         if self.units == "client":
             sums = Units.of(sums, roster.task, self.common).to_units(sums)
         outputs = range(server.centre.shape[1])
         posterior = [_posterior(sums, server.spread[:, k], server.noise[:, k], k) for k in outputs]
-        left = torch.stack([torch.diagonal(each, dim1=1, dim2=2) for each in posterior], -1) / server.spread
-        return (1 - left).clamp(0, 1).mean(-1)
+        left = torch.stack([torch.diagonal(matrices, dim1=1, dim2=2) for matrices in posterior], -1) / server.spread
+        weights: Tensor = (1 - left).clamp(0, 1).mean(-1)
+        return weights
 
     def personalise(self, client: Client, state: Tree, received: Tree) -> dict[str, Tree]:
         return {"mixed": received}

@@ -4,6 +4,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import nn
 
 from ...data.tables.schema import Description
 from ...models.additive import Additive
@@ -42,8 +43,7 @@ class OwnRows(NamedTuple):
         if weights is None:
             return None
         places = _columns(server, saved.description, weights.shape[1])
-        each = [weights[:, at].mean(1) for at in places.values()]
-        shown = np.stack([one.double().cpu().numpy() for one in each], 1)
+        shown = np.stack([weights[:, at].mean(1).double().cpu().numpy() for at in places.values()], 1)
         return cls(str(folder), saved.summary.method, server.state.done, saved.names, list(places), shown)
 
     def grid(self, client: str) -> Grid:
@@ -52,9 +52,9 @@ class OwnRows(NamedTuple):
         others = np.delete(self.weights, i, 0)
         rows = []
         for c, column in enumerate(self.columns):
-            own = float(self.weights[i, c])
-            low, high = (number(float(one)) for one in (others[:, c].min(initial=1), others[:, c].max(initial=0)))
-            rows.append([column, number(own), number(1 - own), f"{low} to {high}" if len(others) else ""])
+            mine = float(self.weights[i, c])
+            low, high = (number(float(end)) for end in (others[:, c].min(initial=1), others[:, c].max(initial=0)))
+            rows.append([column, number(mine), number(1 - mine), f"{low} to {high}" if len(others) else ""])
         title = f"whose rows make the model of '{self.clients[i]}' in {self.run} ({self.method}, round {self.round})"
         headings = ("", "own rows", "mean of all", f"own rows of the {len(others)} others")
         return Grid("own", title, headings, [rows], MEANING)
@@ -68,7 +68,9 @@ class OwnRows(NamedTuple):
 def _columns(server: FinalServer, description: Description | None, count: int) -> dict[str, list[int]]:
     """The places of each column's coefficients among `count`, of the constant's, and of all but it."""
     module, layout = server.model.original, server.model.layout
-    inputs = module.get_submodule(server.model.head_name or "").in_features
+    head = module.get_submodule(server.model.head_name or "")
+    assert isinstance(head, nn.Linear)  # as partial pooling solves no other
+    inputs = head.in_features
     names = [] if description is None else [column.name for column in description.inputs for _ in column.parts]
     sources = list[int]()
     if isinstance(module, Additive | LogLinear):

@@ -238,8 +238,8 @@ def _show_relation(row: Row, parts: Parts, most: int, notes: list[str]) -> dict[
     result: dict[str, Any] = {}
     if (clusters := _clusters(folder)) is not None and parts.labels is None:
         result["clusters"] = clusters
-    if (own := _own_rows(folder, parts)) is not None:
-        result["own"] = own
+    if (shares := _own_rows(folder, parts)) is not None:
+        result["own"] = shares
     if summary.relation is None or not folder.relations.exists():
         return result | {"instead": _instead(summary, bool(clusters), "own" in result)}
     found = folder.read_relations()
@@ -309,15 +309,13 @@ def compared(folder: RunFolder) -> tuple[Compared, int] | str:
 
 
 def _own_rows(folder: RunFolder, parts: Parts) -> dict[str, Any] | None:
-    """How much clients' own rows weigh, column by column; None as of `compared`, or of a method without such weights."""
+    """How much clients' own rows weigh, by column; None as of `compared`, or of a method without such weights."""
     try:
-        found = None if _has_own_code(folder) else OwnRows.read(folder)
+        shares = None if _has_own_code(folder) else OwnRows.read(folder)
     except Exception as problem:
         log_failure(problem)
         return None
-    if found is None:
-        return None
-    return {"columns": found.columns, "weights": _pack(parts.mean(found.weights.T).T, "<f4")}
+    return shares and {"columns": shares.columns, "weights": _pack(parts.mean(shares.weights.T).T, "<f4")}
 
 
 def _has_own_code(folder: RunFolder) -> bool:
@@ -366,9 +364,9 @@ def _clusters(folder: RunFolder) -> list[int] | None:
     return last if len(set(last)) < len(last) else None
 
 
-def _instead(summary: Summary, clusters: bool, own: bool) -> str:
+def _instead(summary: Summary, clusters: bool, solved: bool) -> str:
     """What a method without a relation has, in sentences."""
-    if own:
+    if solved:
         return f"{summary.method} draws every client's coefficients to the mean of all clients, column by column."
     text = f"{summary.method} keeps no graph of who learns from whom."
     if summary.method in KNOWN:
