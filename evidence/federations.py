@@ -8,11 +8,13 @@ seen, need Fashion-MNIST in $KINFED_DATA. A run that diverges counts as the last
 named. `oracle` is FedAvg inside the true groups.
 
     python evidence/federations.py measure --answers FILE [--methods kin,hedge --seeds 3 --training own --tuned]
+    python evidence/federations.py floor --answers FILE
     python evidence/federations.py write
 
 `measure` adds to docs/evidence/federations.json what it lacks, and measures again what has other settings now; `write`
-makes the page of it. The ninth case needs a file of answers, one row a question that a person was asked: the person
-first, then numbers, and the answer, 0 or 1, last.
+makes the page of it. `floor` adds the best that clients do without others and the best that pooling does, chosen as for
+every verdict, under the library's own training; the leaderboard counts from the former. The ninth case needs a file of
+answers, one row a question that a person was asked: the person first, then numbers, and the answer, 0 or 1, last.
 """
 
 import argparse
@@ -33,6 +35,7 @@ from sklearn.datasets import load_digits
 import kinfed
 from kinfed.core.method import Method
 from kinfed.methods import FAMILIES, METHODS
+from kinfed.runs import baselines
 from kinfed.runs.config.parts import make
 from kinfed_papers import result_pages as page
 
@@ -162,16 +165,14 @@ def measure(settings, case, training, seed, alone, rounds=ROUNDS, participation=
 
     alone: [N] the clients' accuracies with Local, None if this is it. A run that ended early has only its `problem`.
     """
-    _, x, y, client, classes, *groups = case
-    federation = kinfed.Federation.from_arrays(torch.from_numpy(x), torch.from_numpy(y), torch.from_numpy(client))
-    torch.manual_seed(seed)
-    net = torch.nn.Sequential(torch.nn.Linear(x.shape[1], 64), torch.nn.ReLU(), torch.nn.Linear(64, classes))
+    groups = case[-1]
+    federation, net = prepare(case, seed)
     begun, more = time.process_time(), {}
     try:
         if settings == {"name": "choose"}:
             clients, more = chosen(federation, net, training, seed)
         else:
-            method = InsideGroups(tuple(groups[0])) if settings == {"name": "oracle"} else method_of(settings)
+            method = InsideGroups(tuple(groups)) if settings == {"name": "oracle"} else method_of(settings)
             how = {"rounds": rounds, "training": training, "participation": participation}
             run = kinfed.fit(method, federation, net, seed=seed, **how)
             clients = run.summary.clients.scores[run.history.chosen]
@@ -185,6 +186,45 @@ def measure(settings, case, training, seed, alone, rounds=ROUNDS, participation=
     tests = [len(rows) for rows in federation.rows["test"]]
     found = {"mean": round(100 * float(np.mean(clients)), 3), "seconds": seconds, **more}
     return found | ({"clients": clients} if alone is None else {"hurt": hurt(clients, alone, tests)})
+
+
+def prepare(case, seed):
+    """The federation of a case, and the model that is trained on it."""
+    _, x, y, client, classes, _ = case
+    federation = kinfed.Federation.from_arrays(torch.from_numpy(x), torch.from_numpy(y), torch.from_numpy(client))
+    torch.manual_seed(seed)
+    net = torch.nn.Sequential(torch.nn.Linear(x.shape[1], 64), torch.nn.ReLU(), torch.nn.Linear(64, classes))
+    return federation, net
+
+
+def baselines_of(case, training, seed):
+    """Local, FedAvg and the standard models of a case, as the verdict's baselines."""
+    federation, net = prepare(case, seed)
+    found, _ = baselines.standard_baselines(federation)
+    for name in ("local", "fedavg"):
+        run = kinfed.fit(METHODS[name](), federation, net, rounds=ROUNDS, training=training, seed=seed)
+        found.append(baselines.Baseline.from_run(run.summary, run.by_client, run.validation, name == "fedavg"))
+    return found
+
+
+def measure_floor(args):
+    """Keep, by case, the best baseline without others and the best pooled one, with each seed's mean test score."""
+    kept = json.loads(KEPT.read_text())
+    by_case = {}
+    for seed in range(args.seeds):
+        for case in cases(seed, args.answers):
+            by_case.setdefault(case[0], []).append(baselines_of(case, TRAINING["own"], seed))
+            print(seed, case[0], file=sys.stderr, flush=True)
+    for name, by_seed in by_case.items():
+        found = baselines.floor(by_seed, higher_is_better=True)
+        kept.setdefault("floor", {})[name] = {
+            kind: {
+                "name": best.name,
+                "means": [round(100 * float(np.nanmean(list(one.means.values()))), 3) for one in best.tested],
+            }
+            for kind, best in (("alone", found.alone), ("pooled", found.pooled))
+        }
+    page.keep(KEPT, kept)
 
 
 def chosen(federation, net, training, seed):
@@ -358,8 +398,8 @@ def write():
     kept, lines = json.loads(KEPT.read_text()), []
     names = [case[0] for case in cases(0, None)]
     seen = [*names[:8], PERSONS]
-    for kind, results in kept.items():
-        how = TRAINING[kind]
+    for kind, how in TRAINING.items():
+        results = kept[kind]
         words = f"SGD at rate {how.optimiser.lr:g}, batches of {how.batch}, {how.epochs} local epochs, {ROUNDS} rounds"
         lines += [f"### {words}", ""]
         for group, cases_of in (
@@ -384,14 +424,14 @@ def main():
     """Measure, or write the page."""
     warnings.simplefilter("ignore")
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("what", choices=["measure", "write"])
+    parser.add_argument("what", choices=["measure", "floor", "write"])
     parser.add_argument("--answers", type=Path, help="the file of answers, for the ninth case")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--methods", default="", help="methods, separated by commas (default: all, and choose)")
     parser.add_argument("--training", default="plain,own", help="plain, own or both")
     parser.add_argument("--tuned", action="store_true", help="also papers' methods with the best of five settings")
     args = parser.parse_args()
-    measure_all(args) if args.what == "measure" else write()
+    {"measure": measure_all, "floor": measure_floor, "write": lambda _: write()}[args.what](args)
 
 
 if __name__ == "__main__":
