@@ -979,6 +979,28 @@ def test_rows_in_order_of_time_are_split_by_each_sites_own_times(tables, tmp_pat
     assert "bought" not in json.dumps([hello, said])
 
 
+@pytest.mark.usefixtures("exact")
+def test_rows_of_a_group_stay_together_at_a_site_and_count_as_one_there(tables, tmp_path):
+    """As in a simulation; no group leaves the site, and its verdict says that groups were counted."""
+    readings = {
+        name: Reading("kept", {"Gewicht": "weight"} if name == "b" else {}, group="bought") for name in "abcdef"
+    }
+
+    def by_three(name, rows):  # three rows a person, whom no other site knows
+        return [[row[0] or "10", row[1], f"{name} {i // 3}", *row[3:]] for i, row in enumerate(rows)]
+
+    made = tables("kept", readings, by_three, rounds=2)
+    summary = made.serve()
+    assert "bought" not in {one["name"] for one in summary.data.columns["inputs"]}
+    federation = kinfed.from_csv(tmp_path / "all.csv", client="who", target="kept", group="bought", seed=11)
+    compare(made, summary, federation)
+    config = next(iter(made.grid.sites.values()))
+    site = Site("a", Path(config["data"]), tmp_path, "cpu", readings["a"], policy=Policy(runs="any"))
+    hello = site.reply("hello", messages.Message({}, {})).words
+    said = site.reply("describe", next(one for _, kind, one in made.grid.sent if kind == "describe")).words
+    assert "bought" not in json.dumps([hello, said])
+
+
 def test_sites_that_do_not_split_by_time_are_named(tables):
     readings = {"c": Reading("sold", ignore=["bought"]), "b": Reading("sold", {"Gewicht": "weight"}, time="bought")}
     readings |= {name: Reading("sold", time="bought") for name in "adef"}

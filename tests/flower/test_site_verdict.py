@@ -15,6 +15,7 @@ from kinfed.flower.server import plan, site_references
 from kinfed.flower.server.site_references import read_baselines
 from kinfed.runs.run_folder import RunFolder
 from kinfed.simulation.execution import Execution
+from kinfed.verdict.dependence import Blocks
 from kinfed.verdict.one_client import judge_one
 
 
@@ -140,6 +141,10 @@ def test_the_sentence_says_what_the_test_examples_say():
     assert judged(mine, alone, alone).sentence.startswith("Learning from others helps here")
     errors = judge_one("sfl", scores(*[1.0] * 9), ("a ridge", scores(*[2.0] * 9)), metric="mae", higher_is_better=False)
     assert errors.sentence.startswith("Learning from others helps here: mae 1 with sfl, 2 with the best baseline")
+    groups = Blocks([[np.arange(9) // 3]], declared=True)  # three groups of three decide nothing
+    few = judge_one("sfl", mine, ("Local", alone), metric="accuracy", higher_is_better=True, blocks=groups)
+    assert few.sentence.startswith(not_enough)
+    assert few.sentence.endswith("Test examples of one group count as one observation.")
     whole = judge_one("sfl", scores(0.9), ("Local", scores(0.5)), metric="auc", higher_is_better=True)
     assert whole.sentence == (
         "Cannot tell whether learning from others helps here: auc 0.9 with sfl, 0.5 with the best baseline without "

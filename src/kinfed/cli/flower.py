@@ -162,6 +162,12 @@ def _add_reading(node: argparse.ArgumentParser) -> None:
     table.add_argument(
         "--time", default="", metavar="COLUMN", help="column of times: rows are split in chronological order"
     )
+    table.add_argument(
+        "--group",
+        default="",
+        metavar="COLUMN",
+        help="whom or what a row is of, such as a person with several rows: they are split and tested together",
+    )
 
 
 def _add_run(actions: Any, common: argparse.ArgumentParser) -> None:
@@ -286,6 +292,7 @@ def _reading(args: argparse.Namespace) -> Any:
         columns=names_of(args.column),
         ignore=columns_in(args.ignore),
         time=args.time,
+        group=args.group,
         client=args.client,
         few_rows=args.few_rows,
         **settings_of(args.overrides),

@@ -34,17 +34,17 @@ def judge_one(
     metric: str,
     higher_is_better: bool,
     unit: str = "",
-    places: Array | None = None,
+    blocks: Blocks = INDEPENDENT,
 ) -> OwnVerdict:
     """Compare a client's model with the best baseline without others, and with FedAvg's if it is there.
 
     Scores are [n], one for each test example, or [1] where the metric is defined for all of them together only; then
     nothing is beyond noise. Whether a difference is, in either direction, says the test by which `verdict.judge` finds
     who gains and who loses, at 5 %, here of one client alone. `alone` is the baseline's name and its scores; `unit` is
-    what the metric is counted in, "%" for a share; `places: [n]` say in which order the examples are.
+    what the metric is counted in, "%" for a share; `blocks` say which examples belong together.
     """
     others = {"alone": alone[1]} | ({} if fedavg is None else {"fedavg": fedavg})
-    sign, blocks = 1 if higher_is_better else -1, INDEPENDENT if places is None else Blocks([[places]])
+    sign = 1 if higher_is_better else -1
     means = {method: float(np.mean(mine))} | {name: float(np.mean(scores)) for name, scores in others.items()}
     over = {name: evidence([[mine]], [[scores]], [""], higher_is_better, blocks)[""] for name, scores in others.items()}
     beyond = {name: found.p <= 1 - LEVEL for name, found in over.items()}
@@ -67,6 +67,8 @@ def judge_one(
             f" It is better on {found.better} and worse on {found.worse} of "
             f"{len(mine):,} test examples (p = {found.p:.2g})."
         )
+        if blocks.declared:
+            says += " Test examples of one group count as one observation."
     return OwnVerdict(says, means, over, alone[0])
 
 

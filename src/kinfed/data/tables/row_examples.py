@@ -109,3 +109,12 @@ def _check_counts(frame: Frame, name: str, values: Numbers) -> None:
             "the column as a number: leave counts out",
             Fault.COUNT,
         )
+
+
+def read_blocks(frame: Frame, column: str, used: Codes) -> Tensor:
+    """[n] int64 the group of each row that is used, by a column such as persons; a row without one is by itself."""
+    cells = frame.words(column)
+    blocks = cells.among(cells.names)[used].astype(np.int64)
+    lone = blocks < 0
+    blocks[lone] = len(cells.names) + np.arange(int(lone.sum()))
+    return torch.from_numpy(blocks)

@@ -1,7 +1,9 @@
 """Rows of a table as readings of series: the steps at which they were read, and the windows cut from them."""
 
+import math
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -14,6 +16,7 @@ from .covariates import Covariates, Grid, cells_of, doubts
 from .frame import DAY, Frame
 from .new_readings import Series
 from .owners import Owners
+from .row_examples import read_blocks
 from .schema import Scale
 from .times import Clock
 from .words import Codes
@@ -37,11 +40,13 @@ def cut_series(
     windows: Windows,
     scale: Scale = "auto",
     categories: int = 50,
+    group: str = "",
 ) -> Dataset:
     """Windows of one series per client, from rows in any order.
 
     place: [m] says where the clients' rows are among the clock's steps, without rows that belong to none. A warning
-    names what is doubtful about covariates. See `Covariates` for `scale` and `categories`.
+    names what is doubtful about covariates. See `Covariates` for `scale` and `categories`. With the column `group` a
+    window is of the group of the first reading that is forecast.
     """
     rows = np.flatnonzero(held.who >= 0)
     grid = Grid(rows, held.who[rows], place, (len(held.names), len(clock.steps)))
@@ -53,9 +58,16 @@ def cut_series(
             warnings.warn(doubt, stacklevel=5)
     times = calendar(clock.times, series.calendar) if series.calendar else None
     try:
-        return windows(readings.T, clock.steps, held.names, calendar=times, covariates=covariates, graph=held.graph)
+        dataset = windows(readings.T, clock.steps, held.names, calendar=times, covariates=covariates, graph=held.graph)
     except UsageError as problem:
         unit = " seconds" if series.dated else ""
         pace = f"a step is {clock.length:g}{unit}, the smallest distance between two times in '{series.time}'"
         pace = pace if clock.paced else f"each time in '{series.time}' is a step, as they are not evenly spaced"
         raise UsageError(f"{frame.name}: {problem} ({pace})", problem.fault) from None
+    if not group:
+        return dataset
+    blocks, shape = read_blocks(frame, group, rows).numpy(), (len(held.names), len(clock.steps))
+    laid = (len(frame) + 1 + np.arange(math.prod(shape))).reshape(shape)  # a reading without a row is by itself
+    laid[held.who[rows], place] = blocks
+    first = torch.from_numpy(laid.reshape(-1)[series.past :][: len(dataset.y)].copy())
+    return replace(dataset, blocks=first)

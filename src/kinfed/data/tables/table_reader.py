@@ -9,7 +9,6 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from ...core.field_checks import Count, CountOrZero
@@ -27,7 +26,7 @@ from .frame import Frame, natural
 from .new_readings import Series
 from .open_table import frame_of, open_table
 from .owners import Owners
-from .row_examples import EMPTY, KINDS, NAMES_ROWS, class_names, column_kind, read_rows
+from .row_examples import EMPTY, KINDS, NAMES_ROWS, class_names, column_kind, read_blocks, read_rows
 from .schema import Description, raw_of
 from .series_examples import calendar_of, cut_series
 
@@ -92,8 +91,6 @@ class TableReader(FormatSettings):
         super().__post_init__()
         if not self.targets:
             raise UsageError("a table needs a target: a column, or a list of columns; got none")
-        if self.past and self.group:
-            raise UsageError("group is for rows that belong together, and not for windows of series; leave it out")
         if self.past and (not self.time or len(self.targets) != 1):
             raise UsageError("windows (past) need a time column and one target")
         self._check_inputs()
@@ -184,16 +181,6 @@ class TableReader(FormatSettings):
             raise UsageError(f"{frame.name}: {why}, so it is no covariate; take it out of future and static")
         return kinds
 
-    def _blocks(self, frame: Frame, used: NDArray[np.int64]) -> Tensor | None:
-        """[n] the group of each row that is used; a row without one is a group of its own."""
-        if not self.group:
-            return None
-        cells = frame.words(self.group)
-        blocks = cells.among(cells.names)[used].astype(np.int64)
-        lone = blocks < 0
-        blocks[lone] = len(cells.names) + np.arange(int(lone.sum()))
-        return torch.from_numpy(blocks)
-
     def _rows(self, frame: Frame, held: Owners) -> Dataset:
         kinds, targets = self._kinds(frame), self.targets
         classes = class_names(frame, targets, False if self.counts else self.labels)
@@ -220,7 +207,7 @@ class TableReader(FormatSettings):
             graph=held.graph,
             owners=tuple(held.names),
             time=None if steps is None else torch.from_numpy(steps[used]),
-            blocks=self._blocks(frame, used),
+            blocks=read_blocks(frame, self.group, used) if self.group else None,
             stratify=True,
             prepare=Preparation(
                 frame.name,
@@ -260,7 +247,7 @@ class TableReader(FormatSettings):
             **frame.keep_reading({time: "date" if times.dated else "number", target: "number", **kinds}, [self.client]),
         )
         windows = Windows(self.past, self.horizon, horizons=self.horizons, quantiles=self.quantiles)
-        dataset = cut_series(frame, held, clock, place, series, windows, self.scale, self.categories)
+        dataset = cut_series(frame, held, clock, place, series, windows, self.scale, self.categories, self.group)
         assert dataset.prepare is not None
         return replace(dataset, prepare=partial(_prepare_series, dataset.prepare, series, frame.name))
 

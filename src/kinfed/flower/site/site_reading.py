@@ -26,9 +26,11 @@ NAMES = 1000  # categories of a column whose names leave a site, unless its oper
 class Reading(FormatSettings):
     """The settings of `kinfed flower node` that say how its file is read.
 
-    With `time` the rows are split in time order. With `past`, too, they are readings of one series, of which
-    examples are windows: `past` readings are the input, the next `horizon` the target. Then all other columns are
-    covariates, known until the last reading, or, of those in `future`, also in the steps that are to be forecast.
+    With `time` the rows are split in time order. With `group`, such as a person with several visits, all rows of a
+    group are in one part of the split, and the verdict counts them as one observation. With `past`, too, they are
+    readings of one series, of which examples are windows: `past` readings are the input, the next `horizon` the target.
+    Then all other columns are covariates, known until the last reading, or, of those in `future`, also in the steps
+    that are to be forecast.
     """
 
     target: str = "y"  # the column to predict, by the name that the sites agreed on
@@ -36,6 +38,7 @@ class Reading(FormatSettings):
     ignore: Sequence[str] = ()  # columns that are no inputs
     categories: CountOrZero = NAMES  # of a column of text, how many names may leave the site: the most frequent ones
     time: str = ""  # the column of times
+    group: str = ""  # the column of whom or what a row is of
     past: CountOrZero = 0  # readings in
     horizon: CountOrZero = 0  # readings out
     future: Sequence[str] = ()  # columns of a series that are known ahead
@@ -78,8 +81,8 @@ class OwnTable:
     def frame(self) -> Frame:
         """Its cells; raises UsageError for a column that the reading names and the file lacks."""
         reading, frame = self.reading, open_table(self.path).renamed(self.reading.columns)
-        times = [reading.time] if reading.time else []
-        for names in (reading.targets(frame), times, reading.formats.text, reading.ignore, reading.future):
+        order = [name for name in (reading.time, reading.group) if name]
+        for names in (reading.targets(frame), order, reading.formats.text, reading.ignore, reading.future):
             frame.need([*names])
         frame.need([*reading.static])
         return frame.read_as(reading.formats)
@@ -92,7 +95,7 @@ class OwnTable:
     @cached_property
     def kinds(self) -> dict[str, str]:
         """The kind of each column that may be an input; raises UsageError for a type that can be none."""
-        taken = {*self.targets, self.reading.time, *self.reading.ignore, *self.frame.added}
+        taken = {*self.targets, self.reading.time, self.reading.group, *self.reading.ignore, *self.frame.added}
         names = [name for name in self.frame.columns if name not in taken]
         for name in names:
             self.frame.column(name)  # raises for a type that is no number, text or date
@@ -114,7 +117,7 @@ class OwnTable:
         self.frame.need(asked)
         if withheld := {*asked} - {*self.kinds, *self.targets}:
             told = f"{self.frame.name}: the server asks for column '{min(withheld)}', which stays here"
-            raise UsageError(f"{told} (--ignore, --time)", Fault.WITHHELD)
+            raise UsageError(f"{told} (--ignore, --time, --group)", Fault.WITHHELD)
 
 
 def settings_of(pairs: Sequence[str]) -> dict[str, Any]:

@@ -101,7 +101,8 @@ class SiteSeries(OwnTable):
         assert isinstance(dataset.prepare, Scaling)
         scaled = dataset.prepare.by(dataset, task.mean, task.deviation, covariates_of(words))
         rows = {name: [parts[name]] for name in SPLITS}
-        return Federation(scaled.x, scaled.y, rows, task, (self.name,), scale=scaled.scale, in_order=True)
+        names, blocks = (self.name,), dataset.blocks
+        return Federation(scaled.x, scaled.y, rows, task, names, scale=scaled.scale, in_order=True, blocks=blocks)
 
     def kept(self, words: Words, task: Task) -> Words:
         """What new rows need: the columns and the pace of this file, and the scale of all sites' readings."""
@@ -142,7 +143,7 @@ class SiteSeries(OwnTable):
         series = self._series(agreed, clock)
         self.check_asked(series.kinds)
         windows = Windows(series.past, series.horizon, horizons=tuple(agreed["horizons"]))
-        return cut_series(self.frame, self.held, clock, place, series, windows)
+        return cut_series(self.frame, self.held, clock, place, series, windows, group=self.reading.group)
 
     def _parts(self, dataset: Dataset, agreed: Words, split: Split, seed: int) -> dict[str, Tensor]:
         assert dataset.time is not None

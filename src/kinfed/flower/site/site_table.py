@@ -18,7 +18,7 @@ from ...data.split import SPLITS, Rows, Split
 from ...data.tables import disclosure
 from ...data.tables.column_statistics import NumberStatistics, Statistics, WordStatistics
 from ...data.tables.encoder import of_column
-from ...data.tables.row_examples import NAMES_ROWS, RowExamples, class_names, read_rows
+from ...data.tables.row_examples import NAMES_ROWS, RowExamples, class_names, read_blocks, read_rows
 from ...data.tables.schema import Description, Raw
 from ...data.tables.words import Codes
 from ...errors import Fault, UsageError, several
@@ -70,7 +70,7 @@ class SiteTable(OwnTable):
 
     def describe(self, agreed: Words, split: Split, seed: int) -> Words:
         """Statistics of the training rows, none of them of a single row."""
-        found, parts = self._examples(agreed, split, seed)
+        found, parts, _ = self._examples(agreed, split, seed)
         train, kinds = found.of_rows(parts["train"].numpy()), dict(agreed["inputs"])
         statistics = {name: of_column(raw, kinds[name]) for name, raw in train.raw.items()}
         most, count = self.reading.categories, len(train.y)
@@ -90,7 +90,7 @@ class SiteTable(OwnTable):
         Numbers lie within `cut` deviations of this site's own training rows, whatever the server says of them.
         """
         agreed, description = words["agreed"], description_of(words)
-        found, parts = self._examples(agreed, split, seed)
+        found, parts, blocks = self._examples(agreed, split, seed)
         raw = _cut(found.raw, dict(agreed["inputs"]), parts["train"].numpy(), cut)
         x = description.features(raw, [self.name], np.zeros(len(found.y), np.int64), torch.float32)
         y = found.y if isinstance(task, Classification) else found.y.float()
@@ -98,7 +98,8 @@ class SiteTable(OwnTable):
         rows = {name: [parts[name]] for name in SPLITS}
         classes = tuple(agreed["classes"] or ())
         in_order = self._times is not None and not split.shuffle
-        return Federation(x, y, rows, task, (self.name,), None, None, classes, "", description.scale(), in_order)
+        data = Federation(x, y, rows, task, (self.name,), None, None, classes, "", description.scale(), in_order)
+        return replace(data, blocks=blocks)
 
     def kept(self, words: Words, task: Task) -> Words:
         """What new rows need: the description in the names of this file, and how this file is written."""
@@ -115,25 +116,33 @@ class SiteTable(OwnTable):
         description = replace(description, **self.frame.keep_reading(kinds, targets))
         return {"columns": description.renamed(self.reading.own_names, self.name).to_dict()}
 
-    def _examples(self, agreed: Words, split: Split, seed: int) -> tuple[RowExamples, Rows]:
-        """The examples in this table's order, and how they are split: as among those of all sites."""
+    def _examples(self, agreed: Words, split: Split, seed: int) -> tuple[RowExamples, Rows, Tensor | None]:
+        """The examples in this table's order, how they are split, as among those of all sites, and groups if declared.
+
+        Groups stay at the site.
+        """
         kinds, classes = dict(agreed["inputs"]), agreed["classes"]
         self.check_asked(kinds, agreed["targets"])
         found = read_rows(self.frame, kinds, agreed["targets"], classes, agreed["counts"])
         used = np.flatnonzero(found.usable)
         found = found.of_rows(used)
-        parts = self._parts(used, found.y if classes else None, split, seed)
+        blocks = read_blocks(self.frame, self.reading.group, used) if self.reading.group else None
+        parts = self._parts(used, found.y if classes else None, blocks, split, seed)
         if not parts:
             few = f"{self.frame.name} has too few rows for training, validation and test: {len(used)}"
+            if blocks is not None:
+                few = f"{few}, as rows of one group stay together (--group {self.reading.group})"
             raise UsageError(few, Fault.FEW)
         if self.limits:
             self.limits.check_draw(self.path, split, seed, {name: used[part.numpy()] for name, part in parts.items()})
-        return found, parts
+        return found, parts, blocks
 
-    def _parts(self, used: Codes, labels: Tensor | None, split: Split, seed: int) -> Rows:
+    def _parts(self, used: Codes, labels: Tensor | None, blocks: Tensor | None, split: Split, seed: int) -> Rows:
         """The rows of each split among those used; nothing if they are too few."""
         rows, draw = torch.arange(len(used)), generator(seed, "split", int(tags([self.name])))
         if self._times is None or split.shuffle:
+            if blocks is not None and len(used):
+                return split.by_block([rows], blocks, [draw], seed)[0]
             by_class = split.stratify is not False
             return split([rows], [draw], labels if by_class else None)[0] if len(used) else {}
         if split.stratify:

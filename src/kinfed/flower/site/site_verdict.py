@@ -24,6 +24,7 @@ from ...runs.test_scores import NO_STANDARD, Tested, of_examples
 from ...runs.trained_run import BLOCK
 from ...simulation.execution import Execution
 from ...simulation.simulation import Simulation
+from ...verdict.dependence import Blocks
 from ...verdict.one_client import OwnVerdict, judge_one
 from ..server import plan
 from ..server.plan import Plan
@@ -57,7 +58,7 @@ def compare(
     history = History(tuple(federation.names), task, rounds.evaluate_every, selection=rounds.selection)
     engine.run(fleet.method, fleet.roster(), fleet, history, rounds=rounds)
     personal = {name: values[0].cpu() for name, values in history.models.items()}
-    rows = federation.rows["test"][0]
+    rows, groups = federation.rows["test"][0], federation.blocks
     modules = {**kept, "local": export(method, fleet.model, trees.named(personal))}
     scores = {name: _scores(module, federation, rows) for name, module in modules.items()}
     (client,) = federation.names
@@ -81,7 +82,7 @@ def compare(
         metric=task.metric,
         higher_is_better=task.higher_is_better,
         unit=unit_of(task),
-        places=federation.rows["test"][0].numpy(),
+        blocks=Blocks([[(rows if groups is None else groups[rows]).numpy()]], groups is not None),
     )
     checkpoint.write(fleet.model.named(personal["theta"]), folder / ALONE, {})
     words = verdict.to_dict() | {"beside": beside, "baselines": rows_of([baselines], task.higher_is_better)}

@@ -46,8 +46,8 @@ def _site(node: Mapping[str, Any], run: Mapping[str, Any]) -> Site:
     """The site of a node, by its own settings; in a simulation, whose nodes have numbers, by those of the run.
 
     A node's: `data`, and perhaps `client-id` (the name of that file), `state-dir`, `device`, `code`, `policy`,
-    `reading` as JSON, and of a table `target`, `time` or `ignore`. A run's: `data`, a folder of one file a client, and
-    `reading`.
+    `reading` as JSON, and of a table `target`, `time`, `group` or `ignore`. A run's: `data`, a folder of one file a
+    client, and `reading`.
     """
     data = str(node.get("data", ""))
     is_simulated = not data  # so that nobody is there to agree
@@ -64,7 +64,7 @@ def _site(node: Mapping[str, Any], run: Mapping[str, Any]) -> Site:
     name = str(node.get("client-id", "") or Path(data).stem)
     check_name(name)
     reading = Reading(**json.loads(str(node.get("reading") or run.get("reading") or "{}")))
-    own: dict[str, Any] = {key: str(node[key]) for key in ("target", "time") if key in node}
+    own: dict[str, Any] = {key: str(node[key]) for key in ("target", "time", "group") if key in node}
     own |= {"ignore": str(node["ignore"]).split(",")} if "ignore" in node else {}
     code = [Path(line) for line in str(node.get("code", "")).splitlines()]
     folder = Path(str(node.get("state-dir", "") or Path.home() / ".kinfed" / "sites"))
