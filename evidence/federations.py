@@ -200,11 +200,11 @@ def prepare(case, seed):
 def baselines_of(case, training, seed):
     """Local, FedAvg and the standard models of a case, as the verdict's baselines."""
     federation, net = prepare(case, seed)
-    found, _ = baselines.standard_baselines(federation)
+    models, _ = baselines.standard_baselines(federation)
     for name in ("local", "fedavg"):
         run = kinfed.fit(METHODS[name](), federation, net, rounds=ROUNDS, training=training, seed=seed)
-        found.append(baselines.Baseline.from_run(run.summary, run.by_client, run.validation, name == "fedavg"))
-    return found
+        models.append(baselines.Baseline.from_run(run.summary, run.by_client, run.validation, name == "fedavg"))
+    return models
 
 
 def measure_floor(args):
@@ -216,13 +216,13 @@ def measure_floor(args):
             by_case.setdefault(case[0], []).append(baselines_of(case, TRAINING["own"], seed))
             print(seed, case[0], file=sys.stderr, flush=True)
     for name, by_seed in by_case.items():
-        found = baselines.floor(by_seed, higher_is_better=True)
+        best_of = baselines.floor(by_seed, higher_is_better=True)
         kept.setdefault("floor", {})[name] = {
             kind: {
                 "name": best.name,
-                "means": [round(100 * float(np.nanmean(list(one.means.values()))), 3) for one in best.tested],
+                "means": [round(100 * float(np.nanmean(list(tested.means.values()))), 3) for tested in best.tested],
             }
-            for kind, best in (("alone", found.alone), ("pooled", found.pooled))
+            for kind, best in (("alone", best_of.alone), ("pooled", best_of.pooled))
         }
     page.keep(KEPT, kept)
 

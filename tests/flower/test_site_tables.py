@@ -661,7 +661,7 @@ def test_a_server_that_asks_for_what_a_site_leaves_out_is_refused(asked, agreed)
     reply, said = asked(Reading("y", ignore=["word", "b"], time="when"), **agreed)
     assert reply.keys() == {"client", "refused"}
     assert reply["refused"].endswith(f"its file cannot be used: {Fault.WITHHELD}; its own screen says more")
-    assert "which stays here (--ignore, --time)" in said[0]
+    assert "which stays here (--ignore, --time, --group)" in said[0]
 
 
 def test_numbers_that_are_categories_elsewhere_are_told_only_where_many_rows_have_them(asked):
