@@ -346,6 +346,6 @@ def test_a_file_whose_commas_are_decimal_marks_too_is_explained(tmp_path):
     path = tmp_path / "comma.csv"
     path.write_text("shop,size,y\n" + "".join(f"s{i % 2},1,{i % 10},2,{i % 7}\n" for i in range(40)))
     with pytest.raises(
-        UsageError, match='if commas mark decimals too, as in 1,5, export it with semicolons .* decimal=","'
+        UsageError, match=r'if commas mark decimals too, as in 1,5, export it with semicolons .* decimal=","'
     ):
         kinfed.from_csv(path, client="shop", target="y")

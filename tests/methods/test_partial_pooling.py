@@ -1,13 +1,16 @@
 """Partial pooling against a mixed model by hand, against the ends it lies between, and from a choice to predictions."""
 
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn.functional import cross_entropy
 
 from kinfed import Classification, Counts, Execution, Federation, Forecasting, Participation, Quantiles, UsageError, fit
+from kinfed.methods.solved import partial_pooling
 from kinfed.methods.solved.partial_pooling import PartialPooling, Server, Sums, step, sums
 from kinfed.models.additive import additive
 from kinfed.runs.config.experiment import default_model
@@ -90,15 +93,15 @@ def test_columns_are_pooled_one_by_one():
     """Only intercepts differ: slopes are pooled, intercepts are not."""
     data, _, level = federation(0.0, 3.0)
     theta = coefficients(solved(data, rounds=20))
-    assert float(theta[:, :3].std(0).max()) < 0.05
+    assert float(theta[:, :3].std(0).mean()) < float(_alone(data)[:, :3].std(0).mean()) / 2
     torch.testing.assert_close(theta[:, 3], level.double(), atol=0.5, rtol=0.0)
 
 
 def test_the_weight_of_own_rows_is_how_far_an_answer_follows_them():
     """By hand for two columns that are orthogonal, and by the equations of the posterior mean for any columns."""
     curvature, spread, noise = torch.tensor([[[8.0, 0.0], [0.0, 2.0]]]), torch.tensor([0.5, 1e-8]), torch.ones(1)
-    server = Server((), spread[:, None], spread[:, None], noise[:, None], noise, (), (), (), (), ())
-    server = server._replace(sums=Sums(curvature[:, None], torch.zeros(1, 2, 1), noise[:, None], noise[:, None]))
+    server = Server((), spread[:, None], spread[:, None], noise[:, None], noise, *7 * [()])
+    server = server._replace(sums=Sums(curvature[:, None], torch.zeros(1, 2, 1), noise[:, None], noise[:, None], ()))
     weights = PartialPooling().own_weights(None, server)
     torch.testing.assert_close(weights, torch.tensor([[8 / (8 + 1 / 0.5), 0.0]]), atol=1e-6, rtol=0)
     x = torch.randn(9, 2, generator=torch.Generator().manual_seed(0))
@@ -119,7 +122,7 @@ def test_units_of_clients_are_those_of_their_own_rows_and_nobody_elses():
         mean, size, level, spread = x[rows].mean(0), x[rows].std(0, False), y[rows].mean(), y[rows].std(0, False)
         x[every], y[every] = (x[every] - mean) / size, (y[every] - level) / spread
         theta.append((mean, size, level, spread))
-    scaled = coefficients(solved(replace(data, x=x, y=y, task=type(data.task)()), common=0.0))
+    scaled = coefficients(solved(replace(data, x=x, y=y, task=type(data.task)()), **own))
     for (mean, size, level, spread), their, one in zip(theta, scaled, ours, strict=True):
         slopes = spread * their[:3] / size
         expected = torch.cat([slopes, (level + spread * their[3] - slopes @ mean)[None]])
@@ -213,7 +216,7 @@ def test_the_variance_of_clients_logits_is_found(classes):
     one, real = torch.ones(n, 1, dtype=torch.float64), torch.ones(n, dtype=torch.float64)
     none = torch.zeros(clients, 1, classes, dtype=torch.float64)
     first = torch.ones(classes, dtype=torch.float64)
-    server = Server(none, none[0], none[0] + 0.1, none[:, 0] + 1, first, none, (), none, (), first[0])
+    server = Server(none, none[0], none[0] + 0.1, none[:, 0] + 1, first, none, (), none, (), none, none[0], first[0])
     for _ in range(40):
         found = [sums(Classification(classes), one, y[i], real, server.coefficients[i]) for i in range(clients)]
         server = server._replace(sums=Sums(*map(torch.stack, zip(*found, strict=True))))
@@ -291,3 +294,74 @@ def test_a_solver_ends_when_it_has_solved_and_no_round_is_selected_on_validation
     chances = solved(labels, linear(outputs=2), rounds=20)
     best = chances.history.curve("mixed", "validation", "accuracy").mean(1).argmax()
     assert chances.history.select("mixed") == chances.history.done - 1 >= int(best)
+
+
+@pytest.mark.parametrize("taken_back", [True, False])
+def test_a_step_of_newtons_method_never_raises_the_penalised_loss(taken_back, monkeypatch):
+    """At fixed variances, of labels of few rows, some far out: without the way back the loss rises on the way."""
+    draw = torch.Generator().manual_seed(2)
+    client, x = torch.arange(48) % 6, torch.randn(48, 2, generator=draw).double()
+    x = x * (1.5 * torch.randn(48, 1, generator=draw)).exp()
+    y = (x[:, 0] + torch.randn(48, generator=draw) > 0).long()
+    data = Federation.from_arrays(x, y, client)
+
+    def held(server, **settings):
+        return step(server, **settings)._replace(spread=server.spread, noise=server.noise, penalty=server.penalty)
+
+    monkeypatch.setattr(partial_pooling, "step", held)
+    if not taken_back:
+        monkeypatch.setattr(partial_pooling, "step_length", lambda *pair: 1.0)
+    losses, rows = [], data.rows["train"]
+    inputs = [torch.cat([data.x[one], torch.ones(len(one), 1)], 1) for one in rows]
+    scale = torch.cat(inputs).square().mean(0)[:, None]
+
+    class Loose(PartialPooling):
+        def start(self, roster):
+            server = super().start(roster)
+            return server._replace(spread=server.spread + 1e3, penalty=server.penalty * 1e-4)
+
+        def is_solved(self, server):
+            return False
+
+        def aggregate(self, roster, server, cohort, uploads):
+            server = super().aggregate(roster, server, cohort, uploads)
+            away = (server.at - server.centre_at).square() / server.spread
+            penalty = (server.penalty * scale * server.centre_at.square()).sum() + away.sum()
+            each = [
+                cross_entropy(x @ c, data.y[i], reduction="sum")
+                for x, c, i in zip(inputs, server.at, rows, strict=True)
+            ]
+            losses.append(float(sum(each) + penalty / 2))
+            return server
+
+    fit(Loose(), data, linear(2, 2), rounds=40)
+    rise = max(after - before for before, after in pairwise(losses))
+    assert (rise < 1e-6) == taken_back
+    assert losses[-1] < losses[0] / 10
+
+
+def test_noise_of_few_rows_is_estimated_by_those_that_a_clients_own_mean_leaves():
+    """Four rows of each client and three inputs fit them exactly: noise does not shrink to 0, nor do slopes run off."""
+    draw = torch.Generator().manual_seed(0)
+    client, x = torch.arange(140 * 7) // 7, torch.randn(140 * 7, 3, generator=draw)
+    level = 3 * torch.randn(140, generator=draw)[client]
+    y = level + x @ torch.tensor([1.0, -1.0, 0.5]) + torch.randn(140 * 7, generator=draw)
+    data = Federation.from_arrays(x, y, client)
+    run = solved(data, linear(), rounds=20, units="client")
+    assert float(coefficients(run)[:, :3].std(0).max()) < 0.5
+    first = solved(data, linear(), rounds=1, units="client")
+    assert float(run.history.test("mixed").mean()) < 1.02 * float(first.history.test("mixed").mean())
+
+
+def test_units_of_labels_are_of_all_rows_alike_in_each_round():
+    """Scaled inputs of one client have its answers and all others' as they were, and it is solved in a few rounds."""
+    data, _, _ = federation(0.7, 1.0)
+    labels = replace(data, y=(data.y > 0).long(), task=Classification(2))
+    x = data.x.clone()
+    first = torch.cat([data.rows[split][0] for split in ("train", "validation", "test")])
+    x[first] = 50 * x[first] + 7
+    runs = [solved(replace(labels, x=one), linear(outputs=2), 20, units="client", common=0.0) for one in (data.x, x)]
+    one, other = map(coefficients, runs)
+    assert runs[0].history.done < 20
+    torch.testing.assert_close(one[1:], other[1:], rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(one[0, :6], 50 * other[0, :6], rtol=1e-3, atol=1e-3)

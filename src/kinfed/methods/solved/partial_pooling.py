@@ -29,6 +29,9 @@ SETTLED = 1e-3  # a change of coefficients that is none
 DRAWN = 3  # rounds in which the kin of clients are found; then these stay as they are, and the rest is solved
 SAME = 1e-5  # of a column that is the same in all rows of every client, in place of its variance
 STEEP = 20.0  # the largest logarithm of a count over the mean
+USUAL = 0.5  # clients of the usual variance, the geometric mean of all columns, that are added where one is estimated
+PAST = 0.5  # of the slope with which a step of Newton's method began, the largest with which it may climb at its end
+SHORTEST = 0.1  # of a step that went too far, the least that is taken
 NUMBERS = 1 << 27  # of all clients' sums, the most that a server keeps: 1 GiB
 
 
@@ -42,6 +45,7 @@ class Sums(NamedTuple):
     slope: PerClient  # [f, k]
     square: PerClient  # [k] of targets; for counts, Pearson's statistic
     rows: PerClient  # [k] known targets
+    inputs: PerClient  # [2, f] of inputs, and of their squares
 
 
 class Server(NamedTuple):
@@ -56,6 +60,8 @@ class Server(NamedTuple):
     weights: Pairwise  # [N, N] of the others among a client's kin; () without kin
     coefficients: PerClient  # [N, f, k]
     sums: Sums  # the last that each client has sent, 0 of one that has not
+    at: PerClient  # [N, f, k] the coefficients at which these sums are, in the units in which they are compared
+    centre_at: Shared  # [f, k] the centre with them
     moved: Shared  # [] the largest change of a coefficient in the last round
 
 
@@ -65,14 +71,17 @@ class PartialPooling(Method, Explains, Advises, Solves):
 
     Clients send sums over their rows, of which the server makes every client's coefficients, their mean $\bar c$, and
     by empirical Bayes the variances $D$ (a diagonal) and $\sigma_i^2$: those of a column by which clients do not differ
-    become 0, and of one by which each is different, infinite. So it lies between one model for all and learning alone,
-    column by column, as the rows say. A client whose targets are noisier counts less: its $\sigma_i^2$ is drawn to that
-    of all as by `common` rows more. Linear mixed models: Laird and Ware 1982 (doi:10.2307/2529876); the fixed point
-    of the variances: MacKay 1992 (doi:10.1162/neco.1992.4.3.415), Equations 20 to 22. For labels and counts each round
-    is a step of Newton's method on the same sums (Breslow and Clayton 1993, doi:10.2307/2290687).
+    become small, and of one by which each is different, large. So it lies between one model for all and learning alone,
+    column by column, as the rows say. Where few rows say it, a variance is near the geometric mean of all columns'. A
+    client whose targets are noisier counts less: its $\sigma_i^2$ is drawn to that of all as by `common` rows more.
+    Linear mixed models: Laird and Ware 1982 (doi:10.2307/2529876); the fixed point of the variances: MacKay 1992
+    (doi:10.1162/neco.1992.4.3.415), Equations 20 to 22. For labels and counts each round is a step of Newton's method
+    on the same sums (Breslow and Clayton 1993, doi:10.2307/2290687). A step that went past the least of the penalised
+    loss is taken back, as far as the slopes at its ends say.
 
     With `units="client"` coefficients are compared in units of the client's own rows: inputs, and targets that are
-    numbers, less their mean, over their deviation, which is drawn to the geometric mean of all as by `common` rows.
+    numbers, less their mean, over their deviation, which is drawn to the geometric mean of all as by `common` rows. The
+    mean takes one of the rows, so that the others estimate the noise.
 
     With `kin` (gamma) above 0 clients are also drawn to those whose coefficients deviate from the mean as theirs do.
     The model's last layer is solved; the layers before it stay as they begin, the same for all.
@@ -106,12 +115,13 @@ class PartialPooling(Method, Explains, Advises, Solves):
         none = torch.zeros(n, f, k, **like)
         centre = torch.zeros(f, k, **like)
         apart = k if isinstance(roster.task, Classification | Counts | Forecasting) else 1
-        sums = Sums(torch.zeros(n, apart, f, f, **like), none, none[:, 0], none[:, 0])
+        inputs = torch.zeros(n, 2, f, **like)
+        sums = Sums(torch.zeros(n, apart, f, f, **like), none, none[:, 0], none[:, 0], inputs)
         one = torch.ones(k, **like)
         noise = torch.ones(n, k, **like)
         weights: Any = torch.zeros(n, n, **like) if self.kin else ()
         spread, moved = torch.full_like(centre, 0.1), torch.tensor(MOST, **like)
-        return Server(roster.theta, centre, spread, noise, one, none, weights, none, sums, moved)
+        return Server(roster.theta, centre, spread, noise, one, none, weights, none, sums, none, centre, moved)
 
     def send(self, roster: Roster, server: Tree, cohort: Tensor) -> Tree:
         coefficients = server.coefficients
@@ -138,6 +148,12 @@ class PartialPooling(Method, Explains, Advises, Solves):
         squared = not isinstance(roster.task, Classification | Counts)
         units = Units.of(known, roster.task, self.common) if self.units == "client" else None
         begin = server.coefficients
+        if not squared:
+            pair = server.sums, known
+            before, after = pair if units is None else map(units.to_units, pair)
+            if (length := step_length(server, before, after, cohort)) < 1:
+                return step_back(server, length)
+            server = server._replace(at=put(server.at, cohort, begin[cohort]), centre_at=server.centre)
         server = server._replace(sums=known if units is None else units.to_units(known))
         told = 1 - 1 / server.centre.shape[1] if isinstance(roster.task, Classification) else 1.0
         steps = self.steps << 2 * min(roster.round, GROWS) if squared else self.steps
@@ -205,22 +221,23 @@ def sums(
 
     A head's `link` is the function of its outputs that is linear in x, where they are not themselves.
     """
+    inputs = torch.stack([real @ x, real @ x.square()])
     if isinstance(task, Classification | Counts):
         weight, outputs, error, square = _derivatives(task, x, y, real, coefficients)
         curvature = torch.einsum("nk,nf,ng->kfg", weight, x, x)
         slope = x.T @ (weight * outputs - error)
-        return Sums(curvature, slope, square, real.sum().expand(weight.shape[1]))
+        return Sums(curvature, slope, square, real.sum().expand(weight.shape[1]), inputs)
     if isinstance(task, Forecasting) and not isinstance(task, Quantiles):
         known = (~y.isnan()).double() * real[:, None]  # [n, H]
         target = (torch.where(y.isnan(), task.mean, y.double()) - task.mean) / task.deviation * known
         curvature = torch.einsum("nk,nf,ng->kfg", known, x, x)
-        return Sums(curvature, x.T @ target, target.square().sum(0), known.sum(0))
+        return Sums(curvature, x.T @ target, target.square().sum(0), known.sum(0), inputs)
     if isinstance(task, Regression):
         target = task.scaled(y.double()).reshape(len(x), coefficients.shape[1])
         target = (target if link is None else link(target)) * real[:, None]
         x = x * real[:, None]
         rows = real.sum().expand(target.shape[1])
-        return Sums((x.T @ x)[None], x.T @ target, target.square().sum(0), rows)
+        return Sums((x.T @ x)[None], x.T @ target, target.square().sum(0), rows, inputs)
     raise UsageError(f"partial pooling solves regression, counts, labels and forecasts, not {type(task).__name__}")
 
 
@@ -262,24 +279,37 @@ class Units(NamedTuple):
     @classmethod
     def of(cls, sums: Sums, task: Any, common: float) -> "Units":
         """Those that the sums say, see `PartialPooling`; labels and counts have none."""
-        products = _products(sums)
-        rows = products[..., -2, -2, None].clamp(min=LEAST)  # [N, k, 1]
-        mean = products[..., -2] / rows
-        squares = torch.diagonal(products, dim1=2, dim2=3) - rows * mean.square()
-        deviation = _deviations(squares, rows, common)
+        labels = isinstance(task, Classification | Counts)
+        if labels:  # rows weigh otherwise in each round's curvature, but not here
+            rows = sums.rows[:, :1, None].clamp(min=LEAST)  # [N, 1, 1]
+            none = torch.zeros_like(rows)
+            total, squares = (torch.cat([part[:, None], none], 2) for part in sums.inputs.unbind(1))  # [N, 1, f + 1]
+        else:
+            products = _products(sums)
+            rows = products[..., -2, -2, None].clamp(min=LEAST)  # [N, k, 1]
+            total, squares = products[..., -2], torch.diagonal(products, dim1=2, dim2=3)
+        mean = total / rows
+        deviation = _deviations(squares - rows * mean.square(), rows, common)
         mean[..., -2], deviation[..., -2] = 0.0, 1.0
-        if isinstance(task, Classification | Counts):
-            mean[..., -1], deviation[..., -1] = 0.0, 1.0
+        if labels:
+            deviation[..., -1] = 1.0
         return cls(mean, deviation)
 
     def to_units(self, sums: Sums) -> Sums:
-        """The sums of rows in these units, with SAME times the rows on the diagonal: a constant column has a ridge."""
+        """The sums of rows in these units, with SAME times the rows on the diagonal: a constant column has a ridge.
+
+        They are of one row fewer, as a client's mean is taken from its rows.
+        """
         transform = torch.diag_embed(1 / self.deviation)
         transform[..., -2] -= self.mean / self.deviation
         products = transform @ _products(sums) @ transform.mT  # [N, k, f + 1, f + 1]
         inputs = products[..., :-1, :-1]
         same = torch.eye(inputs.shape[-1]).to(inputs) * SAME * inputs[..., -1:, -1:]
-        return Sums(inputs + same, products[..., :-1, -1].mT, products[..., -1, -1], sums.rows)
+        mean, deviation = self.mean[:, 0, :-1], self.deviation[:, 0, :-1]
+        rows, (total, squares) = sums.rows[:, :1], sums.inputs.unbind(1)
+        total, squares = total - rows * mean, squares - 2 * total * mean + rows * mean.square()
+        own = torch.stack([total / deviation, squares / deviation.square()], 1)
+        return Sums(inputs + same, products[..., :-1, -1].mT, products[..., -1, -1], (sums.rows - 1).clamp(min=0), own)
 
     def from_units(self, coefficients: Tensor) -> Tensor:
         """[N, f, k] coefficients of the rows as they are, of those in these units."""
@@ -301,7 +331,7 @@ def _deviations(squares: Tensor, rows: Tensor, common: float) -> Tensor:
     known = own > SAME * own.amax(0)
     logs = torch.where(known, own.clamp(min=LEAST).log(), 0.0)
     usual = (logs.sum(0) / known.sum(0).clamp(min=1)).exp()
-    return ((own * rows + common * usual) / (rows + common)).sqrt()
+    return torch.where(rows > LEAST, (own * rows + common * usual) / (rows + common), usual).sqrt()
 
 
 def step(server: Server, squared: bool, common: float, told: float = 1.0) -> Server:
@@ -356,13 +386,14 @@ def _one_output(server: Server, k: int, squared: bool, common: float, told: floa
     # X'V^-1 X with V = X D X' + s I is X'X P D^-1 / s, and X'V^-1 y is D^-1 P X'y / s.
     known = torch.einsum("nfg,ngh->fh", curvature / each[:, None], posterior) * precise
     known = (known + known.T) / 2
-    scale = (torch.diagonal(curvature, dim1=1, dim2=2).sum(0) / sums.rows[:, k].sum().clamp(min=1)).clamp(min=LEAST)
+    scale = _scale(sums, k, squared)
     uncertain = _inverse(known + torch.diag(penalty * scale))
     centre = uncertain @ (_times(posterior, rest).sum(0) * precise)
     away = _times(posterior, rest - _times(curvature, centre.expand(n, f)) / each)
     coefficients = centre + kin + away
     learned = told * (1 - torch.diagonal(posterior, dim1=1, dim2=2) * precise).clamp(min=0)  # [N, f] of each deviation
-    spread = (away.square().sum(0) / learned.sum(0).clamp(min=LEAST)).clamp(LEAST, MOST)
+    usual = spread.log().mean().exp()
+    spread = ((away.square().sum(0) + USUAL * usual) / (learned.sum(0) + USUAL)).clamp(LEAST, MOST)
     free = told * (f - penalty * (torch.diagonal(uncertain) * scale).sum()).clamp(min=1e-3)
     penalty = (free / (centre.square() * scale).sum().clamp(min=LEAST)).clamp(LEAST, MOST)
     if squared:
@@ -383,6 +414,44 @@ def _curvature(sums: Sums, k: int) -> Tensor:
 def _posterior(sums: Sums, spread: Tensor, noise: Tensor, k: int) -> Tensor:
     """[N, f, f] covariances of clients' coefficients of one output, by its spread: [f] and noise: [N]."""
     return _inverse(_curvature(sums, k) / noise[:, None, None] + torch.diag(1 / spread))
+
+
+def _scale(sums: Sums, k: int, squared: bool) -> Tensor:
+    """[f] the mean squares of inputs, by which a penalty of the centre does not depend on their units."""
+    squares = torch.diagonal(sums.curvature[:, k if sums.curvature.shape[1] > 1 else 0], dim1=1, dim2=2)
+    squares = squares if squared else sums.inputs[:, 1]
+    return (squares.sum(0) / sums.rows[:, k].sum().clamp(min=1)).clamp(min=LEAST)
+
+
+def step_length(server: Server, before: Sums, after: Sums, cohort: Tensor) -> float:
+    """How much of the last step of Newton's method is taken: 1, or less if the penalised loss climbs at its end.
+
+    Its slope along the step follows from gradients, which `before` has at the begin and `after` at the end. As the loss
+    is convex, it lies lower at an end where it still falls. Otherwise its least is about where the line through the two
+    slopes is 0 (Nocedal and Wright 2006, doi:10.1007/978-0-387-40065-5, Section 3.5).
+    """
+    cohort = cohort[before.rows[cohort].any(1) & server.at[cohort].flatten(1).any(1)]
+    ends = (before, server.at, server.centre_at), (after, server.coefficients, server.centre)
+    outputs = range(server.centre.shape[1])
+    scale = torch.stack([_scale(after, k, squared=False) for k in outputs], 1)  # [f, k]
+    move, shift = (server.coefficients - server.at)[cohort], server.centre - server.centre_at
+    slopes = []
+    for sums, coefficients, centre in ends:
+        away = (coefficients - centre - server.kin)[cohort] / server.spread
+        each = torch.einsum("nkfg,ngk->nfk", sums.curvature[cohort], coefficients[cohort]) - sums.slope[cohort]
+        each = each / server.noise[cohort, None] + away
+        common = server.penalty * scale * centre - away.sum(0)
+        slopes.append(float((each * move).sum() + (common * shift).sum()))
+    begin, end = slopes
+    return max(SHORTEST, begin / (begin - end)) if 0 < -PAST * begin < end else 1.0
+
+
+def step_back(server: Server, length: float) -> Server:
+    """The server with so much of its last step taken; its sums stay those at the step's begin."""
+    coefficients = server.at + length * (server.coefficients - server.at)
+    centre = server.centre_at + length * (server.centre - server.centre_at)
+    moved = (server.coefficients - coefficients).abs().max()
+    return server._replace(coefficients=coefficients, centre=centre, moved=moved)
 
 
 def _inverse(matrix: Tensor) -> Tensor:
