@@ -88,8 +88,8 @@ def tables(trial, tmp_path):
     Nothing is cut: a site cuts at its own deviations, and a simulation at those of all.
     """
 
-    def make(target="sold", readings=None, change=lambda name, rows: rows, method="fedavg", **settings):
-        made = trial(method, linked=False, cut=math.inf, **settings)
+    def make(target="sold", readings=None, change=lambda name, rows: rows, method="fedavg", cut=math.inf, **settings):
+        made = trial(method, linked=False, cut=cut, **settings)
         whole = []
         for i, config in enumerate(made.grid.sites.values()):
             name = config["client-id"]
@@ -194,18 +194,19 @@ def predicted(folder, rows, capsys, *words):
 
 
 @pytest.mark.parametrize(
-    ("target", "method", "model"),
+    ("target", "method", "model", "cut"),
     [
-        ("sold", "fedaghn", "mlp"),
-        ("fruit", "knn-per", "mlp"),
-        ("sold", "fedaghn", "embedded"),
-        ("sold", "partial-pooling", "additive"),
-        ("sold", "partial-pooling", "log-linear"),
+        ("sold", "fedaghn", "mlp", math.inf),
+        ("fruit", "knn-per", "mlp", math.inf),
+        ("sold", "fedaghn", "embedded", math.inf),
+        ("sold", "fedavg", "mlp", 0.5),
+        ("sold", "partial-pooling", "additive", math.inf),
+        ("sold", "partial-pooling", "log-linear", math.inf),
     ],
 )
-def test_a_site_predicts_its_rows_as_its_model_was_scored(tables, tmp_path, capsys, target, method, model):
+def test_a_site_predicts_its_rows_as_its_model_was_scored(tables, tmp_path, capsys, target, method, model, cut):
     """The site of which columns have other names; its own rows, through its own model, are the other way."""
-    made = tables(target, rounds=2, method=method, model=model)
+    made = tables(target, rounds=2, method=method, model=model, cut=cut)
     made.serve()
     [folder] = [path.parent for path in (tmp_path / "sites" / "b").rglob("join.safetensors")]
     rows = predicted(folder, tmp_path / "sites" / "b" / "data.csv", capsys)
@@ -214,7 +215,7 @@ def test_a_site_predicts_its_rows_as_its_model_was_scored(tables, tmp_path, caps
     data = site_examples.find(tmp_path / "sites" / "b" / "data.csv", "b", Reading(target, {"Gewicht": "weight"}))
     invitation = ExperimentFolder(folder.parent, folder.name).invitation()
     task = plan.read_task(invitation.words["task"])
-    federation = data.federate(invitation.words, task, made.planned.split, made.planned.learning.seed)
+    federation = data.federate(invitation.words, task, made.planned.split, made.planned.learning.seed, cut)
     kept = [i for i, line in enumerate(table(1)) if line[HEADING.index(target)]]
     with torch.inference_mode():
         outputs = predictor_at(folder).module("b")(federation.x)
@@ -813,7 +814,7 @@ def test_other_units_at_a_site_are_warned_of_by_name(tables):
     summary = made.serve()
     warned = [line for line in made.lines if "in another unit" in line]
     assert len(warned) == 1
-    assert warned[0].startswith("`weight` may be in another unit than at most clients: d (")
+    assert warned[0].startswith("client d: its 'weight' has mean ")
     assert summary.data.columns["clients"].keys() == set("abcdef")  # and it is scaled by each client's own
 
 
@@ -920,7 +921,7 @@ def test_a_series_in_another_unit_is_warned_of_by_name(meters):
     made = meters(change=lambda name: {"unit": 1000} if name == "d" else {}, rounds=1)
     made.serve()
     [told] = [line for line in made.lines if "in another unit" in line]
-    assert told.startswith("`load` may be in another unit than at most clients: d (")
+    assert told.startswith("client d: its 'load' has mean ")
 
 
 def test_a_series_whose_times_name_two_clocks_is_refused(tmp_path):

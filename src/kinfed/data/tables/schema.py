@@ -74,6 +74,7 @@ class Description:
     clients: Mapping[str, Mapping[str, Own]] = field(default_factory=dict)  # scales of their own, by column
     formats: Formats = field(default_factory=Formats)  # by which text is read
     dropped: tuple[str, ...] = ()  # columns of the table that are none of these
+    within: Mapping[str, Sequence[float]] = field(default_factory=dict)  # the least and the largest number, by column
 
     @property
     def names(self) -> list[str]:
@@ -104,6 +105,7 @@ class Description:
             {client: own} if own else {},
             self.formats.renamed(names),
             tuple(names.get(name, name) for name in self.dropped),
+            {names.get(name, name): limits for name, limits in self.within.items()},
         )
 
     def scale(self) -> dict[str, Any]:
@@ -117,6 +119,8 @@ class Description:
                 client: {name: {"mean": one.mean, "deviation": one.deviation} for name, one in own.items()}
                 for client, own in self.clients.items()
             }
+        if self.within:
+            scale["within"] = dict(self.within)
         if numbers := [one for one in self.targets if not one.classes]:
             scale["targets"] = {one.name: {"mean": one.mean, "deviation": one.deviation} for one in numbers}
         return scale
@@ -127,6 +131,9 @@ class Description:
         own = {name for scales in self.clients.values() for name in scales}
         for column in (one for one in self.inputs if not isinstance(one, Unused)):
             values, words = raw[column.name]
+            if column.name in self.within:
+                low, high = self.within[column.name]
+                values = values.clip(low, high)
             part = result[:, at : at + len(column.parts)]
             at += len(column.parts)
             if isinstance(column, Category):
@@ -210,6 +217,7 @@ class Description:
             "clients": clients,
             "formats": asdict(self.formats),
             "dropped": list(self.dropped),
+            "within": {name: list(limits) for name, limits in self.within.items()},
         }
 
     @classmethod
@@ -223,6 +231,7 @@ class Description:
             {who: {name: Own(**one) for name, one in own.items()} for who, own in values["clients"].items()},
             Formats(**with_tuples(values["formats"])),
             tuple(values["dropped"]),
+            values.get("within", {}),
         )
 
     @classmethod

@@ -144,7 +144,8 @@ def with_method(planned: Plan, name: str, **flower: Any) -> Plan:
 def describe_task(task: Task) -> dict[str, Any]:
     """A task as JSON."""
     if isinstance(task, Classification):
-        decided = {} if task.by_class is None else {"by_class": task.by_class}
+        decided: dict[str, Any] = {} if task.by_class is None else {"by_class": task.by_class}
+        decided |= {"selects": task.selects} if task.selects else {}
         return {"name": "Classification", "classes": task.classes, **decided}
     settings: dict[str, Any] = asdict(task) if is_dataclass(task) else {}
     return {"name": type(task).__name__, **settings}
@@ -154,7 +155,8 @@ def read_task(words: dict[str, Any]) -> Task:
     """The task that was described."""
     name = words.get("name")
     if name == "Classification" and isinstance(words.get("classes"), int) and words["classes"] > 0:
-        return Classification(words["classes"], by_class=words.get("by_class") is True)
+        selects = "loss" if words.get("selects") == "loss" else ""
+        return Classification(words["classes"], by_class=words.get("by_class") is True, selects=selects)
     if isinstance(name, str) and name in NUMBERS:
         given = {key: tuple(one) if isinstance(one, list) else one for key, one in words.items() if key != "name"}
         task: Task = parts.call(NUMBERS[name], given, "task")[0]

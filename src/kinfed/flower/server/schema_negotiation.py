@@ -183,7 +183,7 @@ class Describing:
                     f"'{name}' is the same in all training rows of all sites, so there is nothing to learn"
                 )
         if not classes:
-            self._warn_of_units({client: dict(zip(targets, each, strict=True)) for client, each in answers.items()})
+            self._warn_of_units(usual)
         if "times" in agreed:
             self._found_covariates()
             known: dict[str, Any] = {"mean": whole[0].mean, "deviation": whole[0].deviation}
@@ -200,7 +200,8 @@ class Describing:
         if classes:
             predicted: tuple[Target, ...] = (Target(targets[0], tuple(classes)),)
             by_class = deployment.by_class
-            task = Classification(len(classes), by_class=len(classes) < 3 if by_class is None else by_class)
+            by_class = len(classes) < 3 if by_class is None else by_class
+            task = Classification(len(classes), by_class=by_class, selects="loss")  # as of a table in a simulation
         else:
             each = zip(targets, whole, strict=True)
             predicted = tuple(Target(name, (), one.mean, one.deviation) for name, one in each)
@@ -229,7 +230,7 @@ class Describing:
         """The description of the columns; sites whose numbers are far from all others' have scales of their own."""
         deployment, usual = self.planned.deployment, self._without_odd(self.told)
         found = of_clients("", usual, deployment.scale, deployment.categories)
-        self._warn_of_units(self.told)
+        self._warn_of_units(usual)
         shared = {column.name: column for column in found.inputs if isinstance(column, Number)}
         clients = {client: dict(found.clients.get(client, {})) for client in self.told}
         for client, told in self.told.items():
@@ -248,13 +249,13 @@ class Describing:
             for client, claim in odd_scales.find_odd_sites(known).items():
                 usual[client][name] = odd_scales.forget_numbers(told[client][name])
                 self.broker.log(
-                    f"client {client}: its '{name}' has {claim}; it does not count for the scale of the others, and "
-                    "has its own if it is an input"
+                    f"client {client}: its '{name}' has {claim}, so it may be in another unit: write all in one; it "
+                    "does not count for the scale of the others, and has its own if it is an input"
                 )
         return usual
 
     def _warn_of_units(self, told: Mapping[str, Mapping[str, Any]]) -> None:
-        """Log which sites' numbers are of quite another size than the others'."""
+        """Log which sites' numbers are of quite another size than the others', but for those that are logged as odd."""
         for name in next(iter(told.values()), {}):
             known = [columns[name] for columns in told.values()]
             if all(isinstance(one, NumberStatistics) for one in known):

@@ -183,9 +183,7 @@ class Site:
         code = [str(path.resolve()) for path in self._code]
         with understanding(), at_home(data), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # told when the columns were described
-            folder.save_description(
-                {"code": code, "examples": federation.digest(), **data.kept(words, federation.task)}
-            )
+            folder.save_description({"code": code, "examples": federation.digest(), **data.kept(words, federation)})
         folder.save_invitation(invitation)
         reply = Message({"client": self.name, "size": int(simulation.sizes[0])}, {})
         messages.put(tree_map(lambda t: t[0], simulation.client_statistics()), reply, "client_statistics")

@@ -182,7 +182,7 @@ class SiteArrays:
             self.limits.check_draw(self.path, split, seed, rows)
         return federation
 
-    def kept(self, words: Words, task: Task) -> Words:
+    def kept(self, words: Words, federation: Federation) -> Words:
         """What new rows need: nothing, as arrays are used as they are."""
         return {}
 

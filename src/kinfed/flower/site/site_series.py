@@ -104,7 +104,7 @@ class SiteSeries(OwnTable):
         names, blocks = (self.name,), dataset.blocks
         return Federation(scaled.x, scaled.y, rows, task, names, scale=scaled.scale, in_order=True, blocks=blocks)
 
-    def kept(self, words: Words, task: Task) -> Words:
+    def kept(self, words: Words, federation: Federation) -> Words:
         """What new rows need: the columns and the pace of this file, and the scale of all sites' readings."""
         reading, task, frame = self.reading, plan.read_task(words["task"]), self.frame
         assert isinstance(task, Forecasting)

@@ -91,8 +91,9 @@ class SiteTable(OwnTable):
         """
         agreed, description = words["agreed"], description_of(words)
         found, parts, blocks = self._examples(agreed, split, seed)
-        raw = _cut(found.raw, dict(agreed["inputs"]), parts["train"].numpy(), cut)
-        x = description.features(raw, [self.name], np.zeros(len(found.y), np.int64), torch.float32)
+        within = _limits_of(found.raw, dict(agreed["inputs"]), parts["train"].numpy(), cut)
+        description = replace(description, within=within)
+        x = description.features(found.raw, [self.name], np.zeros(len(found.y), np.int64), torch.float32)
         y = found.y if isinstance(task, Classification) else found.y.float()
         task = _bound_answers(task, y[parts["train"]])
         rows = {name: [parts[name]] for name in SPLITS}
@@ -101,10 +102,10 @@ class SiteTable(OwnTable):
         data = Federation(x, y, rows, task, (self.name,), None, None, classes, "", description.scale(), in_order)
         return replace(data, blocks=blocks)
 
-    def kept(self, words: Words, task: Task) -> Words:
-        """What new rows need: the description in the names of this file, and how this file is written."""
-        agreed, description = words["agreed"], description_of(words)
-        targets = agreed["targets"]
+    def kept(self, words: Words, federation: Federation) -> Words:
+        """What new rows need: the description in the names of this file, how this is written, and where it is cut."""
+        agreed, description, task = words["agreed"], description_of(words), federation.task
+        targets, description = agreed["targets"], replace(description, within=federation.scale.get("within", {}))
         if isinstance(task, Regression) and task.low:
             within = zip(description.targets, task.low, task.high, strict=True)
             found = tuple(replace(target, bounds=(low, high)) for target, low, high in within)
@@ -154,14 +155,16 @@ class SiteTable(OwnTable):
         return split.by_own_time(self._times[torch.from_numpy(used)], 1, rows, draw)
 
 
-def _cut(raw: Mapping[str, Raw], kinds: Mapping[str, str], train: Codes, cut: float) -> dict[str, Raw]:
-    """Cells whose numbers lie no more than `cut` deviations from the mean of those in the training rows."""
-    result = dict(raw)
+def _limits_of(
+    raw: Mapping[str, Raw], kinds: Mapping[str, str], train: Codes, cut: float
+) -> dict[str, tuple[float, float]]:
+    """The least and the largest number of each column: `cut` deviations from the mean of those in the training rows."""
+    result = dict[str, tuple[float, float]]()
     for name in (name for name, kind in kinds.items() if kind == "number" and math.isfinite(cut)):
         known = NumberStatistics.of(raw[name].values[train], median=False)
         if known.known and known.deviation > 0:
             far = cut * known.deviation
-            result[name] = raw[name]._replace(values=raw[name].values.clip(known.mean - far, known.mean + far))
+            result[name] = (known.mean - far, known.mean + far)
     return result
 
 
