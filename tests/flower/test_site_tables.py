@@ -1192,3 +1192,14 @@ def test_scores_that_a_task_can_have_are_believed():
     ):
         with pytest.raises(ValueError, match=name):
             read_scores([["own", "test", name, value]], keys, task)
+
+
+def test_sites_select_labels_as_a_simulation_of_their_table_does(tables, tmp_path):
+    """By the loss, and the server says so; what it says of a task is read as it was."""
+    made = tables("fruit", rounds=1)
+    made.serve()
+    [folder] = [path.parent for path in (tmp_path / "sites" / "b").rglob("join.safetensors")]
+    words = ExperimentFolder(folder.parent, folder.name).invitation().words["task"]
+    simulated = kinfed.from_csv(tmp_path / "all.csv", client="who", target="fruit").task
+    assert plan.read_task(words).selects == simulated.selects == "loss"
+    assert plan.describe_task(plan.read_task(words)) == words
