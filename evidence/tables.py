@@ -287,7 +287,9 @@ def measure(name, folder, ours_only=False):
         asked = [*command, "predict", str(place / "run"), str(place / "new.csv")]
         answers = subprocess.run(asked, capture_output=True, text=True, check=True)
         (place / "answers.csv").write_text(answers.stdout)
-        found["kinfed"] = error(pd.read_csv(place / "answers.csv")[target])
+        answers = pd.read_csv(place / "answers.csv")
+        found["kinfed"] = error(answers[target])
+        judged = calibration(answers, target, truth) if labels else {}
     said = {"chosen": choice["candidate"], "sentence": (choice.get("verdict") or {}).get("sentence", "")}
     said["diverged"] = sum("diverged" in row.get("problem", "") for row in choice["ranking"])
     if not ours_only:
@@ -295,7 +297,22 @@ def measure(name, folder, ours_only=False):
             warnings.simplefilter("ignore")
             found |= {model: error(answers) for model, answers in standard(train, test, client, target).items()}
     size = f"{train[client].nunique()} x {round(len(train) / train[client].nunique())}"
-    return {"size": size, "errors": found, "version": version(), "labels": labels, **said}
+    return {"size": size, "errors": found, "version": version(), "labels": labels, **said, **judged}
+
+
+def calibration(answers, target, truth):
+    """The log loss of all test rows' probabilities, and how far off they are in per cent.
+
+    That is the mean over ten bins of the likeliest class's probability, equally wide, of its distance from the share of
+    right answers, weighted by rows (Guo et al. 2017, Equation 3).
+    """
+    names = sorted(set(truth))
+    chances = answers[[f"P({name})" for name in names]].to_numpy()
+    own = chances[np.arange(len(truth)), [names.index(name) for name in truth]]
+    top, right = chances.max(1), np.asarray(names)[chances.argmax(1)] == truth
+    bins = np.minimum((10 * top).astype(int), 9)
+    off = sum(abs((top - right)[bins == i].sum()) for i in range(10)) / len(truth)
+    return {"log_loss": float(-np.log(np.maximum(own, 1e-12)).mean()), "ece": 100 * float(off)}
 
 
 def page(known):
@@ -312,6 +329,7 @@ def compared(tables, labels=False):
     """A table of errors, with kinfed's over the best others; or of right labels in per cent, with points ahead."""
     models = [name.replace("ridge", "logistic regression") if labels else name for name in (EACH, CLIENT, BOOSTING)]
     ends = ["ahead of the best alone", "of the best pooled"] if labels else ["over the best alone", "the best pooled"]
+    ends += ["log loss", "ECE, %"] if labels else []
     heads = ["table", "clients x rows", "before", "now", *models, *ends, "measured with"]
     lines = [f"| {' | '.join(heads)} |", f"| --- | --- |{' ---: |' * (len(heads) - 3)} --- |"]
     over = []
@@ -324,10 +342,12 @@ def compared(tables, labels=False):
         shown = ["" if e is None else f"{100 * (1 - e):.1f}" if labels else f"{e:.3f}" for e in figures]
         shown[1] = f"**{shown[1]}**"
         shown += [f"{each:+.1f}" if labels else f"{each:.2f}" for each in over[-1]]
+        if labels:
+            shown += [f"{one['log_loss']:.3f}", f"{one['ece']:.1f}"] if "ece" in one else ["", ""]
         lines.append(f"| {' | '.join([name, one['size'], *shown, one['version']])} |")
     for what, of in (("mean", np.mean), ("worst", np.min if labels else np.max)):
         cells = [f"{of(column):+.1f}" if labels else f"{of(column):.2f}" for column in zip(*over, strict=True)]
-        lines += [f"| {what} | | | | | | | {' | '.join(cells)} | |"] if cells else []
+        lines += [f"| {what} | | | | | | | {' | '.join(cells)} |{' | |' * labels} |"] if cells else []
     return lines
 
 

@@ -204,6 +204,8 @@ def test_two_classes_or_uneven_ones_are_scored_by_class():
     assert Classification(2).is_uneven(labels(5, 5))
     assert not Classification(3).is_uneven(labels(30, 15, 15))  # 30 of 60 is 1.5 even shares, and no more
     assert Classification(3).is_uneven(labels(31, 15, 14))
+    assert Classification(3).is_uneven(labels(22, 22, 10))
+    assert not Classification(3).is_uneven(labels(22, 22, 11))
     assert Classification(4).is_uneven(labels(20, 20, 10, 0))  # 20 of 50 is 1.6 even shares
 
 

@@ -8,6 +8,7 @@ import polars
 import pytest
 
 import kinfed
+from kinfed.data.tables import leaks
 
 ROWS = 400
 
@@ -118,3 +119,11 @@ def test_windows_that_bridge_a_month_that_nobody_has_are_told():
     (line,) = warned(months(skip=(8,)), "z", **settings)
     assert "8 of 87 steps are longer than the others" in line
     assert "windows bridge these" in line
+
+
+def test_a_sum_of_one_or_two_columns_is_told_of_columns_that_are_named():
+    draw = np.random.default_rng(0)
+    x = draw.normal(size=(100, 5))
+    assert leaks.is_short_sum(x, 3 * x[:, 2] + 1)
+    assert leaks.is_short_sum(x, x[:, 0] - 2 * x[:, 4])
+    assert not leaks.is_short_sum(x, x[:, :3].sum(1))

@@ -16,6 +16,7 @@ from .field_checks import Count, In, NonNegative, Positive, Settings
 from .registry import Registry
 
 MARGIN = 0.1  # of the range of targets that were trained on, how far beyond it an answer may be
+RARE = 0.2  # labels count as imbalanced if the rarest class has less than this share, and an even share is more
 UNEVEN = 1.5  # labels count as imbalanced if the largest class has more than this many times its even share
 
 
@@ -89,9 +90,14 @@ class Classification:
         return self.classes
 
     def is_uneven(self, y: Tensor) -> bool:
-        """Whether labels y: [n] need scores by class: there are two, or the largest is above UNEVEN even shares."""
+        """Whether labels y: [n] need scores by class.
+
+        They do if there are two classes, if the largest is above UNEVEN even shares, or if an even share is above RARE
+        and the smallest is below.
+        """
         counts = torch.bincount(y, minlength=self.classes)
-        return self.classes < 3 or bool(counts.max() * self.classes > UNEVEN * counts.sum())
+        rare = self.classes * RARE < 1 and bool(counts.min() < RARE * counts.sum())
+        return self.classes < 3 or rare or bool(counts.max() * self.classes > UNEVEN * counts.sum())
 
     def loss(self, outputs: Tensor, y: Tensor) -> Tensor:
         return F.cross_entropy(outputs, y, reduction="none")

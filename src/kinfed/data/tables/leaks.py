@@ -180,6 +180,14 @@ def _leaks_of_number(look: Look, target: str) -> Iterator[str]:
                 return
 
 
+def is_short_sum(x: Numbers, y: Numbers) -> bool:
+    """Whether one or two of the columns x: [n, d] tell y: [n], so that `warn_of_leaks` has named them."""
+    left = [_left_of(column[:, None], y) for column in x.T]
+    near = np.argsort(left)[:COLUMNS].tolist()
+    pairs = (x[:, list(pair)] for pair in itertools.combinations(near, 2))
+    return min(left, default=1.0) <= NOISE or any(_left_of(pair, y) <= REST for pair in pairs)
+
+
 def _logarithms(pair: Numbers, y: Numbers) -> list[tuple[str, Numbers, Numbers]]:
     """Factors and their product as logarithms, where all are positive and the product has some digits."""
     if (pair <= 0).any() or (y <= 0).any() or y.std() < 0.05 * y.mean():

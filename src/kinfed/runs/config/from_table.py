@@ -17,6 +17,7 @@ from ...data.steps import CLOCK
 from ...data.tables.columns import Category, Number, Unused
 from ...data.tables.doubts import doubt_units
 from ...data.tables.frame import Frame
+from ...data.tables.leaks import is_short_sum
 from ...data.tables.new_readings import Series
 from ...data.tables.open_table import kind_of, open_table
 from ...data.tables.schema import Description
@@ -373,7 +374,7 @@ def _doubts_of_units(federation: Federation, numbers: Mapping[str, torch.Tensor]
 
 
 def _doubts_of_sums(federation: Federation, reader: TableReader) -> list[str]:
-    """Whether a target is nearly a weighted sum of the inputs, as what is worked out from them is."""
+    """Whether a target is nearly a weighted sum of three inputs or more, as what is worked out from them is."""
     if not isinstance(federation.task, Regression):
         return []
     rows = torch.cat(list(federation.rows["train"]))[:MOST]
@@ -386,8 +387,8 @@ def _doubts_of_sums(federation: Federation, reader: TableReader) -> list[str]:
     return [
         f"`{name}` is nearly a weighted sum of the inputs, off by {100 * share:.1g} % of its deviation; "
         "if one of them is known only when it is, leave it out with ignore"
-        for name, share in zip(reader.targets, left, strict=True)
-        if share < EXACT
+        for name, share, own in zip(reader.targets, left, y.T, strict=True)
+        if share < EXACT and not is_short_sum(x[:, :-1].numpy(), own.numpy())
     ]
 
 
