@@ -16,7 +16,7 @@ from .card import card
 from .pipeline import Whole
 
 Format = Literal["onnx", "safetensors"]
-LONGEST = 120  # characters of a file's name
+LONGEST = 120  # bytes of a file's name
 FORMATS: tuple[Format, ...] = ("onnx", "safetensors")
 
 
@@ -104,6 +104,8 @@ def card_name(path: Path) -> str:
 
 
 def file_name(client: str) -> str:
-    """A client's name as a file's; the end of a long one is told by a hash."""
-    name = quote(client, safe=" ()+,=@")
-    return name if len(name) <= LONGEST else f"{name[:LONGEST]}-{hashlib.sha256(client.encode()).hexdigest()[:16]}"
+    """A client's name as a file's: with its letters and digits, and a hash in place of the end of a long one."""
+    name = "".join(c if c.isalnum() else quote(c, safe=" ()+,=@") for c in client)
+    if len(name.encode()) <= LONGEST:
+        return name
+    return f"{name.encode()[:LONGEST].decode(errors='ignore')}-{hashlib.sha256(client.encode()).hexdigest()[:16]}"
