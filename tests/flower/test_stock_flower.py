@@ -121,6 +121,7 @@ def test_a_stock_deployment_ends_with_the_models_of_a_simulation(stock, written,
         own = {"data": str(tmp_path / "files" / f"{name}.npz"), "state-dir": str(tmp_path / "states"), "device": "cpu"}
         own["policy"] = str(tmp_path / "any.toml")
         settings = " ".join(f'{key}="{value}"' for key, value in own.items())
+        settings += """ reading='{"few_rows": true}'"""  # exact scores, so that the round is that of a simulation
         stock.start(
             "flower-supernode", "--superlink", stock.address, "--port", str(free_port()), "--node-config", settings
         )

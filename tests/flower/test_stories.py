@@ -121,5 +121,5 @@ def test_the_commands_of_a_page_train_three_sites_over_tls(story, tmp_path, monk
     assert summary["verdict"]["over"].keys() == {"alone", "pooled"}
     for name in summary["by_client"]["names"]:
         own = json.loads((Path("kinfed-site") / name / summary["sites"]["experiment"] / "verdict.json").read_text())
-        assert own["scores"].keys() == {summary["method"], "local", "fedavg"}
+        assert own["scores"].keys() == {summary["method"], "alone", "fedavg"}
         assert own["sentence"] in " ".join(Path(f"{name}.log").read_text().split())

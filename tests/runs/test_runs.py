@@ -143,6 +143,7 @@ def test_models_that_do_not_fit_are_told_in_one_line(folder, change, why):
     arrays = load_file(folder / "models.safetensors")
     with safe_open(folder / "models.safetensors", "pt") as file:
         about = file.metadata()
+    del about[checkpoint.CHECKSUMS]
     save_file({name: change(t) for name, t in arrays.items()}, folder / "models.safetensors", about)
     with pytest.raises(UsageError, match=f"the models do not fit this module or cannot be read .*{why}") as found:
         load_model(folder, position=0)
@@ -215,3 +216,30 @@ def test_a_folder_of_an_older_version_is_refused_in_one_line(tmp_path, monkeypat
     checkpoint.write(arrays, path, words)
     with pytest.raises(RunError, match=r"is not a checkpoint of this run and this version of kinfed .* delete it"):
         resume(old)
+
+
+def test_a_finished_run_whose_config_was_edited_is_not_taken_for_one_with_these_settings(tmp_path):
+    experiment = config.resolve(config.read("local", SMALL))
+    launch(experiment, tmp_path / "a")
+    assert resume(tmp_path / "a").rounds == 1
+    path = tmp_path / "a" / "config.toml"
+    path.write_text(path.read_text().replace("rounds = 1\n", "rounds = 2\n"))
+    with pytest.raises(UsageError, match="has finished with other settings than config.toml or history.csv now has"):
+        resume(tmp_path / "a")
+
+
+def test_a_flipped_bit_in_a_file_of_models_is_named(tmp_path):
+    experiment = config.resolve(config.read("local", SMALL))
+    launch(experiment, tmp_path / "a")
+    path = tmp_path / "a" / "models.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-5] ^= 1
+    path.write_bytes(content)
+    damaged = []
+    for client in json.loads((tmp_path / "a" / "summary.json").read_text())["by_client"]["names"]:
+        try:
+            load_model(tmp_path / "a", client)
+        except UsageError as problem:
+            damaged.append(str(problem))
+    assert len(damaged) == 1
+    assert "is not what was written, as its checksum differs" in damaged[0]

@@ -189,16 +189,15 @@ class StateFile:
     def _models(self, layout: Layout, shared: Sequence[str]) -> dict[str, Tensor]:
         """What `RunFolder.write_models` has written: of each part of a model [N, ...], or [...] where all share it."""
         keys, _ = self.folder.model_keys()
-        with safe_open(self.folder.models, "pt") as file:
+        file = checkpoint.CheckedFile(self.folder.models)
 
-            def one(owner: str, part: str) -> Tensor:
-                own = keys[owner]
-                if part == "theta" and part not in own:
-                    return layout.flatten({e.name: file.get_tensor(own[e.name]) for e in layout.entries})
-                found: Tensor = file.get_tensor(own[part])
-                return found
+        def read(owner: str, part: str) -> Tensor:
+            own = keys[owner]
+            if part == "theta" and part not in own:
+                return layout.flatten({e.name: file.read(own[e.name]) for e in layout.entries})
+            return file.read(own[part])
 
-            return {
-                part: one(ALL, part) if part in shared else torch.stack([one(name, part) for name in self.every_name])
-                for part in self._parts
-            }
+        return {
+            part: read(ALL, part) if part in shared else torch.stack([read(name, part) for name in self.every_name])
+            for part in self._parts
+        }

@@ -1,5 +1,6 @@
 """From experiments to finished run folders, begun or resumed: a list of jobs, or one run with what belongs to it."""
 
+import shlex
 import shutil
 import time
 from collections.abc import Callable, Generator, Sequence
@@ -23,7 +24,7 @@ from .config import experiment as config, plugins
 from .config.experiment import Experiment, Table
 from .fit import fit
 from .pool import side_by_side
-from .results import run_seeds, write_run
+from .results import identify, run_seeds, write_run
 from .run_folder import RunFolder
 from .test_scores import NO_STANDARD, NO_VERDICT, chose_otherwise
 
@@ -205,7 +206,14 @@ def _read_finished(folder: RunFolder, execution: Execution) -> Summary | None:
     if not distributed.leads():
         return None
     folder.tidy()
-    return folder.read_summary()
+    summary = folder.read_summary()
+    table, identity = config.read(str(folder.config), []), summary.provenance.identity
+    if identity and not summary.provenance.former and identify(table, summary.seed, folder) != identity:
+        raise UsageError(
+            f"{folder} has finished with other settings than {folder.config.name} or {folder.history.name} now has; "
+            f"for a run with these: kinfed run {shlex.quote(str(folder.config))} --out NEW"
+        )
+    return summary
 
 
 @dataclass(frozen=True)

@@ -100,7 +100,7 @@ def write_run(
             run.history, run.relation, run.origin, layers, folder, federation.groups, summary.selection.caution
         )
         draw_recall(summary, folder)
-    identity = _identity(table, summary.seed, folder)
+    identity = identify(table, summary.seed, folder)
     kept = run if refit is None else refit
     folder.write_models(kept.history, kept.architecture, exporter(run.method), identity)
     check_written(kept, folder, summary)
@@ -198,7 +198,7 @@ def former_of(folder: RunFolder, history: History) -> dict[str, Any] | None:
     return {"run": origin["run"], "rounds": origin["rounds"], "joined": joined, "scores": kept}
 
 
-def _identity(table: experiment.Table, seed: int, folder: RunFolder) -> str:
+def identify(table: experiment.Table, seed: int, folder: RunFolder) -> str:
     """A short hash of a run's config, seed and history: equal for equal runs, also of the same rows in another file."""
     learning = {key: value for key, value in table.items() if key not in ("federation", "attack", "code")}
     known = json.dumps([learning, seed], sort_keys=True, default=str).encode() + folder.history.read_bytes()

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from ..core import checkpoint, trees
@@ -98,9 +98,8 @@ class Run(ABC):
                     f"{folder}: only its method, {maker}, knows how its models predict; pass it as it was given to "
                     "fit: Run.open(folder, module, method)"
                 )
-            one = parts.get(ALL, {}) | next((parts[name] for name in names if name in parts), {})
-            with safe_open(place.models, "pt") as file:
-                model = _model(module, method, head, {name: file.get_slice(key) for name, key in one.items()})
+            keys = parts.get(ALL, {}) | next((parts[name] for name in names if name in parts), {})
+            model = _model(module, method, head, checkpoint.CheckedFile(place.models), keys)
             place.check_module(model)
         except UNREADABLE as problem:
             raise _unfit(place, problem) from None
@@ -356,17 +355,16 @@ class OpenedRun(Run):
         return Source(kept.method, kept.selection.chosen)
 
     @cached_property
-    def _file(self) -> Any:
-        return safe_open(self.folder.models, "pt")
+    def _file(self) -> checkpoint.CheckedFile:
+        return checkpoint.CheckedFile(self.folder.models)
 
     def _personal(self, name: str) -> Tree:
         """The same of this run itself."""
         kind, tensors = self.architecture.theta.dtype, {}
         try:
             keys = {**self.parts.get(ALL, {}), **self.parts.get(name, {})}
-            # Copies: in the file a tensor may lie at an address for which products are rounded differently.
             frozen = self.architecture.layout.frozen
-            arrays = {part: self._file.get_tensor(key).clone() for part, key in keys.items() if part not in frozen}
+            arrays = {part: self._file.read(key) for part, key in keys.items() if part not in frozen}
             for e in self.architecture.layout.entries:
                 tensors[e.name] = got = arrays.pop(e.name)
                 if got.shape != e.shape or got.dtype != (e.dtype or kind):
@@ -429,20 +427,26 @@ def _module(folder: RunFolder, summary: Summary, experiment: Experiment) -> nn.M
     return experiment.architecture(summary)
 
 
-def _model(module: nn.Module, method: Method | None, head: str | None, one: Mapping[str, Any]) -> Model:
-    """The model of a saved run, by the tensors of one client in its file, of which those that are frozen are read."""
+def _model(
+    module: nn.Module,
+    method: Method | None,
+    head: str | None,
+    file: checkpoint.CheckedFile,
+    keys: Mapping[str, str],
+) -> Model:
+    """The model of a saved run, by one client's tensors, whose keys are given; those that are frozen are read."""
     types = {name: dtype for dtype, name in checkpoint.TYPES.items()}
-    known = [types[found.get_dtype()] for found in one.values()]
-    kind = next((dtype for dtype in known if dtype.is_floating_point), None)
+    dtypes = (types[file.dtype(key)] for key in keys.values())
+    kind = next((dtype for dtype in dtypes if dtype.is_floating_point), None)
     model = Model(module, head, kind) if method is None else model_for(method, module, head, kind)
-    model = model.carry(one.keys())
+    model = model.carry(keys.keys())
     if method is None:
         layout = model.layout.freeze(frozenset(e.name for e in model.layout.entries if not (e.trainable or e.buffer)))
     else:
         layout = Sharing.of(method, model.layout).layout
     initial = model.layout.tensors(model.theta)
     for name in layout.frozen:
-        found: Tensor = one[name][...]
+        found = file.read(keys[name])
         if found.shape != initial[name].shape:
             raise TypeError(f"'{name}' is {list(found.shape)}, not {list(initial[name].shape)}")
         initial[name] = found

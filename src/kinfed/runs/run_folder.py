@@ -259,6 +259,7 @@ class RunFolder:
         """
         arrays = {f"{_quote(name)}/{key}": tensor for name, own in owned.items() for key, tensor in own.items()}
         about = {"method": method, "identity": identity, "plain": json.dumps(plain) if plain else ""}
+        about[checkpoint.CHECKSUMS] = checkpoint.checksums(arrays)
         checkpoint.write(arrays, self.models, {key: one for key, one in about.items() if one})
 
     def model_keys(self) -> tuple[dict[str, dict[str, str]], str]:
