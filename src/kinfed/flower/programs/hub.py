@@ -55,8 +55,10 @@ def _stamp_logs() -> None:
     handler.setFormatter(form)
     logging.basicConfig(handlers=[handler], level=logging.INFO)
     logging.getLogger("alembic").setLevel(logging.WARNING)
-    for one in [*logging.getLogger("flwr").handlers]:
-        logging.getLogger("flwr").removeHandler(one)  # it would write each line again
+    flower = logging.getLogger("flwr")
+    flower.setLevel(logging.INFO)  # a line for each part of a message would be tens of megabytes a day
+    for console in [*flower.handlers]:
+        flower.removeHandler(console)  # it would write each line again
 
 
 if __name__ == "__main__":
