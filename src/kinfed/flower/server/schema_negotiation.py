@@ -255,7 +255,7 @@ class Describing:
         return usual
 
     def _warn_of_units(self, told: Mapping[str, Mapping[str, Any]]) -> None:
-        """Log which sites' numbers are of quite another size than the others', but for those that are logged as odd."""
+        """Log which sites' numbers are of quite another size than the others', except those that are logged as odd."""
         for name in next(iter(told.values()), {}):
             known = [columns[name] for columns in told.values()]
             if all(isinstance(one, NumberStatistics) for one in known):
