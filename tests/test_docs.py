@@ -211,7 +211,7 @@ def test_every_command_on_a_page_is_one_that_kinfed_takes(page, tmp_path, monkey
         elif table_options.is_table(given := getattr(asked, "source", "") or getattr(asked, "subject", "")):
             said = dict(one.split("=", 1) for one in asked.overrides)
             series = (said.get(name, "") for name in ("future", "static"))
-            listed = [one for names in (asked.time, *series) for one in names.split(",") if one]
+            listed = [one for names in (asked.time, asked.weight, *series) for one in names.split(",") if one]
             more = [one for one in listed if one != "price"]
             rows = [(who, i, i % 2, *[i] * len(more)) for who in "AB" for i in range(9)]
             columns = ", ".join([asked.client, "price", asked.target, *more])

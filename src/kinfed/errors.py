@@ -37,6 +37,7 @@ class Fault(StrEnum):
     MISSING = "a value is missing"
     NUMBER = "a cell is not a number"
     COUNT = "a cell is not a count"
+    WEIGHT = "a cell is not a weight"
     DATE = "a cell is not a date or time"
     WRITTEN = "it is not clear how a column's numbers or dates are written"
     CLOCKS = "some times name a time zone and others do not"

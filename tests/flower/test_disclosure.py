@@ -30,11 +30,15 @@ AGREED = {
 def hospital(tmp_path):
     """Makes a site of so many rows, and a list of what its operator is told."""
 
-    def make(rows=90, **reading):
+    def make(rows=90, weights=None, **reading):
         draw, said = np.random.default_rng(1), []
         cells = zip(draw.normal(60, 9, rows), draw.normal(5, 2, rows), draw.integers(0, 2, rows), strict=True)
         lines = [f"{age:.4f},{stay:.4f},{sick}" for age, stay, sick in cells]
-        (tmp_path / "west.csv").write_text("\n".join(["age,stay,sick", *lines]) + "\n")
+        heading = "age,stay,sick"
+        if weights is not None:
+            heading, reading = "age,stay,sick,times", {"weight": "times"} | reading
+            lines = [f"{line},{weight}" for line, weight in zip(lines, weights, strict=True)]
+        (tmp_path / "west.csv").write_text("\n".join([heading, *lines]) + "\n")
         site = Site(
             "west",
             tmp_path / "west.csv",
@@ -129,6 +133,27 @@ def test_gradients_of_few_rows_leave_only_if_the_operator_says_so(hospital, raw,
     assert said == [f"client west: {refused}"]
     willing, _ = hospital(rows, few_rows=True)
     assert "refused" not in invite(willing, **raw)
+
+
+@pytest.mark.parametrize(
+    ("weights", "raw", "why"),
+    [
+        ([1] * 90, {}, ""),
+        ([1, 2] * 45, {"training": {"batch": 16}}, ""),
+        ([1, 2] * 45, {}, "by the column of weights 7.4 rows may decide a step of 8 rows"),  # (2 + 7)^2 / (4 + 7)
+        ([500] * 2 + [1] * 88, {"training": {"batch": 64}}, "by the column of weights"),
+        ([500] * 2 + [1] * 88, {"training": {"batch": 64}, "method": "partial-pooling"}, "by the column of weights"),
+        ([1, 2] * 45, {"method": "partial-pooling"}, ""),  # sums over all rows
+    ],
+)
+def test_a_few_rows_of_large_weight_decide_nothing_that_leaves(hospital, weights, raw, why):
+    reply = invite(hospital(weights=weights)[0], **raw)
+    assert reply.get("refused", "").startswith(why) or why in reply.get("refused", "")
+    assert bool(reply.get("refused")) == bool(why)
+    allowed = invite(hospital(weights=weights, few_rows=True)[0], experiment="f", **raw)
+    assert "refused" not in allowed
+    assert allowed["weight"] > 0
+    assert "refused" in reply or abs(reply["weight"] - allowed["weight"]) <= allowed["weight"] / allowed["size"]
 
 
 @pytest.mark.parametrize("name", KINDS)

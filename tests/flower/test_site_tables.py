@@ -188,6 +188,28 @@ def test_sites_with_tables_end_with_the_models_of_a_simulation(tables, tmp_path,
     compare(made, summary, federation)
 
 
+@pytest.mark.parametrize(
+    ("method", "model", "few_rows"), [("fedavg", "mlp", True), ("partial-pooling", "additive", False)]
+)
+@pytest.mark.usefixtures("exact")
+def test_sites_with_weights_end_with_the_models_of_a_simulation(tables, tmp_path, method, model, few_rows):
+    """One site's weights are all 1, and others' rows of weight 0 are as if they were not there."""
+
+    def change(name, rows):
+        return [[*row[:3], "1" if name == "c" else str(int(row[3]) % 4), *row[4:]] for row in whole_numbers(name, rows)]
+
+    readings = {
+        name: Reading("sold", {"Gewicht": "weight"} if name == "b" else {}, weight="age", few_rows=few_rows)
+        for name in "abcdef"
+    }
+    made = tables("sold", readings, change, rounds=2, method=method, model=model)
+    summary = made.serve()
+    federation = kinfed.from_csv(tmp_path / "all.csv", client="who", target="sold", weight="age", seed=11)
+    assert federation.weights is not None
+    compare(made, summary, federation)
+    assert "age" not in json.dumps([summary.data.columns["inputs"], summary.data.columns["clients"]])
+
+
 def predicted(folder, rows, capsys, *words):
     assert main(["predict", str(folder), str(rows), *words]) == 0
     return list(csv.DictReader(io.StringIO(capsys.readouterr().out)))

@@ -28,7 +28,9 @@ def opposed():
 @pytest.mark.parametrize("estimator", [kinfed.Classifier(**FEW), kinfed.Regressor(**FEW)], ids=["classes", "numbers"])
 def test_scikit_learns_own_checks_hold(estimator):
     """All of them: groups may be left out, so nothing that scikit-learn asks of an estimator fails for want of them."""
-    results = check_estimator(estimator, on_fail=None)
+    drawn = "batches are drawn by rows, so a row of weight 2 is not drawn twice"
+    inexact = {"check_sample_weight_equivalence_on_dense_data": drawn}
+    results = check_estimator(estimator, on_fail=None, expected_failed_checks=inexact)
     failed = {one["check_name"]: one["exception"] for one in results if one["status"] == "failed"}
     assert not failed
     assert sum(one["status"] == "passed" for one in results) >= 45

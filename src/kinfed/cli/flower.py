@@ -168,6 +168,7 @@ def _add_reading(node: argparse.ArgumentParser) -> None:
         metavar="COLUMN",
         help="whom or what a row is of, such as a person with several rows: they are split and tested together",
     )
+    table.add_argument("--weight", default="", metavar="COLUMN", help="as how many rows each row counts; it stays here")
 
 
 def _add_run(actions: Any, common: argparse.ArgumentParser) -> None:
@@ -293,6 +294,7 @@ def _reading(args: argparse.Namespace) -> Any:
         ignore=columns_in(args.ignore),
         time=args.time,
         group=args.group,
+        weight=args.weight,
         client=args.client,
         few_rows=args.few_rows,
         **settings_of(args.overrides),

@@ -69,6 +69,7 @@ def columns() -> argparse.ArgumentParser:
     group.add_argument("--time", metavar="COLUMN", default="", help="times, in whose order rows are split")
     what = "whom or what a row is of, such as a person with several rows: they are split and tested together"
     group.add_argument("--group", metavar="COLUMN", default="", help=what)
+    group.add_argument("--weight", metavar="COLUMN", default="", help="as how many rows each row counts")
     group.add_argument("--query", metavar="FILE.sql", default="", help="of a database: the SELECT, as a file or text")
     return parser
 

@@ -21,7 +21,7 @@ from ..report.tables.text_table import draw
 from ..runs.config import experiment as config, from_table
 from ..runs.config.experiment import Experiment, Table
 
-OPTIONS = ("client", "target", "ignore", "time", "group", "query")
+OPTIONS = ("client", "target", "ignore", "time", "group", "weight", "query")
 LISTS = ("features", "future", "static")  # settings that are columns, with commas between
 
 
@@ -46,6 +46,7 @@ def read(source: str, args: argparse.Namespace, method: str = "") -> Table:
         args.frame = open_table(source, args.query)  # kept for `dataset`, as reading may take long
         options = [f"federation.dataset.time={json.dumps(args.time)}"] if args.time else []
         options += [f"federation.dataset.group={json.dumps(args.group)}"] if args.group else []
+        options += [f"federation.dataset.weight={json.dumps(args.weight)}"] if args.weight else []
         options += [f"federation.dataset.ignore={_format_names(args.ignore)}"] if args.ignore else []
         overrides = [*options, *named, *args.overrides]
         return from_table.config(source, args.client, args.target, overrides, args.query, args.frame)

@@ -3,11 +3,13 @@
 import threading
 from collections.abc import Iterator
 from concurrent.futures import CancelledError
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from .metrics import weighted_mean
 from .seeding import fold, fold_numbers, key, number
 
 
@@ -16,11 +18,11 @@ class Examples(NamedTuple):
 
     x: Tensor  # [n, ...]
     y: Tensor  # [n, ...]
-    weight: Tensor  # [n] 1 on real rows
+    weight: Tensor  # [n] as how many rows each counts: its example weight, 1 without any
 
     def mean(self, values: Tensor) -> Tensor:
-        """[] mean over the real rows of values: [n]."""
-        return _mean(values, self.weight)
+        """[] mean of values: [n] by weight."""
+        return weighted_mean(values, self.weight)
 
 
 class Batch(NamedTuple):
@@ -31,14 +33,20 @@ class Batch(NamedTuple):
     weight: Tensor | None  # [B] 1 on real rows; None when all are
     valid: Tensor | None  # [] bool, False past the client's last step; None when always True
     key: Tensor  # [] int64, for the model's own randomness in this step
+    importance: Tensor | None = None  # [B] example weights over the mean of the client's; None: all count alike
 
     def keep(self, old: Tensor, new: Tensor) -> Tensor:
         """`new`, or `old` if this step is past the client's last."""
         return new if self.valid is None else torch.where(self.valid, new, old)
 
     def mean(self, values: Tensor) -> Tensor:
-        """[] mean over the real rows of values: [B]."""
-        return values.mean() if self.weight is None else _mean(values, self.weight)
+        """[] mean over the real rows of values: [B] times their importance.
+
+        Over batches that are drawn at random its expectation is the mean by weight of all the client's examples. A
+        mean by weight within each batch would not be: of one row it would be that row's value, whatever its weight.
+        """
+        values = values if self.importance is None else values * self.importance
+        return values.mean() if self.weight is None else weighted_mean(values, self.weight)
 
 
 class Plan(NamedTuple):
@@ -56,6 +64,11 @@ class Rows(NamedTuple):
     size: Tensor  # [] int64, how many are real
 
 
+def is_real(rows: Rows) -> Tensor:
+    """[..., n] bool: which of the rows do not only fill up."""
+    return torch.arange(rows.at.shape[-1], device=rows.at.device) < rows.size[..., None]
+
+
 class Member(NamedTuple):
     """Who a client is among those that a program runs for at once."""
 
@@ -69,6 +82,7 @@ class Pool(NamedTuple):
 
     x: Tensor
     y: Tensor
+    weight: Tensor | None = None  # [n] as how many rows each counts; None: all as one
 
 
 class Draw(NamedTuple):
@@ -104,7 +118,7 @@ class Shuffler:
 
     def alone(self, draw: Draw) -> Iterator[Batch]:
         """The batches of a single client."""
-        x, y = self.pool
+        x, y, _ = self.pool
         start = fold_numbers(number(self._seed, "batches", self._round, draw.number), int(self._tag))
         each = -(-self.sizes[0] // draw.size)  # steps in one epoch
         total = draw.epochs * each if draw.steps is None else draw.steps
@@ -118,7 +132,7 @@ class Shuffler:
         for at, step_key in zip(ordered, keys.unbind(), strict=False):  # exactly `steps` may end within an epoch
             if self._halt is not None and self._halt.is_set():
                 raise CancelledError
-            yield Batch(x.index_select(0, at), y.index_select(0, at), None, None, step_key)
+            yield Batch(x.index_select(0, at), y.index_select(0, at), None, None, step_key, self.importance(at))
 
     def together(self, draw: Draw) -> Iterator[Batch]:
         """One client's batches under vmap, with as many steps and rows as the longest of all `sizes` has."""
@@ -139,6 +153,7 @@ class Shuffler:
                 plan.weight[t, :most] if least < most else None,
                 plan.valid[t] if least == 0 else None,
                 keys[t],
+                self.importance(now),
             )
 
     def plan(self, draw: Draw) -> Plan:
@@ -148,7 +163,7 @@ class Shuffler:
         (at, count), size = self.rows, draw.size
         step = torch.arange(max(totals), device=count.device)
         random_keys = _random_keys(fold(self._start(draw), torch.arange(epoch_count, device=count.device)), len(at))
-        real = torch.arange(len(at), device=count.device) < count
+        real = is_real(self.rows)
         order = torch.where(real, random_keys, 1 << 62).argsort(stable=True)  # the real ones come first
         steps_per_epoch = -(-count // size)
         position = (step % steps_per_epoch * size)[:, None] + torch.arange(size, device=count.device)  # [T, B]
@@ -156,6 +171,17 @@ class Shuffler:
         place = order.view(-1)[epoch[:, None] * order.shape[1] + position % count]
         valid = step < (steps_per_epoch * draw.epochs if draw.steps is None else draw.steps)
         return Plan(place, ((position < count) & valid[:, None]).to(self._dtype), valid)
+
+    def importance(self, at: Tensor) -> Tensor | None:
+        """The weights of the pool's rows at: [...] over their mean in the client's own; None without weights."""
+        return None if self.pool.weight is None else self.pool.weight[at] / self._mean_weight
+
+    @cached_property
+    def _mean_weight(self) -> Tensor:
+        """[] of the client's own training rows."""
+        assert self.pool.weight is not None
+        weights, real = self.pool.weight[self.rows.at], is_real(self.rows)
+        return (weights * real).sum() / self.rows.size.clamp(min=1)
 
     def _start(self, draw: Draw) -> Tensor:
         """[] int64: the key of a draw's random numbers."""
@@ -170,7 +196,3 @@ class Shuffler:
 def _random_keys(keys: Tensor, count: int) -> Tensor:
     """[epochs, count] random numbers, whose order is that of the rows in each epoch, from keys: [epochs]."""
     return fold(keys[:, None], torch.arange(count, device=keys.device)) & 0x3FFFFFFFFFFFFFFF
-
-
-def _mean(values: Tensor, weight: Tensor) -> Tensor:
-    return (values * weight).sum() / weight.sum().clamp(min=1)

@@ -13,7 +13,8 @@ from torch import Tensor
 from torch._C._functorch import is_batchedtensor
 
 from ..errors import UsageError
-from .batches import Batch, Draw, Examples, Member, Pool, Shuffler
+from .batches import Batch, Draw, Examples, Member, Pool, Shuffler, is_real
+from .metrics import positive
 from .model import Features, Model
 from .optimiser import Optimiser
 from .seeding import fold, key, normal
@@ -113,6 +114,11 @@ class Client:
         return self._rows["train"].size
 
     @property
+    def weight(self) -> Tensor:
+        """[]: as how many rows its training examples count, the sum of their weights; `size` without any."""
+        return self.size if self._pool.weight is None else self._weights("train").sum()
+
+    @property
     def data(self) -> Examples:
         """The client's training examples."""
         return self.examples("train")
@@ -138,9 +144,14 @@ class Client:
                 f"{split!r:.80}. Test examples are for evaluation only, unless the method sets feedback = 'test' and "
                 "reads client.held_out"
             )
-        index, count = self._rows[split]
-        real = torch.arange(len(index), device=index.device) < count
-        return Examples(self._pool.x[index], self._pool.y[index], real.to(self.model.theta.dtype))
+        at = self._rows[split].at
+        return Examples(self._pool.x[at], self._pool.y[at], self._weights(split))
+
+    def _weights(self, split: str) -> Tensor:
+        """[n] as how many rows each example of a split counts, 0 of those that only fill up."""
+        rows, weights = self._rows[split], self._pool.weight
+        real = is_real(rows).to(self.model.theta.dtype)
+        return real if weights is None else real * weights[rows.at]
 
     def limited(self, splits: Collection[str] = OPEN) -> "Client":
         """The same client with the examples of these splits only: what a method's code sees."""
@@ -156,10 +167,9 @@ class Client:
             return None
         if isinstance(weights, tuple):
             return torch.tensor(weights, dtype=like.dtype, device=like.device)
-        at, size = self._rows["train"]
-        real = (torch.arange(len(at), device=at.device) < size).to(like.dtype)
-        count = real.new_zeros(self.task.classes).scatter_add(0, self._pool.y[at], real)
-        return torch.where(count > 0, count.sum() / ((count > 0).sum() * count.clamp(min=1)), 0)
+        weight = self._weights("train")
+        count = weight.new_zeros(self.task.classes).scatter_add(0, self._pool.y[self._rows["train"].at], weight)
+        return torch.where(count > 0, count.sum() / ((count > 0).sum() * positive(count)), 0)
 
     def key(self, purpose: str, *ids: int) -> Tensor:
         """[] int64: a key of this client, round and purpose, for `kinfed.core.seeding`."""

@@ -91,10 +91,16 @@ class Roster:
     round: int = 0
     rounds: int = 0  # of the run, at most
     task: Task | None = None  # what the models answer
+    example_weights: Tensor | None = None  # [N] the sum of those of each client's training examples, if they have any
     memo: Memo = field(default_factory=Memo, repr=False, compare=False)  # what a method has computed in this run
 
     def __len__(self) -> int:
         return len(self.sizes)
+
+    @property
+    def weights(self) -> Tensor:
+        """[N] by how much each client counts in a mean: the sum of its examples' weights, else how many they are."""
+        return self.sizes if self.example_weights is None else self.example_weights
 
     @property
     def everyone(self) -> Tensor:
@@ -112,7 +118,15 @@ class Roster:
             at = ids.to(graph.weights.device)
             graph = replace(graph, weights=graph.weights[..., at, :][..., at])
         statistics = tree_map(lambda table: table[ids], self.client_statistics)
-        return replace(self, sizes=self.sizes[ids], tags=self.tags[ids], graph=graph, client_statistics=statistics)
+        weights = None if self.example_weights is None else self.example_weights[ids]
+        return replace(
+            self,
+            sizes=self.sizes[ids],
+            tags=self.tags[ids],
+            graph=graph,
+            client_statistics=statistics,
+            example_weights=weights,
+        )
 
     def copies(self) -> Tensor:
         """[N, d] a copy of the initial model for each client."""

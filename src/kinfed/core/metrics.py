@@ -1,6 +1,6 @@
 """Metrics: the arithmetic of scores, of one client's outputs and targets; all run under vmap.
 
-Examples of weight 0 fill a batch up and do not count.
+An example of weight 2 counts as two; those of weight 0 fill a batch up and do not count.
 """
 
 from collections.abc import Sequence
@@ -17,8 +17,13 @@ RECALL = "recall@"  # before the number of a class
 
 
 def weighted_mean(values: Tensor, weight: Tensor) -> Tensor:
-    """[] the mean of values: [B] by weight: [B]."""
-    return (values * weight).sum() / weight.sum().clamp(min=1)
+    """[] the mean of values: [B] by weight: [B]; 0 if all weights are."""
+    return (values * weight).sum() / positive(weight.sum())
+
+
+def positive(total: Tensor) -> Tensor:
+    """The sums of weights, total: [...], as divisors: 1 in place of 0, which sums of nothing are divided by."""
+    return torch.where(total > 0, total, 1)
 
 
 def calibration_errors(outputs: Tensor, y: Tensor, weight: Tensor) -> dict[str, Tensor]:
@@ -31,16 +36,16 @@ def calibration_errors(outputs: Tensor, y: Tensor, weight: Tensor) -> dict[str, 
     gaps = (bin_of == torch.arange(BINS, device=y.device)[:, None]) * (gap * weight)  # [BINS, B] in its bin's row
     return {
         "brier": weighted_mean(squared[:, 1] if outputs.shape[-1] == 2 else squared.sum(-1), weight),
-        "ece": gaps.sum(-1).abs().sum() / weight.sum().clamp(min=1),
+        "ece": gaps.sum(-1).abs().sum() / positive(weight.sum()),
     }
 
 
 def scores_by_class(outputs: Tensor, y: Tensor, weight: Tensor, classes: int) -> dict[str, Tensor]:
     """`balanced_accuracy`, `auc`, `always` and `recall@c` (see `Classification`) of logits: [B, C], labels y: [B]."""
     predicted, real = outputs.argmax(-1), weight > 0
-    of_class = (y == torch.arange(classes, device=y.device)[:, None]) & real  # [C, B]
+    of_class = (y == torch.arange(classes, device=y.device)[:, None]) * weight.to(outputs.dtype)  # [C, B]
     count = of_class.sum(-1)  # [C]
-    recall = (of_class & (predicted == y)).sum(-1).to(outputs.dtype) / count
+    recall = (of_class * (predicted == y)).sum(-1) / count
     several = (count > 0).sum() > 1
     least, most = torch.where(real, predicted, predicted.max()).min(), torch.where(real, predicted, 0).max()
     scores = {
@@ -53,19 +58,26 @@ def scores_by_class(outputs: Tensor, y: Tensor, weight: Tensor, classes: int) ->
 
 
 def roc_auc(outputs: Tensor, of_class: Tensor) -> Tensor:
-    """[] the area under the ROC curve of logits: [B, C], the mean over classes beside the rest; of_class: [C, B]."""
+    """[] the area under the ROC curve of logits: [B, C], the mean over classes beside the rest.
+
+    of_class: [C, B] are the weights of examples of each class, 0 in others.
+    """
     classes = len(of_class)
     if classes == outputs.shape[-1] == 2:
         # The difference ranks as the probability of class 1 does, and still ranks where that is rounded to 1.
         p = (outputs[:, 1] - outputs[:, 0])[None]
     else:
         p = outputs.softmax(-1).T[1 if classes == 2 else 0 : classes]  # [C, B]
-    p, of_this = p.contiguous(), of_class[-len(p) :]
-    rest = of_class.any(0) & ~of_this
-    ordered = torch.where(rest, p, torch.inf).sort(-1).values
-    twice_below = torch.searchsorted(ordered, p) + torch.searchsorted(ordered, p, right=True)
+    p, of_class = p.contiguous(), of_class.double()
+    of_this = of_class[-len(p) :]
+    rest = torch.where(of_this > 0, 0, of_class.sum(0))
+    ordered, order = torch.where(rest > 0, p, torch.inf).sort(-1)
+    below = F.pad(rest.gather(-1, order).cumsum(-1), (1, 0))  # [., B + 1] the weight of so many of the lowest
+    twice_below = below.gather(-1, torch.searchsorted(ordered, p)) + below.gather(
+        -1, torch.searchsorted(ordered, p, right=True)
+    )
     pairs = of_this.sum(-1) * rest.sum(-1)
-    area = (twice_below * of_this).sum(-1).to(p.dtype) / (2 * pairs).clamp(min=1)
+    area = ((twice_below * of_this).sum(-1) / positive(2 * pairs)).to(p.dtype)
     return weighted_mean(area, pairs > 0) + 0 * p.sum()  # NaN where the outputs are
 
 

@@ -202,7 +202,7 @@ class Regression(Settings):
         truth = self.scaled(y).flatten(1) if y.ndim > 1 else self.scaled(y)[:, None]
         outputs = self.clamp(outputs.reshape(truth.shape))
         error = outputs - truth
-        each, count = weight[:, None], weight.sum().clamp(min=1)
+        each, count = weight[:, None], metrics.positive(weight.sum())
         absolute, squared = (error.abs() * each).sum(0) / count, (error.square() * each).sum(0) / count  # [k]
         r2 = metrics.r2_score(squared, truth, weight)  # [k]
         known = ~r2.isnan()

@@ -38,7 +38,9 @@ class EagerTrainer:
             for batch in self.batches(client, request.draw):
                 outputs = model.forward(batch.x, batch.weight, batch.key)
                 loss = client.losses(outputs, batch, request.objective)
-                grads = _differentiate(loss, leaves, _share(loss.shape, loss.dtype, loss.device))
+                share = _share(loss.shape, loss.dtype, loss.device)
+                share = share if batch.importance is None or not loss.ndim else share * batch.importance
+                grads = _differentiate(loss, leaves, share)
                 if request.penalty:
                     whole = theta.detach().requires_grad_()
                     of_penalty = model.layout.tensors(_differentiate(request.penalty(whole), [whole])[0])

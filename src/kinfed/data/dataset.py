@@ -35,6 +35,7 @@ class Dataset:
     scale: Mapping[str, Any] = field(default_factory=dict)
     columns: Description | None = None  # of a table, as `prepare` found them
     places: Tensor | None = None  # [N, 2] where the owners are, if that is known: latitude and longitude, in degrees
+    weights: Tensor | None = None  # [n] as how many rows each example counts, above 0; None: all as one
 
 
 Prepare = Callable[[Dataset, Tensor], Dataset]

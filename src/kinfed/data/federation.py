@@ -46,6 +46,7 @@ class Federation:
     columns: Description | None = None  # of a table
     places: Tensor | None = None  # [N, 2] latitude and longitude of the clients, for maps only: no method sees them
     blocks: Tensor | None = None  # [n] int64 the block of each example, such as a person, if examples have one
+    weights: Tensor | None = None  # [n] as how many rows each example counts, above 0; None: all as one
 
     def __post_init__(self) -> None:
         count = len(self.rows["train"])
@@ -63,6 +64,8 @@ class Federation:
             raise UsageError(f"{count} clients need {count} different names; got {len(set(self.names))}")
         if len(self.x) != len(self.y):
             raise UsageError(f"x has {len(self.x)} examples but y has {len(self.y)}")
+        if self.weights is not None:
+            check_weights(self.weights, len(self.x))
         for what, values in (("x", self.x),) if isinstance(self.task, Forecasting) else (("x", self.x), ("y", self.y)):
             if values.is_floating_point() and not torch.isfinite(_strip_repeats(values)).all():
                 bad = (~torch.isfinite(values)).flatten(1).any(1) if values.ndim > 1 else ~torch.isfinite(values)
@@ -102,6 +105,19 @@ class Federation:
     def sizes(self) -> Tensor:
         """[N] int64: training examples of each client."""
         return torch.tensor([len(r) for r in self.rows["train"]])
+
+    def totals(self, split: str = "train") -> Tensor:
+        """[N] float64: as how many rows a split of each client counts, the sums of its examples' weights."""
+        if self.weights is None:
+            return torch.tensor([len(rows) for rows in self.rows[split]]).double()
+        return torch.stack([self.weights[rows].double().sum() for rows in self.rows[split]])
+
+    def importance(self, split: str) -> list[Tensor] | None:
+        """[n] of each client the weights of a split's examples over their mean; None without weights."""
+        if self.weights is None:
+            return None
+        weights = [self.weights[rows].cpu() for rows in self.rows[split]]
+        return [values / values.mean() for values in weights]
 
     @property
     def class_names(self) -> list[str]:
@@ -148,16 +164,23 @@ class Federation:
         rows = [torch.cat(list(parts)) for parts in self.rows.values()]
         sizes = torch.tensor([[len(part) for part in parts] for parts in self.rows.values()])
         links = [] if self.graph is None else [self.graph.weights]
-        for values in (_strip_repeats(self.x), _strip_repeats(self.y), sizes, *rows, *links):
+        weights = [] if self.weights is None else [self.weights]
+        for values in (_strip_repeats(self.x), _strip_repeats(self.y), sizes, *rows, *links, *weights):
             digest.update(raw(values))
         return digest.hexdigest()
 
-    def class_counts(self, splits: Iterable[str] = SPLITS) -> Tensor:
-        """[N, C] int64: examples of each class that each client has, in these splits together."""
+    def class_counts(self, splits: Iterable[str] = SPLITS, weighted: bool = False) -> Tensor:
+        """[N, C] int64: examples of each class that each client has, in these splits together.
+
+        With `weighted` float64, as how many rows they count, if examples have weights.
+        """
         if not isinstance(self.task, Classification):
             raise UsageError("class counts exist for classification only")
         owned = [torch.cat(parts) for parts in zip(*(self.rows[split] for split in splits), strict=True)]
-        return torch.stack([torch.bincount(self.y[rows], minlength=self.task.classes) for rows in owned])
+        weights, classes = self.weights.double() if weighted and self.weights is not None else None, self.task.classes
+        return torch.stack(
+            [torch.bincount(self.y[rows], None if weights is None else weights[rows], classes) for rows in owned]
+        )
 
     def targets(self) -> list[Tensor]:
         """Every client's numbers to be predicted, [n_i] of all splits; of windows the first; [] of several targets."""
@@ -169,7 +192,8 @@ class Federation:
     def to(self, device: torch.device) -> "Federation":
         """The same federation with its pool on a device."""
         moved = {split: [r.to(device) for r in rows] for split, rows in self.rows.items()}
-        return replace(self, x=_to(self.x, device), y=_to(self.y, device), rows=moved)
+        weights = None if self.weights is None else self.weights.to(device)
+        return replace(self, x=_to(self.x, device), y=_to(self.y, device), rows=moved, weights=weights)
 
     @staticmethod
     def from_arrays(
@@ -182,6 +206,7 @@ class Federation:
         task: Task | None = None,
         graph: ArrayLike | Tensor | None = None,
         time: ArrayLike | Tensor | None = None,
+        weights: ArrayLike | Tensor | None = None,
     ) -> "Federation":
         """A federation from your own arrays.
 
@@ -194,6 +219,7 @@ class Federation:
             task: the loss and the scores; by default by the kind of y.
             graph: [N, N] a known relation, in the order of clients.
             time: [n] whole numbers such as days, or datetime64: splits in time order, with the same two cuts for all.
+            weights: [n] as how many rows each example counts in training and in scores: from 0, which leaves it out.
 
         Returns:
             The federation.
@@ -223,6 +249,8 @@ class Federation:
         steps = None if time is None else _steps(time, len(pool))
         owners, index_of = tuple(map(str, names)), torch.from_numpy(index)
         dataset = Dataset(pool, target, task, classes, index_of, relation, owners, time=steps, stratify=True)
+        if weights is not None:
+            dataset = with_weights(dataset, weights)
         return divide(dataset, rows_by_owner(dataset), Split() if split is None else split, seed)
 
 
@@ -256,6 +284,20 @@ def _check_periods(split: Split, dataset: Dataset, owned: Sequence[Tensor], part
             f"{some(len(short), len(owned), 'client')} no examples in one of the periods of training, validation and "
             f"test, which are the same for all clients: {few}; to cut each client's by its own times set "
             "federation.split.own_times=true, kinfed.Split(own_times=True)"
+        )
+
+
+def _check_parts(
+    names: Sequence[str], owned: Sequence[Tensor], parts: Sequence[Rows], in_order: bool, blocks: bool
+) -> None:
+    """Raise UsageError naming the clients whose examples are too few for all parts."""
+    short = [f"{name} ({len(rows)})" for name, rows, part in zip(names, owned, parts, strict=True) if not part]
+    if short:
+        raise UsageError(
+            f"{some(len(short), len(names), 'client')} too few examples for training, validation and test"
+            f"{' one after the other' if in_order else ''}: {listed(short)}"
+            f"{', as rows of one group stay together' if blocks and not in_order else ''}"
+            "; give each of them more, leave them out, or validate on none (federation.split.validation=0)"
         )
 
 
@@ -295,14 +337,7 @@ def divide(
         parts = split(owned, draws, dataset.y if stratified else None)
         if stratified:
             parts = _trained_on(parts, dataset.y)
-    short = [f"{name} ({len(rows)})" for name, rows, part in zip(names, owned, parts, strict=True) if not part]
-    if short:
-        raise UsageError(
-            f"{some(len(short), len(names), 'client')} too few examples for training, validation and test"
-            f"{' one after the other' if in_order else ''}: {listed(short)}"
-            f"{', as rows of one group stay together' if dataset.blocks is not None and not in_order else ''}"
-            "; give each of them more, leave them out, or validate on none (federation.split.validation=0)"
-        )
+    _check_parts(names, owned, parts, in_order, dataset.blocks is not None)
     rows = {name: [part[name] for part in parts] for name in SPLITS}
     if dataset.prepare:
         dataset = dataset.prepare(dataset, torch.cat([r for i, r in enumerate(rows["train"]) if i not in newcomers]))
@@ -323,7 +358,41 @@ def divide(
         dataset.columns,
         dataset.places if dataset.owners else None,
         dataset.blocks,
+        dataset.weights,
     )
+
+
+def with_weights(dataset: Dataset, weights: ArrayLike | Tensor) -> Dataset:
+    """The data set whose examples have weights: [n], which belong to nobody where these are 0.
+
+    Raises UsageError that names the first example whose weight is none, or an owner none of whose examples counts.
+    """
+    numbers, count = tensor_of(weights, "weights").to(torch.float64).cpu(), len(dataset.x)
+    numbers = numbers.reshape(-1) if numbers.shape == (count, 1) else numbers
+    if numbers.shape != (count,):
+        raise UsageError(f"weights must be a number for each of {count} examples; got {list(numbers.shape)}")
+    if len(wrong := (~(numbers >= 0) | numbers.isinf()).nonzero()):
+        at = int(wrong[0])
+        raise UsageError(
+            f"weights: example {at} has {float(numbers[at]):g}, and a weight is a finite number from 0; correct it, or "
+            "set it to 0 to leave the example out"
+        )
+    client = dataset.client
+    assert client is not None
+    lost = sorted({*client[client >= 0].tolist()} - {*client[numbers > 0].tolist()})
+    if lost:
+        raise UsageError(f"all examples of client {dataset.owners[lost[0]]} have weight 0; leave it out, or weigh some")
+    counted = torch.where(numbers > 0, numbers, 1.0).to(torch.get_default_dtype())
+    return replace(dataset, client=torch.where(numbers > 0, client, -1), weights=counted)
+
+
+def check_weights(weights: Tensor, count: int) -> None:
+    """Raise UsageError unless weights: [count] are finite numbers above 0."""
+    if weights.shape != (count,) or not bool((torch.isfinite(weights) & (weights > 0)).all()):
+        raise UsageError(
+            f"a federation's weights must be {count} finite numbers above 0, one for each example; leave examples "
+            "without weight out of the clients' rows"
+        )
 
 
 def _trained_on(parts: list[Rows], y: Tensor) -> list[Rows]:

@@ -24,8 +24,8 @@ class Averaging(Method, Explains):
     noise: NonNegative = 0.0  # standard deviation of noise that is added to each learned number of the mean
 
     def weights(self, roster: Roster, cohort: Tensor) -> Tensor:
-        """[K] weights of the cohort's uploads, with any positive sum: by default their numbers of training examples."""
-        return torch.ones_like(cohort) if self.uniform else roster.sizes[cohort]
+        """[K] weights of the cohort's uploads, with any positive sum: by default as many as their training examples."""
+        return torch.ones_like(cohort) if self.uniform else roster.weights[cohort]
 
     def start(self, roster: Roster) -> Tree:
         return SharedParams(roster.theta)

@@ -44,7 +44,7 @@ class FedAtt(Averaging):
         return Server(roster.theta, roster.theta.new_zeros(len(roster), len(roster.layout.learned)))
 
     def aggregate(self, roster, server, cohort, uploads):
-        theta, rows = weighted_mean(uploads.theta, roster.sizes[cohort]), []
+        theta, rows = weighted_mean(uploads.theta, roster.weights[cohort]), []
         for entry in roster.layout.entries:
             if entry.trainable:
                 moved = uploads.theta[:, entry.at] - server.theta[entry.at]

@@ -13,6 +13,7 @@ from ..core.copies import duplicate
 from ..core.field_checks import NonNegative
 from ..core.layers import PASS
 from ..core.method import Params
+from ..core.metrics import positive
 from ..core.mixins import Extends
 from ..core.seeding import fold, uniform
 from ..errors import UsageError
@@ -43,7 +44,7 @@ class Split(nn.Module):
 
 def discrepancy(x, y, weight):
     """[] the squared maximum mean discrepancy of x: [B, f] and y: [B, f], whose rows have weights: [B]."""
-    weight = weight / weight.sum().clamp(min=1)
+    weight = weight / positive(weight.sum())
 
     def mean(a, b):
         apart = a.square().sum(1)[:, None] + b.square().sum(1) - 2 * a @ b.T
@@ -89,6 +90,7 @@ class FedCP(Averaging, Extends):
                 return loss
             z = features()
             weight = torch.ones_like(z[:, 0]) if batch.weight is None else batch.weight
+            weight = weight if batch.importance is None else weight * batch.importance
             return loss + self.pull * discrepancy(z, model.features(theta, batch.x), weight)
 
         generic = {name for name in model.layout.names if name.startswith(f"{head}.generic.")}

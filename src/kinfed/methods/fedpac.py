@@ -10,6 +10,7 @@ import torch
 
 from ..core.field_checks import CountOrZero, NonNegative, Positive, Share
 from ..core.method import Method, Params
+from ..core.metrics import positive
 from ..core.mixins import Advises, Explains
 from ..core.rows import put
 from ..core.trees import ModelOf, Pairwise, PerClient, Shared
@@ -86,10 +87,10 @@ class FedPAC(Method, Explains, Advises):
         at = roster.layout.index(roster.layout.head, cohort.device)
         alpha = self.combine(uploads.moment, uploads.variance)
         count = uploads.sizes.sum(0)[:, None]  # [C, 1]
-        centroid = (uploads.sizes[..., None] * uploads.centroid).sum(0) / count.clamp(min=1)
+        centroid = (uploads.sizes[..., None] * uploads.centroid).sum(0) / positive(count)
         rows = alpha.new_zeros(len(cohort), len(roster)).index_copy(1, cohort, alpha)
         return Server(
-            weighted_mean(uploads.theta, roster.sizes[cohort]),
+            weighted_mean(uploads.theta, roster.weights[cohort]),
             put(server.head, cohort, alpha @ uploads.theta[:, at]),
             put(server.alpha, cohort, rows),
             torch.where(count > 0, centroid, server.centroid),
@@ -105,7 +106,7 @@ class FedPAC(Method, Explains, Advises):
 
     def relation(self, roster, server, cohort):
         """One graph a layer: the mean of the cohort, and for the head alpha."""
-        weights = roster.sizes[cohort].to(server.alpha.dtype)
+        weights = roster.weights[cohort].to(server.alpha.dtype)
         row = weights.new_zeros(len(roster)).index_copy(0, cohort, weights / weights.sum())
         base, head = row.expand(len(roster), -1), torch.where(server.alpha.any(1, keepdim=True), server.alpha, row)
         heads = {name.rpartition(".")[0] for name in roster.layout.head}

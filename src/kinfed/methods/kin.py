@@ -109,7 +109,7 @@ class Kin(GraphMethod, Admits):
 
     def _weight_inputs(self, roster, server, cohort):
         """All that weights and mixtures are made of."""
-        return self, *server, roster.sizes, roster.seed, cohort
+        return self, *server, roster.weights, roster.seed, cohort
 
     def _mix(self, roster, server, cohort):
         weights, still = self._attend(roster, server, cohort)
@@ -119,8 +119,8 @@ class Kin(GraphMethod, Admits):
         return Params(mixed)
 
     def _sizes(self, roster, server):
-        """[N] training examples of those who have taken part; of all, as long as nobody has."""
-        return (roster.sizes * active(server.trained > 0)).to(server.theta.dtype)
+        """[N] by how much those count who have taken part; all, as long as nobody has."""
+        return (roster.weights * active(server.trained > 0)).to(server.theta.dtype)
 
     def _attend(self, roster, server, cohort):
         """The weights of the cohort's mixtures, and who is sent the mean instead: [K] bool."""
@@ -176,7 +176,7 @@ class Kin(GraphMethod, Admits):
         moved, layout = self._movements(roster, server), roster.layout
         near, missed = self._lists(roster, server, moved, absent, cohort)
         alike = compare(layout, take(moved, absent), take(moved, cohort), near, self.by_layer)
-        sizes = roster.sizes.to(moved.dtype)
+        sizes = roster.weights.to(moved.dtype)
         logits = (
             (alike.cosines - 1) / max(self.tau, TINY) + sizes[cohort if near is None else cohort[near]].log() + missed
         )

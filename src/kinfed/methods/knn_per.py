@@ -12,6 +12,7 @@ from torch.nn.functional import one_hot
 
 from ..core.field_checks import Count, Positive, Share
 from ..core.method import Params
+from ..core.metrics import positive
 from ..core.mixins import Predicts
 from ..core.tasks import Classification
 from ..core.trees import ModelOf, PerClient, Shared
@@ -34,7 +35,7 @@ class Memory(NamedTuple):
 
     theta: ModelOf[PerClient]  # [d]
     features: PerClient  # [M, f]
-    classes: PerClient  # [M, C] one-hot; zeros in rows that only fill up
+    classes: PerClient  # [M, C] the example's weight in the place of its class; zeros in rows that only fill up
     weight: PerClient  # [] lambda, of the neighbours' answer
 
 
@@ -44,6 +45,7 @@ class KNNPer(Averaging, Predicts):
     $e^{-d^2 / (s f)}$ of the nearest examples.
 
     $d$ are distances of the $f$ features that the shared model's head sees. Nothing of the memory leaves the client.
+    A neighbour counts by its example weight.
     """
 
     neighbours: Count = 10  # how many of a client's training examples answer; a client with fewer uses all
@@ -73,7 +75,7 @@ class KNNPer(Averaging, Predicts):
         x, y, real = client.data
         z = whole.model.features(theta, x)
         rows, classes = int(received.most), one_hot(y, client.task.classes).to(z.dtype) * real[:, None]
-        z = z * real[:, None]
+        z = z * (real > 0)[:, None]
         z, classes = (torch.cat([t[:rows], t.new_zeros(max(0, rows - len(t)), t.shape[1])]) for t in (z, classes))
         memory = Memory(theta, z, classes, z.new_zeros(()) if self.weight is None else z.new_full((), self.weight))
         if self.weight is None:
@@ -97,17 +99,18 @@ class KNNPer(Averaging, Predicts):
         return model.head(memory.theta, z).softmax(-1), self.vote(z, memory.features, memory.classes)
 
     def vote(self, z, features, classes):
-        """[B, C] shares of the classes among the neighbours of z: [B, f] in features: [M, f]; one-hot: [M, C]."""
+        """[B, C] shares of classes among the neighbours of z: [B, f] in features: [M, f], as classes: [M, C] weigh."""
         centre = features.mean(0)  # so that products lose no digits of distances
         z, features = z - centre, features - centre
         square = z.square().sum(1)[:, None] + features.square().sum(1) - 2 * z @ features.T
-        square = square.clamp(min=0).masked_fill(classes.sum(1) == 0, torch.inf)
+        weight = classes.sum(1)
+        square = square.clamp(min=0).masked_fill(weight == 0, torch.inf)
         near, at = square.topk(min(self.neighbours, square.shape[1]), largest=False)
         there = near.isfinite()
         near = torch.where(there, near, 0)
         apart = (near[:, :1] - near) / (self.scale * z.shape[1])  # the nearest has 0: shares are the same, and finite
-        kernel = torch.where(there, apart, -torch.inf).softmax(1)
-        return torch.einsum("bk,bkc->bc", kernel, classes[at])
+        kernel = torch.where(there, apart + weight[at].log(), -torch.inf).softmax(1)
+        return torch.einsum("bk,bkc->bc", kernel, (classes / positive(weight)[:, None])[at])
 
     def _mix(self, model, memory, x):
         """[B, C] logarithms of the mixed probabilities."""

@@ -91,7 +91,7 @@ class PFedBayes(Averaging, Advises, Extends):
         moves = [layout.trainable_on(theta.device)[each] for each in places]
         q, w = ([model[each] for each in places] for model in (client.whole(state.theta), theta))
         memories = adam.init(q), adam.init(w)
-        share = self.zeta / whole.size.to(theta.dtype)
+        share = self.zeta / whole.weight.to(theta.dtype)
 
         def step(now, grads, memory):
             moved, memory = adam.step(now, grads, memory)

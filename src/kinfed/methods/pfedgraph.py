@@ -50,7 +50,7 @@ class PFedGraph(GraphMethod):
     def graph(self, roster, server, cohort):
         def make():
             heard, alike = active(server.seen), self.similarity(roster, server).values[cohort]
-            sizes = (roster.sizes * heard).to(alike.dtype)
+            sizes = (roster.weights * heard).to(alike.dtype)
             rows = sizes / sizes.sum() + alike / (2 * self.alpha)
             return project_simplex(rows.masked_fill(~heard, -torch.inf)).to(roster.theta.dtype)
 

@@ -267,14 +267,15 @@ def _rank(score: float, higher_is_better: bool) -> float:
 def _baseline(federation: Federation, model: StandardModel, by: str) -> Baseline:
     task, names = federation.task, federation.names
     examples = {}
-    for name, outputs, y in zip(names, *_by_client(federation, model, "test"), strict=True):
-        examples[name] = of_examples(task, outputs, y).numpy()
+    importance = federation.importance("test")
+    for i, (outputs, y) in enumerate(zip(*_by_client(federation, model, "test"), strict=True)):
+        weights = None if importance is None else importance[i : i + 1]
+        examples[names[i]] = of_examples(task, outputs, y, weights).numpy()
     validation = {}
     if "validation" in model.answers:
-        triples = zip(names, *_by_client(federation, model, "validation"), strict=True)
-        validation = {
-            name: float(task.score(outputs, y, torch.ones(len(y)))[by]) for name, outputs, y in triples if len(y)
-        }
+        importance = federation.importance("validation") or [torch.ones(len(r)) for r in federation.rows["validation"]]
+        outputs_of = zip(names, *_by_client(federation, model, "validation"), importance, strict=True)
+        validation = {name: float(task.score(outputs, y, w)[by]) for name, outputs, y, w in outputs_of if len(y)}
     means = {}
     for name, scores in examples.items():
         means[name] = float(np.nanmean(scores)) if np.isfinite(scores).any() else math.nan

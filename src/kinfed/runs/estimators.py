@@ -18,6 +18,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import (
     _check_feature_names,
     _check_n_features,
+    _check_sample_weight,
     check_array,
     check_consistent_length,
     check_is_fitted,
@@ -41,7 +42,11 @@ from .config.parts import take
 from .fit import fit
 from .predictor import KEPT, Unknown, check_unknown
 
-GROUP, TARGET = "group", "target"  # columns beside those of X, with underscores where these have the names
+GROUP, TARGET, WEIGHT = (
+    "group",
+    "target",
+    "sample_weight",
+)  # columns beside those of X, with underscores where these have the names
 MISSING = ("None", "nan", "NaT", "<NA>")  # how what is no group is written
 ALL = "all"  # what the one client is called where rows have no groups
 
@@ -80,8 +85,8 @@ class _Grouped(BaseEstimator):  # type: ignore[misc]
         tags.non_deterministic = False
         return tags
 
-    def _train(self, X: Any, target: Sequence[Any], groups: Any, labels: bool) -> Self:
-        """Train on rows whose targets: [n] are texts, if `labels`, or numbers."""
+    def _train(self, X: Any, target: Sequence[Any], groups: Any, weights: Any, labels: bool) -> Self:
+        """Train on rows whose targets: [n] are texts, if `labels`, or numbers, and which count as weights: [n]."""
         if len(target) < 2:
             raise ValueError(f"a model needs two rows or more, and one sample is none; got n_samples={len(target)}")
         check_unknown(self.unknown)
@@ -91,14 +96,17 @@ class _Grouped(BaseEstimator):  # type: ignore[misc]
                 "fit got no groups, so all rows share one model; pass groups, or set groups='COLUMN' of X", stacklevel=3
             )
             names = polars.Series([ALL] * len(frame))
-        self._columns = tuple(_find_unused_name(name, frame.columns) for name in (GROUP, TARGET))
-        group, answer = self._columns
+        self._columns = tuple(_find_unused_name(name, frame.columns) for name in (GROUP, TARGET, WEIGHT))
+        group, answer, weight = self._columns
         frame = frame.with_columns(names.alias(group), polars.Series(answer, target))
+        if weights is not None:
+            frame = frame.with_columns(polars.Series(weight, weights))
         named = frame_of(frame, "X").words(group)
         if named.empty.any():
             raise ValueError(f"groups: row {int(named.empty.argmax()) + 1} of X has none; in fit every row needs one")
         self.groups_ = named.names if self._is_grouped(groups) else []
-        federation = self._federation(frame, TableReader(client=group, target=answer, labels=labels))
+        counted = "" if weights is None else weight
+        federation = self._federation(frame, TableReader(client=group, target=answer, labels=labels, weight=counted))
         seed = self._seed()
         self.run_ = fit(
             take(KNOWN, self.method, "method")() if isinstance(self.method, str) else self.method,
@@ -135,6 +143,7 @@ class _Grouped(BaseEstimator):  # type: ignore[misc]
             classes=dataset.classes,
             scale=dataset.scale,
             columns=dataset.columns,
+            weights=dataset.weights,
         )
 
     def _seed(self) -> int:
@@ -241,9 +250,10 @@ class Classifier(ClassifierMixin, _Grouped):  # type: ignore[misc]
     learned from whom.
     """
 
-    def fit(self, X: Any, y: Any, groups: Any = None) -> Self:
+    def fit(self, X: Any, y: Any, groups: Any = None, sample_weight: Any = None) -> Self:
         """Train on rows X: [n, d], their classes y: [n] and the group of each: [n]; without groups all are one.
 
+        With sample_weight: [n] a row of weight 2 counts as two, and one of weight 0 not at all.
         Raises ValueError that says what cannot be used.
         """
         if y is None:
@@ -252,9 +262,12 @@ class Classifier(ClassifierMixin, _Grouped):  # type: ignore[misc]
         check_classification_targets(y)
         check_consistent_length(X, y)
         self.classes_, codes = np.unique(y, return_inverse=True)
+        sample_weight = _check_weights(sample_weight, X)
+        if sample_weight is not None and (idle := {*self.classes_} - {*y[sample_weight > 0]}):
+            raise ValueError(f"sample_weight is 0 in all rows of class {idle.pop()}; leave these rows out")
         if len(self.classes_) < 2:
             raise ValueError("y has only one class, so there is nothing to learn; got one class in all rows")
-        return self._train(X, list(map(str, codes)), groups, labels=True)
+        return self._train(X, list(map(str, codes)), groups, sample_weight, labels=True)
 
     def predict_proba(self, X: Any, groups: Any = None) -> NDArray[np.float64]:
         """[n, C] the probability of each of `classes_`, by the model of each row's group; see `unknown` for others."""
@@ -301,16 +314,17 @@ class Regressor(RegressorMixin, _Grouped):  # type: ignore[misc]
     (90,)
     """
 
-    def fit(self, X: Any, y: Any, groups: Any = None) -> Self:
+    def fit(self, X: Any, y: Any, groups: Any = None, sample_weight: Any = None) -> Self:
         """Train on rows X: [n, d], their numbers y: [n] and the group of each: [n]; without groups all are one.
 
+        With sample_weight: [n] a row of weight 2 counts as two, and one of weight 0 not at all.
         Raises ValueError that says what cannot be used.
         """
         if y is None:
             raise ValueError("requires y to be passed, but the target y is None")
         y = column_or_1d(check_array(y, ensure_2d=False, dtype=np.float64, input_name="y"), warn=True)
         check_consistent_length(X, y)
-        return self._train(X, y, groups, labels=False)
+        return self._train(X, y, groups, _check_weights(sample_weight, X), labels=False)
 
     def predict(self, X: Any, groups: Any = None) -> NDArray[np.float64]:
         """[n] numbers in the unit of y, by the model of each row's group; NaN in rows that are skipped."""
@@ -321,6 +335,21 @@ class Regressor(RegressorMixin, _Grouped):  # type: ignore[misc]
         answers = self.predict(X, groups)
         y, answers, sample_weight = _take_rows(~np.isnan(answers), y, answers, sample_weight)
         return float(r2_score(y, answers, sample_weight=sample_weight))
+
+
+def _check_weights(weights: Any, X: Any) -> NDArray[np.float64] | None:
+    """[n] as how many rows those of X count; None if all count as one. Raises ValueError for what are no weights."""
+    if weights is None:
+        return None
+    known: NDArray[np.float64] = _check_sample_weight(weights, X, dtype=np.float64)
+    if not known.any():
+        raise ValueError("Sample weights must contain at least one non-zero number.")
+    if (known < 0).any():
+        row = int((known < 0).argmax())
+        raise ValueError(
+            f"sample_weight: row {row + 1} has {known[row]:g}, and a weight is a number from 0; correct it"
+        )
+    return known
 
 
 def _read_group(value: Any) -> Any:

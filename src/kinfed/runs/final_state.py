@@ -43,6 +43,7 @@ class FinalState(NamedTuple):
         arrays = {name: values for name, values in arrays.items() if not name.startswith(MODEL)}
         arrays |= trees.pack(progress.server, "server.") | trees.pack(progress.state, "state.")
         arrays |= {"roster.theta": roster.theta, "roster.sizes": roster.sizes}
+        arrays |= {} if roster.example_weights is None else {"roster.weights": roster.example_weights}
         arrays |= trees.pack(roster.client_statistics, "statistics.")
         if roster.graph is not None:
             arrays["roster.graph"] = roster.graph.weights
@@ -156,7 +157,8 @@ class StateFile:
             known = theta, layout, arrays["roster.sizes"], training, seed, tags(self.names)
         except FOREIGN as problem:
             raise self._foreign(problem) from None
-        return Roster(*known, graph, trees.named(told) if told else (), round=self.done, rounds=self.done)
+        statistics, weights = trees.named(told) if told else (), arrays.get("roster.weights")
+        return Roster(*known, graph, statistics, round=self.done, rounds=self.done, example_weights=weights)
 
     def server(self, like: Tree) -> Tree:
         """The server's last state; `like` has its structure."""

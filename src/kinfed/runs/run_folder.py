@@ -68,6 +68,7 @@ class TestedExamples(NamedTuple):
     scores: list[Array]  # [n] by the client's chosen model
     blocks: list[Array]  # [n] int64 the block of each, or if none is declared its place in the pool
     declared: bool = False
+    totals: Array | None = None  # [N] as how many rows they count, if they have weights
 
 
 class Relations(NamedTuple):
@@ -282,6 +283,7 @@ class RunFolder:
             "sizes": torch.tensor([len(one) for one in tested.scores]),
             "blocks" if tested.declared else "places": torch.from_numpy(np.concatenate(tested.blocks)),
         }
+        arrays |= {} if tested.totals is None else {"totals": torch.from_numpy(tested.totals)}
         checkpoint.write(arrays, self.tested)
 
     def write_confusion(self, counts: Tensor, clients: Sequence[str], classes: Sequence[str]) -> None:
@@ -334,7 +336,8 @@ class RunFolder:
             declared = "blocks" in keys
             key = "blocks" if declared else "places"
             blocks = file.get_tensor(key) if key in keys else np.arange(len(scores))
-            return TestedExamples(np.split(scores, cuts), np.split(blocks, cuts), declared)
+            totals = file.get_tensor("totals") if "totals" in keys else None
+            return TestedExamples(np.split(scores, cuts), np.split(blocks, cuts), declared, totals)
 
     def read_baselines(self) -> tuple[list[dict[str, Any]], dict[str, Array]]:
         """The standard models beside a run, and the scores of their test examples; nothing if none were written."""

@@ -48,6 +48,7 @@ class _Data:
     x: Mapping[str, Array]  # by split: [n, d], one client after the other
     y: Mapping[str, Array]  # [n, k] in the units of a model's outputs, or [n] classes
     who: Mapping[str, NDArray[np.int64]]  # [n] whose they are
+    weight: Mapping[str, Array | None]  # [n] as how many rows each counts; None: all as one
     clients: int
     features: int = 1  # numbers at each step of a window, of which the first is the reading
     dated: bool = False  # whether the others are all of the calendar
@@ -56,7 +57,7 @@ class _Data:
     def of(cls, federation: Federation) -> "_Data":
         """What is there, of a task that is regression, counts, labels or forecasts."""
         task: Any = federation.task
-        x, y, who = {}, {}, {}
+        x, y, who, weight = {}, {}, {}, dict[str, Array | None]()
         numbers = (
             federation.x.is_floating_point() and federation.x[0].numel() <= COLUMNS and len(federation.x) <= 5 * ROWS
         )
@@ -64,6 +65,7 @@ class _Data:
             at = torch.cat(list(rows))
             x[split] = federation.x[at].flatten(1).double().numpy() if numbers else np.zeros((len(at), 0))
             truth = federation.y[at]
+            weight[split] = None if federation.weights is None else federation.weights[at].double().numpy()
             who[split] = np.repeat(np.arange(len(federation)), [len(item) for item in rows])
             if isinstance(task, Regression):
                 truth = task.scaled(truth.double()).reshape(len(at), -1)
@@ -73,7 +75,7 @@ class _Data:
                 truth = truth.double().reshape(len(at), -1)
             y[split] = truth.numpy()
         features = federation.x.shape[-1] if federation.x.ndim == 3 else 1
-        return cls(x, y, who, len(federation), features, features > 1 and "covariates" not in federation.scale)
+        return cls(x, y, who, weight, len(federation), features, features > 1 and "covariates" not in federation.scale)
 
     @property
     def has_inputs(self) -> bool:
@@ -134,9 +136,10 @@ class _Recipe(NamedTuple):
 def _of_numbers(data: _Data, forecasts: bool) -> Iterator[_Recipe]:
     has_target = ~np.isnan(data.y["train"]).any(1)
     x, y, who = data.x["train"][has_target], data.y["train"][has_target], data.who["train"][has_target]
+    w = _rows_of(data.weight["train"], has_target)
     if not len(x):
         return
-    mean, steps = _client_means(y, who, data.clients), range(y.shape[1])
+    mean, steps = _client_means(y, who, data.clients, w=w), range(y.shape[1])
     yield _Recipe("the client's own mean", False, lambda: _answers(data, lambda x, who: mean[who]))
     if forecasts:
         yield from _of_series(data, y.shape[1])
@@ -144,22 +147,28 @@ def _of_numbers(data: _Data, forecasts: bool) -> Iterator[_Recipe]:
         return
     large = data.too_large(CLIENTS)
     yield _Recipe(
-        f"a ridge {EACH}", False, lambda: _tune(data, PENALTIES, lambda c: _ridges(x, y, who, data.clients, c)), large
+        f"a ridge {EACH}",
+        False,
+        lambda: _tune(data, PENALTIES, lambda c: _ridges(x, y, who, data.clients, c, w)),
+        large,
     )
     if not data.too_large(BOOSTED, y.shape[1]) and data.rows_each >= LEAVES:
         yield _Recipe(
             f"boosting {EACH}",
             False,
-            lambda: _together([_boost_each(data, x, y[:, h], who, mean[:, h]) for h in steps]),
+            lambda: _together([_boost_each(data, x, y[:, h], who, mean[:, h], w=w) for h in steps]),
         )
     yield _Recipe(
-        f"a ridge {POOLED}", True, lambda: _tune(data, PENALTIES, _ridge_with_clients(x, y, who, data.clients)), large
+        f"a ridge {POOLED}",
+        True,
+        lambda: _tune(data, PENALTIES, _ridge_with_clients(x, y, who, data.clients, w)),
+        large,
     )
     large = f"it has {len(steps)} steps" if len(steps) > STEPS or y.size > ROWS else data.too_large()
     yield _Recipe(
         f"boosting {POOLED}",
         True,
-        lambda: _together([_boost(data, x, y[:, h], who, mean[:, h, None]) for h in steps]),
+        lambda: _together([_boost(data, x, y[:, h], who, mean[:, h, None], w=w) for h in steps]),
         large,
     )
 
@@ -208,8 +217,8 @@ def _means_by_time(data: _Data) -> Answers | None:
 
 def _of_counts(data: _Data, middle: float) -> Iterator[_Recipe]:
     """Their outputs are logarithms of counts over the mean of all."""
-    x, y, who = data.x["train"], data.y["train"], data.who["train"]
-    mean = _client_means(y, who, data.clients, PSEUDO / 10)
+    x, y, who, w = data.x["train"], data.y["train"], data.who["train"], data.weight["train"]
+    mean = _client_means(y, who, data.clients, PSEUDO / 10, w)
 
     def logarithms(counts: Answers) -> Answers:
         return {split: np.log(np.maximum(item, 1e-3 * middle) / middle) for split, item in counts.items()}
@@ -219,12 +228,12 @@ def _of_counts(data: _Data, middle: float) -> Iterator[_Recipe]:
         return
     if not data.too_large(BOOSTED) and data.rows_each >= LEAVES:
         yield _Recipe(
-            f"boosting {EACH}", False, lambda: logarithms(_boost_each(data, x, y[:, 0], who, mean[:, 0], "poisson"))
+            f"boosting {EACH}", False, lambda: logarithms(_boost_each(data, x, y[:, 0], who, mean[:, 0], "poisson", w))
         )
     yield _Recipe(
         f"boosting {POOLED}",
         True,
-        lambda: logarithms(_boost(data, x, y[:, 0], who, mean[:, :1], "poisson")),
+        lambda: logarithms(_boost(data, x, y[:, 0], who, mean[:, :1], "poisson", w)),
         data.too_large(),
     )
 
@@ -232,23 +241,24 @@ def _of_counts(data: _Data, middle: float) -> Iterator[_Recipe]:
 def _of_labels(data: _Data, classes: int) -> Iterator[_Recipe]:
     """Their outputs are logarithms of the classes' probabilities."""
     x, y, who = data.x["train"], data.y["train"].astype(np.int64), data.who["train"]
-    shares = _client_means(np.eye(classes)[y], who, data.clients, 0.1)  # [N, C]
+    w = data.weight["train"]
+    shares = _client_means(np.eye(classes)[y], who, data.clients, 0.1, w)  # [N, C]
     yield _Recipe(MAJORITY, False, lambda: _answers(data, lambda x, who: np.log(shares[who])))
     if not data.has_inputs:
         return
     yield _Recipe(
         f"a logistic regression {EACH}",
         False,
-        lambda: _tune(data, STRENGTHS, lambda c: _logistic_each(x, y, who, shares, c)),
+        lambda: _tune(data, STRENGTHS, lambda c: _logistic_each(x, y, who, shares, c, w)),
         data.too_large(CLIENTS // 2),
     )
     if not data.too_large(BOOSTED, classes) and data.rows_each >= LEAVES:
-        yield _Recipe(f"boosting {EACH}", False, lambda: _boosted_labels_each(data, x, y, who, shares))
+        yield _Recipe(f"boosting {EACH}", False, lambda: _boosted_labels_each(data, x, y, who, shares, w))
     large = data.too_large()
     yield _Recipe(
-        f"a logistic regression {POOLED}", True, lambda: _logistic_with_clients(data, x, y, who, classes), large
+        f"a logistic regression {POOLED}", True, lambda: _logistic_with_clients(data, x, y, who, classes, w), large
     )
-    yield _Recipe(f"boosting {POOLED}", True, lambda: _boosted_labels(data, x, y, who, classes), large)
+    yield _Recipe(f"boosting {POOLED}", True, lambda: _boosted_labels(data, x, y, who, classes, w), large)
 
 
 Model = Callable[[Array, NDArray[np.int64]], Array]  # of x: [n, d] and whose they are: [n], to [n, k]
@@ -263,35 +273,49 @@ def _answers(data: _Data, model: Model) -> Answers:
 def _tune(data: _Data, strengths: Sequence[Any], make: Callable[[Any], Model]) -> Answers:
     """The answers of the strength whose validation loss is lowest: the squared error, or the log loss of labels."""
     models = [_answers(data, make(item)) for item in strengths]
-    truth = data.y["validation"]
+    truth, w = data.y["validation"], data.weight["validation"]
 
     def error(answers: Answers) -> float:
         given = answers["validation"]
         if truth.ndim == 1:
-            return -float((given - np.log(np.exp(given).sum(1, keepdims=True)))[np.arange(len(truth)), truth].mean())
-        return float(np.nanmean((given - truth) ** 2))
+            chances = given - np.log(np.exp(given).sum(1, keepdims=True))
+            return -float(np.average(chances[np.arange(len(truth)), truth], weights=w))
+        squares = (given - truth) ** 2
+        return float(np.nanmean(squares) if w is None else np.average(squares.mean(1), weights=w))
 
     return min(models, key=error) if len(truth) else models[len(models) // 2]
 
 
-def _client_means(y: Array, who: NDArray[np.int64], clients: int, pseudo: float = 0.0) -> Array:
+def _rows_of(weights: Array | None, at: Any) -> Array | None:
+    """[m] the weights of some rows; None if all count as one."""
+    return None if weights is None else weights[at]
+
+
+def _times(values: Array, weights: Array | None) -> Array:
+    """[n, ...] values times weights: [n]."""
+    return values if weights is None else values * weights.reshape(-1, *[1] * (values.ndim - 1))
+
+
+def _client_means(y: Array, who: NDArray[np.int64], clients: int, pseudo: float = 0.0, w: Array | None = None) -> Array:
     """[N, k] the mean of each client's rows, with some of all clients' among them; of one without rows, of all."""
-    total, count = np.zeros((clients, y.shape[1])), np.bincount(who, minlength=clients)[:, None].astype(float)
-    np.add.at(total, who, y)
-    every = y.mean(0)
+    total, count = np.zeros((clients, y.shape[1])), np.bincount(who, w, clients)[:, None].astype(float)
+    np.add.at(total, who, _times(y, w))
+    every = np.average(y, 0, w)
     means: Array = np.where(count + pseudo > 0, (total + pseudo * every) / np.maximum(count + pseudo, 1e-9), every)
     return means
 
 
-def _ridges(x: Array, y: Array, who: NDArray[np.int64], clients: int, penalty: float) -> Model:
+def _ridges(x: Array, y: Array, who: NDArray[np.int64], clients: int, penalty: float, w: Array | None = None) -> Model:
     """A ridge for each client, of its own rows alone."""
     weights, means, middles = (
         np.zeros((clients, *shape)) for shape in ((x.shape[1], y.shape[1]), x.shape[1:], y.shape[1:])
     )
-    middles[:] = y.mean(0)
+    middles[:] = np.average(y, 0, w)
     for i, mine in _by_client(who):
-        means[i], middles[i] = x[mine].mean(0), y[mine].mean(0)
-        weights[i] = _ridge(x[mine] - means[i], y[mine] - middles[i], penalty)
+        counts = _rows_of(w, mine)
+        root = None if counts is None else np.sqrt(counts)
+        means[i], middles[i] = np.average(x[mine], 0, counts), np.average(y[mine], 0, counts)
+        weights[i] = _ridge(_times(x[mine] - means[i], root), _times(y[mine] - middles[i], root), penalty)
     return lambda x, who: middles[who] + np.einsum("nd,ndk->nk", x - means[who], weights[who])
 
 
@@ -303,14 +327,17 @@ def _ridge(x: Array, y: Array, penalty: float) -> Array:
     return np.asarray(np.linalg.solve(x.T @ x + penalty * np.eye(d), x.T @ y), np.float64)
 
 
-def _ridge_with_clients(x: Array, y: Array, who: NDArray[np.int64], clients: int) -> Callable[[float], Model]:
+def _ridge_with_clients(
+    x: Array, y: Array, who: NDArray[np.int64], clients: int, w: Array | None = None
+) -> Callable[[float], Model]:
     """A ridge of all rows, whose intercept differs by client, with the same penalty on all coefficients."""
-    every, middle = x.mean(0), y.mean(0)
-    count = np.bincount(who, minlength=clients).astype(float)
+    every, middle = np.average(x, 0, w), np.average(y, 0, w)
+    count = np.bincount(who, w, clients).astype(float)
     sums, totals = np.zeros((clients, x.shape[1])), np.zeros((clients, y.shape[1]))
-    np.add.at(sums, who, x - every)
-    np.add.at(totals, who, y - middle)
-    square, product = (x - every).T @ (x - every), (x - every).T @ (y - middle)
+    away, rest = _times(x - every, w), _times(y - middle, w)
+    np.add.at(sums, who, away)
+    np.add.at(totals, who, rest)
+    square, product = away.T @ (x - every), away.T @ (y - middle)
 
     def make(penalty: float) -> Model:
         # The clients' intercepts are eliminated: each is (total - sums w) / (count + penalty).
@@ -324,26 +351,40 @@ def _ridge_with_clients(x: Array, y: Array, who: NDArray[np.int64], clients: int
 
 
 def _boost(
-    data: _Data, x: Array, y: Array, who: NDArray[np.int64], mean: Array, loss: str = "squared_error"
+    data: _Data,
+    x: Array,
+    y: Array,
+    who: NDArray[np.int64],
+    mean: Array,
+    loss: str = "squared_error",
+    w: Array | None = None,
 ) -> Answers:
     """Gradient boosting of all rows, in which the client's mean is one more input."""
     from sklearn.ensemble import HistGradientBoostingRegressor
 
-    count = np.bincount(who, minlength=data.clients)[:, None]
-    encoded = (mean * count + PSEUDO * y.mean()) / (count + PSEUDO)  # [N, 1]
+    count = np.bincount(who, w, data.clients)[:, None]
+    encoded = (mean * count + PSEUDO * np.average(y, weights=w)) / (count + PSEUDO)  # [N, 1]
     model = HistGradientBoostingRegressor(loss=loss, random_state=0, early_stopping=True)
-    model.fit(np.hstack([x, encoded[who]]), y)
+    model.fit(np.hstack([x, encoded[who]]), y, w)
     return _answers(data, lambda x, who: model.predict(np.hstack([x, encoded[who]]))[:, None])
 
 
 def _boost_each(
-    data: _Data, x: Array, y: Array, who: NDArray[np.int64], mean: Array, loss: str = "squared_error"
+    data: _Data,
+    x: Array,
+    y: Array,
+    who: NDArray[np.int64],
+    mean: Array,
+    loss: str = "squared_error",
+    w: Array | None = None,
 ) -> Answers:
     """Gradient boosting of each client's own rows; of one with too few to split, its mean."""
     from sklearn.ensemble import HistGradientBoostingRegressor
 
     models = {
-        i: HistGradientBoostingRegressor(loss=loss, random_state=0, max_iter=TREES).fit(x[mine], y[mine])
+        i: HistGradientBoostingRegressor(loss=loss, random_state=0, max_iter=TREES).fit(
+            x[mine], y[mine], _rows_of(w, mine)
+        )
         for i, mine in _by_client(who)
         if len(mine) >= LEAVES and (loss != "poisson" or y[mine].sum() > 0)
     }
@@ -358,11 +399,16 @@ def _boost_each(
     return _answers(data, answer)
 
 
-def _boosted_labels_each(data: _Data, x: Array, y: NDArray[np.int64], who: NDArray[np.int64], shares: Array) -> Answers:
+def _boosted_labels_each(
+    data: _Data, x: Array, y: NDArray[np.int64], who: NDArray[np.int64], shares: Array, w: Array | None
+) -> Answers:
     from sklearn.ensemble import HistGradientBoostingClassifier
 
+    def model() -> Any:
+        return HistGradientBoostingClassifier(random_state=0, max_iter=TREES, early_stopping=False)
+
     models = {
-        i: HistGradientBoostingClassifier(random_state=0, max_iter=TREES, early_stopping=False).fit(x[mine], y[mine])
+        i: model().fit(x[mine], y[mine], _rows_of(w, mine))
         for i, mine in _by_client(who)
         if len(mine) >= LEAVES and len(np.unique(y[mine])) > 1
     }
@@ -374,21 +420,25 @@ def _together(steps: Sequence[Answers]) -> Answers:
     return {split: np.hstack([item[split] for item in steps]) for split in steps[0]}
 
 
-def _boosted_labels(data: _Data, x: Array, y: NDArray[np.int64], who: NDArray[np.int64], classes: int) -> Answers:
+def _boosted_labels(
+    data: _Data, x: Array, y: NDArray[np.int64], who: NDArray[np.int64], classes: int, w: Array | None
+) -> Answers:
     from sklearn.ensemble import HistGradientBoostingClassifier
 
-    encoded = _client_means(np.eye(classes)[y], who, data.clients, PSEUDO)  # [N, C]
+    encoded = _client_means(np.eye(classes)[y], who, data.clients, PSEUDO, w)  # [N, C]
     model = HistGradientBoostingClassifier(random_state=0, early_stopping=len(np.unique(y)) * 10 <= len(y))
-    model.fit(np.hstack([x, encoded[who]]), y)
+    model.fit(np.hstack([x, encoded[who]]), y, w)
     return _answers(data, lambda x, who: _logs(model, np.hstack([x, encoded[who]]), classes))
 
 
-def _logistic_each(x: Array, y: NDArray[np.int64], who: NDArray[np.int64], shares: Array, strength: float) -> Model:
+def _logistic_each(
+    x: Array, y: NDArray[np.int64], who: NDArray[np.int64], shares: Array, strength: float, w: Array | None = None
+) -> Model:
     """A logistic regression for each client with rows of two classes or more; of others, their shares."""
     from sklearn.linear_model import LogisticRegression
 
     models = {
-        i: LogisticRegression(C=strength, max_iter=50).fit(x[mine], y[mine])
+        i: LogisticRegression(C=strength, max_iter=50).fit(x[mine], y[mine], _rows_of(w, mine))
         for i, mine in _by_client(who)
         if len(np.unique(y[mine])) > 1
     }
@@ -405,7 +455,7 @@ def _by_own(models: Mapping[int, Any], x: Array, who: NDArray[np.int64], shares:
 
 
 def _logistic_with_clients(
-    data: _Data, x: Array, y: NDArray[np.int64], who: NDArray[np.int64], classes: int
+    data: _Data, x: Array, y: NDArray[np.int64], who: NDArray[np.int64], classes: int, w: Array | None = None
 ) -> Answers:
     """A logistic regression of all rows, in which the client is a category."""
     from scipy import sparse
@@ -416,7 +466,7 @@ def _logistic_with_clients(
         return sparse.hstack([sparse.csr_matrix(x), clients]).tocsr()
 
     def make(strength: float) -> Model:
-        model = LogisticRegression(C=strength, max_iter=100).fit(wide(x, who), y)
+        model = LogisticRegression(C=strength, max_iter=100).fit(wide(x, who), y, w)
         return lambda x, who: _logs(model, wide(x, who), classes)
 
     return _tune(data, STRENGTHS, make)

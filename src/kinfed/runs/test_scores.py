@@ -32,6 +32,7 @@ class Tested(NamedTuple):
     leaking: bool = False
     blocks: dict[str, Array] | None = None  # [n] int64 the block of each example or, if none is declared, its place
     declared: bool = False  # whether these are blocks, such as a person
+    totals: dict[str, float] | None = None  # as how many rows each client's examples count, if they have weights
 
     def scores(self, client: str, whole: bool) -> Array:
         """[n] the scores of a client's examples; or [1] the client's."""
@@ -60,6 +61,7 @@ class Tested(NamedTuple):
             summary.leaking,
             {name: blocks[name] for name in honest},
             examples.declared,
+            None if examples.totals is None else dict(zip(names, examples.totals.tolist(), strict=True)),
         )
 
 
@@ -69,14 +71,19 @@ def chose_otherwise(repeats: Sequence[RunFolder], model: str) -> str:
     return ", ".join(f"'{one}'" for one in chosen) if set(chosen) - {model} else ""
 
 
-def of_examples(task: Task, outputs: Tensor, y: Tensor) -> Tensor:
-    """[n] the score of each example by itself, in the task's metric; outputs and y: [n, ...]."""
+def of_examples(task: Task, outputs: Tensor, y: Tensor, importance: Sequence[Tensor] | None = None) -> Tensor:
+    """[n] the score of each example by itself, in the task's metric; outputs and y: [n, ...].
+
+    With importance, example weights over their mean by client: [n] in all, scores are multiplied by it: then a client's
+    score is the plain mean of them, and differences of two methods keep their signs.
+    """
 
     def score(output: Tensor, truth: Tensor) -> Tensor:
         return task.score(output[None], truth[None], output.new_ones(1))[task.metric]
 
     blocks = zip(outputs.split(MANY), y.split(MANY), strict=True)
-    return torch.cat([vmap(score)(*block) for block in blocks])
+    scores = torch.cat([vmap(score)(*block) for block in blocks])
+    return scores if importance is None else scores * torch.cat(list(importance))
 
 
 def intervals(history: History) -> dict[str, dict[str, Any]]:
@@ -103,7 +110,8 @@ def blocks_of(runs: Sequence[Tested], names: Sequence[str]) -> Blocks:
     if declared:
         each = [np.concatenate([np.unique(one) for one in seed]) for seed in ids]
         spanning = max(int((np.unique(one, return_counts=True)[1] > 1).sum()) for one in each)
-    return Blocks(ids, declared, spanning)
+    totals = [[run.totals.get(name, 0.0) for name in names] for run in runs if run.totals is not None]
+    return Blocks(ids, declared, spanning, totals if len(totals) == len(runs) else None)
 
 
 def align(runs: Sequence[Sequence[Tested]], whole: bool) -> tuple[list[str], list[list[list[Array]]]]:

@@ -90,8 +90,10 @@ class TrainedRun(Run):
     def tested(self, split: str = "test") -> list[Tensor]:
         """The score of every example of a split in the task's metric: [n] for each client, by its chosen model.
 
-        Accuracy: 1 if the answer is right, else 0; errors: the example's own. An empty list if the models stayed at
-        their sites, if the metric is not defined for single examples, or if the split has none.
+        Accuracy: 1 if the answer is right, else 0; errors: the example's own. With example weights it is multiplied by
+        the example's weight over the mean of the client's, so that their plain mean is the client's score. An empty
+        list if the models stayed at their sites, if the metric is not defined for single examples, or if the split has
+        none.
         """
         return (self._of_test if split == "test" else self._score_examples(split))[0]
 
@@ -133,7 +135,7 @@ class TrainedRun(Run):
                 found = [outputs(at, i) for i, at in enumerate(rows)]
             truth = y[torch.cat(list(rows))].cpu()
             answers, sizes = torch.cat(found), [len(at) for at in rows]
-            scores = of_examples(task, answers, truth).split(sizes)
+            scores = of_examples(task, answers, truth, federation.importance(split)).split(sizes)
         undefined = any(len(own) and not own.isfinite().any() for own in scores)
         kept = [] if undefined or not self._averages(scores, split) else list(scores)
         return kept, confusion(answers, truth, sizes, task.classes) if isinstance(task, Classification) else None
@@ -177,7 +179,8 @@ class TrainedRun(Run):
         declared = self.federation.blocks
         rows = self.federation.rows["test"]
         blocks = [(at if declared is None else declared[at]).cpu().numpy() for at in rows]
-        return TestedExamples([one.numpy() for one in scores], blocks, declared is not None)
+        totals = None if self.federation.weights is None else self.federation.totals("test").numpy()
+        return TestedExamples([one.numpy() for one in scores], blocks, declared is not None, totals)
 
     @property
     def by_client(self) -> Tested:
@@ -189,7 +192,8 @@ class TrainedRun(Run):
         if examples is None:
             return Tested(by_name, None, leaking)
         scores, blocks = ({names[i]: values[i] for i in honest} for values in examples[:2])
-        return Tested(by_name, scores, leaking, blocks, examples.declared)
+        totals = None if examples.totals is None else {names[i]: float(examples.totals[i]) for i in honest}
+        return Tested(by_name, scores, leaking, blocks, examples.declared, totals)
 
     def reweighted_accuracy(self) -> Tensor:
         """[N] accuracy of each client's model on all clients' test examples, weighted by its shares of labels.
@@ -203,14 +207,15 @@ class TrainedRun(Run):
         federation = self.federation.to(torch.device("cpu"))
         rows = torch.cat(list(federation.rows["test"])).unique()
         x, y = federation.x[rows], federation.y[rows]
-        counts = federation.class_counts(["train"]).double()
+        weights = None if federation.weights is None else federation.weights[rows].double()
+        counts = federation.class_counts(["train"], weighted=True).double()
         correct = []
         with torch.no_grad():
             for name in self.names:
                 module = self.shown(name)
                 outputs = torch.cat([module(part.clone()) for part in x.split(512)])
-                correct.append(count_correct(outputs, y, task.classes))
-        total = torch.bincount(y, minlength=task.classes)
+                correct.append(count_correct(outputs, y, task.classes, weights))
+        total = torch.bincount(y, weights, task.classes)
         return reweighted_accuracy(torch.stack(correct), total, counts / counts.sum(1, keepdim=True))
 
     def _score_pooled(self, model: str) -> dict[str, float]:
@@ -218,7 +223,7 @@ class TrainedRun(Run):
         task = self.federation.task
         if type(task) not in (Classification, Regression, Counts):
             return {}
-        sizes = torch.tensor([len(rows) for rows in self.federation.rows["test"]]).double()
+        sizes = self.federation.totals("test").cpu()
         values = self.history.test(model).double()
         known = ~values.isnan()
         return {"pooled": float((values * sizes)[known].sum() / sizes[known].sum())}
@@ -230,7 +235,7 @@ class TrainedRun(Run):
         scores = {name: score | self._score_pooled(name) for name, score in history.summary().items()}
         recall = {}
         if isinstance(task, Classification) and task.by_class:
-            recall = history.recall(federation.class_names, federation.class_counts(["test"]).cpu())
+            recall = history.recall(federation.class_names, federation.class_counts(["test"], weighted=True).cpu())
         if isinstance(task, Classification) and task.reweighted and history.models:  # none where they stay at sites
             scores[history.chosen]["reweighted"] = float(self.reweighted_accuracy().nanmean())
         return Summary.of(

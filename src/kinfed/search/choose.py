@@ -433,4 +433,5 @@ def kept(runs: Mapping[str, TrainedRun], answers: Mapping[str, str]) -> Tested:
         tested["kin"].leaking,
         tested["kin"].blocks,
         tested["kin"].declared,
+        tested["kin"].totals,
     )

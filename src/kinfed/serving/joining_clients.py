@@ -15,6 +15,7 @@ from ..data.tables.column_statistics import NumberStatistics
 from ..data.tables.columns import Number
 from ..data.tables.encoder import Preparation
 from ..data.tables.open_table import open_table
+from ..data.tables.row_examples import keep_weighted
 from ..data.tables.schema import Description, Own
 from ..data.tables.words import Numbers, known_name
 from ..errors import UsageError, nearest
@@ -36,12 +37,14 @@ class Newcomer:
     task: Task
     links: tuple[Tensor, Tensor] | None = None  # [N] to each client of the run, and [N] from it; None: no graph
     own: Mapping[str, Own] = field(default_factory=dict)  # its scale of columns in units of each client's own
+    weights: Tensor | None = None  # [n] as how many rows each example counts; None: all as one
 
     def federation(self, count: int, share: float, classes: Sequence[str] = ()) -> Federation:
         """It alone with its first `count` examples, of which this share is for validation if there are five or more."""
         aside = round(share * count) if count >= FEWEST else 0
         parts = {"train": self.rows[aside:count], "validation": self.rows[:aside], "test": self.test}
-        return Federation(self.x, self.y, {k: [v] for k, v in parts.items()}, self.task, (self.name,), classes=classes)
+        rows = {split: [places] for split, places in parts.items()}
+        return Federation(self.x, self.y, rows, self.task, (self.name,), classes=classes, weights=self.weights)
 
 
 def of_table(saved: OpenedRun, path: Path, edges: Path | None) -> list[Newcomer]:
@@ -67,6 +70,15 @@ def of_table(saved: OpenedRun, path: Path, edges: Path | None) -> list[Newcomer]
             f"{path} has no column '{lacking[0]}', by which models are tuned and scored; kinfed predict needs none"
         )
     frame = frame.with_all([*targets, *(name for name in [description.client] if name in frame.columns)])
+    weights = None
+    if weight := str(getattr(experiment.dataset, "weight", "")):
+        if weight not in frame.columns:
+            raise UsageError(
+                f"{path} has no column '{weight}', by which rows were weighed in training; add it, with 1 in each row "
+                "if all count alike"
+            )
+        frame = keep_weighted(frame, weight, description.client if description.client in frame.columns else "")
+        weights = torch.from_numpy(frame.weights(weight)).float()
     x, y = description.apply(frame)
     assert y is not None  # as all targets are there
     owners, who = [path.stem], torch.zeros(len(x), dtype=torch.int64)
@@ -90,7 +102,7 @@ def of_table(saved: OpenedRun, path: Path, edges: Path | None) -> list[Newcomer]
     result = []
     for name, rows, part, links in zip(owners, learn, parts, _links(saved, owners, edges), strict=True):
         order = _shuffle(rows, saved, name)
-        result.append(Newcomer(name, x, y, order, part["test"], saved.task, links, own.get(name, {})))
+        result.append(Newcomer(name, x, y, order, part["test"], saved.task, links, own.get(name, {}), weights))
     return result
 
 
@@ -155,7 +167,7 @@ def of_run(saved: OpenedRun, data_dir: Path | None, wanted: Sequence[str] = ()) 
         weights = None if federation.graph is None else federation.graph.weights
         links = None if weights is None else (weights[i, members], weights[members, i])
         rows, x, y = _shuffle(torch.cat([train, validation]), saved, name), federation.x, federation.y
-        result.append(Newcomer(name, x, y, rows, test, federation.task, links, own.get(name, {})))
+        result.append(Newcomer(name, x, y, rows, test, federation.task, links, own.get(name, {}), federation.weights))
     return result
 
 

@@ -73,8 +73,8 @@ class FrozenServer(FinalServer):
         seed, training = self.roster.seed, self.experiment.training
         return Simulation(federation, model, method, training, seed=seed, execution=self.execution)
 
-    def with_room(self, newcomer: Newcomer, size: int) -> Roster:
-        """The roster with the newcomer as its last client, who has so many training examples."""
+    def with_room(self, newcomer: Newcomer, size: int, weight: float | None = None) -> Roster:
+        """The roster with the newcomer as its last client, who has so many training examples of this weight in all."""
         roster, graph = self.roster, self.roster.graph
         if graph is not None:
             count = len(roster)
@@ -83,7 +83,11 @@ class FrozenServer(FinalServer):
                 weights[..., count, :count], weights[..., :count, count] = newcomer.links
             graph = Graph(weights, graph.origin)
         sizes = torch.cat([roster.sizes, roster.sizes.new_tensor([size])])
-        return replace(roster, sizes=sizes, tags=torch.cat([roster.tags, tags([newcomer.name])]), graph=graph)
+        counted = roster.example_weights
+        if counted is not None:
+            counted = torch.cat([counted, counted.new_tensor([size if weight is None else weight])])
+        names = torch.cat([roster.tags, tags([newcomer.name])])
+        return replace(roster, sizes=sizes, tags=names, graph=graph, example_weights=counted)
 
     def as_sent(self, sent: Tree) -> Tensor | None:
         """[d] the model that a message holds; None if a client makes it of what it is sent by its own examples."""
@@ -104,7 +108,8 @@ class FrozenServer(FinalServer):
         """
         here, begin = torch.zeros(1, dtype=torch.int64), self.state.done
         fleet = self.fleet(self.alone(newcomer, count), self.method, self.model) if count else None
-        roster = self.with_room(newcomer, 1 if fleet is None else int(fleet.sizes[0]))
+        weight = None if fleet is None or fleet.weights is None else float(fleet.weights[0])
+        roster = self.with_room(newcomer, 1 if fleet is None else int(fleet.sizes[0]), weight)
         new = roster.everyone[-1:]
         server = self.method.add_clients(roster, self.server, new)
 

@@ -108,7 +108,9 @@ class Distributed:
     def roster(self, graph: Any = None) -> Roster:
         """What the server knows before round 1."""
         local = self._run_together(lambda: self._local.roster())
-        sizes, statistics = self._gather(self._everyone, (local.sizes, local.client_statistics), everywhere=True)
+        weights = () if local.example_weights is None else local.example_weights
+        gathered = self._gather(self._everyone, (local.sizes, local.client_statistics, weights), everywhere=True)
+        sizes, statistics, weights = gathered
         return Roster(
             local.theta,
             local.layout,
@@ -119,6 +121,7 @@ class Distributed:
             graph,
             statistics,
             task=local.task,
+            example_weights=None if local.example_weights is None else weights,
         )
 
     def train(self, round: int, cohort: Tensor, sent: Tree) -> tuple[Tensor, Tree]:

@@ -12,7 +12,7 @@ from torch.func import vmap
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from ..core import trees
-from ..core.batches import Rows
+from ..core.batches import is_real
 from ..core.client import Client
 from ..core.fleet import Evaluation
 from ..core.method import Method
@@ -134,7 +134,7 @@ class Evaluator:
     def _predict_pooled(self, theta: Tensor, ids: Tensor) -> dict[str, Tensor]:
         """By split, [k, n, ...] outputs of one model: [d] for the examples of all these clients."""
         rows = self._clients.several(ids)[1]
-        real = {split: _real(rows[split]) for split in self._splits}
+        real = {split: is_real(rows[split]) for split in self._splits}
         at = torch.cat([rows[split].at[real[split]] for split in self._splits])
         tensors = self._model.tensors(theta)
         parts = torch.cat([self._predict_outputs(tensors, block) for block in at.split(BLOCK)])
@@ -157,8 +157,12 @@ class Evaluator:
         """By split and metric, [k] scores of outputs: [k, n, ...]."""
         rows, scores = self._clients.several(ids)[1], {}
         for split, values in outputs.items():
-            weight = _real(rows[split]).to(values.dtype)
-            scores[split] = vmap(self._clients.task.score)(values, self._clients.pool.y[rows[split].at], weight)
+            _, y, weights = self._clients.pool
+            at, weight = rows[split].at, is_real(rows[split]).to(values.dtype)
+            if weights is not None:  # over their mean, so that a score may take a sum of weights for a count
+                counted = weight * weights[at]
+                weight = counted * (weight.sum(1) / counted.sum(1))[:, None]
+            scores[split] = vmap(self._clients.task.score)(values, y[at], weight)
         return scores
 
 
@@ -208,8 +212,3 @@ def _join_own(leaves: tuple[Tensor, ...], form: _Form) -> Tree:
     """The models whose client-specific tensors, as split off by `_split_own`, are `own`: [K, ...] each."""
     tables = iter(leaves)
     return tree_unflatten([next(tables) if leaf is None else leaf for leaf in form.leaves], form.structure)
-
-
-def _real(rows: Rows) -> Tensor:
-    """[k, n] bool: which of the clients' rows are not padding."""
-    return torch.arange(rows.at.shape[1], device=rows.at.device) < rows.size[:, None]

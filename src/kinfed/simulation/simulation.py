@@ -80,7 +80,7 @@ class Simulation:
             federation.names,
             tags(federation.names).to(self.device),
             _set_aside(federation, method, seed),
-            Pool(federation.x, federation.y),
+            Pool(federation.x, federation.y, federation.weights),
             federation.task,
             seed,
         )
@@ -139,6 +139,12 @@ class Simulation:
         """[N] int64 training examples of each client, after what the method set aside."""
         return torch.tensor(self.clients.sizes["train"], device=self.device)
 
+    @property
+    def weights(self) -> Tensor | None:
+        """[N] the sums of these examples' weights; None without any."""
+        weights = self.clients.pool.weight
+        return None if weights is None else torch.stack([weights[rows].sum() for rows in self.clients.rows["train"]])
+
     def client_statistics(self) -> Tree:
         """What every client reports before round 1, [N, ...]."""
         if type(undivided(self.method)).client_statistics is Method.client_statistics:
@@ -158,6 +164,7 @@ class Simulation:
             graph,
             self.client_statistics(),
             task=self.task,
+            example_weights=self.weights,
         )
 
     def train(self, round: int, cohort: Tensor, sent: Tree) -> tuple[Tensor, Tree]:

@@ -16,9 +16,10 @@ def reweighted_accuracy(correct: Tensor, total: Tensor, shares: Tensor) -> Tenso
     return (shares * correct).sum(1) / (shares * total).sum(1)
 
 
-def count_correct(outputs: Tensor, y: Tensor, classes: int) -> Tensor:
-    """[C] how many examples of each class the largest of outputs: [n, C] gets right."""
-    return torch.bincount(y[outputs.argmax(-1) == y], minlength=classes)
+def count_correct(outputs: Tensor, y: Tensor, classes: int, weights: Tensor | None = None) -> Tensor:
+    """[C] how many examples of each class the largest of outputs: [n, C] gets right, each as weights: [n] count it."""
+    right = outputs.argmax(-1) == y
+    return torch.bincount(y[right], None if weights is None else weights[right], classes)
 
 
 def confusion(outputs: Tensor, y: Tensor, sizes: Sequence[int], classes: int) -> Tensor:

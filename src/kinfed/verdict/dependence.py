@@ -24,6 +24,7 @@ class Blocks:
     ids: Sequence[Sequence[Any]] | None = None
     declared: bool = False
     spanning: int = 0  # blocks that have examples of several clients
+    totals: Sequence[Sequence[float]] | None = None  # [seed][client] as how many rows examples count, if not as one
 
     def select(self, seed: int, client: int, real: NDArray[np.bool_]) -> NDArray[np.int64]:
         """[n] those of a client's examples that have scores."""

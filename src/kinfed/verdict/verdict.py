@@ -124,11 +124,12 @@ def judge(
     if method == "fedavg" and pooled is not None and pooled.name == FEDAVG:
         pooled = None
     pairs_alone = _Pairs.of(mine, alone.scores, names, sign, blocks)
+    rows = Blocks(totals=blocks.totals)  # which examples belong together does not move a mean
     over, between = {"alone": pairs_alone.difference(metric.higher_is_better, alone.rivals)}, None
     if pooled is not None:
-        pairs = _Pairs.of(mine, pooled.scores, names, sign)
+        pairs = _Pairs.of(mine, pooled.scores, names, sign, rows)
         over["pooled"] = pairs.difference(metric.higher_is_better, pooled.rivals)
-        between = _Pairs.of(pooled.scores, alone.scores, names, sign).difference(metric.higher_is_better)
+        between = _Pairs.of(pooled.scores, alone.scores, names, sign, rows).difference(metric.higher_is_better)
     shown = pairs_alone.decided()
     here = [name for name, present in zip(names, pairs_alone.known, strict=True) if present]
     decided = {names[i] for i in (*shown.gain, *shown.lose)}
@@ -254,7 +255,8 @@ class _Pairs(NamedTuple):
         seeds = [*self.mine, *self.others]
         relative = not higher_is_better and all(float(one.mean()) > 0 for seed in seeds for one in seed if len(one))
         values = np.log(others / mine) if relative else self.sign * (mine - others)
-        counts = np.array([[len(one) for one in seed] for seed in self.mine])[:, self.known].sum(0)
+        sizes = self.kind.totals or [list(map(len, seed)) for seed in self.mine]
+        counts = np.array(sizes)[:, self.known].sum(0)
 
         def of(bounds: tuple[float, float, float], per_row: Difference | None = None) -> Difference:
             mean, low, high = (-math.expm1(-one) for one in bounds) if relative else bounds
@@ -356,8 +358,8 @@ def interval_over_clients(values: Array, rivals: int = 1) -> tuple[float, float,
     return mean, mean - below, mean + above
 
 
-def interval_per_row(values: Array, counts: NDArray[np.int64]) -> tuple[float, float, float]:
-    """The mean of clients' values: [n], each weighted by its examples: [n], and its interval.
+def interval_per_row(values: Array, counts: NDArray[np.int64] | Array) -> tuple[float, float, float]:
+    """The mean of clients' values: [n], each weighted by its examples' number or weight: [n], and its interval.
 
     The variance is that of a weighted mean of independent clients, whose effective number is one over the sum of
     squared weights (Kish 1965); NaN where that is two or less, or where all values are the same and not 0.

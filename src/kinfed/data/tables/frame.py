@@ -256,6 +256,24 @@ class Frame:
         self._check_filled(name, np.isnan(values))
         return values
 
+    def weights(self, name: str) -> Numbers:
+        """[n] a column of weights, as how many rows each row counts; raises UsageError for anything else."""
+        import polars
+
+        column = self.column(name)
+        if self.is_text(name):
+            values = self._cast(name)
+        elif column.dtype == polars.Datetime:
+            values = np.full(len(column), np.inf)
+        else:
+            values = column.cast(polars.Float64).fill_null(math.nan).to_numpy()
+        if (bad := np.flatnonzero(~((values >= 0) & (values <= LARGEST)))).size:
+            what = "there is no weight" if np.isnan(values[bad[0]]) else f"'{self.cell(bad[0], name)}' is no weight"
+            more = f" ({len(bad) - 1:,} more like this)" if len(bad) > 1 else ""
+            text = f"{self.place(bad[0], name)}: {what}, a finite number from 0{more}"
+            raise UsageError(f"{text}; correct it, or write 0 to leave the row out", Fault.WEIGHT)
+        return values
+
     def _numbers_and_truths(self, name: str) -> Numbers:
         """[n] a column of text as numbers, true and false among them; infinity for anything else."""
         values = self._cast(name).copy()

@@ -15,6 +15,7 @@ from .frame import FEW, Frame, natural
 from .schema import Raw, raw_of
 from .words import Codes, Numbers
 
+UNUSUAL = 10.0  # mean weights above this, or below its inverse, are doubted to count rows
 FEWEST = 10  # rows from which a column of text that is different in each names rows
 EMPTY, NAMES_ROWS = "empty", "identifier"  # kinds of columns that are no input
 CALLED = {"number": "numbers", "category": "text", "date": "dates", NAMES_ROWS: "different in each row"}  # for people
@@ -97,6 +98,32 @@ def read_rows(
         count, first = f"{int((~usable).sum()):,} of {len(usable):,}", frame.row(int(usable.argmin()))
         warnings.warn(f"{frame.name}: {count} rows {what} and were left out (the first: {first})", stacklevel=4)
     return RowExamples(raw, y, usable)
+
+
+def keep_weighted(frame: Frame, name: str, client: str = "") -> Frame:
+    """The frame without the rows whose weight is 0, which count as if they were not there.
+
+    A warning tells of weights that are unlike counts of rows. Raises UsageError that names the cell that is no weight,
+    or a client, by the column of clients, of which no row counts.
+    """
+    weights = frame.weights(name)
+    kept = weights > 0
+    fix = f"give a row of it a weight above 0 in '{name}', or leave its rows out of the table"
+    if not kept.any():
+        raise UsageError(f"{frame.name}: '{name}' is 0 in all rows, so that none counts; correct it", Fault.WEIGHT)
+    if client:
+        owners = frame.words(client)
+        if len(lost := np.flatnonzero(~np.isin(owners.codes, owners.codes[kept]))):
+            name_of = owners.names[owners.codes[lost[0]]]
+            raise UsageError(f"{frame.row(lost[0])}: all rows of '{name_of}' have weight 0; {fix}", Fault.WEIGHT)
+    mean = float(weights[kept].mean())
+    if not 1 / UNUSUAL <= mean <= UNUSUAL:
+        warnings.warn(
+            f"{frame.name}: a row counts as {mean:.4g} rows on average, by '{name}', where models are solved; if these "
+            "weights only compare rows, divide them by their mean",
+            stacklevel=4,
+        )
+    return frame if kept.all() else frame.keep(kept)
 
 
 def _check_counts(frame: Frame, name: str, values: Numbers) -> None:

@@ -26,7 +26,7 @@ from .frame import Frame, natural
 from .new_readings import Series
 from .open_table import frame_of, open_table
 from .owners import Owners
-from .row_examples import EMPTY, KINDS, NAMES_ROWS, class_names, column_kind, read_blocks, read_rows
+from .row_examples import EMPTY, KINDS, NAMES_ROWS, class_names, column_kind, keep_weighted, read_blocks, read_rows
 from .schema import Description, raw_of
 from .series_examples import calendar_of, cut_series
 
@@ -50,7 +50,8 @@ class TableReader(FormatSettings):
     unit, or with `counts` a whole number from 0, trained by Poisson's loss. Several target columns are numbers, each
     scaled, and scored in its own unit, in the same way. Rows without a target or a client are left out. With a column
     `time` the rows are split in time order. With a column `group`, such as a person with several visits, all rows of a
-    group are in one part of the split, and the verdict counts them as one observation.
+    group are in one part of the split, and the verdict counts them as one observation. With a column `weight` a row
+    of weight 2 counts as two in training and in scores; inputs are scaled by rows all the same.
 
     With `past` (and `time`) a row is a reading instead: every client has a series of its target, and examples are its
     windows: `past` readings are the input, the next `horizon` readings the target, also scored separately at the steps
@@ -75,6 +76,7 @@ class TableReader(FormatSettings):
     categories: Count = 50  # of a column of text, the most that are told apart
     time: str = ""  # column of times
     group: str = ""  # column of whom or what a row is of: rows of one group are split and tested together
+    weight: str = ""  # column of as how many rows each row counts, in training and in scores; 0: as if not there
     past: CountOrZero = 0  # readings in; 0: every row is an example
     horizon: Count = 1  # readings out
     horizons: Sequence[int] = ()  # steps ahead that are scored too, from 1
@@ -91,6 +93,8 @@ class TableReader(FormatSettings):
         super().__post_init__()
         if not self.targets:
             raise UsageError("a table needs a target: a column, or a list of columns; got none")
+        if self.past and self.weight:
+            raise UsageError("weight is for rows that are examples, and not for windows of series; leave it out")
         if self.past and (not self.time or len(self.targets) != 1):
             raise UsageError("windows (past) need a time column and one target")
         self._check_inputs()
@@ -119,6 +123,12 @@ class TableReader(FormatSettings):
                 what = "the client" if taken[0] == self.client else "time" if taken[0] == self.time else "the target"
                 raise UsageError(f"column '{taken[0]}' is {what}, so it cannot be in {name}; leave it out there")
 
+        roles = {self.client: "the client", self.time: "time", self.group: "the group"}
+        roles |= dict.fromkeys(self.targets, "the target") | dict.fromkeys(self.features, "an input")
+        if self.weight and self.weight in roles:
+            what = roles[self.weight]
+            raise UsageError(f"column '{self.weight}' is {what}, so it cannot be the weight too; name another column")
+
     @property
     def targets(self) -> list[str]:
         return [self.target] if isinstance(self.target, str) else list(self.target)
@@ -136,10 +146,12 @@ class TableReader(FormatSettings):
     def of(self, frame: Frame) -> Dataset:
         """The data set in a table; raises UsageError as `read` does."""
         needed = [self.client, *(name for name in (self.time, self.group) if name)]
-        frame.need([*needed, *self.targets, *self.features])
+        frame.need([*needed, *([self.weight] if self.weight else []), *self.targets, *self.features])
         for names in (self.ignore, self.future, self.static, self.formats.text):
             frame.need([*names])
         frame = frame.read_as(self.formats).with_all(needed if self.drop_missing else [self.client])
+        if self.weight:
+            frame = keep_weighted(frame, self.weight, self.client)
         owner = frame.words(self.client)
         names = sorted(owner.names, key=natural)
         held = Owners(names, owner.among(names), None)
@@ -151,7 +163,7 @@ class TableReader(FormatSettings):
 
     def inputs(self, frame: Frame) -> list[str]:
         """The columns of inputs; raises UsageError if none is left, unless readings are inputs."""
-        taken = {self.client, self.time, self.group, *self.targets, *self.ignore, *frame.added}
+        taken = {self.client, self.time, self.group, self.weight, *self.targets, *self.ignore, *frame.added}
         named = dict.fromkeys([*self.features, *self.future, *self.static]) if self.features else ()
         inputs = [*named] or [column for column in frame.columns if column not in taken]
         if not inputs and not self.past:
@@ -208,6 +220,7 @@ class TableReader(FormatSettings):
             owners=tuple(held.names),
             time=None if steps is None else torch.from_numpy(steps[used]),
             blocks=read_blocks(frame, self.group, used) if self.group else None,
+            weights=torch.from_numpy(frame.weights(self.weight)[used]).float() if self.weight else None,
             stratify=True,
             prepare=Preparation(
                 frame.name,

@@ -62,6 +62,7 @@ class FlowerFleet:
     state: FleetState = field(init=False)
     used: dict[str, list[int]] = field(default_factory=dict)  # by client, rounds from 1 whose upload was used
     bounded: dict[str, tuple[int, int]] = field(default_factory=dict)  # sizes not believed: claimed, and counted as
+    claimed_weights: dict[str, float] = field(default_factory=dict)  # by client, where examples have weights
     _scores: dict[str, dict[Key, float]] = field(default_factory=dict)
     _keys: list[Key] = field(default_factory=list)  # the names of scores, the headline model's first
     _pending: tuple[int, dict[int, Tree]] | None = None  # a round to be evaluated, and what is sent to whom
@@ -167,6 +168,8 @@ class FlowerFleet:
             size = reply.words.get("size")
             if type(size) is not int or not 0 < size < LARGEST:
                 return f"it claims to have {size!r:.20} training examples"
+            if type(weight := reply.words.get("weight", 1.0)) not in (int, float) or not 0 < weight < LARGEST:
+                return f"it claims that its examples count as {weight!r:.20}"
             return messages.problem_with(reply.arrays, forms)
 
         invited = {name: self._invite(name) for name in names}
@@ -186,6 +189,8 @@ class FlowerFleet:
             torch.zeros(0, dtype=torch.uint8),
         )
         self.state = tree_map(lambda a, b: torch.cat((a, b)), self.state, new) if self.names else new
+        told = {name: float(reply.words["weight"]) for name, reply in replies.items() if "weight" in reply.words}
+        self.claimed_weights |= told
         self.names = [*self.names, *replies]
         return list(replies)
 
@@ -202,6 +207,22 @@ class FlowerFleet:
                     f"the others (flower.size_bound); it counts as if it had {b:,}"
                 )
         return torch.tensor(counted)
+
+    def weights(self) -> Tensor | None:
+        """[N] as how many examples those of each client count, bounded as `sizes` are; None if none has weights."""
+        if not self.claimed_weights:
+            return None
+        sizes = self.state.sizes.tolist()
+        claimed = [self.claimed_weights.get(name, float(size)) for name, size in zip(self.names, sizes, strict=True)]
+        bound = self.deployment.size_bound
+        counted = validation.bounded(claimed, bound)
+        for name, before, after in zip(self.names, claimed, counted, strict=True):
+            if after < before:
+                self.broker.log(
+                    f"client {name} claims that its examples count as {before:,.4g}, more than {bound:g} times the "
+                    f"median of the others (flower.size_bound); they count as {after:,.4g}"
+                )
+        return torch.tensor(counted, dtype=torch.get_default_dtype())
 
     @property
     def traffic(self) -> dict[str, dict[int, list[int]]]:
@@ -220,6 +241,7 @@ class FlowerFleet:
             "norms": self._norms,
             "moves": self._moves,
             "skipped": self._skipped,
+            "weights": self.claimed_weights,
         }
         text = json.dumps(words)
         return self.state._replace(words=torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8))
@@ -234,7 +256,7 @@ class FlowerFleet:
         self._scores = {name: {(m, s, k): v for m, s, k, v in rows} for name, rows in words["scores"].items()}
         self._keys = [(m, s, k) for m, s, k in words["keys"]]
         self.used, self._norms, self._skipped = words["used"], words["norms"], words["skipped"]
-        self._moves = words.get("moves", [])
+        self._moves, self.claimed_weights = words.get("moves", []), words.get("weights", {})
 
     def _invite(self, name: str, **words: Any) -> Message:
         return self.invitation._replace(words=self.invitation.words | self.told(name) | words)

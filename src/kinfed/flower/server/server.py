@@ -338,6 +338,7 @@ class _Run:
             plan.graph_of(self.facts.get("graph"), len(self.fleet.names)),
             self.fleet.state.client_statistics,
             task=self.task,
+            example_weights=self.fleet.weights(),
         )
 
 

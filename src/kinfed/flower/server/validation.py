@@ -5,7 +5,7 @@ import math
 import sys
 from collections.abc import Iterable
 from statistics import median
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch.utils._pytree import tree_leaves
@@ -23,11 +23,17 @@ CLASSES, TIMES = 1000, 10  # classes are believed up to so many, or so many time
 MOST = 100_000  # classes that are believed however many others have: a model for more could fill the memory
 
 
-def bounded(sizes: list[int], bound: float) -> list[int]:
-    """Numbers of examples, none above `bound` times the median of the others; with a bound of 0 all as claimed."""
+Size = TypeVar("Size", int, float)
+
+
+def bounded(sizes: list[Size], bound: float) -> list[Size]:
+    """Numbers of examples, or sums of their weights, none above `bound` times the median of the others.
+
+    With a bound of 0 all are as claimed.
+    """
     if not bound or len(sizes) < 2:
         return sizes
-    return [min(size, int(bound * median(sizes[:i] + sizes[i + 1 :]))) for i, size in enumerate(sizes)]
+    return [min(size, type(size)(bound * median(sizes[:i] + sizes[i + 1 :]))) for i, size in enumerate(sizes)]
 
 
 def kind(words: Words) -> str:

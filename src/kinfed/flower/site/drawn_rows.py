@@ -64,10 +64,18 @@ class Disclosure:
         make_folder(path.parent)
         write_json(path, {**known, content: asked})
 
-    def check_steps(self, method: Method, training: Training, rows: Mapping[str, int], labels: Tensor) -> None:
+    def check_steps(
+        self,
+        method: Method,
+        training: Training,
+        rows: Mapping[str, int],
+        labels: Tensor,
+        weights: Mapping[str, Tensor] | None = None,
+    ) -> None:
         """Raise Withheld if a gradient, or a class's mean, that is uploaded is of too few rows.
 
-        `rows` are how many each split has, `labels` those of training rows.
+        `rows` are how many each split has, `labels` those of training rows, and `weights` the example weights, if there
+        are any: [n] of training rows, and of those for feedback.
         """
         own = getattr(method, "batch", None)  # of a method that has one of its own
         step = min(rows["train"], own or training.batch)
@@ -82,6 +90,8 @@ class Disclosure:
                 f"the method takes feedback from {several(count, 'row')}, and {REVEALS}; set method.feedback to "
                 f"'train' or the split so that there are {self.step}, or have the site's operator allow it (--few-rows)"
             )
+        if weights is not None and self.step > 1:
+            self._check_example_weights(method, step, weights)
         classes = not labels.is_floating_point() and len(labels) > 0
         if training.class_weights is not None and classes:
             self.check_weights(_weights(training, labels), "training.class_weights")
@@ -92,21 +102,34 @@ class Disclosure:
                 "a mean reveals; choose another method, or have the site's operator allow it (--few-rows)"
             )
 
-    def check_weights(self, weights: Tensor, what: str) -> None:
-        """Raise Withheld if sums with such weights: [n] are mostly of a few rows: of fewer than a step must take.
+    def _check_example_weights(self, method: Method, batch: int, weights: Mapping[str, Tensor]) -> None:
+        """Raise Withheld if by their weights a few rows decide a sum over all of them, or a step over the worst batch.
 
-        As many count as would with equal weights for the same variance of a mean (Kish 1965, Section 8.2).
+        The worst has the row of the largest weight, and beside it those of the smallest.
         """
-        weights = weights.double().abs()
-        count = float(weights.sum().square() / weights.square().sum().clamp(min=torch.finfo(torch.float64).tiny))
-        if count < self.step:
+        for split in ("train", "held_out") if method.feedback != "none" else ("train",):
+            self.check_weights(weights[split], "the column of weights")
+        if hasattr(method, "row_weights"):  # it uploads sums over all rows, and takes no steps
+            return
+        ordered = weights["train"].double().sort().values
+        worst = torch.cat([ordered[-1:], ordered[: batch - 1]])
+        if (count := effective_rows(worst)) < self.step:
+            raise Withheld(
+                f"by the column of weights {count:.1f} rows may decide a step of {several(batch, 'row')}, and "
+                f"{REVEALS}; set a larger training.batch, use weights that are less far apart, or have the site's "
+                "operator allow it (--few-rows)"
+            )
+
+    def check_weights(self, weights: Tensor, what: str) -> None:
+        """Raise Withheld if sums with such weights: [n] are mostly of a few rows: of fewer than a step must take."""
+        if (count := effective_rows(weights)) < self.step:
             raise Withheld(
                 f"by {what} {count:.1f} rows of this site's {len(weights):,} decide what it would upload, and fewer "
                 f"than {self.step} reveal themselves; use weights that are less far apart, or have the site's operator "
                 "allow it (--few-rows)"
             )
 
-    def rounded(self, score: float, rows: int) -> float:
+    def rounded(self, score: float, rows: float) -> float:
         """A score as it leaves: no finer than one of so many rows changes it on average; exact if single rows may.
 
         The grid is a power of two, so it says nothing that the score does not.
@@ -115,6 +138,15 @@ class Disclosure:
             return score
         step = 2.0 ** math.floor(math.log2(max(abs(score), FINEST) / max(rows, 1)))
         return round(score / step) * step
+
+
+def effective_rows(weights: Tensor) -> float:
+    """As many rows of equal weight would give a mean the same variance as those of weights: [n].
+
+    Kish 1965, Section 8.2.
+    """
+    weights = weights.double().abs()
+    return float(weights.sum().square() / weights.square().sum().clamp(min=torch.finfo(torch.float64).tiny))
 
 
 def _weights(training: Training, labels: Tensor) -> Tensor:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import torch
+from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from ... import __version__
@@ -39,7 +40,7 @@ from ..wire import contents, messages
 from ..wire.messages import Message, Words
 from . import agreements, site_examples, site_verdict
 from .agreements import Agreements
-from .drawn_rows import Disclosure
+from .drawn_rows import Disclosure, effective_rows
 from .model_store import ModelStore
 from .policy import LONGEST, Policy
 from .site_cohort import Outcome, Part, compute
@@ -186,6 +187,9 @@ class Site:
             folder.save_description({"code": code, "examples": federation.digest(), **data.kept(words, federation)})
         folder.save_invitation(invitation)
         reply = Message({"client": self.name, "size": int(simulation.sizes[0])}, {})
+        if simulation.weights is not None:
+            total = self._limits.rounded(float(simulation.weights[0]), _rows_that_count(simulation)["train"])
+            reply.words["weight"] = total
         messages.put(tree_map(lambda t: t[0], simulation.client_statistics()), reply, "client_statistics")
         if folder.state() is None:
             state = tree_map(lambda t: t[0].clone(), simulation.state)
@@ -245,7 +249,7 @@ class Site:
             assert outcome.evaluation is not None
             round, evaluation = work.part.evaluate[0], outcome.evaluation
             work.models.save(round, {name: trees.pick(model, 0) for name, model in evaluation.models.items()})
-            rows = {name: counts[0] for name, counts in work.part.simulation.clients.sizes.items()}
+            rows = _rows_that_count(work.part.simulation)
             state.reply.words["scores"] = [
                 [*key, float(value) if key[2] == ALWAYS else self._limits.rounded(float(value), rows[key[1]])]
                 for key, value in evaluation.scores.items()
@@ -299,7 +303,7 @@ class Site:
             planned, federation, model, kept, folder.path, str(self._device), beside
         )
         self._report(verdict.sentence)
-        counts = [len(federation.rows[split][0]) for split in ("validation", "test")]
+        counts = [_effective_rows(federation.weights, federation.rows[split][0]) for split in ("validation", "test")]
         for scores in baselines.values():
             for i, (score, rows) in enumerate(zip(scores, counts, strict=True)):
                 scores[i] = score if score is None else self._limits.rounded(score, rows)
@@ -355,9 +359,14 @@ class Site:
             execution=Execution("loop", onednn=False, device=str(self._device)),
         )
         rows = {split: counts[0] for split, counts in simulation.clients.sizes.items()}
-        labels = federation.y[federation.rows["train"][0]]
+        labels, pool = federation.y[federation.rows["train"][0]], simulation.clients
+        weights = (
+            None
+            if federation.weights is None
+            else {split: federation.weights[places[0].cpu()] for split, places in pool.rows.items()}
+        )
         self._policy.check_epochs(learning, rows["train"])
-        self._limits.check_steps(learning.method, learning.training, rows, labels)
+        self._limits.check_steps(learning.method, learning.training, rows, labels, weights)
         return simulation
 
     def _examples(self, invitation: Message, planned: plan.Plan) -> tuple[Federation, Model]:
@@ -420,6 +429,17 @@ def _signature(path: Path) -> list[tuple[str, int, int, int]]:
     except OSError:
         return []
     return [(name, stat.st_ino, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
+
+
+def _effective_rows(weights: Tensor | None, rows: Tensor) -> float:
+    """As many of these rows as would say as much if they had equal weights."""
+    return len(rows) if weights is None or not len(rows) else effective_rows(weights[rows])
+
+
+def _rows_that_count(simulation: Simulation) -> dict[str, float]:
+    """By split, the rows of a simulation of one client, as many as would say as much with equal weights."""
+    weights = simulation.clients.pool.weight
+    return {split: _effective_rows(weights, rows[0]) for split, rows in simulation.clients.rows.items()}
 
 
 def _check_layout(words: Words, simulation: Simulation) -> None:

@@ -90,6 +90,14 @@ def divided(outcome: Outcome, count: int) -> list[Outcome]:
     ]
 
 
+def _join_weights(federations: Sequence[Federation]) -> Tensor | None:
+    """[n] the weights of several clients' examples, 1 where one has none; None if all count as one."""
+    if all(federation.weights is None for federation in federations):
+        return None
+    weights = ((torch.ones(len(f.y)) if f.weights is None else f.weights) for f in federations)
+    return torch.cat(list(weights))
+
+
 def joined(parts: Sequence[Part], device: str) -> Simulation:
     """One simulation of several clients, each of which has one of its own, of the same experiment."""
     one = parts[0].simulation
@@ -105,6 +113,7 @@ def joined(parts: Sequence[Part], device: str) -> Simulation:
         rows,
         federations[0].task,
         [name for each in federations for name in each.names],
+        weights=_join_weights(federations),
     )
     execution = Execution("auto", onednn=False, device=device)
     return Simulation(federation, one.model, one.method, one.training, seed=one.seed, execution=execution)

@@ -41,8 +41,8 @@ class OwnFileError(UsageError):
 def find(path: Path, name: str, reading: Reading, limits: Disclosure | None = None) -> "SiteData":
     """The examples in a site's file, drawn within `limits`; raises UsageError for another kind of file."""
     if path.suffix.lower() == ".npz":
-        if reading.time or reading.group or reading.columns or reading.ignore:
-            raise UsageError(f"{path} holds arrays: --time, --group, --column and --ignore are for tables")
+        if reading.time or reading.group or reading.columns or reading.ignore or reading.weight:
+            raise UsageError(f"{path} holds arrays: --time, --group, --column, --ignore and --weight are for tables")
         return SiteArrays(path, name, limits)
     if not kind_of(path):
         if not path.exists():

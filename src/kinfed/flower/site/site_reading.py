@@ -13,7 +13,7 @@ from ...data.tables.cells import FORMATS, FormatSettings
 from ...data.tables.frame import Frame
 from ...data.tables.open_table import open_table
 from ...data.tables.owners import Owners
-from ...data.tables.row_examples import column_kind
+from ...data.tables.row_examples import column_kind, keep_weighted
 from ...errors import Fault, UsageError
 from ..wire.messages import Words
 from .drawn_rows import Disclosure
@@ -39,6 +39,7 @@ class Reading(FormatSettings):
     categories: CountOrZero = NAMES  # of a column of text, how many names may leave the site: the most frequent ones
     time: str = ""  # the column of times
     group: str = ""  # the column of whom or what a row is of
+    weight: str = ""  # the column of as how many rows each row counts, by the name that the sites agreed on
     past: CountOrZero = 0  # readings in
     horizon: CountOrZero = 0  # readings out
     future: Sequence[str] = ()  # columns of a series that are known ahead
@@ -53,6 +54,13 @@ class Reading(FormatSettings):
                 "a series needs --time COLUMN, past=READINGS and horizon=READINGS; give all three, or --time alone for "
                 "rows that are examples and split in time order, or none"
             )
+        if self.weight and self.past:
+            raise UsageError("--weight is for rows that are examples, and not for a series; leave it out")
+        roles = {self.target: "the target", self.time: "time", self.group: "the group"} | dict.fromkeys(
+            self.ignore, "in --ignore"
+        )
+        if self.weight and (what := roles.get(self.weight)):
+            raise UsageError(f"column '{self.weight}' is {what}, so it cannot be the weight too; name another column")
         if (self.future or self.static) and not self.past:
             raise UsageError("future and static are of a series; give --time, past and horizon, too")
         if both := sorted({*self.future, *self.static} & {*self.ignore}) or sorted({*self.future} & {*self.static}):
@@ -81,11 +89,12 @@ class OwnTable:
     def frame(self) -> Frame:
         """Its cells; raises UsageError for a column that the reading names and the file lacks."""
         reading, frame = self.reading, open_table(self.path).renamed(self.reading.columns)
-        order = [name for name in (reading.time, reading.group) if name]
-        for names in (reading.targets(frame), order, reading.formats.text, reading.ignore, reading.future):
+        used = [name for name in (reading.time, reading.group, reading.weight) if name]
+        for names in (reading.targets(frame), used, reading.formats.text, reading.ignore, reading.future):
             frame.need([*names])
         frame.need([*reading.static])
-        return frame.read_as(reading.formats)
+        frame = frame.read_as(reading.formats)
+        return keep_weighted(frame, reading.weight) if reading.weight else frame
 
     @cached_property
     def targets(self) -> list[str]:
@@ -95,7 +104,8 @@ class OwnTable:
     @cached_property
     def kinds(self) -> dict[str, str]:
         """The kind of each column that may be an input; raises UsageError for a type that can be none."""
-        taken = {*self.targets, self.reading.time, self.reading.group, *self.reading.ignore, *self.frame.added}
+        reading = self.reading
+        taken = {*self.targets, reading.time, reading.group, reading.weight, *reading.ignore, *self.frame.added}
         names = [name for name in self.frame.columns if name not in taken]
         for name in names:
             self.frame.column(name)  # raises for a type that is no number, text or date
@@ -117,7 +127,7 @@ class OwnTable:
         self.frame.need(asked)
         if withheld := {*asked} - {*self.kinds, *self.targets}:
             told = f"{self.frame.name}: the server asks for column '{min(withheld)}', which stays here"
-            raise UsageError(f"{told} (--ignore, --time, --group)", Fault.WITHHELD)
+            raise UsageError(f"{told} (--ignore, --time, --group, --weight)", Fault.WITHHELD)
 
 
 def settings_of(pairs: Sequence[str]) -> dict[str, Any]:

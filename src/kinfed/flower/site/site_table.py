@@ -70,7 +70,7 @@ class SiteTable(OwnTable):
 
     def describe(self, agreed: Words, split: Split, seed: int) -> Words:
         """Statistics of the training rows, none of them of a single row."""
-        found, parts, _ = self._examples(agreed, split, seed)
+        found, parts, *_ = self._examples(agreed, split, seed)
         train, kinds = found.of_rows(parts["train"].numpy()), dict(agreed["inputs"])
         statistics = {name: of_column(raw, kinds[name]) for name, raw in train.raw.items()}
         most, count = self.reading.categories, len(train.y)
@@ -90,7 +90,7 @@ class SiteTable(OwnTable):
         Numbers lie within `cut` deviations of this site's own training rows, whatever the server says of them.
         """
         agreed, description = words["agreed"], description_of(words)
-        found, parts, blocks = self._examples(agreed, split, seed)
+        found, parts, used, blocks = self._examples(agreed, split, seed)
         within = _limits_of(found.raw, dict(agreed["inputs"]), parts["train"].numpy(), cut)
         description = replace(description, within=within)
         x = description.features(found.raw, [self.name], np.zeros(len(found.y), np.int64), torch.float32)
@@ -99,8 +99,10 @@ class SiteTable(OwnTable):
         rows = {name: [parts[name]] for name in SPLITS}
         classes = tuple(agreed["classes"] or ())
         in_order = self._times is not None and not split.shuffle
+        weight = self.reading.weight
+        weights = torch.from_numpy(self.frame.weights(weight)[used]).float() if weight else None
         data = Federation(x, y, rows, task, (self.name,), None, None, classes, "", description.scale(), in_order)
-        return replace(data, blocks=blocks)
+        return replace(data, blocks=blocks, weights=weights)
 
     def kept(self, words: Words, federation: Federation) -> Words:
         """What new rows need: the description in the names of this file, how this is written, and where it is cut."""
@@ -117,10 +119,10 @@ class SiteTable(OwnTable):
         description = replace(description, **self.frame.keep_reading(kinds, targets))
         return {"columns": description.renamed(self.reading.own_names, self.name).to_dict()}
 
-    def _examples(self, agreed: Words, split: Split, seed: int) -> tuple[RowExamples, Rows, Tensor | None]:
-        """The examples in this table's order, how they are split, as among those of all sites, and groups if declared.
+    def _examples(self, agreed: Words, split: Split, seed: int) -> tuple[RowExamples, Rows, Codes, Tensor | None]:
+        """The examples in this table's order, how they are split, as among those of all sites, and which rows they are.
 
-        Groups stay at the site.
+        And groups if declared, which stay at the site.
         """
         kinds, classes = dict(agreed["inputs"]), agreed["classes"]
         self.check_asked(kinds, agreed["targets"])
@@ -136,7 +138,7 @@ class SiteTable(OwnTable):
             raise UsageError(few, Fault.FEW)
         if self.limits:
             self.limits.check_draw(self.path, split, seed, {name: used[part.numpy()] for name, part in parts.items()})
-        return found, parts, blocks
+        return found, parts, used, blocks
 
     def _parts(self, used: Codes, labels: Tensor | None, blocks: Tensor | None, split: Split, seed: int) -> Rows:
         """The rows of each split among those used; nothing if they are too few."""

@@ -103,8 +103,12 @@ def _scores(module: nn.Module, federation: Federation, rows: Tensor) -> NDArray[
     x, y = federation.x[rows].cpu(), federation.y[rows].cpu()
     with torch.no_grad():
         outputs = torch.cat([module(part) for part in x.split(BLOCK)])
-        each = of_examples(federation.task, outputs, y)
+        weights = (
+            None if federation.weights is None else federation.weights[rows].cpu() / federation.weights[rows].mean()
+        )
+        each = of_examples(federation.task, outputs, y, None if weights is None else [weights])
         if each.isfinite().any():
             return each.numpy()
-        whole = federation.task.score(outputs, y, outputs.new_ones(len(y)))[federation.task.metric]
+        weights = outputs.new_ones(len(y)) if weights is None else weights
+        whole = federation.task.score(outputs, y, weights)[federation.task.metric]
     return np.array([float(whole)])

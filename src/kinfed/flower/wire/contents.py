@@ -30,7 +30,8 @@ def describe_reply(fields: Words, sizes: Mapping[str, int], most: int | None = S
     if "rows" in fields:
         lines.append(f"description of {fields['rows']:,} training rows: {describe_columns(fields, most)}")
     if "size" in fields:
-        lines.append(f"that it has {fields['size']:,} training rows")
+        counted = f", which count as {fields['weight']:,g}" if "weight" in fields else ""
+        lines.append(f"that it has {fields['size']:,} training rows{counted}")
     if "scores" in fields:
         lines.append(f"scores of round {fields['evaluated'] + 1}: {_scores(fields['scores'])}")
     if "baselines" in fields:

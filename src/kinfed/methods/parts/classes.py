@@ -6,12 +6,13 @@ from torch import Tensor, nn
 from torch.nn.functional import one_hot
 
 from ...core.client import Client
+from ...core.metrics import positive
 from ...core.tasks import Classification
 from ...errors import UsageError
 
 
 def members(client: Client, method: str) -> Tensor:
-    """[n, C] 1 where a training example is of a class, and 0 in rows that only fill up.
+    """[n, C] a training example's weight where it is of a class, 1 without weights, and 0 in rows that only fill up.
 
     Raises UsageError if the task is not to tell classes apart.
     """
@@ -43,9 +44,9 @@ class Moments(NamedTuple):
 def moments(chosen: Tensor, z: Tensor) -> Moments:
     """Of features z: [n, f] of examples whose classes are chosen: [n, C]."""
     count = chosen.sum(0)
-    mean = chosen.T @ z / count.clamp(min=1)[:, None]
+    mean = chosen.T @ z / positive(count)[:, None]
     total = count.sum()
     share = count / total
     moment = share[:, None] * mean
-    square = chosen.T @ z.square().sum(1) / count.clamp(min=1)  # [C]
+    square = chosen.T @ z.square().sum(1) / positive(count)  # [C]
     return Moments(count, mean, moment, ((share * square).sum() - moment.square().sum()) / total)

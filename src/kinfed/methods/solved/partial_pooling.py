@@ -217,7 +217,7 @@ def _is_complete(server: Server) -> bool:
 def sums(
     task: Any, x: Tensor, y: Tensor, real: Tensor, coefficients: Tensor, link: Callable[[Tensor], Tensor] | None = None
 ) -> Sums:
-    """The sums of one client's rows x: [n, f], of which those with real: [n] 1 count, at coefficients: [f, k].
+    """The sums of one client's rows x: [n, f], each of which counts as real: [n] of them, at coefficients: [f, k].
 
     A head's `link` is the function of its outputs that is linear in x, where they are not themselves.
     """
@@ -229,15 +229,14 @@ def sums(
         return Sums(curvature, slope, square, real.sum().expand(weight.shape[1]), inputs)
     if isinstance(task, Forecasting) and not isinstance(task, Quantiles):
         known = (~y.isnan()).double() * real[:, None]  # [n, H]
-        target = (torch.where(y.isnan(), task.mean, y.double()) - task.mean) / task.deviation * known
+        target = (torch.where(y.isnan(), task.mean, y.double()) - task.mean) / task.deviation
         curvature = torch.einsum("nk,nf,ng->kfg", known, x, x)
-        return Sums(curvature, x.T @ target, target.square().sum(0), known.sum(0), inputs)
+        return Sums(curvature, x.T @ (known * target), (known * target.square()).sum(0), known.sum(0), inputs)
     if isinstance(task, Regression):
         target = task.scaled(y.double()).reshape(len(x), coefficients.shape[1])
-        target = (target if link is None else link(target)) * real[:, None]
-        x = x * real[:, None]
-        rows = real.sum().expand(target.shape[1])
-        return Sums((x.T @ x)[None], x.T @ target, target.square().sum(0), rows, inputs)
+        target = target if link is None else link(target)
+        counted, rows = x * real[:, None], real.sum().expand(target.shape[1])
+        return Sums((counted.T @ x)[None], counted.T @ target, real @ target.square(), rows, inputs)
     raise UsageError(f"partial pooling solves regression, counts, labels and forecasts, not {type(task).__name__}")
 
 
@@ -256,8 +255,8 @@ def _derivatives(
     # At first from halfway between the mean and the count: a step from the mean alone leaps too far.
     logs = torch.where(coefficients.any(), outputs.clamp(max=STEEP), ((1 + count / task.mean) / 2).log())
     mean = (logs.exp() * task.mean).clamp(min=1e-6)
-    error = (mean - count) * real[:, None]
-    return mean * real[:, None], logs, error, (error.square() / mean).sum(0)
+    error = mean - count
+    return mean * real[:, None], logs, error * real[:, None], real @ (error.square() / mean)
 
 
 def _seen(client: Client, received: Tree) -> tuple[Tensor, Tensor, Callable[[Tensor], Tensor] | None]:
@@ -420,7 +419,7 @@ def _scale(sums: Sums, k: int, squared: bool) -> Tensor:
     """[f] the mean squares of inputs, by which a penalty of the centre does not depend on their units."""
     squares = torch.diagonal(sums.curvature[:, k if sums.curvature.shape[1] > 1 else 0], dim1=1, dim2=2)
     squares = squares if squared else sums.inputs[:, 1]
-    return (squares.sum(0) / sums.rows[:, k].sum().clamp(min=1)).clamp(min=LEAST)
+    return (squares.sum(0) / sums.rows[:, k].sum().clamp(min=LEAST)).clamp(min=LEAST)
 
 
 def step_length(server: Server, before: Sums, after: Sums, cohort: Tensor) -> float:

@@ -13,6 +13,7 @@ from ...core.field_checks import In, NonNegative, Positive
 from ...core.graph import Origin
 from ...core.layout import Layout
 from ...core.method import Method, Params, Roster
+from ...core.metrics import positive
 from ...core.mixins import Advises, Explains
 from ...core.rows import put
 from ...core.seeding import generator, uniform
@@ -210,7 +211,7 @@ class PersonalBoosting(Method, Explains, Advises):
         return {"mixed": Params(torch.cat([theta[: at.start], theta[at] + deviation.flatten(), theta[at.stop :]]))}
 
     def relation(self, roster: Roster, server: Tree, cohort: Tensor) -> Tensor | None:
-        share = roster.sizes.to(roster.theta.dtype)
+        share = roster.weights.to(roster.theta.dtype)
         return share / share.sum()
 
     def diagnostics(self, roster: Roster, server: Tree, cohort: Tensor, sent: Tree, uploads: Tree) -> dict[str, Tensor]:
@@ -380,7 +381,7 @@ def _each_column(place: Callable[[Tensor, Tensor, int], Tensor], edges: Tensor, 
 
 def _constant(task: Any, targets: Tensor) -> Tensor:
     """[k] the outputs that suit the sums of all targets best."""
-    mean = targets[1] / targets[0].clamp(min=1)
+    mean = targets[1] / positive(targets[0])
     if isinstance(task, Classification | Counts):
         return mean.clamp(min=FLAT).log()
     return mean
@@ -418,7 +419,7 @@ def _estimate_penalty(server: Server, sums: Tensor, tree: int, ridge: float) -> 
 
 
 def _derivatives(client: Client, outputs: Tensor, y: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
-    """`derivatives`, weighted, in multiples of `UNIT`; 0 of rows that only fill up."""
+    """`derivatives` times real: [n], as how many rows each counts, in multiples of `UNIT`; 0 of those that fill up."""
     weight = real if client.class_weights is None else real * client.class_weights[y]
     slope, curvature = derivatives(client.task, outputs, y)
     return _round(slope.double() * weight[:, None]), _round(curvature.double() * weight[:, None])

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -22,27 +22,13 @@ from ...core.rows import blank
 from ...core.tasks import Classification, Counts, Forecasting, Quantiles, Regression, Task
 from .dense import Activation, Flatten, Linear, Plain, Span, relu_backward, sigmoid_backward, tanh_backward
 from .recurrent import Forecaster, LastState, forecaster, last_state
-from .step import Descent, Named, Part, Step, Unfused
+from .step import Batches, Descent, Named, Part, Step, Unfused
 
 __all__ = ["FORMS", "LOSSES", "Batches", "Descent", "Fused", "Plain", "Unfused", "forecaster", "last_state", "parts"]
 
 CACHE = 1 << 22  # bytes of parameters in a block of clients, which should stay in the cache from step to step
 MOST = 32  # clients in a block
 SAVED = 2 / 3  # a layer is trained in the span of its inputs for at most this share of the usual multiplications
-
-
-class Batches(NamedTuple):
-    """Which examples every client's steps take; a client's own pool rows are `rows`."""
-
-    rows: Tensor  # [K, n] int64
-    place: Tensor  # [K, T, B] int64 positions in `rows`; those that count come first in every batch
-    weight: Tensor  # [K, T, B] 1 on rows that count, 0 on those that only fill a batch up
-    valid: Tensor  # [K, T] bool, False past the client's last step
-    classes: Tensor | None = None  # [K, C] the weight of each class in the loss; None: all the same
-
-    def of(self, at: slice | Tensor) -> "Batches":
-        """The batches of some of the clients."""
-        return Batches(*(None if t is None else t[at] for t in self))  # type: ignore[arg-type]
 
 
 def _cross_entropy(task: Classification, outputs: Tensor, y: Tensor) -> Tensor:
@@ -229,7 +215,7 @@ class _Block:
 
     def train(self, x: Tensor, y: Tensor, moving: frozenset[str], lowest: int, span: bool, out: Tensor) -> None:
         """Write the trained vectors to out: [k, d]."""
-        parts, still, (rows, place, weight, valid, classes) = self._fused.parts, self._fused.frozen, self._batches
+        parts, still, (rows, place, weight, valid, classes, _) = self._fused.parts, self._fused.frozen, self._batches
         k, width = len(rows), int(place.max()) + 1
         rows = rows[:, :width]
         pooled = rows.gather(1, place.flatten(1)).view_as(place).transpose(0, 1).contiguous()  # [T, k, B] of the pool
@@ -251,7 +237,7 @@ class _Block:
         steps, real = valid.sum(1), weight.sum(2)
         done = (steps[:, None] <= torch.arange(len(at), device=steps.device)).sum(0).tolist()  # clients, by step
         most, least = real.amax(0).long().tolist(), torch.where(valid, real, torch.inf).amin(0).tolist()
-        share = (weight / real.clamp(min=1).unsqueeze(-1)).transpose(0, 1).unsqueeze(-1)  # [T, k, B, 1]
+        shares = self._batches.shares(real)
         now, step, first = moved, Step(moved, moving, self._descent, self._slopes), 0
         saved: list[Any] = [None] * len(climbed)
         for t in range(int(steps[-1])):
@@ -266,7 +252,7 @@ class _Block:
             for i, part in enumerate(climbed):
                 value, saved[i] = part.forward(now, value, saved[i])
             g = LOSSES[type(self._fused.task)](self._fused.task, value, truth)
-            g.mul_(1 / m if least[t] == m else share[t, first:, :m])
+            g.mul_(1 / m if least[t] == m and self._batches.importance is None else shares[t, first:, :m])
             if classes is not None:
                 g.mul_(classes[first:].gather(1, truth).unsqueeze(-1))
             for i in reversed(range(deepest, len(climbed))):
@@ -281,12 +267,16 @@ class _Block:
             new[name].copy_(moved.get(name, self._tensors[name]))
 
 
+TENSORS = 2 + len(Batches._fields)  # of a model, its batches and a slope, which differ between clients
+
+
 class _Alone(torch.autograd.Function):
     """Defines training under vmap as training of many clients at once."""
 
     @staticmethod
     def forward(form: Fused, *given: Any) -> Tensor:
-        return _descend(form, [t if t is None else t.unsqueeze(0) for t in given[:7]], *given[7:]).squeeze(0)
+        tensors = [t if t is None else t.unsqueeze(0) for t in given[:TENSORS]]
+        return _descend(form, tensors, *given[TENSORS:]).squeeze(0)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -296,11 +286,11 @@ class _Alone(torch.autograd.Function):
     def vmap(info: Any, in_dims: Any, form: Fused, *given: Any) -> tuple[Tensor, int]:
         tensors = [
             t if t is None else t.movedim(dim, 0) if dim is not None else t.expand(info.batch_size, *t.shape)
-            for t, dim in zip(given[:7], in_dims[1:], strict=False)
+            for t, dim in zip(given[:TENSORS], in_dims[1:], strict=False)
         ]
         if in_dims[1] is None:
             tensors[0] = given[0]  # a model that all begin with
-        return _descend(form, tensors, *given[7:]), 0
+        return _descend(form, tensors, *given[TENSORS:]), 0
 
 
 def _descend(form: Fused, tensors: list[Any], x: Tensor, y: Tensor, how: tuple[float, ...], only: Any) -> Tensor:

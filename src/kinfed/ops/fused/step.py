@@ -24,6 +24,26 @@ class Descent(NamedTuple):
     clip: float = math.inf  # the greatest norm of a client's gradient of the loss alone
 
 
+class Batches(NamedTuple):
+    """Which examples every client's steps take; a client's own pool rows are `rows`."""
+
+    rows: Tensor  # [K, n] int64
+    place: Tensor  # [K, T, B] int64 positions in `rows`; those that count come first in every batch
+    weight: Tensor  # [K, T, B] 1 on rows that count, 0 on those that only fill a batch up
+    valid: Tensor  # [K, T] bool, False past the client's last step
+    classes: Tensor | None = None  # [K, C] the weight of each class in the loss; None: all the same
+    importance: Tensor | None = None  # [K, T, B] example weights over the mean of the client's; None: all count alike
+
+    def of(self, at: slice | Tensor) -> "Batches":
+        """The batches of some of the clients."""
+        return Batches(*(None if t is None else t[at] for t in self))  # type: ignore[arg-type]
+
+    def shares(self, real: Tensor) -> Tensor:
+        """[T, K, B, 1] of each row's loss in that of its batch, which has real: [K, T] rows that count."""
+        share = self.weight / real.clamp(min=1).unsqueeze(-1)
+        return (share if self.importance is None else share * self.importance).transpose(0, 1).unsqueeze(-1)
+
+
 class Step:
     """A step of SGD on stacked tensors, each updated as soon as the factors of its gradient are known."""
 

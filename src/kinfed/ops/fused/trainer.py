@@ -32,8 +32,10 @@ class FusedTrainer:
         shuffler, penalty, optimiser = client.shuffler, request.penalty, request.optimiser
         assert isinstance(optimiser, SGD)
         assert isinstance(penalty, Quadratic | None)
-        batches = Batches(shuffler.rows.at, *shuffler.plan(request.draw), client.class_weights)
+        (x, y, weights), plan = shuffler.pool, shuffler.plan(request.draw)
+        importance = None if weights is None else shuffler.importance(shuffler.rows.at[plan.place])
+        batches = Batches(shuffler.rows.at, *plan, client.class_weights, importance)
         pull, slope = (penalty.pull, penalty.slope) if penalty else (0.0, None)
         descent = Descent(optimiser.lr, optimiser.weight_decay + pull, slope, request.clip)
         moving = frozenset(request.moving)
-        return self._form.descend_alone(request.theta, *shuffler.pool, batches, descent, moving)
+        return self._form.descend_alone(request.theta, x, y, batches, descent, moving)

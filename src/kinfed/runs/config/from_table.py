@@ -60,7 +60,8 @@ def config(
     if not is_table(settings["name"]) or settings["path"] != str(path):
         raise UsageError(f"the data are {path}; leave federation.dataset.name and federation.dataset.path out")
     reader: TableReader = make(DATASETS, settings, "federation.dataset", given=1)[0]
-    frame.need([reader.client, *([reader.time] if reader.time else []), *reader.targets, *reader.features])
+    used = [name for name in (reader.client, reader.time, reader.weight) if name]
+    frame.need([*used, *reader.targets, *reader.features])
     frame.need([*reader.ignore])
     frame.need([*reader.formats.text])
     _check_clients(frame, reader)
@@ -117,6 +118,7 @@ def choices(experiment: Experiment, federation: Federation) -> Choices:
     said = {
         "clients": _clients(federation, reader),
         "target": _target(federation, reader),
+        **_describe_weights(federation, reader),
         "inputs": _inputs(federation, reader),
         "split": _split(experiment, federation, reader),
         "model": _model(experiment, federation),
@@ -134,6 +136,17 @@ def _clients(federation: Federation, reader: TableReader) -> str:
     rows, what = _rows(federation), "window" if reader.past else "row"
     each = f"{min(rows):,} to {max(rows):,} {what}s" if min(rows) < max(rows) else several(rows[0], what)
     return f"{len(federation):,}, named by `{reader.client}`: {each} each, {sum(rows):,} in all"
+
+
+def _describe_weights(federation: Federation, reader: TableReader) -> dict[str, str]:
+    """As how many rows the rows count; nothing if all count as one."""
+    if federation.weights is None:
+        return {}
+    used = federation.weights[torch.cat([part for split in SPLITS for part in federation.rows[split]])].double()
+    effective = float(used.sum().square() / used.square().sum())
+    span = f"{plain(float(used.min()), '')} to {plain(float(used.max()), '')}"
+    text = f"`{reader.weight}`: a row counts as {span} rows, all as {plain(float(used.sum()), '')}"
+    return {"weights": f"{text}; {effective:,.0f} rows of one weight would say as much"}
 
 
 def _target(federation: Federation, reader: TableReader) -> str:
