@@ -14,6 +14,7 @@ from ..data.graph_files import read as read_graph
 from ..data.tables.column_statistics import NumberStatistics
 from ..data.tables.columns import Number
 from ..data.tables.encoder import Preparation
+from ..data.tables.frame import Frame
 from ..data.tables.open_table import open_table
 from ..data.tables.row_examples import keep_weighted
 from ..data.tables.schema import Description, Own
@@ -70,15 +71,9 @@ def of_table(saved: OpenedRun, path: Path, edges: Path | None) -> list[Newcomer]
             f"{path} has no column '{lacking[0]}', by which models are tuned and scored; kinfed predict needs none"
         )
     frame = frame.with_all([*targets, *(name for name in [description.client] if name in frame.columns)])
-    weights = None
-    if weight := str(getattr(experiment.dataset, "weight", "")):
-        if weight not in frame.columns:
-            raise UsageError(
-                f"{path} has no column '{weight}', by which rows were weighed in training; add it, with 1 in each row "
-                "if all count alike"
-            )
-        frame = keep_weighted(frame, weight, description.client if description.client in frame.columns else "")
-        weights = torch.from_numpy(frame.weights(weight)).float()
+    weight = str(getattr(experiment.dataset, "weight", ""))
+    frame = _keep_weighted(frame, weight, description) if weight else frame
+    weights = torch.from_numpy(frame.weights(weight)).float() if weight else None
     x, y = description.apply(frame)
     assert y is not None  # as all targets are there
     owners, who = [path.stem], torch.zeros(len(x), dtype=torch.int64)
@@ -104,6 +99,16 @@ def of_table(saved: OpenedRun, path: Path, edges: Path | None) -> list[Newcomer]
         order = _shuffle(rows, saved, name)
         result.append(Newcomer(name, x, y, order, part["test"], saved.task, links, own.get(name, {}), weights))
     return result
+
+
+def _keep_weighted(frame: Frame, weight: str, description: Description) -> Frame:
+    """The rows of newcomers that count by the column of weights; raises UsageError without that column."""
+    if weight not in frame.columns:
+        raise UsageError(
+            f"{frame.name} has no column '{weight}', by which rows were weighed in training; add it, with 1 in each "
+            "row if all count alike"
+        )
+    return keep_weighted(frame, weight, description.client if description.client in frame.columns else "")
 
 
 def scale_of(description: Description, cells: Mapping[str, Numbers], rows: Tensor) -> dict[str, Own]:

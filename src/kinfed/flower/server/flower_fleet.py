@@ -189,8 +189,7 @@ class FlowerFleet:
             torch.zeros(0, dtype=torch.uint8),
         )
         self.state = tree_map(lambda a, b: torch.cat((a, b)), self.state, new) if self.names else new
-        told = {name: float(reply.words["weight"]) for name, reply in replies.items() if "weight" in reply.words}
-        self.claimed_weights |= told
+        self.claimed_weights |= {n: float(r.words["weight"]) for n, r in replies.items() if "weight" in r.words}
         self.names = [*self.names, *replies]
         return list(replies)
 
