@@ -106,9 +106,9 @@ def _scores(module: nn.Module, federation: Federation, rows: Tensor) -> NDArray[
         weights = (
             None if federation.weights is None else federation.weights[rows].cpu() / federation.weights[rows].mean()
         )
-        each = of_examples(federation.task, outputs, y, None if weights is None else [weights])
-        if each.isfinite().any():
-            return each.numpy()
+        scores = of_examples(federation.task, outputs, y, None if weights is None else [weights])
+        if scores.isfinite().any():
+            return scores.numpy()
         weights = outputs.new_ones(len(y)) if weights is None else weights
-        whole = federation.task.score(outputs, y, weights)[federation.task.metric]
-    return np.array([float(whole)])
+        total = federation.task.score(outputs, y, weights)[federation.task.metric]
+    return np.array([float(total)])
