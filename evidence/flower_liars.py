@@ -30,6 +30,7 @@ PAGE = Path(__file__).parents[1] / "docs" / "evidence" / "flower-security.md"
 HEADING = "## A server and a site that lie\n"
 ANY = Policy(runs="any")
 NAMES = ["north", "east", "south", "west"]
+ROW = 100 / 3 / 16  # points that one of sixteen test rows at one of three sites is worth
 ROWS, ASKED, COLUMNS = 90, 120, ("age", "stay", "pressure")
 SERVER, SITE = "operator of the server, with a program of its own", "a site, with its own key"
 
@@ -526,7 +527,7 @@ def set_all_scales(note, folder):
                 SITE,
                 f"mean test accuracy of the others {means[name]:.1f} %, and {means['none']:.1f} without the lie; the "
                 f"server's log: “{screen}”",
-                "shut" if means[name] > means["none"] - 2 and screen != "nothing" else "OPEN",
+                "shut" if means[name] > means["none"] - 1.5 * ROW and screen != "nothing" else "OPEN",
             )
 
 
