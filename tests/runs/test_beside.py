@@ -329,3 +329,22 @@ def test_runs_beside_a_run_have_no_pictures(tmp_path):
         kinfed.save(run, one.path)
     assert [len(list(one.path.glob("*.png"))) for one in (folder, references[0])] == [5, 0]
     assert references[0].history.read_bytes() == folder.history.read_bytes()
+
+
+@pytest.mark.beside
+def test_attackers_are_left_out_of_the_verdict_and_it_says_so(shops, tmp_path, capsys):
+    asked = [*shops, "attack={name='label_flip', share=0.3}", "--beside", "local,fedavg", "--out", str(tmp_path / "a")]
+    assert main(["run", "cfl", *asked]) == 0
+    note = "1 client attacks and is left out; standard models were fitted without the attack"
+    assert note in read(tmp_path / "a")["verdict"]["notes"]
+    assert note in said(capsys)
+
+
+@pytest.mark.beside
+def test_a_seed_whose_scores_are_gone_is_named(shops, tmp_path, capsys):
+    assert main(["run", "cfl", *shops, "seeds=2", "--beside", "local", "--quiet", "--out", str(tmp_path / "a")]) == 0
+    (tmp_path / "a" / "seed-1" / "summary.json").unlink()
+    capsys.readouterr()
+    assert main(["compare", str(tmp_path / "a")]) == 0
+    out, err = capsys.readouterr()
+    assert "a: seed 1 without scores: left out; run again" in " ".join((out + err).split())

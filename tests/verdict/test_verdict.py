@@ -107,7 +107,7 @@ def test_errors_have_intervals_of_their_logarithms_that_stay_below_a_hundred_per
     none = of_error([[np.zeros(3), *mine[0][1:]]], local)
     assert not none.over["alone"].relative
     assert none.over["alone"].mean == pytest.approx((2 + 3 + 9 + 3) / 4)
-    assert "-4.25 mae against the best baseline without others, a ridge (95 % interval -9.34 to 0.844)" in none.sentence
+    assert "-4.25 against the best baseline without others, a ridge (95 % interval -9.34 to 0.844)" in none.sentence
     twice = of_error([*mine, [np.zeros(3), *mine[0][1:]]], local * 2)
     assert twice.over["alone"].mean == pytest.approx((1.5 + 3 + 9 + 3) / 4)
 
@@ -213,12 +213,26 @@ def test_bad_input_says_what_cannot_be_said():
     tied = of_accuracy("cfl", right(10, 10, 10), right(10, 10, 10))
     assert (tied.over["alone"].mean, tied.over["alone"].low, tied.over["alone"].high) == (0, 0, 0)
     assert tied.undecided == ["c0", "c1", "c2"]
-    assert tied.notes == ["with so few test rows, we cannot say which clients gain"]
+    assert tied.notes == ["no test row is scored differently, so no client gains or loses"]
+    assert (
+        "accuracy +0.0 points against the best baseline without others, Local (every client scores the" in tied.sentence
+    )
     two = of_accuracy("cfl", right(18, 17), right(10, 10))
     assert two.sentence.startswith("Two clients are too few to say whether learning from others helps: accuracy +37.5")
     mine, alone = right(18, 17, 19, 18), right(10, 10, 10, 10)
     mine[0][2] = alone[0][2] = np.empty(0)
     assert of_accuracy("cfl", mine, alone).notes[-1] == "1 client without test scores is left out"
+
+
+def test_an_error_that_is_nearly_zero_is_compared_by_its_difference():
+    """A baseline that is right but for rounding, where the target is the same in all rows of a client."""
+    mine, exact = ([[np.full(4, error) for error in errors]] for errors in ((0.1, 0.2, 0.3), (1e-9, 2e-9, 1e-8)))
+    found = of_error(mine, exact)
+    assert not found.over["alone"].relative
+    assert found.over["alone"].mean == pytest.approx(-0.2)
+    assert (
+        "mae +0.2 against the best baseline without others, a ridge (95 % interval -0.0484 to 0.448)" in found.sentence
+    )
 
 
 def test_seeds_are_averaged_and_their_p_values_merged():

@@ -21,6 +21,7 @@ from ..core import checkpoint
 from ..core.summary import Metric, Summary
 from ..core.tasks import TASKS
 from ..data.federation import Federation
+from ..errors import several
 from ..verdict.dependence import INDEPENDENT
 from ..verdict.verdict import FEDAVG, LOCAL, Opponent, Scores, Verdict, interval_over_clients, judge
 from .run_folder import RunFolder
@@ -174,6 +175,9 @@ def verdict(
         remarks.append(BY_TEST)
     if any(tested.leaking for tested in mine):
         remarks.append(LEAKING)
+    if attackers := max(tested.attackers for tested in mine):
+        left = f"{several(attackers, 'client')} attack{'s and is' if attackers == 1 else ' and are'} left out"
+        remarks.append(f"{left}; standard models were fitted without the attack")
     names, (scores, *others) = align(runs, by_example)
     return judge(
         method,

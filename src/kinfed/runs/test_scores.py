@@ -33,6 +33,7 @@ class Tested(NamedTuple):
     blocks: dict[str, Array] | None = None  # [n] int64 the block of each example or, if none is declared, its place
     declared: bool = False  # whether these are blocks, such as a person
     totals: dict[str, float] | None = None  # as how many rows each client's examples count, if they have weights
+    attackers: int = 0  # clients that attack
 
     def scores(self, client: str, whole: bool) -> Array:
         """[n] the scores of a client's examples; or [1] the client's."""
@@ -52,8 +53,9 @@ class Tested(NamedTuple):
         if examples is not None and len(examples.scores) != len(names):
             raise folder.of_another(folder.tested)
         by_name = {name: value for name, value in zip(names, means, strict=True) if name in honest}
+        attackers = len(summary.attackers)
         if examples is None:
-            return cls(by_name, None, summary.leaking)
+            return cls(by_name, None, summary.leaking, attackers=attackers)
         scores, blocks = (dict(zip(names, values, strict=True)) for values in examples[:2])
         return cls(
             by_name,
@@ -62,6 +64,7 @@ class Tested(NamedTuple):
             {name: blocks[name] for name in honest},
             examples.declared,
             None if examples.totals is None else dict(zip(names, examples.totals.tolist(), strict=True)),
+            attackers,
         )
 
 

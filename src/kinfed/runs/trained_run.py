@@ -190,10 +190,11 @@ class TrainedRun(Run):
         by_name = {names[i]: means[i] for i in honest}
         leaking = bool(leak(self.method) or self.federation.caution)
         if examples is None:
-            return Tested(by_name, None, leaking)
+            return Tested(by_name, None, leaking, attackers=len(names) - len(honest))
         scores, blocks = ({names[i]: values[i] for i in honest} for values in examples[:2])
         totals = None if examples.totals is None else {names[i]: float(examples.totals[i]) for i in honest}
-        return Tested(by_name, scores, leaking, blocks, examples.declared, totals)
+        attackers = len(names) - len(honest)
+        return Tested(by_name, scores, leaking, blocks, examples.declared, totals, attackers)
 
     def reweighted_accuracy(self) -> Tensor:
         """[N] accuracy of each client's model on all clients' test examples, weighted by its shares of labels.

@@ -18,6 +18,7 @@ Scores = Sequence[Sequence[Any]]  # of one run: by seed and client, [n] the scor
 
 LEVEL = 0.95  # of intervals; and 1 - LEVEL is the share of false ones among clients said to gain or lose
 FEW = 2  # clients that leave no interval
+FARTHEST = 100.0  # ratio of errors from which the smaller one is nearly zero
 LOCAL, FEDAVG = "Local", "FedAvg"  # the names of these two as baselines
 ALONE, ONE = "learning alone", "one model for all"
 BEST_ALONE, BEST_POOLED = "the best baseline without others", "the best pooled baseline"
@@ -246,6 +247,12 @@ class _Pairs(NamedTuple):
         return means
 
     @property
+    def differ(self) -> bool:
+        """Whether any example is scored differently."""
+        seeds = zip(self.mine, self.others, strict=True)
+        return any((np.abs(a - b) > 1e-9).any() for pair in seeds for a, b in zip(*pair, strict=True))
+
+    @property
     def worse(self) -> int:
         return int((self.sign * (self.means(self.mine) - self.means(self.others)) < -1e-9).sum())
 
@@ -254,6 +261,8 @@ class _Pairs(NamedTuple):
         mine, others = self.means(self.mine), self.means(self.others)
         seeds = [*self.mine, *self.others]
         relative = not higher_is_better and all(float(one.mean()) > 0 for seed in seeds for one in seed if len(one))
+        if relative and np.abs(np.log(others / mine)).max() > math.log(FARTHEST):
+            relative = False  # a ratio to an error that is nearly zero says nothing
         values = np.log(others / mine) if relative else self.sign * (mine - others)
         sizes = self.kind.totals or [list(map(len, seed)) for seed in self.mine]
         counts = np.array(sizes)[:, self.known].sum(0)
@@ -324,6 +333,8 @@ class _Pairs(NamedTuple):
             gains, loses = "gains" if gain == 1 else "gain", "loses" if lose == 1 else "lose"
             rest = f"; of {left} there are too few test rows to say" if left else ""
             yield f"by their own test rows {several(gain, 'client')} {gains}, {lose} {loses}{rest}"
+        elif not self.differ:
+            yield "no test row is scored differently, so no client gains or loses"
         else:
             yield "with so few test rows, we cannot say which clients gain"
         if self.kind.declared:
@@ -408,8 +419,11 @@ def _write_difference(shown: Difference, metric: Metric, clients: int, over: str
         scale, digits = (100, "z.1f") if percent else (1, "z,.0f" if abs(mean) >= 1000 else "z.3g")
         if not metric.higher_is_better:  # errors are written as they are, lower being better
             mean, low, high = -mean, -high, -low
-        text = f"{scale * mean:+{digits}}{' points' if percent else f' {metric.unit or metric.name}'}"
+        unit = "points" if percent else metric.unit or ("" if over else metric.name)
+        text = f"{scale * mean:+{digits}} {unit}".rstrip()
         text = f"{metric.name} {text} against {over}" if over else text
+    if mean == low == high == 0:
+        return f"{text} (every client scores the same)"
     if math.isnan(low):
         why = "two clients leave none" if clients <= FEW else "every client differs by as much"
         return f"{text} (no interval, as {why})"

@@ -68,6 +68,7 @@ def compare(folders: Sequence[Path], same_data: bool = False) -> Comparison:
     if differing:
         warnings.append(f"runs that differ in {differing} are not comparable")
     warnings += _note_scattered_seeds(folders)
+    warnings += [line for folder in finished for line in _note_lost_seeds(RunFolder(folder))]
     compared = []
     for i, alike in enumerate(map(_rank_runs, ordered)):
         of = f"{chr(ord('A') + i)}: " if len(ordered) > 1 else ""
@@ -113,6 +114,17 @@ def _note_scattered_seeds(folders: Sequence[Path]) -> list[str]:
     if not whole:
         return []
     return [f"each seed is compared as a run of its own; to average over seeds: kinfed compare {' '.join(whole)}"]
+
+
+def _note_lost_seeds(whole: RunFolder) -> list[str]:
+    """A line that names the seeds of a finished run whose scores are not there."""
+    if not whole.is_finished:
+        return []
+    present = {folder.read_summary().seed for folder in whole.seeds()}
+    lost = [str(seed) for seed in whole.read_summary().several if seed not in present]
+    if not lost:
+        return []
+    return [f"{whole}: seed{'s' if len(lost) > 1 else ''} {', '.join(lost)} without scores: left out; run again"]
 
 
 def verdicts(rows: Sequence[Row]) -> tuple[list[Row], list[str]]:

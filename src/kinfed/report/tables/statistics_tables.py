@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from ...verdict.statistics import EXACT
 from .compare import Comparison
 from .run_rows import Row, decimals
 from .run_statistics import ALONE, NAMED, RIVAL, Own, Pair, Ranking, Statistics, ranking, statistics
@@ -121,7 +122,7 @@ def _pairs(found: Statistics, refused: Sequence[str]) -> Grid | None:
     if RIVAL in found.families:
         notes.append("last block: against the best rival, the best other run by its test scores")
     if any(not math.isnan(one.p) and not one.exact for one in every):
-        notes.append("p is a normal approximation where more than 13 clients differ, some by equal amounts")
+        notes.append(f"p is a normal approximation where more than {EXACT} clients differ")
     headings = ("method", "against", "difference", "95 % interval", "p", "p, Holm", "worse\noff", "ahead")
     title = f"Paired differences{' in points' * found.rows[0].metric.is_share} (above zero is better)"
     return Grid("pairs", title, headings, blocks, notes, records, 2)
