@@ -463,7 +463,7 @@ def test_each_site_reads_dates_and_numbers_in_the_formats_of_its_own_file(tmp_pa
         data = site_examples.find(path, name, reading)
         found[name] = data.federate(words, Regression(), Split(), 0).x
         new.write_text(f"when,price\n{','.join(cells[2])}\n")  # 3 March, and a thousand and 15
-        kept = Description.from_dict(data.kept(words, Regression())["columns"])
+        kept = Description.from_dict(data.kept(words, federation)["columns"])
         assert kept.encode(open_table(new))[0].equal(found[name][2])
     assert found["day"].equal(found["iso"])
     assert found["month"].equal(found["iso"])
@@ -684,7 +684,7 @@ def test_a_server_that_asks_for_what_a_site_leaves_out_is_refused(asked, agreed)
     reply, said = asked(Reading("y", ignore=["word", "b"], time="when"), **agreed)
     assert reply.keys() == {"client", "refused"}
     assert reply["refused"].endswith(f"its file cannot be used: {Fault.WITHHELD}; its own screen says more")
-    assert "which stays here (--ignore, --time, --group)" in said[0]
+    assert "which stays here (--ignore, --time, --group, --weight)" in said[0]
 
 
 def test_numbers_that_are_categories_elsewhere_are_told_only_where_many_rows_have_them(asked):

@@ -207,8 +207,10 @@ def _read_finished(folder: RunFolder, execution: Execution) -> Summary | None:
         return None
     folder.tidy()
     summary = folder.read_summary()
+    if not folder.history.exists() or summary.provenance.former:  # of several seeds, or of newcomers
+        return summary
     table, identity = config.read(str(folder.config), []), summary.provenance.identity
-    if identity and not summary.provenance.former and identify(table, summary.seed, folder) != identity:
+    if identity and identify(table, summary.seed, folder) != identity:
         raise UsageError(
             f"{folder} has finished with other settings than {folder.config.name} or {folder.history.name} now has; "
             f"for a run with these: kinfed run {shlex.quote(str(folder.config))} --out NEW"
