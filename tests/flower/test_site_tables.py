@@ -461,7 +461,8 @@ def test_each_site_reads_dates_and_numbers_in_the_formats_of_its_own_file(tmp_pa
         path.write_text("\n".join(["when,price,sold", *lines]) + "\n")
         reading = Reading("sold", **formats[name])
         data = site_examples.find(path, name, reading)
-        found[name] = data.federate(words, Regression(), Split(), 0).x
+        federation = data.federate(words, Regression(), Split(), 0)
+        found[name] = federation.x
         new.write_text(f"when,price\n{','.join(cells[2])}\n")  # 3 March, and a thousand and 15
         kept = Description.from_dict(data.kept(words, federation)["columns"])
         assert kept.encode(open_table(new))[0].equal(found[name][2])
