@@ -31,7 +31,8 @@ class Split(Settings):
 
     With `stratify` each class of a client's labels has its share of every part: at least one example if the client
     has as many as there are parts; classes with fewer are split together. None: on for your own table or arrays of
-    labels, unless they are split in time order, and off for data sets by name.
+    labels, unless they are split in time order, and off for data sets by name. With few examples a client that minimum
+    gives its rare classes more than their share of validation and test.
 
     Each `fold` validates on other examples and tests on the same; a client's last fold is followed by its first. Folds
     other than 0 are drawn at random, not class by class.
