@@ -180,8 +180,6 @@ def test_spread_over_seeds_is_apart_from_spread_over_clients(tmp_path):
     for seed, (own, local) in enumerate([([0.2, 0.4], [0.1, 0.5]), ([0.4, 0.8], [0.5, 0.9]), ([0.9, 0.9], [0.1, 0.1])]):
         write(tmp_path / "fedamp" / f"seed-{seed}", "fedamp", own, seed=seed, seconds=10.0 * (seed + 1))
         write(tmp_path / "local" / f"seed-{seed}", "local", local, seed=seed)
-    # The summary over seeds that a repeated run also leaves is not read: it knows no client.
-    (tmp_path / "fedamp" / "summary.json").write_text(json.dumps({"seeds": [0, 1, 2]}))
     (rows,) = compare([tmp_path / "local", tmp_path / "fedamp"]).sets
     row = rows[0]
     assert (row.method, row.seeds, row.folder) == ("fedamp", (0, 1, 2), str(tmp_path / "fedamp"))
