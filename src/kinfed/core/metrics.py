@@ -26,6 +26,15 @@ def positive(total: Tensor) -> Tensor:
     return torch.where(total > 0, total, 1)
 
 
+def effective_rows(weights: Tensor) -> float:
+    """As many rows of equal weight would give a mean the same variance as those of weights: [n].
+
+    Kish 1965, Section 8.2.
+    """
+    weights = weights.double().abs()
+    return float(weights.sum().square() / weights.square().sum().clamp(min=torch.finfo(torch.float64).tiny))
+
+
 def calibration_errors(outputs: Tensor, y: Tensor, weight: Tensor) -> dict[str, Tensor]:
     """`brier` and `ece` (see `Classification`) of logits: [B, C] and labels y: [B]."""
     chances = outputs.softmax(-1)  # [B, C]

@@ -42,11 +42,8 @@ from .config.parts import take
 from .fit import fit
 from .predictor import KEPT, Unknown, check_unknown
 
-GROUP, TARGET, WEIGHT = (
-    "group",
-    "target",
-    "sample_weight",
-)  # columns beside those of X, with underscores where these have the names
+# Columns beside those of X, with underscores where these have the names.
+GROUP, TARGET, WEIGHT = "group", "target", "sample_weight"
 MISSING = ("None", "nan", "NaT", "<NA>")  # how what is no group is written
 ALL = "all"  # what the one client is called where rows have no groups
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ...core.method import Method
+from ...core.metrics import effective_rows
 from ...core.training import Training
 from ...data.split import SPLITS, Split
 from ...errors import UsageError, several
@@ -138,15 +139,6 @@ class Disclosure:
             return score
         step = 2.0 ** math.floor(math.log2(max(abs(score), FINEST) / max(rows, 1)))
         return round(score / step) * step
-
-
-def effective_rows(weights: Tensor) -> float:
-    """As many rows of equal weight would give a mean the same variance as those of weights: [n].
-
-    Kish 1965, Section 8.2.
-    """
-    weights = weights.double().abs()
-    return float(weights.sum().square() / weights.square().sum().clamp(min=torch.finfo(torch.float64).tiny))
 
 
 def _weights(training: Training, labels: Tensor) -> Tensor:

@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_map
 
 from ... import __version__
 from ...core import trees
-from ...core.metrics import ALWAYS
+from ...core.metrics import ALWAYS, effective_rows
 from ...core.model import Model
 from ...core.sharing import Sharing
 from ...core.trees import Axis, Tree
@@ -40,7 +40,7 @@ from ..wire import contents, messages
 from ..wire.messages import Message, Words
 from . import agreements, site_examples, site_verdict
 from .agreements import Agreements
-from .drawn_rows import Disclosure, effective_rows
+from .drawn_rows import Disclosure
 from .model_store import ModelStore
 from .policy import LONGEST, Policy
 from .site_cohort import Outcome, Part, compute

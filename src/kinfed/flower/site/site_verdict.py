@@ -103,12 +103,10 @@ def _scores(module: nn.Module, federation: Federation, rows: Tensor) -> NDArray[
     x, y = federation.x[rows].cpu(), federation.y[rows].cpu()
     with torch.no_grad():
         outputs = torch.cat([module(part) for part in x.split(BLOCK)])
-        weights = (
-            None if federation.weights is None else federation.weights[rows].cpu() / federation.weights[rows].mean()
-        )
-        scores = of_examples(federation.task, outputs, y, None if weights is None else [weights])
+        importance = federation.importance("test")
+        scores = of_examples(federation.task, outputs, y, importance)
         if scores.isfinite().any():
             return scores.numpy()
-        weights = outputs.new_ones(len(y)) if weights is None else weights
+        weights = outputs.new_ones(len(y)) if importance is None else importance[0]
         total = federation.task.score(outputs, y, weights)[federation.task.metric]
     return np.array([float(total)])

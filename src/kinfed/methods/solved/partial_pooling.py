@@ -417,8 +417,7 @@ def _posterior(sums: Sums, spread: Tensor, noise: Tensor, k: int) -> Tensor:
 
 def _scale(sums: Sums, k: int, squared: bool) -> Tensor:
     """[f] the mean squares of inputs, by which a penalty of the centre does not depend on their units."""
-    squares = torch.diagonal(sums.curvature[:, k if sums.curvature.shape[1] > 1 else 0], dim1=1, dim2=2)
-    squares = squares if squared else sums.inputs[:, 1]
+    squares = torch.diagonal(_curvature(sums, k), dim1=1, dim2=2) if squared else sums.inputs[:, 1]
     return (squares.sum(0) / sums.rows[:, k].sum().clamp(min=LEAST)).clamp(min=LEAST)
 
 

@@ -6,6 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
+from ...core.mixins import Explains
+from ...core.sharing import undivided
 from ...data.tables.schema import Description
 from ...models.additive import Additive
 from ...models.log_linear import LogLinear
@@ -38,6 +40,8 @@ class OwnRows(NamedTuple):
         if not (folder.state.exists() and folder.models.exists() and folder.is_begun):
             return None
         saved = Run.open(folder.path)
+        if saved.method is None or type(Explains.of(undivided(saved.method))).own_weights is Explains.own_weights:
+            return None  # before the server's state is read
         server = FinalServer(saved, saved.task)
         weights = server.own_weights()
         if weights is None:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from ...core.metrics import effective_rows
 from ...core.tasks import Classification, Counts, Forecasting, Quantiles, Regression
 from ...data.datasets import DATASETS, is_table
 from ...data.federation import Federation
@@ -143,10 +144,9 @@ def _describe_weights(federation: Federation, reader: TableReader) -> dict[str, 
     if federation.weights is None:
         return {}
     used = federation.weights[torch.cat([part for split in SPLITS for part in federation.rows[split]])].double()
-    effective = float(used.sum().square() / used.square().sum())
     span = f"{plain(float(used.min()), '')} to {plain(float(used.max()), '')}"
     text = f"`{reader.weight}`: a row counts as {span} rows, all as {plain(float(used.sum()), '')}"
-    return {"weights": f"{text}; {effective:,.0f} rows of one weight would say as much"}
+    return {"weights": f"{text}; {effective_rows(used):,.0f} rows of one weight would say as much"}
 
 
 def _target(federation: Federation, reader: TableReader) -> str:
