@@ -116,30 +116,38 @@ def counts(data, split, client):
     return torch.bincount(data.y[data.rows[split][client]], minlength=data.task.classes).tolist()
 
 
-@pytest.mark.parametrize(
-    ("held", "split", "parts"),
-    [
-        # A fifth for the test, a tenth for validation, of each class: rounded down, what is left over to whom most
-        # lacks; one at least.
-        ((90, 10), Split(), [(18, 2), (9, 1), (63, 7)]),
-        ((94, 6), Split(), [(19, 1), (9, 1), (66, 4)]),
-        ((37, 3), Split(), [(7, 1), (3, 1), (27, 1)]),
-        ((37, 3), Split(0.2, 0.0), [(7, 1), (0, 0), (30, 2)]),
-        ((30, 2), Split(), [(6, 0), (3, 0), (21, 2)]),  # two are too few for three parts
-        ((20, 0), Split(), [(4, 0), (2, 0), (14, 0)]),
-    ],
-)
-def test_each_class_is_split_on_its_own(held, split, parts):
+@pytest.mark.parametrize("held", [(90, 10), (94, 6), (37, 3), (7, 3), (9, 1), (20, 0)])
+@pytest.mark.parametrize("split", [Split(), Split(0.2, 0.0), Split(0.3, 0.2)])
+def test_each_class_has_its_share_rounded_up_or_down(held, split):
     y = torch.repeat_interleave(torch.arange(2), torch.tensor(held))
     y = torch.cat([y, torch.tensor([0, 1] * 5)])  # another client, who has both
     owner = torch.arange(len(y)) >= sum(held)
     data = Federation.from_arrays(torch.zeros(len(y), 1), y, owner, split=split)
-    assert [tuple(counts(data, name, 0)) for name in ("test", "validation", "train")] == parts
+    test, validation, train = (counts(data, name, 0) for name in ("test", "validation", "train"))
+    for part, share, rest in ((test, split.test, held), (validation, split.validation, np.subtract(held, test))):
+        size = max(round(share * sum(held)), int(share > 0))
+        assert sum(part) == size
+        for number, of_class in zip(part, rest, strict=True):
+            assert abs(number - size * of_class / max(sum(rest), 1)) < 1
+    assert [*map(sum, zip(test, validation, train, strict=True))] == [*held]
     assert sorted(torch.cat([data.rows[name][0] for name in data.rows]).tolist()) == list(range(sum(held)))
 
 
+def test_no_class_has_more_than_its_share_of_clients_with_few_rows():
+    draw = np.random.default_rng(0)
+    labels = torch.from_numpy((draw.random((4000, 15)) < draw.beta(1, 4, (4000, 1))).astype(int)).flatten()
+    owned = list(torch.arange(len(labels)).split(15))
+    parts = Split()(owned, [torch.Generator().manual_seed(i) for i in range(4000)], labels)
+    expected = float(labels.double().mean())
+    for name, size in (("test", 3), ("validation", 2), ("train", 10)):
+        rows = torch.cat([part[name] for part in parts])
+        assert len(rows) == 4000 * size
+        # Four deviations of a share of independent rows, of which a systematic sample has less
+        assert abs(float(labels[rows].double().mean()) - expected) < 4 * math.sqrt(expected / len(rows))
+
+
 @given(st.lists(st.integers(0, 6), min_size=2, max_size=6), st.integers(0, 99), st.floats(0.05, 0.5))
-def test_whoever_can_be_split_is_and_who_has_enough_of_a_class_has_it_everywhere(held, seed, test):
+def test_whoever_can_be_split_is(held, seed, test):
     split = Split(test, 0.1, stratify=True)
     labels = torch.repeat_interleave(torch.arange(len(held)), torch.tensor(held))
     labels = labels[torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))]
@@ -152,36 +160,24 @@ def test_whoever_can_be_split_is_and_who_has_enough_of_a_class_has_it_everywhere
         assert found == {}
         return
     assert sorted(torch.cat(list(found.values())).tolist()) == rows.tolist()
-    for part in found.values():
-        assert len(part)
-        assert {c for c, n in enumerate(held) if n >= 3} <= set(labels[part].tolist())
+    assert all(len(part) for part in found.values())
 
 
-def alone(split, rows, labels, draw):
-    """What one client gets of a split, by lists: each class in random order, first for the test, then validation."""
+def by_itself(split, rows, labels, draw):
+    """What one client gets of a split, by lists: a systematic sample of rows sorted by label, test then validation."""
     rows = rows[torch.randperm(len(rows), generator=draw)][: split.examples or None].tolist()
-    parts = 2 + (split.validation > 0)
-    held = {c: [row for row in rows if labels[row] == c] for c in sorted({int(labels[row]) for row in rows})}
-    few = [row for row in rows if len(held[int(labels[row])]) < parts]
-    held = [mine for mine in held.values() if len(mine) >= parts] + ([few] if len(few) >= parts else [])
-
-    def share(of, most):
-        wanted = [of * len(mine) for mine in held]
-        found = [min(max(1, int(w)), m) for w, m in zip(wanted, most, strict=True)]
-        while sum(found) < round(of * len(rows)) and any(f < m for f, m in zip(found, most, strict=True)):
-            lacking = [w - f if f < m else -math.inf for w, f, m in zip(wanted, found, most, strict=True)]
-            found[lacking.index(max(lacking))] += 1
-        return found
-
-    test = share(split.test, [len(mine) - parts + 1 for mine in held])
-    validation = share(split.validation, [len(m) - 1 - t for m, t in zip(held, test, strict=True)])
-    validation = validation if split.validation else [0] * len(held)
-    tested = {row for mine, t in zip(held, test, strict=True) for row in mine[:t]}
-    validated = {row for mine, t, v in zip(held, test, validation, strict=True) for row in mine[t : t + v]}
-    found = {"test": [], "validation": [], "train": []}
-    for row in rows:
-        found["test" if row in tested else "validation" if row in validated else "train"].append(row)
-    return found
+    starts = torch.rand(2, generator=draw).tolist() if labels is not None else None
+    test = min(max(1, round(split.test * len(rows))), len(rows) - 1 - (split.validation > 0))
+    size = min(max(1, round(split.validation * len(rows))), len(rows) - 1 - test) if split.validation else 0
+    part, left = {}, rows if labels is None else sorted(rows, key=lambda row: int(labels[row]))
+    for i, (name, number) in enumerate((("test", test), ("validation", size))):
+        begin = int(starts[i] * len(left)) if starts else None
+        for place, row in enumerate(left):
+            passed = [(at * number + begin) // len(left) for at in (place, place + 1)] if starts else None
+            if passed[0] < passed[1] if starts else place < number:
+                part[row] = name
+        left = [row for row in left if row not in part]
+    return {name: [row for row in rows if part.get(row, "train") == name] for name in ("test", "validation", "train")}
 
 
 @pytest.mark.parametrize("split", [Split(), Split(0.3, 0.0), Split(0.55, 0.3), Split(0.2, 0.2, examples=9)])
@@ -194,7 +190,7 @@ def test_many_clients_are_split_at_once_as_each_alone(split, by_class):
     draws = [torch.Generator().manual_seed(i) for i in range(12)]
     together = split(owned, draws, labels if by_class else None)
     for i, found in enumerate(together):
-        mine = alone(split, owned[i], labels if by_class else torch.zeros(len(owner)), draws[i].manual_seed(i))
+        mine = by_itself(split, owned[i], labels if by_class else None, draws[i].manual_seed(i))
         assert {name: rows.tolist() for name, rows in found.items()} == mine
 
 

@@ -29,10 +29,9 @@ class Split(Settings):
     them at random instead, as some papers do: windows of a series then share readings between training and test, and
     every result says so. Other examples are always split at random.
 
-    With `stratify` each class of a client's labels has its share of every part: at least one example if the client
-    has as many as there are parts; classes with fewer are split together. None: on for your own table or arrays of
-    labels, unless they are split in time order, and off for data sets by name. With few examples a client that minimum
-    gives its rare classes more than their share of validation and test.
+    With `stratify` a part has as many examples of each class as its share of them, rounded up or down by chance, so
+    each example is as likely to be in a part as without, and no class is favoured. None: on for your own table or
+    arrays of labels, unless they are split in time order, and off for data sets by name.
 
     Each `fold` validates on other examples and tests on the same; a client's last fold is followed by its first. Folds
     other than 0 are drawn at random, not class by class.
@@ -60,24 +59,32 @@ class Split(Settings):
     ) -> list[Rows]:
         """Rows of every client, shuffled and cut; a share above zero gets at least one row, and so does training.
 
-        With labels: [n], of the whole pool, each class is cut by itself; classes too small for that are cut as one.
-        Every part is nearly as large as without, but has at least one example of each class that is cut. A client with
-        fewer rows than parts gets nothing. All clients are handled at once, as there may be a million.
+        With labels: [n], of the whole pool, a part is a systematic sample of the client's rows, sorted by label, which
+        changes nothing about its size. A client with fewer rows than parts gets nothing. All clients are handled at
+        once, as there may be a million.
         """
-        orders = [self._draw_places(rows.numel(), draw) for rows, draw in zip(owned, draws, strict=True)]
+        orders, starts = [], []
+        for its_rows, draw in zip(owned, draws, strict=True):
+            orders.append(self._draw_places(its_rows.numel(), draw))
+            if labels is not None:
+                starts.append(torch.rand(2, generator=draw))
         drawn = torch.tensor([order.numel() for order in orders])  # [N]
         held = torch.tensor([rows.numel() for rows in owned])
         client = torch.repeat_interleave(drawn)  # [n] the client of each row, in order, here and below
         rows = torch.cat(list(owned))[torch.cat(orders) + (held.cumsum(0) - held)[client]]
-        label = torch.zeros_like(client) if labels is None else labels[rows].cpu().unique(return_inverse=True)[1]
         parts = 2 + (self.validation > 0)
-        stratum, count, owner = stratify(client, label, parts)
-        test = apportion(count, self.test, count - parts + 1, owner)
-        validation = torch.zeros_like(test)
-        if self.validation:
-            validation = apportion(count, self.validation, torch.where(count < parts, 0, count - 1 - test), owner)
-        place = rank_within(stratum, count)
-        bucket = 3 * client + (place >= test[stratum]).long() + (place >= (test + validation)[stratum])
+        test = _size(drawn, self.test, drawn - parts + 1)
+        validation = _size(drawn, self.validation, drawn - 1 - test) * (drawn >= parts)
+        order = torch.arange(len(rows))
+        if labels is not None:
+            label = labels[rows].cpu().unique(return_inverse=True)[1]
+            order = (client * len(rows) + label).argsort(stable=True)
+        part = torch.full_like(client, 2)
+        for i, size in enumerate((test, validation)):
+            left = order[part[order] == 2]
+            start = torch.stack(starts)[:, i] if starts else None
+            part[left[sample(client[left], size, start)]] = i
+        bucket = 3 * client + part
         sizes = torch.bincount(bucket, minlength=3 * len(owned)).tolist()
         cut = rows[bucket.argsort(stable=True)].split_with_sizes(sizes)  # of each client test, validation, training
         return [
@@ -192,43 +199,20 @@ def folded(train: Tensor, validation: Tensor, fold: int) -> Rows:
     return {"validation": both[inside], "train": both[~inside]}
 
 
-def stratify(client: Tensor, label: Tensor, least: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Strata: a client's examples of one class each, and those of its classes of fewer than `least` examples as one.
+def _size(count: Tensor, share: float, most: Tensor) -> Tensor:
+    """[N] the size of a part of count: [N] examples: its share, but at least one if it has any, and `most` at most."""
+    return (share * count.double()).round().long().clamp(min=int(share > 0)).minimum(most.clamp(min=0))
 
-    Of each row, given its client: [n] and label: [n], the stratum: [n]; of each stratum how many rows it has and whose
-    it is: [K], [K], by ascending client.
+
+def sample(client: Tensor, size: Tensor, start: Tensor | None) -> Tensor:
+    """[n] whether a row is among the first ones, size: [N], of its client; client: [n], ascending, is whose it is.
+
+    With a start: [N] in [0, 1) it is whether a systematic sample takes it, in which each kind of rows that stand
+    together has its share, rounded up or down. Every row is then as likely to be taken, whatever its place.
     """
-    leftover = int(label.max()) + 1 if len(label) else 1  # the label of classes that are one
-    name, stratum, count = (client * (leftover + 1) + label).unique(return_inverse=True, return_counts=True)
-    name = torch.where(count < least, name // (leftover + 1) * (leftover + 1) + leftover, name)
-    name, stratum, count = name[stratum].unique(return_inverse=True, return_counts=True)
-    return stratum, count, name // (leftover + 1)
-
-
-def rank_within(stratum: Tensor, count: Tensor) -> Tensor:
-    """[n] the place of each row among those of its stratum: [n], in their order, from 0; count: [K] rows of each."""
-    order, begin = stratum.argsort(stable=True), count.cumsum(0) - count
-    place = torch.empty_like(order)
-    place[order] = torch.arange(len(order)) - begin[stratum[order]]
-    return place
-
-
-def apportion(count: Tensor, share: float, most: Tensor, owner: Tensor) -> Tensor:
-    """[K] how many examples of each kind, of count: [K], a part gets: at least one, at most `most`, its share in all.
-
-    `owner: [K]`, ascending, are the clients that have these kinds; each client gets its share separately. What rounding
-    leaves over goes where most is missing.
-    """
-    wanted = share * count.double()
-    assigned = torch.minimum(wanted.floor().long().clamp(min=1), most.clamp(min=0))
-    held, dealt = (torch.bincount(owner, number).long() for number in (count, assigned))  # [N]
-    lacking = (share * held.double()).round().long() - dealt
-    while True:
-        missing = torch.where((assigned < most) & (lacking > 0)[owner], wanted - assigned, -torch.inf)
-        largest = torch.full(lacking.shape, -torch.inf).double().scatter_reduce(0, owner, missing, "amax")
-        best = ((missing == largest[owner]) & (missing > -torch.inf)).nonzero().flatten()
-        if not len(best):
-            return assigned
-        best = best[owner[best].diff(prepend=owner.new_tensor([-1])) > 0]  # a client's first
-        assigned[best] += 1
-        lacking[owner[best]] -= 1
+    count = torch.bincount(client, minlength=len(size))
+    place = torch.arange(len(client)) - (count.cumsum(0) - count)[client]
+    if start is None:
+        return place < size[client]
+    begin = (start.double() * count).long()
+    return (place * size[client] + begin[client]) % count[client] + size[client] >= count[client]
