@@ -26,7 +26,7 @@ class Dataset:
     time: Tensor | None = None  # [n] int64 the step at which each example begins, if examples have a time
     span: int = 1  # how many steps an example covers
     blocks: Tensor | None = None  # [n] int64 whom or what each example is of, if several are of one
-    stratify: bool = False  # whether each class is split on its own unless the split says otherwise
+    stratify: bool = False  # whether the split is stratified by class unless the split says otherwise
     # Takes a data set with these examples, after a partition, and all training rows [n]; returns it scaled by the mean
     # and deviation of these rows.
     prepare: "Prepare | None" = None

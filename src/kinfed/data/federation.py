@@ -214,7 +214,7 @@ class Federation:
             x: [n, ...] inputs, used as they are: scale them yourself.
             y: [n] labels (integers or text: classification), or [n] or [n, targets] floats (regression).
             client: [n] which client owns each example; clients are ordered by this value.
-            split: the shares for validation and test; by default 0.1 and 0.2, class by class.
+            split: the shares for validation and test; by default 0.1 and 0.2, stratified by class.
             seed: by which each client's examples are split.
             task: the loss and the scores; by default by the kind of y.
             graph: [N, N] a known relation, in the order of clients.

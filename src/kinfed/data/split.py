@@ -34,7 +34,7 @@ class Split(Settings):
     arrays of labels, unless they are split in time order, and off for data sets by name.
 
     Each `fold` validates on other examples and tests on the same; a client's last fold is followed by its first. Folds
-    other than 0 are drawn at random, not class by class.
+    other than 0 are drawn at random, not stratified.
     """
 
     test: Annotated[float, In("(0, 1)")] = 0.2  # share of a client's examples for the final test
