@@ -40,7 +40,8 @@ def test_a_table_is_divided_by_owner_and_every_choice_is_said(tmp_path):
         "clients": "2, named by `who`: 20 to 40 rows each, 60 in all",
         "target": "`y`: 2 classes, no (75 %) and yes (25 %)",
         "inputs": "2 columns (a, b), scaled to mean 0 and deviation 1 over all clients' training rows",
-        "split": "42 for training, 6 for validation, 12 for the test: each client's rows at random, stratified by class",
+        "split": "42 for training, 6 for validation, 12 for the test: each client's rows at random, "
+        "stratified by class",
         "model": "mlp: 2 in, 64 hidden, 2 out, 322 parameters",
         "training": "1 round of 2 epochs at each client, SGD at rate 0.1, batches of 8",
     }

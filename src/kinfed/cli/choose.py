@@ -94,7 +94,9 @@ def choose_for(
 ) -> None:
     """Choose, showing which candidates are left and what is chosen; or say what choosing would take."""
     if args.dry_run:
-        return dry_run([candidates(request)], args, console, request.jobs, federation=federation)
+        request.check()
+        arena = request.arena(execution(args), federation)
+        return dry_run(candidates(request, arena), args, console, request.jobs, federation=arena.federation)
     with Bar(console, args.quiet) as bar:
         race = ""
 

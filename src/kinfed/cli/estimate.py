@@ -13,8 +13,8 @@ from ..errors import RunError, UsageError, explain
 from ..report.tables.text_table import draw, duration
 from ..runs import reference_runs
 from ..runs.config.experiment import Experiment
-from ..search.arena import PRICE
-from ..search.budget import RUNS
+from ..search.arena import PRICE, Arena
+from ..search.budget import allowed_rounds, count_draws, plan_rungs
 from ..search.choice_folder import Request
 from ..search.estimate import Cost, estimate
 from .console import Literal
@@ -32,15 +32,29 @@ class Planned(NamedTuple):
     price: float = 1.0  # of one, in runs of the experiment
 
 
-def candidates(request: Request) -> Planned:
-    """The runs of a choice, each priced as a candidate is on the mean over the methods."""
-    request.check()
-    experiment = request.experiment("fedavg")
-    if request.budget is None:
-        return Planned("choosing: a candidate", experiment, RUNS * request.seeds, PRICE)
-    if not request.budget.isdecimal():
+def candidates(request: Request, arena: Arena) -> list[Planned]:
+    """The runs of a choice among networks and of one among solved models, as the race plans them at most.
+
+    A network's is priced as a candidate is on the mean over the methods.
+    """
+    if request.budget is not None and not request.budget.isdecimal():
         raise UsageError(f"--budget {request.budget} says itself how long it takes: give it in rounds, or leave it out")
-    return Planned("choosing: a candidate", experiment, int(request.budget) / experiment.rounds.count, PRICE)
+    tried, seeds = request.candidates(arena), request.seeds
+    allowed = allowed_rounds(arena, tried, {"budget": request.budget, "seeds": seeds})
+    first, *later = plan_rungs(arena, tried, allowed, seeds)
+    entered = tried[: first.enter]
+    solved = [candidate for candidate in entered if candidate.most]
+    rounds, before = seeds * first.until * (len(entered) - len(solved)), first.until
+    for rung in later:
+        rounds += seeds * (rung.until - before) * (rung.enter - len({candidate.model for candidate in solved}))
+        before = rung.until
+    network = Planned("a network", request.experiment("fedavg"), rounds / arena.rounds.count + request.refit, PRICE)
+    if not solved:
+        return [network]
+    last = solved[-1]
+    experiment = request.experiment(last.method_name, last.settings, model=last.model, most=last.most)
+    count = seeds * len(solved) + count_draws(solved) / last.most
+    return [network, Planned("a solved model", experiment, count)]
 
 
 def dry_run(

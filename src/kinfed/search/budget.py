@@ -11,7 +11,7 @@ from ..core.model import Model
 from ..errors import UsageError
 from ..files import make_folder, write_json
 from .arena import Arena
-from .successive_halving import Candidate
+from .successive_halving import Candidate, Rung, rungs
 
 RUNS = 9  # the default budget, in runs of all rounds
 DRAWS, BEST = 3, 5  # draws of validation examples on which so many of the best solved models are compared
@@ -33,28 +33,43 @@ def whole_request(arena: Arena, tried: Sequence[Candidate], asked: dict[str, Any
 def allowance(arena: Arena, tried: Sequence[Candidate], asked: dict[str, Any]) -> int:
     """The training rounds that a race may take; raises UsageError if these are too few, or it was begun differently.
 
+    What is `asked` for is kept in the arena's folder, and so is the number of rounds that a time has become.
+    """
+    request = whole_request(arena, tried, asked)
+    if (begun := begun_with(arena.folder, request)) is not None:
+        return begun
+    allowed = allowed_rounds(arena, tried, asked)
+    make_folder(arena.folder)
+    write_json(arena.folder / "race.json", {"asked": request, "budget": allowed})
+    return allowed
+
+
+def allowed_rounds(arena: Arena, tried: Sequence[Candidate], asked: dict[str, Any]) -> int:
+    """The training rounds of a race that begins; raises UsageError if these are too few.
+
     By default these are `RUNS` runs of all rounds, and what solving takes at most: that of every model that is solved,
-    and of the best on more draws. What is `asked` for is kept in the arena's folder, and so is the number of rounds
-    that a time has become.
+    and of the best on more draws.
     """
     rounds, budget, seeds = arena.rounds.count, asked["budget"], int(asked["seeds"])
-    asked = whole_request(arena, tried, asked)
-    if (begun := begun_with(arena.folder, asked)) is not None:
-        return begun
     least = 3 * rounds * seeds
     if budget is None:
         allowed = (RUNS * rounds + sum(candidate.most for candidate in tried)) * seeds + count_draws(tried)
     else:
         allowed = int(budget) if str(budget).isdecimal() else int(seconds_of(str(budget)) / arena.seconds())
     if allowed < least:
-        here = f" (here {allowed})" * (str(allowed) != str(budget))
+        here = f" (here {allowed})" if str(allowed) != str(budget) else ""
         raise UsageError(
             f"a budget of {budget}{here} is too short for one candidate beside Local and FedAvg: it takes {least} "
             f"training rounds, or fewer with rounds below {rounds}"
         )
-    make_folder(arena.folder)
-    write_json(arena.folder / "race.json", {"asked": asked, "budget": allowed})
     return allowed
+
+
+def plan_rungs(arena: Arena, tried: Sequence[Candidate], allowed: int, seeds: int) -> list[Rung]:
+    """The rungs of a race that takes so many rounds, without what comparing solved models on more draws takes."""
+    rounds, solving = arena.rounds, [candidate.most for candidate in tried]
+    most = max(allowed - count_draws(tried), 3 * rounds.count * seeds)
+    return rungs(rounds.count, rounds.evaluate_every, len(tried), seeds, most, solving)
 
 
 def count_draws(tried: Sequence[Candidate]) -> int:

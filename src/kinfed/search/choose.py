@@ -34,7 +34,7 @@ from ..runs.trained_run import TrainedRun
 from ..verdict.verdict import Verdict, decide
 from . import successive_halving
 from .arena import Arena
-from .budget import BEST, DRAWS, allowance, count_draws
+from .budget import BEST, DRAWS, allowance, plan_rungs
 from .successive_halving import Advance, Candidate, Entry, Standing
 
 TRIED = (*BASES, "fedrep", "kin", "hedge", "cfl", "fedavg-ft")
@@ -285,9 +285,8 @@ def carry_out(
         raise UsageError(f"seeds counts how often a candidate is trained: a whole number from 1; got {folds!r:.80}")
     if arena.federation.in_order and folds > 1:
         raise UsageError("examples that are split in time order have one set for validation; leave seeds out")
-    allowed, solving = allowance(arena, tried, asked), [candidate.most for candidate in tried]
-    rounds, race = arena.rounds, max(allowed - count_draws(tried), 3 * arena.rounds.count * folds)
-    plan = successive_halving.rungs(rounds.count, rounds.evaluate_every, len(tried), folds, race, solving)
+    allowed = allowance(arena, tried, asked)
+    plan = plan_rungs(arena, tried, allowed, folds)
     standings = successive_halving.run(tried, plan, folds, advance, arena.look, on_rung)
     bases, runs, problems = _train_bases(arena, standings)
     if folds == 1 and not arena.federation.in_order and sum(map(len, arena.federation.rows["validation"])) < FEW:
