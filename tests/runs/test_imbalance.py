@@ -18,7 +18,7 @@ from kinfed.core.engine import Rounds
 from kinfed.core.fleet import Evaluation
 from kinfed.core.history import History
 from kinfed.core.round_selection import Selection
-from kinfed.core.tasks import Classification
+from kinfed.core.tasks import Classification, Regression
 from kinfed.methods import FedAGHN, FedAvg, Local, PerFedAvg
 from kinfed.runs.config import experiment
 from kinfed.simulation.execution import Execution
@@ -366,3 +366,13 @@ def test_the_pages_example_warns_of_majority_models(tmp_path, monkeypatch, capsy
     assert first["balanced_accuracy"] == 0.5
     assert first["auc"] == summary["scores"]["shared"]["auc"]
     assert second["warnings"] == json.loads((tmp_path / "b" / "summary.json").read_text())["warnings"]
+
+
+def test_root_mean_squared_errors_select_by_the_clients_mean_squared_error():
+    history = History(("a", "b"), Regression(), selection=Selection("rmse"))
+    for round, errors in enumerate(([1.0, 5.0], [3.2, 3.2])):  # means 3 and 3.2; roots of mean squares 3.6 and 3.2
+        scores = {("own", split, "rmse"): torch.tensor(errors) for split in ("validation", "test")}
+        scores |= {("own", split, "mae"): torch.tensor(errors) for split in ("validation", "test")}
+        history.add(round, 0, 0, Evaluation(scores, {}))
+    assert history.select("own") == 1
+    assert history.summary()["own"]["validation"] == pytest.approx(3.2)

@@ -212,7 +212,7 @@ class History:
         """The mean validation score at the selected round, as `validation`; nothing without validation data."""
         scores = self.scores[self.rounds.index(self.select(model))]
         values = scores.get((model, "validation", self.selects))
-        return {} if values is None else {"validation": float(self._honest_only(values).double().nanmean())}
+        return {} if values is None else {"validation": mean_over_clients(self._honest_only(values), self.selects)}
 
     def add_clients(self, names: Sequence[str]) -> None:
         """Make room for clients added at the end; they have no scores in the rounds before."""
@@ -265,7 +265,7 @@ class History:
             return math.nan
         values, (of, honest, mean) = self.scores[at][key], self._means.get((at, key), (None, None, math.nan))
         if of is not values or honest is not self.honest:
-            mean = float(self._honest_only(values)[None].double().nanmean(1))
+            mean = mean_over_clients(self._honest_only(values), score)
             self._means[at, key] = values, self.honest, mean
         return mean
 
@@ -302,18 +302,16 @@ class History:
     def _mean_others(self, model: str) -> dict[str, float]:
         """Means over clients of the test metrics other than the task's own and the loss, at the selected round.
 
-        Root mean squared errors are roots of the clients' mean squared error, so that the square of `rmse` is `mse`.
         For a metric that not every client has, such as `auc` or `r2`, `auc_clients` is the number of clients with it.
         """
         scores, means = self.scores[self.rounds.index(self.select(model))], {}
         for (name, split, metric), values in scores.items():
-            values = self._honest_only(values).double()
+            values = self._honest_only(values)
             known = values[~values.isnan()]
             excluded = metric in (self.task.metric, "loss", ALWAYS) or metric.startswith(RECALL)
             if (name, split) != (model, "test") or excluded or not len(known) or not known.isfinite().all():
                 continue
-            rooted = metric.partition("@")[0] == "rmse"
-            means[metric] = float(known.square().mean().sqrt() if rooted else known.mean())
+            means[metric] = mean_over_clients(known, metric)
             clients = len(values) if self.honest is None else int(self.honest.sum())
             if metric in BY_CLASS or (metric.partition("@")[0] == "r2" and len(known) < clients):
                 means[f"{metric}_clients"] = len(known)
@@ -490,6 +488,16 @@ def over_seeds(summaries: Sequence[dict[str, dict[str, float]]]) -> dict[str, di
         scores[name] = {key: statistics.fmean(values) for key, values in each.items()}
         scores[name]["std_seeds"] = statistics.stdev(each["mean"]) if len(summaries) > 1 else 0.0
     return scores
+
+
+def mean_over_clients(values: Tensor, metric: str) -> float:
+    """The mean of clients' scores: [N] without NaN.
+
+    Of root mean squared errors it is the root of the clients' mean squared error, so the square of `rmse` is `mse`.
+    """
+    values = values.double()
+    rooted = metric.partition("@")[0] == "rmse"
+    return float(values.square().nanmean().sqrt() if rooted else values.nanmean())
 
 
 def spread(values: Tensor, higher_is_better: bool) -> dict[str, float]:
