@@ -537,9 +537,9 @@ def beside(site, at):
 def meters(trial, tmp_path):
     """Makes a Trial of six sites with series, and the same in one file."""
 
-    def make(method="fedavg", change=lambda name: {}, covariates=(), **settings):
+    def make(method="fedavg", change=lambda name: {}, covariates=(), group="", **settings):
         made = trial(method, **settings)
-        lines = [",".join(["who,when,load", *covariates])]
+        lines = [",".join(["who,when,load", *covariates, *([group] if group else [])])]
         for i, config in enumerate(made.grid.sites.values()):
             name, path = config["client-id"], tmp_path / "sites" / config["client-id"] / "data.csv"
             how = {
@@ -551,9 +551,12 @@ def meters(trial, tmp_path):
             if covariates:
                 own = [f"{line},{beside(i, at)}" for at, line in enumerate(own)]
                 path.write_text("\n".join([",".join(["when,load", *covariates]), *own]) + "\n")
+            if group:  # forty readings each, of nobody else
+                own = [f"{line},{name} {at // 40}" for at, line in enumerate(own)]
+                path.write_text("\n".join([f"when,load,{group}", *own]) + "\n")
             lines += [f"{name},{line}" for line in own]
             known = {"future": ("tariff",), "static": ("region",)} if covariates else {}
-            reading = Reading("load", time="when", past=6, horizon=4, **known)
+            reading = Reading("load", time="when", past=6, horizon=4, group=group, **known)
             config |= {"data": str(path), "reading": json.dumps(asdict(reading))}
         (tmp_path / "all.csv").write_text("\n".join(lines) + "\n")
         return made
@@ -1023,6 +1026,18 @@ def test_rows_of_a_group_stay_together_at_a_site_and_count_as_one_there(tables, 
     hello = site.reply("hello", messages.Message({}, {})).words
     said = site.reply("describe", next(one for _, kind, one in made.grid.sent if kind == "describe")).words
     assert "bought" not in json.dumps([hello, said])
+
+
+@pytest.mark.usefixtures("exact")
+def test_windows_of_a_group_count_as_one_at_a_site(meters, tmp_path):
+    made = meters(rounds=2, horizons=[2], group="crew")
+    summary = made.serve()
+    how = {"client": "who", "target": "load", "time": "when", "past": 6, "horizon": 4, "horizons": [2], "seed": 11}
+    compare(made, summary, kinfed.from_csv(tmp_path / "all.csv", group="crew", **how))
+    assert "crew" not in json.dumps([message.words for _, _, message in made.grid.sent])
+    config = next(iter(made.grid.sites.values()))
+    site = Site("a", Path(config["data"]), tmp_path, "cpu", Reading(**json.loads(config["reading"])), policy=Policy(runs="any"))
+    assert "crew" not in json.dumps(site.reply("hello", messages.Message({}, {})).words)
 
 
 def test_sites_that_do_not_split_by_time_are_named(tables):
