@@ -603,7 +603,7 @@ def test_the_only_row_of_a_class_is_trained_on(tmp_path, seed):
     assert federation.class_counts(["train"])[0, 2] == 1
     owned = torch.cat([rows for parts in federation.rows.values() for rows in parts])
     assert sorted(owned.tolist()) == list(range(21))
-    assert [len(federation.rows[split][0]) for split in ("train", "validation", "test")] == [7, 2, 2]
+    assert [len(federation.rows[split][0]) for split in ("train", "validation", "test")] == [8, 1, 2]
 
 
 def test_a_missing_file_names_the_nearest(tmp_path):

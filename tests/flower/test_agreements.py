@@ -224,7 +224,7 @@ def test_class_weights_at_which_a_row_counts_alone_are_refused(ward, tmp_path):
     with pytest.raises(Exception, match="check west"):
         serve(wanted, transport, tmp_path / "run", lambda line: None, 0.0)
     refused = [reply.words["refused"] for name, kind, _, reply in transport.seen if (name, kind) == ("west", "join")]
-    assert "by training.class_weights 2.0 rows of this site's 42 decide" in refused[0]
+    assert "by training.class_weights 3.0 rows of this site's 42 decide" in refused[0]
 
 
 def test_coefficients_at_which_a_row_counts_alone_get_no_sums(ward, tmp_path):

@@ -9,7 +9,18 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from kinfed import Classification, Counts, Execution, Federation, Forecasting, Participation, Quantiles, UsageError, fit
+from kinfed import (
+    Classification,
+    Counts,
+    Execution,
+    Federation,
+    Forecasting,
+    Participation,
+    Quantiles,
+    Split,
+    UsageError,
+    fit,
+)
 from kinfed.methods.solved import partial_pooling
 from kinfed.methods.solved.partial_pooling import PartialPooling, Server, Sums, step, sums
 from kinfed.models.additive import additive
@@ -298,12 +309,15 @@ def test_a_solver_ends_when_it_has_solved_and_no_round_is_selected_on_validation
 
 @pytest.mark.parametrize("taken_back", [True, False])
 def test_a_step_of_newtons_method_never_raises_the_penalised_loss(taken_back, monkeypatch):
-    """At fixed variances, of labels of few rows, some far out: without the way back the loss rises on the way."""
-    draw = torch.Generator().manual_seed(2)
+    """At fixed variances, of labels of few rows, some far out: without the way back the loss rises on the way.
+
+    With it forty rounds end within two per cent of the least that L-BFGS finds.
+    """
+    draw = torch.Generator().manual_seed(1)
     client, x = torch.arange(48) % 6, torch.randn(48, 2, generator=draw).double()
-    x = x * (1.5 * torch.randn(48, 1, generator=draw)).exp()
+    x = x * (2.5 * torch.randn(48, 1, generator=draw)).exp()
     y = (x[:, 0] + torch.randn(48, generator=draw) > 0).long()
-    data = Federation.from_arrays(x, y, client)
+    data = Federation.from_arrays(x, y, client, split=Split(stratify=False))
 
     def held(server, **settings):
         return step(server, **settings)._replace(spread=server.spread, noise=server.noise, penalty=server.penalty)
@@ -311,9 +325,14 @@ def test_a_step_of_newtons_method_never_raises_the_penalised_loss(taken_back, mo
     monkeypatch.setattr(partial_pooling, "step", held)
     if not taken_back:
         monkeypatch.setattr(partial_pooling, "step_length", lambda *pair: 1.0)
-    losses, rows = [], data.rows["train"]
-    inputs = [torch.cat([data.x[one], torch.ones(len(one), 1)], 1) for one in rows]
+    losses, last, rows = [], [], data.rows["train"]
+    inputs = [torch.cat([data.x[i], torch.ones(len(i), 1)], 1) for i in rows]
     scale = torch.cat(inputs).square().mean(0)[:, None]
+
+    def penalised_loss(at, centre, server):
+        penalty = (server.penalty * scale * centre.square()).sum() + ((at - centre).square() / server.spread).sum()
+        fit_to = [cross_entropy(x @ c, data.y[i], reduction="sum") for x, c, i in zip(inputs, at, rows, strict=True)]
+        return sum(fit_to) + penalty / 2
 
     class Loose(PartialPooling):
         def start(self, roster):
@@ -325,19 +344,25 @@ def test_a_step_of_newtons_method_never_raises_the_penalised_loss(taken_back, mo
 
         def aggregate(self, roster, server, cohort, uploads):
             server = super().aggregate(roster, server, cohort, uploads)
-            away = (server.at - server.centre_at).square() / server.spread
-            penalty = (server.penalty * scale * server.centre_at.square()).sum() + away.sum()
-            each = [
-                cross_entropy(x @ c, data.y[i], reduction="sum")
-                for x, c, i in zip(inputs, server.at, rows, strict=True)
-            ]
-            losses.append(float(sum(each) + penalty / 2))
+            losses.append(float(penalised_loss(server.at, server.centre_at, server)))
+            last[:] = [server]
             return server
 
     fit(Loose(), data, linear(2, 2), rounds=40)
     rise = max(after - before for before, after in pairwise(losses))
     assert (rise < 1e-6) == taken_back
-    assert losses[-1] < losses[0] / 10
+    if taken_back:
+        free = [torch.zeros_like(t).requires_grad_() for t in (last[0].at, last[0].centre_at)]
+        solver = torch.optim.LBFGS(free, max_iter=2000, tolerance_change=1e-14, line_search_fn="strong_wolfe")
+
+        def closure():
+            solver.zero_grad()
+            loss = penalised_loss(*free, last[0])
+            loss.backward()
+            return loss
+
+        solver.step(closure)
+        assert losses[-1] == pytest.approx(closure().item(), rel=0.02)
 
 
 def test_noise_of_few_rows_is_estimated_by_those_that_a_clients_own_mean_leaves():
