@@ -1036,7 +1036,8 @@ def test_windows_of_a_group_count_as_one_at_a_site(meters, tmp_path):
     compare(made, summary, kinfed.from_csv(tmp_path / "all.csv", group="crew", **how))
     assert "crew" not in json.dumps([message.words for _, _, message in made.grid.sent])
     config = next(iter(made.grid.sites.values()))
-    site = Site("a", Path(config["data"]), tmp_path, "cpu", Reading(**json.loads(config["reading"])), policy=Policy(runs="any"))
+    reading = Reading(**json.loads(config["reading"]))
+    site = Site("a", Path(config["data"]), tmp_path, "cpu", reading, policy=Policy(runs="any"))
     assert "crew" not in json.dumps(site.reply("hello", messages.Message({}, {})).words)
 
 
