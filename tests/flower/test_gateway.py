@@ -1,5 +1,7 @@
 """Many clients at one site: who they are, and that one batch of them trains as each would by itself."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -19,8 +21,8 @@ from kinfed.flower.site.site_reading import Reading
 from kinfed.flower.wire import messages
 from kinfed.flower.wire.messages import Message
 
-READING = Reading(target="y", few_rows=True)
-GATEWAY = Reading(target="y", few_rows=True, client="ward")
+READING = Reading(target="y", few_rows=True, ignore=["times"])
+WEIGHTED = Reading(target="y", few_rows=True, weight="times")
 WARDS = {"h": ["a", "b", "c", "d"], "g": ["a", "b"], "": ["s", "t", "u"]}  # two gateways and three single sites
 
 
@@ -31,17 +33,22 @@ def rows(name, count):
 
 
 def write(path, table):
-    """Rows by ward as one CSV; with a single one, without the column that names it."""
+    """Rows by ward as one CSV, with how often each counts; with a single ward, without the column that names it."""
     many = len(table) > 1
-    lines = [",".join(["p", "q", "r", "y", *["ward"] * many])]
-    lines += [",".join(map(str, [*row, *[ward] * many])) for ward, rows in table.items() for row in rows]
+    lines = [",".join(["p", "q", "r", "y", "times", *["ward"] * many])]
+    lines += [
+        ",".join(map(str, [*row, 1 + i % 3, *[ward] * many]))
+        for ward, rows in table.items()
+        for i, row in enumerate(rows)
+    ]
     path.write_text("\n".join(lines) + "\n")
     return path
 
 
 @pytest.fixture
-def federation(tmp_path, monkeypatch):
+def federation(tmp_path, monkeypatch, request):
     """The same nine clients twice: behind two gateways and three nodes, and each at its own node."""
+    reading = getattr(request, "param", READING)
     for module in (broker, nodes):
         for name in ("LOOK", "RETRY", "LATER"):
             monkeypatch.setattr(module, name, 0.0, raising=False)
@@ -51,12 +58,13 @@ def federation(tmp_path, monkeypatch):
         table = {ward: rows(name, 30 + 7 * i) for i, (ward, name) in enumerate(names.items())}
         for ward, name in names.items():
             path = write(tmp_path / f"{name}.csv", {ward: table[ward]})
-            single.append(Site(name, path, tmp_path / "single", "cpu", READING, policy=Policy(runs="any")))
+            single.append(Site(name, path, tmp_path / "single", "cpu", reading, policy=Policy(runs="any")))
             if not site:
-                grouped.append(Site(name, path, tmp_path / "grouped", "cpu", READING, policy=Policy(runs="any")))
+                grouped.append(Site(name, path, tmp_path / "grouped", "cpu", reading, policy=Policy(runs="any")))
         if site:
             files = parted(write(tmp_path / f"{site}.csv", table), "ward", site, tmp_path / "parts")
-            made = Gateway(site, files, tmp_path / "grouped", "cpu", GATEWAY, (), told.append, Policy(runs="any"))
+            many = replace(reading, client="ward")
+            made = Gateway(site, files, tmp_path / "grouped", "cpu", many, (), told.append, Policy(runs="any"))
             grouped.append(made)
     return grouped, single, told
 
@@ -68,7 +76,11 @@ def train(sites, out, method):
     return serve(plan.resolve(table), Here(sites), out, log=lambda line: None, poll=0.0)
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fedaghn", "ditto", "fedper"])
+@pytest.mark.parametrize(
+    ("method", "federation"),
+    [("fedavg", READING), ("fedaghn", READING), ("ditto", READING), ("fedper", READING), ("fedavg", WEIGHTED)],
+    indirect=["federation"],
+)
 def test_clients_of_gateways_end_with_the_models_that_each_gets_at_a_node_of_its_own(
     federation, method, tmp_path, monkeypatch
 ):
