@@ -218,13 +218,14 @@ def test_a_folder_of_an_older_version_is_refused_in_one_line(tmp_path, monkeypat
         resume(old)
 
 
-def test_a_finished_run_whose_config_was_edited_is_not_taken_for_one_with_these_settings(tmp_path):
-    experiment = config.resolve(config.read("local", SMALL))
+@pytest.mark.parametrize("seeds", [1, 2])
+def test_a_finished_run_whose_config_was_edited_is_not_taken_for_one_with_these_settings(seeds, tmp_path):
+    experiment = config.resolve(config.read("local", [*SMALL, f"seeds={seeds}"]))
     launch(experiment, tmp_path / "a")
     assert resume(tmp_path / "a").rounds == 1
     path = tmp_path / "a" / "config.toml"
     path.write_text(path.read_text().replace("rounds = 1\n", "rounds = 2\n"))
-    with pytest.raises(UsageError, match="has finished with other settings than"):
+    with pytest.raises(UsageError, match="has finished with other settings than .*config.toml or history.csv now has"):
         resume(tmp_path / "a")
 
 

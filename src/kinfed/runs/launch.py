@@ -207,14 +207,18 @@ def _read_finished(folder: RunFolder, execution: Execution) -> Summary | None:
         return None
     folder.tidy()
     summary = folder.read_summary()
-    if not folder.history.exists() or summary.provenance.former:  # of several seeds, or of newcomers
-        return summary
-    table, identity = config.read(str(folder.config), []), summary.provenance.identity
-    if identity and identify(table, summary.seed, folder) != identity:
-        raise UsageError(
-            f"{folder} has finished with other settings than {folder.config.name} or {folder.history.name} now has; "
-            f"for a run with these: kinfed run {shlex.quote(str(folder.config))} --out NEW"
-        )
+    experiment = config.of_run(folder.config)
+    for seed in experiment.every_seed:
+        single = folder if experiment.seeds == 1 else folder.of_seed(seed)
+        provenance = single.read_summary().provenance if single.is_finished else None
+        if provenance is None or provenance.former or not provenance.identity:  # failed, of newcomers, or of before
+            continue
+        table = config.resolve({**experiment.table, "seed": seed, "seeds": 1}).table
+        if identify(table, seed, single) != provenance.identity:
+            raise UsageError(
+                f"{single} has finished with other settings than {folder.config} or {single.history.name} now has; "
+                f"for a run with these: kinfed run {shlex.quote(str(folder.config))} --out NEW"
+            )
     return summary
 
 
