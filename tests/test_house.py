@@ -29,7 +29,8 @@ LEVEL = {folder: level for level, folders in enumerate(FLOORS) for folder in fol
 AT_THE_ROOT = {"__init__", "__main__", "errors", "files", "interrupts"}
 # Libraries that take long to import, or that only some have: imported where they are used.
 HEAVY = {"PIL", "cryptography", "flwr", "matplotlib", "networkx", "polars", "pooch", "psycopg", "requests", "scipy"}
-HEAVY |= {"mlflow", "onnx", "onnxruntime", "onnxscript", "prometheus_client", "sklearn", "starlette", "torch"}
+HEAVY |= {"dp_accounting", "mlflow", "onnx", "onnxruntime", "onnxscript", "prometheus_client", "sklearn", "starlette"}
+HEAVY |= {"torch"}
 HEAVY |= {"kinfed_papers", "shtab", "uvicorn", "wandb"}
 # Folders whose functions may import from kinfed itself, and why.
 LATE = {"cli": "so that help and errors about arguments need not wait for PyTorch"}

@@ -13,7 +13,7 @@ from rich.table import Column, Table
 
 from ..core.history import KINDS, History
 from ..core.sharing import Sharing
-from ..core.summary import Summary
+from ..core.summary import Summary, describe_privacy
 from ..errors import several
 from ..report.tables import runs_table
 from ..report.tables.text_table import draw, quantity, score_text
@@ -182,14 +182,15 @@ def _read_references(summary: Summary) -> dict[str, Summary]:
 
 
 def _is_selected(summary: Summary) -> bool:
-    return any("validation" in score for score in summary.scores.values())
+    return summary.privacy is None and any("validation" in score for score in summary.scores.values())
 
 
 def _notes(summary: Summary) -> Iterator[str]:
     """Remarks on the scores, one line each."""
     if len(summary.scores) > 1:
         by = f"chosen by validation {summary.selection.by.replace('_', ' ').replace('auc', 'AUC')}"
-        why = by if _is_selected(summary) else "the first named, as there are no validation data"
+        blind = "there are no validation data" if summary.privacy is None else "scores choose nothing under privacy"
+        why = by if _is_selected(summary) else f"the first named, as {blind}"
         yield f"* {why}: the models that are saved"
         yield "; ".join(f"{name}: {KINDS[name]}" for name in summary.scores if name in KINDS)
     score = summary.scores[summary.selection.chosen]
@@ -204,6 +205,8 @@ def _notes(summary: Summary) -> Iterator[str]:
     if others := {k: v for k, v in score.items() if k not in OWN_COLUMNS}:
         values = (f"{key} {plain(value)}{' %' * key.startswith('mape')}" for key, value in others.items())
         yield f"{summary.selection.chosen}: {', '.join(values)}"
+    if summary.privacy is not None:
+        yield f"privacy: {describe_privacy(summary)}"
     if summary.provenance.refit:
         yield "the models that are saved were trained once more, on all rows; the scores are those of the split"
     yield from (f"! {warning}" for warning in summary.warnings)

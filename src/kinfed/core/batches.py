@@ -75,6 +75,8 @@ class Member(NamedTuple):
     tag: Tensor  # [] int64, see `kinfed.core.seeding`
     rows: dict[str, Rows]
     sizes: tuple[int, ...]  # the training sizes of all of them
+    noise: Tensor  # [] of this client's steps over the clip, see `kinfed.core.privacy`
+    tags: Tensor  # [K] int64 of all of them
 
 
 class Pool(NamedTuple):
@@ -114,7 +116,7 @@ class Shuffler:
     ) -> None:
         self.pool, self.rows, self.sizes = pool, rows, sizes
         self._tag, self._round, self._seed, self._dtype = tag, round, seed, dtype
-        self._halt = halt  # set when the run ends early: `alone` then stops at its next batch
+        self.halt = halt  # set when the run ends early: `alone` then stops at its next batch
 
     def alone(self, draw: Draw) -> Iterator[Batch]:
         """The batches of a single client."""
@@ -130,7 +132,7 @@ class Shuffler:
         parts = [part.unbind() for part in order.split(draw.size, dim=1)]
         ordered = (at for epoch in zip(*parts, strict=True) for at in epoch)
         for at, step_key in zip(ordered, keys.unbind(), strict=False):  # exactly `steps` may end within an epoch
-            if self._halt is not None and self._halt.is_set():
+            if self.halt is not None and self.halt.is_set():
                 raise CancelledError
             yield Batch(x.index_select(0, at), y.index_select(0, at), None, None, step_key, self.importance(at))
 

@@ -103,9 +103,9 @@ class Client:
         trainers: Trainers,
         halt: threading.Event | None = None,
     ) -> None:
-        tag, rows, sizes = member
+        tag, rows, sizes, *_ = self.member = member
         self.tag, self.round, self.model, self.task, self.training = tag, round, model, task, training
-        self._seed, self._pool, self._rows, self._trainers, self._draws = seed, pool, rows, trainers, 0
+        self.seed, self._pool, self._rows, self._trainers, self._draws = seed, pool, rows, trainers, 0
         self.shuffler = Shuffler(pool, rows["train"], sizes, tag, round, seed, model.theta.dtype, halt)
 
     @property
@@ -173,7 +173,7 @@ class Client:
 
     def key(self, purpose: str, *ids: int) -> Tensor:
         """[] int64: a key of this client, round and purpose, for `kinfed.core.seeding`."""
-        return fold(key(self._seed, purpose, self.round, *ids, device=self.tag.device), self.tag)
+        return fold(key(self.seed, purpose, self.round, *ids, device=self.tag.device), self.tag)
 
     def noise(self, like: Tensor, purpose: str = "noise") -> Tensor:
         """Standard normal numbers of the shape of `like`, the same in every fleet and executor."""

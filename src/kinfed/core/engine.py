@@ -167,7 +167,8 @@ def run(
     whole, late = roster, latecomers(roster.seed, roster.tags, drawn.late)
     here = whole.others(late) if begin <= drawn.joins else whole.everyone  # [n] who has joined, in the server's order
     roster = whole.part(here) if len(here) < len(whole) else whole
-    history.selection = history.selection._replace(last=(solver := Solves.of(method)).solves)
+    solver, private = Solves.of(method), roster.training.privacy is not None
+    history.selection = history.selection._replace(last=solver.solves or private, unseen=private)
     if begin == 0:
         with _server(method, 0):
             server = method.start(roster)
@@ -188,6 +189,7 @@ def run(
                 history.add(round, down, size(uploads))
                 after(round, server)
             continue
+        history.count_rounds(replied)
         cohort = torch.searchsorted(here, replied)
         examples = int(roster.training.count_examples(roster.sizes[cohort]).sum())
         server = _aggregate(method, records, roster, server, cohort, uploads)

@@ -78,6 +78,7 @@ class History:
     kept_models: dict[str, Tensor] = field(default_factory=dict)  # see `models`
     shared: list[str] = field(default_factory=list)  # which of these arrays all clients share: [...], not [N, ...]
     done: int = 0  # rounds
+    taken: list[int] = field(default_factory=list)  # [N] in how many of them each client took part
     honest: Tensor | None = None  # [N] bool: False on attackers, who are ignored in selection; None: all are honest
     selection: Selection = Selection()
     _pending: Callable[[], None] | None = None  # waits for an evaluation in progress and keeps it
@@ -112,6 +113,12 @@ class History:
             self._keep(round, evaluation, relation, diagnostics)
         elif evaluation is not None:
             self.expect(round, evaluation, relation, diagnostics)
+
+    def count_rounds(self, cohort: Tensor) -> None:
+        """Count a round for the clients cohort: [K], which took part in it."""
+        self.taken += [0] * (len(self.names) - len(self.taken))
+        for i in cohort.tolist():
+            self.taken[i] += 1
 
     def expect(
         self,
@@ -203,9 +210,11 @@ class History:
 
     @property
     def preferred(self) -> str:
-        """The named model that validation prefers so far, unless one is to be kept."""
+        """The named model that validation prefers so far, unless one is to be kept; the headline under privacy."""
         if self.selection.keep in self.named_models:
             return self.selection.keep
+        if self.selection.unseen:
+            return self.headline
         return select_model({n: self._mean_validation(n) for n in self.named_models}, self.selects_highest)
 
     def _mean_validation(self, model: str) -> dict[str, float]:
@@ -437,15 +446,15 @@ class History:
         keys = list(self.scores[0]) if self.scores else []
         noted = [list(diagnostics) for diagnostics in self.diagnostics]
         counts = [self.bytes_down, self.bytes_up, self.examples, self.done]
-        return arrays, json.dumps([self.rounds, keys, noted, *counts, self.chosen, self.shared, self.spent])
+        return arrays, json.dumps([self.rounds, keys, noted, *counts, self.chosen, self.shared, self.spent, self.taken])
 
     def restore(self, arrays: dict[str, Tensor], text: str) -> None:
         """Become the history that was packed; raises KeyError, TypeError or ValueError if this is not one."""
-        self.rounds, keys, noted, *counts, self.chosen, self.shared, spent = json.loads(text)
+        self.rounds, keys, noted, *counts, self.chosen, self.shared, spent, self.taken = json.loads(text)
         self.bytes_down, self.bytes_up, self.examples, self.done = counts
         self.spent = [Spent(*one) for one in spent]
         named: list[Key] = [(str(model), str(split), str(metric)) for model, split, metric in keys]
-        whole = (*self.rounds, *counts)
+        whole = (*self.rounds, *counts, *self.taken)
         if not all(type(count) is int for count in whole) or type(self.chosen) is not str:
             raise ValueError("its history has another format")
         self.scores = [{key: arrays[f"score.{t}.{i}"] for i, key in enumerate(named)} for t in range(len(self.rounds))]

@@ -11,6 +11,7 @@ class Selection(NamedTuple):
     by: str = ""  # the score; "": the task's metric
     keep: str = ""  # the kind of model that is kept; "": the one that validation prefers
     last: bool = False  # whether the last round is the answer, as of a solver
+    unseen: bool = False  # whether scores select nothing, as under privacy, where they have no price
 
 
 def select_round(

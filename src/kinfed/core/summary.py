@@ -137,6 +137,7 @@ class Summary:
     verdict: dict[str, Any] | None = None  # what it is worth over the baselines, see kinfed.Verdict; if compared
     baselines: list[dict[str, Any]] | None = None  # standard models on the same rows, best first
     attack: dict[str, Any] | None = None  # `name`, `share`, settings, `attackers`, `scores` of honest clients
+    privacy: dict[str, Any] | None = None  # the promise, and each client's `noise`, `steps` and `spent` epsilon
     warnings: list[str] = field(default_factory=list)
     data: DataFacts
     cost: RunCost
@@ -306,6 +307,25 @@ def _is_a(value: Any, kind: Any) -> bool:
     if kind is int:
         return isinstance(value, int) and not isinstance(value, bool)
     return isinstance(value, kind)
+
+
+def describe_privacy(summary: Summary) -> str:
+    """What a run's uploads may reveal of a training row, and how much of that was spent, in a line.
+
+    Empty without a limit.
+    """
+    privacy = summary.privacy
+    if privacy is None:
+        return ""
+    promise = f"epsilon {privacy['epsilon']:g} at delta {privacy['delta']:g} for each training row"
+    if "spent" not in privacy:
+        return f"{promise}, in the run of each seed"
+    spent, noise = privacy["spent"], [value for value in privacy["noise"] if value]
+    if not noise:
+        return f"nothing is uploaded, so none of {promise} is spent"
+    least, most = min(noise), max(noise)
+    deviation = f"{most:.2f}" if most - least < 0.005 else f"{least:.2f} to {most:.2f}"
+    return f"{max(spent):.2f} spent of {promise}; the noise is {deviation} times the clip of {privacy['clip']:g}"
 
 
 def name_extremes(errors: Sequence[float], names: Sequence[str], metric: str) -> str:

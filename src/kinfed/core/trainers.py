@@ -80,7 +80,7 @@ class FunctionalTrainer:
         state = optimiser.init([tensors[n] for n in moving])
         for batch in self.batches(client, request.draw):
             old = [tensors[n] for n in moving]
-            grads, buffers = _grads(client, tensors, moving, batch, request.penalty, request.objective)
+            grads, buffers = self.step_gradients(client, tensors, batch, request)
             grads = clip_norm(grads, request.clip) if request.clip < math.inf else grads
             new, state_after = optimiser.step(old, grads, state)
             if batch.valid is not None:
@@ -94,6 +94,12 @@ class FunctionalTrainer:
             state = state_after
             tensors = tensors | buffers | dict(zip(moving, new, strict=True))
         return layout.flatten(tensors)
+
+    def step_gradients(
+        self, client: Client, tensors: dict[str, Tensor], batch: Batch, request: Request
+    ) -> tuple[list[Tensor], dict[str, Tensor]]:
+        """What a step follows, for each tensor that it moves, and the buffers after the pass."""
+        return _grads(client, tensors, request.moving, batch, request.penalty, request.objective)
 
     def gradient(self, client: Client, theta: Tensor, batch: Batch | Examples, objective: Objective | None) -> Tensor:
         """[d] gradient of the mean loss at theta: [d]; zero on buffers."""

@@ -11,6 +11,7 @@ from torch import Tensor
 from ..errors import UsageError
 from .field_checks import Count, In, Positive, Settings
 from .optimiser import SGD, Adam, Optimiser
+from .privacy import Privacy
 from .tasks import Classification, Task
 
 
@@ -33,6 +34,7 @@ class Training(Settings):
     # "balanced", or a positive number for every class, by which the loss of its examples is multiplied
     class_weights: tuple[Positive, ...] | Literal["balanced"] | None = None
     clip: Annotated[float, In("(0, inf]")] = math.inf  # the greatest norm of a step's gradient; inf: no limit
+    privacy: Privacy | None = None  # what uploads may reveal of single rows; left out: there is no limit
 
     def __post_init__(self) -> None:
         weights: Any = self.class_weights
@@ -40,6 +42,11 @@ class Training(Settings):
             with suppress(TypeError, ValueError, OverflowError):  # what is no list of numbers is refused below
                 object.__setattr__(self, "class_weights", tuple(map(float, weights)))
         super().__post_init__()
+        if self.privacy is not None and self.class_weights == "balanced":
+            raise UsageError(
+                "training.class_weights 'balanced' counts a client's rows of each class, which has no price under "
+                "privacy; give a number for each class, or leave them out"
+            )
 
     def check(self, task: Task) -> None:
         """Raise UsageError unless the class weights fit the task."""

@@ -159,6 +159,29 @@ class Trial:
         if any(not torch.equal(leaves[e.name], before[e.name]) for e in self.model.layout.entries if e.trainable):
             raise UsageError("its training pass changes parameters by itself")
 
+    def check_single_rows(self) -> None:
+        """Raise UsageError unless a training pass treats each row by itself, so that rows have gradients of their own.
+
+        A model that draws PyTorch's random numbers, or whose buffers change in training, is refused as well.
+        """
+        model, x, leaves = self.model, self.rows, self._leaves()
+        key = torch.zeros((), dtype=torch.int64, device=x.device)
+        with self._isolate_random_numbers(), torch.no_grad():
+            try:
+                first, second = (model.run(leaves, torch.cat([x, fill]), None, key) for fill in (self.others, x))
+            except Exception as problem:
+                raise failed_in_training(problem, 2 * len(x)) from problem
+            if any(differ(leaves[name], t) for name, t in first.buffers.items()):
+                raise UsageError(
+                    "the model keeps statistics of its rows, as BatchNorm does, which have no price under privacy; use "
+                    "layers that normalise each row by itself, such as GroupNorm or LayerNorm"
+                )
+            if model.draws or differ(first.outputs[: len(x)], second.outputs[: len(x)]):
+                raise UsageError(
+                    "the model's training pass mixes the rows of a batch, or draws random numbers of its own, and "
+                    "privacy needs the gradient of each row; use layers that treat each row by itself, and nn.Dropout"
+                )
+
     def pass_over(
         self, x: Tensor, weight: Tensor | None = None, leaves: dict[str, Tensor] | None = None
     ) -> list[Tensor]:

@@ -5,7 +5,7 @@ import traceback
 import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from ..core.engine import Participation, Rounds, latecomers
 from ..core.history import History
 from ..core.method import Method, Roster
 from ..core.model import Model
+from ..core.training import Training
 from ..core.trees import Tree, reordered
 from ..data.federation import Federation
 from ..errors import RunError, UsageError, is_out_of_memory, out_of_memory
@@ -54,12 +55,12 @@ class Checkpointer:
         self._fixed: dict[str, Any] = {}  # what cannot change when a run is resumed
 
     def execution(
-        self, requested: Execution, federation: Federation, model: Model, rounds: Rounds, seed: int
+        self, requested: Execution, federation: Federation, model: Model, rounds: Rounds, training: Training, seed: int
     ) -> Execution:
         """How to continue: as requested, with open settings as they were when the run began.
 
-        Raises RunError if the data or the model differ from those that the run began with, UsageError if the seed or
-        the score that selects do.
+        Raises RunError if the data or the model differ from those that the run began with, UsageError if the seed, the
+        score that selects or the privacy do, or if a run that has spent its budget is to go on.
         """
         if self._path is None:
             return requested
@@ -68,9 +69,15 @@ class Checkpointer:
             "model": model.digest(),
             "select_by": rounds.select_by,
             "seed": seed,
+            "privacy": training.privacy and {**asdict(training.privacy), "rounds": rounds.count},
         }
         if not self.resumed and self._former is None:
             return requested
+        if self._former is not None and training.privacy is not None:
+            raise UsageError(
+                f"the run in {self._former} has spent its privacy budget, which was planned for its own rounds; begin "
+                "a new run with as many rounds as you need"
+            )
         # Another choice would round differently.
         how = checkpoint.how(self._path) if self._former is None else dict(self._former.how)
         begun = f"the run in {self.folder} began" if self._former is None else f"the run in {self._former} was trained"
@@ -88,7 +95,7 @@ class Checkpointer:
                 f"the model differs from the one that {begun} with; restore the original model, with the same initial "
                 "values, or begin a new run in another folder"
             )
-        for name in ("select_by", "seed"):
+        for name in ("select_by", "seed", "privacy"):
             if (before := how.pop(name, self._fixed[name])) != self._fixed[name]:
                 raise UsageError(
                     f"{begun} with {name}={before!r}; got {name}={self._fixed[name]!r}: "

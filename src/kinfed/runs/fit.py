@@ -104,13 +104,14 @@ def fit(
     rounds = Rounds.of(rounds)
     participation = participation if isinstance(participation, Participation) else Participation(float(participation))
     checkpointer = Checkpointer(None if folder is None else RunFolder(folder), execution.checkpoint_seconds)
-    federation, attackers = _corrupted(_selecting(federation, rounds), attack, seed)
+    federation, attackers = _corrupted(_selecting(federation, rounds, training), attack, seed)
     model = _model(method, module, federation, seed)
-    how = checkpointer.execution(execution, federation, model, rounds, seed)
+    how = checkpointer.execution(execution, federation, model, rounds, training, seed)
     divided, model = divide(method, model)
     build = Distributed if distributed.is_on() else Simulation
     states, share = None if folder is None else Path(folder), participation.share
-    fleet = build(federation, model, divided, training, seed=seed, execution=how, share=share, folder=states)
+    about: dict[str, Any] = {"seed": seed, "share": share, "folder": states, "rounds": rounds.count}
+    fleet = build(federation, model, divided, training, execution=how, **about)
     fleet.reason = checkpointer.reason or fleet.reason
     sharing = Sharing.of(method, model.layout)
     need = footprint(method, sharing.shared, len(federation), share, rounds, model.theta.element_size())
@@ -144,7 +145,10 @@ def fit(
         checkpointer.keep()
     final = checkpointer.final_state(roster, participation, rounds) if execution.keep_state else None
     took = checkpointer.at.seconds
-    made = TrainedRun(method, federation, model, history, origin, seed, fleet.how, fleet.reason, took, attack, final)
+    spent = fleet.describe_privacy(history.taken)
+    made = TrainedRun(
+        method, federation, model, history, origin, seed, fleet.how, fleet.reason, took, attack, final, spent
+    )
     return check_agreement(made, fleet) if rounds.last == rounds.count else made  # a paused run is one to go on with
 
 
@@ -165,8 +169,13 @@ def _check_kinds(method: Any, federation: Any, module: Any, **others: Any) -> No
             raise UsageError(f"{name} must be {KINDS[name][1]}; got {given!r:.80}")
 
 
-def _selecting(federation: Federation, rounds: Rounds) -> Federation:
+def _selecting(federation: Federation, rounds: Rounds, training: Training) -> Federation:
     """The federation with the score that selects rounds; raises UsageError if it cannot say when training ends."""
+    if rounds.patience and training.privacy is not None:
+        raise UsageError(
+            "rounds=auto, or patience, stops by scores, which have no price under privacy, and noise is chosen for all "
+            "rounds; give a number of rounds"
+        )
     if rounds.patience and not any(map(len, federation.rows["validation"])):
         raise UsageError(
             "rounds=auto, or patience, needs validation examples to stop by, and no client has any; give a number of "

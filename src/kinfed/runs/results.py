@@ -162,6 +162,10 @@ def run_seeds(summaries: Sequence[Summary], out: str) -> Summary:
     if attack is not None:  # which clients attack is another draw with every seed
         shown = {key: value for key, value in attack.items() if key != "attackers"}
         attack = shown | {"scores": over_seeds([one.honest_scores for one in summaries])}
+    chosen, privacy = select_model(scores, first.selection.higher_is_better), first.privacy
+    if privacy is not None:  # scores select nothing, and the clients of other seeds are others
+        chosen = first.selection.chosen
+        privacy = {key: value for key, value in privacy.items() if not isinstance(value, list)}
     return replace(
         first,
         by_client=None,
@@ -179,7 +183,8 @@ def run_seeds(summaries: Sequence[Summary], out: str) -> Summary:
         warnings=[f"seed {one.seed}: {warning}" for one in summaries for warning in one.warnings],
         seeds=[one.seed for one in summaries],
         scores=scores,
-        selection=replace(first.selection, chosen=select_model(scores, first.selection.higher_is_better)),
+        selection=replace(first.selection, chosen=chosen),
+        privacy=privacy,
         relation=relation,
         out=out,
     )

@@ -50,6 +50,7 @@ class TrainedRun(Run):
     seconds: float
     attack: Attack | None = None
     final: FinalState | None = None  # what it can go on with; None if that was not asked for
+    privacy: dict[str, Any] | None = None  # what uploads may reveal, and cost by client; None without a limit
 
     def __repr__(self) -> str:
         return (
@@ -248,6 +249,7 @@ class TrainedRun(Run):
             relation=self._quality(),
             recall=recall,
             attack=self._describe_attack(),
+            privacy=self.privacy,
             sharing=self.sharing.summary(history.bytes_down, history.bytes_up, history.done),
             caution="; ".join(cautions),
             data=DataFacts(

@@ -70,7 +70,8 @@ class FrozenServer(FinalServer):
 
     def fleet(self, federation: Federation, method: Method, model: Model) -> Simulation:
         """A newcomer, alone, as clients of a method."""
-        seed, training = self.roster.seed, self.experiment.training
+        seed = self.roster.seed
+        training = replace(self.experiment.training, privacy=None)  # as nothing leaves a newcomer
         return Simulation(federation, model, method, training, seed=seed, execution=self.execution)
 
     def with_room(self, newcomer: Newcomer, size: int, weight: float | None = None) -> Roster:

@@ -24,6 +24,7 @@ class Clients:
         self.sizes = {split: [len(r) for r in parts] for split, parts in rows.items()}
         self._ragged = {split: _Ragged(torch.cat(parts), self.sizes[split]) for split, parts in rows.items()}
         self.rows = {split: ragged.parts for split, ragged in self._ragged.items()}
+        self.noise = torch.zeros(len(tags), device=tags.device)  # [N] of noised steps over the clip
 
     def __len__(self) -> int:
         return len(self.tags)
@@ -39,7 +40,7 @@ class Clients:
     ) -> Client:
         """Client i as its program sees itself."""
         rows = {split: ragged.one(i) for split, ragged in self._ragged.items()}
-        member = Member(self.tags[i], rows, (self.sizes["train"][i],))
+        member = Member(self.tags[i], rows, (self.sizes["train"][i],), self.noise[i], self.tags[i : i + 1])
         return self.seen(member, round, model, training, trainers, halt)
 
     def seen(

@@ -6,7 +6,7 @@ which is the same in all. The first one is the leader: it alone holds the client
 
 import copy
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
@@ -21,6 +21,7 @@ from ..core import trees
 from ..core.fleet import Evaluation
 from ..core.method import Roster
 from ..core.seeding import tags
+from ..core.training import Training
 from ..core.trees import Axis, Tree
 from ..data.federation import Federation
 from ..errors import RunError, UsageError, explain
@@ -78,6 +79,8 @@ class Distributed:
     ) -> None:
         self._rank, self._world = dist.get_rank(), dist.get_world_size()
         self.names = federation.names
+        if any(isinstance(part, Training) and part.privacy is not None for part in arguments):
+            raise UsageError("privacy is for runs of one process; run without torchrun")
         if len(federation) < self._world:
             raise UsageError(
                 f"{self._world} processes are too many for {len(federation)} clients; start at most one per client"
@@ -104,6 +107,9 @@ class Distributed:
     @reason.setter
     def reason(self, why: str) -> None:
         self._local.reason = why
+
+    def describe_privacy(self, rounds: Sequence[int]) -> None:
+        """Nothing, as several processes run without privacy."""
 
     def roster(self, graph: Any = None) -> Roster:
         """What the server knows before round 1."""

@@ -140,15 +140,17 @@ class Batched:
 
         def fits(model: Model, places: Sequence[int]) -> bool:
             at = index(places, ids.device)
-            tag, rows, sizes = clients.several(ids[at])
+            tags, rows, sizes = clients.several(ids[at])
+            noise = clients.noise[ids[at]]
 
-            def together(tag: Tensor, rows: dict[str, Rows], state: Tree, received: Tree) -> Tree:
-                client = clients.seen(Member(tag, rows, sizes), round, model, training, self.trainers)
-                return program(client, state, received)
+            def together(tag: Tensor, rows: dict[str, Rows], noise: Tensor, state: Tree, received: Tree) -> Tree:
+                member = Member(tag, rows, sizes, noise, tags)
+                return program(clients.seen(member, round, model, training, self.trainers), state, received)
 
             own_states = tree_map(lambda table: table[at], states)
             try:
-                results.put(at, vmap(together, in_dims=(0, 0, 0, dims))(tag, rows, own_states, trees.pick(sent, at)))
+                received = trees.pick(sent, at)
+                results.put(at, vmap(together, in_dims=(0, 0, 0, 0, dims))(tags, rows, noise, own_states, received))
             except (UsageError, RunError, CancelledError):
                 raise
             except Exception as problem:

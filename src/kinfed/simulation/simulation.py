@@ -1,7 +1,7 @@
 """Simulation: the fleet that runs the clients' programs on this machine."""
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -9,17 +9,19 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 from ..core.batches import Pool
-from ..core.client import Client
+from ..core.client import Client, Trainers
 from ..core.fleet import Evaluation as Evaluation, Key as Key, raise_if_diverged
 from ..core.method import Method, Roster
 from ..core.mixins import Advises, Predicts, predict
 from ..core.model import Model
+from ..core.private_client import StepCounter
 from ..core.seeding import generator, tags
 from ..core.sharing import divide, undivided
 from ..core.training import Training
-from ..core.trees import Tree, model_of, named
+from ..core.trees import Tree, model_of, named, pick
 from ..data.federation import Federation
 from ..errors import UsageError
 from ..ops.gemm import fast_gemm
@@ -29,6 +31,7 @@ from .devices import pick_device
 from .evaluation import Evaluator
 from .execution import Execution
 from .precision import check as check_precision, tf32
+from .privacy_budget import Budget, check_rows_are_separate
 from .state_store import States
 
 WATCHED = 8  # examples of a client on which it is tried which buffers training moves
@@ -62,7 +65,9 @@ class Simulation:
         execution: Execution = Execution(),
         share: float = 1.0,
         folder: Path | None = None,
+        rounds: int = 1,
     ) -> None:
+        """`rounds` is in how many a client takes part at most, which decides about the noise of private training."""
         training.check(federation.task)
         self.device = pick_device(execution.device)
         executor, workers, chunk = execution.executor, execution.workers, execution.chunk
@@ -97,7 +102,10 @@ class Simulation:
         # Weak: reference cycles would keep all examples in memory until the garbage collector runs.
         self._itself = itself = weakref.proxy(self)
         self._evaluator = Evaluator(self.clients, self.model, method, lambda *args: itself._run_all(*args), folder)
-        self._folder = folder
+        self._folder, self.budget = folder, None
+        if training.privacy is not None:
+            check_rows_are_separate(self.model, self.clients.pool.x[self.clients.rows["train"][0][:WATCHED]])
+            self.budget = Budget(training.privacy, method, rounds, self.names, self.clients.sizes["train"])
 
     @cached_property
     def states(self) -> States:
@@ -106,7 +114,7 @@ class Simulation:
         itself, method = self._itself, self.method
 
         def join(ids: Tensor) -> Tree:
-            return itself._each(0, ids, lambda client, *_: method.init_client(client))
+            return itself._each(0, ids, itself._first(method.init_client))
 
         return States(len(self.clients), join, self.device, self._folder)
 
@@ -141,8 +149,8 @@ class Simulation:
 
     @property
     def weights(self) -> Tensor | None:
-        """[N] the sums of these examples' weights; None without any."""
-        weights = self.clients.pool.weight
+        """[N] the sums of these examples' weights; None without any, and under privacy, as they depend on rows."""
+        weights = None if self.budget else self.clients.pool.weight
         return None if weights is None else torch.stack([weights[rows].sum() for rows in self.clients.rows["train"]])
 
     def client_statistics(self) -> Tree:
@@ -150,7 +158,7 @@ class Simulation:
         if type(undivided(self.method)).client_statistics is Method.client_statistics:
             return ()
         everyone = torch.arange(len(self.clients), device=self.device)
-        return self._each(0, everyone, lambda client, *_: self.method.client_statistics(client))
+        return self._each(0, everyone, self._first(self.method.client_statistics))
 
     def roster(self, graph: Any = None) -> Roster:
         """What the server knows before round 1."""
@@ -170,13 +178,31 @@ class Simulation:
     def train(self, round: int, cohort: Tensor, sent: Tree) -> tuple[Tensor, Tree]:
         """Local training of the cohort: [K]; private states are kept here."""
         before = self.states.take(cohort)
-        after, uploads = self._each(round, cohort, self.method.train, before, sent)
+        program = self.method.train if self.budget is None else self._noised(self.budget, round, cohort, before, sent)
+        after, uploads = self._each(round, cohort, program, before, sent)
         # Before the states are replaced.
         raise_if_diverged(
             self.names, round, cohort, (after, uploads), Advises.of(self.method).remedy, model_of(uploads)
         )
         self.states.put(cohort, after, before)
         return cohort, uploads
+
+    def _noised(self, budget: Budget, round: int, cohort: Tensor, states: Tree, sent: Tree) -> Callable[..., Any]:
+        """The method's program with as much noise as each client's budget asks for."""
+        if not budget.is_planned:
+            counter = Trainers(general=StepCounter())
+            client = self.clients.limited().one(int(cohort[0]), round, self.model, self.training, counter, None)
+            budget.plan(client, tree_map(lambda table: table[0], states), pick(sent, 0))
+            self.clients.noise = budget.noise.to(self.clients.noise)
+        return budget.train
+
+    def _first(self, program: Callable[[Client], Tree]) -> Callable[..., Tree]:
+        """A program that runs before the first round."""
+        return self.budget.restrict(program) if self.budget else lambda client, *_: program(client)
+
+    def describe_privacy(self, rounds: Sequence[int]) -> dict[str, Any] | None:
+        """What uploads may reveal and have cost after so many rounds of each client; None without a limit."""
+        return self.budget.describe(rounds) if self.budget and self.budget.is_planned else None
 
     def row_weights(self, round: int, cohort: Tensor, sent: Tree) -> Tensor | None:
         """[K, k, n] by how much each training row counts in the sums that clients upload; None of other methods."""

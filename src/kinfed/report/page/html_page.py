@@ -16,6 +16,7 @@ from markupsafe import Markup
 
 from ... import __version__
 from ...core.history import KINDS
+from ...core.summary import describe_privacy
 from ...errors import UsageError, log_failure, several
 from ...files import replacing
 from ...methods.solved import KNOWN
@@ -250,6 +251,8 @@ def _cautions(gathered: Gathered) -> list[tuple[str, str]]:
             found["Oracle", f"{label} uses a graph that a real server would not know."] = None
         if summary.attack is not None:
             found["Attack", f"{label}: {row.attack}; scores are those of honest clients."] = None
+        if summary.privacy is not None:
+            found["Privacy", f"{label}: {describe_privacy(summary)}."] = None
         if summary.cost.precision not in (None, "float32"):
             found["Precision", f"{label} was trained in {summary.cost.precision}."] = None
         found |= {("Warning", f"{label}: {warning}"): None for warning in row.warnings}

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from ...core.engine import Participation
 from ...core.field_checks import kinds_of, name_of, options_of, parted, sentences
+from ...core.privacy import Privacy
 from ...core.tasks import TASKS
 from ...core.training import Training
 from ...data.datasets import DATASETS
@@ -40,6 +41,7 @@ REGISTRIES: Mapping[str, Mapping[str, Any]] = {
 }
 TABLES: Mapping[str, Callable[..., Any]] = {
     "training": Training,
+    "privacy": Privacy,
     "participation": Participation,
     "federation.split": Split,
 }

@@ -19,6 +19,7 @@ from ...core.graph import Graph
 from ...core.layout import head_of
 from ...core.method import Method
 from ...core.mixins import Advises
+from ...core.privacy import Privacy
 from ...core.registry import load
 from ...core.seeding import generator, tags
 from ...core.summary import Summary
@@ -364,7 +365,7 @@ def _name_in(part: Any) -> Any:
 def learning(raw: Table, beside: frozenset[str] = frozenset({"federation"})) -> Learning:
     """The settings that do not depend on where the examples are; `beside` names the config's other tables."""
     known = {"rounds", "patience", "seed", "seeds", "participation", "evaluate_every", "select_by"}
-    check_keys(raw, known | {"model", "training", "method", "methods", "code"} | beside, "")
+    check_keys(raw, known | {"model", "training", "privacy", "method", "methods", "code"} | beside, "")
     if raw.get("rounds") == "auto":
         raw = {"patience": AUTO[1], **raw, "rounds": AUTO[0]}
     usual = {"rounds": 20, "seed": 0, "seeds": 1, "evaluate_every": 1}
@@ -384,7 +385,10 @@ def learning(raw: Table, beside: frozenset[str] = frozenset({"federation"})) -> 
     requested = raw.get("participation", 1.0)
     requested = requested if isinstance(requested, dict) else {"share": value_of(raw, "participation", float, 1.0)}
     participation, participation_table = call(Participation, requested, "participation")
-    training, training_table = call(Training, table_of(raw, "training", ""), "training")
+    privacy, privacy_table = None, {}
+    if "privacy" in raw:
+        privacy, privacy_table["privacy"] = call(Privacy, table_of(raw, "privacy", ""), "privacy")
+    training, training_table = call(Training, table_of(raw, "training", ""), "training", privacy=privacy)
     chosen = named(raw.get("method"), "method", KNOWN)
     tuned, name = table_of(raw, "methods", ""), plugins.called(chosen["name"])
     check_keys(tuned, {*KNOWN, name}, "methods.")
@@ -402,6 +406,7 @@ def learning(raw: Table, beside: frozenset[str] = frozenset({"federation"})) -> 
         "model": model_table,
         "training": training_table,
         "method": method_table,
+        **privacy_table,
     }
     counts = top["seed"], top["seeds"]
     return Learning(table, chosen["name"], method, rounds, *counts, training, participation, model)

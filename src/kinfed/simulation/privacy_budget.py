@@ -1,0 +1,130 @@
+"""The privacy budget of a simulation's clients: how much noise each adds, and what its uploads have cost."""
+
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from ..core.batches import Draw
+from ..core.client import Client
+from ..core.method import Method
+from ..core.model import Model
+from ..core.privacy import NoisedSteps, Privacy, choose_interval, count_epsilon, noise_for
+from ..core.private_client import PrivateClient, StepCounter
+from ..core.private_training import Lots, PrivateTrainer, SeededLots, count_steps
+from ..core.sharing import undivided
+from ..core.trees import Tree
+from ..core.trial import Trial, tried
+from ..errors import RunError
+
+
+class Budget:
+    """What the uploads of a run's clients may reveal of single rows, and how their programs keep to it.
+
+    Noise is as strong as a client needs that takes part in all rounds. A method that uploads nothing needs none.
+    """
+
+    def __init__(
+        self, privacy: Privacy, method: Method, rounds: int, names: Sequence[str], sizes: Sequence[int]
+    ) -> None:
+        self.privacy, self.method, self.rounds, self.sizes = privacy, method, rounds, list(sizes)
+        self.lots: Lots = SeededLots()
+        self._draws: tuple[Draw, ...] | None = None  # of a client in a round; none: nothing is uploaded
+        for name, size in zip(names, sizes, strict=True):
+            privacy.check_size(name, size)
+
+    @property
+    def name(self) -> str:
+        """The method's, for errors."""
+        return type(undivided(self.method)).__name__
+
+    @property
+    def is_planned(self) -> bool:
+        """Whether it is known what a round takes."""
+        return self._draws is not None
+
+    def plan(self, client: Client, state: Tree, received: Tree) -> None:
+        """Find what a round takes by running the method's program on a client without training it."""
+        counted = PrivateClient(client, self.name, StepCounter())
+        _, upload = self.method.train(counted, state, received)
+        self._draws = tuple(counted.draws) if tree_leaves(upload) else ()
+
+    def restrict(self, program: Callable[[Client], Tree]) -> Callable[..., Tree]:
+        """A program before the first round, in which no client may read its rows."""
+
+        def run(client: Client, *_: Any) -> Tree:
+            private = PrivateClient(client, self.name, StepCounter())
+            result = program(private)
+            if private.draws:
+                raise RunError(f"{self.name} trains before the first round, which has no price under privacy")
+            return result
+
+        return run
+
+    @property
+    def train(self) -> Callable[[Client, Tree, Tree], tuple[Tree, Tree]]:
+        """The method's program with noised steps."""
+        if not self._draws:
+            return self.method.train
+        trainer = PrivateTrainer(self.privacy, self.lots)
+
+        def run(client: Client, state: Tree, received: Tree) -> tuple[Tree, Tree]:
+            private = PrivateClient(client, self.name, trainer)
+            result = self.method.train(private, state, received)
+            if tuple(private.draws) != self._draws:
+                raise RunError(
+                    f"round {client.round + 1}: {self.name} takes other steps than in the first round, by which the "
+                    "noise was chosen; privacy needs a method that takes the same in every round"
+                )
+            return result
+
+        return run
+
+    def steps(self, rows: int, rounds: int, noise: float) -> NoisedSteps:
+        """The steps of a client with so many rows in so many rounds."""
+        draws = self._draws or ()
+        rate = min(1.0, draws[0].size / rows) if draws else 1.0
+        return NoisedSteps(rate, noise, rounds * sum(count_steps(draw, rows) for draw in draws))
+
+    @cached_property
+    def noise(self) -> Tensor:
+        """[N] float64: the deviation of each client's noise over the clip; raises UsageError if it is too large."""
+        privacy, multipliers = self.privacy, []
+        for rows in self.sizes:
+            rate, _, count = self.steps(rows, self.rounds, 0.0)
+            multipliers.append(noise_for(privacy.epsilon, privacy.delta, rate, count) if count else 0.0)
+        return torch.tensor(multipliers, dtype=torch.float64)
+
+    def spent(self, rounds: Sequence[int]) -> list[float]:
+        """The epsilon that each client's uploads have cost, after so many rounds in which it took part."""
+        known: dict[NoisedSteps, float] = {}
+        result = []
+        for rows, noise, count in zip(self.sizes, self.noise.tolist(), rounds, strict=True):
+            steps = self.steps(rows, count, noise)
+            if steps not in known:
+                interval = choose_interval(self.privacy.epsilon)
+                known[steps] = count_epsilon([steps], self.privacy.delta, interval) if steps.steps else 0.0
+            result.append(known[steps])
+        return result
+
+    def describe(self, rounds: Sequence[int]) -> dict[str, Any]:
+        """What a summary says: the promise, and by client its noise, the steps that it took and what they cost."""
+        privacy, noise = self.privacy, self.noise.tolist()
+        steps = [self.steps(rows, count, 0.0).steps for rows, count in zip(self.sizes, rounds, strict=True)]
+        return {
+            "epsilon": privacy.epsilon,
+            "delta": privacy.delta,
+            "clip": privacy.clip,
+            "unit": privacy.unit,
+            "noise": noise,
+            "steps": steps,
+            "spent": self.spent(rounds),
+        }
+
+
+def check_rows_are_separate(model: Model, x: Tensor) -> None:
+    """Raise UsageError for a model that cannot be trained by gradients of single rows; x: [n, ...] are examples."""
+    tried(model, x, Trial.check_single_rows)
