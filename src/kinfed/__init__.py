@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from .core.method import Method as Method, Params as Params, Roster as Roster
     from .core.model import Model as Model
     from .core.optimiser import SGD as SGD, Adam as Adam, Optimiser as Optimiser
-    from .core.privacy import Privacy as Privacy
+    from .core.private.privacy import Privacy as Privacy
     from .core.summary import Summary as Summary
     from .core.tasks import (
         Classification as Classification,
@@ -55,7 +55,7 @@ _PLACES = {  # each public name, by its module
     "core.method": ("Method", "Params", "Roster"),
     "core.model": ("Model",),
     "core.optimiser": ("Adam", "Optimiser", "SGD"),
-    "core.privacy": ("Privacy",),
+    "core.private.privacy": ("Privacy",),
     "core.summary": ("Summary",),
     "core.tasks": ("Classification", "Counts", "Forecasting", "Quantiles", "Regression", "Task"),
     "data.dataset": ("Dataset", "Partition", "Parts"),

@@ -5,7 +5,7 @@ import math
 import pytest
 
 import kinfed
-from kinfed.core.privacy import NoisedSteps, Privacy, choose_interval, count_epsilon, noise_for
+from kinfed.core.private.privacy import NoisedSteps, Privacy, choose_interval, count_epsilon, noise_for
 from kinfed.errors import UsageError
 
 accounting = pytest.importorskip("dp_accounting")

@@ -9,8 +9,8 @@ import kinfed
 from kinfed.core.batches import Batch, Draw
 from kinfed.core.client import Trainers
 from kinfed.core.model import Model
-from kinfed.core.private_client import PrivateClient, StepCounter
-from kinfed.core.private_training import SecretLots, SeededLots, sample_batches, sum_clipped
+from kinfed.core.private.private_client import PrivateClient, StepCounter
+from kinfed.core.private.private_training import SecretLots, SeededLots, sample_batches, sum_clipped
 from kinfed.methods import METHODS
 from kinfed.methods.parts.graph_hypernetwork import MLP
 from kinfed.simulation.simulation import Simulation

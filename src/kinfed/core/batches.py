@@ -74,8 +74,8 @@ class Member(NamedTuple):
 
     tag: Tensor  # [] int64, see `kinfed.core.seeding`
     rows: dict[str, Rows]
+    noise: Tensor  # [] of this client's steps over the clip, see `kinfed.core.private.privacy`
     sizes: tuple[int, ...]  # the training sizes of all of them
-    noise: Tensor  # [] of this client's steps over the clip, see `kinfed.core.privacy`
     tags: Tensor  # [K] int64 of all of them
 
 

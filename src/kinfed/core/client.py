@@ -103,7 +103,7 @@ class Client:
         trainers: Trainers,
         halt: threading.Event | None = None,
     ) -> None:
-        tag, rows, sizes, *_ = self.member = member
+        tag, rows, _, sizes, _ = self.member = member
         self.tag, self.round, self.model, self.task, self.training = tag, round, model, task, training
         self.seed, self._pool, self._rows, self._trainers, self._draws = seed, pool, rows, trainers, 0
         self.shuffler = Shuffler(pool, rows["train"], sizes, tag, round, seed, model.theta.dtype, halt)

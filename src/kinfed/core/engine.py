@@ -22,6 +22,7 @@ from .round_selection import Selection
 from .rows import index, put
 from .seeding import fold, key
 from .sharing import undivided
+from .training import Training
 from .trees import Axis, Tree, axes, bytes_down, pick, size
 
 AUTO = 200, 0.25  # the most rounds, and the patience, of rounds="auto"
@@ -167,11 +168,9 @@ def run(
     whole, late = roster, latecomers(roster.seed, roster.tags, drawn.late)
     here = whole.others(late) if begin <= drawn.joins else whole.everyone  # [n] who has joined, in the server's order
     roster = whole.part(here) if len(here) < len(whole) else whole
-    solver, private = Solves.of(method), roster.training.privacy is not None
-    history.selection = history.selection._replace(last=solver.solves or private, unseen=private)
+    history.selection = _select_by(history.selection, solver := Solves.of(method), roster.training)
     if begin == 0:
-        with _server(method, 0):
-            server = method.start(roster)
+        server = _start(method, roster)
     elif begin >= drawn.joins and solver.is_solved(server):
         return server
     for round in rounds.go_on(begin, history, whole, drawn.share):
@@ -189,7 +188,6 @@ def run(
                 history.add(round, down, size(uploads))
                 after(round, server)
             continue
-        history.count_rounds(replied)
         cohort = torch.searchsorted(here, replied)
         examples = int(roster.training.count_examples(roster.sizes[cohort]).sum())
         server = _aggregate(method, records, roster, server, cohort, uploads)
@@ -206,6 +204,7 @@ def run(
             diagnostics = {name: whole.note(here, value) if value.ndim else value for name, value in notes.items()}
             relation = records.check_relation(round, relation)
         with held():  # an interruption comes before the round or after it
+            history.count_rounds(replied)
             history.add(round, down, size(uploads), evaluation, relation, diagnostics, examples)
             after(round, server)
         if solved:
@@ -213,6 +212,18 @@ def run(
     whole.memo.clear()
     history.settle()
     return server
+
+
+def _select_by(selection: Selection, solver: Solves, training: Training) -> Selection:
+    """How rounds are selected: of a solver, and under privacy, where scores have no price, it is the last."""
+    private = training.privacy is not None
+    return selection._replace(last=solver.solves or private, unseen=private)
+
+
+def _start(method: Method, roster: Roster) -> Tree:
+    """The server's first state."""
+    with _server(method, 0):
+        return method.start(roster)
 
 
 def _make_participation(participation: float | Participation, groups: Tensor | None) -> Participation:

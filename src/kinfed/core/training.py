@@ -11,7 +11,7 @@ from torch import Tensor
 from ..errors import UsageError
 from .field_checks import Count, In, Positive, Settings
 from .optimiser import SGD, Adam, Optimiser
-from .privacy import Privacy
+from .private.privacy import Privacy
 from .tasks import Classification, Task
 
 
@@ -34,7 +34,7 @@ class Training(Settings):
     # "balanced", or a positive number for every class, by which the loss of its examples is multiplied
     class_weights: tuple[Positive, ...] | Literal["balanced"] | None = None
     clip: Annotated[float, In("(0, inf]")] = math.inf  # the greatest norm of a step's gradient; inf: no limit
-    privacy: Privacy | None = None  # what uploads may reveal of single rows; left out: there is no limit
+    privacy: Privacy | None = None  # what uploads may reveal of rows, in a config [privacy]; none: no limit
 
     def __post_init__(self) -> None:
         weights: Any = self.class_weights

@@ -108,13 +108,10 @@ def fit(
     model = _model(method, module, federation, seed)
     how = checkpointer.execution(execution, federation, model, rounds, training, seed)
     divided, model = divide(method, model)
-    build = Distributed if distributed.is_on() else Simulation
-    states, share = None if folder is None else Path(folder), participation.share
-    about: dict[str, Any] = {"seed": seed, "share": share, "folder": states, "rounds": rounds.count}
-    fleet = build(federation, model, divided, training, execution=how, **about)
+    fleet = _gather(federation, model, divided, training, seed, how, participation.share, folder, rounds)
     fleet.reason = checkpointer.reason or fleet.reason
     sharing = Sharing.of(method, model.layout)
-    need = footprint(method, sharing.shared, len(federation), share, rounds, model.theta.element_size())
+    need = footprint(method, sharing.shared, len(federation), participation.share, rounds, model.theta.element_size())
     check(need, len(federation), fleet.device)
     roster = fleet.roster(federation.graph)
     history = History(tuple(federation.names), federation.task, rounds.evaluate_every, selection=rounds.selection)
@@ -145,10 +142,8 @@ def fit(
         checkpointer.keep()
     final = checkpointer.final_state(roster, participation, rounds) if execution.keep_state else None
     took = checkpointer.at.seconds
-    spent = fleet.describe_privacy(history.taken)
-    made = TrainedRun(
-        method, federation, model, history, origin, seed, fleet.how, fleet.reason, took, attack, final, spent
-    )
+    made = TrainedRun(method, federation, model, history, origin, seed, fleet.how, fleet.reason, took, attack, final)
+    made.privacy = fleet.describe_privacy(history.taken)
     return check_agreement(made, fleet) if rounds.last == rounds.count else made  # a paused run is one to go on with
 
 
@@ -167,6 +162,24 @@ def _check_kinds(method: Any, federation: Any, module: Any, **others: Any) -> No
     for name, given in others.items():
         if not isinstance(given, KINDS[name][0]):
             raise UsageError(f"{name} must be {KINDS[name][1]}; got {given!r:.80}")
+
+
+def _gather(
+    federation: Federation,
+    model: Model,
+    method: Method,
+    training: Training,
+    seed: int,
+    how: Execution,
+    share: float,
+    folder: str | Path | None,
+    rounds: Rounds,
+) -> Simulation | Distributed:
+    """The fleet, in this process or in several."""
+    build = Distributed if distributed.is_on() else Simulation
+    states = None if folder is None else Path(folder)
+    about: dict[str, Any] = {"share": share, "folder": states, "rounds": rounds.count}
+    return build(federation, model, method, training, seed=seed, execution=how, **about)
 
 
 def _selecting(federation: Federation, rounds: Rounds, training: Training) -> Federation:

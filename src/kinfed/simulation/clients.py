@@ -40,7 +40,7 @@ class Clients:
     ) -> Client:
         """Client i as its program sees itself."""
         rows = {split: ragged.one(i) for split, ragged in self._ragged.items()}
-        member = Member(self.tags[i], rows, (self.sizes["train"][i],), self.noise[i], self.tags[i : i + 1])
+        member = Member(self.tags[i], rows, self.noise[i], (self.sizes["train"][i],), self.tags[i : i + 1])
         return self.seen(member, round, model, training, trainers, halt)
 
     def seen(
@@ -55,11 +55,13 @@ class Clients:
         """A client as its program sees itself."""
         return Client(member, round, self.seed, model, self.task, training, self.pool, trainers, halt)
 
-    def several(self, ids: Tensor) -> tuple[Tensor, dict[str, Rows], tuple[int, ...]]:
-        """Tags and rows of ids: [k], to be batched over, and their training sizes."""
+    def several(self, ids: Tensor) -> Member:
+        """The clients ids: [k] at once: tags, rows and noise are tables, [k, ...], to be batched over."""
         members = ids.tolist()
         rows = {split: ragged.several(ids, members) for split, ragged in self._ragged.items()}
-        return self.tags[ids], rows, tuple(self.sizes["train"][i] for i in members)
+        return Member(
+            self.tags[ids], rows, self.noise[ids], tuple(self.sizes["train"][i] for i in members), self.tags[ids]
+        )
 
 
 class _Ragged:

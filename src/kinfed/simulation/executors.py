@@ -14,7 +14,7 @@ from torch.func import vmap
 from torch.utils._pytree import tree_map
 
 from ..core import trees
-from ..core.batches import Member, Rows
+from ..core.batches import Rows
 from ..core.client import Trainers
 from ..core.model import Model
 from ..core.rows import index
@@ -128,7 +128,7 @@ class Batched:
         sent: Tree = (),
     ) -> Tree:
         results = Gathered(len(ids))
-        dims = tree_map(lambda axis: None if axis is Axis.SHARED else 0, trees.axes(sent))
+        dims = (0, 0, 0, 0, tree_map(lambda axis: None if axis is Axis.SHARED else 0, trees.axes(sent)))
 
         def run(model: Model, places: Sequence[int], halt: threading.Event | None = None) -> None:
             todo = deque([places])
@@ -140,17 +140,15 @@ class Batched:
 
         def fits(model: Model, places: Sequence[int]) -> bool:
             at = index(places, ids.device)
-            tags, rows, sizes = clients.several(ids[at])
-            noise = clients.noise[ids[at]]
+            batch = clients.several(ids[at])
 
             def together(tag: Tensor, rows: dict[str, Rows], noise: Tensor, state: Tree, received: Tree) -> Tree:
-                member = Member(tag, rows, sizes, noise, tags)
+                member = batch._replace(tag=tag, rows=rows, noise=noise)
                 return program(clients.seen(member, round, model, training, self.trainers), state, received)
 
             own_states = tree_map(lambda table: table[at], states)
             try:
-                received = trees.pick(sent, at)
-                results.put(at, vmap(together, in_dims=(0, 0, 0, 0, dims))(tags, rows, noise, own_states, received))
+                results.put(at, vmap(together, in_dims=dims)(*batch[:3], own_states, trees.pick(sent, at)))
             except (UsageError, RunError, CancelledError):
                 raise
             except Exception as problem:

@@ -12,9 +12,9 @@ from ..core.batches import Draw
 from ..core.client import Client
 from ..core.method import Method
 from ..core.model import Model
-from ..core.privacy import NoisedSteps, Privacy, choose_interval, count_epsilon, noise_for
-from ..core.private_client import PrivateClient, StepCounter
-from ..core.private_training import Lots, PrivateTrainer, SeededLots, count_steps
+from ..core.private.privacy import NoisedSteps, Privacy, choose_interval, count_epsilon, noise_for
+from ..core.private.private_client import PrivateClient, StepCounter
+from ..core.private.private_training import Lots, PrivateTrainer, SeededLots, count_steps
 from ..core.sharing import undivided
 from ..core.trees import Tree
 from ..core.trial import Trial, tried
@@ -98,16 +98,16 @@ class Budget:
             multipliers.append(noise_for(privacy.epsilon, privacy.delta, rate, count) if count else 0.0)
         return torch.tensor(multipliers, dtype=torch.float64)
 
-    def spent(self, rounds: Sequence[int]) -> list[float]:
+    def count_spent(self, rounds: Sequence[int]) -> list[float]:
         """The epsilon that each client's uploads have cost, after so many rounds in which it took part."""
-        known: dict[NoisedSteps, float] = {}
+        costs: dict[NoisedSteps, float] = {}
         result = []
         for rows, noise, count in zip(self.sizes, self.noise.tolist(), rounds, strict=True):
             steps = self.steps(rows, count, noise)
-            if steps not in known:
+            if steps not in costs:
                 interval = choose_interval(self.privacy.epsilon)
-                known[steps] = count_epsilon([steps], self.privacy.delta, interval) if steps.steps else 0.0
-            result.append(known[steps])
+                costs[steps] = count_epsilon([steps], self.privacy.delta, interval) if steps.steps else 0.0
+            result.append(costs[steps])
         return result
 
     def describe(self, rounds: Sequence[int]) -> dict[str, Any]:
@@ -121,7 +121,7 @@ class Budget:
             "unit": privacy.unit,
             "noise": noise,
             "steps": steps,
-            "spent": self.spent(rounds),
+            "spent": self.count_spent(rounds),
         }
 
 

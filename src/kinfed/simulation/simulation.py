@@ -17,7 +17,7 @@ from ..core.fleet import Evaluation as Evaluation, Key as Key, raise_if_diverged
 from ..core.method import Method, Roster
 from ..core.mixins import Advises, Predicts, predict
 from ..core.model import Model
-from ..core.private_client import StepCounter
+from ..core.private.private_client import StepCounter
 from ..core.seeding import generator, tags
 from ..core.sharing import divide, undivided
 from ..core.training import Training
@@ -178,7 +178,9 @@ class Simulation:
     def train(self, round: int, cohort: Tensor, sent: Tree) -> tuple[Tensor, Tree]:
         """Local training of the cohort: [K]; private states are kept here."""
         before = self.states.take(cohort)
-        program = self.method.train if self.budget is None else self._noised(self.budget, round, cohort, before, sent)
+        program = (
+            self.method.train if self.budget is None else self._add_noise(self.budget, round, cohort, before, sent)
+        )
         after, uploads = self._each(round, cohort, program, before, sent)
         # Before the states are replaced.
         raise_if_diverged(
@@ -187,7 +189,7 @@ class Simulation:
         self.states.put(cohort, after, before)
         return cohort, uploads
 
-    def _noised(self, budget: Budget, round: int, cohort: Tensor, states: Tree, sent: Tree) -> Callable[..., Any]:
+    def _add_noise(self, budget: Budget, round: int, cohort: Tensor, states: Tree, sent: Tree) -> Callable[..., Any]:
         """The method's program with as much noise as each client's budget asks for."""
         if not budget.is_planned:
             counter = Trainers(general=StepCounter())

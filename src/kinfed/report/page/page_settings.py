@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from ...core.engine import Participation
 from ...core.field_checks import kinds_of, name_of, options_of, parted, sentences
-from ...core.privacy import Privacy
+from ...core.private.privacy import Privacy
 from ...core.tasks import TASKS
 from ...core.training import Training
 from ...data.datasets import DATASETS

@@ -19,7 +19,7 @@ from ...core.graph import Graph
 from ...core.layout import head_of
 from ...core.method import Method
 from ...core.mixins import Advises
-from ...core.privacy import Privacy
+from ...core.private.privacy import Privacy
 from ...core.registry import load
 from ...core.seeding import generator, tags
 from ...core.summary import Summary

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any, NamedTuple
 
-from ..errors import UsageError
-from .field_checks import In, Positive, Settings
+from ...errors import UsageError
+from ..field_checks import In, Positive, Settings
 
 LEAST_NOISE, LARGEST_NOISE = 0.2, 1e4  # times the clip: what is always added, and in which nothing is learned
 PRECISION = 1e-3  # relative, to which a noise multiplier is found

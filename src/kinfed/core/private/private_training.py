@@ -1,7 +1,7 @@
 """Noised steps: training in which no row moves the model by more than its clipped gradient, hidden in noise.
 
 Each step draws a batch of its own, of which every row is part with the same chance, independently of all others
-(Poisson sampling), as the accountant of `kinfed.core.privacy` assumes.
+(Poisson sampling), as the accountant of `kinfed.core.private.privacy` assumes.
 """
 
 import math
@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
-from .batches import Batch, Draw, is_real
-from .client import Client, Request
+from ..batches import Batch, Draw, is_real
+from ..client import Client, Request
+from ..seeding import fold, key, normal
+from ..trainers import FunctionalTrainer
 from .privacy import Privacy
-from .seeding import fold, key, normal
-from .trainers import FunctionalTrainer
 
 CHOICE, NOISE, MODEL = 1, 2, 3  # what a step's random numbers are for
 DIGITS = 53  # bits of a double's fraction
@@ -139,7 +139,8 @@ class PrivateTrainer(FunctionalTrainer):
         noise = self.lots.draw_normal(fold(batch.key, NOISE), total)
         expected = client.size.clamp(max=request.draw.size).to(total.dtype)
         noised = (total + client.member.noise * self.privacy.clip * noise) / expected
-        result = [part.view_as(p) for part, p in zip(noised.split([p.numel() for p in params]), params, strict=True)]
+        parts = noised.split([p.numel() for p in params])
+        result = [part.view_as(p) for part, p in zip(parts, params, strict=True)]
         if request.penalty is not None:
             penalty = request.penalty
 

@@ -5,9 +5,9 @@ from typing import Any, NoReturn
 
 from torch import Tensor
 
-from ..errors import UsageError
-from .batches import Batch, Draw, Examples
-from .client import Client, GeneralTrainer, Objective, Request, Trainers
+from ...errors import UsageError
+from ..batches import Batch, Draw, Examples
+from ..client import Client, GeneralTrainer, Objective, Request, Trainers
 
 ABLE = "'fedavg', 'fedrep', 'ditto' or 'kin'"  # methods that error messages name
 

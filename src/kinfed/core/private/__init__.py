@@ -1,0 +1,1 @@
+"""Privacy: noised steps, their price, and the client that takes no others."""
