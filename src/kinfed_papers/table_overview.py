@@ -118,7 +118,11 @@ def _claims(name: str, path: Path, flags: Mapping[str, None]) -> list[Grid]:
     figures = claim_verdicts.of_csv(path / "table.csv")
     found = [] if "own model" in flags else claim_verdicts.verdicts(protocol, figures, coverage.floors(name))
     rows = [[one.claim.says, one.answer, one.text] for one in found]
-    return [Grid("claims", "What the paper claims", ("claim", "here", "by how much"), [rows], words=3)] if rows else []
+    return (
+        [Grid("claims", "What the paper claims", ("claim", "here", "by how much"), [rows], text_columns=3)]
+        if rows
+        else []
+    )
 
 
 def _columns(path: Path, name: str, measured: Lines) -> list[Part]:
@@ -139,5 +143,5 @@ def _columns(path: Path, name: str, measured: Lines) -> list[Part]:
             mine = path / "runs" / column / own
             judged = str(mine) if mine in cells else ""
             called = f"{line['dataset']}, {line['setting']} ({column})"
-            parts.append(Part(called, cells, labels, judged, (note,), alike=True))
+            parts.append(Part(called, cells, labels, judged, (note,), same_data=True))
     return parts

@@ -8,7 +8,7 @@ import numpy as np
 from kinfed.core.summary import Summary
 from kinfed.errors import note_failure
 from kinfed.report.tables.compare import Comparison, verdicts
-from kinfed.report.tables.run_rows import Clients, Row, over
+from kinfed.report.tables.run_rows import Clients, Row, make_row
 from kinfed.verdict.statistics import is_share, kendall
 
 from .published_table import Column
@@ -73,7 +73,7 @@ def _row(made: Reproduction, name: str, column: Column, measure: Measure) -> lis
     federation = cell.experiment.table["federation"]  # in which all are alike, however old a summary is
     read = {one.path: one.read_summary() for one in folders.values()}
     summaries = {path: replace(one, data=replace(one.data, federation=federation)) for path, one in read.items()}
-    row = over(made.folder(cell.row, column), summaries, cell.row.score)
+    row = make_row(made.folder(cell.row, column), summaries, cell.row.score)
     share, clients = is_share(measure.score), dict(row.by_seed)
     for seed, models in made.clients(cell, measure.score).items():
         scores = {model: values * (1 if share else measure.times) for model, values in models.items()}

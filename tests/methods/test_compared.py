@@ -28,7 +28,7 @@ from kinfed.methods import (
 from kinfed.methods.parts.hypernetwork import Hypernetwork
 from kinfed.methods.sfl import Similarity
 from kinfed.ops.sparsify import project_simplex
-from kinfed.report.page.page_data import compared
+from kinfed.report.page.page_data import read_comparison
 from kinfed.runs.run_folder import RunFolder
 from kinfed_papers.pfedgat.graphs import Logits, Projected
 
@@ -184,4 +184,4 @@ def test_every_method_says_what_it_compares_or_how_weights_come_about():
 
 
 def test_a_folder_without_a_state_tells_nothing(tmp_path):
-    assert compared(RunFolder(tmp_path)) == ""
+    assert read_comparison(RunFolder(tmp_path)) == ""

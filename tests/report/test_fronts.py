@@ -63,7 +63,7 @@ def test_of_a_published_table_the_table_comes_first_and_each_column_has_its_runs
     assert rows[3] == ["pFedHN", "\u2013\nprinted 85.00", ""]
     assert front.cautions == [("Scaled", "Fewer rounds and examples than in the paper.")]
     for part in front.parts:
-        gathered = gather(part.folders, part.labels, part.judged, part.alike)
+        gathered = gather(part.folders, part.labels, part.judged, part.same_data)
         assert gathered.labels == ("Fedaghn", "Twin", "Local")
         assert gathered.labels[gathered.main] == "Fedaghn"
         assert gathered.rows[2].mean == pytest.approx(0.45)  # also where its run is another column's
@@ -98,7 +98,7 @@ def test_a_table_without_a_finished_run_is_refused(table, capsys):
 
 def test_what_is_written_as_markdown_is_read_again():
     one = Grid("a", "A: Means", ("method", "mean\nrank"), [[["a|b", "1.0"], ["c", "2.0"]]], ("first", "second"))
-    other = Grid("b", "Pairs", ("method", "against", "p"), [[["a", "b", "0.1"]]], words=2)
+    other = Grid("b", "Pairs", ("method", "against", "p"), [[["a", "b", "0.1"]]], text_columns=2)
     found = of_markdown(markdown(one) + "\n" + markdown(other))
     assert [(f.title, list(f.headings), f.blocks, f.notes, f.words) for f in found] == [
         ("A: Means", ["method", "mean rank"], [[["a|b", "1.0"], ["c", "2.0"]]], ("first", "second"), 1),

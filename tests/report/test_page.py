@@ -14,7 +14,7 @@ from kinfed.methods import METHODS
 from kinfed.report.page import page_data as contents_module
 from kinfed.report.page.gather import gather
 from kinfed.report.page.html_page import page
-from kinfed.report.page.page_data import compared, contents
+from kinfed.report.page.page_data import contents, read_comparison
 from kinfed.report.page.page_settings import settings
 from kinfed.runs.run_folder import RunFolder
 
@@ -262,7 +262,7 @@ def test_a_weight_stands_beside_what_the_method_made_it_of(tmp_path):
     out = tmp_path / "run"
     assert main(["run", "fedamp", "rounds=1", "federation.clients=4", "--quiet", "--out", str(out)]) == 0
     one = data_of(page([out]))["methods"][0]
-    told, after = compared(RunFolder(out))
+    told, after = read_comparison(RunFolder(out))
     assert one["compared"]["what"] == "Squared distance of models"
     np.testing.assert_allclose(unpacked(one["compared"], "values", "<f4").reshape(4, 4), told.values, atol=1e-6)
     assert one["why"].startswith("Compared: the squared distance of models, ")

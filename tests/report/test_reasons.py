@@ -9,7 +9,7 @@ import torch
 
 from kinfed.cli import main
 from kinfed.errors import UsageError
-from kinfed.report.explain.counterfactual import Counterfactual, alone, without
+from kinfed.report.explain.counterfactual import Counterfactual, isolate_client, remove_client
 from kinfed.report.explain.reasons import explain
 from kinfed.runs.config import experiment
 from kinfed.runs.launch import launch
@@ -45,11 +45,11 @@ def digits(tmp_path_factory):
 
 def test_a_row_without_an_edge_by_hand():
     row = torch.tensor([0.5, 0.3, 0.2])
-    assert torch.allclose(without(row, 1), torch.tensor([5 / 7, 0, 2 / 7]))
+    assert torch.allclose(remove_client(row, 1), torch.tensor([5 / 7, 0, 2 / 7]))
     layers = torch.tensor([[0.5, 0.3, 0.2], [0.25, 0.5, 0.25]])
-    assert torch.allclose(without(layers, 1), torch.tensor([[5 / 7, 0, 2 / 7], [0.5, 0, 0.5]]))
-    assert alone(layers, 2).tolist() == [[0, 0, 1], [0, 0, 1]]
-    assert without(torch.tensor([0.0, 1.0, 0.0]), 1) is None
+    assert torch.allclose(remove_client(layers, 1), torch.tensor([[5 / 7, 0, 2 / 7], [0.5, 0, 0.5]]))
+    assert isolate_client(layers, 2).tolist() == [[0, 0, 1], [0, 0, 1]]
+    assert remove_client(torch.tensor([0.0, 1.0, 0.0]), 1) is None
 
 
 @pytest.mark.parametrize("method", QUICK)
@@ -59,7 +59,7 @@ def test_the_full_row_scores_what_the_run_wrote_down(method, tmp_path):
     assert client.row.sum(-1).allclose(torch.ones(()), atol=1e-5)
     last = _last(saved, "mixed")
     assert client.score(client.row) == pytest.approx(last[2], abs=1e-6)
-    assert client.score(alone(client.row, 2)) == pytest.approx(_last(saved, "own")[2], abs=1e-6)
+    assert client.score(isolate_client(client.row, 2)) == pytest.approx(_last(saved, "own")[2], abs=1e-6)
 
 
 def test_scores_without_an_edge_by_another_way(digits):

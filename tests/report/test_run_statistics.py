@@ -16,7 +16,7 @@ from kinfed.report.tables import text_table
 from kinfed.report.tables.compare import Comparison, compare
 from kinfed.report.tables.run_statistics import names_of, ranking, statistics
 from kinfed.report.tables.statistics_tables import grids
-from kinfed.report.tables.target import reached
+from kinfed.report.tables.target import tabulate_target
 from kinfed.report.tables.text_table import quantity
 from kinfed.verdict import statistics as by
 
@@ -96,7 +96,7 @@ def test_pairs_are_over_the_common_seeds_and_say_so(tmp_path, write):
     found = statistics(comparison.sets[0])
     (one,) = found.families["local"]
     assert one.seeds == (1, 2)
-    assert one.found == by.paired([mine[1], mine[2]], [local[1], local[2]], True)
+    assert one.found == by.compare_pairs([mine[1], mine[2]], [local[1], local[2]], True)
     assert found.notes == ("paired over the common seeds alone (seeds 1, 2): cfl against local",)
     (other,) = statistics(compare([tmp_path / "a", write(tmp_path / "c", "local", {7: [0.1, 0.2, 0.3]})]).sets[0]).notes
     assert other == "cfl is not paired with local: they have no seed in common (seeds 0, 1, 2; seed 7)"
@@ -182,7 +182,7 @@ def test_before_and_after_local_training_side_by_side(tmp_path, write):
     (stages,) = [one.stages for one in own if one.stages is not None]
     assert (stages.before, stages.after) == ("mixed", "own")
     assert (stages.mean_before, stages.mean_after) == pytest.approx((0.6, 0.6))
-    assert (stages.found.mean, stages.found.worse) == (pytest.approx(0, abs=1e-12), pytest.approx(1 / 3))
+    assert (stages.comparison.mean, stages.comparison.worse) == (pytest.approx(0, abs=1e-12), pytest.approx(1 / 3))
 
 
 def test_mean_ranks_over_data_sets(tmp_path, write, figures):
@@ -242,7 +242,7 @@ def test_what_a_score_costs_by_hand(tmp_path, write):
     write_curve(run / "seed-0", (5, 10), (0.8, 0.85), spent)
     write_curve(run / "seed-1", (5, 10), (0.7, 0.80), [spent[0], (10, 2000, 1000, 4_000_000, 2.5)])
     write_curve(run / "seed-2", (5, 10), (0.6, 0.65), spent)
-    (table,) = reached(compare([run]), 0.8)
+    (table,) = tabulate_target(compare([run]), 0.8)
     record = {k: table.records[0][k] for k in ("reached", "seeds", *Spent._fields)}
     assert record == {
         "reached": 2,
@@ -256,7 +256,7 @@ def test_what_a_score_costs_by_hand(tmp_path, write):
     assert table.blocks[0][0] == ["cfl", "2 of 3", "7.5", "1.5 kB", "750 B", "3 M", "2"]
     old = write(tmp_path / "b", "local", [0.8, 0.9])
     write_curve(old, (5, 10), (0.8, 0.85), [])
-    (table,) = reached(compare([old]), 0.8)
+    (table,) = tabulate_target(compare([old]), 0.8)
     assert table.blocks[0][0] == ["local", "1 of 1", "5", "", "", "", ""]
     assert any("no cost.csv" in note for note in table.notes)
 
@@ -282,7 +282,7 @@ def test_the_prefix_is_that_of_the_three_digits_shown(value, shown):
 )
 def test_targets_that_no_score_can_have_are_refused(tmp_path, write, target, hint):
     with pytest.raises(UsageError, match=hint):
-        reached(compare([write(tmp_path / "a", "cfl", [0.5, 0.6])]), target)
+        tabulate_target(compare([write(tmp_path / "a", "cfl", [0.5, 0.6])]), target)
 
 
 def test_twins_are_numbered(tmp_path, write):
@@ -328,6 +328,6 @@ def test_what_a_paper_compares_is_paired_though_it_is_not_the_best_rival(tmp_pat
     (rows,) = compare([write(tmp_path / name, name, values) for name, values in scores.items()]).sets
     (pair,) = statistics(rows, [("sfl", "fedavg"), ("panacea", "pfedhn")]).families["named"]
     assert (pair.name, pair.other) == ("sfl", "fedavg")
-    assert pair.found.mean == pytest.approx(0.2)
+    assert pair.comparison.mean == pytest.approx(0.2)
     (grid, *_) = [one for one in grids(Comparison((rows,), (), named=(("sfl", "fedavg"),))) if one.name == "pairs"]
     assert "first block: what the paper compares" in grid.notes

@@ -9,6 +9,7 @@ from scipy import stats
 
 from kinfed import UsageError
 from kinfed.verdict.statistics import (
+    compare_pairs,
     critical_difference,
     first_reaching,
     holm,
@@ -17,7 +18,6 @@ from kinfed.verdict.statistics import (
     mean_ranks,
     midranks,
     not_apart,
-    paired,
     signed_ranks,
     student,
     tails,
@@ -72,9 +72,9 @@ def test_scores_without_a_number_are_refused():
     with pytest.raises(UsageError, match="with a number for each seed"):
         interval([[0.5, 0.6], [math.nan, math.nan]])
     with pytest.raises(UsageError, match="cannot be paired"):
-        paired([0.5, math.nan], [math.nan, 0.5], True)
+        compare_pairs([0.5, math.nan], [math.nan, 0.5], True)
     with pytest.raises(UsageError, match=r"\[1, 2\] and \[1, 3\]"):
-        paired([0.5, 0.6], [0.5, 0.6, 0.7], True)
+        compare_pairs([0.5, 0.6], [0.5, 0.6, 0.7], True)
     with pytest.raises(UsageError, match="got 1 NaN"):
         mean_ranks([[0.5, math.nan], [0.4, 0.3]])
 
@@ -107,7 +107,7 @@ def test_quantiles_and_bootstrap_are_scipys():
 def test_pairs_by_hand():
     """Differences 1, 2, 3, 4, 5 and -6 hundredths: the signs with a rank sum of 6 or less are 14 of 64."""
     others = np.full(6, 0.5)
-    found = paired(others + np.array([0.01, 0.02, 0.03, 0.04, 0.05, -0.06]), others, True)
+    found = compare_pairs(others + np.array([0.01, 0.02, 0.03, 0.04, 0.05, -0.06]), others, True)
     assert found.p == pytest.approx(2 * 14 / 64)
     assert (found.mean, found.clients, found.worse, found.ahead, found.seeds) == (
         pytest.approx(0.015),
@@ -124,44 +124,46 @@ def test_equal_differences_are_ties_although_their_last_bits_differ():
     """As float32 has them: 0.8 - 0.7 and 0.3 - 0.2 are one difference, and 0.1 + 0.2 - 0.3 is none."""
     mine = np.float32([0.8, 0.3, 0.5, 0.9]).astype(float)
     others = np.float32([0.7, 0.2, 0.6, 0.9]).astype(float) + np.array([0, 0, 0, 1e-16])
-    found = paired(mine, others, True)
+    found = compare_pairs(mine, others, True)
     assert (found.differ, found.p) == (3, 1.0)
 
 
 def test_a_client_counts_once_however_many_seeds_there_are():
     a, b = np.array([0.6, 0.7, 0.9, 0.8]), np.array([0.5, 0.5, 0.6, 0.9])
-    once, thrice = paired(a, b, True), paired(np.tile(a, (3, 1)), np.tile(b, (3, 1)), True)
+    once, thrice = compare_pairs(a, b, True), compare_pairs(np.tile(a, (3, 1)), np.tile(b, (3, 1)), True)
     assert thrice[:6] == pytest.approx(once[:6])
     assert (once.ahead, once.seeds, thrice.ahead, thrice.seeds) == (1, 1, 3, 3)
     # A client without a score with one seed has the mean of the others.
-    some = paired([a, [*a[:3], math.nan]], [b, b], True)
+    some = compare_pairs([a, [*a[:3], math.nan]], [b, b], True)
     assert some[:6] == pytest.approx(once[:6])
 
 
 def test_pairs_know_no_order_of_clients_unit_or_direction():
     draws = np.random.default_rng(3)
     a, b = draws.random((2, 20)), draws.random((2, 20))
-    found, order = paired(a, b, True), draws.permutation(20)
-    assert paired(a[:, order], b[:, order], True) == pytest.approx(found)
-    back = paired(b, a, True)
+    found, order = compare_pairs(a, b, True), draws.permutation(20)
+    assert compare_pairs(a[:, order], b[:, order], True) == pytest.approx(found)
+    back = compare_pairs(b, a, True)
     assert (back.mean, back.low, back.high, back.p) == pytest.approx((-found.mean, -found.high, -found.low, found.p))
-    assert paired(a, b, False)[:4] == pytest.approx(back[:4])
-    large = paired(1000 * a, 1000 * b, True)
+    assert compare_pairs(a, b, False)[:4] == pytest.approx(back[:4])
+    large = compare_pairs(1000 * a, 1000 * b, True)
     assert (large.mean, large.p) == pytest.approx((1000 * found.mean, found.p))
 
 
 def test_many_tied_clients_have_the_normal_approximation():
     """60 differences of one size, 40 positive: ranks 30.5, sum 1220, mean 915, deviation 30.5 * sqrt(60) / 2."""
-    found = paired(0.5 + np.repeat([0.1, -0.1], [40, 20]), np.full(60, 0.5), True)
+    found = compare_pairs(0.5 + np.repeat([0.1, -0.1], [40, 20]), np.full(60, 0.5), True)
     z = (1220 - 915 - 0.5) / (30.5 * math.sqrt(60) / 2)
     assert (found.exact, found.p) == (False, pytest.approx(math.erfc(z / math.sqrt(2))))
-    few = paired(0.5 + np.repeat([0.1, -0.1], [28, 12]), np.full(40, 0.5), True)  # of these: 28 or more of 40 heads
+    few = compare_pairs(
+        0.5 + np.repeat([0.1, -0.1], [28, 12]), np.full(40, 0.5), True
+    )  # of these: 28 or more of 40 heads
     assert (few.exact, few.p) == (True, pytest.approx(2 * sum(math.comb(40, k) for k in range(28, 41)) / 2**40))
 
 
 def test_where_the_test_is_not_defined_it_says_why():
-    assert paired([0.5], [0.4], True).why == "one client"
-    same = paired([0.5, 0.6], [0.5, 0.6], True)
+    assert compare_pairs([0.5], [0.4], True).why == "one client"
+    same = compare_pairs([0.5, 0.6], [0.5, 0.6], True)
     assert (same.why, same.mean, same.worse, same.differ) == ("all differences are zero", 0, 0, 0)
     assert math.isnan(same.p)
     assert math.isnan(same.low)
@@ -175,7 +177,7 @@ def test_a_bounds_share_of_the_scores_knows_no_unit(unit):
         assert (found.mean, found.low, found.high) == pytest.approx(tuple(unit * x for x in plain[:3]))
         assert plain.why == found.why == ""
     scores = np.array([1.0, -2.0, 3.0, 5.0])
-    found, plain = paired(unit * scores, unit * scores[::-1], True), paired(scores, scores[::-1], True)
+    found, plain = compare_pairs(unit * scores, unit * scores[::-1], True), compare_pairs(scores, scores[::-1], True)
     assert found[1:4] == pytest.approx((unit * plain.low, unit * plain.high, plain.p))
 
 
@@ -186,18 +188,20 @@ def test_a_bound_that_is_not_defined_says_why():
     for one in (0.5, 1 - 1.1e-9):  # scores of which a third of the resamples have no spread
         found = interval([1.0] * 998 + [one])
         assert (found.low < found.mean < found.high, found.why) == (True, "")
-    same = paired([0.5, 0.6, 0.7], [0.4, 0.5, 0.6], True)
+    same = compare_pairs([0.5, 0.6, 0.7], [0.4, 0.5, 0.6], True)
     assert (same.why, same.mean, same.p) == ("all differences are equal", pytest.approx(0.1), pytest.approx(0.25))
     assert math.isnan(same.low)
-    lost = paired([math.inf, 1.0, math.inf], [0.5, 1.5, math.inf], False)  # losses: one run has diverged at a client
+    lost = compare_pairs(
+        [math.inf, 1.0, math.inf], [0.5, 1.5, math.inf], False
+    )  # losses: one run has diverged at a client
     assert (lost.why, lost.mean, lost.clients, lost.worse) == ("a score is infinite", -math.inf, 3, 1 / 3)
     assert math.isnan(lost.p)
 
 
 def test_a_mean_difference_that_is_rounding_alone_is_zero():
     """-0.1 + 0.2 - 0.1, whose mean is -3.7e-17."""
-    assert str(paired([0.8, 0.9, 0.7], [0.9, 0.7, 0.8], True).mean) == "0.0"
-    assert paired([0.123456789, 0.5], [0.1, 0.5], True).mean == pytest.approx(0.0117283945, rel=1e-12)
+    assert str(compare_pairs([0.8, 0.9, 0.7], [0.9, 0.7, 0.8], True).mean) == "0.0"
+    assert compare_pairs([0.123456789, 0.5], [0.1, 0.5], True).mean == pytest.approx(0.0117283945, rel=1e-12)
 
 
 def test_scores_that_are_no_difference_to_pairs_share_a_rank():

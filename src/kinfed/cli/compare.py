@@ -19,7 +19,7 @@ from ..report.tables.compare import Comparison, compare
 from ..report.tables.confusion import confusions
 from ..report.tables.run_statistics import ranking
 from ..report.tables.statistics_tables import grids
-from ..report.tables.target import reached
+from ..report.tables.target import tabulate_target
 from ..report.tables.text_table import Grid
 from ..verdict.statistics import not_apart
 from .console import Literal, show
@@ -92,7 +92,7 @@ def _compare(args: argparse.Namespace, console: Console) -> None:
     comparison = compare(args.folders)
     asked = args.statistics or (args.out is not None and args.target is None and not args.confusion)
     tables = grids(comparison) if asked else []
-    tables += reached(comparison, args.target) if args.target is not None else []
+    tables += tabulate_target(comparison, args.target) if args.target is not None else []
     tables += confusions(comparison, args.client) if args.confusion else []
     if args.json:
         more = {"tables": {one.name: one.to_dict() for one in tables}} if tables else {}
@@ -144,7 +144,7 @@ def write_tables(comparison: Comparison, tables: list[Grid], out: Path) -> None:
     for name, text in files.items():
         with replacing(out / name) as part:
             part.write_text(text, encoding="utf-8")
-    found = ranking(comparison)
-    if found is not None and math.isfinite(found.found.critical):
-        groups = not_apart(found.found.mean, found.found.critical)
-        critical_difference(found.names, found.found.mean, found.found.critical, groups, out / "ranks.png")
+    by_rank = ranking(comparison)
+    if by_rank is not None and math.isfinite(by_rank.ranks.critical):
+        groups = not_apart(by_rank.ranks.mean, by_rank.ranks.critical)
+        critical_difference(by_rank.names, by_rank.ranks.mean, by_rank.ranks.critical, groups, out / "ranks.png")

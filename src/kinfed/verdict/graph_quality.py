@@ -80,8 +80,8 @@ def consensus(relation: Tensor) -> float:
     """
     rows = _rows(relation)
     count = len(rows)
-    apart = torch.cdist(rows, rows, p=1).sum() / 2
-    return 1 - float(apart) / (count * (count - 1)) if count > 1 else float("nan")
+    distance = torch.cdist(rows, rows, p=1).sum() / 2
+    return 1 - float(distance) / (count * (count - 1)) if count > 1 else float("nan")
 
 
 def isolation(relation: Tensor) -> float:
@@ -94,27 +94,27 @@ def isolation(relation: Tensor) -> float:
     return (float(rows.diagonal().sum()) - 1) / (count - 1) if count > 1 else float("nan")
 
 
-def row_overlap(one: Tensor, other: Tensor) -> Tensor:
+def row_overlap(relation: Tensor, other: Tensor) -> Tensor:
     """[N] how much of each row, as a distribution, two relations have in common: sum_j min(a_ij, b_ij), 1 if alike."""
-    return torch.minimum(_rows(one), _rows(other)).sum(1)
+    return torch.minimum(_rows(relation), _rows(other)).sum(1)
 
 
-def row_correlation(one: Tensor, other: Tensor) -> Tensor:
+def row_correlation(relation: Tensor, other: Tensor) -> Tensor:
     """[N] Pearson's correlation of a client's weights for the others in two relations; NaN where one's are all equal.
 
     Its weight for itself is left out, as it would hide what changed among the others.
     """
-    others = ~torch.eye(len(_mean_over_layers(one)), dtype=torch.bool)
-    a, b = (_mean_over_layers(each)[others].view(len(others), -1) for each in (one, other))
+    others = ~torch.eye(len(_mean_over_layers(relation)), dtype=torch.bool)
+    a, b = (_mean_over_layers(weights)[others].view(len(others), -1) for weights in (relation, other))
     a, b = a - a.mean(1, keepdim=True), b - b.mean(1, keepdim=True)
     scale = (a.square().sum(1) * b.square().sum(1)).sqrt()
     return torch.where(scale > 1e-15, (a * b).sum(1) / scale, torch.nan).clamp(-1, 1)
 
 
-def rank_correlation(one: Tensor, other: Tensor) -> float:
+def rank_correlation(relation: Tensor, other: Tensor) -> float:
     """Spearman's correlation of two relations over ordered pairs of different clients; NaN if one's are all equal."""
-    others = ~torch.eye(len(_mean_over_layers(one)), dtype=torch.bool)
-    a, b = (torch.from_numpy(midranks(_mean_over_layers(each)[others].numpy())) for each in (one, other))
+    others = ~torch.eye(len(_mean_over_layers(relation)), dtype=torch.bool)
+    a, b = (torch.from_numpy(midranks(_mean_over_layers(weights)[others].numpy())) for weights in (relation, other))
     a, b = a - a.mean(), b - b.mean()
     scale = float((a.square().sum() * b.square().sum()).sqrt())
     return float((a * b).sum()) / scale if scale > 0 else float("nan")
@@ -150,12 +150,12 @@ def order_by_links(relation: NDArray[Any]) -> NDArray[Any]:
     By average linkage of the weights in both directions; that of the relation where these are all alike.
     """
     both = np.asarray(relation, np.float64) + np.asarray(relation, np.float64).T
-    apart = (both.max() - both)[np.triu_indices(len(both), 1)]
-    if len(both) < 3 or np.ptp(apart) <= 1e-5 * np.abs(both).max():
+    distances = (both.max() - both)[np.triu_indices(len(both), 1)]
+    if len(both) < 3 or np.ptp(distances) <= 1e-5 * np.abs(both).max():
         return np.arange(len(both))
     from scipy.cluster.hierarchy import leaves_list, linkage
 
-    order: NDArray[Any] = leaves_list(linkage(apart, "average"))
+    order: NDArray[Any] = leaves_list(linkage(distances, "average"))
     return order
 
 

@@ -22,7 +22,7 @@ class OwnVerdict:
     baseline: str  # the best baseline without others
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self) | {"over": {other: found._asdict() for other, found in self.over.items()}}
+        return asdict(self) | {"over": {other: comparison._asdict() for other, comparison in self.over.items()}}
 
 
 def judge_one(
@@ -47,7 +47,7 @@ def judge_one(
     sign = 1 if higher_is_better else -1
     means = {method: float(np.mean(mine))} | {name: float(np.mean(scores)) for name, scores in others.items()}
     over = {name: evidence([[mine]], [[scores]], [""], higher_is_better, blocks)[""] for name, scores in others.items()}
-    beyond = {name: found.p <= 1 - LEVEL for name, found in over.items()}
+    beyond = {name: comparison.p <= 1 - LEVEL for name, comparison in over.items()}
     better = {name: sign * (means[method] - means[name]) for name in others}
     helps = f"{ONE[0].upper()}{ONE[1:]} helps" if method == "fedavg" else HELPS
     if fedavg is not None and better["fedavg"] <= 0 and _helps(fedavg, alone[1], higher_is_better, blocks):
@@ -62,10 +62,10 @@ def judge_one(
     listed = ", ".join(f"{write_score(value, unit)} {named[name]}" for name, value in means.items())
     says = f"{says}: {metric} {listed}."
     if len(mine) > 1:
-        found = over["alone"]
+        over_alone = over["alone"]
         says += (
-            f" It is better on {found.better} and worse on {found.worse} of "
-            f"{len(mine):,} test examples (p = {found.p:.2g})."
+            f" It is better on {over_alone.better} and worse on {over_alone.worse} of "
+            f"{len(mine):,} test examples (p = {over_alone.p:.2g})."
         )
         if blocks.declared:
             says += " Test examples of one group count as one observation."
@@ -74,9 +74,9 @@ def judge_one(
 
 def _helps(shared: Array, alone: Array, higher_is_better: bool, blocks: Blocks) -> bool:
     """Whether one model for all is beyond the best baseline without others."""
-    found = evidence([[shared]], [[alone]], [""], higher_is_better, blocks)[""]
+    comparison = evidence([[shared]], [[alone]], [""], higher_is_better, blocks)[""]
     ahead = (1 if higher_is_better else -1) * float(np.mean(shared) - np.mean(alone)) > 0
-    return ahead and found.p <= 1 - LEVEL
+    return ahead and comparison.p <= 1 - LEVEL
 
 
 def write_score(value: float, unit: str) -> str:

@@ -83,7 +83,7 @@ def interval(scores: ArrayLike, level: float = LEVEL, share: bool = False) -> In
         with np.errstate(invalid="ignore"):  # of both signs
             return Interval(float(np.nanmean(by_seed)), math.nan, math.nan, over, INFINITE)
     by_seed = by_seed / unit
-    means = np.array([np.nanmean(one) for one in by_seed])
+    means = np.array([np.nanmean(scores_of_seed) for scores_of_seed in by_seed])
     values = means if len(means) > 1 else by_seed[0][~np.isnan(by_seed[0])]
     mean = float(means.mean())
     if len(values) < 2:
@@ -98,7 +98,7 @@ def interval(scores: ArrayLike, level: float = LEVEL, share: bool = False) -> In
     return Interval(unit * mean, unit * low, unit * high, over)
 
 
-def paired(mine: ArrayLike, others: ArrayLike, higher_is_better: bool, level: float = LEVEL) -> Paired:
+def compare_pairs(mine: ArrayLike, others: ArrayLike, higher_is_better: bool, level: float = LEVEL) -> Paired:
     """Compare scores: [S, N] or [N] of two methods, client by client and seed by seed.
 
     A client's difference is its mean over the seeds that have both scores, so that a client counts once however many
@@ -107,24 +107,29 @@ def paired(mine: ArrayLike, others: ArrayLike, higher_is_better: bool, level: fl
     a, b = np.atleast_2d(np.asarray(mine, np.float64)), np.atleast_2d(np.asarray(others, np.float64))
     if a.shape != b.shape or a.ndim != 2:
         raise UsageError(f"paired scores must have one shape, [S, N]; got {list(a.shape)} and {list(b.shape)}")
-    known = ~np.isnan(a) & ~np.isnan(b)
-    if not known.any():
+    scored = ~np.isnan(a) & ~np.isnan(b)
+    if not scored.any():
         raise UsageError("no client has a score in both runs, so they cannot be paired")
-    unit = float(np.abs(np.stack([a, b])[:, known]).max()) or 1.0
+    unit = float(np.abs(np.stack([a, b])[:, scored]).max()) or 1.0
     infinite, unit = math.isinf(unit), 1.0 if math.isinf(unit) else unit
     with np.errstate(invalid="ignore"):
-        each = np.where(a == b, 0, a / unit - b / unit) * (1 if higher_is_better else -1)  # [S, N]
-        gains = np.nanmean(each[:, known.any(0)], 0)  # [n]
-        gain, by_seed = gains.round(SAME), np.nanmean(each[known.any(1)], 1).round(SAME)
+        differences = np.where(a == b, 0, a / unit - b / unit) * (1 if higher_is_better else -1)  # [S, N]
+        gains = np.nanmean(differences[:, scored.any(0)], 0)  # [n]
+        gain, by_seed = gains.round(SAME), np.nanmean(differences[scored.any(1)], 1).round(SAME)
         mean = float(gains.mean())
     if abs(mean) < 0.5 * 10**-SAME:
         mean = 0.0  # the sign of what is left by rounding says nothing
     half = math.nan if infinite or _are_equal(gain) else _half(gains, level)
-    apart = gain[gain != 0]
-    p, why = math.nan, "all differences are zero" if not len(apart) else INFINITE * infinite
-    why = "one client" if len(gain) < 2 else why
-    if not why:
-        p = min(1.0, 2 * min(signed_ranks(apart)))
+    nonzero = gain[gain != 0]
+    p, why = math.nan, ""
+    if len(gain) < 2:
+        why = "one client"
+    elif not len(nonzero):
+        why = "all differences are zero"
+    elif infinite:
+        why = INFINITE
+    else:
+        p = min(1.0, 2 * min(signed_ranks(nonzero)))
         why = "all differences are equal" if math.isnan(half) else ""
     return Paired(
         unit * mean,
@@ -133,8 +138,8 @@ def paired(mine: ArrayLike, others: ArrayLike, higher_is_better: bool, level: fl
         p=float(p),
         clients=len(gain),
         worse=float((gain < 0).mean()),
-        differ=len(apart),
-        exact=len(apart) <= EXACT,
+        differ=len(nonzero),
+        exact=len(nonzero) <= EXACT,
         ahead=int((by_seed > 0).sum()),
         seeds=len(by_seed),
         why=why,
@@ -247,17 +252,17 @@ def kendall(ours: ArrayLike, printed: ArrayLike) -> float:
     from scipy import stats
 
     a, b = np.asarray(ours, np.float64), np.asarray(printed, np.float64)
-    known = ~np.isnan(a + b)
-    if known.sum() < 2 or _are_equal(a[known]) or _are_equal(b[known]):
+    scored = ~np.isnan(a + b)
+    if scored.sum() < 2 or _are_equal(a[scored]) or _are_equal(b[scored]):
         return math.nan
-    return float(stats.kendalltau(a[known], b[known]).statistic)
+    return float(stats.kendalltau(a[scored], b[scored]).statistic)
 
 
 def tails(scores: ArrayLike, higher_is_better: bool, share: float = 0.1) -> tuple[float, float]:
     """The means of the worst and the best share of clients (at least one), scores: [S, N] or [N]; means over seeds."""
     worst, best = [], []
-    for one in _by_seed(scores):
-        ordered = np.sort(one[~np.isnan(one)])
+    for scores_of_seed in _by_seed(scores):
+        ordered = np.sort(scores_of_seed[~np.isnan(scores_of_seed)])
         few = max(1, math.ceil(len(ordered) * share - 1e-9))
         ends = ordered[:few].mean(), ordered[-few:].mean()
         worst.append(ends[0] if higher_is_better else ends[1])
@@ -280,8 +285,8 @@ def _bootstrap(values: Array, level: float) -> tuple[float, float]:
     parts = [values[draw.integers(0, n, (min(1000, RESAMPLES - i), n))].mean(1) for i in range(0, RESAMPLES, 1000)]
     means, mean = np.concatenate(parts).round(12), values.mean().round(12)  # so that equal means are seen to be
     bias = special.ndtri(((means < mean).mean() + (means <= mean).mean()) / 2)
-    apart = values - mean
-    skew = (apart**3).sum() / (6 * (apart**2).sum() ** 1.5)
+    deviations = values - mean
+    skew = (deviations**3).sum() / (6 * (deviations**2).sum() ** 1.5)
     ends = bias + special.ndtri([(1 - level) / 2, (1 + level) / 2])
     low, high = np.quantile(means, special.ndtr(bias + ends / (1 - skew * ends)))
     return float(low), float(high)
@@ -301,7 +306,7 @@ def _by_seed(scores: ArrayLike) -> Array:
 
 
 def _shape(values: NDArray[Any]) -> str:
-    return f"{list(values.shape)}" + " with NaN only" * bool(np.isnan(values).all())
+    return f"{list(values.shape)}{' with NaN only' if np.isnan(values).all() else ''}"
 
 
 def _are_equal(values: Array) -> bool:

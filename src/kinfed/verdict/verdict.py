@@ -124,15 +124,15 @@ def judge(
     sign = 1 if metric.higher_is_better else -1
     if method == "fedavg" and pooled is not None and pooled.name == FEDAVG:
         pooled = None
-    pairs_alone = _Pairs.of(mine, alone.scores, names, sign, blocks)
+    pairs_alone = _Pairs.from_scores(mine, alone.scores, names, sign, blocks)
     rows = Blocks(totals=blocks.totals)  # which examples belong together does not move a mean
     over, between = {"alone": pairs_alone.difference(metric.higher_is_better, alone.rivals)}, None
     if pooled is not None:
-        pairs = _Pairs.of(mine, pooled.scores, names, sign, rows)
+        pairs = _Pairs.from_scores(mine, pooled.scores, names, sign, rows)
         over["pooled"] = pairs.difference(metric.higher_is_better, pooled.rivals)
-        between = _Pairs.of(pooled.scores, alone.scores, names, sign, rows).difference(metric.higher_is_better)
-    shown = pairs_alone.decided()
-    here = [name for name, present in zip(names, pairs_alone.known, strict=True) if present]
+        between = _Pairs.from_scores(pooled.scores, alone.scores, names, sign, rows).difference(metric.higher_is_better)
+    shown = pairs_alone.decide()
+    here = [name for name, present in zip(names, pairs_alone.paired_clients, strict=True) if present]
     decided = {names[i] for i in (*shown.gain, *shown.lose)}
     case = _Case(
         method,
@@ -163,14 +163,14 @@ def judge(
 
 def difference(mine: Sequence[Any], other: Sequence[Any], names: Sequence[str], higher_is_better: bool) -> Difference:
     """How much better the scores of one run are than those of another, given by client, as in `judge`."""
-    return _Pairs.of([mine], [other], names, 1 if higher_is_better else -1).difference(higher_is_better)
+    return _Pairs.from_scores([mine], [other], names, 1 if higher_is_better else -1).difference(higher_is_better)
 
 
 def decide(
     mine: Scores, others: Scores, names: Sequence[str], higher_is_better: bool, blocks: Blocks = INDEPENDENT
 ) -> tuple[list[str], list[str]]:
     """The clients that gain, and those that lose, by their own test examples, as in `judge`."""
-    shown = _Pairs.of(mine, others, names, 1 if higher_is_better else -1, blocks).decided()
+    shown = _Pairs.from_scores(mine, others, names, 1 if higher_is_better else -1, blocks).decide()
     return [names[i] for i in shown.gain], [names[i] for i in shown.lose]
 
 
@@ -187,7 +187,7 @@ def evidence(
     mine: Scores, others: Scores, names: Sequence[str], higher_is_better: bool, blocks: Blocks = INDEPENDENT
 ) -> dict[str, Evidence]:
     """Client by client, what `judge` decides by; clients without a pair of scores are left out."""
-    pairs = _Pairs.of(mine, others, names, 1 if higher_is_better else -1, blocks)
+    pairs = _Pairs.from_scores(mine, others, names, 1 if higher_is_better else -1, blocks)
     values = {i: p for i, p, _ in pairs.p_values()}
     result = {}
     for i, p in values.items():
@@ -214,36 +214,36 @@ class _Pairs(NamedTuple):
     kind: Blocks  # whether these are blocks
 
     @classmethod
-    def of(
+    def from_scores(
         cls, mine: Scores, others: Scores, names: Sequence[str], sign: int, blocks: Blocks = INDEPENDENT
     ) -> "_Pairs":
         """The examples that have a score in both."""
         pairs = cls([], [], [], sign, blocks)
-        for seed, (own, other) in enumerate(zip(mine, others, strict=True)):
-            if len(own) != len(names) or len(other) != len(names):
+        for seed, (ours, theirs) in enumerate(zip(mine, others, strict=True)):
+            if len(ours) != len(names) or len(theirs) != len(names):
                 raise UsageError(f"scores must be given for each of {several(len(names), 'client')}")
-            triples = [_pair_scores(a, b, name) for a, b, name in zip(own, other, names, strict=True)]
+            triples = [_pair_scores(a, b, name) for a, b, name in zip(ours, theirs, names, strict=True)]
             pairs.mine.append([a for a, _, _ in triples])
             pairs.others.append([b for _, b, _ in triples])
             pairs.blocks.append([blocks.select(seed, i, real) for i, (_, _, real) in enumerate(triples)])
-        if not any(pairs.known):
+        if not any(pairs.paired_clients):
             raise UsageError("no client has a test score in both runs, so they cannot be compared")
         return pairs
 
     @property
-    def known(self) -> list[bool]:
+    def paired_clients(self) -> list[bool]:
         """[N] which clients have a pair, with any seed."""
-        return [any(len(one) > 0 for one in client) for client in zip(*self.mine, strict=True)]
+        return [any(len(scores) > 0 for scores in client) for client in zip(*self.mine, strict=True)]
 
     @property
     def single(self) -> bool:
         """Whether there is one score for each client."""
-        return all(len(one) <= 1 for seed in self.mine for one in seed)
+        return all(len(client) <= 1 for seed in self.mine for client in seed)
 
     def means(self, scores: list[list[Array]]) -> Array:
         """[n] the mean scores of clients that are known, over seeds."""
-        each = np.array([[one.mean() if len(one) else np.nan for one in seed] for seed in scores])
-        means: Array = np.nanmean(each[:, self.known], 0)
+        by_seed = np.array([[client.mean() if len(client) else np.nan for client in seed] for seed in scores])
+        means: Array = np.nanmean(by_seed[:, self.paired_clients], 0)
         return means
 
     @property
@@ -260,25 +260,27 @@ class _Pairs(NamedTuple):
         """The mean over clients with its interval; of errors, if none is 0, by the logarithms of their ratios."""
         mine, others = self.means(self.mine), self.means(self.others)
         seeds = [*self.mine, *self.others]
-        relative = not higher_is_better and all(float(one.mean()) > 0 for seed in seeds for one in seed if len(one))
+        relative = not higher_is_better and all(
+            float(client.mean()) > 0 for seed in seeds for client in seed if len(client)
+        )
         if relative and np.abs(np.log(others / mine)).max() > math.log(FARTHEST):
             relative = False  # a ratio to an error that is nearly zero says nothing
         values = np.log(others / mine) if relative else self.sign * (mine - others)
         sizes = self.kind.totals or [list(map(len, seed)) for seed in self.mine]
-        counts = np.array(sizes)[:, self.known].sum(0)
+        counts = np.array(sizes)[:, self.paired_clients].sum(0)
 
-        def of(bounds: tuple[float, float, float], per_row: Difference | None = None) -> Difference:
-            mean, low, high = (-math.expm1(-one) for one in bounds) if relative else bounds
+        def difference_of(bounds: tuple[float, float, float], per_row: Difference | None = None) -> Difference:
+            mean, low, high = (-math.expm1(-bound) for bound in bounds) if relative else bounds
             return Difference(mean, low, high, relative, per_row)
 
-        per_row = None if self.single else of(interval_per_row(values, counts))
-        return of(interval_over_clients(values, rivals), per_row)
+        per_row = None if self.single else difference_of(interval_per_row(values, counts))
+        return difference_of(interval_over_clients(values, rivals), per_row)
 
     def p_values(self) -> list[tuple[int, float, bool]]:
         """Each known client's position, its two-sided p-value, and whether the method is better on average."""
         length, values = self.block_length, []
-        for i in (i for i, present in enumerate(self.known) if present):
-            each, gains = [], []
+        for i in (i for i, present in enumerate(self.paired_clients) if present):
+            by_seed, gains = [], []
             for mine, others, blocks in zip(self.mine, self.others, self.blocks, strict=True):
                 if not len(mine[i]):
                     continue
@@ -286,8 +288,8 @@ class _Pairs(NamedTuple):
                 gains.append(gain.mean())
                 if self.kind.declared or length > 1:
                     gain, binary = self._by_block(gain, blocks[i], length), False
-                each.append(_p_values(gain, binary))
-            p = np.mean(each, 0) * (2 if len(each) > 1 else 1)
+                by_seed.append(_p_values(gain, binary))
+            p = np.mean(by_seed, 0) * (2 if len(by_seed) > 1 else 1)
             better = float(np.mean(gains))
             # A test of ranks may contradict the mean: then nothing is decided.
             agree = better > 0 if p[0] < p[1] else better < 0
@@ -315,17 +317,17 @@ class _Pairs(NamedTuple):
         means: Array = np.bincount(at, gain) / count
         return means
 
-    def decided(self) -> _Decided:
+    def decide(self) -> _Decided:
         """The positions of the clients that gain, and of those that lose."""
         values = self.p_values()
-        p = np.sort([one for _, one, _ in values])
+        p = np.sort([p_value for _, p_value, _ in values])
         bound = p[p <= (1 - LEVEL) * np.arange(1, len(p) + 1) / max(len(p), 1)].max(initial=-1)  # Benjamini, Hochberg
-        chosen = [(i, up) for i, one, up in values if one <= bound]
+        chosen = [(i, up) for i, p_value, up in values if p_value <= bound]
         return _Decided([i for i, up in chosen if up], [i for i, up in chosen if not up])
 
     def remarks(self, shown: _Decided) -> Iterator[str]:
         """Who gains and loses, and what is not independent or missing, one remark each."""
-        gain, lose, clients = len(shown.gain), len(shown.lose), sum(self.known)
+        gain, lose, clients = len(shown.gain), len(shown.lose), sum(self.paired_clients)
         left = clients - gain - lose
         if self.single:
             yield "with one score for each client, nobody can say which clients gain"
@@ -347,7 +349,7 @@ class _Pairs(NamedTuple):
                 f"{several(self.kind.spanning, 'group')} {have} rows of several clients, so these clients are not "
                 "independent and the intervals may be too narrow"
             )
-        if lacking := len(self.known) - clients:
+        if lacking := len(self.paired_clients) - clients:
             yield f"{several(lacking, 'client')} without test scores {'is' if lacking == 1 else 'are'} left out"
 
 
@@ -401,8 +403,8 @@ def _p_values(gain: Array, binary: bool) -> tuple[float, float]:
     if binary:
         from scipy import special  # here, as it would add to every start
 
-        up, apart = int((gain > 0).sum()), int((gain != 0).sum())
-        return float(special.bdtrc(up - 1, apart, 0.5)), float(special.bdtr(up, apart, 0.5))
+        up, unequal = int((gain > 0).sum()), int((gain != 0).sum())
+        return float(special.bdtrc(up - 1, unequal, 0.5)), float(special.bdtr(up, unequal, 0.5))
     return signed_ranks(gain)
 
 
@@ -458,7 +460,7 @@ class _Case(NamedTuple):
         if not self.is_alone:
             over = f"{BEST_ALONE}, {self.alone.name}"
             first = f"{first}: {_write_difference(self.over_alone, self.metric, self.clients, over)}"
-        return " ".join(f"{one}." for one in (first, self._second()) if one)
+        return " ".join(f"{sentence}." for sentence in (first, self._second()) if sentence)
 
     def _head(self) -> str:
         """What can be said, in a few words."""

@@ -93,13 +93,13 @@ class Counterfactual:
         return fleet
 
 
-def without(row: Tensor, other: int) -> Tensor | None:
+def remove_client(row: Tensor, other: int) -> Tensor | None:
     """The row: [N] or [L, N] with the weight of one client taken out, divided by what is left; None if nothing is."""
     rest = row.index_fill(-1, torch.tensor([other], device=row.device), 0)
     left = rest.sum(-1, keepdim=True)
     return None if bool((left <= 1e-6).any()) else rest / left
 
 
-def alone(row: Tensor, client: int) -> Tensor:
+def isolate_client(row: Tensor, client: int) -> Tensor:
     """The row with which a client hears nobody but itself."""
     return torch.zeros_like(row).index_fill(-1, torch.tensor([client], device=row.device), 1)

@@ -17,7 +17,7 @@ from ...runs.run import FinalServer, OpenedRun, Run, client_index
 from ...runs.run_folder import Relations, RunFolder
 from ...verdict.graph_quality import label_overlap
 from ..tables.text_table import Grid, facts, number
-from .counterfactual import MIXED, Counterfactual, alone, without
+from .counterfactual import MIXED, Counterfactual, isolate_client, remove_client
 from .relation_difference import relations_of
 
 Array = NDArray[Any]
@@ -66,7 +66,10 @@ class Reasons:
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON; None where a number is not known."""
-        sources = {"itself": facts(self.itself._asdict()), "sources": [facts(one._asdict()) for one in self.sources]}
+        sources = {
+            "itself": facts(self.itself._asdict()),
+            "sources": [facts(source._asdict()) for source in self.sources],
+        }
         return facts({key: value for key, value in vars(self).items() if key not in sources}) | sources
 
 
@@ -74,12 +77,12 @@ class _Scores(NamedTuple):
     """Test scores of one client's mixture, and its weights after the last round; NaN where they are not measured."""
 
     weights: Mapping[int, float] = {}  # of each other client
-    whole: float = math.nan
+    mixed: float = math.nan
     alone: float = math.nan
     without: Mapping[int, float] = {}
 
 
-class _Heard(NamedTuple):
+class _ClientWeights(NamedTuple):
     """A client's weights."""
 
     weights: Array  # [T, L, N]
@@ -89,15 +92,15 @@ class _Heard(NamedTuple):
     layers: tuple[str, ...]  # [L]; none for a graph of whole models
 
     @classmethod
-    def of(cls, found: Relations, i: int) -> "_Heard":
-        """Those of client i."""
-        whole = found.weights.ndim == 3
-        weights = (found.weights[:, None] if whole else found.weights)[:, :, i].astype(np.float64)
-        layers = () if whole or len(found.layers) < 2 else tuple(found.layers)
-        return cls(weights, weights.mean(1), found.rounds.tolist(), found.selected, layers)
+    def select(cls, relations: Relations, i: int) -> "_ClientWeights":
+        """The weights of client i."""
+        one_layer = relations.weights.ndim == 3
+        weights = (relations.weights[:, None] if one_layer else relations.weights)[:, :, i].astype(np.float64)
+        layers = () if one_layer or len(relations.layers) < 2 else tuple(relations.layers)
+        return cls(weights, weights.mean(1), relations.rounds.tolist(), relations.selected, layers)
 
     @property
-    def shown(self) -> list[int]:
+    def shown_rounds(self) -> list[int]:
         """Indices of some rounds, evenly apart, the selected one among them."""
         even = np.linspace(0, len(self.rounds) - 1, ROUNDS).round().astype(int).tolist()
         return sorted({*even, self.selected})
@@ -111,9 +114,9 @@ class _Heard(NamedTuple):
     def source(self, name: str, j: int, compared: float, labels: float, scores: _Scores) -> Source:
         """What is known of client j."""
         layers = tuple(self.weights[self.selected, :, j].tolist()) if self.layers else ()
-        by_round = tuple(self.mean[self.shown, j].tolist())
-        known = compared, labels, scores.weights.get(j, math.nan), scores.without.get(j, math.nan)
-        return Source(name, float(self.mean[self.selected, j]), layers, by_round, *known)
+        by_round = tuple(self.mean[self.shown_rounds, j].tolist())
+        measured = compared, labels, scores.weights.get(j, math.nan), scores.without.get(j, math.nan)
+        return Source(name, float(self.mean[self.selected, j]), layers, by_round, *measured)
 
 
 def explain(
@@ -142,43 +145,43 @@ def explain(
     if summary.sites is not None:
         raise UsageError(f"{folder} is a run of real sites, where models and data stayed: nothing can be measured here")
     i = client_index(names, client)
-    heard = _Heard.of(relations_of(folder), i)
-    places = heard.most(i, top) if of is None else [client_index(names, of)]
+    weights = _ClientWeights.select(relations_of(folder), i)
+    places = weights.most(i, top) if of is None else [client_index(names, of)]
     if places == [i]:
         raise UsageError(f"client '{names[i]}' is the one that is explained; name another client")
     notes = list[str]()
-    if of is not None and heard.mean[heard.selected, places[0]] == 0:
+    if of is not None and weights.mean[weights.selected, places[0]] == 0:
         notes.append(
-            f"client '{names[i]}' learns nothing from '{names[places[0]]}' in round {heard.rounds[heard.selected]}"
+            f"client '{names[i]}' learns nothing from '{names[places[0]]}' in round {weights.rounds[weights.selected]}"
         )
     saved, server = _open_run(folder, notes)
-    what, alike = _compare_models(saved, server, i, places, notes)
+    what, comparison = _compare_models(saved, server, i, places, notes)
     labels = _labels(folder, names, [i, *places])
     scores = _score_mixtures(server, i, places, data_dir, notes)
-    if not math.isnan(scores.whole) and summary.selection.chosen != MIXED:
+    if not math.isnan(scores.mixed) and summary.selection.chosen != MIXED:
         chosen = summary.selection.chosen
         notes.append(f"validation chose the model '{chosen}'; the scores are of '{MIXED}', as the client is sent it")
 
     def source(j: int) -> Source:
-        compared = math.nan if alike is None else float(alike[j])
-        return heard.source(names[j], j, compared, labels.get(j, math.nan), scores)
+        compared = math.nan if comparison is None else float(comparison[j])
+        return weights.source(names[j], j, compared, labels.get(j, math.nan), scores)
 
     return Reasons(
         run=str(run),
         method=summary.method,
         client=names[i],
         others=len(names) - 1,
-        round=heard.rounds[heard.selected],
-        last=heard.rounds[-1] if server is None else server.state.done,
-        layers=heard.layers,
-        rounds=tuple(heard.rounds[t] for t in heard.shown),
+        round=weights.rounds[weights.selected],
+        last=weights.rounds[-1] if server is None else server.state.done,
+        layers=weights.layers,
+        rounds=tuple(weights.rounds[t] for t in weights.shown_rounds),
         itself=source(i),
         sources=tuple(source(j) for j in places),
         compared=what,
         metric=summary.metric.name,
         is_share=summary.metric.is_share,
         higher_is_better=summary.metric.higher_is_better,
-        score=scores.whole,
+        score=scores.mixed,
         alone=scores.alone,
         notes=tuple(notes),
     )
@@ -201,8 +204,8 @@ def _compare_models(
     """What the method compared: [N], if the run has left it; else how the saved models of these clients are alike."""
     if saved is None:
         return "", None
-    if server is not None and (told := server.compared()) is not None:
-        return f"{told.what}, after round {server.state.done}", told.values[i].double().cpu().numpy()
+    if server is not None and (compared := server.compared()) is not None:
+        return f"{compared.what}, after round {server.state.done}", compared.values[i].double().cpu().numpy()
     weighs = "" if server is None else Explains.of(undivided(server.method)).weighs
     why = weighs or f"the run kept nothing of what {saved.summary.method} compares"
     notes.append(f"{why}; saved models are compared instead")
@@ -229,15 +232,15 @@ def _score_mixtures(
     with note_failure(notes, NOT_MEASURED):
         client = Counterfactual(server, i, None if data_dir is None else Path(data_dir))
         row = client.row
-        less = {j: without(row, j) for j in places}
-        scores = {j: math.nan if one is None else client.score(one) for j, one in less.items()}
-        whole, own = client.score(row), client.score(alone(row, i))
+        less = {j: remove_client(row, j) for j in places}
+        scores = {j: math.nan if mixture is None else client.score(mixture) for j, mixture in less.items()}
+        mixed, unmixed = client.score(row), client.score(isolate_client(row, i))
     if scores is None:
         return _Scores()
-    if any(one is None for one in less.values()):
+    if any(mixture is None for mixture in less.values()):
         notes.append("where nothing would be left of a row there is no score")
     weights = row.reshape(-1, row.shape[-1]).double().mean(0).tolist()
-    return _Scores(dict(enumerate(weights)), whole, own, scores)
+    return _Scores(dict(enumerate(weights)), mixed, unmixed, scores)
 
 
 def _labels(folder: RunFolder, names: list[str], clients: list[int]) -> dict[int, float]:
@@ -249,54 +252,53 @@ def _labels(folder: RunFolder, names: list[str], clients: list[int]) -> dict[int
     return dict(zip(clients, common.tolist(), strict=True))
 
 
-def grids(found: Reasons) -> list[Grid]:
+def grids(reasons: Reasons) -> list[Grid]:
     """Reasons as tables: which clients it learns from, by layer, by round, and scores."""
-    every = [found.itself, *found.sources]
-    named = [ITSELF, *(one.client for one in found.sources)]
+    every = [reasons.itself, *reasons.sources]
+    named = [ITSELF, *(source.client for source in reasons.sources)]
 
     def table(name: str, title: str, headings: Sequence[str], rows: list[list[str]], notes: Sequence[str] = ()) -> Grid:
         return Grid(name, title, ["", *headings], [rows], notes)
 
-    what = [f"compared: {found.compared}"] if found.compared else []
-    if any(not math.isnan(one.labels) for one in every):
+    what = [f"compared: {reasons.compared}"] if reasons.compared else []
+    if any(not math.isnan(source.labels) for source in every):
         what.append("labels: the share of their labels that both clients have in common")
     result = [
         table(
             "sources",
-            f"the clients that '{found.client}' learns from in {found.run} ({found.method}, round {found.round}), "
-            f"{len(found.sources)} of {found.others}",
+            f"the clients that '{reasons.client}' learns from in {reasons.run} ({reasons.method}, round "
+            f"{reasons.round}), {len(reasons.sources)} of {reasons.others}",
             ["weight", "compared", "labels"],
             [[n, *map(number, (o.weight, o.compared, o.labels))] for n, o in zip(named, every, strict=True)],
             what,
         )
     ]
-    if found.layers:
+    if reasons.layers:
         rows = [[n, *map(number, o.layers)] for n, o in zip(named, every, strict=True)]
-        result.append(table("layers", f"weights by layer, round {found.round}", found.layers, rows))
-    if len(found.rounds) > 1:
+        result.append(table("layers", f"weights by layer, round {reasons.round}", reasons.layers, rows))
+    if len(reasons.rounds) > 1:
         rows = [[n, *map(number, o.rounds)] for n, o in zip(named, every, strict=True)]
-        result.append(table("rounds", "weights by round", [f"round {r}" for r in found.rounds], rows))
-    if not math.isnan(found.score):
-        result.append(table("scores", *_scores_table(found)))
+        result.append(table("rounds", "weights by round", [f"round {r}" for r in reasons.rounds], rows))
+    if not math.isnan(reasons.score):
+        result.append(table("scores", *_scores_table(reasons)))
     last = result[-1]
-    result[-1] = Grid(last.name, last.title, last.headings, last.blocks, (*last.notes, *found.notes))
+    result[-1] = Grid(last.name, last.title, last.headings, last.blocks, (*last.notes, *reasons.notes))
     return result
 
 
-def _scores_table(found: Reasons) -> tuple[str, list[str], list[list[str]]]:
-    scale, digits = (100, 2) if found.is_share else (1, 4)
+def _scores_table(reasons: Reasons) -> tuple[str, list[str], list[list[str]]]:
+    scale, digits = (100, 2) if reasons.is_share else (1, 4)
 
     def cells(name: str, weight: float, score: float) -> list[str]:
         if math.isnan(score):
             return [name, number(weight), "", ""]
-        apart = f"{scale * (score - found.score):+.{digits}f}" if name != AS_IT_IS else ""
-        return [name, number(weight), f"{scale * score:.{digits}f}", apart]
+        difference = f"{scale * (score - reasons.score):+.{digits}f}" if name != AS_IT_IS else ""
+        return [name, number(weight), f"{scale * score:.{digits}f}", difference]
 
-    rows = [cells(AS_IT_IS, math.nan, found.score)]
-    rows += [cells(f"without {one.client}", one.last, one.without) for one in found.sources]
-    rows.append(cells("its own model alone", found.itself.last, found.alone))
-    unit = (", %" if found.is_share else "") + ("" if found.higher_is_better else ", lower is better")
-    title = (
-        f"its mixture of the models of round {found.last}, the last, on its own test examples ({found.metric}{unit})"
-    )
-    return title, ["weight", found.metric, "difference"], rows
+    rows = [cells(AS_IT_IS, math.nan, reasons.score)]
+    rows += [cells(f"without {source.client}", source.last, source.without) for source in reasons.sources]
+    rows.append(cells("its own model alone", reasons.itself.last, reasons.alone))
+    unit = (", %" if reasons.is_share else "") + ("" if reasons.higher_is_better else ", lower is better")
+    measure = f"{reasons.metric}{unit}"
+    title = f"its mixture of the models of round {reasons.last}, the last, on its own test examples ({measure})"
+    return title, ["weight", reasons.metric, "difference"], rows

@@ -55,7 +55,7 @@ class Layer(NamedTuple):
     def to_dict(self) -> dict[str, Any]:
         """For JSON; None where a number is not defined."""
         figures = {"before": self.before._asdict(), "after": self.after._asdict()}
-        plain = {f"{key}_{when}": value for when, one in figures.items() for key, value in one.items()}
+        plain = {f"{key}_{when}": value for when, measures in figures.items() for key, value in measures.items()}
         return facts({key: value for key, value in self._asdict().items() if key not in figures} | plain)
 
 
@@ -93,18 +93,22 @@ class Difference:
         before, after = self.before[several:], self.after[several:]
         there = (np.maximum(before, after) >= self.edge) & ~np.eye(len(self.clients), dtype=bool)
         places = np.argwhere(there & (before != after))
-        apart = np.abs(after - before)[tuple(places.T)]
-        found = []
-        for layer, i, j in places[np.argsort(-apart, kind="stable")].tolist():
+        change = np.abs(after - before)[tuple(places.T)]
+        edges = []
+        for layer, i, j in places[np.argsort(-change, kind="stable")].tolist():
             a, b = float(before[layer, i, j]), float(after[layer, i, j])
-            what = "stronger" if b > a else "weaker"
-            what = "gained" if a < self.edge else "lost" if b < self.edge else what
-            found.append(Edge(self.clients[i], self.clients[j], self.layers[layer + several], a, b, what))
-        return found
+            if a < self.edge:
+                what = "gained"
+            elif b < self.edge:
+                what = "lost"
+            else:
+                what = "stronger" if b > a else "weaker"
+            edges.append(Edge(self.clients[i], self.clients[j], self.layers[layer + several], a, b, what))
+        return edges
 
     def by_layer(self) -> list[Layer]:
         """What changed in each layer; all together first."""
-        return [self._layer(*one) for one in zip(self.layers, self.before, self.after, strict=True)]
+        return [self._layer(*layer) for layer in zip(self.layers, self.before, self.after, strict=True)]
 
     def by_client(self) -> list[Client]:
         """What changed for each client, those of which least is left first."""
@@ -112,14 +116,15 @@ class Difference:
         a, b = self._edges(before), self._edges(after)
         counts = (b & ~a).sum(1), (a & ~b).sum(1)
         columns = *counts, *_compare_rows(before, after), before.diagonal(), after.diagonal()
-        found = [Client(*row) for row in zip(self.clients, *(column.tolist() for column in columns), strict=True)]
-        return sorted(found, key=lambda one: one.correlation if math.isnan(one.overlap) else one.overlap)
+        cells = [column.tolist() for column in columns]
+        clients = [Client(*row) for row in zip(self.clients, *cells, strict=True)]
+        return sorted(clients, key=lambda client: client.correlation if math.isnan(client.overlap) else client.overlap)
 
     def to_dict(self, top: int = 0) -> dict[str, Any]:
         """For JSON, with so many edges, those that changed most; 0: all."""
         about: dict[str, Any] = {"runs": self.runs, "methods": self.methods, "rounds": self.rounds, "edge": self.edge}
-        layers = [one.to_dict() for one in self.by_layer()]
-        clients, edges = ([facts(one._asdict()) for one in rows] for rows in (self.by_client(), self.edges()))
+        layers = [layer.to_dict() for layer in self.by_layer()]
+        clients, edges = ([facts(row._asdict()) for row in rows] for rows in (self.by_client(), self.edges()))
         return about | {"layers": layers, "clients": clients, "edges": edges[: top or None], "notes": self.notes}
 
     def _edges(self, weights: Array) -> Array:
@@ -130,7 +135,8 @@ class Difference:
     def _layer(self, name: str, before: Array, after: Array) -> Layer:
         a, b = self._edges(before), self._edges(after)
         overlap, correlation = (
-            float(np.nanmean(one)) if not np.isnan(one).all() else math.nan for one in _compare_rows(before, after)
+            float(np.nanmean(measure)) if not np.isnan(measure).all() else math.nan
+            for measure in _compare_rows(before, after)
         )
         return Layer(
             name,
@@ -166,25 +172,33 @@ def diff(
     _check_clients(folders, names, other)
     if edge is not None and not 0 < edge <= 1:
         raise UsageError(f"an edge is a weight in (0, 1]; got {edge:g}")
-    found = [relations_of(folder) for folder in folders]
-    places = [_place(folder, one, asked) for folder, one, asked in zip(folders, found, rounds, strict=True)]
-    weights = [one.weights[at].astype(np.float64) for one, at in zip(found, places, strict=True)]
+    relations = [relations_of(folder) for folder in folders]
+    places = [
+        _place(folder, relation, number) for folder, relation, number in zip(folders, relations, rounds, strict=True)
+    ]
+    weights = [relation.weights[at].astype(np.float64) for relation, at in zip(relations, places, strict=True)]
     order = [other.index(name) for name in names]
     weights[1] = weights[1][..., order, :][..., order]
     layers, notes = [WHOLE], []
-    if all(each.ndim == 3 for each in weights) and found[0].layers == found[1].layers and len(found[0].layers) > 1:
-        layers = [MEAN, *found[0].layers]
-        weights = [np.concatenate([each.mean(0)[None], each]) for each in weights]
+    if (
+        all(layer_weights.ndim == 3 for layer_weights in weights)
+        and relations[0].layers == relations[1].layers
+        and len(relations[0].layers) > 1
+    ):
+        layers = [MEAN, *relations[0].layers]
+        weights = [np.concatenate([layer_weights.mean(0)[None], layer_weights]) for layer_weights in weights]
     else:
-        if any(each.ndim == 3 and len(each) > 1 for each in weights):
+        if any(layer_weights.ndim == 3 and len(layer_weights) > 1 for layer_weights in weights):
             notes.append("their relations are of other layers, so means over layers are compared")
-        weights = [(each.mean(0) if each.ndim == 3 else each)[None] for each in weights]
-    if any((each < 0).any() for each in weights):
+        weights = [
+            (layer_weights.mean(0) if layer_weights.ndim == 3 else layer_weights)[None] for layer_weights in weights
+        ]
+    if any((layer_weights < 0).any() for layer_weights in weights):
         notes.append("some weights are negative, so rows are no distributions: no overlap, consensus or isolation")
     return Difference(
         (str(before), str(after)),
         (folders[0].read_summary().method, folders[1].read_summary().method),
-        (int(found[0].rounds[places[0]]), int(found[1].rounds[places[1]])),
+        (int(relations[0].rounds[places[0]]), int(relations[1].rounds[places[1]])),
         names,
         layers,
         weights[0],
@@ -203,15 +217,15 @@ def relations_of(folder: RunFolder) -> Relations:
         raise UsageError(f"{where}{problem}") from None
 
 
-def grids(found: Difference, top: int = TOP) -> list[Grid]:
+def grids(difference: Difference, top: int = TOP) -> list[Grid]:
     """A difference as tables: by layer, by client, by edge; of the last two so many rows."""
-    layers, clients, edges = found.by_layer(), found.by_client(), found.edges()
-    a, b = (f"{run} (round {round})" for run, round in zip(found.runs, found.rounds, strict=True))
+    layers, clients, edges = difference.by_layer(), difference.by_client(), difference.edges()
+    a, b = (f"{run} (round {round})" for run, round in zip(difference.runs, difference.rounds, strict=True))
 
     def table(
-        name: str, title: str, headings: str, rows: list[list[str]], notes: Sequence[str] = (), words: int = 1
+        name: str, title: str, headings: str, rows: list[list[str]], notes: Sequence[str] = (), text_columns: int = 1
     ) -> Grid:
-        return Grid(name, title, headings.split(","), [rows], notes, words=words)
+        return Grid(name, title, headings.split(","), [rows], notes, text_columns=text_columns)
 
     def most(title: str, count: int) -> str:
         return f"{title}, {top} of {count:,}" if top and count > top else title
@@ -221,34 +235,40 @@ def grids(found: Difference, top: int = TOP) -> list[Grid]:
             "layers",
             f"from {a} to {b}",
             ",edges,gained,lost,overlap,correlation",
-            [[one.layer, f"{one.before.edges:,} -> {one.after.edges:,}", *_tell_change(one)] for one in layers],
-            [f"an edge is a weight of {found.edge:.3g} or more for another client", *found.notes],
+            [
+                [layer.layer, f"{layer.before.edges:,} -> {layer.after.edges:,}", *_tell_change(layer)]
+                for layer in layers
+            ],
+            [f"an edge is a weight of {difference.edge:.3g} or more for another client", *difference.notes],
         ),
         table(
             "collapse",
             "how far the graph collapsed",
             ",own weight,consensus,isolation",
-            [[one.layer, *map(_arrow, one.before[1:], one.after[1:])] for one in layers],
+            [[layer.layer, *map(_arrow, layer.before[1:], layer.after[1:])] for layer in layers],
         ),
         table(
             "clients",
             most("clients whose rows changed most", len(clients)),
             "client,gained,lost,overlap,correlation,own weight",
-            [[one.client, *_tell_change(one), _arrow(one.own_before, one.own_after)] for one in clients[: top or None]],
+            [
+                [client.client, *_tell_change(client), _arrow(client.own_before, client.own_after)]
+                for client in clients[: top or None]
+            ],
         ),
         table(
             "edges",
             most("edges that changed most", len(edges)),
             "client,learns from,layer,before,after,",
-            [[*one[:3], f"{one.before:.3f}", f"{one.after:.3f}", one.what] for one in edges[: top or None]],
+            [[*link[:3], f"{link.before:.3f}", f"{link.after:.3f}", link.what] for link in edges[: top or None]],
             [] if edges else ["no edge changed"],
-            words=3,
+            text_columns=3,
         ),
     ]
 
 
-def _tell_change(one: Layer | Client) -> list[str]:
-    return [f"{one.gained:,}", f"{one.lost:,}", number(one.overlap), number(one.correlation)]
+def _tell_change(change: Layer | Client) -> list[str]:
+    return [f"{change.gained:,}", f"{change.lost:,}", number(change.overlap), number(change.correlation)]
 
 
 def _arrow(before: float, after: float) -> str:
@@ -267,26 +287,32 @@ def _compare_rows(before: Array, after: Array) -> tuple[Array, Array]:
 
 def _figures(weights: Array, edges: int) -> Figures:
     relation, positive = torch.from_numpy(weights), bool((weights >= 0).all())
-    known = (graph_quality.consensus(relation), graph_quality.isolation(relation)) if positive else (math.nan, math.nan)
-    return Figures(edges, float(weights.diagonal().mean()), *known)
+    collapse = (
+        (graph_quality.consensus(relation), graph_quality.isolation(relation)) if positive else (math.nan, math.nan)
+    )
+    return Figures(edges, float(weights.diagonal().mean()), *collapse)
 
 
 def _check_clients(folders: tuple[RunFolder, RunFolder], names: list[str], other: list[str]) -> None:
-    for name, here, there, known in (
+    for name, here, there, candidates in (
         *((name, *folders, other) for name in names if name not in set(other)),
         *((name, *folders[::-1], names) for name in other if name not in set(names)),
     ):
         raise UsageError(
-            f"client '{name}' of {here} is not in {there} ({nearest(name, known)}): relations can be compared of runs "
-            "of the same clients only"
+            f"client '{name}' of {here} is not in {there} ({nearest(name, candidates)}): relations can be compared of "
+            "runs of the same clients only"
         )
 
 
-def _place(folder: RunFolder, found: Relations, asked: int | None) -> int:
-    if asked is None:
-        return found.selected
-    at = np.flatnonzero(found.rounds == asked)
+def _place(folder: RunFolder, relations: Relations, number: int | None) -> int:
+    if number is None:
+        return relations.selected
+    at = np.flatnonzero(relations.rounds == number)
     if not len(at):
-        known = f"{found.rounds[0]} to {found.rounds[-1]}" if len(found.rounds) > 1 else f"{found.rounds[0]} alone"
-        raise UsageError(f"{folder} keeps no relation of round {asked}; those it was scored in are {known}")
+        rounds = (
+            f"{relations.rounds[0]} to {relations.rounds[-1]}"
+            if len(relations.rounds) > 1
+            else f"{relations.rounds[0]} alone"
+        )
+        raise UsageError(f"{folder} keeps no relation of round {number}; those it was scored in are {rounds}")
     return int(at[0])

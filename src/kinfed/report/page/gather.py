@@ -25,19 +25,19 @@ class Gathered:
     candidates: int  # from which the judged one was chosen by the page
     notes: list[str] = field(default_factory=list)
 
-    def at(self, method: str) -> int | None:
+    def find_method(self, method: str) -> int | None:
         """The position of the best run of a method; None if there is none."""
         return next((i for i, row in enumerate(self.rows) if row.method == method), None)
 
 
 def gather(
-    paths: Sequence[Path], labels: Mapping[str, str] | None = None, judged: str = "", alike: bool = False
+    paths: Sequence[Path], labels: Mapping[str, str] | None = None, judged: str = "", same_data: bool = False
 ) -> Gathered:
     """The runs in these folders; Local and FedAvg are taken from beside them where they are not named.
 
     A folder may be that of a run, of a choice, or of many runs, such as a sweep's, of which the best setting of each
     method is taken, by validation. `labels` are names by folder, `judged` is the folder of the run that the verdict is
-    on, and `alike` says that their data are known to be the same. Raises UsageError for a folder without a finished
+    on, and `same_data` says that their data are known to be the same. Raises UsageError for a folder without a finished
     run, and for runs of different data, naming what differs.
     """
     if not paths:
@@ -45,20 +45,20 @@ def gather(
     notes: list[str] = []
     folders = [folder for path in paths for folder in _runs_in(path, notes)]
     folders = list(dict.fromkeys(folders))
-    named = compare(folders, alike)
+    named = compare(folders, same_data)
     if len(named.sets) > 1:
         first = [rows[0] for rows in named.sets[:4]]
-        sides = "; ".join(f"{one.folder} ({one.summary.data.dataset}, {one.clients} clients)" for one in first)
+        sides = "; ".join(f"{row.folder} ({row.summary.data.dataset}, {row.clients} clients)" for row in first)
         raise UsageError(
             f"runs of different data cannot stand side by side: they differ in {named.differing}: {sides}; name fewer"
         )
     mine = named.sets[0]
-    beside = [found for base in BASES if (found := _find_reference_run(mine, base)) is not None]
-    whole = compare([*(Path(row.folder) for row in mine), *beside], alike) if beside else named
-    rows = next(rows for rows in whole.sets if rows[0].setting == mine[0].setting)
+    beside = [reference for base in BASES if (reference := _find_reference_run(mine, base)) is not None]
+    with_references = compare([*(Path(row.folder) for row in mine), *beside], same_data) if beside else named
+    rows = next(rows for rows in with_references.sets if rows[0].setting == mine[0].setting)
     at = [i for i, row in enumerate(rows) if row.folder == judged]
     main, candidates = (at[0], 1) if at else _main(rows, {row.folder for row in mine})
-    warnings = [one for one in whole.warnings if not one.startswith("Local is not")]
+    warnings = [warning for warning in with_references.warnings if not warning.startswith("Local is not")]
     return Gathered(rows, _labels(rows, labels or {}), main, candidates, [*notes, *warnings])
 
 
@@ -76,14 +76,19 @@ def _runs_in(path: Path, notes: list[str]) -> list[Path]:
         return [path]
     if (path / "race").is_dir():
         raise UsageError(f"{path} holds a choice that is not finished; the command that began it goes on with it")
-    found = next((runs for under in UNDER if (runs := [p for p in sorted(path.glob(under)) if _is_run(p)])), [])
-    finished = [one for one in found if not is_unfinished(one)]
+    runs_in_path = list[Path]()
+    for pattern in UNDER:
+        if runs_in_path := [folder for folder in sorted(path.glob(pattern)) if _is_run(folder)]:
+            break
+    finished = [run for run in runs_in_path if not is_unfinished(run)]
     if not finished:
         raise UsageError(
             f"{path} is not the folder of a run: it has neither summary.json nor config.toml, and no finished run in it"
         )
-    if len(finished) < len(found):
-        notes.append(f"left out, as not finished: {some(len(found) - len(finished), len(found), 'run')} of {path}")
+    if len(finished) < len(runs_in_path):
+        notes.append(
+            f"left out, as not finished: {some(len(runs_in_path) - len(finished), len(runs_in_path), 'run')} of {path}"
+        )
     compared = compare(finished)
     if len(compared.sets) > 1:
         places = sorted({str(Path(row.folder).parent) for rows in compared.sets for row in rows})
@@ -91,7 +96,7 @@ def _runs_in(path: Path, notes: list[str]) -> list[Path]:
             f"{path} holds runs of different data, which differ in {compared.differing}; "
             f"name one of {', '.join(places[:12])}"
         )
-    if all(one.parent == path for one in found):  # each was put there under a name of its own
+    if all(run.parent == path for run in runs_in_path):  # each was put there under a name of its own
         return finished
     return _best_settings(compared.sets[0], path, notes)
 
@@ -100,23 +105,22 @@ def _best_settings(rows: Sequence[Row], path: Path, notes: list[str]) -> list[Pa
     """Of each method the run with the best validation score; a note says among how many it was chosen."""
     best = []
     for name in dict.fromkeys(row.name for row in rows):
-        alike = [row for row in rows if row.name == name]
-        chosen = alike[0]
-        if len(alike) > 1:
-            chosen = max(alike, key=_validation_score)
-            notes.append(
-                f"{name}: {Path(chosen.folder).name}, the best of {len(alike)} settings in {path} by validation score"
-            )
+        settings = [row for row in rows if row.name == name]
+        chosen = settings[0]
+        if len(settings) > 1:
+            chosen = max(settings, key=_validation_score)
+            name_of_best = Path(chosen.folder).name
+            notes.append(f"{name}: {name_of_best}, the best of {len(settings)} settings in {path} by validation score")
         best.append(Path(chosen.folder))
     return best
 
 
 def _validation_score(row: Row) -> float:
     """A row's mean validation score, higher is better; minus infinity without one."""
-    found = score(*row.folders)
-    if found.validation is None:
+    best = score(*row.folders)
+    if best.validation is None:
         return float("-inf")
-    return found.validation if found.selects_highest else -found.validation
+    return best.validation if best.selects_highest else -best.validation
 
 
 def _find_reference_run(rows: Sequence[Row], base: str) -> Path | None:
@@ -124,7 +128,7 @@ def _find_reference_run(rows: Sequence[Row], base: str) -> Path | None:
     if any(row.method == base for row in rows):
         return None
     every = (RunFolder(row.folder).beside(base) for row in rows)
-    return next((one.path for one in every if one.is_finished), None)
+    return next((folder.path for folder in every if folder.is_finished), None)
 
 
 def _labels(rows: Sequence[Row], known: Mapping[str, str]) -> tuple[str, ...]:
@@ -141,7 +145,7 @@ def _main(rows: Sequence[Row], named: set[str]) -> tuple[int, int]:
     mine = [i for i, row in enumerate(rows) if row.folder in named]
     for i in mine:
         if (chosen := RunFolder(rows[i].folder).choice).exists():
-            found = json.loads(chosen.read_text(encoding="utf-8"))
-            return i, int(found["verdict"]["candidates"]) if found["verdict"] else len(found["ranking"])
+            choice = json.loads(chosen.read_text(encoding="utf-8"))
+            return i, int(choice["verdict"]["candidates"]) if choice["verdict"] else len(choice["ranking"])
     others = [i for i in mine if rows[i].method not in BASES] or [i for i in mine if rows[i].method != "local"] or mine
     return max(others, key=lambda i: _validation_score(rows[i])), len(others)

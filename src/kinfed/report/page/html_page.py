@@ -66,14 +66,14 @@ def page(paths: Sequence[Path]) -> str:
     template, runs, refused = environment.get_template("run.html"), list[dict[str, Any]](), list[str]()
     for part in [Part("", paths)] if front is None else front.parts:
         try:
-            words = _part(part, len(front.parts) if front else 1)
+            context = _part(part, len(front.parts) if front else 1)
         except Exception as problem:
             if front is None:
                 raise
             refused.append(f"{part.name} has no page of its own: {log_failure(problem)}")
             continue
         runs.append(
-            {"name": part.name, "headline": words["headline"], "text": Markup(template.render(**words, **made))}
+            {"name": part.name, "headline": context["headline"], "text": Markup(template.render(**context, **made))}
         )
     return environment.get_template("page.html").render(
         style=Markup(style),
@@ -91,17 +91,17 @@ def page(paths: Sequence[Path]) -> str:
 
 def _part(part: Part, parts: int) -> dict[str, Any]:
     """What the page says of runs that stand side by side, one of so many sets of them."""
-    gathered = gather(part.folders, part.labels, part.judged, part.alike)
+    gathered = gather(part.folders, part.labels, part.judged, part.same_data)
     data, lacking = contents(gathered, parts)
-    main, words = RunFolder(gathered.rows[gathered.main].folder), _words(gathered, lacking)
-    notes, none = words["notes"], list[Grid]()
+    main, context = RunFolder(gathered.rows[gathered.main].folder), _make_context(gathered, lacking)
+    notes, none = context["notes"], list[Grid]()
     notes += part.notes
     tables = list[Grid]()
     if len(part.folders) == 1:
         tables += attempt(notes, "what else was tried is not shown", none, partial(tables_beside, part.folders[0]))
     if main.is_finished:
         tables += attempt(notes, "sites are not shown", none, partial(of_sites, main, main.read_summary()))
-    return {**words, "data": _embed_json(data), "tables": tables}
+    return {**context, "data": _embed_json(data), "tables": tables}
 
 
 def _digest(text: str) -> str:
@@ -121,13 +121,15 @@ def _embed_json(data: Any) -> Markup:
     return Markup(text)
 
 
-def _words(gathered: Gathered, lacking: Sequence[str]) -> dict[str, Any]:
+def _make_context(gathered: Gathered, lacking: Sequence[str]) -> dict[str, Any]:
     """What the page says in words and tables."""
     main, rows = gathered.rows[gathered.main], gathered.rows
     judged = _verdict(gathered)
-    scale = _Forest([one for row in rows for one in (row.verdict or {}).get("over", {}).values()])
+    scale = _Forest([interval for row in rows for interval in (row.verdict or {}).get("over", {}).values()])
     headline, lead = _sentence(gathered, judged)
-    config = next((one for one in (RunFolder(main.folder), *main.folders) if one.is_begun), RunFolder(main.folder))
+    config = next(
+        (folder for folder in (RunFolder(main.folder), *main.folders) if folder.is_begun), RunFolder(main.folder)
+    )
     return {
         "about": _about(main),
         "headline": headline,
@@ -150,14 +152,16 @@ def _words(gathered: Gathered, lacking: Sequence[str]) -> dict[str, Any]:
         "commands": list(_commands(gathered)),
         "folder": main.folder,
         "baselines": [
-            (one["name"], _score(main, one["mean"]), f"needs {one['needs']}") for one in main.summary.baselines or ()
+            (baseline["name"], _score(main, baseline["mean"]), f"needs {baseline['needs']}")
+            for baseline in main.summary.baselines or ()
         ],
     }
 
 
 def _papers(rows: Sequence[Row]) -> list[str]:
     """What each method is, and what it does otherwise than its paper, as its file says it."""
-    names = [name for name in dict.fromkeys(row.method for row in rows) if name in KNOWN]
+    methods = dict.fromkeys(row.method for row in rows)
+    names = [name for name in methods if name in KNOWN]
     differs = {name: KNOWN.differs(name) for name in names}
     return [KNOWN.summary(name) + (f" Differs: {differs[name]}" if differs[name] else "") for name in names]
 
@@ -166,13 +170,13 @@ def _commands(gathered: Gathered) -> Iterator[tuple[str, str]]:
     """What repeats each run, into folders that differ."""
     names = [Path(row.folder).resolve().name for row in gathered.rows]
     for row, label, name in zip(gathered.rows, gathered.labels, names, strict=True):
-        own = name if names.count(name) == 1 else re.sub(r"[^\w.=+-]+", "-", f"{row.method}-{name}")
-        yield label, page_settings.command(RunFolder(row.folder), own)
+        folder_name = name if names.count(name) == 1 else re.sub(r"[^\w.=+-]+", "-", f"{row.method}-{name}")
+        yield label, page_settings.command(RunFolder(row.folder), folder_name)
 
 
 def _verdict(gathered: Gathered) -> dict[str, Any] | None:
     """The verdict on the run that is judged; it says so where the page has chosen it among several."""
-    row, places = gathered.rows[gathered.main], (gathered.at("local"), gathered.at("fedavg"))
+    row, places = gathered.rows[gathered.main], (gathered.find_method("local"), gathered.find_method("fedavg"))
     if row.verdict is None or gathered.candidates < 2 or row.verdict["candidates"] > 1 or places[0] is None:
         return row.verdict
     local, fedavg = (None if i is None else gathered.rows[i].by_seed for i in places)
@@ -180,10 +184,10 @@ def _verdict(gathered: Gathered) -> dict[str, Any] | None:
     seeds = [seed for seed in row.seeds if seed in local and (fedavg is None or seed in fedavg)]
     if not seeds:
         return None
-    folders = [None if one is None else {seed: one[seed].folder for seed in seeds} for one in (local, fedavg)]
+    folders = [None if runs is None else {seed: runs[seed].folder for seed in seeds} for runs in (local, fedavg)]
     assert folders[0] is not None
-    found = verdict_on(row, seeds, folders[0], folders[1], gathered.rows, gathered.candidates)
-    return None if found is None else found.to_dict()
+    verdict = verdict_on(row, seeds, folders[0], folders[1], gathered.rows, gathered.candidates)
+    return None if verdict is None else verdict.to_dict()
 
 
 def _sentence(gathered: Gathered, judged: dict[str, Any] | None) -> tuple[str, str]:
@@ -196,7 +200,7 @@ def _sentence(gathered: Gathered, judged: dict[str, Any] | None) -> tuple[str, s
         return head, " ".join(filter(None, [rest[:1].upper() + rest[1:], notes and f"{notes}."]))
     score = f"{row.method} has a mean test {word(row.metric.name)} of {_score(row, row.mean, True)} over "
     score += several(row.clients, "client")
-    if row.method == "local" or gathered.at("local") is not None:
+    if row.method == "local" or gathered.find_method("local") is not None:
         return "There is nothing to compare", f"{score[0].upper()}{score[1:]}; no other method is among these runs."
     return (
         "Local is not among these runs",
@@ -242,37 +246,39 @@ def _by_example(row: Row) -> bool:
 
 
 def _cautions(gathered: Gathered) -> list[tuple[str, str]]:
-    found: dict[tuple[str, str], None] = {}
+    cautions: dict[tuple[str, str], None] = {}
     for row, label in zip(gathered.rows, gathered.labels, strict=True):
         summary = row.summary
         if summary.leaking:
-            found["Leaking", f"{label}: {summary.selection.caution}. Its scores are not a fair estimate."] = None
+            cautions["Leaking", f"{label}: {summary.selection.caution}. Its scores are not a fair estimate."] = None
         if row.origin == "oracle":
-            found["Oracle", f"{label} uses a graph that a real server would not know."] = None
+            cautions["Oracle", f"{label} uses a graph that a real server would not know."] = None
         if summary.attack is not None:
-            found["Attack", f"{label}: {row.attack}; scores are those of honest clients."] = None
+            cautions["Attack", f"{label}: {row.attack}; scores are those of honest clients."] = None
         if summary.privacy is not None:
-            found["Privacy", f"{label}: {describe_privacy(summary)}."] = None
+            cautions["Privacy", f"{label}: {describe_privacy(summary)}."] = None
         if summary.cost.precision not in (None, "float32"):
-            found["Precision", f"{label} was trained in {summary.cost.precision}."] = None
-        found |= {("Warning", f"{label}: {warning}"): None for warning in row.warnings}
-    if gathered.at("local") is None:
+            cautions["Precision", f"{label} was trained in {summary.cost.precision}."] = None
+        cautions |= {("Warning", f"{label}: {warning}"): None for warning in row.warnings}
+    if gathered.find_method("local") is None:
         nothing = "Nothing here says what learning from others is worth, as Local is not among the runs."
-        own = "Local is not among the runs; the verdict is the run's own, and of single clients nothing can be said."
-        found["No Local", nothing if gathered.rows[gathered.main].verdict is None else own] = None
+        without_local = (
+            "Local is not among the runs; the verdict is the run's own, and of single clients nothing can be said."
+        )
+        cautions["No Local", nothing if gathered.rows[gathered.main].verdict is None else without_local] = None
     scaled = [part for row in gathered.rows for part in Path(row.folder).absolute().parts if "-scaled-" in part]
     if scaled:
-        found["Scaled", f"A smaller copy of a published experiment ({scaled[0]}): fewer rounds and examples."] = None
-    return list(found)
+        cautions["Scaled", f"A smaller copy of a published experiment ({scaled[0]}): fewer rounds and examples."] = None
+    return list(cautions)
 
 
 def _method(row: Row, label: str, scale: "_Forest", judged: bool) -> dict[str, Any]:
-    scores = [one.read_summary().honest_scores[row.model] for one in row.folders]
+    scores = [folder.read_summary().honest_scores[row.model] for folder in row.folders]
     worst, best = (float(sum(s.get(k, math.nan) for s in scores) / len(scores)) for k in ("worst5", "best5"))
     judgement = row.verdict or {}
     over = _list_differences(row, judgement)
-    told = judgement and row.method != "local" and _by_example(row)
-    sides = [len(judgement[side]) for side in ("gain", "undecided", "lose")] if told else None
+    tested_by_example = judgement and row.method != "local" and _by_example(row)
+    sides = [len(judgement[side]) for side in ("gain", "undecided", "lose")] if tested_by_example else None
     return {
         "label": label,
         "judged": judged,
@@ -284,7 +290,7 @@ def _method(row: Row, label: str, scale: "_Forest", judged: bool) -> dict[str, A
         "worst": _score(row, worst),
         "best": _score(row, best),
         "over": {base: _difference(row, over[base]) for base in over},
-        "drawn": scale.of(over["alone"]) if "alone" in over else None,
+        "drawn": scale.place(over["alone"]) if "alone" in over else None,
         "sides": sides,
         "origin": "" if row.origin in (None, "fixed") else row.origin,
         "up": quantity(row.summary.cost.bytes_up, "B"),
@@ -298,7 +304,7 @@ class _Forest:
     """Where numbers lie in the drawing of intervals, the same for all methods."""
 
     def __init__(self, differences: Sequence[dict[str, float | None]]) -> None:
-        bounds = (one[key] for one in differences for key in ("mean", "low", "high"))
+        bounds = (difference[key] for difference in differences for key in ("mean", "low", "high"))
         values = [0.0, *(value for value in bounds if value is not None)]
         self.low, high = min(values), max(values)
         self.high = high if high > self.low else self.low + 1
@@ -307,7 +313,7 @@ class _Forest:
         """In pixels from the left."""
         return round(EDGE + (FOREST - 2 * EDGE) * (value - self.low) / (self.high - self.low), 1)
 
-    def of(self, difference: dict[str, float | None]) -> dict[str, float]:
+    def place(self, difference: dict[str, float | None]) -> dict[str, float]:
         """The places of an interval's mean and bounds; the bounds are the mean's where there are none."""
         mean = difference["mean"] or 0.0
         bounds = {key: mean if (value := difference[key]) is None else value for key in ("low", "high")}
@@ -320,11 +326,11 @@ def _gain_unit(row: Row) -> str:
     return "points" if row.metric.is_share else word(row.metric.name)
 
 
-def _difference(row: Row, found: dict[str, float | None]) -> tuple[str, str]:
+def _difference(row: Row, gain: dict[str, float | None]) -> tuple[str, str]:
     """A gain and its interval as text; a positive one is better."""
-    shares = row.metric.is_share if row.metric.higher_is_better else found.get("relative", True)
+    shares = row.metric.is_share if row.metric.higher_is_better else gain.get("relative", True)
     times, digits = (100, ".1f") if shares else (1, ".3g")
-    mean, low, high = found["mean"], found["low"], found["high"]
+    mean, low, high = gain["mean"], gain["low"], gain["high"]
     interval = "no interval" if low is None or high is None else f"{times * low:{digits}} to {times * high:{digits}}"
     text = "" if mean is None else f"{times * mean:+{digits}}"
     return text.replace("-", MINUS), interval.replace("-", MINUS)

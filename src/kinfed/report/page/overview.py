@@ -34,7 +34,7 @@ class Part:
     labels: Mapping[str, str] = field(default_factory=dict)  # by folder
     judged: str = ""  # the folder of the run that is judged; else that with the best validation score
     notes: Sequence[str] = ()
-    alike: bool = False  # whether their data are known to be the same
+    same_data: bool = False  # whether their data are known to be the same
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def _newcomers(path: Path) -> Front:
         raise UsageError(f"{path / 'onboarding.csv'} has no newcomer")
     summary = RunFolder(path).read_summary() if RunFolder(path).is_finished else None
     higher, share = summary is None or summary.metric.higher_is_better, summary is not None and summary.metric.is_share
-    own = summary.method if summary is not None else lines[0]["model"]
+    method = summary.method if summary is not None else lines[0]["model"]
     names, clients = (list(dict.fromkeys(line[key] for line in lines)) for key in ("model", "client"))
     by_shots: dict[str, set[str]] = {}
     for line in lines:
@@ -107,48 +107,50 @@ def _newcomers(path: Path) -> Front:
         shots = EVERY if line["examples"] in every else line["examples"]
         scores.setdefault((line["model"], shots), []).append(float(line["score"]))
     mean = {at: fmean(values) for at, values in scores.items()}
-    asked = list(dict.fromkeys(shots for _, shots in mean))
-    rows = [[name, *(format_score(mean.get((name, shots)), share) for shots in asked)] for name in names]
-    each = [
+    columns = list(dict.fromkeys(shots for _, shots in mean))
+    rows = [[name, *(format_score(mean.get((name, shots)), share) for shots in columns)] for name in names]
+    newcomers = [
         [line["client"], line["examples"], line["model"], format_score(float(line["score"]), share), line["whose"]]
         for line in lines
     ]
-    metric = "score" if summary is None else f"test {summary.metric.name}" + ", %" * share
-    headline, lead = _ahead(mean, asked, own, higher, share)
+    metric = "score" if summary is None else f"test {summary.metric.name}{', %' if share else ''}"
+    headline, lead = _ahead(mean, columns, method, higher, share)
     source = Path(str((summary.provenance.former or {}).get("run", ""))) if summary is not None else Path()
     headings = ("client", "examples", "model", metric, "whose")
     return Front(
-        f"{several(len(clients), 'newcomer')} to a finished run of {own}",
+        f"{several(len(clients), 'newcomer')} to a finished run of {method}",
         headline,
         lead,
-        [Grid("newcomers", f"Mean {metric} over newcomers, by examples learned from", ("model", *asked), [rows])],
-        [Grid("each", "Newcomer by newcomer", headings, [each], words=3)],
+        [Grid("newcomers", f"Mean {metric} over newcomers, by examples learned from", ("model", *columns), [rows])],
+        [Grid("each", "Newcomer by newcomer", headings, [newcomers], text_columns=3)],
         parts=[Part("The run that they joined", [source])] if RunFolder(source).is_finished else (),
         notes=(
-            f"{own}: by the method's own rule for a newcomer; local: learning alone from the same examples; tuned: "
+            f"{method}: by the method's own rule for a newcomer; local: learning alone from the same examples; tuned: "
             "trained further by the newcomer; best existing: the model of the member that fits its examples best",
         ),
     )
 
 
 def _ahead(
-    mean: Mapping[tuple[str, str], float], asked: Sequence[str], own: str, higher: bool, share: bool
+    mean: Mapping[tuple[str, str], float], columns: Sequence[str], method: str, higher: bool, share: bool
 ) -> tuple[str, str]:
     """With how many examples newcomers do better by the method than alone, as a headline and its sentences."""
-    both = [shots for shots in asked if (own, shots) in mean and (ALONE, shots) in mean]
+    both = [shots for shots in columns if (method, shots) in mean and (ALONE, shots) in mean]
     if not both:
         return "Nothing says whether joining helped", "No newcomer learned both by the method and alone."
-    sign, unit = (1 if higher else -1), " %" * share
-    ahead = [shots for shots in both if sign * (mean[own, shots] - mean[ALONE, shots]) > 0]
+    sign, unit = (1 if higher else -1), " %" if share else ""
+    ahead = [shots for shots in both if sign * (mean[method, shots] - mean[ALONE, shots]) > 0]
     head = "Joining helped newcomers" if len(ahead) == len(both) else "Joining helped some newcomers"
     parts, best = list[str](), list[str]()
     for shots in both:
-        told = f"{format_score(mean[own, shots], share)}{unit} with {shots} examples"
-        parts.append(f"{told}, {format_score(mean[ALONE, shots], share)}{unit} alone")
+        by_method = f"{format_score(mean[method, shots], share)}{unit} with {shots} examples"
+        parts.append(f"{by_method}, {format_score(mean[ALONE, shots], share)}{unit} alone")
         name = max((name for name, at in mean if at == shots), key=lambda name: sign * mean[name, shots])
-        if name != own:
+        if name != method:
             best.append(f"{name} with {shots} ({format_score(mean[name, shots], share)}{unit})")
-    lead = f"By {own}, on average: {'; '.join(parts)}." + f" Better still: {', '.join(best)}." * bool(best)
+    lead = f"By {method}, on average: {'; '.join(parts)}."
+    if best:
+        lead += f" Better still: {', '.join(best)}."
     return head if ahead else "Learning alone did as well for newcomers", lead
 
 
@@ -166,23 +168,23 @@ def _site(path: Path) -> Front:
     """The folder of an experiment at a site: what it joined, and which model it keeps; the scores are at the server."""
     try:
         with safe_open(path / "join.safetensors", "np") as file:
-            words = json.loads((file.metadata() or {})["words"])
-        table = words["table"]
+            joined = json.loads((file.metadata() or {})["words"])
+        table = joined["table"]
         rows = [["client", path.parent.name], ["method", str(table["method"]["name"])]]
-        rows += [["rounds", str(table["rounds"])], ["an input", " x ".join(map(str, words["shape"]))]]
-        rows += [["outputs", str(words["outputs"])], ["task", str(words["task"]["name"])]]
+        rows += [["rounds", str(table["rounds"])], ["an input", " x ".join(map(str, joined["shape"]))]]
+        rows += [["outputs", str(joined["outputs"])], ["task", str(joined["task"]["name"])]]
         if (path / "model.json").is_file():
             kept = json.loads((path / "model.json").read_text(encoding="utf-8"))
             rows += [["model kept", str(kept["model"])], ["of round", str(kept["round"])]]
     except (SafetensorError, OSError, ValueError, LookupError, TypeError) as problem:
         raise UsageError(f"{path} is not what a site wrote: {problem!r:.120}") from None
-    has = (path / "model.safetensors").is_file()
+    has_model = (path / "model.safetensors").is_file()
     lead = "This folder is private to the site. Scores, the graph and the verdict are in the run's folder at the server"
     return Front(
         f"{path.parent.name}, a site of a federation",
-        "A model of this site's own is ready" if has else "No model has been selected here yet",
-        f"{lead}: kinfed report there." + " To use the model: kinfed predict with this folder." * has,
-        [Grid("site", "What this site takes part in", ("what", "value"), [rows], words=2)],
+        "A model of this site's own is ready" if has_model else "No model has been selected here yet",
+        f"{lead}: kinfed report there.{' To use the model: kinfed predict with this folder.' if has_model else ''}",
+        [Grid("site", "What this site takes part in", ("what", "value"), [rows], text_columns=2)],
     )
 
 
@@ -196,11 +198,11 @@ def of_sites(folder: RunFolder, summary: Summary) -> list[Grid]:
         rows = [
             [
                 name,
-                *(str(one.get(key, "")) for key in ("rounds", "missed")),
-                *(quantity(float(one.get(way, 0)), "B") for way in ("down", "up")),
-                str(one.get("left_out", "")),
+                *(str(site.get(key, "")) for key in ("rounds", "missed")),
+                *(quantity(float(site.get(way, 0)), "B") for way in ("down", "up")),
+                str(site.get("left_out", "")),
             ]
-            for name, one in sites.items()
+            for name, site in sites.items()
         ]
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as problem:
         raise UsageError(f"{path} cannot be read ({problem!r:.80}); delete it to do without") from None
@@ -215,19 +217,28 @@ def _tabulate_candidates(choice: Mapping[str, Any], share: bool) -> Grid:
     """All candidates of a choice, in its own order."""
     rows, times = [], 100 if share else 1
 
-    def shown(one: Mapping[str, Any], key: str, form: str) -> str:
-        value = one.get(key)
+    def write_number(candidate: Mapping[str, Any], key: str, form: str) -> str:
+        value = candidate.get(key)
         return "" if value is None else f"{times * value:{'.1f' if share else form}}"
 
-    for one in choice["ranking"]:
-        gain, low, high = (shown(one, key, ".3g") for key in ("gain", "low", "high"))
-        name = one["candidate"] + " (chosen)" * bool(one.get("chosen"))
+    for candidate in choice["ranking"]:
+        gain, low, high = (write_number(candidate, key, ".3g") for key in ("gain", "low", "high"))
+        name = f"{candidate['candidate']} (chosen)" if candidate.get("chosen") else candidate["candidate"]
         between = f"{low} to {high}" if low else ""
-        rows.append([name, str(one["rounds"]), shown(one, "validation", ".4g"), gain, between, one.get("problem", "")])
-    score = "validation\nscore" + ", %" * share
+        rows.append(
+            [
+                name,
+                str(candidate["rounds"]),
+                write_number(candidate, "validation", ".4g"),
+                gain,
+                between,
+                candidate.get("problem", ""),
+            ]
+        )
+    score = f"validation\nscore{', %' if share else ''}"
     headings = ("candidate", "rounds", score, "over the better of\nLocal and FedAvg", "95 % interval", "")
     notes = [f"{several(choice['training_rounds'], 'training round')} in all; test examples were used once, at the end"]
     for base, key in (("Local", "keep_own_model"), ("FedAvg", "keep_fedavg_model")):
         if kept := choice.get(key):
-            notes.append(f"{several(len(kept), 'client')} keep{'s' * (len(kept) == 1)} the model of {base}")
+            notes.append(f"{several(len(kept), 'client')} {'keeps' if len(kept) == 1 else 'keep'} the model of {base}")
     return Grid("tried", "What was tried", headings, [rows], notes)

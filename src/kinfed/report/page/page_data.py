@@ -83,18 +83,18 @@ def contents(gathered: Gathered, parts_of_page: int = 1) -> tuple[dict[str, Any]
     graphs = max(1, sum(row.method not in BASES for row in gathered.rows))
     methods = []
     for i, (row, mine) in enumerate(zip(gathered.rows, tested, strict=True)):
-        one: dict[str, Any] = {"label": gathered.labels[i], "method": row.method, "seeds": list(row.seeds)}
-        one["scores"] = _json(parts.mean(_scores(mine, names)))
-        each = CURVES // (2 * parts_of_page * len(gathered.rows) * len(parts.names))
+        entry: dict[str, Any] = {"label": gathered.labels[i], "method": row.method, "seeds": list(row.seeds)}
+        entry["scores"] = _json(parts.mean(_scores(mine, names)))
+        most_rounds = CURVES // (2 * parts_of_page * len(gathered.rows) * len(parts.names))
         links = 0 if row.method in BASES else LINKS // (graphs * parts_of_page)  # theirs never change
         lacks = f"{gathered.labels[i]} is shown without its"
-        one |= attempt(notes, f"{lacks} gains", NO_GAINS, partial(_compare, row, mine, alone, names, parts))
-        one |= attempt(notes, f"{lacks} curves", NO_CURVES, partial(_curves, row, parts, each, notes))
-        one |= attempt(notes, f"{lacks} graph", NO_GRAPH, partial(_show_relation, row, parts, links, notes))
-        methods.append(one)
+        entry |= attempt(notes, f"{lacks} gains", NO_GAINS, partial(_compare, row, mine, alone, names, parts))
+        entry |= attempt(notes, f"{lacks} curves", NO_CURVES, partial(_curves, row, parts, most_rounds, notes))
+        entry |= attempt(notes, f"{lacks} graph", NO_GRAPH, partial(_show_relation, row, parts, links, notes))
+        methods.append(entry)
     selected = methods[gathered.main].pop("selected", None)
-    for one in methods:
-        one.pop("selected", None)
+    for entry in methods:
+        entry.pop("selected", None)
     data = {
         "metric": main.metric.name,
         "word": word(main.metric.name),
@@ -130,9 +130,9 @@ def word(metric: str) -> str:
 
 def _scores(runs: Mapping[int, Tested], names: Sequence[str]) -> Array:
     """[N] every client's test score, a mean over the seeds that have it; NaN for an attacker."""
-    each: Array = np.array([[run.means.get(name, math.nan) for name in names] for run in runs.values()], np.float64)
-    known = ~np.isnan(each)
-    mean: Array = np.where(known.any(0), np.nansum(each, 0) / np.maximum(known.sum(0), 1), math.nan)
+    by_seed: Array = np.array([[run.means.get(name, math.nan) for name in names] for run in runs.values()], np.float64)
+    scored = ~np.isnan(by_seed)
+    mean: Array = np.where(scored.any(0), np.nansum(by_seed, 0) / np.maximum(scored.sum(0), 1), math.nan)
     return mean
 
 
@@ -157,18 +157,18 @@ def _parts(names: list[str], facts: dict[str, Any], scores: Array, notes: list[s
 
 def _list_facts(facts: dict[str, Any], parts: Parts) -> dict[str, Any]:
     """What each client has: examples, group, classes and place."""
-    known: dict[str, Any] = {split: _json(parts.sum(np.array(facts[split]))) for split in SPLITS if split in facts}
+    of_clients: dict[str, Any] = {split: _json(parts.sum(np.array(facts[split]))) for split in SPLITS if split in facts}
     if "counts" in facts and np.size(facts["counts"]) <= COUNTS:
-        known["classes"] = facts["classes"]
-        known["counts"] = parts.sum(np.array(facts["counts"]).T).T.tolist()
+        of_clients["classes"] = facts["classes"]
+        of_clients["counts"] = parts.sum(np.array(facts["counts"]).T).T.tolist()
     if parts.labels is None:
-        known |= {key: facts[key] for key in ("groups", "places") if key in facts}
-    return known
+        of_clients |= {key: facts[key] for key in ("groups", "places") if key in facts}
+    return of_clients
 
 
 def _read_baseline(gathered: Gathered) -> tuple[str, dict[int, Tested]]:
     """The best baseline without others of the run that is judged, and its test scores by seed; none without Local."""
-    row, at = gathered.rows[gathered.main], gathered.at("local")
+    row, at = gathered.rows[gathered.main], gathered.find_method("local")
     if at is None:
         return "", {}
     local = gathered.rows[at].by_seed
@@ -190,9 +190,9 @@ def _compare(
         gain = (_scores(mine, names) - _scores(theirs, names)) * (1 if row.metric.higher_is_better else -1)
         result["gain"]["alone"] = _json(parts.mean(gain))
         pairs = list(mine.values()), list(theirs.values())
-        found = by_examples(*pairs, row.metric.higher_is_better) if parts.labels is None else {}
-        if found:
-            result["examples"]["alone"] = [list(found[name]) if name in found else None for name in names]
+        comparisons = by_examples(*pairs, row.metric.higher_is_better) if parts.labels is None else {}
+        if comparisons:
+            result["examples"]["alone"] = [list(comparisons[name]) if name in comparisons else None for name in names]
     if row.verdict is not None and row.method != "local" and parts.labels is None:
         sides = {name: side for side in ("gain", "lose", "undecided") for name in row.verdict[side]}
         result["side"] = [sides.get(name, "") for name in names]
@@ -204,17 +204,17 @@ def _curves(row: Row, parts: Parts, most: int, notes: list[str]) -> dict[str, An
     wanted = list(dict.fromkeys([row.metric.name, "loss"]))
     read = [folder.read_tests(row.model, wanted) for folder in row.folders]
     rounds = read[0][0]
-    read = [one for one in read if np.array_equal(one[0], rounds)]
+    read = [tests for tests in read if np.array_equal(tests[0], rounds)]
     selected = [int(folder.read_summary().scores[row.model].get("round", rounds[-1])) for folder in row.folders]
     at = _thin_out(len(rounds), max(2, most), [int(np.flatnonzero(rounds == r)[0]) for r in selected if r in rounds])
     if len(at) < len(rounds):
         notes.append(f"curves of single clients have {len(at)} of {len(rounds)} rounds, to keep this page small")
     curves = {}
     for metric in wanted:
-        each = [one[1][metric] for one in read if metric in one[1]]
-        if len(each) < len(read) or len({one.shape for one in each}) > 1:
+        curves_of_clients = [tests[1][metric] for tests in read if metric in tests[1]]
+        if len(curves_of_clients) < len(read) or len({scores.shape for scores in curves_of_clients}) > 1:
             continue
-        stack = np.stack(each)  # [S, T, N]
+        stack = np.stack(curves_of_clients)  # [S, T, N]
         by_seed = np.nanmean(stack, 2)
         curves[metric] = {
             "mean": _json(by_seed.mean(0)),
@@ -242,15 +242,15 @@ def _show_relation(row: Row, parts: Parts, most: int, notes: list[str]) -> dict[
         result["own"] = shares
     if summary.relation is None or not folder.relations.exists():
         return result | {"instead": _instead(summary, bool(clusters), "own" in result)}
-    found = folder.read_relations()
-    weights = found.weights if found.weights.ndim == 4 else found.weights[:, None]  # [T, L, N, N]
-    layers, count = found.layers, len(parts.names)
+    relations = folder.read_relations()
+    weights = relations.weights if relations.weights.ndim == 4 else relations.weights[:, None]  # [T, L, N, N]
+    layers, count = relations.layers, len(parts.names)
     links = count * min(STRONGEST if count > WHOLE else count, count)
     several = len(layers) if weights.shape[1] > 1 else 0
     frames = max(1, most // links)
-    shown = _thin_out(len(weights), max(1, frames // (1 + several)), [found.selected])
+    shown = _thin_out(len(weights), max(1, frames // (1 + several)), [relations.selected])
     if frames < 1 + several or (len(shown) > max(1, frames) and frames < len(weights)):
-        shown = [found.selected]
+        shown = [relations.selected]
     if most and len(shown) < len(weights):
         notes.append(f"{row.method}: the graph has {len(shown)} of {len(weights)} rounds, to keep this page small")
     if count > WHOLE:
@@ -260,23 +260,23 @@ def _show_relation(row: Row, parts: Parts, most: int, notes: list[str]) -> dict[
     ]
     result |= _why(folder, row, parts)
     result["layers"] = ["mean of all layers", *layers] if several else ["whole model"]
-    result["at"] = {"rounds": found.rounds[shown].tolist(), "selected": shown.index(found.selected)}
+    result["at"] = {"rounds": relations.rounds[shown].tolist(), "selected": shown.index(relations.selected)}
     result["seed"] = summary.seed
-    return result | {"selected": parts.relation(weights[found.selected].mean(0))}
+    return result | {"selected": parts.relation(weights[relations.selected].mean(0))}
 
 
 def _why(folder: RunFolder, row: Row, parts: Parts) -> dict[str, Any]:
     """What the method compared to choose its weights, where its run has left that; and what is shown, in a sentence."""
     if row.method == "local":
         return {}
-    told = compared(folder) if parts.labels is None and len(parts.names) <= COMPARED else ""
-    if not isinstance(told, str):
-        what, round = told[0].what, told[1]
-        values = _pack(told[0].values.detach().cpu().numpy(), "<f4")
+    comparison = read_comparison(folder) if parts.labels is None and len(parts.names) <= COMPARED else ""
+    if not isinstance(comparison, str):
+        what, round = comparison[0].what, comparison[1]
+        values = _pack(comparison[0].values.detach().cpu().numpy(), "<f4")
         why = f"Compared: the {what}, from which {row.method} derives the weights, after round {round}."
         return {"compared": {"what": what[:1].upper() + what[1:], "values": values}, "why": why}
-    if told:
-        return {"why": f"{told[:1].upper()}{told[1:]}."}
+    if comparison:
+        return {"why": f"{comparison[:1].upper()}{comparison[1:]}."}
     if row.origin in ("given", "oracle"):
         return {"why": "The weights follow a graph that was given; the method compares no models."}
     if row.origin == "fixed":
@@ -288,7 +288,7 @@ def _why(folder: RunFolder, row: Row, parts: Parts) -> dict[str, Any]:
     }
 
 
-def compared(folder: RunFolder) -> tuple[Compared, int] | str:
+def read_comparison(folder: RunFolder) -> tuple[Compared, int] | str:
     """What was compared after the last round, and that round; or in a clause how weights come about instead.
 
     No code of a user's own is loaded for it: of a run with such parts nothing is known, and the clause is empty, as it
@@ -301,11 +301,11 @@ def compared(folder: RunFolder) -> tuple[Compared, int] | str:
             return ""
         saved = Run.open(folder.path)
         run = FinalServer(saved, saved.task)
-        found = run.compared()
+        comparison = run.compared()
     except Exception as problem:  # of another version, or with parts that are gone: nothing else of the run is lost
         log_failure(problem)
         return ""
-    return Explains.of(undivided(run.method)).weighs if found is None else (found, run.state.done)
+    return Explains.of(undivided(run.method)).weighs if comparison is None else (comparison, run.state.done)
 
 
 def _own_rows(folder: RunFolder, parts: Parts) -> dict[str, Any] | None:
@@ -322,7 +322,7 @@ def _has_own_code(folder: RunFolder) -> bool:
     """Whether its config names files of a user's own."""
 
     def names(table: dict[str, Any]) -> bool:
-        return any(names(one) if isinstance(one, dict) else plugins.is_path(one) for one in table.values())
+        return any(names(value) if isinstance(value, dict) else plugins.is_path(value) for value in table.values())
 
     return names(folder.read_config())
 
@@ -330,7 +330,7 @@ def _has_own_code(folder: RunFolder) -> bool:
 def _frame(weights: Array) -> dict[str, str]:
     """A relation [N, N] as its links, row by row: where each row begins, its columns and weights; and own weights."""
     others = weights.astype(np.float32).copy()
-    own = others.diagonal().copy()
+    own_weights = others.diagonal().copy()
     np.fill_diagonal(others, 0)
     count = len(others)
     if count > WHOLE:
@@ -345,7 +345,7 @@ def _frame(weights: Array) -> dict[str, str]:
         "starts": _pack(starts, "<u4"),
         "to": _pack(columns, "<u2"),
         "weights": _pack(others[rows, columns], "<f4"),
-        "own": _pack(own, "<f4"),
+        "own": _pack(own_weights, "<f4"),
     }
 
 
@@ -374,8 +374,8 @@ def _instead(summary: Summary, clusters: bool, solved: bool) -> str:
     if clusters:
         return f"{text} It puts clients into clusters; choose them as colours."
     if summary.sharing is not None:
-        shared, own = (summary.sharing[key]["numbers"] for key in ("shared", "personal"))
-        stays = f", and {own:,} stay with each client" if own else ""
+        shared, personal = (summary.sharing[key]["numbers"] for key in ("shared", "personal"))
+        stays = f", and {personal:,} stay with each client" if personal else ""
         text += f" Through the server all clients share {shared:,} numbers of the model{stays}."
     return text
 
@@ -391,10 +391,9 @@ def _order(count: int, facts: dict[str, Any], relation: Array | None) -> list[in
 
 def _json(values: Array) -> Any:
     """For JSON: numbers as they are written in files, None for what is none."""
-    return [
-        _json(one) if isinstance(one, np.ndarray) else (int(one) if isinstance(one, np.integer) else _number(one))
-        for one in values
-    ]
+    if values.ndim > 1:
+        return [_json(row) for row in values]
+    return values.tolist() if np.issubdtype(values.dtype, np.integer) else [_number(value) for value in values]
 
 
 def _number(value: Any) -> float | None:

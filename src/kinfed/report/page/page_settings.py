@@ -71,10 +71,10 @@ def settings(folder: RunFolder) -> list[Setting]:
     """
     if not folder.is_begun:
         return []
-    return list(_of(folder.read_config(), "", None))
+    return list(_list_settings(folder.read_config(), "", None))
 
 
-def _of(table: Mapping[str, Any], where: str, part: Callable[..., Any] | None) -> Iterator[Setting]:
+def _list_settings(table: Mapping[str, Any], where: str, part: Callable[..., Any] | None) -> Iterator[Setting]:
     uses = {} if part is None else sentences(part)
     inner = {key: value for key, value in table.items() if isinstance(value, dict)}
     for key, value in table.items():
@@ -85,7 +85,7 @@ def _of(table: Mapping[str, Any], where: str, part: Callable[..., Any] | None) -
             yield Setting(at, _text(value), TOP.get(at) or uses.get(key, ""))
     for key, value in inner.items():
         at = f"{where}.{key}" if where else key
-        yield from _of(value, at, _part(at, key, value, part))
+        yield from _list_settings(value, at, _part(at, key, value, part))
 
 
 def _part(at: str, key: str, table: Mapping[str, Any], owner: Callable[..., Any] | None) -> Callable[..., Any] | None:
@@ -94,8 +94,8 @@ def _part(at: str, key: str, table: Mapping[str, Any], owner: Callable[..., Any]
         return TABLES[at]
     name = str(table.get("name"))
     if at in REGISTRIES:
-        found: Callable[..., Any] | None = REGISTRIES[at].get(name)
-        return found
+        registered: Callable[..., Any] | None = REGISTRIES[at].get(name)
+        return registered
     kinds = options_of(kinds_of(owner).get(key, Any)) if owner is not None else ()
     named = (parted(kind)[0] for kind in kinds)
     return next(
@@ -113,6 +113,6 @@ def command(folder: RunFolder, name: str) -> str:
     """What to type to repeat a run into a folder that is called so, and again; empty without a config."""
     config = folder.path / "best.toml" if folder.choice.exists() else folder.config
     out = shlex.quote(f"{name}-again")
-    if not config.exists() and (seeds := [one.config for one in folder.seeds() if one.is_begun]):
+    if not config.exists() and (seeds := [folder.config for folder in folder.seeds() if folder.is_begun]):
         return f"kinfed run {shlex.quote(str(seeds[0]))} seeds={len(seeds)} --out {out}"
     return f"kinfed run {shlex.quote(str(config))} --out {out}" if config.exists() else ""

@@ -64,17 +64,17 @@ def compare(folders: Sequence[Path], same_data: bool = False) -> Comparison:
         sets.setdefault(row.setting, []).append(row)
     ordered = sorted(sets.values(), key=len, reverse=True)
     warnings = [f"left out, as not finished (kinfed resume continues them): {names}"] if unfinished else []
-    differing = _list_differences([alike[0] for alike in ordered]) if len(ordered) > 1 else ""
+    differing = _list_differences([rows[0] for rows in ordered]) if len(ordered) > 1 else ""
     if differing:
         warnings.append(f"runs that differ in {differing} are not comparable")
     warnings += _note_scattered_seeds(folders)
     warnings += [line for folder in finished for line in _note_lost_seeds(RunFolder(folder))]
     compared = []
-    for i, alike in enumerate(map(_rank_runs, ordered)):
+    for i, ranked in enumerate(map(_rank_runs, ordered)):
         of = f"{chr(ord('A') + i)}: " if len(ordered) > 1 else ""
-        local = [row for row in alike if row.method == "local"]
+        local = [row for row in ranked if row.method == "local"]
         rows = []
-        for row in alike:
+        for row in ranked:
             reference = next((other for other in local if set(row.seeds) <= set(other.seeds)), None)
             if local and reference is None:
                 seeds = ", ".join(map(str, row.seeds))
@@ -82,7 +82,7 @@ def compare(folders: Sequence[Path], same_data: bool = False) -> Comparison:
                     f"{of}{row.method} is not compared with local, which was not run with its seeds ({seeds})"
                 )
             if reference is not None and len(row.seeds) < len(reference.seeds):
-                seeds = f"seed{'s' * (len(row.seeds) > 1)} {', '.join(map(str, row.seeds))}"
+                seeds = f"{'seeds' if len(row.seeds) > 1 else 'seed'} {', '.join(map(str, row.seeds))}"
                 warnings.append(f"{of}{row.method}'s gain and verdict are over {seeds} alone, which local's row is not")
             rows.append(row if row.method == "local" or reference is None else _against(row, reference))
         judged, problems = verdicts(rows)
@@ -103,28 +103,28 @@ def _read_baselines(rows: Sequence[Row]) -> list[dict[str, Any]]:
 
 def _federation(folder: Path) -> dict[str, Any]:
     """What a finished run's summary says of its data."""
-    whole = RunFolder(folder)
-    return (whole.seeds() or [whole])[0].read_summary().data.federation
+    run = RunFolder(folder)
+    return (run.seeds() or [run])[0].read_summary().data.federation
 
 
 def _note_scattered_seeds(folders: Sequence[Path]) -> list[str]:
     """A line that names the folders above the seeds of one run, if several of these were given as runs of their own."""
     above = Counter(folder.parent for folder in folders if folder.name.removeprefix("seed-").isdecimal())
-    whole = [str(folder) for folder, count in above.items() if count > 1]
-    if not whole:
+    scattered = [str(folder) for folder, count in above.items() if count > 1]
+    if not scattered:
         return []
-    return [f"each seed is compared as a run of its own; to average over seeds: kinfed compare {' '.join(whole)}"]
+    return [f"each seed is compared as a run of its own; to average over seeds: kinfed compare {' '.join(scattered)}"]
 
 
-def _note_lost_seeds(whole: RunFolder) -> list[str]:
+def _note_lost_seeds(run: RunFolder) -> list[str]:
     """A line that names the seeds of a finished run whose scores are not there."""
-    if not whole.is_finished:
+    if not run.is_finished:
         return []
-    present = {folder.read_summary().seed for folder in whole.seeds()}
-    lost = [str(seed) for seed in whole.read_summary().several if seed not in present]
+    present = {folder.read_summary().seed for folder in run.seeds()}
+    lost = [str(seed) for seed in run.read_summary().several if seed not in present]
     if not lost:
         return []
-    return [f"{whole}: seed{'s' if len(lost) > 1 else ''} {', '.join(lost)} without scores: left out; run again"]
+    return [f"{run}: seed{'s' if len(lost) > 1 else ''} {', '.join(lost)} without scores: left out; run again"]
 
 
 def verdicts(rows: Sequence[Row]) -> tuple[list[Row], list[str]]:
@@ -148,20 +148,20 @@ def _judge(row: Row, rows: Sequence[Row], problems: list[str]) -> Row:
         return row
     local, fedavg = (_reference(row, rows, name) for name in BASES)
     if local is None:  # what the run itself found: real sites have compared themselves, and sent no scores of Local
-        own = [one.read_summary().verdict for one in row.folders]
-        return replace(row, verdict=own[0]) if len(own) == 1 else row
-    found = None
+        verdicts_of_run = [folder.read_summary().verdict for folder in row.folders]
+        return replace(row, verdict=verdicts_of_run[0]) if len(verdicts_of_run) == 1 else row
+    verdict = None
     with note_failure(problems, f"{row.name} has no verdict"):
-        found = verdict_on(row, row.seeds, local, fedavg, [row, *rows])
-    if found is None:
+        verdict = verdict_on(row, row.seeds, local, fedavg, [row, *rows])
+    if verdict is None:
         return row
-    if each := chose_otherwise(row.folders, row.model):
+    if chosen := chose_otherwise(row.folders, row.model):
         problems.append(
-            f"{row.name}: its verdict is on the model that each seed chose ({each}), the scores on '{row.model}'"
+            f"{row.name}: its verdict is on the model that each seed chose ({chosen}), the scores on '{row.model}'"
         )
-    whole = all(folder.tested.exists() for folder in (*row.folders, *local.values()))
-    counts = Counts(len(found.gain), len(found.lose), paired=True) if whole else row.counts
-    return replace(row, verdict=found.to_dict(), counts=counts)
+    by_example = all(folder.tested.exists() for folder in (*row.folders, *local.values()))
+    counts = Counts(len(verdict.gain), len(verdict.lose), paired=True) if by_example else row.counts
+    return replace(row, verdict=verdict.to_dict(), counts=counts)
 
 
 def verdict_on(
@@ -199,14 +199,14 @@ def floor_of(
 
 def _reference(row: Row, rows: Sequence[Row], method: str) -> dict[int, RunFolder] | None:
     """The runs of a method with a row's seeds: the best such run of the same attack, or the one beside it."""
-    found = [other for other in rows if other.method == method and set(row.seeds) <= set(other.seeds)]
-    if found:
-        alike = [other for other in found if other.attack == row.attack] or found
-        return {seed: alike[0].by_seed[seed].folder for seed in row.seeds}
-    own = RunFolder(row.folder).beside(method)
-    if not own.is_finished:
+    candidates = [other for other in rows if other.method == method and set(row.seeds) <= set(other.seeds)]
+    if candidates:
+        same_attack = [other for other in candidates if other.attack == row.attack] or candidates
+        return {seed: same_attack[0].by_seed[seed].folder for seed in row.seeds}
+    reference = RunFolder(row.folder).beside(method)
+    if not reference.is_finished:
         return None
-    seeds = {one.read_summary().seed: one for one in own.seeds() or [own]}
+    seeds = {run.read_summary().seed: run for run in reference.seeds() or [reference]}
     if not set(row.seeds) <= seeds.keys():  # one of them failed
         return None
     return {seed: seeds[seed] for seed in row.seeds}
@@ -217,19 +217,19 @@ def read_tested(row: Row, seeds: Sequence[int]) -> list[Tested]:
     return [Tested.of(row.by_seed[seed].folder) for seed in seeds]
 
 
-def _rank_runs(alike: list[Row]) -> list[Row]:
-    shared = {row.summary.selection.by for row in alike if row.selected is not None}
-    if len(shared) > 1 or any(row.selected is None for row in alike):
-        shared = {alike[0].metric.name}
+def _rank_runs(rows: list[Row]) -> list[Row]:
+    shared = {row.summary.selection.by for row in rows if row.selected is not None}
+    if len(shared) > 1 or any(row.selected is None for row in rows):
+        shared = {rows[0].metric.name}
     (by,) = shared
-    return sorted((replace(row, ranked_by=by) for row in alike), key=lambda row: -row.sign * row.ranking)
+    return sorted((replace(row, ranked_by=by) for row in rows), key=lambda row: -row.sign * row.ranking)
 
 
 def is_unfinished(folder: Path) -> bool:
     """Whether a run was begun here and has not finished, with one of its seeds or all."""
-    whole = RunFolder(folder)
-    seeds = whole.seeds()
-    return any(one.is_begun for one in (whole, *seeds)) and not all(one.is_finished for one in seeds or [whole])
+    run = RunFolder(folder)
+    seeds = run.seeds()
+    return any(folder.is_begun for folder in (run, *seeds)) and not all(one.is_finished for one in seeds or [run])
 
 
 def _list_differences(rows: Sequence[Row]) -> str:
@@ -237,13 +237,14 @@ def _list_differences(rows: Sequence[Row]) -> str:
     configured = [_leaves(json.loads(row.setting[1]), "federation") for row in rows]
     outcome = [{"data set": row.setting[0], "clients": row.clients, "metric": row.metric.name} for row in rows]
     for settings in (configured, outcome):
-        names = dict.fromkeys(name for one in settings for name in one)
-        apart = [name for name in names if any(one.get(name) != settings[0].get(name) for one in settings)]
-        parts = [name for name in apart if name.endswith(".name")]  # whose own settings differ with it
-        apart = [name for name in apart if name in parts or f"{name.rpartition('.')[0]}.name" not in parts]
-        if apart:
+        names = dict.fromkeys(name for settings_of_run in settings for name in settings_of_run)
+        first, *others = settings
+        differing = [name for name in names if any(other.get(name) != first.get(name) for other in others)]
+        parts = [name for name in differing if name.endswith(".name")]  # whose own settings differ with it
+        differing = [name for name in differing if name in parts or f"{name.rpartition('.')[0]}.name" not in parts]
+        if differing:
             break
-    return ", ".join(apart)
+    return ", ".join(differing)
 
 
 def _leaves(table: dict[str, Any], prefix: str) -> dict[str, Any]:

@@ -29,14 +29,14 @@ def _grid(name: str, row: Row, client: str | None, number: int | None) -> Grid:
     folders = row.folders
     for folder in folders:
         summary = folder.read_summary()
-        honest = [one for one in summary.clients.names if one not in summary.attackers]
+        honest = [honest_client for honest_client in summary.clients.names if honest_client not in summary.attackers]
         client = None if client is None else known_name(client, honest)
         if client is not None and client not in honest:
             raise UsageError(f"{folder} has no test scores of a client '{client}'; {nearest(client, honest)}")
         whose = {client} if client is not None else {*honest}
-        for one, truth, predicted, examples in folder.read_confusion():
-            counts[truth, predicted] += examples * (one in whose)
-    known = folders[0].read_clients().get("classes") or sorted({one for pair in counts for one in pair})
+        for tested_client, truth, predicted, examples in folder.read_confusion():
+            counts[truth, predicted] += examples * (tested_client in whose)
+    classes = folders[0].read_clients().get("classes") or sorted({label for pair in counts for label in pair})
     total, right = sum(counts.values()), sum(number for (truth, taken), number in counts.items() if truth == taken)
     who = f"client {client}" if client is not None else "all clients"
     notes = [f"{right:,} of {several(total, 'test example')} right; rows: the class, columns: what it was taken for"]
@@ -44,16 +44,16 @@ def _grid(name: str, row: Row, client: str | None, number: int | None) -> Grid:
         notes.append(f"examples of {len(folders)} seeds together")
     records = [
         {"method": name, "truth": truth, "predicted": taken, "examples": counts[truth, taken]}
-        for truth in known
-        for taken in known
-        if len(known) <= WIDE or counts[truth, taken]
+        for truth in classes
+        for taken in classes
+        if len(classes) <= WIDE or counts[truth, taken]
     ]
     called = "confusion" + (f"-{number}" if number is not None else "")
     title = f"{name}: classes of the test examples of {who}"
-    if len(known) > WIDE:
+    if len(classes) > WIDE:
         return _pairs(called, title, counts, notes, records)
-    lines = [[truth, *(f"{counts[truth, taken]:,}" for taken in known)] for truth in known]
-    return Grid(called, title, ["class", *known], [lines], notes, records)
+    lines = [[truth, *(f"{counts[truth, taken]:,}" for taken in classes)] for truth in classes]
+    return Grid(called, title, ["class", *classes], [lines], notes, records)
 
 
 def _pairs(
@@ -67,4 +67,4 @@ def _pairs(
         *notes[1:],
         f"the {len(wrong)} most frequent mistakes; --json and --out have all",
     ]
-    return Grid(called, title, ["class", "taken for", "examples"], [lines], notes, records, words=2)
+    return Grid(called, title, ["class", "taken for", "examples"], [lines], notes, records, text_columns=2)

@@ -89,7 +89,7 @@ class Row:
     @property
     def folders(self) -> list[RunFolder]:
         """Those of its seeds."""
-        return [one.folder for one in self.by_seed.values()]
+        return [clients.folder for clients in self.by_seed.values()]
 
     @property
     def mean(self) -> float:
@@ -119,7 +119,9 @@ class Row:
     @property
     def name(self) -> str:
         """The method, with the known graph and the attack that runs may differ in."""
-        return self.method + f" ({self.graph})" * (self.graph != "given") + f" [{self.attack}]" * bool(self.attack)
+        graph = "" if self.graph == "given" else f" ({self.graph})"
+        attack = f" [{self.attack}]" if self.attack else ""
+        return f"{self.method}{graph}{attack}"
 
     @property
     def sign(self) -> int:
@@ -134,8 +136,8 @@ class Row:
 
     def ranking_of(self, seed: int) -> Array:
         """[N] that score of each client; NaN for attackers."""
-        one = self.by_seed[seed]
-        return one.by_model[self.model] if self.ranked_by == self.metric.name else one.selecting
+        clients = self.by_seed[seed]
+        return clients.by_model[self.model] if self.ranked_by == self.metric.name else clients.selecting
 
     def describe(self) -> str:
         """What it shares with all comparable runs: data, clients and the score."""
@@ -181,41 +183,42 @@ class Row:
 
 def read(folder: Path, federation: Mapping[str, Any] | None = None) -> Row:
     """A run's row, with nothing counted against Local yet; `federation` replaces what its summaries say of the data."""
-    whole = RunFolder(folder)
-    summaries = {one.path: one.read_summary() for one in whole.seeds() or [whole]}
+    run = RunFolder(folder)
+    summaries = {seed_folder.path: seed_folder.read_summary() for seed_folder in run.seeds() or [run]}
     if federation is not None:
         summaries = {
-            path: replace(one, data=replace(one.data, federation=dict(federation))) for path, one in summaries.items()
+            path: replace(summary, data=replace(summary.data, federation=dict(federation)))
+            for path, summary in summaries.items()
         }
-    return over(folder, summaries)
+    return make_row(folder, summaries)
 
 
-def over(folder: Path, summaries: Mapping[Path, Summary], model: str = "") -> Row:
+def make_row(folder: Path, summaries: Mapping[Path, Summary], model: str = "") -> Row:
     """The row of a run by the summaries of its seeds; `model` is scored, or else the one that validation prefers."""
     every = sorted(summaries.values(), key=lambda summary: summary.seed)
     first = every[0]
-    kinds = {(one.method, setting_of(one), _attack(one), tuple(one.scores)) for one in every}
-    if len(kinds) > 1 or len({one.seed for one in every}) < len(every):
+    kinds = {(summary.method, setting_of(summary), _attack(summary), tuple(summary.scores)) for summary in every}
+    if len(kinds) > 1 or len({summary.seed for summary in every}) < len(every):
         raise UsageError(f"the seed-* folders of {folder} are not one run repeated with different seeds")
-    model = model or select_model(over_seeds([one.scores for one in every]), first.selection.higher_is_better)
-    by_seed = {one.seed: _clients(path, one, model) for path, one in summaries.items()}
-    scores = [one.honest_scores[model] for one in every]
-    means = {key: _mean([one.get(key) for one in scores]) for key in SCORES}
-    selecting = [one.selecting[np.isfinite(one.selecting)] for one in by_seed.values()]
+    model = model or select_model(over_seeds([summary.scores for summary in every]), first.selection.higher_is_better)
+    by_seed = {summary.seed: _clients(path, summary, model) for path, summary in summaries.items()}
+    scores = [summary.honest_scores[model] for summary in every]
+    means = {key: _mean([by_metric.get(key) for by_metric in scores]) for key in SCORES}
+    selecting = [clients.selecting[np.isfinite(clients.selecting)] for clients in by_seed.values()]
     return Row(
         str(folder),
         model,
         first,
         dict(sorted(by_seed.items())),
         {key: mean for key, mean in means.items() if mean is not None},
-        over_seeds=float(np.std([one["mean"] for one in scores], ddof=1)) if len(scores) > 1 else None,
-        selected=_mean([float(one.mean()) if len(one) else None for one in selecting]),
+        over_seeds=float(np.std([by_metric["mean"] for by_metric in scores], ddof=1)) if len(scores) > 1 else None,
+        selected=_mean([float(scores_of_seed.mean()) if len(scores_of_seed) else None for scores_of_seed in selecting]),
         ranked_by=first.metric.name,
-        auroc=_mean([(one.relation or {}).get("auroc") for one in every]),
-        seconds=float(np.mean([one.cost.seconds for one in every])),
-        leaking=any(one.leaking for one in every),
+        auroc=_mean([(summary.relation or {}).get("auroc") for summary in every]),
+        seconds=float(np.mean([summary.cost.seconds for summary in every])),
+        leaking=any(summary.leaking for summary in every),
         warnings=tuple(
-            f"seed {one.seed}: {line}" if len(every) > 1 else line for one in every for line in one.warnings
+            f"seed {summary.seed}: {line}" if len(every) > 1 else line for summary in every for line in summary.warnings
         ),
     )
 
@@ -238,17 +241,17 @@ def _attack(summary: Summary) -> str:
 
 def _mean(values: Sequence[float | None]) -> float | None:
     """The mean of what all seeds have; None if one has none."""
-    known = [value for value in values if value is not None and not math.isnan(value)]
-    return float(np.mean(known)) if known and len(known) == len(values) else None
+    present = [value for value in values if value is not None and not math.isnan(value)]
+    return float(np.mean(present)) if present and len(present) == len(values) else None
 
 
 def _clients(folder: Path, summary: Summary, model: str) -> Clients:
     """The scores of the clients of one run with one seed."""
-    known, count = summary.clients, summary.data.clients
-    scores = np.array(known.scores.get(model, []), np.float64)
+    clients, count = summary.clients, summary.data.clients
+    scores = np.array(clients.scores.get(model, []), np.float64)
     selecting = scores
     if summary.selection.by != summary.metric.name:
-        selecting = np.array((known.selecting or {model: [math.nan] * count}).get(model, []), np.float64)
+        selecting = np.array((clients.selecting or {model: [math.nan] * count}).get(model, []), np.float64)
     if scores.shape != (count,) or not np.isfinite([*scores, summary.honest_scores[model]["mean"]]).all():
         raise UsageError(
             f"{folder}/summary.json must hold a finite test score for each of its {count} clients; "
@@ -256,14 +259,17 @@ def _clients(folder: Path, summary: Summary, model: str) -> Clients:
         )
     if selecting.shape != scores.shape:
         raise UsageError(f"{folder}/summary.json must hold a number or NaN under by_client.selecting for each client")
-    names = tuple(known.names)
+    names = tuple(clients.names)
     attacks = np.isin(names, summary.attackers)  # they are neither helped nor hurt
 
     def honest(values: Any) -> Array:
         return np.where(attacks, np.nan, np.array(values, np.float64))
 
     return Clients(
-        names, {name: honest(each) for name, each in known.scores.items()}, honest(selecting), RunFolder(folder)
+        names,
+        {name: honest(values_of_model) for name, values_of_model in clients.scores.items()},
+        honest(selecting),
+        RunFolder(folder),
     )
 
 

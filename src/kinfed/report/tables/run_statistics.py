@@ -26,7 +26,7 @@ class Pair(NamedTuple):
     name: str
     other: str
     seeds: tuple[int, ...]
-    found: Paired
+    comparison: Paired
     holm: float = math.nan  # its p-value, adjusted for the other runs of its family
 
 
@@ -37,10 +37,10 @@ class Stages(NamedTuple):
     after: str
     mean_before: float
     mean_after: float
-    found: Paired  # after against before
+    comparison: Paired  # after against before
 
 
-class Own(NamedTuple):
+class RunStatistics(NamedTuple):
     """The statistics of one run."""
 
     name: str
@@ -59,7 +59,7 @@ class Statistics:
     """Those of comparable runs, best first: each by itself, and pairs by what they are against."""
 
     rows: tuple[Row, ...]
-    own: tuple[Own, ...]
+    runs: tuple[RunStatistics, ...]
     families: dict[str, tuple[Pair, ...]]  # see above
     notes: tuple[str, ...]
 
@@ -69,7 +69,7 @@ class Ranking(NamedTuple):
 
     names: list[str]
     scores: Array
-    found: Ranks
+    ranks: Ranks
     notes: list[str]
 
 
@@ -83,23 +83,29 @@ def names_of(rows: Sequence[Row]) -> list[str]:
 def statistics(rows: Sequence[Row], named: Sequence[tuple[str, str]] = ()) -> Statistics:
     """The statistics of comparable runs, best first, as `compare` finds them; `named` are methods to be paired."""
     names, notes = names_of(rows), list[str]()
-    own = tuple(_own_statistics(name, row) for name, row in zip(names, rows, strict=True))
+    own_statistics = tuple(_own_statistics(name, row) for name, row in zip(names, rows, strict=True))
     families = {}
     for family in (NAMED, ALONE, TUNED, RIVAL):
         pairs = list[Pair]()
         for name, row in zip(names, rows, strict=True):
-            found = _other(family, row, rows, names, named)
-            if found is None:
+            rival = _other(family, row, rows, names, named)
+            if rival is None:
                 continue
-            other, theirs = found
-            if any((one.name, one.other) == (other, name) for one in pairs):  # it is there, the other way round
+            other, theirs = rival
+            if any(
+                (paired_runs.name, paired_runs.other) == (other, name) for paired_runs in pairs
+            ):  # it is there, the other way round
                 continue
             with note_failure(notes, f"{name} is not paired with {other}"):
                 pairs.append(Pair(name, other, *pair(row, theirs)))
-        adjusted = by.holm([one.found.p for one in pairs])
-        families[family] = tuple(one._replace(holm=float(p)) for one, p in zip(pairs, adjusted, strict=True))
+        adjusted = by.holm([paired_runs.comparison.p for paired_runs in pairs])
+        families[family] = tuple(
+            paired_runs._replace(holm=float(p)) for paired_runs, p in zip(pairs, adjusted, strict=True)
+        )
         notes += _fewer_seeds(families[family], dict(zip(names, rows, strict=True)))
-    return Statistics(tuple(rows), own, {key: pairs for key, pairs in families.items() if pairs}, tuple(notes))
+    return Statistics(
+        tuple(rows), own_statistics, {key: pairs for key, pairs in families.items() if pairs}, tuple(notes)
+    )
 
 
 def pair(mine: Row, other: Row) -> tuple[tuple[int, ...], Paired]:
@@ -113,15 +119,15 @@ def pair(mine: Row, other: Row) -> tuple[tuple[int, ...], Paired]:
     if not seeds:
         raise UsageError(f"they have no seed in common ({_format_seeds(mine.seeds)}; {_format_seeds(other.seeds)})")
     for seed in seeds:
-        if apart := sorted(set(mine.by_seed[seed].names) ^ set(other.by_seed[seed].names)):
-            raise UsageError(f"only one of them has client '{apart[0]}' with seed {seed}")
+        if unshared := sorted(set(mine.by_seed[seed].names) ^ set(other.by_seed[seed].names)):
+            raise UsageError(f"only one of them has client '{unshared[0]}' with seed {seed}")
         tested = [row.by_seed[seed].folder.read_tested() for row in (mine, other)]
-        sizes = [None if one is None else [*map(len, one.scores)] for one in tested]
+        sizes = [None if scores is None else [*map(len, scores.scores)] for scores in tested]
         if None not in sizes and sizes[0] != sizes[1]:
             raise UsageError(f"with seed {seed} they were not tested on the same examples")
     names = list(dict.fromkeys(name for seed in seeds for name in mine.by_seed[seed].names))
     a, b = (scores_of(row, seeds, names, row.model) for row in (mine, other))
-    return seeds, by.paired(a, b, mine.metric.higher_is_better)
+    return seeds, by.compare_pairs(a, b, mine.metric.higher_is_better)
 
 
 def scores_of(row: Row, seeds: Sequence[int], names: Sequence[str], model: str) -> Array:
@@ -140,7 +146,8 @@ def ranking(comparison: Comparison) -> Ranking | None:
     for rows in comparison.sets:
         names = [row.name for row in rows]
         tables.append({row.name: row for row in rows if names.count(row.name) == 1})
-    shared = [name for name in tables[0] if all(name in table for table in tables)]
+    everywhere = set.intersection(*map(set, tables))
+    shared = [name for name in tables[0] if name in everywhere]
     if len(tables) < 2 or len(shared) < 2:
         return None
     left = dict.fromkeys(row.name for rows in comparison.sets for row in rows if row.name not in shared)
@@ -150,15 +157,15 @@ def ranking(comparison: Comparison) -> Ranking | None:
     return Ranking(shared, scores, by.mean_ranks(scores, higher), notes)
 
 
-def _own_statistics(name: str, row: Row) -> Own:
-    names = list(dict.fromkeys(name for one in row.by_seed.values() for name in one.names))
+def _own_statistics(name: str, row: Row) -> RunStatistics:
+    names = list(dict.fromkeys(name for clients in row.by_seed.values() for name in clients.names))
     scores = scores_of(row, row.seeds, names, row.model)
     worst, best = by.tails(scores, row.metric.higher_is_better)
     counts = row.counts if row.counts is not None and row.counts.paired else None
     gain, lose = (int(counts.helped), int(counts.hurt)) if counts is not None else (None, None)
-    known = int(np.isfinite(scores).any(0).sum())
+    scored = int(np.isfinite(scores).any(0).sum())
     interval = by.interval(scores, share=row.metric.is_share)
-    return Own(name, row.seeds, known, interval, worst, best, gain, lose, _stages(row, names))
+    return RunStatistics(name, row.seeds, scored, interval, worst, best, gain, lose, _stages(row, names))
 
 
 def _stages(row: Row, names: Sequence[str]) -> Stages | None:
@@ -168,8 +175,8 @@ def _stages(row: Row, names: Sequence[str]) -> Stages | None:
     if not before or not after:
         return None
     first, second = (scores_of(row, row.seeds, names, model) for model in (before, after))
-    means = [float(np.nanmean(one, 1).mean()) for one in (first, second)]
-    return Stages(before, after, means[0], means[1], by.paired(second, first, row.metric.higher_is_better))
+    means = [float(np.nanmean(scores, 1).mean()) for scores in (first, second)]
+    return Stages(before, after, means[0], means[1], by.compare_pairs(second, first, row.metric.higher_is_better))
 
 
 def _other(
@@ -179,18 +186,18 @@ def _other(
     others = [(name, other) for name, other in zip(names, rows, strict=True) if other is not row]
     if family == NAMED:
         rivals = [rival for method, rival in named if method == row.method]
-        return next((one for one in others if one[1].method in rivals), None)
-    alike = [(name, other) for name, other in others if other.attack == row.attack] or others
+        return next((candidate for candidate in others if candidate[1].method in rivals), None)
+    same_attack = [(name, other) for name, other in others if other.attack == row.attack] or others
     if family in (ALONE, TUNED):
         if row.method in (ALONE, family):  # Local stands in no pair as the first
             return None
         trained = RunFolder(row.folder).beside(family)
-        found = [(name, other) for name, other in alike if other.method == family]
-        found = [one for one in found if set(row.seeds) & set(one[1].seeds)] or found
-        if not found and trained.is_finished:
+        baselines = [(name, other) for name, other in same_attack if other.method == family]
+        baselines = [candidate for candidate in baselines if set(row.seeds) & set(candidate[1].seeds)] or baselines
+        if not baselines and trained.is_finished:
             return family, read(trained.path)
-        return found[0] if found else None
-    beside = [one for one in alike if set(row.seeds) & set(one[1].seeds)] or alike
+        return baselines[0] if baselines else None
+    beside = [candidate for candidate in same_attack if set(row.seeds) & set(candidate[1].seeds)] or same_attack
     rival = beside[0] if beside else None
     above = rival is not None and {row.method, rival[1].method} & {ALONE, TUNED}  # which the other families have
     return None if above else rival
@@ -199,9 +206,11 @@ def _other(
 def _fewer_seeds(pairs: Sequence[Pair], rows: dict[str, Row]) -> list[str]:
     """A line for each choice of seeds that is not all of a run's."""
     few: dict[tuple[tuple[int, ...], str], list[str]] = {}
-    for one in pairs:
-        if one.seeds != rows[one.name].seeds or (one.other in rows and one.seeds != rows[one.other].seeds):
-            few.setdefault((one.seeds, one.other), []).append(one.name)
+    for paired_runs in pairs:
+        if paired_runs.seeds != rows[paired_runs.name].seeds or (
+            paired_runs.other in rows and paired_runs.seeds != rows[paired_runs.other].seeds
+        ):
+            few.setdefault((paired_runs.seeds, paired_runs.other), []).append(paired_runs.name)
     return [
         f"paired over the common seeds alone ({_format_seeds(seeds)}): {', '.join(names)} against {other}"
         for (seeds, other), names in few.items()

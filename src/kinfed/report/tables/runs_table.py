@@ -35,10 +35,10 @@ def terminal(comparison: Comparison) -> Iterator[Table | Text]:
             lines.append({"run": name} | _cells(row, decimals(rows)))
             if twins:
                 notes.append(f"{name}: {row.folder}")
-            told = name if twins else f"{name} {row.name}".strip()
-            notes += [f"! {told}: {warning}" for warning in row.warnings]
+            label = name if twins else f"{name} {row.name}".strip()
+            notes += [f"! {label}: {warning}" for warning in row.warnings]
             if row.verdict is not None:
-                sentences.append(f"{told}: {row.verdict['sentence']}")
+                sentences.append(f"{label}: {row.verdict['sentence']}")
     every = [row for rows in comparison.sets for row in rows]
     tested = [(row.scores.get("balanced_accuracy_clients", row.clients), row.clients) for row in every]
     if few := [(count, clients) for count, clients in tested if count < clients]:
@@ -53,12 +53,13 @@ def terminal(comparison: Comparison) -> Iterator[Table | Text]:
     if any(row.attack for row in every):
         notes.append("under an attack, by the share of clients that is named, scores are of the honest clients")
     yield Text("Test scores" if several else f"Test scores: {comparison.sets[0][0].describe()}", style="bold")
-    shown = [heading for heading in lines[0] if any(line[heading] for line in lines)]
-    words = range(sum(heading in ("run", "method", "model") for heading in shown))
-    yield draw(shown, ([line[heading] for heading in shown] for line in lines), words, words, 1, "bottom")
+    filled = {heading for line in lines for heading, cell in line.items() if cell}
+    shown = [heading for heading in lines[0] if heading in filled]
+    text_columns = range(sum(heading in ("run", "method", "model") for heading in shown))
+    yield draw(shown, ([line[heading] for heading in shown] for line in lines), text_columns, text_columns, 1, "bottom")
     for letter, rows, beside in zip(comparison.letters, comparison.sets, comparison.baselines, strict=False):
         if beside:
-            yield baselines(beside, rows[0].metric.name, rows[0].metric.unit, f"{letter}: " * several)
+            yield baselines(beside, rows[0].metric.name, rows[0].metric.unit, f"{letter}: " if several else "")
     named = {origin: dict.fromkeys(row.name for row in every if row.origin == origin) for origin in ORIGINS}
     if origins := [f"{origin}: {', '.join(names)}" for origin, names in named.items() if names]:
         notes.append(f"relations {'; '.join(origins)}")
@@ -69,7 +70,7 @@ def baselines(rows: Sequence[Mapping[str, Any]], metric: str, unit: str | None, 
     """What standard models do on the same test rows."""
     headings = (f"{of}standard models", f"test {metric}, {unit}" if unit else f"test {metric}", "")
     lines = [(row["name"], score_text(row["mean"], unit == "%"), f"needs {row['needs']}") for row in rows]
-    return draw(headings, lines, words=(0, 2))
+    return draw(headings, lines, text_columns=(0, 2))
 
 
 def _cells(row: Row, decimals: int) -> dict[str, str]:

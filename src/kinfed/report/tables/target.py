@@ -17,7 +17,7 @@ from .text_table import Grid, quantity
 TAKEN = ("round", "bytes_down", "bytes_up", "examples", "seconds")  # until a target was reached
 
 
-def reached(comparison: Comparison, target: float) -> list[Grid]:
+def tabulate_target(comparison: Comparison, target: float) -> list[Grid]:
     """A table for each set of comparable runs; raises UsageError for a target that no score can have."""
     grids = []
     for letter, rows in zip(comparison.letters, comparison.sets, strict=True):
@@ -31,18 +31,18 @@ def reached(comparison: Comparison, target: float) -> list[Grid]:
 def _grid(rows: tuple[Row, ...], target: float) -> Grid:
     lines, records = [], list[dict[str, Any]]()
     for name, row in zip(names_of(rows), rows, strict=True):
-        found = [one for seed in row.seeds if (one := _first(row, seed, target)) is not None]
-        values = {key: _mean([one[i] for one in found]) for i, key in enumerate(TAKEN)}
-        lines.append([name, f"{len(found)} of {len(row.seeds)}", *_cells(values)])
-        records.append({"method": name, "target": target, "reached": len(found)} | values)
+        crossings = [crossing for seed in row.seeds if (crossing := _first(row, seed, target)) is not None]
+        values = {key: _mean([crossing[i] for crossing in crossings]) for i, key in enumerate(TAKEN)}
+        lines.append([name, f"{len(crossings)} of {len(row.seeds)}", *_cells(values)])
+        records.append({"method": name, "target": target, "reached": len(crossings)} | values)
         records[-1]["seeds"] = len(row.seeds)
-    sign, percent = (">=" if rows[0].metric.higher_is_better else "<="), " %" * rows[0].metric.is_share
-    shown = f"{100 * target:g}{percent}" if rows[0].metric.is_share else f"{target:g}"
+    sign = ">=" if rows[0].metric.higher_is_better else "<="
+    shown = f"{100 * target:g} %" if rows[0].metric.is_share else f"{target:g}"
     notes = ["the first evaluated round whose mean test score over clients reaches it; means over the seeds that do"]
     notes.append(
         "bytes: of all clients until then; examples: in the local training that training.epochs or .steps ask for"
     )
-    if any(one["reached"] and one["bytes_up"] is None for one in records):
+    if any(record["reached"] and record["bytes_up"] is None for record in records):
         notes.append("bytes, examples and seconds are empty where a run has no cost.csv: run it again to have them")
     headings = ("method", "seeds", "round", "bytes\ndown", "bytes\nup", "examples", "seconds")
     title = f"Until test {rows[0].metric.name} {sign} {shown}"
@@ -72,5 +72,5 @@ def _cells(values: dict[str, float | None]) -> list[str]:
         elif key in ("round", "seconds"):
             cells.append(f"{value:.1f}".removesuffix(".0"))
         else:
-            cells.append(quantity(value, "B" * key.startswith("bytes")))
+            cells.append(quantity(value, "B" if key.startswith("bytes") else ""))
     return cells

@@ -18,7 +18,7 @@ PREFIXES = ("", "k", "M", "G", "T")
 
 @dataclass(frozen=True)
 class Grid:
-    """A table of text: first `words` columns of names, then numbers."""
+    """A table of text: first `text_columns` columns of names, then numbers."""
 
     name: str  # of its CSV file
     title: str
@@ -26,13 +26,13 @@ class Grid:
     blocks: Sequence[Sequence[Sequence[str]]]  # rows that belong together
     notes: Sequence[str] = ()
     records: Sequence[Mapping[str, Any]] = field(default_factory=list)  # the same numbers, not rounded
-    words: int = 1
+    text_columns: int = 1
 
     @property
-    def shown(self) -> list[int]:
+    def filled_columns(self) -> list[int]:
         """The columns that are not empty."""
         every = [row for rows in self.blocks for row in rows]
-        return [i for i in range(len(self.headings)) if any(row[i] for row in every)]
+        return [i for i, column in enumerate(zip(*every, strict=True)) if any(column)]
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON: its numbers, and the remarks."""
@@ -40,8 +40,8 @@ class Grid:
 
     def of_set(self, letter: str) -> "Grid":
         """The same for one of several sets of comparable runs; the letter is empty if there is one."""
-        records = [{"set": letter, **one} for one in self.records]
-        title = f"{letter}: " * bool(letter) + self.title
+        records = [{"set": letter, **record} for record in self.records]
+        title = f"{letter}: {self.title}" if letter else self.title
         return replace(self, name=self.name + letter, title=title, records=records)
 
 
@@ -49,24 +49,24 @@ def terminal(grid: Grid) -> Iterator[Table | Text]:
     """The parts of a grid for the terminal."""
     yield Text(f"\n{grid.title}", style="bold")
     rows = [row for block in grid.blocks for row in ([], *block)][1:]
-    words = range(sum(i < grid.words for i in grid.shown))
-    shown = [[row[i] for i in grid.shown] if row else [] for row in rows]
-    yield draw([grid.headings[i] for i in grid.shown], shown, words, words, 1, "bottom")
+    text_columns = range(sum(i < grid.text_columns for i in grid.filled_columns))
+    shown = [[row[i] for i in grid.filled_columns] if row else [] for row in rows]
+    yield draw([grid.headings[i] for i in grid.filled_columns], shown, text_columns, text_columns, 1, "bottom")
     yield from map(Text, grid.notes)
 
 
 def draw(
     headings: Sequence[str],
     rows: Iterable[Sequence[str]],
-    words: Container[int] = (0,),
+    text_columns: Container[int] = (0,),
     wrapped: Container[int] = (),
     gap: int = 2,
     vertical: Literal["top", "bottom"] = "top",
 ) -> Table:
-    """A table for the terminal: columns of `words` to the left, others to the right; those `wrapped` may be folded."""
+    """A table for the terminal: `text_columns` to the left, others to the right; those `wrapped` may be folded."""
     drawn = Table(box=None, pad_edge=False, padding=(0, gap, 0, 0), show_header=any(headings))
     for i, heading in enumerate(headings):
-        way: Literal["left", "right"] = "left" if i in words else "right"
+        way: Literal["left", "right"] = "left" if i in text_columns else "right"
         drawn.add_column(heading, justify=way, vertical=vertical, no_wrap=i not in wrapped, overflow="fold")
     for row in rows:
         drawn.add_row(*map(Text, row))
@@ -75,22 +75,22 @@ def draw(
 
 def markdown(grid: Grid) -> str:
     """A grid as Markdown."""
-    one_line = [grid.headings[i].replace("\n", " ") for i in grid.shown]
-    ways = ["---" if i < grid.words else "---:" for i in grid.shown]
+    one_line = [grid.headings[i].replace("\n", " ") for i in grid.filled_columns]
+    ways = ["---" if i < grid.text_columns else "---:" for i in grid.filled_columns]
     out = [f"**{grid.title}**", "", f"| {' | '.join(one_line)} |", f"| {' | '.join(ways)} |"]
     for rows in grid.blocks:
-        out += [f"| {' | '.join(row[i].replace('|', chr(92) + '|') for i in grid.shown)} |" for row in rows]
+        out += [f"| {' | '.join(row[i].replace('|', chr(92) + '|') for i in grid.filled_columns)} |" for row in rows]
     return "\n".join([*out, "", *(f"- {note}" for note in grid.notes)]) + "\n"
 
 
 def of_markdown(text: str) -> list[Grid]:
     """The grids in a text that `markdown` has written, without their numbers; blocks are one."""
-    found, title, rows, notes = list[Grid](), "", list[list[str]](), list[str]()
+    grids, title, rows, notes = list[Grid](), "", list[list[str]](), list[str]()
 
     def end() -> None:
         if len(rows) > 1:
-            words = max(1, sum(cell == "---" for cell in rows[1]))
-            found.append(Grid("", title, rows[0], [rows[2:]], tuple(notes), words=words))
+            text_columns = max(1, sum(cell == "---" for cell in rows[1]))
+            grids.append(Grid("", title, rows[0], [rows[2:]], tuple(notes), text_columns=text_columns))
         rows.clear()
         notes.clear()
 
@@ -106,13 +106,13 @@ def of_markdown(text: str) -> list[Grid]:
             end()
             title = line.strip("*")
     end()
-    return found
+    return grids
 
 
 def latex(grid: Grid) -> str:
     """A grid as a tabular of booktabs."""
-    columns = grid.shown
-    ways = "".join("l" if i < grid.words else "r" for i in columns)
+    columns = grid.filled_columns
+    ways = "".join("l" if i < grid.text_columns else "r" for i in columns)
     out = [f"% {grid.title}", rf"\begin{{tabular}}{{{ways}}}", r"\toprule"]
     out.append(" & ".join(tex(grid.headings[i].replace("\n", " ")) for i in columns) + r" \\")
     for rows in grid.blocks:
@@ -124,16 +124,24 @@ def latex(grid: Grid) -> str:
 def as_csv(grid: Grid) -> str:
     """The numbers of a grid as CSV, one line a record; an empty cell is a number that is not defined."""
     out = io.StringIO()
-    writer = csv.DictWriter(out, list(dict.fromkeys(key for one in grid.records for key in one)), lineterminator="\n")
+    writer = csv.DictWriter(
+        out, list(dict.fromkeys(key for record in grid.records for key in record)), lineterminator="\n"
+    )
     writer.writeheader()
-    for one in grid.records:
-        writer.writerow({k: f"{v:.7g}" if isinstance(v, float) else "" if v is None else v for k, v in one.items()})
+    for record in grid.records:
+        writer.writerow({key: _write_cell(value) for key, value in record.items()})
     return out.getvalue()
+
+
+def _write_cell(value: Any) -> Any:
+    if isinstance(value, float):
+        return f"{value:.7g}"
+    return "" if value is None else value
 
 
 def facts(values: Mapping[str, Any]) -> dict[str, Any]:
     """For JSON: None for a number that is not defined, NaN."""
-    return {key: None if isinstance(one, float) and math.isnan(one) else one for key, one in values.items()}
+    return {key: None if isinstance(value, float) and math.isnan(value) else value for key, value in values.items()}
 
 
 def number(value: float) -> str:
