@@ -39,7 +39,7 @@ from kinfed import Execution, RunError, UsageError
 from kinfed.core.checkpoint import FOREIGN, ForeignError
 from kinfed.errors import explain
 from kinfed.files import make_folder, replacing
-from kinfed.interrupts import Terminated, heard
+from kinfed.interrupts import Terminated, catch_signals
 from kinfed.runs.config.experiment import Experiment
 from kinfed.runs.launch import Job, check_same, run_job
 from kinfed.runs.pool import side_by_side
@@ -322,7 +322,7 @@ def unit(waiting, asked, seconds, ended):
 
     before = signal.signal(signal.SIGALRM, alarm)
     try:
-        with heard():
+        with catch_signals():
             signal.setitimer(signal.ITIMER_REAL, max(seconds, 0.01))
             execution = Execution(device=asked.device, workers=1)
             with closing(side_by_side(jobs, execution, asked.jobs, begin)) as results:

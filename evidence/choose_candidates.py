@@ -49,7 +49,7 @@ def train(case, place):
         begun = time.process_time()
         history = arena.train(one, 0, ROUNDS).history
         seconds = time.process_time() - begun
-        seen = [successive_halving.validated(history, until).tolist() for until in range(1, ROUNDS + 1)]
+        seen = [successive_halving.read_validation(history, until).tolist() for until in range(1, ROUNDS + 1)]
         found[one.name] = [seen, 100 * float(history.test(history.preferred).nanmean()), seconds]
         with replacing(file) as part:
             part.write_text(json.dumps(found))

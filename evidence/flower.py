@@ -24,7 +24,7 @@ from kinfed.flower.server.nodes import Node
 from kinfed.flower.site.policy import Policy
 from kinfed.flower.site.site import Site
 from kinfed.flower.site.site_reading import Reading
-from kinfed.interrupts import heard
+from kinfed.interrupts import catch_signals
 from kinfed.methods import METHODS
 from kinfed_papers.result_pages import put, version
 
@@ -178,5 +178,5 @@ def main():
 
 
 if __name__ == "__main__":
-    with heard():
+    with catch_signals():
         main()

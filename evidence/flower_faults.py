@@ -34,7 +34,7 @@ from kinfed.core import trees
 from kinfed.core.engine import run
 from kinfed.core.history import History
 from kinfed.flower.server import plan
-from kinfed.interrupts import heard
+from kinfed.interrupts import catch_signals
 from kinfed.simulation.execution import Execution
 from kinfed.simulation.simulation import Simulation
 
@@ -369,5 +369,5 @@ def main():
 
 
 if __name__ == "__main__":
-    with heard():
+    with catch_signals():
         main()

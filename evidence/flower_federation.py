@@ -21,7 +21,7 @@ from kinfed.errors import UsageError
 from kinfed.flower.programs import superlink
 from kinfed.flower.programs.subprocesses import end, environment as flower_environment
 from kinfed.flower.wire.link import Link
-from kinfed.interrupts import held
+from kinfed.interrupts import defer_signals
 
 KINFED = str(Path(sys.executable).with_name("kinfed"))
 EXAMPLES = 90  # of a site
@@ -100,7 +100,7 @@ class Federation:
         return self
 
     def __exit__(self, *_):
-        with held():
+        with defer_signals():
             for process in self._started:
                 if process.poll() is None:
                     end(process.pid)
@@ -151,7 +151,7 @@ class Federation:
 
     def _begin(self, command, **how):
         """Start a process that ends with this federation."""
-        with held():
+        with defer_signals():
             self._started.append(subprocess.Popen(command, start_new_session=True, **how))
         return self._started[-1]
 

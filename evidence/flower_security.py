@@ -36,7 +36,7 @@ from flwr.proto.node_pb2 import Node
 
 from kinfed.flower.programs import authentication
 from kinfed.flower.wire.server_app import bundle
-from kinfed.interrupts import heard
+from kinfed.interrupts import catch_signals
 from kinfed.runs import connections
 
 PAGE = Path(__file__).parents[1] / "docs" / "evidence" / "flower-security.md"
@@ -573,5 +573,5 @@ def write(rows, refused, size):
 
 
 if __name__ == "__main__":
-    with heard():
+    with catch_signals():
         main()

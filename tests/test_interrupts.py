@@ -15,7 +15,7 @@ from kinfed import SGD, Execution, Federation, Training, UsageError, fit
 from kinfed.cli import main
 from kinfed.core import checkpoint
 from kinfed.core.history import History
-from kinfed.interrupts import Terminated, heard, held
+from kinfed.interrupts import Terminated, catch_signals, defer_signals
 from kinfed.methods import FedAGHN, Local
 from kinfed.simulation.simulation import Simulation
 from kinfed.simulation.state_store import States
@@ -41,7 +41,7 @@ def handlers():
 def test_signals_are_exceptions_while_they_are_heard():
     before = handlers()
     for number, came in zip(NUMBERS, (KeyboardInterrupt, Terminated), strict=True):
-        with pytest.raises(KeyboardInterrupt) as caught, heard():
+        with pytest.raises(KeyboardInterrupt) as caught, catch_signals():
             signal.raise_signal(number)
         assert caught.type is came
         assert handlers() == before
@@ -49,12 +49,12 @@ def test_signals_are_exceptions_while_they_are_heard():
 
 def test_what_is_ignored_stays_so_and_other_threads_ask_for_nothing():
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    with heard():
+    with catch_signals():
         signal.raise_signal(signal.SIGINT)
     before, seen = handlers(), []
 
     def other():
-        with heard(), held():
+        with catch_signals(), defer_signals():
             seen.extend(handlers())
 
     thread = threading.Thread(target=other)
@@ -67,21 +67,21 @@ def test_a_signal_waits_for_the_end_of_what_must_be_whole_and_a_second_does_not(
     done = []
 
     def work(signals):
-        with held():
-            with held():
+        with defer_signals():
+            with defer_signals():
                 for _ in range(signals):
                     signal.raise_signal(signal.SIGTERM)
                 done.append("inner")
             done.append("outer")
         done.append("after")
 
-    with pytest.raises(Terminated), heard():
+    with pytest.raises(Terminated), catch_signals():
         work(1)
     assert done == ["inner", "outer"]
-    with pytest.raises(Terminated), heard():
+    with pytest.raises(Terminated), catch_signals():
         work(2)
     assert done == ["inner", "outer"]
-    with heard():  # nothing is left of it
+    with catch_signals():  # nothing is left of it
         work(0)
     assert done[2:] == ["inner", "outer", "after"]
 
@@ -120,7 +120,7 @@ def test_wherever_it_is_interrupted_a_fit_goes_on_to_the_same_bits(place, when, 
         return found
 
     monkeypatch.setattr(*place, interrupting)
-    with pytest.raises(KeyboardInterrupt), heard() if as_a_program else nullcontext():
+    with pytest.raises(KeyboardInterrupt), catch_signals() if as_a_program else nullcontext():
         run(tmp_path, checkpoint_seconds=1e9)
     monkeypatch.undo()
     if as_a_program:  # a round that is being counted is counted, so that there is always something to keep
@@ -141,7 +141,7 @@ def test_an_interruption_does_not_write_the_same_checkpoint_twice(tmp_path, monk
 
     monkeypatch.setattr(checkpoint, "save", save)
     monkeypatch.setattr("kinfed.runs.checkpoints.PAUSE", 0)
-    with pytest.raises(Terminated), heard():
+    with pytest.raises(Terminated), catch_signals():
         run(tmp_path, checkpoint_seconds=0)
     assert saved == [1, 2]
 
@@ -291,7 +291,7 @@ def test_equal_runs_give_equal_bytes_without_an_executor_being_named(tmp_path):
 def test_a_server_with_a_graph_goes_on_from_its_last_whole_round(tmp_path, monkeypatch):
     unbroken = run(None, FedAGHN)
     stop_in_round(3, lambda: signal.raise_signal(signal.SIGTERM), monkeypatch)
-    with pytest.raises(Terminated), heard():
+    with pytest.raises(Terminated), catch_signals():
         run(tmp_path, FedAGHN, checkpoint_seconds=1e9)
     monkeypatch.undo()
     resumed = run(tmp_path, FedAGHN)

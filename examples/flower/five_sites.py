@@ -23,7 +23,7 @@ from sklearn.datasets import load_digits
 from kinfed import SGD, Federation, Split, Training, fit
 from kinfed.flower.programs.subprocesses import end
 from kinfed.flower.server import plan
-from kinfed.interrupts import heard, held
+from kinfed.interrupts import catch_signals, defer_signals
 from kinfed.methods import METHODS
 
 KINFED = str(Path(sys.executable).with_name("kinfed"))
@@ -95,7 +95,7 @@ class Processes:
         return self
 
     def __exit__(self, *_):
-        with held():  # a signal would leave some of them
+        with defer_signals():  # a signal would leave some of them
             for process in self.started:
                 if process.poll() is None:
                     end(process.pid)
@@ -109,7 +109,7 @@ class Processes:
 
     def begin(self, command, **how):
         """Start a program that stays."""
-        with held():
+        with defer_signals():
             self.started.append(subprocess.Popen(command, env=self.environment, start_new_session=True, **how))
         return self.started[-1]
 
@@ -187,5 +187,5 @@ def compare(folder, names, rounds):
 
 
 if __name__ == "__main__":
-    with heard():
+    with catch_signals():
         main()

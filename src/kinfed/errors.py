@@ -88,7 +88,7 @@ def lacks_gpu_memory(problem: BaseException) -> bool:
     """Whether it was a GPU's memory; cuBLAS and cuDNN, which allocate some, have their own messages."""
     torch = sys.modules.get("torch")  # imported by any program that can run out of a GPU's memory
     return (torch is not None and isinstance(problem, torch.cuda.OutOfMemoryError)) or (
-        isinstance(problem, RuntimeError) and any(words in str(problem) for words in NO_GPU_MEMORY)
+        isinstance(problem, RuntimeError) and any(message in str(problem) for message in NO_GPU_MEMORY)
     )
 
 
@@ -96,19 +96,19 @@ def out_of_memory(problem: BaseException) -> str:
     """The line that a person reads where memory did not suffice."""
     if lacks_gpu_memory(problem):
         return "the GPU's memory is too small for these examples and models; use fewer clients or --device cpu"
-    asked = re.search(r"allocate (\d+) bytes", str(problem))
-    more = f" ({int(asked[1]) / 1e9:.3g} GB more were needed)" if asked else ""
+    allocation = re.search(r"allocate (\d+) bytes", str(problem))
+    more = f" ({int(allocation[1]) / 1e9:.3g} GB more were needed)" if allocation else ""
     return f"out of memory{more}; use fewer clients, a smaller model or how.executor=loop"
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
+def nearest(name: str, candidates: Iterable[str]) -> str:
     """The alternatives for an error: the closest one if there is one, or if there are many; otherwise all of them."""
-    known = sorted(known)
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6 if len(known) <= FEW else 0)
-    return f"did you mean '{close[0]}'?" if close else f"known: {', '.join(known) or 'none'}"
+    candidates = sorted(candidates)
+    close = difflib.get_close_matches(name, candidates, n=1, cutoff=0.6 if len(candidates) <= FEW else 0)
+    return f"did you mean '{close[0]}'?" if close else f"known: {', '.join(candidates) or 'none'}"
 
 
-def listed(names: Sequence[str], most: int = SHOWN) -> str:
+def list_names(names: Sequence[str], most: int = SHOWN) -> str:
     """Names, the first of many."""
     return ", ".join(names[:most]) + (", ..." if len(names) > most else "")
 
@@ -120,7 +120,7 @@ def reason_of(problem: Exception) -> str:
 
 def several(count: int, what: str) -> str:
     """Such as "1 client" or "20 clients"."""
-    return f"{count:,} {what}{'s' * (count != 1)}"
+    return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
 
 
 def some(few: int, count: int, what: str) -> str:

@@ -95,7 +95,7 @@ def make_folder(path: Path) -> None:
 
 
 @contextmanager
-def alone(folder: Path) -> Iterator[None]:
+def lock_folder(folder: Path) -> Iterator[None]:
     """In this block no other program, and no other thread, is in such a block for the same folder.
 
     Raises UsageError while another one is. One that has ended in whatever way, even killed, no longer counts. Blocks of

@@ -19,7 +19,7 @@ class Terminated(KeyboardInterrupt):
 
 
 @contextmanager
-def heard(answer: Callable[[int, object], None] | None = None) -> Iterator[None]:
+def catch_signals(answer: Callable[[int, object], None] | None = None) -> Iterator[None]:
     """In this block SIGINT raises KeyboardInterrupt and SIGTERM Terminated, unless there is another `answer`.
 
     Ignored signals, such as Ctrl-C in a background program, stay ignored. Afterwards all handlers are restored. It has
@@ -42,7 +42,7 @@ def heard(answer: Callable[[int, object], None] | None = None) -> Iterator[None]
 
 
 @contextmanager
-def held() -> Iterator[None]:
+def defer_signals() -> Iterator[None]:
     """A signal in this block, such as one that writes files, is raised at its end; a second one at once."""
     global _held, _waiting
     _held += 1

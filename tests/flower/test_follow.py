@@ -12,7 +12,7 @@ pytest.importorskip("cryptography", reason="flwr is not installed: pip install '
 
 from kinfed import RunError
 from kinfed.flower.programs import ending, follow, subprocesses
-from kinfed.interrupts import Terminated, heard
+from kinfed.interrupts import Terminated, catch_signals
 
 PROCESS = """
 import json, pathlib, sys, time
@@ -103,7 +103,7 @@ def test_a_run_whose_program_is_stopped_is_stopped(tmp_path, process):
     def stop(line):
         os.kill(os.getpid(), signal.SIGTERM)
 
-    with pytest.raises(Terminated, match="stopped; resume it: kinfed flower run"), heard():
+    with pytest.raises(Terminated, match="stopped; resume it: kinfed flower run"), catch_signals():
         follow.run(tmp_path, tmp_path / "out", stop)
     with pytest.raises(ProcessLookupError):
         os.kill(made[0].pid, 0)

@@ -14,7 +14,7 @@ pytest.importorskip("cryptography", reason="flwr is not installed: pip install '
 from kinfed import RunError, UsageError
 from kinfed.flower.programs import ending, keys, subprocesses, superlink
 from kinfed.flower.wire.link import Link
-from kinfed.interrupts import Terminated, heard
+from kinfed.interrupts import Terminated, catch_signals
 
 
 def test_the_number_of_another_program_is_not_a_superlink():
@@ -89,7 +89,7 @@ def test_a_superlink_is_known_to_down_whenever_its_start_is_interrupted(tmp_path
 
     monkeypatch.setattr(superlink, "start", start)
     try:
-        with pytest.raises(Terminated), heard():
+        with pytest.raises(Terminated), catch_signals():
             superlink.up(tmp_path, "127.0.0.1", free_port(), None, print)
         superlink.down(tmp_path, print)
         assert started[0].poll() is not None

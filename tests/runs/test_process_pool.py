@@ -64,7 +64,7 @@ PROGRAM = """
 import sys
 from pathlib import Path
 from kinfed.runs.config import experiment as config
-from kinfed.interrupts import heard
+from kinfed.interrupts import catch_signals
 from kinfed.runs.launch import Job, run_all
 from kinfed.simulation.execution import Execution
 small = sys.argv[2:]
@@ -72,7 +72,7 @@ made = {n: config.resolve(config.read("local", [*small, f"seed={n}"])) for n in 
 both = [Job(name, one, Path(sys.argv[1]) / name) for name, one in made.items()]
 if __name__ == "__main__":
     machine = Execution("vmap", checkpoint_seconds=0)
-    with heard():
+    with catch_signals():
         for one in run_all(both, machine, parallel=2):
             print(one.name, one.problem, flush=True)
 """

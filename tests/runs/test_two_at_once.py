@@ -11,14 +11,14 @@ import torch
 
 import kinfed
 from kinfed.cli import main
-from kinfed.files import LOCK, alone
+from kinfed.files import LOCK, lock_folder
 
 HOLD = """
 import sys
 from pathlib import Path
-from kinfed.files import alone
+from kinfed.files import lock_folder
 
-with alone(Path(sys.argv[1])):
+with lock_folder(Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()
 """
@@ -99,13 +99,13 @@ def test_blocks_are_nested_in_a_thread_and_kept_apart_from_those_of_another(tmp_
 
     def second():
         try:
-            with alone(tmp_path):
+            with lock_folder(tmp_path):
                 said.append("in")
         except kinfed.UsageError as problem:
             said.append(str(problem))
 
-    with alone(tmp_path):
-        with alone(tmp_path):
+    with lock_folder(tmp_path):
+        with lock_folder(tmp_path):
             pass
         assert (tmp_path / LOCK).exists()
         thread = threading.Thread(target=second)
@@ -123,13 +123,13 @@ def test_of_many_that_begin_together_one_is_in_at_a_time(tmp_path):
 import sys, time
 from pathlib import Path
 from kinfed.errors import UsageError
-from kinfed.files import alone
+from kinfed.files import lock_folder
 
 folder, inside = Path(sys.argv[1]), Path(sys.argv[1]) / "inside"
 end, count = time.monotonic() + 1.5, 0
 while time.monotonic() < end:
     try:
-        with alone(folder):
+        with lock_folder(folder):
             inside.open("x").close()  # an error if another one is in
             inside.unlink()
             count += 1

@@ -12,10 +12,10 @@ SMALL = ["federation.clients=6", "federation.partition.groups=2", "model=linear"
 
 
 def test_time_grows_along_the_line_through_the_last_two_trials():
-    assert module._at(1000, [(10, 9.0), (100, 2.0), (200, 3.0)]) == pytest.approx(3 + 800 * 0.01)
-    assert module._at(1000, [(100, 2.0), (200, 1.0)]) == 1.0  # noise: more examples never take less
-    assert module._at(1000, [(100, 2.0)]) == pytest.approx(20)
-    assert module._at(100, [(50, 1.0), (100, 7.0)]) == 7.0
+    assert module._extrapolate(1000, [(10, 9.0), (100, 2.0), (200, 3.0)]) == pytest.approx(3 + 800 * 0.01)
+    assert module._extrapolate(1000, [(100, 2.0), (200, 1.0)]) == 1.0  # noise: more examples never take less
+    assert module._extrapolate(1000, [(100, 2.0)]) == pytest.approx(20)
+    assert module._extrapolate(100, [(50, 1.0), (100, 7.0)]) == 7.0
 
 
 def test_the_estimate_counts_rounds_and_evaluations(monkeypatch):

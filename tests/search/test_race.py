@@ -18,11 +18,11 @@ from kinfed.search.successive_halving import (
     Standing,
     base_of,
     cost,
+    plan_rounds,
+    read_validation,
     run,
     rungs,
-    scored,
     trim_mean,
-    validated,
     winner,
 )
 
@@ -46,9 +46,9 @@ def test_a_race_costs_what_its_budget_allows():
     assert rungs(20, 1, 30, 1, 60) == [Rung(5, 3), Rung(10, 3), Rung(20, 3)]  # the least
     assert rungs(20, 8, 9, 1, 1000) == [Rung(8, 9), Rung(20, 4)]  # candidates are compared where they are scored
     assert rungs(1, 1, 5, 1, 1000) == [Rung(1, 5)]
-    assert scored(Rounds(20, evaluate_every=20)) == Rounds(20, evaluate_every=5)
-    assert scored(Rounds(3, evaluate_every=2)) == Rounds(3, evaluate_every=1)
-    assert scored(Rounds(20, evaluate_every=4)) == Rounds(20, evaluate_every=4)
+    assert plan_rounds(Rounds(20, evaluate_every=20)) == Rounds(20, evaluate_every=5)
+    assert plan_rounds(Rounds(3, evaluate_every=2)) == Rounds(3, evaluate_every=1)
+    assert plan_rounds(Rounds(20, evaluate_every=4)) == Rounds(20, evaluate_every=4)
 
 
 def test_the_worst_leave_and_the_best_of_each_base_stays():
@@ -182,11 +182,13 @@ def history(curves, task, every=1):
 def test_a_validation_score_is_that_of_the_preferred_model_in_its_best_round():
     own = [[0.0, 0.0], [0.1, 0.1], [0.2, 0.4], [0.9, 0.5], [0.4, 0.2], [0.3, 0.3], [0.0, 0.0], [1.0, 1.0]]
     scores = history({"own": own, "shared": [[0.6, 0.6]] * 8}, Classification(2))
-    assert validated(scores, until=7).tolist() == pytest.approx([0.9, 0.5])
-    assert validated(scores, until=2).tolist() == pytest.approx([0.6, 0.6])
+    assert read_validation(scores, until=7).tolist() == pytest.approx([0.9, 0.5])
+    assert read_validation(scores, until=2).tolist() == pytest.approx([0.6, 0.6])
     errors = history({"own": own}, Regression())
-    assert validated(errors, until=8).tolist() == pytest.approx([0.0, 0.0])
-    assert np.isnan(validated(replace(scores, selection=Selection("loss")), until=8)).all()  # there are no such scores
+    assert read_validation(errors, until=8).tolist() == pytest.approx([0.0, 0.0])
+    assert np.isnan(
+        read_validation(replace(scores, selection=Selection("loss")), until=8)
+    ).all()  # there are no such scores
 
 
 def test_of_rounds_with_equal_accuracy_the_one_with_the_lowest_loss_is_selected():

@@ -4,7 +4,7 @@ import gc
 import os
 import signal
 
-from ..interrupts import CODES, heard
+from ..interrupts import CODES, catch_signals
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -18,7 +18,7 @@ def main(arguments: list[str] | None = None) -> int:
         os.environ.setdefault("GOMP_SPINCOUNT", "1000")
         # Most objects of a short run are of imported modules and stay: looking through them for cycles took a tenth.
         gc.set_threshold(50_000, 20, 20)
-    with heard(_leave):
+    with catch_signals(_leave):
         from .program import execute
 
         code = execute(arguments)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from .. import __version__
 from ..errors import explain, hear_warnings, nearest, short
-from ..interrupts import heard
+from ..interrupts import catch_signals
 from .options import HOW, MORE
 
 
@@ -100,7 +100,10 @@ def execute(arguments: list[str] | None) -> int:
             print(f"kinfed: warning: {message}", file=sys.stderr)
 
     try:
-        with warnings.catch_warnings(), heard():  # so that a process's next command says again what this one has said
+        with (
+            warnings.catch_warnings(),
+            catch_signals(),
+        ):  # so that a process's next command says again what this one has said
             hear_warnings(warn)
             args.command(args, console)
         return 0

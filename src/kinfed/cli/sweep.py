@@ -60,7 +60,7 @@ def _sweep(args: argparse.Namespace, console: Console) -> None:
         for line in wanted.check():
             if not args.quiet:
                 console.print(line)
-        experiment.warn_of_idle(args.source, args.overrides, wanted.configured)
+        experiment.warn_of_idle(args.source, args.overrides, wanted.methods_by_name)
         if args.dry_run:
             count = len(wanted.seeds)
             return dry_run([Planned(*one, count) for one in wanted.experiments().items()], args, console, args.jobs)

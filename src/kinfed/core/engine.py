@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 from ..errors import RunError, UsageError, is_out_of_memory
-from ..interrupts import held
+from ..interrupts import defer_signals
 from .field_checks import CountOrZero, In, Settings, check
 from .fleet import Fleet, is_finite
 from .history import History
@@ -184,7 +184,7 @@ def run(
         requested, down = cohort, bytes_down(sent, len(cohort))
         replied, uploads = fleet.train(round, here[requested], sent)
         if not len(replied):  # no client replied: the round is skipped
-            with held():
+            with defer_signals():
                 history.add(round, down, size(uploads))
                 after(round, server)
             continue
@@ -203,7 +203,7 @@ def run(
                 notes = records.check_diagnostics(round, notes, len(here))
             diagnostics = {name: whole.note(here, value) if value.ndim else value for name, value in notes.items()}
             relation = records.check_relation(round, relation)
-        with held():  # an interruption comes before the round or after it
+        with defer_signals():  # an interruption comes before the round or after it
             history.count_rounds(replied)
             history.add(round, down, size(uploads), evaluation, relation, diagnostics, examples)
             after(round, server)

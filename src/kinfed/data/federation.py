@@ -17,7 +17,7 @@ from ..core.graph import Graph, check_graph
 from ..core.seeding import generators, tags
 from ..core.tasks import Classification, Forecasting, Regression, Task, outputs_of
 from ..core.trees import raw
-from ..errors import UsageError, listed, some
+from ..errors import UsageError, list_names, some
 from .dataset import Dataset, rows_by_owner
 from .split import SPLITS, Rows, Split, folded
 from .tables.schema import Description
@@ -81,8 +81,8 @@ class Federation:
             empty = [n for n, r in zip(self.names, self.rows[split], strict=True) if not r.numel()]
             if empty:
                 raise UsageError(
-                    f"{some(len(empty), count, 'client')} no {split} example: {listed(empty)}; give them more examples "
-                    "or leave these clients out"
+                    f"{some(len(empty), count, 'client')} no {split} example: {list_names(empty)}; give them more "
+                    "examples or leave these clients out"
                 )
         if isinstance(self.task, Classification) and count > 1:  # a single client cannot know the others' classes
             seen, tested = (self.y[torch.cat(list(self.rows[split]))].unique().tolist() for split in ("train", "test"))
@@ -279,7 +279,7 @@ def _check_periods(split: Split, dataset: Dataset, owned: Sequence[Tensor], part
     alone = [split.by_own_time(dataset.time, dataset.span, owned[i], torch.Generator()) for i in short]
     if all(alone):
         names = tuple(dataset.owners) or tuple(str(i) for i in range(len(owned)))
-        few = listed([names[i] for i in short])
+        few = list_names([names[i] for i in short])
         raise UsageError(
             f"{some(len(short), len(owned), 'client')} no examples in one of the periods of training, validation and "
             f"test, which are the same for all clients: {few}; to cut each client's by its own times set "
@@ -295,7 +295,7 @@ def _check_parts(
     if short:
         raise UsageError(
             f"{some(len(short), len(names), 'client')} too few examples for training, validation and test"
-            f"{' one after the other' if in_order else ''}: {listed(short)}"
+            f"{' one after the other' if in_order else ''}: {list_names(short)}"
             f"{', as rows of one group stay together' if blocks and not in_order else ''}"
             "; give each of them more, leave them out, or validate on none (federation.split.validation=0)"
         )

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..core.field_checks import Settings
 from ..core.graph import Graph, check_graph
-from ..errors import UsageError, listed, nearest, reason_of
+from ..errors import UsageError, list_names, nearest, reason_of
 from .tables.words import known_name
 
 
@@ -248,7 +248,7 @@ def _check_names(given: set[str], names: Iterable[str], place: str) -> None:
     if strange:
         clients = list(names)
         raise UsageError(
-            f"{place}: there is no client {listed([*map(repr, strange)], 5)}; "
+            f"{place}: there is no client {list_names([*map(repr, strange)], 5)}; "
             f"the {len(clients)} clients are named '{clients[0]}' to '{clients[-1]}'"
         )
 

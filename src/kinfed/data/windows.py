@@ -16,7 +16,7 @@ from torch import Tensor
 from ..core.field_checks import Count, Settings
 from ..core.graph import Graph
 from ..core.tasks import Forecasting, Quantiles
-from ..errors import Fault, UsageError, listed
+from ..errors import Fault, UsageError, list_names
 from .dataset import Dataset
 from .steps import carried_forward
 from .tables.covariates import Covariates, leads_of
@@ -99,7 +99,7 @@ class Windows(Settings):
         if without:
             raise UsageError(
                 f"{len(without)} of {count} series have no window of {self.past} + {self.horizon} steps with known "
-                f"readings: {listed(without)}; remove these from the data",
+                f"readings: {list_names(without)}; remove these from the data",
                 Fault.FEW,
             )
         return usable

@@ -25,7 +25,7 @@ from .drawing import (
     page,
     quiet,
     sample_clients,
-    scaled,
+    scale_metric,
     title,
     with_unit,
     write,
@@ -53,7 +53,7 @@ def accuracy_by_round(
     figure, axes = page(7.5, 4.2)
     lines: list[tuple[float, Line2D]] = []
     for i, (label, curve) in enumerate(curves.items()):
-        values = scaled(curve, metric)  # [T, N]
+        values = scale_metric(curve, metric)  # [T, N]
         if values.ndim != 2 or len(values) != len(at) or not values.size:
             raise UsageError(
                 f"the curve of {label} must be [{len(at)}, N] for {len(at)} rounds; got {list(values.shape)}"
@@ -62,19 +62,20 @@ def accuracy_by_round(
         low, high = np.nanquantile(values, [0.25, 0.75] if over == "clients" else [0, 1], axis=1)
         # Over a single round a band has no width but that of its edge.
         # Where bands lie upon each other, their edges tell whose is whose.
-        edge = 5.0 if len(at) == 1 else 0.7 if len(curves) > 1 else 0.0
+        edge = 0.7 if len(curves) > 1 else 0.0
+        edge = 5.0 if len(at) == 1 else edge
         seen = 0.1 if len(at) == 1 else 0.45
         axes.fill_between(at, low, high, linewidth=edge, facecolor=(colour, 0.1), edgecolor=(colour, seen))
         dash = DASHES[i // len(COLOURS) % len(DASHES)]
         (line,) = axes.plot(at, mean, dash, color=colour, linewidth=1.8, marker="o" if len(at) == 1 else "")
         what = (kinds or {}).get(label, "")
-        line.set_label(label + f"\n{what}" * bool(what))
+        line.set_label(f"{label}\n{what}" if what else label)
         lines.append((float(mean[-1]), line))
         if selected and label in selected:
             best = int(np.flatnonzero(at == selected[label])[0])
             axes.plot(at[best], mean[best], "o", color=colour, markersize=8, markeredgecolor="white", zorder=5)
     if target is not None:
-        aim = float(scaled(target, metric))
+        aim = float(scale_metric(target, metric))
         axes.axhline(aim, color=INK, linewidth=0.8, linestyle=(0, (1, 3)))
         axes.annotate("target", (0.01, aim), xycoords=("axes fraction", "data"), va="bottom", fontsize=SMALL, color=INK)
     axes.set_ylabel(with_unit(metric))
@@ -104,8 +105,8 @@ def accuracy_by_client(
     as Local, drawn as dashes, and `kinds` says what a score is of, in words. A metric whose name ends in accuracy is
     shown in percent. Raises UsageError if the lengths differ.
     """
-    values = {label: scaled(score, metric) for label, score in scores.items()}
-    others = {label: scaled(score, metric) for label, score in (beside or {}).items()}
+    values = {label: scale_metric(score, metric) for label, score in scores.items()}
+    others = {label: scale_metric(score, metric) for label, score in (beside or {}).items()}
     for label, score in (values | others).items():
         if score.shape != (len(names),):
             raise UsageError(
@@ -124,7 +125,8 @@ def accuracy_by_client(
         (dot,) = axes.plot(x, row, MARKS[i % len(MARKS)], color=COLOURS[i % len(COLOURS)], markeredgewidth=0)
         dot.set(markersize=float(np.clip(step / 2, 2.5, 6.5)), zorder=3 - i / len(values))  # the first on top
         what = (kinds or {}).get(label, "")
-        dot.set_label(f"{label}, mean {number(float(np.nanmean(row)), metric)}" + f"\n{what}" * bool(what))
+        text = f"{label}, mean {number(float(np.nanmean(row)), metric)}"
+        dot.set_label(f"{text}\n{what}" if what else text)
         dots.append(dot)
     for label, score in others.items():
         (dash,) = axes.plot(x, score[order], "_", color=INK, zorder=3.5)
@@ -196,7 +198,8 @@ def targets_by_client(targets: Sequence[ArrayLike], client_names: Sequence[str],
     chosen. Raises UsageError if a client has none.
     """
     shares = [5, 25, 50, 75, 95]
-    targets_of = [values[~np.isnan(values)] for values in (np.asarray(values, np.float64) for values in targets)]
+    arrays = [np.asarray(values, np.float64) for values in targets]
+    targets_of = [values[~np.isnan(values)] for values in arrays]
     if lacking := [name for name, values in zip(client_names, targets_of, strict=True) if not len(values)]:
         raise UsageError(f"every client needs targets; '{lacking[0]}' has none")
     levels = np.stack([np.percentile(values, shares) for values in targets_of])  # [N, 5]

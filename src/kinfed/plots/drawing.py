@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from ..files import replacing
 from ..verdict.statistics import is_share
-from .lettering import lettered, literal
+from .lettering import choose_fonts, literal
 
 Array = NDArray[Any]
 
@@ -106,7 +106,7 @@ def sample_clients(count: int) -> tuple[NDArray[np.int64], str]:
     return np.linspace(0, count - 1, MOST).round().astype(np.int64), f"{MOST} of {count:,} clients"
 
 
-def scaled(values: ArrayLike, metric: str) -> Array:
+def scale_metric(values: ArrayLike, metric: str) -> Array:
     """Values of a metric as they are shown: in percent, if it is a share."""
     return np.asarray(values, dtype=np.float64) * (100 if is_share(metric) else 1)
 
@@ -123,5 +123,5 @@ def number(value: float, metric: str) -> str:
 
 def write(figure: Figure, path: Path) -> None:
     """Write a picture, completely or not at all."""
-    with replacing(path) as part, lettered(figure):
+    with replacing(path) as part, choose_fonts(figure):
         figure.savefig(part, format="png", bbox_inches="tight", pad_inches=0.12)

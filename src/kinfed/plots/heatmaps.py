@@ -47,7 +47,7 @@ def relation_heatmap(
     between different clients only, since a client's own weight may be far above or below them; it stands in grey, and
     in numbers beside the colour bar. Raises UsageError if the shapes do not fit.
     """
-    weights, labels, order = _sorted(relation, len(names), groups, layers)
+    weights, labels, order = _sort_relation(relation, len(names), groups, layers)
     borders = np.flatnonzero(np.diff(labels)) + 0.5
     count, several, names = len(names), len(weights) > 1, number_illegible(names)
 
@@ -84,7 +84,7 @@ def relation_heatmap(
     write(figure, path)
 
 
-def _sorted(
+def _sort_relation(
     relation: ArrayLike, count: int, groups: ArrayLike | None, layers: Sequence[str]
 ) -> tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.int64]]:
     """Weights: [L, N, N] and labels: [N] sorted by group or else by links, and that order.

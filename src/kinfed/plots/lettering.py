@@ -42,7 +42,7 @@ def literal(text: str) -> str:
 
 
 @contextmanager
-def lettered(figure: Figure) -> Iterator[None]:
+def choose_fonts(figure: Figure) -> Iterator[None]:
     """In this block a figure can be drawn, whatever letters are in its text."""
     for text in figure.findobj(Text):
         lines = text.get_text().splitlines()

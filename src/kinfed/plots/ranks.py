@@ -34,30 +34,30 @@ def critical_difference(
     axes.set_axis_off()
     axes.set(xlim=(0, width), ylim=(under + LINE * half, -0.75))  # inches, and those below the axis
 
-    def at(rank: float) -> float:
+    def place_at(rank: float) -> float:
         return float(side + LENGTH * (rank - low) / (high - low))
 
-    axes.plot([at(low), at(high)], [0, 0], color=INK, linewidth=1)
+    axes.plot([place_at(low), place_at(high)], [0, 0], color=INK, linewidth=1)
     for rank in range(low, high + 1):
-        axes.plot([at(rank)] * 2, [0, -0.07], color=INK, linewidth=1)
-        axes.text(at(rank), -0.1, str(rank), ha="center", va="bottom", fontsize=SMALL, color=INK)
+        axes.plot([place_at(rank)] * 2, [0, -0.07], color=INK, linewidth=1)
+        axes.text(place_at(rank), -0.1, str(rank), ha="center", va="bottom", fontsize=SMALL, color=INK)
     span = min(critical, high - low)
-    axes.plot([at(low), at(low + span)], [-0.42] * 2, color=INK, linewidth=1.2)
-    for end in [at(low), at(low + span)] if span == critical else [at(low)]:
+    axes.plot([place_at(low), place_at(low + span)], [-0.42] * 2, color=INK, linewidth=1.2)
+    for end in [place_at(low), place_at(low + span)] if span == critical else [place_at(low)]:
         axes.plot([end] * 2, [-0.47, -0.37], color=INK, linewidth=1.2)
     note = f"critical difference {critical:.2f}"
-    axes.text(at(low + span / 2), -0.47, note, ha="center", va="bottom", fontsize=SMALL, color=INK)
+    axes.text(place_at(low + span / 2), -0.47, note, ha="center", va="bottom", fontsize=SMALL, color=INK)
     for place, i in enumerate(order):
         left = place < half
         y = under + LINE * ((place if left else len(order) - 1 - place) + 0.3)
         end = side - 0.12 if left else side + LENGTH + 0.12
-        axes.plot([at(mean[i]), at(mean[i]), end], [0, y, y], color=FAINT, linewidth=1.1, zorder=1)
-        axes.plot(at(mean[i]), 0, "o", color=COLOURS[0], markersize=5, markeredgecolor="white", zorder=4)
+        axes.plot([place_at(mean[i]), place_at(mean[i]), end], [0, y, y], color=FAINT, linewidth=1.1, zorder=1)
+        axes.plot(place_at(mean[i]), 0, "o", color=COLOURS[0], markersize=5, markeredgecolor="white", zorder=4)
         label = f"{names[i]}  {mean[i]:.2f}" if left else f"{mean[i]:.2f}  {names[i]}"
         way: Literal["left", "right"] = "right" if left else "left"
         axes.text(end + (-0.06 if left else 0.06), y, label, ha=way, va="center", fontsize=NORMAL, color=INK)
     for place, group in enumerate(groups):
-        ends = [at(min(mean[list(group)])) - 0.05, at(max(mean[list(group)])) + 0.05]
+        ends = [place_at(min(mean[list(group)])) - 0.05, place_at(max(mean[list(group)])) + 0.05]
         y = 0.12 + BAR * place
         axes.plot(ends, [y, y], color=COLOURS[1], linewidth=3.5, solid_capstyle="round", zorder=3)
     write(figure, path)

@@ -21,7 +21,7 @@ from ..core.training import Training
 from ..core.trees import Tree, reordered
 from ..data.federation import Federation
 from ..errors import RunError, UsageError, is_out_of_memory, out_of_memory
-from ..interrupts import held
+from ..interrupts import defer_signals
 from ..ops.gemm import has_amx
 from ..simulation import distributed
 from ..simulation.devices import pick_device
@@ -193,7 +193,7 @@ class Checkpointer:
     def _on_failure(self, problem: BaseException) -> None:
         apart = isinstance(problem, KeyboardInterrupt) and distributed.is_on()
         if self._path and self._kept < self.at.done == self._history.done and not apart:
-            with held():
+            with defer_signals():
                 self._fleet.states.undo()  # what the broken round has changed
                 self.keep()
 

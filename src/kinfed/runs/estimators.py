@@ -35,7 +35,7 @@ from ..data.federation import Federation
 from ..data.tables.frame import series_of
 from ..data.tables.open_table import convert_pandas, frame_of
 from ..data.tables.table_reader import TableReader
-from ..errors import UsageError, listed, nearest, several
+from ..errors import UsageError, list_names, nearest, several
 from ..methods.solved import KNOWN
 from .config.experiment import default_model
 from .config.parts import take
@@ -227,7 +227,9 @@ class _Grouped(BaseEstimator):  # type: ignore[misc]
         """What answers rows that come without groups: the mean, with a warning, unless it was asked for."""
         if self.unknown == "mean":
             return "mean"
-        what = f"X came without groups, but fit had {several(len(self.groups_), 'group')} ({listed(self.groups_, 3)})"
+        what = (
+            f"X came without groups, but fit had {several(len(self.groups_), 'group')} ({list_names(self.groups_, 3)})"
+        )
         fix = "pass groups, set groups='COLUMN' of X, or set unknown='mean'"
         if self.unknown is not None:
             raise ValueError(f"{what}; {fix}")

@@ -15,7 +15,7 @@ from ..core.summary import Summary
 from ..data.federation import Federation
 from ..errors import DataError, RunError, UsageError, log_failure, note_failure
 from ..files import LOCK
-from ..interrupts import held
+from ..interrupts import defer_signals
 from ..simulation import distributed
 from ..simulation.execution import Execution
 from . import baselines, further_rounds, reference_runs
@@ -292,7 +292,7 @@ class _Run:
                 with note_failure(problems, NO_STANDARD):
                     standard, left_out = run.standard_baselines
                     problems += left_out
-            with held():
+            with defer_signals():
                 found = None
                 if reference_runs.folders(out):
                     with note_failure(problems, NO_VERDICT):

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ..errors import RunError, UsageError, hear_warnings
-from ..interrupts import heard, held
+from ..interrupts import catch_signals, defer_signals
 from ..simulation.execution import Execution
 
 Task = Callable[[Execution], object]  # it is pickled
@@ -41,7 +41,7 @@ def side_by_side(
                 on_begin(name)
                 receiver, sender = context.Pipe(duplex=False)
                 process = context.Process(target=_work, args=(sender, task, options, threads))
-                with held():  # an interrupt in between would leave a process that nobody ends
+                with defer_signals():  # an interrupt in between would leave a process that nobody ends
                     with _ignoring_interrupts():
                         process.start()
                     running[receiver] = name, process
@@ -78,7 +78,7 @@ def _work(pipe: connection.Connection, task: Task, options: dict[str, Any], thre
     hear_warnings(pipe.send)
     torch.set_num_threads(threads)
     try:
-        with heard():
+        with catch_signals():
             task(Execution(**options))
             pipe.send(None)
     except KeyboardInterrupt:

@@ -21,7 +21,7 @@ from ..data.tables.open_table import frame_of
 from ..data.tables.owners import Owners
 from ..data.tables.schema import Description, incomplete
 from ..data.tables.words import Codes, Words, known_name, name_of
-from ..errors import UsageError, listed, nearest
+from ..errors import UsageError, list_names, nearest
 
 if TYPE_CHECKING:
     import polars
@@ -424,7 +424,7 @@ def _tell(named: Words, rows: NDArray[np.bool_]) -> str:
     parts = [f"{name} ({count})" for name, count in counts.items()]
     if without:
         parts.insert(0, f"{without:,} without one")
-    return listed(parts, NAMED)
+    return list_names(parts, NAMED)
 
 
 def _free(name: str) -> str:

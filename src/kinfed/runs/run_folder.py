@@ -26,7 +26,7 @@ from ..core.tasks import Classification
 from ..data.federation import Federation
 from ..data.split import SPLITS
 from ..errors import RunError, UsageError
-from ..files import alone, make_folder, read_json, replacing, sweep_up, write_json
+from ..files import lock_folder, make_folder, read_json, replacing, sweep_up, write_json
 from ..simulation import distributed
 from ..verdict import graph_quality
 
@@ -145,7 +145,7 @@ class RunFolder:
         with ExitStack() as stack:
             try:
                 if distributed.leads():
-                    stack.enter_context(alone(self.path))
+                    stack.enter_context(lock_folder(self.path))
             except (UsageError, RunError) as raised:
                 problem = raised
             if (problem := distributed.agree(problem)) is not None:

@@ -23,7 +23,7 @@ from ..runs.run_folder import RunFolder
 from ..runs.trained_run import TrainedRun
 from ..simulation.execution import Execution
 from . import successive_halving
-from .successive_halving import Array, Candidate, Entry, scored
+from .successive_halving import Array, Candidate, Entry, plan_rounds
 
 PRICE = 1.7  # a candidate's training round beside one of FedAvg, on the mean over the methods
 
@@ -55,7 +55,7 @@ class Arena:
                 candidate.method,
                 self.federation.folded(fold),
                 self.models.get(candidate.model, self.module)(self.seed + fold),
-                rounds=scored(self.rounds, candidate.most, until),
+                rounds=plan_rounds(self.rounds, candidate.most, until),
                 training=candidate.training,
                 participation=self.participation,
                 seed=self.seed + fold,
@@ -91,7 +91,7 @@ class Arena:
 
     def history(self, entry: Entry) -> History:
         """The scores of a run so far; no rounds if it has not begun."""
-        every = scored(self.rounds, entry.candidate.most).evaluate_every
+        every = plan_rounds(self.rounds, entry.candidate.most).evaluate_every
         selection = self.rounds.selection._replace(last=Solves.of(entry.candidate.method).solves)
         history = History(tuple(self.federation.names), self.federation.task, every, selection=selection)
         path = RunFolder(self.place(*entry)).checkpoint
@@ -101,11 +101,11 @@ class Arena:
 
     def look(self, entry: Entry, until: int) -> Array:
         """[N] the clients' validation scores after so many rounds."""
-        return successive_halving.validated(self.history(entry), entry.candidate.most or until)
+        return successive_halving.read_validation(self.history(entry), entry.candidate.most or until)
 
-    def reached(self, entry: tuple[Candidate, int], until: int) -> bool:
+    def has_reached(self, entry: tuple[Candidate, int], until: int) -> bool:
         """Whether a run has come so far already."""
-        return self.history(Entry(*entry)).done >= scored(self.rounds, entry[0].most, until).last
+        return self.history(Entry(*entry)).done >= plan_rounds(self.rounds, entry[0].most, until).last
 
     def advance(
         self, entries: Sequence[Entry], until: int, on_begin: Callable[[Entry], None] = lambda entry: None
@@ -113,7 +113,7 @@ class Arena:
         """Train every entry until a round, one after the other; why those that could not go on ended."""
         ended: dict[Entry, str] = {}
         for entry in entries:
-            if self.reached(entry, until):
+            if self.has_reached(entry, until):
                 continue
             on_begin(entry)
             try:

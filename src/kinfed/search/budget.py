@@ -17,40 +17,40 @@ RUNS = 9  # the default budget, in runs of all rounds
 DRAWS, BEST = 3, 5  # draws of validation examples on which so many of the best solved models are compared
 
 
-def whole_request(arena: Arena, tried: Sequence[Candidate], asked: dict[str, Any]) -> dict[str, Any]:
+def whole_request(arena: Arena, tried: Sequence[Candidate], terms: dict[str, Any]) -> dict[str, Any]:
     """All that a race that goes on must have in common with its begin."""
     module = arena.module(arena.seed)
-    return asked | {
+    return terms | {
         "rounds": repr(replace(arena.rounds, until=0)),
         "seed": arena.seed,
-        "candidates": [f"{one.name}: {one.method}, {one.training}" for one in tried],
+        "candidates": [f"{candidate.name}: {candidate.method}, {candidate.training}" for candidate in tried],
         "participation": repr(arena.participation),
         "data": arena.federation.digest(),
         "model": (module if isinstance(module, Model) else Model(module)).digest(),
     }
 
 
-def allowance(arena: Arena, tried: Sequence[Candidate], asked: dict[str, Any]) -> int:
+def allowance(arena: Arena, tried: Sequence[Candidate], terms: dict[str, Any]) -> int:
     """The training rounds that a race may take; raises UsageError if these are too few, or it was begun differently.
 
     What is `asked` for is kept in the arena's folder, and so is the number of rounds that a time has become.
     """
-    request = whole_request(arena, tried, asked)
+    request = whole_request(arena, tried, terms)
     if (begun := begun_with(arena.folder, request)) is not None:
         return begun
-    allowed = allowed_rounds(arena, tried, asked)
+    allowed = allowed_rounds(arena, tried, terms)
     make_folder(arena.folder)
     write_json(arena.folder / "race.json", {"asked": request, "budget": allowed})
     return allowed
 
 
-def allowed_rounds(arena: Arena, tried: Sequence[Candidate], asked: dict[str, Any]) -> int:
+def allowed_rounds(arena: Arena, tried: Sequence[Candidate], terms: dict[str, Any]) -> int:
     """The training rounds of a race that begins; raises UsageError if these are too few.
 
     By default these are `RUNS` runs of all rounds, and what solving takes at most: that of every model that is solved,
     and of the best on more draws.
     """
-    rounds, budget, seeds = arena.rounds.count, asked["budget"], int(asked["seeds"])
+    rounds, budget, seeds = arena.rounds.count, terms["budget"], int(terms["seeds"])
     least = 3 * rounds * seeds
     if budget is None:
         allowed = (RUNS * rounds + sum(candidate.most for candidate in tried)) * seeds + count_draws(tried)
@@ -77,13 +77,13 @@ def count_draws(tried: Sequence[Candidate]) -> int:
     return (DRAWS - 1) * sum(sorted(candidate.most for candidate in tried)[-BEST:])
 
 
-def begun_with(folder: Path, asked: dict[str, Any]) -> int | None:
+def begun_with(folder: Path, terms: dict[str, Any]) -> int | None:
     """The budget of the race in this folder, None without one; raises UsageError if something else was asked for."""
     path = folder / "race.json"
     if not path.exists():
         return None
     begun = json.loads(path.read_text(encoding="utf-8"))
-    for name, value in asked.items():
+    for name, value in terms.items():
         before = begun["asked"].get(name)
         if before != value:
             raise UsageError(

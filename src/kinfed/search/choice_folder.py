@@ -15,7 +15,7 @@ from ..core.summary import Summary
 from ..data.federation import Federation
 from ..errors import UsageError, log_failure
 from ..files import replacing
-from ..interrupts import held
+from ..interrupts import defer_signals
 from ..methods.solved import KNOWN
 from ..runs.config import experiment as config, plugins
 from ..runs.config.experiment import Experiment, Table
@@ -27,7 +27,7 @@ from ..simulation.execution import Execution
 from .arena import Arena
 from .budget import begun_with, seconds_of, whole_request
 from .choose import Choice, Entrant, candidates, carry_out, solvable, usual
-from .successive_halving import Candidate, Entry, scored
+from .successive_halving import Candidate, Entry, plan_rounds
 
 
 class Chosen(NamedTuple):
@@ -71,10 +71,13 @@ class Request:
         self, method: str, settings: Sequence[str] = (), lr: float | None = None, model: str = "", most: int = 0
     ) -> Experiment:
         """The experiment, once, with this method, these settings of it, this rate, this model, these rounds at most."""
-        overrides = [f'method.name="{method}"', *(f"method.{one}" for one in settings)]
-        overrides += [f"training.optimiser.lr={lr!r}"] * (lr is not None) + [f'model.name="{model}"'] * bool(model)
+        overrides = [f'method.name="{method}"', *(f"method.{setting}" for setting in settings)]
+        if lr is not None:
+            overrides.append(f"training.optimiser.lr={lr!r}")
+        if model:
+            overrides.append(f'model.name="{model}"')
         table = config.override(deepcopy(self.table), overrides)
-        rounds = scored(config.resolve(table).rounds, most)
+        rounds = plan_rounds(config.resolve(table).rounds, most)
         often = {"rounds": rounds.count, "evaluate_every": rounds.evaluate_every, "patience": rounds.patience}
         return config.resolve({**table, **often, "seeds": 1})
 
@@ -112,7 +115,7 @@ class Request:
 def _train(request: Request, candidate: str, fold: int, until: int, execution: Execution) -> None:
     """Train a candidate until a round, in a process of its own."""
     arena = request.arena(execution)
-    arena.train(next(one for one in request.candidates(arena) if one.name == candidate), fold, until)
+    arena.train(next(entrant for entrant in request.candidates(arena) if entrant.name == candidate), fold, until)
 
 
 def choose_in(
@@ -133,18 +136,18 @@ def choose_in(
     request.check()
     arena = request.arena(execution, federation)
     tried = request.candidates(arena)
-    asked = {"budget": request.budget, "seeds": request.seeds, "config": request.experiment("local").table}
+    terms = {"budget": request.budget, "seeds": request.seeds, "config": request.experiment("local").table}
     if folder.choice.exists():
-        begun_with(arena.folder, whole_request(arena, tried, asked))
+        begun_with(arena.folder, whole_request(arena, tried, terms))
         return Chosen(json.loads(folder.choice.read_text(encoding="utf-8")), folder.read_summary(), earlier=True)
     advance = partial(arena.advance, on_begin=on_begin)
     if request.jobs > 1:
         advance = partial(_side_by_side, request, arena, on_begin)
     try:
-        choice = carry_out(arena, tried, asked, advance, on_rung, request.refit)
+        choice = carry_out(arena, tried, terms, advance, on_rung, request.refit)
     except KeyboardInterrupt as stop:
         raise type(stop)(f"interrupted; run the same command with --out {request.out} to go on") from None
-    with held():
+    with defer_signals():
         return _write(request, choice)
 
 
@@ -152,8 +155,12 @@ def _side_by_side(
     request: Request, arena: Arena, on_begin: Callable[[Entry], None], entries: Sequence[Entry], until: int
 ) -> dict[Entry, str]:
     """As `Arena.advance`, with several entries at a time."""
-    waiting = {f"{one.name}/{fold}": Entry(one, fold) for one, fold in entries if not arena.reached((one, fold), until)}
-    tasks = {name: partial(_train, request, one.name, fold, until) for name, (one, fold) in waiting.items()}
+    waiting = {
+        f"{candidate.name}/{fold}": Entry(candidate, fold)
+        for candidate, fold in entries
+        if not arena.has_reached((candidate, fold), until)
+    }
+    tasks = {name: partial(_train, request, candidate.name, fold, until) for name, (candidate, fold) in waiting.items()}
     ended: dict[Entry, str] = {}
     with closing(side_by_side(tasks, arena.execution, request.jobs, lambda name: on_begin(waiting[name]))) as outcomes:
         for name, problem in outcomes:
@@ -169,17 +176,17 @@ def _write(request: Request, choice: Choice) -> Chosen:
     places.append((out, choice.winner.candidate, choice.run))
     for folder, candidate, run in places:
         folder.create()
-        known = (*request.methods, *KNOWN)
-        name = next(name for name in known if plugins.called(name) == candidate.method_name)
+        methods = (*request.methods, *KNOWN)
+        name = next(name for name in methods if plugins.called(name) == candidate.method_name)
         lr = getattr(candidate.training.optimiser, "lr", None)
         table = request.experiment(name, candidate.settings, lr, candidate.model, candidate.most).table
         config.write(table, folder.config)
-        found, problems = (choice.verdict, choice.problems) if folder is out else (None, ())
+        verdict, problems = (choice.verdict, choice.problems) if folder is out else (None, ())
         again = choice.refits.get("kin" if folder is out else folder.path.name)
         standard = choice.standard if folder is out else ()
-        summary = write_run(run, table, folder, found, problems, again, standard)
+        summary = write_run(run, table, folder, verdict, problems, again, standard)
     shutil.copyfile(out.config, request.out / "best.toml")
-    words = choice.to_dict() | {"out": str(request.out)}
+    record = choice.to_dict() | {"out": str(request.out)}
     with replacing(out.choice) as part:
-        part.write_text(json.dumps(words, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-    return Chosen(words, summary)
+        part.write_text(json.dumps(record, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    return Chosen(record, summary)

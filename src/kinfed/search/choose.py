@@ -166,7 +166,7 @@ def choose(
         if not (client and target):
             raise UsageError("choose takes a federation, or a frame with client= and target=, the names of its columns")
         federation = from_frame(federation, client=client, target=target, seed=how.get("seed", 0))
-    how["rounds"] = successive_halving.scored(Rounds.of(how.get("rounds", 20)))
+    how["rounds"] = successive_halving.plan_rounds(Rounds.of(how.get("rounds", 20)))
     if module is None and federation.columns is not None:
         how.setdefault("training", Training(clip=CLIP))
     if how.get("training", Training()).privacy is not None:

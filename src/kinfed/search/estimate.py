@@ -54,20 +54,20 @@ def estimate(experiment: Experiment, federation: Federation, execution: Executio
     needed = footprint(method, layout, len(federation), share, experiment.rounds, model.theta.element_size())
     check(needed, len(federation), device)
     _reset_peak(device)
-    most, whole, few = int(federation.sizes.max()), int(federation.sizes.sum()), experiment.training.batch
+    most, total, few = int(federation.sizes.max()), int(federation.sizes.sum()), experiment.training.batch
     trials: list[Trial] = []
     spent = 0.0
-    while not trials or (trials[-1].examples < whole and spent < budget):
+    while not trials or (trials[-1].examples < total and spent < budget):
         trials.append(_try(experiment, _short(federation, min(few, most)), execution))
         spent += 3 * trials[-1].round + trials[-1].evaluation
         few *= 4
     rounds = experiment.rounds.count
     evaluations = -(-rounds // experiment.rounds.evaluate_every)
-    each = _at(whole, [(trial.examples, trial.round) for trial in trials])
-    scored = _at(whole, [(trial.examples, trial.evaluation) for trial in trials])
-    tried = trials[-1].examples / whole
+    seconds_of_round = _extrapolate(total, [(trial.examples, trial.round) for trial in trials])
+    scored = _extrapolate(total, [(trial.examples, trial.evaluation) for trial in trials])
+    tried = trials[-1].examples / total
     return Cost(
-        rounds * each + evaluations * scored,
+        rounds * seconds_of_round + evaluations * scored,
         max(_peak(device), sum(part.bytes for part in needed)),
         "all examples" if tried == 1 else f"{100 * tried:.2g} % of the examples",
     )
@@ -103,11 +103,11 @@ def _short(federation: Federation, few: int) -> Federation:
     return replace(federation, rows=rows)
 
 
-def _at(whole: int, points: Sequence[tuple[int, float]]) -> float:
+def _extrapolate(examples: int, points: Sequence[tuple[int, float]]) -> float:
     """Seconds for `whole` examples, along the line through the last two points; in proportion if there is but one."""
     (last, seconds), before = points[-1], points[-2] if len(points) > 1 else (0, 0.0)
     rate = max(0.0, (seconds - before[1]) / max(1, last - before[0]))
-    return seconds + rate * (whole - last)
+    return seconds + rate * (examples - last)
 
 
 def _reset_peak(device: torch.device) -> None:

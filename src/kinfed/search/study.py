@@ -14,7 +14,7 @@ from ..core.history import over_seeds
 from ..core.round_selection import select_model
 from ..data.federation import Federation
 from ..errors import UsageError, log_failure
-from ..plots.drawing import Array, scaled, with_unit
+from ..plots.drawing import Array, scale_metric, with_unit
 from ..runs.config import experiment as config
 from ..runs.config.experiment import Experiment, Table
 from ..runs.launch import Job, Outcome, run_all
@@ -66,7 +66,7 @@ class Study:
         if not requested:
             raise UsageError("there is nothing to run: a list in the analysis's settings is empty; give it a value")
         with closing(self.attempts(requested, jobs)) as outcomes:
-            problems = {one.name: one.problem for one in outcomes if one.problem is not None}
+            problems = {outcome.name: outcome.problem for outcome in outcomes if outcome.problem is not None}
         if problems and (failed is None or len(problems) == len(requested)):
             raise next(iter(problems.values()))
         if failed is not None:
@@ -113,29 +113,31 @@ class Score(NamedTuple):
     interval: dict[str, Any]  # of the mean test score, see Summary.intervals; empty if it was not written
 
     def row(self) -> Row:
-        test, validation = scaled(self.test, self.metric), self.validation
+        test, validation = scale_metric(self.test, self.metric), self.validation
         return {
             "model": self.model,
             f"validation {with_unit(self.selected_by)}": (
-                None if validation is None else float(scaled(validation, self.selected_by))
+                None if validation is None else float(scale_metric(validation, self.selected_by))
             ),
             f"test {with_unit(self.metric)}": float(test.mean()),
-            "over clients": float(scaled(self.over_clients, self.metric)),
+            "over clients": float(scale_metric(self.over_clients, self.metric)),
             "over seeds": float(test.std(ddof=1)) if len(test) > 1 else None,
         }
 
     def bounds(self) -> Row:
         ends = (self.interval.get(key) for key in ("low", "high"))
-        return dict(zip(BOUNDS, (None if v is None else float(scaled(v, self.metric)) for v in ends), strict=True))
+        return dict(
+            zip(BOUNDS, (None if v is None else float(scale_metric(v, self.metric)) for v in ends), strict=True)
+        )
 
 
 def score(*folders: RunFolder) -> Score:
     """The score of a finished run, or of several that differ only in their seeds; attackers do not count."""
-    each = [one.read_summary() for folder in folders for one in folder.repeats()]
-    first, scores = each[0], over_seeds([one.scores for one in each])
+    summaries = [run.read_summary() for folder in folders for run in folder.repeats()]
+    first, scores = summaries[0], over_seeds([summary.scores for summary in summaries])
     model = select_model(scores, first.selection.higher_is_better)
-    honest = [one.honest_scores[model] for one in each]
-    over_them = (intervals_over(each) if len(each) > 1 else first.intervals) or {}
+    honest = [summary.honest_scores[model] for summary in summaries]
+    over_them = (intervals_over(summaries) if len(summaries) > 1 else first.intervals) or {}
     return Score(
         model,
         first.metric.name,
@@ -145,7 +147,7 @@ def score(*folders: RunFolder) -> Score:
         validation=scores[model].get("validation"),
         selected_by=first.selection.by,
         selects_highest=first.selection.higher_is_better,
-        cautions=tuple(dict.fromkeys(one.selection.caution for one in each if one.leaking)),
+        cautions=tuple(dict.fromkeys(summary.selection.caution for summary in summaries if summary.leaking)),
         interval=over_them.get(model, {}),
     )
 
@@ -156,7 +158,7 @@ def scores_by_round(folder: RunFolder, model: str) -> tuple[Array, Array]:
     An attacker's is NaN.
     """
     metric = folder.read_summary().metric.name
-    seeds = [one.read_scores(model, metric) for one in folder.repeats()]
+    seeds = [run.read_scores(model, metric) for run in folder.repeats()]
     rounds = min((rounds for rounds, _ in seeds), key=len)
     return rounds, np.stack([scores[: len(rounds)] for _, scores in seeds])
 

@@ -77,8 +77,8 @@ class Standing:
 
     def over(self, other: "Standing", level: float = 0.95) -> tuple[float, float, float]:
         """The mean gain over another candidate, its standard error, and half its interval, paired by client."""
-        each = self.values - other.values
-        gain = np.nanmean(each[:, np.isfinite(each).any(0)], axis=0)
+        gains = self.values - other.values
+        gain = np.nanmean(gains[:, np.isfinite(gains).any(0)], axis=0)
         if len(gain) < 2 or not np.isfinite(gain).all():
             return float(gain.mean()) if len(gain) else math.nan, math.inf, math.inf
         error = float(gain.std(ddof=1) / math.sqrt(len(gain)))
@@ -94,8 +94,8 @@ class Standing:
         least = ROUNDING * abs(other.mean)
         if gain > max(error, least):
             return True
-        each = self.values - other.values
-        trimmed, error = trim_mean(np.nanmean(each[:, np.isfinite(each).any(0)], axis=0))
+        gains = self.values - other.values
+        trimmed, error = trim_mean(np.nanmean(gains[:, np.isfinite(gains).any(0)], axis=0))
         return gain > least and trimmed > max(error, least)
 
 
@@ -114,7 +114,7 @@ def trim_mean(values: Array, share: float = 0.1) -> tuple[float, float]:
     return float(inner.mean()), math.sqrt(squares / (len(inner) * (len(inner) - 1)))
 
 
-def scored(rounds: Rounds, most: int = 0, until: int = 0) -> Rounds:
+def plan_rounds(rounds: Rounds, most: int = 0, until: int = 0) -> Rounds:
     """A candidate's rounds, scored often enough to be compared after a quarter; a solver's, `most`, are not divided."""
     if most:
         return Rounds(most, select_by=rounds.select_by, until=most if until else 0)
@@ -133,9 +133,10 @@ def rungs(rounds: int, every: int, entrants: int, folds: int, budget: int, solvi
     while True:
         later = [min(enter, max(FINALISTS, round(enter / 3))), min(enter, FINALISTS)]
         plan = [Rung(quarter, enter), Rung(half, later[0]), Rung(rounds, later[1])]
-        plan = [rung for i, rung in enumerate(plan) if rung.until not in [one.until for one in plan[:i]]]
-        ends = [most for most in solving[:enter] if most]
-        if cost(plan, folds) + folds * sum(most - quarter for most in ends) <= budget or enter <= 3:
+        ends = [rung.until for rung in plan]
+        plan = [rung for i, rung in enumerate(plan) if rung.until not in ends[:i]]
+        longer = [most - quarter for most in solving[:enter] if most]
+        if cost(plan, folds) + folds * sum(longer) <= budget or enter <= 3:
             return plan
         enter -= 1
 
@@ -163,25 +164,25 @@ def run(
     scores after so many rounds: [N]. The best candidate of each base, and of each of the models that race, stay in the
     race whatever their scores. Candidates that the budget left out take the places of those that ended at once.
     """
-    standings = {one.name: Standing(one) for one in candidates}
+    standings = {candidate.name: Standing(candidate) for candidate in candidates}
     left, waiting = list(candidates)[: plan[0].enter], list(candidates)[plan[0].enter :]
     for i, rung in enumerate(plan):
         if i:
-            left = _best([standings[one.name] for one in left], rung.enter)
+            left = _best([standings[candidate.name] for candidate in left], rung.enter)
         on_rung(i, left)
         new = left
         while new:
-            ended = advance([Entry(one, fold) for one in new for fold in range(folds)], rung.until)
+            ended = advance([Entry(candidate, fold) for candidate in new for fold in range(folds)], rung.until)
             for entry, problem in ended.items():
                 standings[entry.candidate.name].problem = problem
             free = 0 if i else len({entry.candidate.name for entry in ended})
             new, waiting = waiting[:free], waiting[free:]
             left = left + new
-        left = [one for one in left if not standings[one.name].problem]
-        for one in left:
-            standing = standings[one.name]
+        left = [candidate for candidate in left if not standings[candidate.name].problem]
+        for candidate in left:
+            standing = standings[candidate.name]
             standing.rounds = rung.until
-            standing.values = np.stack([look(Entry(one, fold), rung.until) for fold in range(folds)])
+            standing.values = np.stack([look(Entry(candidate, fold), rung.until) for fold in range(folds)])
     return sorted(standings.values(), key=rank)
 
 
@@ -192,11 +193,11 @@ def rank(standing: Standing) -> tuple[bool, int, float]:
 
 def _best(standings: Sequence[Standing], count: int) -> list[Candidate]:
     """The candidates that go on: the best of each that stays, and then the best of all, up to `count`."""
-    ordered = sorted(standings, key=lambda one: -one.mean)
-    bases = {one.candidate.stays: one for one in ordered[::-1] if one.candidate.stays}
+    ordered = sorted(standings, key=lambda standing: -standing.mean)
+    bases = {standing.candidate.stays: standing for standing in ordered[::-1] if standing.candidate.stays}
     stay = list(bases.values())
-    stay += [one for one in ordered if one not in stay][: max(1, count - len(stay))]
-    return [one.candidate for one in ordered if one in stay]
+    stay += [standing for standing in ordered if standing not in stay][: max(1, count - len(stay))]
+    return [standing.candidate for standing in ordered if standing in stay]
 
 
 def winner(standings: Sequence[Standing]) -> Standing | None:
@@ -207,12 +208,15 @@ def winner(standings: Sequence[Standing]) -> Standing | None:
     if its gain over the best of that, paired by client, is larger than the gain's standard error; of solved models the
     one that is `preferred` is taken. None if all have ended.
     """
-    left = [one for one in standings if one.rounds and not one.problem]
-    solved = [one for one in left if one.candidate.model]
-    bar = max(solved, key=lambda one: (one.rounds, one.mean), default=None)  # that others must clear
-    chosen = next((one for one in solved if one.preferred), bar)
-    for kind in ([one for one in left if one.candidate.base], [one for one in left if not one.candidate.model]):
-        best = max(kind, key=lambda one: (one.rounds, one.mean), default=None)
+    left = [standing for standing in standings if standing.rounds and not standing.problem]
+    solved = [standing for standing in left if standing.candidate.model]
+    bar = max(solved, key=lambda standing: (standing.rounds, standing.mean), default=None)  # that others must clear
+    chosen = next((standing for standing in solved if standing.preferred), bar)
+    for kind in (
+        [standing for standing in left if standing.candidate.base],
+        [one for one in left if not one.candidate.model],
+    ):
+        best = max(kind, key=lambda standing: (standing.rounds, standing.mean), default=None)
         if best is not None and (bar is None or best.is_clearly_above(bar)):
             chosen = bar = best
     return chosen
@@ -220,11 +224,15 @@ def winner(standings: Sequence[Standing]) -> Standing | None:
 
 def base_of(standings: Sequence[Standing], base: str) -> Standing | None:
     """Local, or FedAvg, at the rate that came farthest, and of these at the best; None if all have ended."""
-    left = [one for one in standings if one.candidate.base == base and one.rounds and not one.problem]
-    return max(left, key=lambda one: (one.rounds, one.mean), default=None)
+    left = [
+        standing
+        for standing in standings
+        if standing.candidate.base == base and standing.rounds and not standing.problem
+    ]
+    return max(left, key=lambda standing: (standing.rounds, standing.mean), default=None)
 
 
-def validated(history: History, until: int) -> Array:
+def read_validation(history: History, until: int) -> Array:
     """[N] each client's validation score after so many rounds, higher being better; NaN without validation examples.
 
     Of the kind of model and the round that validation prefers by then, as in a run of so many rounds.

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from ..core.method import Method
 from ..core.mixins import Advises
-from ..errors import UsageError
+from ..errors import UsageError, several
 from ..methods import METHODS
 from ..runs.config import plugins
 from ..runs.config.experiment import Experiment
@@ -49,7 +49,7 @@ class Sweep:
     seeds: Sequence[int]
 
     @cached_property
-    def configured(self) -> dict[str, Method]:
+    def methods_by_name(self) -> dict[str, Method]:
         """The methods as the config and the settings with a single value have them, by name."""
         fixed = {key: values[0] for key, values in self.grid.items() if len(values) == 1}
         return {name: self._experiment(name, self._overrides(name, fixed)).method for name in self.methods}
@@ -68,16 +68,18 @@ class Sweep:
         """The overrides of every run, by its name: METHOD/SETTING/seed-SEED."""
         fixed = {key: values[0] for key, values in self.grid.items() if len(values) == 1}
         runs = {}
-        for one in self.settings():
-            overrides = self._overrides(one.method, fixed | one.values)
+        for setting in self.settings():
+            overrides = self._overrides(setting.method, fixed | setting.values)
             for seed in self.seeds:
-                runs[f"{one.name}/seed-{seed}"] = [*overrides, f"seed={seed}", "seeds=1"]
+                runs[f"{setting.name}/seed-{seed}"] = [*overrides, f"seed={seed}", "seeds=1"]
         return runs
 
     def experiments(self) -> dict[str, Experiment]:
         """What every setting runs, with the first seed, by its name: METHOD/SETTING."""
         first, runs = f"/seed-{self.seeds[0]}", self.runs()
-        return {one.name: self._experiment(one.method, runs[one.name + first]) for one in self.settings()}
+        return {
+            setting.name: self._experiment(setting.method, runs[setting.name + first]) for setting in self.settings()
+        }
 
     def check(self) -> list[str]:
         """The cost, one line per method. Raises UsageError if a config is wrong or has no validation data."""
@@ -97,8 +99,8 @@ class Sweep:
                 for value in values:  # which the method ignores, but must be valid
                     self._experiment(method, [f'method.name="{method}"', f"{key}={value}"])
         lines = [
-            f"{method}: {count // seeds} setting{'s' * (count > seeds)} x {seeds} seed{'s' * (seeds > 1)} "
-            f"= {count} run{'s' * (count > 1)}, {rounds:,} training rounds"
+            f"{method}: {several(count // seeds, 'setting')} x {several(seeds, 'seed')} "
+            f"= {several(count, 'run')}, {rounds:,} training rounds"
             for method, (count, rounds) in cost.items()
         ]
         if len(set(cost.values())) > 1:
@@ -109,12 +111,15 @@ class Sweep:
         """Whether a key affects a method: without an effect, all its values would give the same run."""
         if key.startswith("methods."):
             return _owner(key) == plugins.called(method)
-        return not (key.startswith("training.optimiser") and Advises.of(self.configured[method]).rates)
+        return not (key.startswith("training.optimiser") and Advises.of(self.methods_by_name[method]).rates)
 
     def _overrides(self, method: str, values: Mapping[str, str]) -> list[str]:
         """The method's name and these values, which override the config's of this method in either of their places."""
-        own = f"methods.{plugins.called(method)}."
-        return [f'method.name="{method}"', *(f"{key.replace(own, 'method.')}={value}" for key, value in values.items())]
+        prefix = f"methods.{plugins.called(method)}."
+        return [
+            f'method.name="{method}"',
+            *(f"{key.replace(prefix, 'method.')}={value}" for key, value in values.items()),
+        ]
 
     def _experiment(self, method: str, overrides: Sequence[str]) -> Experiment:
         try:
@@ -127,26 +132,31 @@ class Sweep:
 
     def winners(self, failed: Collection[str]) -> list[RunFolder]:
         """The folder of each method's best setting, if one has run without a failure."""
-        best = [finished[0][0] for finished, _ in (self._scores(one, failed) for one in self.methods) if finished]
-        return [RunFolder(self.study.folder(one.name)) for one in best]
+        folders = []
+        for method in self.methods:
+            finished, _ = self._scores(method, failed)
+            if finished:
+                best, _ = finished[0]
+                folders.append(RunFolder(self.study.folder(best.name)))
+        return folders
 
-    def _names(self, one: Setting) -> list[str]:
-        return [f"{one.name}/seed-{seed}" for seed in self.seeds]
+    def _names(self, setting: Setting) -> list[str]:
+        return [f"{setting.name}/seed-{seed}" for seed in self.seeds]
 
     def _scores(self, method: str, failed: Collection[str]) -> tuple[list[tuple[Setting, Score]], list[Setting]]:
         """A method's settings with their scores, the best on validation data first; and those that failed."""
         lost, finished = [], []
-        for one in (setting for setting in self.settings() if setting.method == method):
-            if any(name in failed for name in self._names(one)):
-                lost.append(one)
+        for run_setting in (setting for setting in self.settings() if setting.method == method):
+            if any(name in failed for name in self._names(run_setting)):
+                lost.append(run_setting)
                 continue
-            result = score(*(RunFolder(self.study.folder(name)) for name in self._names(one)))
+            result = score(*(RunFolder(self.study.folder(name)) for name in self._names(run_setting)))
             assert result.validation is not None
-            finished.append((one, result))
+            finished.append((run_setting, result))
 
-        def order(found: tuple[Setting, Score]) -> float:
-            value = found[1].validation or 0.0
-            return -value if found[1].selects_highest else value
+        def order(outcome: tuple[Setting, Score]) -> float:
+            value = outcome[1].validation or 0.0
+            return -value if outcome[1].selects_highest else value
 
         return sorted(finished, key=order), lost
 
@@ -156,35 +166,35 @@ class Sweep:
         A method's winner has the best mean validation score over seeds among the settings without a failed run, the
         first one if several are equal. Test scores are not used.
         """
-        keys = list(dict.fromkeys(key for one in self.settings() for key in one.values))
+        keys = list(dict.fromkeys(key for setting in self.settings() for key in setting.values))
         short = [key.rpartition(".")[2] for key in keys]
         headings = [last if short.count(last) == 1 else key for key, last in zip(keys, short, strict=True)]
         rows: list[Row] = []
         notes = []
         scores = [self._scores(method, failed) for method in self.methods]
         for method, (finished, lost) in zip(self.methods, scores, strict=True):
-            for one, result in [*finished, *((one, None) for one in lost)]:
-                values: Row = {h: _bare(one.values.get(key)) for key, h in zip(keys, headings, strict=True)}
+            for setting, result in [*finished, *((one, None) for one in lost)]:
+                values: Row = {h: _bare(setting.values.get(key)) for key, h in zip(keys, headings, strict=True)}
                 row: Row = {"method": plugins.called(method), "winner": None, **values}
                 if result is None:
-                    row["failed"] = f"{sum(name in failed for name in self._names(one))} of {len(self.seeds)}"
+                    row["failed"] = f"{sum(name in failed for name in self._names(setting))} of {len(self.seeds)}"
                 else:
                     row |= result.row() | result.bounds()
-                if finished and one is finished[0][0]:
+                if finished and setting is finished[0][0]:
                     row["winner"] = "*"
                     described = " ".join(f"{h}={value}" for h, value in values.items() if value is not None)
                     notes.append(f"* {plugins.called(method)}: {described or 'as configured'}")
                 rows.append(row)
         results = [result for finished, _ in scores for _, result in finished]
         cautions = dict.fromkeys(caution for result in results for caution in result.cautions)
-        whole = dict.fromkeys(key for row in rows for key in row)
-        complete = [{key: row.get(key) for key in whole} for row in rows]
+        columns = dict.fromkeys(key for row in rows for key in row)
+        complete = [{key: row.get(key) for key in columns} for row in rows]
         seeds = f"seeds {', '.join(map(str, self.seeds))}" if len(self.seeds) > 1 else f"seed {self.seeds[0]}"
         notes = ["* has its method's best validation score; test scores were not used to choose", *self.check(), *notes]
         over = {result.interval["over"] for result in results if result.interval.get("low") is not None}
-        notes += [f"95 %: interval of the mean test score, {OVER[one]}" for one in sorted(over)]
+        notes += [f"95 %: interval of the mean test score, {OVER[kind]}" for kind in sorted(over)]
         notes += [f"LEAKING: {caution}; these scores are not a fair estimate" for caution in cautions]
-        return Finding(f"{len(rows)} setting{'s' * (len(rows) != 1)}, means over {seeds}", complete, [], notes)
+        return Finding(f"{several(len(rows), 'setting')}, means over {seeds}", complete, [], notes)
 
 
 def parse(texts: Sequence[str]) -> dict[str, list[str]]:
@@ -196,11 +206,11 @@ def parse(texts: Sequence[str]) -> dict[str, list[str]]:
             raise UsageError(f"'{text}' is not a setting; write key=a,b,c, such as training.epochs=1,5 or seed=0..2")
         if key in grid:
             raise UsageError(f"{key} is given twice; write all of its values after one {key}=")
-        values = [one for part in _split(value) for one in _range(part, text)]
+        values = [value for part in _split(value) for value in _range(part, text)]
         if len(values) > 1 and "" in values:
             raise UsageError(f"'{text}' has an empty value; write key=a,b,c")
         if len(set(values)) < len(values):
-            twice = next(one for one in values if values.count(one) > 1)
+            twice = next(value for value in values if values.count(value) > 1)
             raise UsageError(f"'{text}' has the value {twice} twice")
         grid[key] = values
     return grid

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from kinfed.errors import UsageError
-from kinfed.plots.drawing import Array, scaled
+from kinfed.plots.drawing import Array, scale_metric
 from kinfed.search.study import Finding, Row, Study, score, setting
 
 from ..plots.scores import scores_by_share
@@ -46,7 +46,7 @@ def attacks(
     for kind in kinds:
         for method in methods:
             of = [scores.get(asked[kind, share, method]) for share in shares]
-            means = np.array([np.nan if one is None else float(scaled(one.test.mean(), metric)) for one in of])
+            means = np.array([np.nan if one is None else float(scale_metric(one.test.mean(), metric)) for one in of])
             panels.setdefault(kind, {})[method] = means
             shown = [None if np.isnan(mean) else float(mean) for mean in means]
             rows.append(

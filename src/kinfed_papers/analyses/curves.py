@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from kinfed.plots.charts import accuracy_by_round
-from kinfed.plots.drawing import Array, scaled
+from kinfed.plots.drawing import Array, scale_metric
 from kinfed.search.study import Finding, Row, Study, score, scores_by_round, setting
 
 
@@ -28,8 +28,8 @@ def curves(
         curve_of[name] = np.nanmean(tests, 2).T  # [T, S]
         mean = curve_of[name].mean(1)
         best = float(mean.max() if one.higher_is_better else mean.min())
-        row: Row = {"method": name, **one.row(), "best": float(scaled(best, one.metric))}
-        row["last"] = float(scaled(mean[-1], one.metric))
+        row: Row = {"method": name, **one.row(), "best": float(scale_metric(best, one.metric))}
+        row["last"] = float(scale_metric(mean[-1], one.metric))
         near = best * 0.9 if one.higher_is_better else best / 0.9
         row["near best in round"] = _reached(rounds, mean, near, one.higher_is_better)
         if target is not None:

@@ -11,7 +11,7 @@ from kinfed.core.method import Params
 from kinfed.core.model import Model
 from kinfed.errors import UsageError
 from kinfed.methods.local import Local
-from kinfed.plots.drawing import Array, scaled
+from kinfed.plots.drawing import Array, scale_metric
 from kinfed.runs.config.experiment import Experiment
 from kinfed.runs.run import Run
 from kinfed.runs.run_folder import RunFolder
@@ -59,7 +59,7 @@ def defence(study: Study, methods: Sequence[str] = ("local", "fedavg", "fedaghn"
         scores_by_seed = np.array(each)  # [S, 2, 2]
         for i, source in enumerate((name, f"{name}, tuned")):
             plain[source], marked[source] = scores_by_seed[:, i].T
-        accuracy, success = scaled(scores_by_seed.mean(0), "accuracy").T  # [2] each
+        accuracy, success = scale_metric(scores_by_seed.mean(0), "accuracy").T  # [2] each
         rows.append(
             {
                 "method": name,

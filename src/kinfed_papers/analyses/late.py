@@ -8,7 +8,7 @@ import numpy as np
 from kinfed.core.engine import latecomers
 from kinfed.core.seeding import tags
 from kinfed.errors import RunError, UsageError
-from kinfed.plots.drawing import Array, scaled, with_unit
+from kinfed.plots.drawing import Array, scale_metric, with_unit
 from kinfed.runs.run_folder import RunFolder
 from kinfed.search.study import Finding, Row, Study, score, scores_by_round, setting
 
@@ -89,9 +89,9 @@ def over(scores: Array, chosen: Array) -> Array:
 
 def _row(at: Array, lines: Sequence[Array], joins: int, metric: str, higher_is_better: bool) -> Row:
     """The table's row for the lines of early clients, late clients and those from the start, [S, T] each."""
-    early, late, control = (scaled(line.mean(0), metric) for line in lines)
+    early, late, control = (scale_metric(line.mean(0), metric) for line in lines)
     before, after = np.flatnonzero(at <= joins)[-1], np.flatnonzero(at > joins)
-    last = scaled(lines[1][:, -1], metric)
+    last = scale_metric(lines[1][:, -1], metric)
 
     def rounds_to(level: Array) -> int | None:
         there = (late >= level if higher_is_better else late <= level)[after]

@@ -8,7 +8,7 @@ import torch
 from kinfed.core.model import Model
 from kinfed.data.federation import Federation
 from kinfed.errors import UsageError
-from kinfed.plots.drawing import Array, scaled, with_unit
+from kinfed.plots.drawing import Array, scale_metric, with_unit
 from kinfed.runs.run import Run
 from kinfed.runs.run_folder import RunFolder
 from kinfed.search.study import Finding, Row, Study, setting
@@ -110,8 +110,8 @@ def _mean(scores: Array, chosen: Array) -> Array:
 
 
 def _row(scores: Array, absent: Array, metric: str) -> Row:
-    novel, others = (scaled(_mean(scores, chosen), metric) for chosen in (absent, ~absent))
-    spread = [scaled(values[selected], metric).std() for values, selected in zip(scores, absent, strict=True)]
+    novel, others = (scale_metric(_mean(scores, chosen), metric) for chosen in (absent, ~absent))
+    spread = [scale_metric(values[selected], metric).std() for values, selected in zip(scores, absent, strict=True)]
     return {
         "never trained": float(novel.mean()),
         "over clients": float(np.mean(spread)),

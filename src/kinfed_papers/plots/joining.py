@@ -10,7 +10,7 @@ from matplotlib.lines import Line2D
 from numpy.typing import ArrayLike
 
 from kinfed.errors import UsageError
-from kinfed.plots.drawing import COLOURS, INK, NORMAL, SMALL, by_round, quiet, scaled, title, with_unit, write
+from kinfed.plots.drawing import COLOURS, INK, NORMAL, SMALL, by_round, quiet, scale_metric, title, with_unit, write
 
 LINES = {
     "early clients": COLOURS[0],
@@ -39,7 +39,7 @@ def early_and_late(
         above = {"xycoords": ("data", "axes fraction"), "ha": "center", "va": "bottom", "fontsize": SMALL}
         axes.annotate("they join", (joins + 0.5, 1), color=INK, **above)
         for label, colour in reversed(LINES.items()):  # the first on top
-            values = scaled(lines[label], metric)
+            values = scale_metric(lines[label], metric)
             if values.ndim != 2 or values.shape[1] != len(at) or not values.size:
                 raise UsageError(f"{name}, {label}: a line must be [S, {len(at)}]; got {list(values.shape)}")
             mean, apart = values.mean(0), at > joins if label == "late clients" else np.ones_like(at, dtype=bool)

@@ -26,7 +26,7 @@ from kinfed.plots.drawing import (
     number,
     page,
     quiet,
-    scaled,
+    scale_metric,
     title,
     with_unit,
     write,
@@ -41,7 +41,7 @@ def score_by_name(scores: Mapping[str, ArrayLike], metric: str, what: str, path:
     `what` says above the picture what is compared; a metric whose name ends in accuracy is shown in percent.
     """
     figure, axes = page(6, 0.9 + 0.34 * len(scores))
-    for y, values in enumerate(scaled(score, metric) for score in scores.values()):
+    for y, values in enumerate(scale_metric(score, metric) for score in scores.values()):
         _dots(axes, y, values, 9)
         label = (values.mean(), y), (0, 7)
         axes.annotate(number(float(values.mean()), metric), *label, textcoords="offset points", **_ABOVE)
@@ -67,7 +67,7 @@ def score_by_source(panels: Mapping[str, Mapping[str, ArrayLike]], metric: str, 
         quiet(axes)
         axes.grid(axis="x", color=FAINT, linewidth=0.6)
         for y, source in enumerate(sources):
-            _dots(axes, y, scaled(scores[source], metric), 7)
+            _dots(axes, y, scale_metric(scores[source], metric), 7)
         axes.set_yticks(range(len(sources)), list(map(literal, sources)))
         axes.set_ylim(len(sources) - 0.5, -0.5)
         title(axes, name)
@@ -92,7 +92,7 @@ def score_by_setting(
 
     `names: [X]` are the values, evenly spaced as they are listed; `chosen` is the one that validation prefers.
     """
-    values = scaled(scores, metric)
+    values = scale_metric(scores, metric)
     at, mean = np.arange(len(names)), values.mean(1)
     figure, axes = page(5.5, 3.6)
     axes.vlines(at, values.min(1), values.max(1), color=COLOURS[0], alpha=0.3, linewidth=4)
@@ -151,7 +151,7 @@ def score_grid(
 
     `chosen` is where validation is best. A metric whose name ends in accuracy is shown in percent.
     """
-    values = scaled(scores, metric).T  # [Y, X]
+    values = scale_metric(scores, metric).T  # [Y, X]
     (x, xs), (y, ys) = across, up
     width, height = 0.75 * len(xs) + 0.6, 0.5 * len(ys) + 0.4
     figure, axes = page(width + 1.6, height + 0.7)

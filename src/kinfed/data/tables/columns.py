@@ -7,7 +7,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ...errors import listed, several
+from ...errors import list_names, several
 from .column_statistics import DateStatistics, NumberStatistics, WordStatistics, years
 from .frame import DAY, natural
 from .words import Codes, Numbers, name_of
@@ -97,7 +97,7 @@ class Category:
         return np.asarray(places[np.where(np.isnan(values), -1, values).astype(np.int64)], np.int64)
 
     def __str__(self) -> str:
-        names = listed(self.categories)
+        names = list_names(self.categories)
         text = f"{len(self.categories):,} categories ({names})"
         if self.other:
             others = self.different - len(self.categories)

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ...errors import UsageError, listed, several
+from ...errors import UsageError, list_names, several
 from ..steps import carried_forward
 from .column_statistics import Statistics
 from .columns import Column, Number, part_scales
@@ -184,7 +184,7 @@ def doubts(frame: Frame, covariates: Covariates, grid: Grid, readings: Numbers, 
                 "ones; fill them in, or leave the column out with ignore"
             )
         if (empty := np.flatnonzero(ends < 0).tolist()) and len(empty) < len(ends):
-            who = listed([covariates.owners[i] for i in empty])
+            who = list_names([covariates.owners[i] for i in empty])
             yield f"{frame.name}: '{name}' has no value in any row of {who}, and is taken to be as at most rows there"
         each = [] if words else [own[~np.isnan(own)] for own in values]
         if any(len(own) > 1 for own in each) and all((np.diff(own) > 0).all() for own in each):

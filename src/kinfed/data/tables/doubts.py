@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ...errors import listed
+from ...errors import list_names
 from .frame import Frame
 from .schema import Raw
 from .words import Numbers
@@ -60,7 +60,7 @@ def doubt_units(column: str, clients: Sequence[str], sizes: Numbers) -> str:
     if not len(far) or 2 * len(far) > len(known):
         return ""
     called = [f"{clients[i]} ({f'{times[i]:,.4g}' if times[i] < 1 else f'{times[i]:,.0f}'} times)" for i in far]
-    return f"`{column}` may be in another unit than at most clients: {listed(called)}; write all in one"
+    return f"`{column}` may be in another unit than at most clients: {list_names(called)}; write all in one"
 
 
 def _codes(frame: Frame, name: str, values: Numbers) -> Iterator[str]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...errors import Fault, UsageError, listed, nearest, some
+from ...errors import Fault, UsageError, list_names, nearest, some
 from .cells import MISSING, TRUTH, Formats, looks_like_date, looks_like_number
 from .owners import Owners
 from .times import SAMPLE, Clock, Times, compact_seconds, iso_seconds, seconds_of, steps_of, zone_of
@@ -400,7 +400,7 @@ class Frame:
                 Fault.CLOCKS,
             )
         if len(several := sorted({zone for zone in zones if zone})) > 1:
-            told = f"column '{name}' has times of {len(several)} time zones ({listed(several, 4)})"
+            told = f"column '{name}' has times of {len(several)} time zones ({list_names(several, 4)})"
             warnings.warn(f"{self.name}: {told}; all are taken in UTC", stacklevel=5)
 
     def labels(self, name: str) -> Words | None:

@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 
 from ...core.graph import Graph
-from ...errors import UsageError, listed, some
+from ...errors import UsageError, list_names, some
 
 
 class Owners(NamedTuple):
@@ -26,7 +26,7 @@ class Owners(NamedTuple):
             return self
         short = [f"{name} ({n})" for name, n, stays in zip(self.names, counts, kept, strict=True) if not stays]
         message = f"{some(len(short), len(counts), 'client')} fewer than {max(least, 1)} {what}"
-        few = listed(short)
+        few = list_names(short)
         if not least:
             raise UsageError(f"{table}: {message}: {few}; leave such clients out with least")
         if not kept.any():

@@ -8,7 +8,7 @@ from pathlib import Path
 from ...core.summary import Summary
 from ...errors import RunError
 from ...files import make_folder, write_json
-from ...interrupts import Terminated, held
+from ...interrupts import Terminated, defer_signals
 from ...runs.run_folder import RunFolder
 from . import ending, keys, superlink
 from .subprocesses import end, is_alive, start
@@ -57,7 +57,7 @@ def run(home: Path, out: Path, report: Report, track: Sequence[str] = ()) -> Sum
 def _start(home: Path, out: Path, track: Sequence[str] = ()) -> int:
     """Start the process of a run; returns its number."""
     make_folder(home / "flwr")
-    with held(), (out / "process.log").open("ab") as log:  # or a run that has started could not be stopped
+    with defer_signals(), (out / "process.log").open("ab") as log:  # or a run that has started could not be stopped
         path = out / ending.JOURNAL
         path.touch()
         process = start(ending.PROGRAM, str(home.resolve()), str(out.resolve()), *track, home=home / "flwr", log=log)

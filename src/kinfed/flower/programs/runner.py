@@ -21,7 +21,7 @@ from typing import Any
 import tomli_w
 
 from ...errors import RunError, UsageError
-from ...interrupts import Terminated, heard
+from ...interrupts import Terminated, catch_signals
 from ..wire import flower_names, server_app
 from ..wire.calls import Wire, url_of
 from ..wire.link import Link
@@ -36,7 +36,7 @@ CALLS = 60.0  # seconds within which the SuperLink must answer a call
 def main(home: Path, out: Path, track: Sequence[str]) -> None:
     """Carry out the run of a folder, and note how it ended; if the SuperLink gave it up meanwhile, nothing is noted."""
     os.umask(0o077)
-    with (out / ending.JOURNAL).open("a", encoding="utf-8") as journal, heard():
+    with (out / ending.JOURNAL).open("a", encoding="utf-8") as journal, catch_signals():
 
         def log(text: str) -> None:
             print(text, file=journal, flush=True)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from ...errors import RunError, UsageError, nearest
 from ...files import make_folder, read_json, write_json
-from ...interrupts import held
+from ...interrupts import defer_signals
 from ..wire.link import SILENT, Link
 from . import control, ending, keys as certificates
 from .subprocesses import end, is_alive, is_free, is_loopback, make_private, secret, start
@@ -144,7 +144,7 @@ def _start(home: Path, host: str, port: int, keys: Path | None, report: Report) 
         report(f"INSECURE: anyone on this machine can take part at {link.address} under any name; for trials only")
     log = home / "superlink.log"
     secret(home)
-    with held():  # so that `down` finds it whatever happens to this program
+    with defer_signals():  # so that `down` finds it whatever happens to this program
         with log.open("ab") as file:
             begin = file.tell()
             where = (host, str(port), str(keys or ""))

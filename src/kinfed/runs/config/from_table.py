@@ -23,7 +23,7 @@ from ...data.tables.new_readings import Series
 from ...data.tables.open_table import kind_of, open_table
 from ...data.tables.schema import Description
 from ...data.tables.table_reader import LEAST, TableReader
-from ...errors import FEW, SHOWN, UsageError, listed, several, some
+from ...errors import FEW, SHOWN, UsageError, list_names, several, some
 from ...verdict.verdict import plain
 from .experiment import CLIP, Experiment, Table, override
 from .parts import make
@@ -73,7 +73,7 @@ def _why_unnamed(frame: Frame, client: str, target: str) -> str:
     """What to say of a table whose columns of clients or targets are not named."""
     columns = frame.columns
     wanted = ["--client (which client a row belongs to)"] * (not client) + ["--target (what to predict)"] * (not target)
-    text = f"name the column for {' and the one for '.join(wanted)}; {frame.name} has {listed(columns, FEW)}"
+    text = f"name the column for {' and the one for '.join(wanted)}; {frame.name} has {list_names(columns, FEW)}"
     fits = [] if client else [name for name in columns if name != target and _names_clients(frame, name)]
     return f"{text}; --client {fits[0]} would fit" if len(fits) == 1 else text
 
@@ -172,7 +172,7 @@ def _numbers(federation: Federation, reader: TableReader) -> str:
     spans = [f"mean {plain(one['mean'])} and deviation {plain(one['deviation'])}" for one in scale.values()]
     if len(reader.targets) > 1 and isinstance(task, Regression):
         listed = "; ".join(f"`{name}` of {span}" for name, span in zip(scale, spans, strict=True))
-        return f"regression of {len(spans)} numbers, each scored in its own unit: {listed}"
+        return f"regression of {len(spans)} numbers, each scored in its own unit: {list_names}"
     of = f" of {', '.join(spans)}" if spans else ""
     if isinstance(task, Counts):
         return f"counts{of}, scored by Poisson's deviance, and MAE"
@@ -207,14 +207,14 @@ def _inputs(federation: Federation, reader: TableReader) -> str:
     kinds = _by_kind(federation)
     numbers, own = kinds["number"], list(next(iter(federation.scale.get("clients", {}).values()), {}))
     whose = "all clients' training rows" if len(own) < len(numbers) else "each client's training rows"
-    text = f"{several(len(numbers), 'column')} ({listed(numbers)}), scaled to mean 0 and deviation 1 over {whose}"
+    text = f"{several(len(numbers), 'column')} ({list_names(numbers)}), scaled to mean 0 and deviation 1 over {whose}"
     if own and len(own) < len(numbers):
-        text += f", but {listed(own)} over each client's, as if in units of its own (federation.dataset.scale)"
+        text += f", but {list_names(own)} over each client's, as if in units of its own (federation.dataset.scale)"
     said = [text.replace("column", "number", 1) if len(kinds) > 1 else text] * bool(numbers)
     for kind, what in (("category", "of text, an input for each category"), ("date", "of dates, by the calendar")):
         if kind in kinds:
-            said.append(f"{len(kinds[kind])} {what} ({listed(kinds[kind])})")
-    said += [f"left out: {listed(reader.ignore)}"] * bool(reader.ignore)
+            said.append(f"{len(kinds[kind])} {what} ({list_names(kinds[kind])})")
+    said += [f"left out: {list_names(reader.ignore)}"] * bool(reader.ignore)
     return "; ".join(said)
 
 
@@ -222,9 +222,9 @@ def _describe_covariates(series: Series) -> str:
     """What else is an input of windows: columns, by when they are known, and the calendar."""
     known = [] if series.covariates is None else [one.name for one in series.covariates.inputs if one.parts]
     past = [name for name in known if name not in (*series.future, *series.static)]
-    said = [f"{listed(past)}, known until then"] * bool(past)
-    said += [f"{listed(series.future)}, known ahead"] * bool(series.future)
-    said += [f"{listed(series.static)}, the same in all rows of a client"] * bool(series.static)
+    said = [f"{list_names(past)}, known until then"] * bool(past)
+    said += [f"{list_names(series.future)}, known ahead"] * bool(series.future)
+    said += [f"{list_names(series.static)}, the same in all rows of a client"] * bool(series.static)
     said += [f"the {' and '.join(series.calendar).replace(CLOCK, 'time of day')}"] * bool(series.calendar)
     return f"; {'; '.join(said)}" * bool(said)
 
@@ -276,7 +276,7 @@ def _doubts_of_clients(federation: Federation, reader: TableReader) -> list[str]
     small = [f"{name} ({n})" for name, n in zip(federation.names, rows, strict=True) if n < SMALL]
     if small:
         who = some(len(small), len(rows), "client")
-        doubts.append(f"{who} fewer than {SMALL} {what}, too few to tell what they gain: {listed(small)}")
+        doubts.append(f"{who} fewer than {SMALL} {what}, too few to tell what they gain: {list_names(small)}")
     most = rows.index(max(rows))
     if len(rows) > 2 and rows[most] > sum(rows) / 2:
         share = 100 * rows[most] / sum(rows)
@@ -286,7 +286,7 @@ def _doubts_of_clients(federation: Federation, reader: TableReader) -> list[str]
     if isinstance(federation.task, Classification) and (only := _of_one_class(federation)):
         who = some(len(only), len(rows), "client")
         whose = "its own model" if len(only) == 1 else "their own models"
-        doubts.append(f"{who} training rows of one class alone, so {whose} can predict no other: {listed(only)}")
+        doubts.append(f"{who} training rows of one class alone, so {whose} can predict no other: {list_names(only)}")
     if not any(len(part) for part in federation.rows["validation"]):
         doubts.append("there are no validation examples, so the last round's models are kept and nothing can be chosen")
     return doubts
@@ -314,7 +314,7 @@ def _doubts_of_columns(federation: Federation, reader: TableReader) -> list[str]
             if n <= max(1, len(counts) // 10)
         ]
         if rare:
-            doubts.append(f"few of the {len(counts):,} clients have these classes: {listed(rare)}")
+            doubts.append(f"few of the {len(counts):,} clients have these classes: {list_names(rare)}")
         largest, share = int(counts.sum(0).argmax()), float(counts.sum(0).max() / counts.sum())
         if share > MOSTLY:
             doubts.append(
@@ -338,14 +338,16 @@ def _doubts_of_columns(federation: Federation, reader: TableReader) -> list[str]
     if isinstance(federation.task, Regression):
         targets = zip(reader.targets, federation.y.double().T, strict=True)
         if naming := [f"`{name}`" for name, values in targets if _names_rows(values)]:
-            doubts.append(f"{listed(naming)} is different in every row, as identifiers are: is it what to predict?")
+            doubts.append(f"{list_names(naming)} is different in every row, as identifiers are: is it what to predict?")
     assert federation.columns is not None
     doubts += _doubts_of_text(federation.columns)
     doubts += _doubts_of_missing(federation, rows, who)
     missing = {one.name for one in federation.columns.inputs if isinstance(one, Number) and one.missing}
     counting = [name for name, values in numbers.items() if name not in missing and _names_rows(values)]
     if counting:
-        doubts.append(f"different in every row, as identifiers are: {listed(counting)}; --ignore leaves columns out")
+        doubts.append(
+            f"different in every row, as identifiers are: {list_names(counting)}; --ignore leaves columns out"
+        )
     return doubts
 
 
@@ -371,7 +373,9 @@ def _doubts_of_missing(federation: Federation, rows: torch.Tensor, who: torch.Te
         empty = torch.bincount(who[without], minlength=len(federation)) == count
         names = [federation.names[i] for i in empty.nonzero().flatten().tolist()]
         if names and len(names) < len(federation):
-            doubts.append(f"`{name}` has no value in any row of {listed(names)}: it is filled in as missing cells are")
+            doubts.append(
+                f"`{name}` has no value in any row of {list_names(names)}: it is filled in as missing cells are"
+            )
     return doubts
 
 
