@@ -94,7 +94,7 @@ def made_up(path, count):
     draw = np.random.default_rng(0)
     groups = np.arange(count) % GROUPS
     for base, lift in (("local", 0.5), ("fedavg", 0.45), ("fedaghn", 0.6)):
-        folder = RunFolder(path if base == "fedaghn" else RunFolder(path).beside(base).path)
+        folder = RunFolder(path if base == "fedaghn" else RunFolder(path).reference(base).path)
         folder.create()
         names = tuple(f"client-{i}" for i in range(count))
         history = History(names, Classification(CLASSES))

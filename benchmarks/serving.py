@@ -129,8 +129,8 @@ def export(folder):
         whole, begin = Whole(model, predictor, "a").eval(), time.process_time()
         proto = onnx_file.convert(whole, predictor)
         took, path = time.process_time() - begin, folder / f"{name}.onnx"
-        path.write_bytes(onnx_file.filled(proto, whole, {}).SerializeToString())
-        apart = onnx_file.apart(path, whole, predictor)
+        path.write_bytes(onnx_file.fill_weights(proto, whole, {}).SerializeToString())
+        apart = onnx_file.measure_gap(path, whole, predictor)
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = 1
         session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])

@@ -29,7 +29,7 @@ from fuzz_cases import Draw, Post, Wrong, cli
 
 import kinfed
 from kinfed import Run, UsageError, load_model
-from kinfed.cli.predict import opened
+from kinfed.cli.predict import open_predictor
 from kinfed.data.tables.cells import MISSING
 from kinfed.data.tables.words import name_of
 from kinfed.errors import RunError
@@ -206,7 +206,7 @@ class Case:
             check("exported", session.get_modelmeta().custom_metadata_map["client"], plain(name))
 
     def serve(self):
-        predictor, _ = opened(Path("r"))
+        predictor, _ = open_predictor(Path("r"))
         try:
             found, *_ = answer(predictor, json.dumps({"rows": self.frame.head(8).to_dicts()}).encode(), JSON)
         except Refused as problem:

@@ -24,7 +24,7 @@ from kinfed.models import MODELS
 from kinfed.runs.config import experiment as config, parts, plugins
 from kinfed.runs.config.experiment import Experiment
 from kinfed.runs.launch import Job, check_same
-from kinfed.runs.run_folder import Array, RunFolder, followed
+from kinfed.runs.run_folder import Array, RunFolder, follow_pointer
 from kinfed.verdict.graph_quality import group_weights, rand_by_round
 
 from . import published_table, twins
@@ -155,11 +155,11 @@ class Reproduction:
             raise UsageError(f"--seeds counts runs, so it must be at least 1; got {self.seeds}")
         if self.model:
             parts.take(MODELS, self.model, "--model", given=2)
-        added = {plugins.called(name): self._added(name) for name in self.methods if name not in self.protocol.rows}
+        added = {plugins.short_name(name): self._added(name) for name in self.methods if name not in self.protocol.rows}
         rows = {**self.protocol.rows, **{name: row for name, row in added.items() if row is not None}}
         rows |= {name: self.protocol.extra(name) for name in self._left_here() if name not in rows}
         object.__setattr__(self, "protocol", replace(self.protocol, rows=rows))
-        object.__setattr__(self, "methods", [plugins.called(name) for name in self.methods])
+        object.__setattr__(self, "methods", [plugins.short_name(name) for name in self.methods])
         for what, requested, known in (
             ("method", self.methods, self.protocol.rows),
             ("column", self.columns, self.protocol.columns),
@@ -180,7 +180,7 @@ class Reproduction:
         """The row of a requested method that the table does not print; None if there is no such method."""
         if plugins.is_path(name):
             parts.take(METHODS, name, "--method")
-            called, shared = plugins.called(name), self.protocol.scoring
+            called, shared = plugins.short_name(name), self.protocol.scoring
             return Row(called, called, kind=UNPRINTED, scoring=shared, changes={"method": name})
         return self.protocol.extra(name) if name in METHODS or name in self.protocol.others else None
 
@@ -261,7 +261,7 @@ class Reproduction:
         for seed in range(self.count):
             for cell in self.cells():
                 if cell.experiment is not None:
-                    folder = followed(self.folder(cell.row, cell.column) / f"seed-{seed}")
+                    folder = follow_pointer(self.folder(cell.row, cell.column) / f"seed-{seed}")
                     if folder not in result:
                         one = config.resolve({**cell.experiment.table, "seed": seed})
                         result[folder] = Job(f"{cell.row.name} on {cell.column.name}, seed {seed}", one, folder)
@@ -315,7 +315,7 @@ class Reproduction:
             return {}
         folders = {}
         for folder in twins.folders(self.folder(cell.row, cell.column)):
-            seed, found = folder.name.removeprefix("seed-"), followed(folder)
+            seed, found = folder.name.removeprefix("seed-"), follow_pointer(folder)
             if seed.isdecimal() and RunFolder(found).is_finished:  # not a user's copy of a run
                 check_same(config.resolve({**cell.experiment.table, "seed": int(seed)}), found)
                 folders[int(seed)] = RunFolder(found)

@@ -22,7 +22,7 @@ from safetensors.torch import load_file
 import kinfed
 from kinfed import UsageError
 from kinfed.cli import main
-from kinfed.cli.predict import opened
+from kinfed.cli.predict import open_predictor
 from kinfed.core.mixins import model_for
 from kinfed.core.seeding import generator
 from kinfed.core.tasks import Classification, Regression
@@ -252,7 +252,7 @@ def test_a_site_predicts_its_rows_as_its_model_was_scored(tables, tmp_path, caps
         wanted = [federation.classes[i] for i in outputs.argmax(1)]
         assert [rows[i]["fruit"] for i in kept] == wanted
     text = (tmp_path / "sites" / "b" / "data.csv").read_bytes()
-    assert answer(opened(folder)[0], text, "text/csv")[0].rows(named=True)[5][target] == pytest.approx(
+    assert answer(open_predictor(folder)[0], text, "text/csv")[0].rows(named=True)[5][target] == pytest.approx(
         float(rows[5][target]) if target == "sold" else rows[5][target]
     )
 

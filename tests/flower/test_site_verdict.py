@@ -52,7 +52,7 @@ def test_each_site_compares_with_learning_alone_and_with_one_model_for_all(trial
         seed=learning.seed,
         execution=Execution("loop"),
     )
-    shared = RunFolder(tmp_path / "out").beside("fedavg").read_summary()
+    shared = RunFolder(tmp_path / "out").reference("fedavg").read_summary()
     screen = capsys.readouterr().err
     for i, name in enumerate(summary.clients.names):
         known = told(tmp_path, name)

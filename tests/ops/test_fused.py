@@ -128,7 +128,7 @@ def fused(name, sizes=SIZES, spread=0.4):
     module = module.double()
     layout = Layout.of(module)
     theta = spread * draw(len(sizes), layout.size)
-    return module, layout, theta, x, y, task, Fused.of(module, layout, task, x.shape[1:])
+    return module, layout, theta, x, y, task, Fused.build(module, layout, task, x.shape[1:])
 
 
 def agree(a, b):
@@ -169,7 +169,7 @@ def test_only_what_may_move_moves(name):
     dict(module.named_parameters())[names[0]].requires_grad_(False)
     if len(names) > 1:
         frozen = Layout.of(module)
-        found = Fused.of(module, frozen, task, x.shape[1:]).descend(theta, x, y, batches(SIZES, 8, 1), descent)
+        found = Fused.build(module, frozen, task, x.shape[1:]).descend(theta, x, y, batches(SIZES, 8, 1), descent)
         agree(found, naive(module, frozen, theta, x, y, task, batches(SIZES, 8, 1), descent))
 
 
@@ -197,7 +197,7 @@ def test_the_first_layer_moves_in_the_span_of_its_inputs_where_that_is_less_work
         *CASES["relu"]()[2:],
     )
     layout = Layout.of(module)
-    form = Fused.of(module.double(), layout, task, x.shape[1:])
+    form = Fused.build(module.double(), layout, task, x.shape[1:])
     theta = draw(len(SIZES), layout.size)
     form.descend(theta, x, y, batches(SIZES, 8, 1), Descent(0.1))
     assert not chosen  # one pass over the examples reads and writes the weight about as often
@@ -270,7 +270,7 @@ def tied():
 )
 def test_what_has_no_fused_form_is_named(module, shape, why):
     with pytest.raises(Unfused, match=why):
-        Fused.of(module, Layout.of(module), Classification(2), torch.Size(shape))
+        Fused.build(module, Layout.of(module), Classification(2), torch.Size(shape))
 
 
 @pytest.mark.parametrize(
@@ -280,7 +280,7 @@ def test_unusual_recurrent_layers_have_no_fused_form(setting):
     model = recurrent("gru")
     model.encoder = nn.GRU(2, 7, **{"batch_first": True, **setting})
     with pytest.raises(Unfused, match=f"a recurrent layer with {next(iter(setting))}="):
-        Fused.of(model, Layout.of(model), Regression(), torch.Size((6, 2)))
+        Fused.build(model, Layout.of(model), Regression(), torch.Size((6, 2)))
 
 
 def test_a_task_of_ones_own_has_no_fused_form():
@@ -290,7 +290,7 @@ def test_a_task_of_ones_own_has_no_fused_form():
 
     module = nn.Linear(4, 2)
     with pytest.raises(Unfused, match="the loss of Cubed has no fused form"):
-        Fused.of(module, Layout.of(module), Cubed(), torch.Size((4,)))
+        Fused.build(module, Layout.of(module), Cubed(), torch.Size((4,)))
 
 
 @pytest.mark.parametrize("name", ["wide", "rnn", "gru"])

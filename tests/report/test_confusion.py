@@ -47,7 +47,7 @@ def test_a_run_counts_its_test_examples_by_its_chosen_models(run, method):
         taken = run.model(position=i)(federation.x[rows]).argmax(1)
         wanted = confusion_matrix(federation.y[rows], taken, labels=range(3))
         assert (found[i].numpy() == wanted).all()
-        assert found[i].trace() == run.tested()[i].sum()
+        assert found[i].trace() == run.score_examples()[i].sum()
 
 
 def test_the_command_shows_all_clients_or_one(run, tmp_path, capsys):
@@ -119,5 +119,5 @@ def test_a_split_without_examples_has_no_scores(run):
         run.federation.x, run.federation.y, torch.arange(240) % 2, split=kinfed.Split(0.2, 0.0)
     )
     run = kinfed.fit(kinfed.Local(), federation, nn.Linear(3, 3), rounds=1)
-    assert run.tested("validation") == []
+    assert run.score_examples("validation") == []
     assert run.confusion().to_dense().sum() == sum(map(len, federation.rows["test"]))

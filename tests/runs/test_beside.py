@@ -196,7 +196,7 @@ def test_a_seed_that_fails_takes_no_other_seed_away(tmp_path, monkeypatch, capsy
             *baselines.read(own),
         ]
         (other,) = (one.tested.means for one in known if one.name == name)
-        gains.append(np.mean(list(test_scores.Tested.of(own).means.values())) - np.mean(list(other.values())))
+        gains.append(np.mean(list(test_scores.Tested.read(own).means.values())) - np.mean(list(other.values())))
     assert summary["verdict"]["over"]["alone"]["mean"] == pytest.approx(np.mean(gains), abs=1e-6)
     (row,) = compare([tmp_path / "a"]).sets[0]
     assert row.seeds == (0, 2, 3)
@@ -318,7 +318,7 @@ def test_compare_takes_local_from_the_compared_runs_or_from_beside(tmp_path):
 
 def test_runs_beside_a_run_have_no_pictures(tmp_path):
     folder = RunFolder(tmp_path / "a")
-    references = [folder.beside("local"), folder.beside("fedavg"), folder.beside("local").of_seed(1)]
+    references = [folder.reference("local"), folder.reference("fedavg"), folder.reference("local").of_seed(1)]
     assert [one.is_reference for one in references] == [True, True, True]
     assert [one.is_reference for one in (folder, folder.of_seed(1))] == [False, False]
     draw = torch.Generator().manual_seed(0)

@@ -158,7 +158,7 @@ def test_a_verdict_counts_rows_by_weight_and_clients_alike():
 
     run, same = train("fedavg", data), train("fedavg", repeated(data))
     assert run.by_client.means == pytest.approx(same.by_client.means, rel=1e-5)
-    for name, values in zip(data.names, run.tested(), strict=True):
+    for name, values in zip(data.names, run.score_examples(), strict=True):
         assert float(values.mean()) == pytest.approx(run.by_client.means[name], rel=1e-5)
     pooled, expected = (each.summary.scores[each.history.chosen]["pooled"] for each in (run, same))
     assert pooled == pytest.approx(expected, rel=1e-5)

@@ -283,7 +283,7 @@ def test_every_kind_of_number_trains_alike_with_every_executor(tmp_path, target,
     ]
     experiment = config.resolve(from_table.config(path, "who", target, settings))
     federation = experiment.federation(None, 0)
-    told = from_table.choices(experiment, federation).said["target"]
+    told = from_table.choices(experiment, federation).sentences["target"]
     assert said in told
     runs = []
     for executor in ("loop", "vmap", "fused"):

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 import kinfed
 from kinfed.cli import main
-from kinfed.cli.predict import opened
+from kinfed.cli.predict import open_predictor
 from kinfed.data.tables.column_statistics import DateStatistics, NumberStatistics, years
 from kinfed.data.tables.columns import Calendar
 from kinfed.data.tables.schema import Description
@@ -168,7 +168,7 @@ def test_solved_models_answer_alike_in_a_run_in_onnx_and_in_a_service(model, tar
     given = {"weight": asked_of["weight"].to_numpy(), "kind": asked_of["kind"].to_numpy().astype(object)}
     names = [one.name for one in session.get_outputs()]
     found = dict(zip(names, session.run(None, given), strict=True))
-    served = answer(opened(tmp_path / "run")[0], asked_of.write_csv().encode(), "text/csv")[0][target].to_list()
+    served = answer(open_predictor(tmp_path / "run")[0], asked_of.write_csv().encode(), "text/csv")[0][target].to_list()
     if target == "size":
         assert found["class"].tolist() == expected == served
         return
@@ -294,10 +294,10 @@ def test_another_clients_numbers_in_a_converted_architecture_are_its_model(name,
     readings = ((50.0, 10.0),) if series else ()
     predictor = Predictor(["a"], "a", shape, answers, lambda _: None, lambda _: None, readings=readings)
     one, other = (Whole(MODELS[name](shape, 3 if series else 10).eval(), predictor, "a").eval() for _ in range(2))
-    proto = onnx_file.filled(onnx_file.convert(one, predictor), other, {})
+    proto = onnx_file.fill_weights(onnx_file.convert(one, predictor), other, {})
     (tmp_path / "model.onnx").write_bytes(proto.SerializeToString())
-    assert onnx_file.apart(tmp_path / "model.onnx", other, predictor) < 1e-6
-    assert onnx_file.apart(tmp_path / "model.onnx", one, predictor) > 1e-4
+    assert onnx_file.measure_gap(tmp_path / "model.onnx", other, predictor) < 1e-6
+    assert onnx_file.measure_gap(tmp_path / "model.onnx", one, predictor) > 1e-4
 
 
 def test_dates_are_the_same_by_arithmetic_and_by_numpys_calendar():

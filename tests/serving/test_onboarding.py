@@ -78,7 +78,7 @@ def test_a_newcomer_joins_methods_that_has_something_to_give(name, tmp_path):
 
 
 def only_its_row_changes(frozen, one):
-    fleet = frozen.fleet(frozen.alone(one, 20), frozen.method, frozen.model)
+    fleet = frozen.fleet(frozen.make_federation(one, 20), frozen.method, frozen.model)
     roster, here = frozen.with_room(one, 20), torch.zeros(1, dtype=torch.int64)
     new = roster.everyone[-1:]
     server = frozen.method.add_clients(roster, frozen.server, new)
@@ -187,7 +187,7 @@ def test_a_newcomer_has_its_own_scale_where_members_have_theirs(tmp_path):
     command = ["onboard", str(tmp_path / "run"), "--shots", "all", "how.executor=loop", "--out", str(tmp_path / "N")]
     assert execute([*command, "--data", str(tmp_path / "new.csv")]) == 0
     joined = Run.open(tmp_path / "N")
-    assert joined.description.clients == {"N": dict(one.own)} == {"N": joined.description.clients["N"]}
+    assert joined.description.clients == {"N": dict(one.scales)} == {"N": joined.description.clients["N"]}
     answers = joined.predictor()(polars.read_csv(tmp_path / "new.csv"))["sold"].to_numpy()
     truth = np.array([float(row.split(",")[2]) for row in lines["N"]])
     scored = joined.summary.clients.scores[joined.summary.selection.chosen]

@@ -21,7 +21,7 @@ import requests
 import kinfed
 from kinfed import UsageError
 from kinfed.cli import main
-from kinfed.cli.predict import opened
+from kinfed.cli.predict import open_predictor
 from kinfed.data.tables.open_table import frame_of
 from kinfed.serving import service as services
 from kinfed.serving.requests import _table
@@ -34,7 +34,7 @@ JSON = {"Content-Type": "application/json"}
 @contextmanager
 def serving(folder, token="", limits=None):
     """The address of a service of a run, and the service."""
-    service = Service(*opened(folder), token, limits or Limits())
+    service = Service(*open_predictor(folder), token, limits or Limits())
     with listen("127.0.0.1", 0, token) as at:
         port = at.getsockname()[1]  # before the service takes the socket over
         thread = threading.Thread(target=service.run, args=(at,), daemon=True)

@@ -270,7 +270,7 @@ def federation():
 def test_scores_of_examples_are_those_of_the_models_that_are_saved(federation, tmp_path):
     runs = {method: fit(method(), federation, nn.Linear(2, 2), rounds=3) for method in (Local, FedAvg)}
     for method, run in runs.items():
-        tested = run.tested()
+        tested = run.score_examples()
         for i, rows in enumerate(federation.rows["test"]):
             expected = (run.model(position=i)(federation.x[rows]).argmax(1) == federation.y[rows]).float()
             assert torch.equal(tested[i], expected)
@@ -283,7 +283,7 @@ def test_scores_of_examples_are_those_of_the_models_that_are_saved(federation, t
     found = runs[FedAvg].verdict(runs[Local])
     assert set(found.over) == {"alone", "pooled"}  # the pooled standard models
     known = [Baseline.from_folder(RunFolder(tmp_path / "Local"))]
-    mine, metric = [Tested.of(RunFolder(tmp_path / "FedAvg"))], runs[FedAvg].summary.metric
+    mine, metric = [Tested.read(RunFolder(tmp_path / "FedAvg"))], runs[FedAvg].summary.metric
     assert known[0].validation == pytest.approx(runs[Local].validation, abs=1e-6)
     by_folder = verdict("fedavg", metric, mine, floor([known], True))
     standard, _ = runs[FedAvg].standard_baselines
@@ -318,11 +318,11 @@ def test_scores_of_examples_average_to_the_clients(task, shape):
         federation.y[federation.rows["test"][0][0]] = torch.nan  # nothing to score
     run = fit(Local(), federation, nn.Linear(2, math.prod(shape)), rounds=2)
     if isinstance(task, Ordered):
-        assert run.tested() == []
+        assert run.score_examples() == []
         assert run.verdict(run).undecided == ["0", "1", "2"]
         return
-    torch.testing.assert_close(torch.stack([one.nanmean() for one in run.tested()]), run.history.test("own"))
-    assert [len(one) for one in run.tested()] == [len(rows) for rows in federation.rows["test"]]
+    torch.testing.assert_close(torch.stack([one.nanmean() for one in run.score_examples()]), run.history.test("own"))
+    assert [len(one) for one in run.score_examples()] == [len(rows) for rows in federation.rows["test"]]
 
 
 def test_each_client_counts_once_and_per_row_it_counts_by_its_rows():

@@ -70,12 +70,12 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
 
 def _choose(args: argparse.Namespace, console: Console) -> None:
     methods = tuple(name for name in args.method.split(",") if name)
-    grid = parse([one for one in args.overrides if one.startswith("methods.")])
+    grid = parse([override for override in args.overrides if override.startswith("methods.")])
     grid = {key: values for key, values in grid.items() if len(values) > 1}
     for key in grid:
-        if key.split(".")[1] not in map(plugins.called, methods or TRIED + WITH_GRAPH):
+        if key.split(".")[1] not in map(plugins.short_name, methods or TRIED + WITH_GRAPH):
             raise UsageError(f"{key} is a setting of a method that is no candidate; name it with --method")
-    args.overrides = [one for one in args.overrides if one.partition("=")[0] not in grid]
+    args.overrides = [override for override in args.overrides if override.partition("=")[0] not in grid]
     request = Request(
         table_options.read(args.source, args),
         args.out or Path("choices") / time.strftime("%Y-%m-%d-%H%M%S"),
@@ -104,7 +104,7 @@ def choose_for(
             nonlocal race
             race = f"{len(left)} candidates left"
             if not args.quiet and rung:
-                console.print(f"candidates left: {'; '.join(one.name for one in left)}", soft_wrap=True)
+                console.print(f"candidates left: {'; '.join(candidate.name for candidate in left)}", soft_wrap=True)
 
         def on_begin(entry: Entry) -> None:
             bar.begin(f"{race}: {entry.candidate.name}")

@@ -90,12 +90,12 @@ def _compare(args: argparse.Namespace, console: Console) -> None:
     if args.relations:
         return _compare_relations(args)
     comparison = compare(args.folders)
-    asked = args.statistics or (args.out is not None and args.target is None and not args.confusion)
-    tables = grids(comparison) if asked else []
+    with_statistics = args.statistics or (args.out is not None and args.target is None and not args.confusion)
+    tables = grids(comparison) if with_statistics else []
     tables += tabulate_target(comparison, args.target) if args.target is not None else []
     tables += confusions(comparison, args.client) if args.confusion else []
     if args.json:
-        more = {"tables": {one.name: one.to_dict() for one in tables}} if tables else {}
+        more = {"tables": {table.name: table.to_dict() for table in tables}} if tables else {}
         print(json.dumps(comparison.to_dict() | more))
     else:
         out = Literal()
@@ -135,7 +135,7 @@ def write_tables(comparison: Comparison, tables: list[Grid], out: Path) -> None:
     Those of an earlier comparison in the folder are removed, as they would be taken for these.
     """
     make_folder(out)
-    files = {f"{one.name}.csv": text_table.as_csv(one) for one in tables}
+    files = {f"{table.name}.csv": text_table.as_csv(table) for table in tables}
     files["statistics.md"] = "\n".join(map(text_table.markdown, tables))
     files["statistics.tex"] = "\n".join(map(text_table.latex, tables))
     for path in list(out.iterdir()) if (out / "statistics.md").exists() else []:

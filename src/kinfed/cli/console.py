@@ -28,7 +28,7 @@ class Literal(Console):
     def print(self, *objects: Any, soft_wrap: bool | None = None, **how: Any) -> None:
         """Print as rich does, except what does not fit."""
         if soft_wrap and self.is_terminal:
-            objects = tuple(self._wrap(one) for one in objects)
+            objects = tuple(self._wrap(text) for text in objects)
         for table in objects:
             if isinstance(table, Table):
                 self._keep_whole(table)
@@ -40,7 +40,7 @@ class Literal(Console):
         unbounded = self.options.update(max_width=WIDEST)
         for column in table.columns:
             sizes = [self.measure(cell, options=unbounded) for cell in (column.header, *column.cells)]
-            column.min_width = max(one.maximum if column.no_wrap else one.minimum for one in sizes)
+            column.min_width = max(size.maximum if column.no_wrap else size.minimum for size in sizes)
         needed = sum((column.min_width or 0) + table.padding[1] for column in table.columns)
         needed -= 0 if table.pad_edge else table.padding[1]  # after the last column
         if needed > self.width:  # rich would leave out columns

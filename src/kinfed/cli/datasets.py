@@ -77,10 +77,10 @@ def fetch(args: argparse.Namespace, console: Console) -> None:
         with Progress(*columns, console=console, transient=True) as bar:
             tasks: dict[str, Any] = {}
 
-            def show(file: str, so_far: int, whole: int, bar: Progress = bar, tasks: dict[str, Any] = tasks) -> None:
+            def show(file: str, so_far: int, size: int, bar: Progress = bar, tasks: dict[str, Any] = tasks) -> None:
                 if file not in tasks:
                     tasks[file] = bar.add_task(file)
-                bar.update(tasks[file], completed=so_far, total=whole or None)
+                bar.update(tasks[file], completed=so_far, total=size or None)
 
             try:
                 result = obtain(name, args.data_dir, args.folder, show)
@@ -131,7 +131,7 @@ def inspect(args: argparse.Namespace) -> None:
     if yours:
         facts["input"] = _shape(federation.x)
     if args.json:
-        chosen: dict[str, Any] = {} if choices is None else {"choices": choices.said, "doubts": choices.doubts}
+        chosen: dict[str, Any] = {} if choices is None else {"choices": choices.sentences, "doubts": choices.doubts}
         chosen |= {} if columns is None or choices is None else {"columns": columns.to_dict()}
         print(json.dumps({"name": called(settings), **facts, **chosen}))
         return
@@ -174,12 +174,12 @@ def _dataset(dataset: Dataset) -> dict[str, Any]:
     if isinstance(dataset.task, Forecasting) and dataset.time is not None and dataset.span > 1:
         numbers = dataset.y.as_strided((dataset.y.untyped_storage().nbytes() // dataset.y.element_size(),), (1,), 0)
         readings = numbers.view(len(dataset.owners), -1)  # [N, T]
-        known = ~readings.isnan()
+        present = ~readings.isnan()
         gaps = int((dataset.time[: readings.shape[1]].diff() != 1).sum())
-        facts["steps"] = f"{readings.shape[1]:,} with {gaps} gap{'s' * (gaps != 1)}, windows of {dataset.span}"
-        share = 100 * (1 - known.double().mean(1))
+        facts["steps"] = f"{readings.shape[1]:,} with {several(gaps, 'gap')}, windows of {dataset.span}"
+        share = 100 * (1 - present.double().mean(1))
         facts["missing readings"] = f"{float(share.mean()):.2f} %, at most {float(share.max()):.2f} % of a client's"
-        values = readings[known]
+        values = readings[present]
         facts["readings"] = (
             f"{float(values.min()):g} to {float(values.max()):g}, mean {plain(float(values.double().mean()))}"
         )
@@ -213,9 +213,8 @@ def _graph(graph: Graph | None) -> dict[str, Any]:
     both = torch.equal(links, links.transpose(-1, -2))
     alone = int((~(linked | linked.transpose(-1, -2)).any(-1)).sum())
     count = int(linked.sum()) // (2 if both else 1)
-    joined = f"{count:,} {'link' if both else 'one-way link'}{'s' * (count != 1)}"
-    lonely = f"{alone} client{'s' * (alone != 1)} without any"
-    return {"graph": f"{graph.origin}, {joined} between different clients, {lonely}"}
+    joined = several(count, "link" if both else "one-way link")
+    return {"graph": f"{graph.origin}, {joined} between different clients, {several(alone, 'client')} without any"}
 
 
 def _shape(values: torch.Tensor) -> str:

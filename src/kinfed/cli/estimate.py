@@ -90,7 +90,10 @@ def dry_run(
                 costs[name] = cost, count
                 if beside and not note and len(runs) == len(planned):
                     others, note = reference_runs.plan(experiment, federation, beside)
-                    runs += [Planned(f"{other}, beside it", one, one.seeds) for other, one in others.items()]
+                    runs += [
+                        Planned(f"{other}, beside it", companion, companion.seeds)
+                        for other, companion in others.items()
+                    ]
             except (UsageError, RunError) as problem:
                 if len(planned) == 1 and not costs:
                     raise
@@ -109,8 +112,8 @@ def _tell(costs: Mapping[str, tuple[Cost, float]], parallel: int, as_json: bool,
     each_run = [cost.memory for cost, count in costs.values() for _ in range(min(parallel, int(count)))]
     memory = sum(sorted(each_run, reverse=True)[:parallel])
     if as_json:
-        each = {name: {**cost._asdict(), "runs": count} for name, (cost, count) in costs.items()}
-        print(json.dumps({"runs": each, "seconds": total, "memory": memory, "jobs": parallel, "beside": note}))
+        by_name = {name: {**cost._asdict(), "runs": count} for name, (cost, count) in costs.items()}
+        print(json.dumps({"runs": by_name, "seconds": total, "memory": memory, "jobs": parallel, "beside": note}))
         return
     rows = []
     for name, (cost, count) in costs.items():

@@ -41,9 +41,9 @@ def _explain(args: argparse.Namespace, console: Console) -> None:
             return
         show([shares.grid(args.client)], Literal(), soft_wrap=True)
         return
-    found = explain(args.run, args.client, args.of, args.data_dir, args.top or TOP)
+    reasons = explain(args.run, args.client, args.of, args.data_dir, args.top or TOP)
     if args.json:
-        print(json.dumps(found.to_dict() | ({} if shares is None else {"own_rows": shares.to_dict(args.client)})))
+        print(json.dumps(reasons.to_dict() | ({} if shares is None else {"own_rows": shares.to_dict(args.client)})))
         return
-    tables = grids(found)
+    tables = grids(reasons)
     show(tables if shares is None else [*tables, shares.grid(args.client)], Literal(), soft_wrap=True)

@@ -47,11 +47,11 @@ def _export(args: argparse.Namespace, console: Console) -> None:
     clients = saved.names if of_all(args.client, saved.names) else [args.client]
     made = export(saved, clients, args.format, args.out, args.licence, args.force)
     if args.json:
-        print(json.dumps([one._asdict() | {"path": str(one.path)} for one in made]))
+        print(json.dumps([model._asdict() | {"path": str(model.path)} for model in made]))
         return
     rows = []
-    for one in made[:20]:
-        apart = "" if one.apart is None else f"{one.apart:.0e}"
-        rows.append([one.client, str(one.path), f"{one.size / 1e3:,.0f}", f"{one.seconds:.2f}", apart])
+    for model in made[:20]:
+        gap = "" if model.apart is None else f"{model.apart:.0e}"
+        rows.append([model.client, str(model.path), f"{model.size / 1e3:,.0f}", f"{model.seconds:.2f}", gap])
     console.print(draw(("client", "file", "kB", "seconds", "from PyTorch"), rows, (0, 1), range(5)))
     console.print(f"{several(len(made), 'model')} in {args.out}, a card beside each", soft_wrap=True)

@@ -49,8 +49,8 @@ def tell(finding: Finding, out: Path, args: argparse.Namespace, console: Console
     console.print(finding.title)
     for columns in _split_by_width(_columns(finding), console.width):
         headings = [textwrap.fill(name, _width(name, c), break_on_hyphens=False) for name, c in columns.items()]
-        words = [i for i, name in enumerate(columns) if _has_text(finding, name)]
-        console.print(draw(headings, zip(*columns.values(), strict=True), words, words, 1, "bottom"))
+        text_columns = [i for i, name in enumerate(columns) if _has_text(finding, name)]
+        console.print(draw(headings, zip(*columns.values(), strict=True), text_columns, text_columns, 1, "bottom"))
     for note in finding.notes:
         console.print(note, soft_wrap=True)
     console.print(
@@ -61,7 +61,7 @@ def tell(finding: Finding, out: Path, args: argparse.Namespace, console: Console
 def _columns(finding: Finding) -> dict[str, list[str]]:
     """Headings and cells of the columns that are not empty."""
     columns = {name: [row[name] for row in finding.rows] for name in finding.rows[0]}
-    return {name: _cells(values) for name, values in columns.items() if any(v is not None for v in values)}
+    return {name: _cells(values) for name, values in columns.items() if values.count(None) < len(values)}
 
 
 def _split_by_width(columns: dict[str, list[str]], width: int) -> list[dict[str, list[str]]]:

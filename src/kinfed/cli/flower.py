@@ -253,11 +253,11 @@ def _node(args: argparse.Namespace, console: Console) -> None:
     key = keys / "key" if keys else None
     rules = _rules(args)
     examples = site_examples.opened(args.data, args.query, reading)
-    told = _printer(console)
+    report = _printer(console)
     if args.agree:
         names = node.names_of(args.site, examples, reading)
         node.agree_beforehand(names, args.state, args.code, args.agree)
-    node.run(args.site, examples, reading, args.state, link, key, args.device, args.code, told, rules)
+    node.run(args.site, examples, reading, args.state, link, key, args.device, args.code, report, rules)
 
 
 def _check(args: argparse.Namespace, plan: Path | None, console: Console) -> None:
@@ -327,14 +327,14 @@ def _run(args: argparse.Namespace, console: Console) -> None:
     else:
         raw = experiment.read(str(args.plan), args.overrides)
         if args.beside is not None:
-            raw["flower"] = raw.get("flower", {}) | {"beside": _beside(args.beside)}
+            raw["flower"] = raw.get("flower", {}) | {"beside": _parse_beside(args.beside)}
     planned = plan.resolve(raw)
     if not resumed:
         experiment.warn_of_idle(str(args.plan), args.overrides, {planned.learning.method_name: planned.learning.method})
     superlink.require(_home())
     if not resumed:
         stamp = time.strftime("%Y-%m-%d-%H%M%S")
-        method = plugins.called(planned.learning.method_name)
+        method = plugins.short_name(planned.learning.method_name)
         out = (args.out or Path("runs") / method / "sites" / stamp).resolve()
         if (out / "config.toml").exists():
             raise UsageError(f"{out} already holds a run; resume it: kinfed flower run {out}")
@@ -347,8 +347,8 @@ def _run(args: argparse.Namespace, console: Console) -> None:
     report = (lambda text: None) if args.quiet else _printer(console)
     summary = follow.run(_home(), out, report, args.track)
     show(summary, args, console)
-    if (each := summary.cost.bytes_per_client_and_round) and args.verbose:
-        report(f"bytes per client and round: {each['down']:,} down, {each['up']:,} up (see bytes.csv)")
+    if (traffic := summary.cost.bytes_per_client_and_round) and args.verbose:
+        report(f"bytes per client and round: {traffic['down']:,} down, {traffic['up']:,} up (see bytes.csv)")
     report("the models are at the sites")
 
 
@@ -406,14 +406,14 @@ def _app(args: argparse.Namespace, console: Console) -> None:
     from ..flower.wire import server_app as app
     from ..runs.config import experiment
 
-    is_read = {one: one.partition("=")[0] in SETTINGS for one in args.overrides}
-    plan = experiment.read(args.plan, [one for one in args.overrides if not is_read[one]])
-    args.overrides = [one for one in args.overrides if is_read[one]]
+    is_read = {override: override.partition("=")[0] in SETTINGS for override in args.overrides}
+    plan = experiment.read(args.plan, [override for override in args.overrides if not is_read[override]])
+    args.overrides = [override for override in args.overrides if is_read[override]]
     app.write(args.folder, plan, _reading(args))
     console.print(f"start it: flwr run {args.folder} SUPERLINK --stream; see docs/deploy.md", soft_wrap=True)
 
 
-def _beside(text: str) -> list[str]:
+def _parse_beside(text: str) -> list[str]:
     """What --beside asks for; raises UsageError for anything else, "auto" included."""
     from ..runs import reference_runs
 
@@ -462,8 +462,8 @@ def _of_run(run: dict[str, Any]) -> str:
     means = run["scores"].get("means", {})
     if means:
         main = next(iter(means)).split("/")[1]  # the task's own score; --json has all
-        told = [f"{name} {mean:.4g}" for name, mean in means.items() if name.split("/")[1] == main]
-        line += f"\nafter round {run['scores']['round']}: {', '.join(told)}"
+        scores = [f"{name} {mean:.4g}" for name, mean in means.items() if name.split("/")[1] == main]
+        line += f"\nafter round {run['scores']['round']}: {', '.join(scores)}"
     return line
 
 

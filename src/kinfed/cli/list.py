@@ -104,8 +104,8 @@ def _list_data(args: argparse.Namespace, console: "Console") -> None:
     if args.subject != "datasets":
         if not (table_options.is_table(args.subject) or args.subject.endswith(".toml") or "/" in args.subject):
             table_options.check_no_file(args.subject)  # says what is wrong with a file that is there
-            known = nearest(args.subject, (*REGISTRIES, CITATIONS))
-            raise UsageError(f"there is no '{args.subject}' to list, and no such table or experiment; {known}")
+            hint = nearest(args.subject, (*REGISTRIES, CITATIONS))
+            raise UsageError(f"there is no '{args.subject}' to list, and no such table or experiment; {hint}")
         datasets.inspect(args)
     elif args.fetch:
         datasets.fetch(args, console)
@@ -152,7 +152,9 @@ def _cite(name: str | None) -> None:
     if name is not None and name not in METHODS:
         raise UsageError(f"there is no method '{name}'; {nearest(name, METHODS)}")
     print(_bibtex("software", "kinfed", title=f"{{{TITLE}}}", author="{The kinfed authors}", version=__version__))
-    methods = {one: listed for family in FAMILIES.values() for one, listed in family.items() if name in (None, one)}
+    methods = {
+        method: listed for family in FAMILIES.values() for method, listed in family.items() if name in (None, method)
+    }
     for listed in {listed.title: listed for listed in methods.values() if listed.title}.values():
         key = f"{listed.authors.split()[0].lower()}{listed.year}{listed.place.partition(':')[0].replace('_', '')}"
         authors = listed.authors.replace(" et al.", " and others")

@@ -79,25 +79,27 @@ def _onboard(args: argparse.Namespace, console: Console) -> None:
     if args.data is None:
         if args.edges is not None:
             raise UsageError("--edges goes with --data; the run's own data have its graph")
-        found = joining_clients.of_run(saved, args.data_dir, wanted)
+        newcomers = joining_clients.of_run(saved, args.data_dir, wanted)
     else:
-        found = joining_clients.of_table(saved, args.data, args.edges)
-        found = [one for one in found if not wanted or one.name in map(name_of, wanted)]
-    if not found:
+        newcomers = joining_clients.of_table(saved, args.data, args.edges)
+        newcomers = [newcomer for newcomer in newcomers if not wanted or newcomer.name in map(name_of, wanted)]
+    if not newcomers:
         raise UsageError(f"none of these is in {args.data}: {args.client}")
     with Bar(console, args.quiet) as bar:
-        frozen = FrozenServer(saved, found[0].task, execution(args, bar))
+        frozen = FrozenServer(saved, newcomers[0].task, execution(args, bar))
         if args.edges is not None and frozen.roster.graph is None:
             raise UsageError(f"--edges: {args.run} was trained without a graph, so links say nothing; leave it out")
         outcomes, failed = list[Outcome](), dict[str, Exception]()
-        for one in found:
-            bar.begin(one.name)
+        for newcomer in newcomers:
+            bar.begin(newcomer.name)
             try:
-                outcomes += [onboard(frozen, one, number, args.rounds) for number in counts(shots, len(one.rows))]
+                outcomes += [
+                    onboard(frozen, newcomer, number, args.rounds) for number in counts(shots, len(newcomer.rows))
+                ]
             except Exception as problem:  # of this newcomer alone
-                failed[one.name] = problem
-    if len(failed) == len(found):
-        raise failed[found[0].name]
+                failed[newcomer.name] = problem
+    if len(failed) == len(newcomers):
+        raise failed[newcomers[0].name]
     if args.out is not None:
         write(frozen, outcomes, RunFolder(args.out))
     if args.json:
@@ -105,12 +107,12 @@ def _onboard(args: argparse.Namespace, console: Console) -> None:
     if not args.quiet:
         show(frozen, outcomes, shots, console)
         if args.out is not None:
-            words = shlex.join(["kinfed", "predict", str(args.out), "new.csv", "--client", outcomes[0].client])
-            console.print(f"the newcomers' models are in {args.out}, which answers new rows: {words}", soft_wrap=True)
+            command = shlex.join(["kinfed", "predict", str(args.out), "new.csv", "--client", outcomes[0].client])
+            console.print(f"the newcomers' models are in {args.out}, which answers new rows: {command}", soft_wrap=True)
     for name, why in failed.items():
         console.print(f"kinfed: newcomer {name}: {log_failure(why)}", soft_wrap=True)
     if failed:
-        raise RunError(f"{len(failed)} of {several(len(found), 'newcomer')} failed; the others are onboarded")
+        raise RunError(f"{len(failed)} of {several(len(newcomers), 'newcomer')} failed; the others are onboarded")
 
 
 def shots_of(text: str) -> list[int | None]:
@@ -119,7 +121,7 @@ def shots_of(text: str) -> list[int | None]:
     if bad := [part for part in parts if part != ALL and not part.isdecimal()]:
         raise UsageError(f"--shots are numbers of examples, such as 0,10,{ALL}; got '{bad[0]}'")
     numbers = sorted({int(part) for part in parts if part != ALL})
-    return [*numbers, *([None] * (ALL in parts))]
+    return [*numbers, None] if ALL in parts else [*numbers]
 
 
 def counts(shots: Sequence[int | None], have: int) -> list[int]:
@@ -130,39 +132,43 @@ def counts(shots: Sequence[int | None], have: int) -> list[int]:
 def show(frozen: FrozenServer, outcomes: Sequence[Outcome], shots: Sequence[int | None], console: Console) -> None:
     """Print means over newcomers, by number of examples; only those that have so many count."""
     summary = frozen.saved.summary
-    names = list(dict.fromkeys(name for one in outcomes for name in one.scores))
-    clients = list(dict.fromkeys(one.client for one in outcomes))
-    most = {name: max(one.shots for one in outcomes if one.client == name) for name in clients}
+    names = list(dict.fromkeys(name for outcome in outcomes for name in outcome.scores))
+    clients = list(dict.fromkeys(outcome.client for outcome in outcomes))
+    most = {name: max(outcome.shots for outcome in outcomes if outcome.client == name) for name in clients}
     rows = []
     means: dict[str, dict[str, float]] = {}
     for number in shots:
-        mine = [one for one in outcomes if one.shots == (most[one.client] if number is None else number)]
+        mine = [
+            outcome for outcome in outcomes if outcome.shots == (most[outcome.client] if number is None else number)
+        ]
         label = ALL if number is None else str(number)
-        each = {name: [one.scores[name] for one in mine if name in one.scores] for name in names}
-        means[label] = {name: sum(values) / len(values) for name, values in each.items() if values}
+        by_model = {name: [outcome.scores[name] for outcome in mine if name in outcome.scores] for name in names}
+        means[label] = {name: sum(values) / len(values) for name, values in by_model.items() if values}
         cells = (score_text(means[label][n], summary.metric.is_share) if n in means[label] else "" for n in names)
         if mine:
             rows.append([label, str(len(mine)), *cells])
-    unit = ", %" * summary.metric.is_share
+    unit = ", %" if summary.metric.is_share else ""
     console.print(f"{several(len(clients), 'newcomer')} to {frozen.saved.folder}: test {summary.metric.name}{unit}")
     console.print(draw(("examples", "newcomers", *names), rows, wrapped=range(2 + len(names))))
     if frozen.saved.at_sites:
         console.print(f"the members' models stayed at their sites, so none is tried as the {BEST} model")
-    if without := [label for label, one in means.items() if label == "0" and not one]:
+    if without := [label for label, by_model in means.items() if label == "0" and not by_model]:
         console.print(f"{frozen.name} makes a newcomer's model of its examples, so there is none with {without[0]}")
-    if many := [label for label, one in means.items() if not one and label not in without]:
+    if many := [label for label, by_model in means.items() if not by_model and label not in without]:
         console.print(f"no newcomer has so many examples to learn from: {', '.join(many)}")
     console.print(sentence(means, frozen.name, summary.metric.higher_is_better, summary.metric.is_share))
 
 
 def sentence(means: dict[str, dict[str, float]], method: str, higher: bool, share: bool) -> str:
     """With how many examples newcomers do better by the method than alone."""
-    both = {label: one for label, one in means.items() if {method, ALONE} <= one.keys()}
+    both = {label: by_model for label, by_model in means.items() if {method, ALONE} <= by_model.keys()}
     if not both:
         return "nobody can learn alone from no examples; to compare with that, ask for some, such as --shots 10,all"
     parts = []
-    for label, one in both.items():
-        ahead = one[method] > one[ALONE] if higher else one[method] < one[ALONE]
+    for label, by_model in both.items():
+        ahead = by_model[method] > by_model[ALONE] if higher else by_model[method] < by_model[ALONE]
         word = "ahead of" if ahead else "not ahead of"
-        parts.append(f"{label}: {score_text(one[method], share)}, {word} {score_text(one[ALONE], share)} alone")
+        parts.append(
+            f"{label}: {score_text(by_model[method], share)}, {word} {score_text(by_model[ALONE], share)} alone"
+        )
     return f"by {method}, with so many examples: {'; '.join(parts)}"

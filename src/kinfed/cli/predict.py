@@ -48,21 +48,21 @@ def _predict(args: argparse.Namespace, console: Console) -> None:
         raise UsageError(f"--out: answers are written as .csv or .parquet; got '{args.out.name}'")
     if args.out is not None and args.out.resolve() == args.rows.resolve():
         raise UsageError(f"--out: {args.out} is the file of the rows themselves; name another")
-    predictor, _ = opened(args.run, args.unknown)
+    predictor, _ = open_predictor(args.run, args.unknown)
     if not of_all(args.client, predictor.names):
         predictor = predictor.of_client(predictor.names[client_index(predictor.names, args.client)])
-    found = answers(predictor, args.rows)
+    table = answers(predictor, args.rows)
     if args.out is not None:
         make_folder(args.out.parent)
         with replacing(args.out) as part:
-            found.write_csv(part) if args.out.suffix.lower() == ".csv" else found.write_parquet(part)
+            table.write_csv(part) if args.out.suffix.lower() == ".csv" else table.write_parquet(part)
         if args.json:
-            print(json.dumps({"out": str(args.out), "rows": len(found)}))
+            print(json.dumps({"out": str(args.out), "rows": len(table)}))
     elif args.json:
-        print(json.dumps(found.to_dicts(), default=str))
+        print(json.dumps(table.to_dicts(), default=str))
     else:
         sys.stdout.flush()
-        found.write_csv(sys.stdout.buffer)
+        table.write_csv(sys.stdout.buffer)
 
 
 def add_unknown(parser: argparse.ArgumentParser, default: Unknown) -> None:
@@ -81,7 +81,7 @@ def of_all(client: str | None, names: Sequence[str]) -> bool:
     return client is None or (client == "all" and client not in names)
 
 
-def opened(path: Path, unknown: Unknown = "error") -> tuple[Any, str]:
+def open_predictor(path: Path, unknown: Unknown = "error") -> tuple[Any, str]:
     """The predictor of a finished run in a folder, or of a site's experiment, and its method; see `add_unknown`."""
     from ..flower.site.site_predictor import experiment_at, predictor_at
     from ..runs.run import Run  # it imports PyTorch

@@ -76,8 +76,8 @@ def execute(arguments: list[str] | None) -> int:
     if behind:  # settings after an option
         args.overrides = [*args.overrides, *behind]
     if hasattr(args, "overrides"):
-        args.how = [one for one in args.overrides if one.startswith(HOW)]
-        args.overrides = [one for one in args.overrides if one not in args.how]
+        args.how = [override for override in args.overrides if override.startswith(HOW)]
+        args.overrides = [override for override in args.overrides if override not in args.how]
         if args.how and not getattr(args, "carries_out", False):
             args.parser.error(f"settings of how a run is carried out have no meaning here; got '{args.how[0]}'")
         if args.overrides and getattr(args, "only_how", False):

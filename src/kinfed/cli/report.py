@@ -51,7 +51,7 @@ def write_page(folders: list[Path], out: Path | None = None) -> Path:
     from ..report.page.html_page import write
 
     place = folders[0] / "report.html" if out is None else out
-    write([experiment_at(one) or one for one in folders], place)
+    write([experiment_at(folder) or folder for folder in folders], place)
     return place
 
 

@@ -127,9 +127,11 @@ def _run(args: argparse.Namespace, console: Console) -> None:
 
 def _continue(args: argparse.Namespace, console: Console) -> None:
     other = args.source if args.source and "=" not in args.source else ""
-    if what := other or "--method" * bool(args.method) or "--budget" * bool(args.budget):
-        raise UsageError(f"--from goes on with the run's own method and config; leave out {what}, or --from")
-    experiment, former = further(args.former, [args.source] * bool(args.source) + args.overrides)
+    options = [option for option, given in (("--method", args.method), ("--budget", args.budget)) if given]
+    if superfluous := [other, *options] if other else options:
+        raise UsageError(f"--from goes on with the run's own method and config; leave out {superfluous[0]}, or --from")
+    overrides = [args.source, *args.overrides] if args.source else args.overrides
+    experiment, former = further(args.former, overrides)
     if args.dry_run:  # of the rounds that are added
         more = experiment.rounds.count - former.read_summary().rounds
         experiment = config.resolve({**experiment.table, "rounds": more})

@@ -13,7 +13,7 @@ from ..errors import UsageError, several
 from ..runs.config.experiment import override
 from ..runs.config.parts import call
 from .options import add_settings
-from .predict import add_unknown, opened
+from .predict import add_unknown, open_predictor
 
 TOKEN = "KINFED_TOKEN"
 
@@ -40,12 +40,14 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
 
 
 def _serve(args: argparse.Namespace, console: Console) -> None:
-    if missing := [one for one in ("starlette", "uvicorn", "prometheus_client") if not importlib.util.find_spec(one)]:
+    if missing := [
+        package for package in ("starlette", "uvicorn", "prometheus_client") if not importlib.util.find_spec(package)
+    ]:
         raise UsageError(f"the service needs the package {missing[0]}: pip install 'kinfed[serve]'")
     from ..serving.service import Limits, Service, listen
 
     token, limits = os.environ.get(TOKEN, "").strip(), call(Limits, override({}, args.overrides), "serve")[0]
-    predictor, method = opened(args.run, args.unknown)
+    predictor, method = open_predictor(args.run, args.unknown)
     service = Service(predictor, method, token, limits)
     with listen(args.host, args.port, token) as at:
         host, port = at.getsockname()[:2]

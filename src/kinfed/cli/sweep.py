@@ -54,7 +54,7 @@ def _sweep(args: argparse.Namespace, console: Console) -> None:
     with Bar(console, args.quiet) as bar:
         # Fixed settings of the data apply from the start, so that your own table replaces the embedded digits entirely.
         fixed = [f"{key}={values[0]}" for key, values in parse(args.overrides).items() if len(values) == 1]
-        table = experiment.read(args.source, [one for one in fixed if one.startswith("federation.")])
+        table = experiment.read(args.source, [setting for setting in fixed if setting.startswith("federation.")])
         study = Study(table, execution(args, bar), out, data_dir=args.data_dir)
         wanted = plan_sweep(study, methods, args.overrides)
         for line in wanted.check():
@@ -63,7 +63,9 @@ def _sweep(args: argparse.Namespace, console: Console) -> None:
         experiment.warn_of_idle(args.source, args.overrides, wanted.methods_by_name)
         if args.dry_run:
             count = len(wanted.seeds)
-            return dry_run([Planned(*one, count) for one in wanted.experiments().items()], args, console, args.jobs)
+            return dry_run(
+                [Planned(*setting, count) for setting in wanted.experiments().items()], args, console, args.jobs
+            )
         try:
             failed = _carry_out(wanted, args, bar, console)
         except KeyboardInterrupt as stop:

@@ -33,7 +33,7 @@ def is_table(source: str) -> bool:
 def door(args: argparse.Namespace) -> dict[str, Any]:
     """What a choice for a table does and one for a config does not: models race too, and the winner gets all rows."""
     yours = is_table(args.source)
-    named = any(one.partition("=")[0].partition(".")[0] == "model" for one in args.overrides)
+    named = any(override.partition("=")[0].partition(".")[0] == "model" for override in args.overrides)
     return {"models": yours and not named, "refit": yours and args.refit}
 
 
@@ -42,7 +42,7 @@ def read(source: str, args: argparse.Namespace, method: str = "") -> Table:
     if is_table(source):
         named = [f'method.name="{method}"'] if method else []
         args.refit, args.overrides = _refit(args.overrides)
-        args.overrides = [_of_the_table(one) for one in args.overrides]
+        args.overrides = [_of_the_table(override) for override in args.overrides]
         args.frame = open_table(source, args.query)  # kept for `dataset`, as reading may take long
         options = [f"federation.dataset.time={json.dumps(args.time)}"] if args.time else []
         options += [f"federation.dataset.group={json.dumps(args.group)}"] if args.group else []
@@ -51,7 +51,9 @@ def read(source: str, args: argparse.Namespace, method: str = "") -> Table:
         overrides = [*options, *named, *args.overrides]
         return from_table.config(source, args.client, args.target, overrides, args.query, args.frame)
     check_no_file(source)
-    given = [f"--{name}" for name in OPTIONS if getattr(args, name)] + ["--method"] * bool(method)
+    given = [f"--{name}" for name in OPTIONS if getattr(args, name)]
+    if method:
+        given.append("--method")
     if given:
         chosen = f" --method {source}" if source in METHODS else ""
         raise UsageError(
@@ -64,7 +66,7 @@ def read(source: str, args: argparse.Namespace, method: str = "") -> Table:
 def _of_the_table(override: str) -> str:
     """A setting of how the table is read, which needs no prefix, with its prefix; any other as it is."""
     key, equals, value = override.partition("=")
-    if key not in {one.name for one in fields(TableReader)}:
+    if key not in {setting.name for setting in fields(TableReader)}:
         return override
     value = _format_names(value) if key in LISTS and not value.startswith("[") else value
     return f"federation.dataset.{key}{equals}{value}"
@@ -77,10 +79,10 @@ def _format_names(names: str) -> str:
 
 def _refit(overrides: list[str]) -> tuple[bool, list[str]]:
     """Whether the winner is trained once more on all rows, and the other settings."""
-    said = [one.partition("=")[2] for one in overrides if one.partition("=")[0] == "refit"]
-    if wrong := [one for one in said if one not in ("true", "false")]:
+    choices = [override.partition("=")[2] for override in overrides if override.partition("=")[0] == "refit"]
+    if wrong := [choice for choice in choices if choice not in ("true", "false")]:
         raise UsageError(f"refit is true or false; got {wrong[0]!r:.80}")
-    return "false" not in said[-1:], [one for one in overrides if one.partition("=")[0] != "refit"]
+    return "false" not in choices[-1:], [override for override in overrides if override.partition("=")[0] != "refit"]
 
 
 def check_no_file(source: str) -> None:
@@ -119,6 +121,6 @@ def columns_of(description: Description) -> Grid:
 
 def tell(choices: from_table.Choices, console: Console) -> None:
     """Print the choices, and what to doubt about them."""
-    console.print(draw(("", ""), choices.said.items(), (0, 1), (1,)))
+    console.print(draw(("", ""), choices.sentences.items(), (0, 1), (1,)))
     for doubt in choices.doubts:
         console.print(f"! {doubt}", soft_wrap=True)

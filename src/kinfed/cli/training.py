@@ -14,7 +14,7 @@ from rich.table import Column, Table
 from ..core.history import KINDS, History
 from ..core.sharing import Sharing
 from ..core.summary import Summary, describe_privacy
-from ..errors import several
+from ..errors import list_names, several
 from ..report.tables import runs_table
 from ..report.tables.text_table import draw, quantity, score_text
 from ..runs.config import experiment
@@ -37,11 +37,13 @@ SILENCE = 60.0  # seconds after which a log is told how far a run is
 
 def execution(args: argparse.Namespace, bar: "Bar | None" = None, workers: int | None = None) -> Execution:
     """The options as an Execution that reports to the bar, with this number of workers where they leave it open."""
-    asked = experiment.override({}, args.how).get("how", {})
-    told: dict[str, Any] = {"track": (), "progress": NO_PROGRESS.progress, "planned": NO_PROGRESS.planned}
+    requested = experiment.override({}, args.how).get("how", {})
+    reporting: dict[str, Any] = {"track": (), "progress": NO_PROGRESS.progress, "planned": NO_PROGRESS.planned}
     if bar is not None:
-        told = {"track": tuple(getattr(args, "track", ())), "progress": bar.update, "planned": bar.plan}
-    made: Execution = call(Execution, asked, "how", default=Execution(workers=workers), device=args.device, **told)[0]
+        reporting = {"track": tuple(getattr(args, "track", ())), "progress": bar.update, "planned": bar.plan}
+    made: Execution = call(
+        Execution, requested, "how", default=Execution(workers=workers), device=args.device, **reporting
+    )[0]
     return made
 
 
@@ -148,19 +150,24 @@ def _seeds(summary: Summary) -> str:
 def _scores(summary: Summary) -> Table:
     """One row per model: its test scores over clients; then those of learning alone and of one model for all."""
     unit = summary.metric.unit
-    test = f"test {summary.metric.name}{f', {unit}' * bool(unit)}"
-    extra = {m: heading for m, heading in BY_CLASS.items() if any(m in s for s in summary.scores.values())}
+    test = f"test {summary.metric.name}, {unit}" if unit else f"test {summary.metric.name}"
+    scored = set[str]().union(*summary.scores.values())
+    extra = {metric: heading for metric, heading in BY_CLASS.items() if metric in scored}
     compared = _read_references(summary)
     if extra or compared:  # shorter headings, as there are more or longer names
         test = test.replace(" ", "\n", 1)
     few = summary.data.clients < TWENTY
     spread = ["over clients", *(f"{which} {'client' if few else '5 %'}" for which in ("worst", "best"))]
-    last = "over seeds" if summary.several else "best round" if _is_selected(summary) else "last round"
+    last = "best round" if _is_selected(summary) else "last round"
+    last = "over seeds" if summary.several else last
     last = last.replace(" ", "\n") if extra or compared else last
     headings = ["model", test, *extra.values(), *(h.replace(" ", "\n", 1) if extra else h for h in spread), last]
     marks = {summary.selection.chosen: " *"} if len(summary.scores) > 1 else {}
-    rows = [[name + marks.get(name, ""), *_cells(summary, one, extra)] for name, one in summary.scores.items()]
-    rows += [[name, *_cells(one, one.scores[one.selection.chosen], extra)] for name, one in compared.items()]
+    rows = [[name + marks.get(name, ""), *_cells(summary, scores, extra)] for name, scores in summary.scores.items()]
+    rows += [
+        [name, *_cells(reference, reference.scores[reference.selection.chosen], extra)]
+        for name, reference in compared.items()
+    ]
     return draw(headings, rows, vertical="bottom")
 
 
@@ -177,8 +184,8 @@ def _read_references(summary: Summary) -> dict[str, Summary]:
     if summary.verdict is None:
         return {}
     both = {ALONE: "local", ONE: "fedavg"}
-    found = {name: RunFolder(Path(summary.out)).beside(method) for name, method in both.items()}
-    return {name: folder.read_summary() for name, folder in found.items() if folder.is_finished}
+    references = {name: RunFolder(Path(summary.out)).reference(method) for name, method in both.items()}
+    return {name: folder.read_summary() for name, folder in references.items() if folder.is_finished}
 
 
 def _is_selected(summary: Summary) -> bool:
@@ -195,15 +202,15 @@ def _notes(summary: Summary) -> Iterator[str]:
         yield "; ".join(f"{name}: {KINDS[name]}" for name in summary.scores if name in KINDS)
     score = summary.scores[summary.selection.chosen]
     count = summary.data.clients
-    known = min((score[key] for key in COUNTS if key in score), default=count)
-    if known < count:
-        clients = f"{plain(known)} of {count} clients: the others are tested on one class"
+    fewest = min((score[key] for key in COUNTS if key in score), default=count)
+    if fewest < count:
+        clients = f"{plain(fewest)} of {count} clients: the others are tested on one class"
         yield f"balanced accuracy and AUC are means of {clients}"
     if "r2_clients" in score:
         clients = f"{plain(score['r2_clients'])} of {count} clients"
         yield f"r2 is a mean of {clients}: the others' test targets are all the same, so theirs is not defined"
     if others := {k: v for k, v in score.items() if k not in OWN_COLUMNS}:
-        values = (f"{key} {plain(value)}{' %' * key.startswith('mape')}" for key, value in others.items())
+        values = (f"{key} {plain(value)}{' %' if key.startswith('mape') else ''}" for key, value in others.items())
         yield f"{summary.selection.chosen}: {', '.join(values)}"
     if summary.privacy is not None:
         yield f"privacy: {describe_privacy(summary)}"
@@ -245,7 +252,7 @@ def _went_on(origin: dict[str, Any]) -> str:
     scores = (
         "and scores are taken over" if origin["scores"] else "are taken over, scores start again with the other data"
     )
-    joined = ", ".join(origin["joined"][:8]) + ", ..." * (len(origin["joined"]) > 8)
+    joined = list_names(origin["joined"])
     who = f"; {several(len(origin['joined']), 'client')} joined: {joined}" if joined else ""
     return (
         f"goes on after {several(origin['rounds'], 'round')} of {origin['run']}: server, private states {scores}{who}"
@@ -255,10 +262,11 @@ def _went_on(origin: dict[str, Any]) -> str:
 def _describe_attack(summary: Summary, attack: dict[str, Any]) -> Iterator[str]:
     """The attackers, and the scores of the others."""
     share, named = summary.metric.is_share, attack.get("attackers")
-    unit = " %" * share
+    unit = " %" if share else ""
     attackers = "other clients with every seed"
     if named is not None:
-        attackers = f"client{'s' * (len(named) > 1)} {', '.join(named)}" if named else "nobody"
+        who = "clients" if len(named) > 1 else "client"
+        attackers = f"{who} {', '.join(named)}" if named else "nobody"
     yield f"attack '{attack['name']}' by a share of {attack['share']:g}: {attackers}"
     for name, score in summary.honest_scores.items():
         line = f"  honest clients, {name}: {score_text(score['mean'], share)}{unit} ± {score_text(score['std'], share)}"
@@ -275,6 +283,6 @@ def _describe_sharing(sharing: dict[str, Any]) -> str:
     for part in ("shared", "personal", "frozen"):
         tensors, numbers = sharing[part]["tensors"], sharing[part]["numbers"]
         if tensors or part == "shared":
-            lines.append(f"{part}: {tensors} tensor{'s' * (tensors != 1)} of {numbers:,} numbers")
+            lines.append(f"{part}: {several(tensors, 'tensor')} of {numbers:,} numbers")
     down, up = (quantity(sharing[key], "B") for key in ("bytes_down", "bytes_up"))
     return f"{'; '.join(lines)}; a round takes {down} down and {up} up"

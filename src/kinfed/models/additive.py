@@ -61,6 +61,7 @@ def bent_inputs(inputs: int, columns: Description | None) -> list[int]:
         return list(range(inputs))
     places, at = [], 0
     for column in columns.inputs:
-        places += [at] * isinstance(column, Number | Calendar)  # the first of their inputs: the number, or the year
+        if isinstance(column, Number | Calendar):
+            places.append(at)  # the first of their inputs: the number, or the year
         at += len(column.parts)
     return places

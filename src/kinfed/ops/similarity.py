@@ -39,12 +39,12 @@ def inner_listed(a: Tensor, b: Tensor, near: Tensor, layout: Layout) -> tuple[Te
     begins = torch.arange(near.shape[0] + 1, device=near.device) * near.shape[1]
     inner, square = a.new_zeros(2, len(layout.layers), *near.shape)
     for layer, products, squares in zip(layout.layers, inner, square, strict=True):
-        own, found, lengths = a[:, layer.trainable], a.new_zeros(near.numel()), a.new_zeros(len(listed))
+        tensors, sums, lengths = a[:, layer.trainable], a.new_zeros(near.numel()), a.new_zeros(len(listed))
         for columns, rows in columns_of(b[:, layer.trainable], listed):
-            mine = rows if a is b and len(listed) == len(b) else own[:, columns].contiguous()
-            found = _sample_products(begins, sorted_place, found, mine, rows)
+            mine = rows if a is b and len(listed) == len(b) else tensors[:, columns].contiguous()
+            sums = _sample_products(begins, sorted_place, sums, mine, rows)
             lengths += torch.linalg.vecdot(rows, rows)
-        products.scatter_(1, order, found.view(near.shape))
+        products.scatter_(1, order, sums.view(near.shape))
         squares.copy_(lengths[place])
     return inner, square
 
@@ -54,8 +54,8 @@ def _sample_products(begins: Tensor, place: Tensor, before: Tensor, a: Tensor, b
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # PyTorch calls its sparse tensors a beta
         at = torch.sparse_csr_tensor(begins, place.flatten(), before, (len(a), len(b)), check_invariants=False)
-        found: Tensor = torch.sparse.sampled_addmm(at, a, b.T).values()
-    return found
+        products: Tensor = torch.sparse.sampled_addmm(at, a, b.T).values()
+    return products
 
 
 def columns_of(table: Tensor, listed: Tensor) -> Iterator[tuple[slice, Tensor]]:
@@ -70,9 +70,9 @@ def distances_listed(a: Tensor, b: Tensor, near: Tensor, layout: Layout) -> Tens
     """[K, M] squared distances of a: [K, d] from the rows of b: [N, d] that near: [K, M] lists, trainable entries."""
     result = a.new_zeros(near.shape)
     for layer in layout.layers:
-        own = a[:, layer.trainable]
+        tensors = a[:, layer.trainable]
         for rows, columns, listed in panels(b[:, layer.trainable], near):
-            result[rows] += listed.sub_(own[rows, None, columns]).square_().sum(-1)
+            result[rows] += listed.sub_(tensors[rows, None, columns]).square_().sum(-1)
     return result
 
 
@@ -132,8 +132,8 @@ def gram(parts: Tensor | Iterable[Tensor], dtype: torch.dtype | None = None) -> 
 
 def in_medians(square: Tensor, pairs: Tensor) -> Tensor:
     """[N, N] squared distances as multiples of their median over pairs: [N, N] bool."""
-    apart = square[pairs]
-    median = (apart.median() - (-apart).median()) / 2  # torch's median is the lower of the two in the middle
+    distances = square[pairs]
+    median = (distances.median() - (-distances).median()) / 2  # torch's median is the lower of the two in the middle
     return square / torch.where(median > 0, median, 1.0)  # 0: more than half are equal; NaN: there is no pair
 
 

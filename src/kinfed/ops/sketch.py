@@ -46,7 +46,7 @@ def fold_models(theta: Tensor, key: Tensor, layout: Layout, size: int = FOLD) ->
     return sketch
 
 
-def candidates(queries: Tensor, keys: Tensor, cohort: Tensor, count: int, known: Tensor | None = None) -> Tensor:
+def candidates(queries: Tensor, keys: Tensor, cohort: Tensor, count: int, present: Tensor | None = None) -> Tensor:
     """[K, M] int64 clients: for each of the cohort: [K] the others whose keys have the largest products with its query.
 
     queries: [K, s], keys: [N, s]; M is `count`, or N - 1 if that is less. Clients with known: [N] False come last.
@@ -54,8 +54,8 @@ def candidates(queries: Tensor, keys: Tensor, cohort: Tensor, count: int, known:
     chosen, step = [], max(1, BLOCK // len(keys))
     for rows, itself in zip(queries.split(step), cohort.split(step), strict=True):
         scores = rows @ keys.T
-        if known is not None:
-            scores.masked_fill_(~known, torch.finfo(scores.dtype).min)
+        if present is not None:
+            scores.masked_fill_(~present, torch.finfo(scores.dtype).min)
         scores.scatter_(1, itself[:, None], -torch.inf)
         chosen.append(scores.topk(min(count, len(keys) - 1), dim=1).indices)
     return torch.cat(chosen)
@@ -95,6 +95,6 @@ def nearest(theta: Tensor, sketch: Tensor, cohort: Tensor, count: int, layout: L
     keys = torch.cat([sketch, sketch.square().sum(1, keepdim=True)], 1)
     queries = torch.cat([2 * sketch[cohort], -torch.ones_like(cohort, dtype=sketch.dtype)[:, None]], 1)
     near = candidates(queries, keys, cohort, SPARE * count)  # 2 a b - b^2 is largest where (a - b)^2 is least
-    apart = distances_listed(take(theta, cohort), theta, near, layout)
-    apart, order = apart.topk(min(count, near.shape[1]), dim=1, largest=False)
-    return torch.cat([cohort[:, None], near.gather(1, order)], 1), F.pad(apart, (1, 0))
+    distances = distances_listed(take(theta, cohort), theta, near, layout)
+    distances, order = distances.topk(min(count, near.shape[1]), dim=1, largest=False)
+    return torch.cat([cohort[:, None], near.gather(1, order)], 1), F.pad(distances, (1, 0))

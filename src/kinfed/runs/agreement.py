@@ -27,13 +27,13 @@ def check_agreement(run: TrainedRun, fleet: Simulation | Distributed) -> Trained
         return run
     shared = run.history.shared
     ids = fleet.own_ids[:: -(-len(fleet.own_ids) // CLIENTS)]
-    own = {name: values[ids.to(values.device)] for name, values in models.items() if name not in shared}
-    x, answers = fleet.answers(ids, own, {name: models[name] for name in shared}, EXAMPLES)
+    personal = {name: values[ids.to(values.device)] for name, values in models.items() if name not in shared}
+    x, answers = fleet.answers(ids, personal, {name: models[name] for name in shared}, EXAMPLES)
     with torch.no_grad():
-        for i, asked, scored in zip(ids.tolist(), x.cpu(), answers.cpu(), strict=True):
+        for i, examples, scored in zip(ids.tolist(), x.cpu(), answers.cpu(), strict=True):
             module = run.model(position=i)
-            kept = module(asked.clone())
-            if differ(kept, scored) and not _is_rounding(module, asked, kept, scored):
+            kept = module(examples.clone())
+            if differ(kept, scored) and not _is_rounding(module, examples, kept, scored):
                 gap = float((kept - scored).abs().max()) if kept.shape == scored.shape else float("inf")
                 raise RunError(
                     f"the model of client '{names[i]}' is not kept, as it would not be the one that was scored: as a "

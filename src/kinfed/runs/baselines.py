@@ -48,7 +48,7 @@ class Baseline:
     def from_folder(cls, folder: RunFolder) -> Self:
         """A finished run of Local or FedAvg, with one seed, as a baseline."""
         summary = folder.read_summary()
-        return cls.from_run(summary, Tested.of(folder), folder.read_validation(), summary.method == "fedavg")
+        return cls.from_run(summary, Tested.read(folder), folder.read_validation(), summary.method == "fedavg")
 
     @classmethod
     def from_run(cls, summary: Summary, tested: Tested, validation: dict[str, float], pools: bool) -> Self:

@@ -139,9 +139,9 @@ class Checkpointer:
         place = {name: i for i, name in enumerate(fleet.names)}
         fleet.states.restore((torch.tensor([place[former.every_name[i]] for i in ids.tolist()]), states))
         history.done = former.done
-        known = torch.tensor(sorted(place[name] for name in former.names), device=fleet.device)
-        order = [former.names.index(fleet.names[i]) for i in known.tolist()]
-        server, new = reordered(server, torch.tensor(order)), roster.others(known)
+        earlier = torch.tensor(sorted(place[name] for name in former.names), device=fleet.device)
+        order = [former.names.index(fleet.names[i]) for i in earlier.tolist()]
+        server, new = reordered(server, torch.tensor(order)), roster.others(earlier)
         return method.add_clients(replace(roster, round=former.done), server, new) if len(new) else server
 
     def final_state(self, roster: Roster, participation: Participation, rounds: Rounds) -> FinalState | None:
@@ -149,12 +149,12 @@ class Checkpointer:
         if rounds.last < rounds.count:
             return None
         late = latecomers(roster.seed, roster.tags, participation.late if self.at.done <= participation.joins else 0.0)
-        known = roster.others(late)
-        names = tuple(self._fleet.names[i] for i in known.tolist())
-        whole = self.at._replace(state=self._fleet.states.keep(), how={**self._fleet.how, **self._fixed})
-        return FinalState(whole, roster.part(known), names)
+        joined = roster.others(late)
+        names = tuple(self._fleet.names[i] for i in joined.tolist())
+        end = self.at._replace(state=self._fleet.states.keep(), how={**self._fleet.how, **self._fixed})
+        return FinalState(end, roster.part(joined), names)
 
-    def after(self, round: int, server: Tree, rounds: int) -> None:
+    def record_round(self, round: int, server: Tree, rounds: int) -> None:
         """Record a finished round; write a checkpoint if one is due and more rounds follow."""
         now = time.perf_counter()
         self._fleet.states.settle()  # first: an interruption between the two resumes from the former checkpoint
@@ -167,9 +167,9 @@ class Checkpointer:
             self._saved = time.perf_counter()
             self._took = self._saved - now
 
-    def alone(self) -> AbstractContextManager[None]:
+    def lock(self) -> AbstractContextManager[None]:
         """A block in which no other program works in the folder, if there is one; raises UsageError while one does."""
-        return self.folder.alone() if self.folder else nullcontext()
+        return self.folder.lock() if self.folder else nullcontext()
 
     @contextmanager
     def guard(self) -> Iterator[None]:
@@ -191,8 +191,8 @@ class Checkpointer:
             raise RunError(f"round {self.at.done + 1}: {out_of_memory(problem)}{kept}") from problem
 
     def _on_failure(self, problem: BaseException) -> None:
-        apart = isinstance(problem, KeyboardInterrupt) and distributed.is_on()
-        if self._path and self._kept < self.at.done == self._history.done and not apart:
+        lost_process = isinstance(problem, KeyboardInterrupt) and distributed.is_on()
+        if self._path and self._kept < self.at.done == self._history.done and not lost_process:
             with defer_signals():
                 self._fleet.states.undo()  # what the broken round has changed
                 self.keep()
@@ -201,9 +201,9 @@ class Checkpointer:
         """Write a checkpoint unless the last complete round has one."""
         if self._kept == self.at.done:
             return
-        whole = self.at._replace(state=self._fleet.states.keep())
+        progress = self.at._replace(state=self._fleet.states.keep())
         if self._path and distributed.leads():
-            checkpoint.save(self._path, whole, self._history)
+            checkpoint.save(self._path, progress, self._history)
         self._kept = self.at.done
 
 

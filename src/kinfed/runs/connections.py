@@ -52,9 +52,9 @@ class Listener(socket.socket):
             del self.open[address]
 
     def _forget(self, address: bytes, port: int) -> None:
-        own = self._strangers.get(address, OrderedDict())
-        own.pop(port, None)
-        if not own:
+        ports = self._strangers.get(address, OrderedDict())
+        ports.pop(port, None)
+        if not ports:
             self._strangers.pop(address, None)
 
 
@@ -77,7 +77,7 @@ def _network(address: str) -> bytes:
     return ipaddress.ip_address(address.partition("%")[0]).packed[:8]
 
 
-def hurried() -> Any:
+def make_impatient_protocol() -> Any:
     """A protocol of uvicorn's that hangs up on clients that neither call nor wait for an answer for PATIENCE."""
     from uvicorn.protocols.http.h11_impl import H11Protocol  # the other one takes heads of any length
 

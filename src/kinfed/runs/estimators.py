@@ -340,15 +340,15 @@ def _check_weights(weights: Any, X: Any) -> NDArray[np.float64] | None:
     """[n] as how many rows those of X count; None if all count as one. Raises ValueError for what are no weights."""
     if weights is None:
         return None
-    known: NDArray[np.float64] = _check_sample_weight(weights, X, dtype=np.float64)
-    if not known.any():
+    counts: NDArray[np.float64] = _check_sample_weight(weights, X, dtype=np.float64)
+    if not counts.any():
         raise ValueError("Sample weights must contain at least one non-zero number.")
-    if (known < 0).any():
-        row = int((known < 0).argmax())
+    if (counts < 0).any():
+        row = int((counts < 0).argmax())
         raise ValueError(
-            f"sample_weight: row {row + 1} has {known[row]:g}, and a weight is a number from 0; correct it"
+            f"sample_weight: row {row + 1} has {counts[row]:g}, and a weight is a number from 0; correct it"
         )
-    return known
+    return counts
 
 
 def _read_group(value: Any) -> Any:

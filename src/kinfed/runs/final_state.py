@@ -48,7 +48,7 @@ class FinalState(NamedTuple):
         if roster.graph is not None:
             arrays["roster.graph"] = roster.graph.weights
         arrays, twins = _drop_repeats(arrays)
-        words = {
+        metadata = {
             "twins": json.dumps(twins),
             "history": text,
             "parts": json.dumps(list(history.kept_models)),
@@ -60,7 +60,7 @@ class FinalState(NamedTuple):
             "how": json.dumps(progress.how),
             "identity": identity,
         }
-        checkpoint.write(arrays, path, words)
+        checkpoint.write(arrays, path, metadata)
 
 
 def _drop_repeats(arrays: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
@@ -79,10 +79,10 @@ def _drop_repeats(arrays: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str
 def holds_members(server: Tree) -> bool:
     """Whether a server's state tells single clients' models: numbers of each client, or a cluster of one alone."""
     arrays = trees.pack(server)
-    each = [t for name in trees.names(server, Axis.PER_CLIENT) if (t := arrays[name]).numel()]
-    labels = [t for t in each if t.ndim == 1 and t.dtype == torch.int64]
+    tables = [t for name in trees.names(server, Axis.PER_CLIENT) if (t := arrays[name]).numel()]
+    labels = [t for t in tables if t.ndim == 1 and t.dtype == torch.int64]
     alone = any((t[t >= 0].unique(return_counts=True)[1] == 1).any() for t in labels)
-    return alone or any(t.ndim > 1 and t.is_floating_point() for t in each)
+    return alone or any(t.ndim > 1 and t.is_floating_point() for t in tables)
 
 
 class StateFile:
@@ -92,8 +92,8 @@ class StateFile:
         """Raises UsageError if the folder has no finished run, or one that kept no state."""
         self.folder, self.summary = folder, folder.read_summary()
         if not folder.state.exists() and self.summary.sites is not None:
-            beside = folder.beside("fedavg")
-            other = f"{beside}, or " * beside.state.exists()
+            beside = folder.reference("fedavg")
+            other = f"{beside}, or " if beside.state.exists() else ""
             raise UsageError(
                 f"{folder} has no {folder.state.name}: a federation hands none on where it would hold single sites' "
                 f"models, as with {self.summary.method}; name {other}a federation of FedAvg, or take part in the next"
@@ -104,14 +104,22 @@ class StateFile:
             raise UsageError(f"{folder} has no {folder.state.name}, with which a finished run goes on{why}")
         try:
             with safe_open(folder.state, "pt") as file:
-                words = dict(file.metadata())
-                self._twins: dict[str, str] = json.loads(words["twins"])
+                metadata = dict(file.metadata())
+                self._twins: dict[str, str] = json.loads(metadata["twins"])
                 self._keys = [*file.keys(), *self._twins]
-            self.how: dict[str, Any] = dict(json.loads(words["how"]))
-            self.names: list[str] = list(json.loads(words["names"]))  # of the clients that its server knows
-            self.every_name: list[str] = list(json.loads(words["all"]))
-            self.done, self.seconds, self._origin = int(words["done"]), float(words["seconds"]), words["origin"]
-            self._text, self._parts, identity = words["history"], list(json.loads(words["parts"])), words["identity"]
+            self.how: dict[str, Any] = dict(json.loads(metadata["how"]))
+            self.names: list[str] = list(json.loads(metadata["names"]))  # of the clients that its server knows
+            self.every_name: list[str] = list(json.loads(metadata["all"]))
+            self.done, self.seconds, self._origin = (
+                int(metadata["done"]),
+                float(metadata["seconds"]),
+                metadata["origin"],
+            )
+            self._text, self._parts, identity = (
+                metadata["history"],
+                list(json.loads(metadata["parts"])),
+                metadata["identity"],
+            )
         except FOREIGN as problem:
             raise self._foreign(problem) from None
         if identity != (self.summary.provenance.identity or ""):
@@ -122,8 +130,8 @@ class StateFile:
 
     def check_clients(self, names: Sequence[str]) -> None:
         """Raise UsageError unless all of its clients are among these."""
-        known = set(names)
-        missing = [name for name in self.every_name if name not in known]
+        names_here = set(names)
+        missing = [name for name in self.every_name if name not in names_here]
         if missing:
             raise UsageError(
                 f"{some(len(missing), len(self.every_name), 'client')} left the data that {self} was trained on: "
@@ -152,13 +160,15 @@ class StateFile:
         arrays = self._read("roster.", "statistics.")
         try:
             graph = Graph(arrays["roster.graph"], self._origin) if self._origin else None
-            told = {name.removeprefix("statistics."): t for name, t in arrays.items() if name.startswith("statistics.")}
+            reported = {
+                name.removeprefix("statistics."): t for name, t in arrays.items() if name.startswith("statistics.")
+            }
             theta = layout.without_frozen(arrays["roster.theta"])
-            known = theta, layout, arrays["roster.sizes"], training, seed, tags(self.names)
+            facts = theta, layout, arrays["roster.sizes"], training, seed, tags(self.names)
         except FOREIGN as problem:
             raise self._foreign(problem) from None
-        statistics, weights = trees.named(told) if told else (), arrays.get("roster.weights")
-        return Roster(*known, graph, statistics, round=self.done, rounds=self.done, example_weights=weights)
+        statistics, weights = trees.named(reported) if reported else (), arrays.get("roster.weights")
+        return Roster(*facts, graph, statistics, round=self.done, rounds=self.done, example_weights=weights)
 
     def server(self, like: Tree) -> Tree:
         """The server's last state; `like` has its structure."""
@@ -170,10 +180,10 @@ class StateFile:
 
     def _unpack(self, prefix: str, like: Tree) -> Tree:
         arrays = self._read(prefix)
-        found, wanted = arrays.keys(), trees.pack(like, prefix).keys()
-        if found != wanted:
-            first = sorted(found ^ wanted)[0]
-            lacks = "has no" if first in found else "needs"
+        keys, wanted = arrays.keys(), trees.pack(like, prefix).keys()
+        if keys != wanted:
+            first = sorted(keys ^ wanted)[0]
+            lacks = "has no" if first in keys else "needs"
             raise UsageError(
                 f"{self} was trained by another method, or with other settings: the one that is to go on {lacks} "
                 f"'{first.removeprefix(prefix)}'; go on with the same"
@@ -194,10 +204,10 @@ class StateFile:
         file = checkpoint.CheckedFile(self.folder.models)
 
         def read(owner: str, part: str) -> Tensor:
-            own = keys[owner]
-            if part == "theta" and part not in own:
-                return layout.flatten({e.name: file.read(own[e.name]) for e in layout.entries})
-            return file.read(own[part])
+            tensor_keys = keys[owner]
+            if part == "theta" and part not in tensor_keys:
+                return layout.flatten({e.name: file.read(tensor_keys[e.name]) for e in layout.entries})
+            return file.read(tensor_keys[part])
 
         return {
             part: read(ALL, part) if part in shared else torch.stack([read(name, part) for name in self.every_name])

@@ -40,7 +40,7 @@ from .config import plugins
 from .config.experiment import default_model
 from .footprint import check, footprint
 from .run_folder import RunFolder
-from .trackers import followed
+from .trackers import track_run
 from .trained_run import TrainedRun
 
 KINDS: dict[str, tuple[Any, str]] = {  # what arguments of fit must be
@@ -104,7 +104,7 @@ def fit(
     rounds = Rounds.of(rounds)
     participation = participation if isinstance(participation, Participation) else Participation(float(participation))
     checkpointer = Checkpointer(None if folder is None else RunFolder(folder), execution.checkpoint_seconds)
-    federation, attackers = _corrupted(_selecting(federation, rounds, training), attack, seed)
+    federation, attackers = _corrupt_data(_selecting(federation, rounds, training), attack, seed)
     model = _model(method, module, federation, seed)
     how = checkpointer.execution(execution, federation, model, rounds, training, seed)
     divided, model = divide(method, model)
@@ -115,28 +115,28 @@ def fit(
     check(need, len(federation), fleet.device)
     roster = fleet.roster(federation.graph)
     history = History(tuple(federation.names), federation.task, rounds.evaluate_every, selection=rounds.selection)
-    whole = _attacked(fleet, history, attack, attackers, sharing.shared, seed)
+    all_clients = _attack_fleet(fleet, history, attack, attackers, sharing.shared, seed)
     at, origin = checkpointer.resume(divided, roster, fleet, history), Explains.of(divided).origin_of(roster)
     execution.planned(sharing)
-    tracked = followed(execution.track, checkpointer.folder, rounds.count, origin, sharing.layers)
-    with checkpointer.alone(), tracked as follow, checkpointer.guard():
+    tracked = track_run(execution.track, checkpointer.folder, rounds.count, origin, sharing.layers)
+    with checkpointer.lock(), tracked as follow, checkpointer.guard():
 
-        def after(round: int, server: Tree) -> None:
-            checkpointer.after(round, server, rounds.last)
+        def record_round(round: int, server: Tree) -> None:
+            checkpointer.record_round(round, server, rounds.last)
             execution.progress(history, rounds.count)
             follow(history)
 
         engine.run(
             divided,
             roster,
-            whole,
+            all_clients,
             history,
             rounds=rounds,
             participation=participation,
             groups=None if federation.groups is None else federation.groups.to(fleet.device),
             server=at.server,
             begin=at.done,
-            after=after,
+            after=record_round,
         )
     if rounds.until:
         checkpointer.keep()
@@ -198,7 +198,7 @@ def _selecting(federation: Federation, rounds: Rounds, training: Training) -> Fe
     return replace(federation, task=selected_task(federation.task, by)) if by else federation
 
 
-def _corrupted(federation: Federation, attack: Attack | None, seed: int) -> tuple[Federation, Tensor]:
+def _corrupt_data(federation: Federation, attack: Attack | None, seed: int) -> tuple[Federation, Tensor]:
     """The federation after an attack on its data, and which clients attack: [N] bool."""
     if attack is None:
         return federation, torch.zeros(len(federation), dtype=torch.bool)
@@ -206,7 +206,7 @@ def _corrupted(federation: Federation, attack: Attack | None, seed: int) -> tupl
     return attack.corrupt(federation, attackers, seed), attackers
 
 
-def _attacked(
+def _attack_fleet(
     fleet: Simulation | Distributed,
     history: History,
     attack: Attack | None,
@@ -214,7 +214,7 @@ def _attacked(
     shared: Layout,
     seed: int,
 ) -> Fleet:
-    """The fleet with its attackers, [N] bool, at work, and the history told of those who are not."""
+    """The fleet with its attackers, [N] bool, at work; the history marks all others as honest."""
     if attack is None or not attackers.any():
         return fleet
     history.honest = ~attackers
@@ -279,7 +279,7 @@ def _check_task(model: Model, federation: Federation) -> None:
             loss = task.loss(outputs, y)
             trying = "score"
             scores = task.score(outputs, y, weight)
-            if isinstance(scores, dict) and all(isinstance(one, torch.Tensor) for one in scores.values()):
+            if isinstance(scores, dict) and all(isinstance(value, torch.Tensor) for value in scores.values()):
                 trying = "score, for many clients at once (torch.func.vmap),"
                 vmap(task.score)(outputs[None], y[None], weight[None])
     except Warning:
@@ -291,16 +291,16 @@ def _check_task(model: Model, federation: Federation) -> None:
         raise UsageError(
             f"the task {name}: its loss must be one number for each example, [B]; of {len(rows)} got {shape}"
         )
-    if not isinstance(scores, dict) or not all(isinstance(one, torch.Tensor) for one in scores.values()):
+    if not isinstance(scores, dict) or not all(isinstance(value, torch.Tensor) for value in scores.values()):
         raise UsageError(f"the task {name}: its score must be a dict of tensors [] by name; got {scores!r:.60}")
     if not str(task.metric).replace("-", "_").isidentifier():
         raise UsageError(
             f"the task {name}: its metric must be a word, as files are named by it; got {task.metric!r:.40}"
         )
     opposite = getattr(task, "opposite", ())
-    if lacks := [one for one in (task.metric, *task.selectable, *opposite) if one not in scores]:
+    if lacks := [name for name in (task.metric, *task.selectable, *opposite) if name not in scores]:
         raise UsageError(f"the task {name}: its score has no '{lacks[0]}', but {', '.join(scores)}")
-    if wide := [one for one, value in scores.items() if value.shape]:
+    if wide := [name for name, value in scores.items() if value.shape]:
         shape = list(scores[wide[0]].shape)
         raise UsageError(f"the task {name}: the score '{wide[0]}' must be one number for a client, []; got {shape}")
     if not isinstance(task.higher_is_better, bool):

@@ -30,18 +30,18 @@ def further(path: Path, overrides: Sequence[str] = ()) -> tuple[Experiment, RunF
             f"{folder} is of real sites, whose rows and private states stayed there, so it cannot go on here; a "
             "newcomer can join it: kinfed onboard"
         )
-    for each in folder.repeats_of(summary):
-        StateFile(each)
-        if each.models.exists():
+    for run in folder.repeats_of(summary):
+        StateFile(run)
+        if run.models.exists():
             try:
-                each.check_models()
+                run.check_models()
             except UNREADABLE as problem:
-                told = f"{each.models} cannot be read ({problem!s:.200}); copy the whole folder again, or run again"
-                raise UsageError(told) from None
+                why = f"{run.models} cannot be read ({problem!s:.200}); copy the whole folder again, or run again"
+                raise UsageError(why) from None
     method = config.of_run(folder.config).method_name
     before = (summary.provenance.former or {"rounds": 0})["rounds"]
     table = config.read(str(folder.config), list(overrides))
-    more = table["rounds"] if any(one.startswith(ROUNDS) for one in overrides) else summary.rounds - before
+    more = table["rounds"] if any(override.startswith(ROUNDS) for override in overrides) else summary.rounds - before
     check_count("rounds", more, 1, 31)
     experiment = config.resolve({**table, "rounds": summary.rounds + more, "patience": 0.0})
     if experiment.method_name != method:
@@ -65,16 +65,16 @@ def former_of(out: RunFolder, seed: int) -> RunFolder | None:
     if not (origin := out.read_origin()):
         return None
     former = RunFolder(origin["run"])
-    own = former.of_seed(seed)  # one with a single seed has no folder for it
-    return own if own.is_finished else former
+    of_that_seed = former.of_seed(seed)  # one with a single seed has no folder for it
+    return of_that_seed if of_that_seed.is_finished else former
 
 
 def link_beside(out: RunFolder, folder: RunFolder, name: str, experiment: Experiment) -> None:
     """The same for a run beside one that goes on, if there was one beside its former that can: else it begins anew."""
     if not (origin := out.read_origin()):
         return
-    former = RunFolder(origin["run"]).beside(name)
-    if not former.is_finished or not all(one.state.exists() for one in former.repeats()):
+    former = RunFolder(origin["run"]).reference(name)
+    if not former.is_finished or not all(run.state.exists() for run in former.repeats()):
         return
     begun = former.read_summary()
     same = {**experiment.table, "rounds": begun.rounds} == config.of_run(former.config).table
@@ -82,7 +82,7 @@ def link_beside(out: RunFolder, folder: RunFolder, name: str, experiment: Experi
         link(former, folder)
 
 
-def known(out: RunFolder, seed: int) -> Summary | None:
+def read_former(out: RunFolder, seed: int) -> Summary | None:
     """The summary of the run with this seed from which a run goes on; its inputs stay scaled as they were there."""
     former = former_of(out, seed)
     return None if former is None else former.read_summary()

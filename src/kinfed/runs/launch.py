@@ -114,7 +114,7 @@ def run_job(
     if distributed.leads() and job.experiment.seeds > 1:
         summary = folder.read_summary()
         if lost := sorted({*job.experiment.every_seed} - {*summary.seeds}):
-            why = next(one for one in summary.warnings if one.startswith(f"seed {lost[0]} failed"))
+            why = next(warning for warning in summary.warnings if warning.startswith(f"seed {lost[0]} failed"))
             raise RunError(f"{why}; delete {folder} to try again")
 
 
@@ -152,7 +152,7 @@ def launch(
     new = not folder.path.exists()
     if distributed.leads():
         folder.create()
-    with folder.alone():
+    with folder.lock():
         if distributed.leads():
             folder.write_how({**_open(execution), "beside": beside})
             if former is not None:
@@ -162,8 +162,8 @@ def launch(
             return _Run(experiment, folder, execution, data_dir, on_begin).finish(beside, federation)
         except (UsageError, DataError):  # such as missing data: there is nothing to resume
             begun = (folder.config.name, folder.how.name, folder.origin.name, LOCK)
-            whole = folder.path.rglob("*")
-            if new and distributed.leads() and all(path.name in begun or path.is_dir() for path in whole):
+            paths = folder.path.rglob("*")
+            if new and distributed.leads() and all(path.name in begun or path.is_dir() for path in paths):
                 shutil.rmtree(folder.path)
             raise
 
@@ -184,18 +184,18 @@ def resume(
     """
     folder = RunFolder(path)
     if not folder.is_begun:
-        raced = "; a choice goes on with the command that began it" * (path / "race").exists()
-        raise UsageError(f"{folder} is not a run's folder: it has no config.toml{raced}")
+        hint = "; a choice goes on with the command that began it" if (path / "race").exists() else ""
+        raise UsageError(f"{folder} is not a run's folder: it has no config.toml{hint}")
     if distributed.agree(folder.is_finished) and not beside:
         return _read_finished(folder, execution)
-    with folder.alone():
+    with folder.lock():
         return _Run(config.of_run(folder.config), folder, execution, data_dir, on_begin).resume(beside, federation)
 
 
 def _new_path(experiment: Experiment) -> Path:
     """Where a run goes that was given no folder."""
     stamp = time.strftime("%Y-%m-%d-%H%M%S")
-    parent = Path("runs") / plugins.called(experiment.method_name) / experiment.dataset_name
+    parent = Path("runs") / plugins.short_name(experiment.method_name) / experiment.dataset_name
     return next(path for i in range(1000) if not (path := parent / (f"{stamp}-{i}" if i else stamp)).exists())
 
 
@@ -237,12 +237,12 @@ class _Run:
         if distributed.agree(self.out.is_finished):  # perhaps by the program that worked in it until now
             summary = _read_finished(self.out, self.execution)
             return self._compare(beside) if beside else summary
-        asked = beside or distributed.agree(self.out.read_how().get("beside", ()))
+        names = beside or distributed.agree(self.out.read_how().get("beside", ()))
         try:
-            return self.finish(asked, federation)
+            return self.finish(names, federation)
         except Exception as problem:  # a checkpoint from elsewhere can raise anything
-            known = isinstance(problem, UsageError | RunError | OSError | MemoryError)
-            if known and not isinstance(problem, ServerError):
+            understood = isinstance(problem, UsageError | RunError | OSError | MemoryError)
+            if understood and not isinstance(problem, ServerError):
                 raise
             kept = next(self.out.path.rglob(self.out.checkpoint.name), None)
             if kept is None:
@@ -259,8 +259,8 @@ class _Run:
         how = replace(self.execution, **begun | _open(self.execution))
         try:
             if federation is None and (beside == "auto" or single):
-                known = further_rounds.known(out, experiment.seed)  # whose scale is kept
-                federation = experiment.federation(self.data_dir, experiment.seed, known=known)
+                former = further_rounds.read_former(out, experiment.seed)  # whose scale is kept
+                federation = experiment.federation(self.data_dir, experiment.seed, former=former)
             if beside == "auto" and federation is not None:
                 beside = [*reference_runs.plan(experiment, federation)[0]]
             self._begin_references(beside)
@@ -283,7 +283,7 @@ class _Run:
             )
             if distributed.leads():
                 with suppress(Exception):  # here, where it can still be interrupted; `write_run` says why it failed
-                    run.tested()
+                    run.score_examples()
             problems = self._train_references(federation)
             if not distributed.leads():
                 return None
@@ -293,12 +293,12 @@ class _Run:
                     standard, left_out = run.standard_baselines
                     problems += left_out
             with defer_signals():
-                found = None
+                verdict = None
                 if reference_runs.folders(out):
                     with note_failure(problems, NO_VERDICT):
                         mine = {experiment.seed: run.by_client}
-                        found = reference_runs.judged(experiment, mine, {experiment.seed: standard}, out)
-                return write_run(run, experiment.table, out, found, problems, standard=standard)
+                        verdict = reference_runs.judge_run(experiment, mine, {experiment.seed: standard}, out)
+                return write_run(run, experiment.table, out, verdict, problems, standard=standard)
         except KeyboardInterrupt as stop:
             raise type(stop)(f"interrupted; resume with: kinfed resume {out}") from None
 
@@ -308,8 +308,8 @@ class _Run:
         out.write_how(_open(execution))
         jobs = []
         for seed in self.experiment.every_seed:
-            one = config.resolve({**table, "seed": seed, "seeds": 1})
-            jobs.append(Job(f"seed {seed}", one, out.of_seed(seed).path, further_rounds.former_of(out, seed)))
+            experiment = config.resolve({**table, "seed": seed, "seeds": 1})
+            jobs.append(Job(f"seed {seed}", experiment, out.of_seed(seed).path, further_rounds.former_of(out, seed)))
         summaries, failed = list[Summary](), dict[str, Exception]()
         for name, path, problem in run_all(jobs, execution, self.data_dir, on_begin=self.on_begin):
             if problem is None:
@@ -327,7 +327,7 @@ class _Run:
         if not distributed.leads():
             return
         for name, other in reference_runs.companions(self.experiment, beside).items():
-            folder = self.out.beside(name)
+            folder = self.out.reference(name)
             if not folder.is_begun:
                 folder.create()
                 folder.write_how(_open(self.execution))
@@ -363,15 +363,17 @@ class _Run:
 
     def _conclude(self, summary: Summary, problems: Sequence[str]) -> Summary:
         """Write a finished run's summary with its verdict."""
-        out, found, warnings = self.out, None, [*summary.warnings, *problems]
+        out, judgement, warnings = self.out, None, [*summary.warnings, *problems]
         standard = self._standard_baselines(summary, warnings) if reference_runs.folders(out) else {}
         with note_failure(warnings, NO_VERDICT):
-            found = reference_runs.judged(self.experiment, reference_runs.tested_by_seed(out, summary), standard, out)
-        if found is not None and (each := chose_otherwise(out.repeats_of(summary), summary.selection.chosen)):
-            warnings.append(
-                f"the verdict is on the model that each seed chose ({each}), the starred row on one for all"
+            judgement = reference_runs.judge_run(
+                self.experiment, reference_runs.tested_by_seed(out, summary), standard, out
             )
-        verdict = None if found is None else found.to_dict()
+        if judgement is not None and (chosen := chose_otherwise(out.repeats_of(summary), summary.selection.chosen)):
+            warnings.append(
+                f"the verdict is on the model that each seed chose ({chosen}), the starred row on one for all"
+            )
+        verdict = None if judgement is None else judgement.to_dict()
         shown = baselines.rows(standard.values(), summary.metric.higher_is_better) or summary.baselines
         warnings = list(dict.fromkeys(warnings))
         summary = replace(summary, verdict=verdict, baselines=shown, warnings=warnings, out=str(out))
@@ -381,18 +383,18 @@ class _Run:
 
     def _standard_baselines(self, summary: Summary, warnings: list[str]) -> dict[int, list[Baseline]]:
         """The standard models of each seed, fitted and written where that has not been done."""
-        found = dict[int, list[Baseline]]()
+        by_seed = dict[int, list[Baseline]]()
         for seed, folder in zip(summary.seeds, self.out.repeats_of(summary), strict=True):
             with note_failure(warnings, NO_STANDARD):
                 if not folder.baselines.exists():
                     federation = self.experiment.federation(
-                        self.data_dir, seed, known=further_rounds.known(folder, seed)
+                        self.data_dir, seed, former=further_rounds.read_former(folder, seed)
                     )
                     made, left_out = baselines.standard_baselines(federation, summary.selection.by)
                     warnings += left_out
                     baselines.write(folder, made)
-                found[seed] = baselines.read(folder)
-        return found
+                by_seed[seed] = baselines.read(folder)
+        return by_seed
 
 
 def _open(execution: Execution) -> dict[str, object]:

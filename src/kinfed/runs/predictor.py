@@ -63,17 +63,17 @@ class Answers:
     bounds: tuple[tuple[float, ...], ...] = ()  # of each output, where there are such: the least and the largest
 
     @classmethod
-    def of(cls, summary: Summary, description: Description | None) -> "Answers":
+    def from_summary(cls, summary: Summary, description: Description | None) -> "Answers":
         """What the outputs of a run's models mean; raises UsageError if its folder is too old to say."""
         scale, task = summary.data.scale or {}, summary.data.task or {}
         counts, quantiles = task.get("name") == "counts", tuple(task.get("quantiles", ()))
         plain = task.get("name") not in (None, "regression", "counts", "forecasting", "quantiles")  # one's own task
         if description is not None and description.targets:
             targets = description.targets
-            names = tuple(one.name for one in targets)
+            names = tuple(target.name for target in targets)
             if targets[0].classes:
                 return cls(names, targets[0].classes)
-            mean, deviation = (tuple(getattr(one, part) for one in targets) for part in ("mean", "deviation"))
+            mean, deviation = (tuple(getattr(target, part) for target in targets) for part in ("mean", "deviation"))
             return cls(names) if plain else cls(names, (), mean, deviation, counts, (), read_bounds(description))
         if len(scales := list(scale.get("targets", {}).values())) == 1:
             name, count = scale.get("series", {}).get("target", "reading"), summary.data.outputs or 1
@@ -81,9 +81,9 @@ class Answers:
             return cls((name,)) if plain else cls((name,), (), mean, deviation, False, quantiles)
         if summary.metric.name != Classification.metric:
             return cls()
-        known = summary.data.classes
+        classes = summary.data.classes
         return cls(
-            (), tuple(map(str, known if isinstance(known, list) and known else range(summary.data.outputs or 0)))
+            (), tuple(map(str, classes if isinstance(classes, list) and classes else range(summary.data.outputs or 0)))
         )
 
     def columns(self, values: Tensor) -> dict[str, Any]:
@@ -92,8 +92,10 @@ class Answers:
 
         if self.classes:
             answer = polars.Series(self.classes, dtype=polars.String).gather(values.argmax(1).numpy())
-            each = zip(self.classes, values.T.contiguous().numpy(), strict=True)
-            return {_free(self.targets[0] if self.targets else "class"): answer} | {f"P({c})": p for c, p in each}
+            probabilities = zip(self.classes, values.T.contiguous().numpy(), strict=True)
+            return {_free(self.targets[0] if self.targets else "class"): answer} | {
+                f"P({c})": p for c, p in probabilities
+            }
         return dict(zip(self._names(values.shape[1]), values.T.contiguous().numpy(), strict=True))
 
     def values(self, outputs: Tensor) -> Tensor:
@@ -120,8 +122,8 @@ class Answers:
             return [_free(name) for name in self.targets]
         if not self.targets:
             return [f"output {i + 1}" for i in range(count)]
-        each = [f"@{q:g}" for q in self.quantiles] or [""]
-        return [f"{self.targets[0]}+{i // len(each) + 1}{each[i % len(each)]}" for i in range(count)]
+        suffixes = [f"@{q:g}" for q in self.quantiles] or [""]
+        return [f"{self.targets[0]}+{i // len(suffixes) + 1}{suffixes[i % len(suffixes)]}" for i in range(count)]
 
 
 def read_bounds(description: Description) -> tuple[tuple[float, ...], ...]:
@@ -165,7 +167,7 @@ class Predictor:
         check_unknown(self.unknown)
 
     @classmethod
-    def of(
+    def from_summary(
         cls,
         summary: Summary,
         module: Callable[[str], nn.Module],
@@ -192,7 +194,7 @@ class Predictor:
                 f"{summary.out or 'the run'} has no description of its columns, so new rows cannot be read; "
                 "run it again"
             )
-        answers = Answers.of(summary, description)
+        answers = Answers.from_summary(summary, description)
         kept, client = lru_cache(KEPT)(module), client or only(names, description)
         shape = tuple(summary.data.shape)
         return cls(names, client, shape, answers, kept, source, description, series, readings, unknown)
@@ -205,13 +207,13 @@ class Predictor:
         if isinstance(data, np.ndarray | Tensor):
             return self.arrays(data)
         frame = data if isinstance(data, Frame) else frame_of(data)
-        found, answered = self.answer_rows(frame)
+        predictions, answered = self.answer_rows(frame)
         if strange := self.strangers(frame):
-            told = "', '".join(strange)
-            warnings.warn(f"{frame.name}: ignored columns that the run was not trained with: '{told}'", stacklevel=2)
+            names = "', '".join(strange)
+            warnings.warn(f"{frame.name}: ignored columns that the run was not trained with: '{names}'", stacklevel=2)
         if frame is data or not type(data).__module__.startswith("pandas"):
-            return found
-        columns = {name: found[name].to_list() for name in found.columns}
+            return predictions
+        columns = {name: predictions[name].to_list() for name in predictions.columns}
         return sys.modules["pandas"].DataFrame(columns, index=None if self.series else data.index[answered])
 
     def answer_rows(self, frame: Frame) -> tuple["polars.DataFrame", NDArray[np.bool_]]:
@@ -263,13 +265,13 @@ class Predictor:
 
     def strangers(self, frame: Frame) -> list[str]:
         """The columns of a table that the training table had not, used or dropped; answers do not depend on them."""
-        known = {*frame.added}
+        expected = {*frame.added}
         if self.series is not None:
-            known |= {self.series.client, *self.series.columns, *self.series.dropped}
+            expected |= {self.series.client, *self.series.columns, *self.series.dropped}
         if self.description is not None:
-            known |= {self.description.client, *self.description.dropped}
-            known |= {one.name for one in (*self.description.inputs, *self.description.targets)}
-        return [name for name in frame.columns if name not in known]
+            expected |= {self.description.client, *self.description.dropped}
+            expected |= {column.name for column in (*self.description.inputs, *self.description.targets)}
+        return [name for name in frame.columns if name not in expected]
 
     def arrays(self, values: NDArray[Any] | Tensor, clients: Sequence[str] | None = None) -> "polars.DataFrame":
         """The answers to values x: [n, ...] by the clients: [n], or by `client`.
@@ -282,7 +284,7 @@ class Predictor:
             raise UsageError("whose model is to answer? name a client, or give an array of their names")
         if tuple(x.shape[1:]) != self.shape or not len(x):
             raise UsageError(f"examples are {list(self.shape)} each, at least one; got {list(x.shape)}")
-        given = [self.client] if self.client is not None else [str(one) for one in clients or ()]
+        given = [self.client] if self.client is not None else [str(owner) for owner in clients or ()]
         if len(given) not in (1, len(x)):
             raise UsageError(f"{len(x)} examples need as many names of clients; got {len(given)}")
         owners, kept = self._owners_of([given[i] for i in np.broadcast_to(np.arange(len(given)), len(x))])
@@ -290,7 +292,7 @@ class Predictor:
         x = x.float().div(127.5).sub(1) if x.dtype == torch.uint8 else x.float()
         if self.scales(owners.names[0]):
             x = scale_windows(
-                x, torch.tensor([self.scales(one) for one in owners.names], dtype=torch.float64)[owners.who]
+                x, torch.tensor([self.scales(name) for name in owners.names], dtype=torch.float64)[owners.who]
             )
         if not bool(x.isfinite().all()):
             bad = int((~x.isfinite()).flatten(1).any(1).nonzero()[0])

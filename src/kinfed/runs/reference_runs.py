@@ -31,11 +31,11 @@ def work(experiment: Experiment, federation: Federation) -> float:
 
 
 def plan(
-    experiment: Experiment, federation: Federation, asked: str | Sequence[str] = "auto"
+    experiment: Experiment, federation: Federation, requested: str | Sequence[str] = "auto"
 ) -> tuple[dict[str, Experiment], str]:
     """What is trained beside an experiment: what is asked for or, with "auto", by a rule whose answer is a line."""
-    if asked != "auto":
-        return companions(experiment, asked), ""
+    if requested != "auto":
+        return companions(experiment, requested), ""
     wanted, amount = companions(experiment), work(experiment, federation)
     if not wanted:
         return {}, ""
@@ -61,20 +61,20 @@ def companions(experiment: Experiment, names: Sequence[str] = BASES) -> dict[str
 
 def parse(text: str) -> str | tuple[str, ...]:
     """What --beside asks for: "auto", or the names; raises UsageError for anything else."""
-    known: dict[str, str | tuple[str, ...]] = {"auto": "auto", "none": (), "local": ("local",)}
-    known["local,fedavg"] = known["fedavg,local"] = BASES
-    if text not in known:
+    choices: dict[str, str | tuple[str, ...]] = {"auto": "auto", "none": (), "local": ("local",)}
+    choices["local,fedavg"] = choices["fedavg,local"] = BASES
+    if text not in choices:
         raise UsageError(f"--beside is local,fedavg, local, none or auto; got {text!r:.80}")
-    return known[text]
+    return choices[text]
 
 
 def folders(out: RunFolder) -> dict[str, RunFolder]:
     """The folders of the runs beside a run that have begun, by name."""
-    both = {name: out.beside(name) for name in BASES}
+    both = {name: out.reference(name) for name in BASES}
     return {name: folder for name, folder in both.items() if folder.is_begun}
 
 
-def judged(
+def judge_run(
     experiment: Experiment,
     mine: Mapping[int, Tested],
     standard: Mapping[int, Sequence[baselines.Baseline]],
@@ -97,15 +97,15 @@ def judged(
     if not seeds:
         return None
     summary = others["local"].read_summary()
-    found = baselines.floor(
+    floor = baselines.floor(
         [[*(run[seed] for run in runs), *standard.get(seed, ())] for seed in seeds],
         summary.metric.higher_is_better,
         summary.selection.higher_is_better,
     )
-    method = plugins.called(experiment.method_name)
-    return baselines.verdict(method, summary.metric, [mine[seed] for seed in seeds], found, saved=method)
+    method = plugins.short_name(experiment.method_name)
+    return baselines.verdict(method, summary.metric, [mine[seed] for seed in seeds], floor, saved=method)
 
 
 def tested_by_seed(folder: RunFolder, summary: Summary) -> dict[int, Tested]:
     """The test scores of a finished run by seed; the summary may not have been written yet."""
-    return {seed: Tested.of(one) for seed, one in zip(summary.seeds, folder.repeats_of(summary), strict=True)}
+    return {seed: Tested.read(repeat) for seed, repeat in zip(summary.seeds, folder.repeats_of(summary), strict=True)}

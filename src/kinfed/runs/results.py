@@ -95,7 +95,7 @@ def write_run(
         else:
             with _picture(folder.path / "targets.png") as picture:
                 if targets := federation.targets():
-                    charts.targets_by_client([one.numpy() for one in targets], names, picture)
+                    charts.targets_by_client([values.numpy() for values in targets], names, picture)
         draw_history(
             run.history, run.relation, run.origin, layers, folder, federation.groups, summary.selection.caution
         )
@@ -118,7 +118,7 @@ def write_run(
         attack = attack | table["attack"]  # its name in configs
     summary = replace(
         summary,
-        method=plugins.called(table["method"]["name"]),
+        method=plugins.short_name(table["method"]["name"]),
         data=replace(summary.data, dataset=dataset, federation=dealt),
         attack=attack,
         verdict=None if verdict is None else verdict.to_dict(),
@@ -144,24 +144,29 @@ def _write_examples(run: TrainedRun, folder: RunFolder, standard: Sequence[Basel
 
 def intervals_over(summaries: Sequence[Summary]) -> dict[str, dict[str, Any]]:
     """The interval over seeds of each named model's mean."""
-    means = {name: [[one.honest_scores[name]["mean"]] for one in summaries] for name in summaries[0].scores}
+    means = {name: [[summary.honest_scores[name]["mean"]] for summary in summaries] for name in summaries[0].scores}
     share = summaries[0].metric.is_share
-    return {name: interval(each, share=share).to_dict() for name, each in means.items() if np.isfinite(each).all()}
+    return {
+        name: interval(means_by_seed, share=share).to_dict()
+        for name, means_by_seed in means.items()
+        if np.isfinite(means_by_seed).all()
+    }
 
 
 def run_seeds(summaries: Sequence[Summary], out: str) -> Summary:
     """One summary of several: means over seeds, and the spread over seeds beside the one over clients."""
-    first, costs = summaries[0], [one.cost for one in summaries]
-    scores = over_seeds([one.scores for one in summaries])
+    first, costs = summaries[0], [summary.cost for summary in summaries]
+    scores = over_seeds([summary.scores for summary in summaries])
     relation, attack = first.relation, first.attack
-    relations = [one.relation or {} for one in summaries]
+    relations = [summary.relation or {} for summary in summaries]
     if relation is not None:
-        shared = [key for key in relation if key != "origin" and all(key in one for one in relations)]
-        means = {key: float(np.mean([one[key] for one in relations])) for key in shared}
+        everywhere = set.intersection(*map(set, relations))
+        shared = [key for key in relation if key != "origin" and key in everywhere]
+        means = {key: float(np.mean([numbers[key] for numbers in relations])) for key in shared}
         relation = {"origin": relation["origin"], **means}
     if attack is not None:  # which clients attack is another draw with every seed
         shown = {key: value for key, value in attack.items() if key != "attackers"}
-        attack = shown | {"scores": over_seeds([one.honest_scores for one in summaries])}
+        attack = shown | {"scores": over_seeds([summary.honest_scores for summary in summaries])}
     chosen, privacy = select_model(scores, first.selection.higher_is_better), first.privacy
     if privacy is not None:  # scores select nothing, and the clients of other seeds are others
         chosen = first.selection.chosen
@@ -174,14 +179,14 @@ def run_seeds(summaries: Sequence[Summary], out: str) -> Summary:
         cost=replace(
             first.cost,
             **COST,
-            seconds=sum(one.seconds for one in costs),
-            bytes_up=sum(one.bytes_up for one in costs),
-            bytes_down=sum(one.bytes_down for one in costs),
+            seconds=sum(cost.seconds for cost in costs),
+            bytes_up=sum(cost.bytes_up for cost in costs),
+            bytes_down=sum(cost.bytes_down for cost in costs),
         ),
         intervals=intervals_over(summaries),
         attack=attack,
-        warnings=[f"seed {one.seed}: {warning}" for one in summaries for warning in one.warnings],
-        seeds=[one.seed for one in summaries],
+        warnings=[f"seed {summary.seed}: {warning}" for summary in summaries for warning in summary.warnings],
+        seeds=[summary.seed for summary in summaries],
         scores=scores,
         selection=replace(first.selection, chosen=chosen),
         privacy=privacy,
@@ -206,8 +211,8 @@ def former_of(folder: RunFolder, history: History) -> dict[str, Any] | None:
 def identify(table: experiment.Table, seed: int, folder: RunFolder) -> str:
     """A short hash of a run's config, seed and history: equal for equal runs, also of the same rows in another file."""
     learning = {key: value for key, value in table.items() if key not in ("federation", "attack", "code")}
-    known = json.dumps([learning, seed], sort_keys=True, default=str).encode() + folder.history.read_bytes()
-    return hashlib.sha256(known).hexdigest()[:16]
+    content = json.dumps([learning, seed], sort_keys=True, default=str).encode() + folder.history.read_bytes()
+    return hashlib.sha256(content).hexdigest()[:16]
 
 
 def draw_history(
@@ -255,12 +260,12 @@ def _picture(path: Path) -> Iterator[Path]:
 
 def _read_local_scores(folder: RunFolder, names: Sequence[str], metric: str) -> dict[str, NDArray[np.float64]]:
     """[N] the test scores of the run of Local beside a run, if there is one."""
-    if not (local := folder.beside("local")).is_finished:
+    if not (local := folder.reference("local")).is_finished:
         return {}
     summary = local.read_summary()
     scores = dict(zip(summary.clients.names, summary.clients.scores.get(summary.selection.chosen, ()), strict=False))
-    known = [scores.get(name, np.nan) for name in names]
-    return {"Local, learning alone": np.array(known)} if summary.metric.name == metric and scores else {}
+    local_scores = [scores.get(name, np.nan) for name in names]
+    return {"Local, learning alone": np.array(local_scores)} if summary.metric.name == metric and scores else {}
 
 
 def draw_recall(summary: Summary, folder: RunFolder) -> None:
@@ -268,7 +273,9 @@ def draw_recall(summary: Summary, folder: RunFolder) -> None:
     if summary.recall is None or summary.recall.by_client is None:
         return
     rows = summary.recall.by_class
-    prefix = "LEAKING " * summary.leaking + "attacked " * (summary.attack is not None)
+    prefix = "LEAKING " if summary.leaking else ""
+    if summary.attack is not None:
+        prefix += "attacked "
     with _picture(folder.path / "recall.png") as picture:
         heatmaps.recall_heatmap(
             np.array(summary.recall.by_client, np.float64),

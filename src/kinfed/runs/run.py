@@ -140,7 +140,7 @@ class Run(ABC):
         """What a client's model consists of: `theta: [d]`, and what else its method predicts with, such as a memory."""
 
     @abstractmethod
-    def shown(self, client: str) -> nn.Module:
+    def view_model(self, client: str) -> nn.Module:
         """A client's model to be used as it is: it shares what is frozen with the modules of all clients."""
 
     @abstractmethod
@@ -163,7 +163,7 @@ class Run(ABC):
 
     def model(self, client: int | str | None = None, *, position: int | None = None) -> nn.Module:
         """The client's personalised model, as a plain module in evaluation mode: as scored."""
-        return duplicate(self.shown(self.name(client, position)))
+        return duplicate(self.view_model(self.name(client, position)))
 
     def predictor(
         self, client: int | str | None = None, *, position: int | None = None, unknown: Unknown | None = None
@@ -173,7 +173,7 @@ class Run(ABC):
         `unknown` says what becomes of rows of clients that the run does not know: `error`, `skip` or `mean`.
         """
         name = None if client is None and position is None else self.name(client, position)
-        return Predictor.of(self.summary, self.shown, self.source, name, unknown)
+        return Predictor.from_summary(self.summary, self.view_model, self.source, name, unknown)
 
     def predict(self, client: int | str | None, rows: Any, unknown: Unknown | None = None) -> Any:
         """A client's answers to new rows, a frame of polars or pandas or x: [n, ...]; see `kinfed.runs.predictor`.
@@ -204,24 +204,24 @@ class Run(ABC):
         for other in others:
             if other.names != self.names or not mine.is_of_the_same_examples(other.by_client):
                 raise not_comparable(self, other)
-        summary, known = self.summary, list[baselines.Baseline]()
+        summary, candidates = self.summary, list[baselines.Baseline]()
         for run in others:
-            known.append(baselines.Baseline.from_run(run.summary, run.by_client, run.validation, run is fedavg))
+            candidates.append(baselines.Baseline.from_run(run.summary, run.by_client, run.validation, run is fedavg))
         standard = next(filter(None, (run.standard_baselines[0] for run in (self, *others))), [])
-        found = baselines.floor(
-            [[*known, *standard]],
+        floor = baselines.floor(
+            [[*candidates, *standard]],
             summary.metric.higher_is_better,
             summary.selection.higher_is_better,
         )
         notes = [] if standard else [baselines.NONE_STANDARD]
-        verdict = baselines.verdict(summary.method.lower(), summary.metric, [mine], found, notes=notes)
+        verdict = baselines.verdict(summary.method.lower(), summary.metric, [mine], floor, notes=notes)
         assert verdict is not None  # as there is Local
         return verdict
 
 
-def not_comparable(one: Run, other: Run) -> UsageError:
+def not_comparable(first: Run, second: Run) -> UsageError:
     """The error for runs on other test examples."""
-    return UsageError(f"{other} was not tested on the examples of {one}; run both on the same federation")
+    return UsageError(f"{second} was not tested on the examples of {first}; run both on the same federation")
 
 
 def client_index(names: Sequence[str], client: object = None, position: int | None = None) -> int:
@@ -289,8 +289,8 @@ class OpenedRun(Run):
     def relation(self) -> Tensor | None:
         if self.summary.relation is None or not self.folder.relations.exists():
             return None
-        found = self.folder.read_relations()
-        return torch.from_numpy(found.weights[found.selected])
+        relations = self.folder.read_relations()
+        return torch.from_numpy(relations.weights[relations.selected])
 
     @property
     def validation(self) -> dict[str, float]:
@@ -302,7 +302,7 @@ class OpenedRun(Run):
 
     @property
     def by_client(self) -> Tested:
-        return Tested.of(self.folder)
+        return Tested.read(self.folder)
 
     @property
     def description(self) -> Description | None:
@@ -314,11 +314,13 @@ class OpenedRun(Run):
         """What the models were trained for: the task that its score belongs to, with its classes or its scale."""
         described = dict(self.summary.data.task or {})
         name = str(described.pop("name", ""))
-        settings: Any = {key: tuple(one) if isinstance(one, list) else one for key, one in described.items()}
-        if self.experiment is not None and (asked := self.experiment.task) is not None:
-            own: Any = asked.task
-            known = {key: settings[key] for key in asked.learnt if key in settings}
-            return cast(Task, replace(own, **known) if known else own)
+        settings: Any = {
+            key: tuple(setting) if isinstance(setting, list) else setting for key, setting in described.items()
+        }
+        if self.experiment is not None and (own_task := self.experiment.task) is not None:
+            task: Any = own_task.task
+            learnt = {key: settings[key] for key in own_task.learnt if key in settings}
+            return cast(Task, replace(task, **learnt) if learnt else task)
         kind: Any = TASKS.get(name)
         if kind is None:
             raise UsageError(f"{self.folder.summary} does not say what the models were trained for; run again")
@@ -327,9 +329,9 @@ class OpenedRun(Run):
     @property
     def classes(self) -> list[str]:
         """The names of the classes in the order of the outputs, or their numbers; none where numbers are predicted."""
-        return list(Answers.of(self.summary, self.description).classes)
+        return list(Answers.from_summary(self.summary, self.description).classes)
 
-    def of(self, client: str) -> "OpenedRun":
+    def find_kept_run(self, client: str) -> "OpenedRun":
         """The run whose model a client keeps: this one, or after a choice that of Local or FedAvg beside it."""
         kept = self.folder.kept_beside(client)
         if kept is None:
@@ -339,10 +341,10 @@ class OpenedRun(Run):
         return self._beside[kept.path]
 
     def personal(self, client: str) -> Tree:
-        return self.of(client)._personal(client)
+        return self.find_kept_run(client)._personal(client)
 
-    def shown(self, client: str) -> nn.Module:
-        kept, personal = self.of(client), self.personal(client)
+    def view_model(self, client: str) -> nn.Module:
+        kept, personal = self.find_kept_run(client), self.personal(client)
         try:
             if kept.method is None:
                 return kept.architecture.export(personal.theta)
@@ -351,7 +353,7 @@ class OpenedRun(Run):
             raise _unfit(kept.folder, problem) from None
 
     def source(self, client: str) -> Source:
-        kept = self.of(client).summary
+        kept = self.find_kept_run(client).summary
         return Source(kept.method, kept.selection.chosen)
 
     @cached_property
@@ -397,7 +399,7 @@ class FinalServer:
         self.roster = replace(roster, layout=self.model.layout, task=task)
         self.server = self.state.server(self.method.start(replace(self.roster, round=0)))
 
-    def compared(self) -> Compared | None:
+    def compare_clients(self) -> Compared | None:
         """What the method compared after the last round; None if nothing of it is kept, or clients never joined."""
         if self.state.names != self.saved.names:
             return None
@@ -446,10 +448,10 @@ def _model(
         layout = Sharing.of(method, model.layout).layout
     initial = model.layout.tensors(model.theta)
     for name in layout.frozen:
-        found = file.read(keys[name])
-        if found.shape != initial[name].shape:
-            raise TypeError(f"'{name}' is {list(found.shape)}, not {list(initial[name].shape)}")
-        initial[name] = found
+        frozen = file.read(keys[name])
+        if frozen.shape != initial[name].shape:
+            raise TypeError(f"'{name}' is {list(frozen.shape)}, not {list(initial[name].shape)}")
+        initial[name] = frozen
     model.theta = model.layout.flatten(initial)
     return model.freeze(layout)
 

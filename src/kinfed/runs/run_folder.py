@@ -37,7 +37,7 @@ BESIDE = "beside"  # the folder of runs that a run is compared with
 SAME = ".same"  # ends the name of a file in place of a seed's folder, which names the folder of an equal run
 
 
-def followed(folder: Path) -> Path:
+def follow_pointer(folder: Path) -> Path:
     """The folder of a seed's run: its own if that is begun, or the one that its file names, while that is there."""
     pointer = folder.with_name(folder.name + SAME)
     if RunFolder(folder).is_begun or not pointer.is_file():
@@ -59,7 +59,9 @@ def _readable(path: Path, fix: str = "run again") -> Iterator[None]:
 
 def _quote(name: str) -> str:
     """An owner as in a key."""
-    return STAR if name == ALL else "%2A" if name == STAR else name.replace("%", "%25").replace("/", "%2F")
+    if name == ALL:
+        return STAR
+    return "%2A" if name == STAR else name.replace("%", "%25").replace("/", "%2F")
 
 
 class TestedExamples(NamedTuple):
@@ -128,10 +130,10 @@ class RunFolder:
         """The run beside a choice whose model the client keeps; None if it is this one's."""
         if not self.choice.exists():
             return None
-        found = json.loads(self.choice.read_text(encoding="utf-8"))
+        choice = json.loads(self.choice.read_text(encoding="utf-8"))
         for name, key in (("local", "keep_own_model"), ("fedavg", "keep_fedavg_model")):
-            if client in found[key]:
-                return self.beside(name)
+            if client in choice[key]:
+                return self.reference(name)
         return None
 
     def create(self) -> None:
@@ -139,8 +141,8 @@ class RunFolder:
         make_folder(self.path)
 
     @contextmanager
-    def alone(self) -> Iterator[None]:
-        """A block in which no other program works in the folder, see `files.alone`; the leader asks for all."""
+    def lock(self) -> Iterator[None]:
+        """A block in which no other program works in the folder, see `files.lock_folder`; the leader asks for all."""
         problem = None
         with ExitStack() as stack:
             try:
@@ -157,7 +159,7 @@ class RunFolder:
         """Whether it is `beside` another run, which is compared with it, or one seed of such a run."""
         return BESIDE in (self.path.parent.name, self.path.parent.parent.name)
 
-    def beside(self, method: str) -> "RunFolder":
+    def reference(self, method: str) -> "RunFolder":
         """The folder of the run of Local, or of FedAvg, beside this one."""
         return RunFolder(self.path / BESIDE / method)
 
@@ -171,8 +173,8 @@ class RunFolder:
         Finished or not, while the run goes on; once it has ended those that have, as a seed that failed has not.
         """
         names = sorted({path.name.removesuffix(SAME) for path in self.path.glob("seed-*")})
-        every = [RunFolder(found) for name in names if (found := followed(self.path / name)).is_dir()]
-        return [one for one in every if one.is_finished] if self.is_finished else every
+        every = [RunFolder(path) for name in names if (path := follow_pointer(self.path / name)).is_dir()]
+        return [folder for folder in every if folder.is_finished] if self.is_finished else every
 
     def repeats(self) -> list["RunFolder"]:
         """The folders of a finished run's seeds; this one if it has one seed."""
@@ -226,8 +228,8 @@ class RunFolder:
             lacks = f"{self} is not the folder of a finished run: it has no summary.json"
             if not self.path.exists():
                 raise UsageError(f"there is no folder {self} (in {Path.cwd()}); name that of a finished run") from None
-            begun = f", as it has not ended: kinfed resume {self}" * self.checkpoint.exists()
-            raise UsageError(lacks + begun) from None
+            hint = f", as it has not ended: kinfed resume {self}" if self.checkpoint.exists() else ""
+            raise UsageError(lacks + hint) from None
         except (OSError, ValueError) as problem:
             raise UsageError(f"{self.summary} cannot be read: {problem}") from None
         return Summary.from_json(text, self.summary)
@@ -243,8 +245,12 @@ class RunFolder:
             owned[ALL] |= model.frozen
         for part, values in history.kept_models.items():
             shared = part in history.shared
-            for name, own in zip([ALL] if shared else history.names, [values] if shared else values, strict=True):
-                owned[name] |= layout.tensors(own) if part == "theta" and own.numel() == layout.size else {part: own}
+            for name, values_of in zip([ALL] if shared else history.names, [values] if shared else values, strict=True):
+                owned[name] |= (
+                    layout.tensors(values_of)
+                    if part == "theta" and values_of.numel() == layout.size
+                    else {part: values_of}
+                )
         self.write_tensors(owned, method, identity, model.plain_tensors())
 
     def write_tensors(
@@ -258,10 +264,10 @@ class RunFolder:
 
         `plain` are the digests of the tensors that a module holds beside these, by which a reader knows the module.
         """
-        arrays = {f"{_quote(name)}/{key}": tensor for name, own in owned.items() for key, tensor in own.items()}
+        arrays = {f"{_quote(name)}/{key}": tensor for name, tensors in owned.items() for key, tensor in tensors.items()}
         about = {"method": method, "identity": identity, "plain": json.dumps(plain) if plain else ""}
         about[checkpoint.CHECKSUMS] = checkpoint.checksums(arrays)
-        checkpoint.write(arrays, self.models, {key: one for key, one in about.items() if one})
+        checkpoint.write(arrays, self.models, {key: text for key, text in about.items() if text})
 
     def model_keys(self) -> tuple[dict[str, dict[str, str]], str]:
         """The keys in the file of models, by owner and tensor, and the method that alone exports them, or "".
@@ -280,7 +286,7 @@ class RunFolder:
         """Write the score of every test example, all clients' after one another, and how many each client has."""
         arrays = {
             "scores": torch.from_numpy(np.concatenate(tested.scores)),
-            "sizes": torch.tensor([len(one) for one in tested.scores]),
+            "sizes": torch.tensor([len(scores) for scores in tested.scores]),
             "blocks" if tested.declared else "places": torch.from_numpy(np.concatenate(tested.blocks)),
         }
         arrays |= {} if tested.totals is None else {"totals": torch.from_numpy(tested.totals)}
@@ -362,21 +368,21 @@ class RunFolder:
 
         Raises UsageError if the run does not have it, unless it may be `missing`: then there are no rounds, [0].
         """
-        rounds, found = self.read_tests(model, [metric], split)
-        if metric not in found and not missing:
+        rounds, values = self.read_tests(model, [metric], split)
+        if metric not in values and not missing:
             raise self.not_whole()
-        return rounds, found.get(metric, np.zeros(0))
+        return rounds, values.get(metric, np.zeros(0))
 
     def read_validation(self) -> dict[str, float]:
         """By client the validation score that selected the chosen model's round; empty without validation rows."""
         summary = self.read_summary()
         if "validation" not in summary.scores[summary.selection.chosen] or not self.history.exists():
             return {}
-        rounds, found = self.read_tests(summary.selection.chosen, [summary.selection.by], "validation")
-        if summary.selection.by not in found:
+        rounds, values = self.read_tests(summary.selection.chosen, [summary.selection.by], "validation")
+        if summary.selection.by not in values:
             return {}
         at = rounds.tolist().index(int(summary.scores[summary.selection.chosen]["round"]))
-        return dict(zip(summary.clients.names, found[summary.selection.by][at].tolist(), strict=True))
+        return dict(zip(summary.clients.names, values[summary.selection.by][at].tolist(), strict=True))
 
     def read_tests(self, model: str, metrics: Sequence[str], split: str = "test") -> tuple[Array, dict[str, Array]]:
         """The same of several scores, of those that the run has."""
@@ -395,17 +401,17 @@ class RunFolder:
                         rounds[int(round)] = None
                         clients[client] = None
                         values[metric].append(float(value))
-            whole = {m: np.array(v).reshape(len(rounds), -1) for m, v in values.items() if v}
+            tables = {m: np.array(v).reshape(len(rounds), -1) for m, v in values.items() if v}
         except PermissionError:  # nothing is wrong with the file
             raise
         except (OSError, StopIteration, IndexError, ValueError):
             raise self.not_whole() from None
-        known = summary.by_client
-        if clients and known is not None and list(clients) != known.names:
+        clients_of_summary = summary.by_client
+        if clients and clients_of_summary is not None and list(clients) != clients_of_summary.names:
             raise self.of_another(self.history)
-        for scores in whole.values() if summary.attackers else ():
+        for scores in tables.values() if summary.attackers else ():
             scores[:, np.isin(summary.clients.names, summary.attackers)] = np.nan
-        return np.array(list(rounds), np.int64), whole
+        return np.array(list(rounds), np.int64), tables
 
     def read_cost(self) -> dict[int, Spent] | None:
         """What a finished run had taken after each evaluated round (from 1); None if that was not written."""
@@ -478,6 +484,8 @@ class RunFolder:
                     if line["note"] == "cluster":
                         noted[int(line["round"])][line["client"]] = int(float(line["value"]))
         if not noted:
-            return torch.stack([graph_quality.clusters(torch.from_numpy(one)) for one in self.read_relations().weights])
+            return torch.stack(
+                [graph_quality.clusters(torch.from_numpy(weights)) for weights in self.read_relations().weights]
+            )
         names = self.read_summary().clients.names
         return torch.tensor([[label.get(name, -1) for name in names] for label in noted.values()])

@@ -35,9 +35,9 @@ class Tested(NamedTuple):
     totals: dict[str, float] | None = None  # as how many rows each client's examples count, if they have weights
     attackers: int = 0  # clients that attack
 
-    def scores(self, client: str, whole: bool) -> Array:
+    def scores(self, client: str, by_example: bool) -> Array:
         """[n] the scores of a client's examples; or [1] the client's."""
-        return self.examples[client] if whole and self.examples is not None else np.array([self.means[client]])
+        return self.examples[client] if by_example and self.examples is not None else np.array([self.means[client]])
 
     def is_of_the_same_examples(self, other: "Tested") -> bool:
         """Whether every client in both has as many test examples in each, as far as that was written."""
@@ -45,7 +45,7 @@ class Tested(NamedTuple):
         return all(len(mine[name]) == len(theirs[name]) for name in mine.keys() & theirs.keys())
 
     @classmethod
-    def of(cls, folder: RunFolder) -> "Tested":
+    def read(cls, folder: RunFolder) -> "Tested":
         """Those in the folder of a finished run with one seed."""
         summary, examples = folder.read_summary(), folder.read_tested()
         means, names = summary.clients.scores[summary.selection.chosen], summary.clients.names
@@ -71,7 +71,7 @@ class Tested(NamedTuple):
 def chose_otherwise(repeats: Sequence[RunFolder], model: str) -> str:
     """The models that a run chose with each seed, to be read by people; empty if all of them are `model`."""
     chosen = [repeat.read_summary().selection.chosen for repeat in repeats]
-    return ", ".join(f"'{one}'" for one in chosen) if set(chosen) - {model} else ""
+    return ", ".join(f"'{name}'" for name in chosen) if set(chosen) - {model} else ""
 
 
 def of_examples(task: Task, outputs: Tensor, y: Tensor, importance: Sequence[Tensor] | None = None) -> Tensor:
@@ -98,7 +98,7 @@ def intervals(history: History) -> dict[str, dict[str, Any]]:
 
 def by_examples(mine: Sequence[Tested], others: Sequence[Tested], higher_is_better: bool) -> dict[str, Evidence]:
     """What each client's test examples say of a method against another; empty if their scores were not written."""
-    if any(one.examples is None for one in (*mine, *others)):
+    if any(tests.examples is None for tests in (*mine, *others)):
         return {}
     names, (scores, theirs) = align([mine, others], True)
     return evidence(scores, theirs, names, higher_is_better, blocks_of(mine, names))
@@ -106,28 +106,28 @@ def by_examples(mine: Sequence[Tested], others: Sequence[Tested], higher_is_bett
 
 def blocks_of(runs: Sequence[Tested], names: Sequence[str]) -> Blocks:
     """Which test examples of a run belong together, by seed and client, in the order of names."""
-    if any(one.blocks is None for one in runs):
+    if any(tests.blocks is None for tests in runs):
         return INDEPENDENT
-    ids = [[one.blocks.get(name, NOTHING) for name in names] for one in runs if one.blocks is not None]
+    ids = [[tests.blocks.get(name, NOTHING) for name in names] for tests in runs if tests.blocks is not None]
     declared, spanning = runs[0].declared, 0
     if declared:
-        each = [np.concatenate([np.unique(one) for one in seed]) for seed in ids]
-        spanning = max(int((np.unique(one, return_counts=True)[1] > 1).sum()) for one in each)
+        ids_of_clients = [np.concatenate([np.unique(block_ids) for block_ids in seed]) for seed in ids]
+        spanning = max(int((np.unique(ids_of_seed, return_counts=True)[1] > 1).sum()) for ids_of_seed in ids_of_clients)
     totals = [[run.totals.get(name, 0.0) for name in names] for run in runs if run.totals is not None]
     return Blocks(ids, declared, spanning, totals if len(totals) == len(runs) else None)
 
 
-def align(runs: Sequence[Sequence[Tested]], whole: bool) -> tuple[list[str], list[list[list[Array]]]]:
+def align(runs: Sequence[Sequence[Tested]], by_example: bool) -> tuple[list[str], list[list[list[Array]]]]:
     """The clients of the first of several runs, and of each run their scores by seed and client.
 
     There are none of a client that is not in all runs with the seed, as it attacks in one.
     """
-    names = list(dict.fromkeys(name for one in runs[0] for name in one.means))
-    shared = [set.intersection(*(set(one.means) for one in same)) for same in zip(*runs, strict=True)]
+    names = list(dict.fromkeys(name for tests in runs[0] for name in tests.means))
+    shared = [set.intersection(*(set(tests.means) for tests in same)) for same in zip(*runs, strict=True)]
     return names, [
         [
-            [one.scores(name, whole) if name in known else np.empty(0) for name in names]
-            for one, known in zip(seeds, shared, strict=True)
+            [tests.scores(name, by_example) if name in names_shared else np.empty(0) for name in names]
+            for tests, names_shared in zip(seeds, shared, strict=True)
         ]
         for seeds in runs
     ]

@@ -91,10 +91,10 @@ class MLflow:
 
         self._client, self._sending = MlflowClient(os.environ["MLFLOW_TRACKING_URI"]), list[Any]()
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "kinfed")
-        known = self._client.get_experiment_by_name(name)
-        under = known.experiment_id if known else self._client.create_experiment(name)
-        found = self._client.search_runs([under], f"tags.`kinfed id` = '{run.id}'")
-        made = found[0] if found else self._client.create_run(under, tags={"kinfed id": run.id}, run_name=run.name)
+        experiment = self._client.get_experiment_by_name(name)
+        under = experiment.experiment_id if experiment else self._client.create_experiment(name)
+        runs = self._client.search_runs([under], f"tags.`kinfed id` = '{run.id}'")
+        made = runs[0] if runs else self._client.create_run(under, tags={"kinfed id": run.id}, run_name=run.name)
         self._id = made.info.run_id
         self._client.update_run(self._id, "RUNNING")
         params = [Param(_mlflow_name(key), value[: CALL // 2]) for key, value in run.settings.items()]
@@ -117,8 +117,8 @@ class MLflow:
         """Wait until all is sent."""
         states = {"finished": "FINISHED", "interrupted": "KILLED", "failed": "FAILED"}
         try:
-            for one in self._sending:
-                one.wait()
+            for request in self._sending:
+                request.wait()
         finally:
             self._client.set_terminated(self._id, states[outcome])
 
@@ -148,7 +148,7 @@ def find(name: str) -> Callable[[Tracked], Tracker]:
     """The class of a tracker's name, or a class of yours; raises UsageError if it cannot be used."""
     if plugins.is_path(name):
         kind = plugins.load(name, "track")
-        if lacks := [one for one in ("log", "end") if not callable(getattr(kind, one, None))]:
+        if lacks := [function for function in ("log", "end") if not callable(getattr(kind, function, None))]:
             raise UsageError(f"track: '{name}' is not a tracker: it lacks {', '.join(lacks)}")
         return cast(Callable[[Tracked], Tracker], kind)
     if name not in TRACKERS:
@@ -172,31 +172,35 @@ def numbers_of(history: History, t: int) -> dict[str, float]:
     Of a score or a note of clients: the mean, the lowest and the highest, and each of up to FEW clients', of scores in
     the task's metric. Attackers do not count.
     """
-    found: dict[str, float] = {}
+    numbers: dict[str, float] = {}
     for (model, split, metric), values in history.scores[t].items():
         values = values if history.honest is None else values.masked_fill(~history.honest, math.nan)
         named = history.names if metric == history.task.metric else ()
-        found |= _over_clients(f"{split}/{metric}/{model}", values, named)
+        numbers |= _over_clients(f"{split}/{metric}/{model}", values, named)
     for note, values in history.diagnostics[t].items():
         name = f"note/{note}"
-        found |= _over_clients(name, values, history.names) if values.ndim else {name: float(values)}
+        numbers |= _over_clients(name, values, history.names) if values.ndim else {name: float(values)}
     relation = _relation(history, t)
     if relation is not None and not (relation < 0).any():
-        found["relation/entropy"] = float(row_entropy(relation).nanmean())
-    for spent in (one for one in history.spent if one.round == history.rounds[t]):
+        numbers["relation/entropy"] = float(row_entropy(relation).nanmean())
+    for spent in (cost for cost in history.spent if cost.round == history.rounds[t]):
         amounts = {key: value for key, value in spent._asdict().items() if value is not None and key != "round"}
-        found |= {f"spent/{key}": value for key, value in amounts.items()}
-    return {name: value for name, value in found.items() if math.isfinite(value)}
+        numbers |= {f"spent/{key}": value for key, value in amounts.items()}
+    return {name: value for name, value in numbers.items() if math.isfinite(value)}
 
 
 def _over_clients(name: str, values: Tensor, names: Sequence[str]) -> dict[str, float]:
-    known = values[~values.isnan()].double()
-    if not len(known):
+    present = values[~values.isnan()].double()
+    if not len(present):
         return {}
-    found = {name: float(known.mean()), f"{name}/lowest": float(known.min()), f"{name}/highest": float(known.max())}
+    summary = {
+        name: float(present.mean()),
+        f"{name}/lowest": float(present.min()),
+        f"{name}/highest": float(present.max()),
+    }
     if len(names) <= FEW:
-        found |= {f"{name}/client {one}": value for one, value in zip(names, values.tolist(), strict=False)}
-    return found
+        summary |= {f"{name}/client {client}": value for client, value in zip(names, values.tolist(), strict=False)}
+    return summary
 
 
 def _relation(history: History, t: int) -> Tensor | None:
@@ -205,7 +209,7 @@ def _relation(history: History, t: int) -> Tensor | None:
 
 
 @contextmanager
-def followed(
+def track_run(
     names: Sequence[str], folder: RunFolder | None, rounds: int, origin: str, layers: Sequence[str] = ()
 ) -> Iterator[Callable[[History], None]]:
     """Have trackers follow a run; what is given is called with its history after every round.
@@ -235,10 +239,10 @@ class _Feed:
         self, names: Sequence[str], folder: RunFolder, rounds: int, origin: str, layers: Sequence[str]
     ) -> None:
         self._path, self._rounds, self._origin, self._layers = folder.path / "track.json", rounds, origin, layers
-        known = self._read()
-        names = names or [*known["trackers"]]
+        record = self._read()
+        names = names or [*record["trackers"]]
         check(names)
-        self._id, self._sent = known["id"], {**dict.fromkeys(names, 0), **known["trackers"]}
+        self._id, self._sent = record["id"], {**dict.fromkeys(names, 0), **record["trackers"]}
         self._drawn, self._done = 0, 0
         self._history: History | None = None  # as it was last sent
         run = Tracked(self._id, str(folder), folder.path, _settings(folder) if names else {})
@@ -282,19 +286,21 @@ class _Feed:
             return function(*arguments)
         except Exception as problem:
             self._trackers.pop(name, None)
-            said = re.sub(r"://[^/\s]*@", "://", f"{type(problem).__name__}: {problem}")  # which may be a password
-            why = " ".join(said.split())[:160]
+            problem_text = re.sub(
+                r"://[^/\s]*@", "://", f"{type(problem).__name__}: {problem}"
+            )  # which may be a password
+            why = " ".join(problem_text.split())[:160]
             warnings.warn(f"{name} fails, and the run goes on without: {why}", stacklevel=2)
 
     def _read(self) -> dict[str, Any]:
         try:
-            known = json.loads(self._path.read_text(encoding="utf-8"))
-            return {"id": str(known["id"]), "trackers": {name: int(last) for name, last in known["trackers"].items()}}
+            record = json.loads(self._path.read_text(encoding="utf-8"))
+            return {"id": str(record["id"]), "trackers": {name: int(last) for name, last in record["trackers"].items()}}
         except FileNotFoundError:
             return {"id": uuid.uuid4().hex, "trackers": {}}
         except (OSError, ValueError, LookupError, TypeError, AttributeError) as problem:
-            told = f"{self._path} cannot be read ({problem!s:.80}); delete it to track the run as a new one"
-            raise RunError(told) from None
+            why = f"{self._path} cannot be read ({problem!s:.80}); delete it to track the run as a new one"
+            raise RunError(why) from None
 
     def _write(self) -> None:
         with replacing(self._path) as part:
@@ -304,10 +310,10 @@ class _Feed:
 def _settings(folder: RunFolder) -> dict[str, str]:
 
     def flat(table: Mapping[str, Any], before: str = "") -> dict[str, str]:
-        found: dict[str, str] = {}
+        settings: dict[str, str] = {}
         for key, value in table.items():
-            found |= flat(value, f"{before}{key}.") if isinstance(value, dict) else {f"{before}{key}": str(value)}
-        return found
+            settings |= flat(value, f"{before}{key}.") if isinstance(value, dict) else {f"{before}{key}": str(value)}
+        return settings
 
     return flat(experiment.read(str(folder.config), [])) if folder.is_begun else {}
 

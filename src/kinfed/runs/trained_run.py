@@ -85,10 +85,10 @@ class TrainedRun(Run):
         at = self.names.index(client)
         return trees.named({name: values[at].cpu() for name, values in self.history.models.items()})
 
-    def shown(self, client: str) -> nn.Module:
+    def view_model(self, client: str) -> nn.Module:
         return export(self.method, self.architecture, self.personal(client))
 
-    def tested(self, split: str = "test") -> list[Tensor]:
+    def score_examples(self, split: str = "test") -> list[Tensor]:
         """The score of every example of a split in the task's metric: [n] for each client, by its chosen model.
 
         Accuracy: 1 if the answer is right, else 0; errors: the example's own. With example weights it is multiplied by
@@ -96,7 +96,7 @@ class TrainedRun(Run):
         list if the models stayed at their sites, if the metric is not defined for single examples, or if the split has
         none.
         """
-        return (self._of_test if split == "test" else self._score_examples(split))[0]
+        return (self._of_test if split == "test" else self._score_split(split))[0]
 
     def confusion(self) -> Tensor:
         """[N, C, C] int64 how many test examples of each class, the rows, a client's model takes for each, the columns.
@@ -104,19 +104,19 @@ class TrainedRun(Run):
         It is sparse: `.to_dense()` fills in the zeros. The models are the clients' chosen ones. Raises UsageError
         without classes, or if the models stayed at their sites.
         """
-        found = self._of_test[1]
-        if found is None:
+        table = self._of_test[1]
+        if table is None:
             raise UsageError(
                 "a confusion table needs class labels, and models that are here; this run lacks one of them"
             )
-        return found
+        return table
 
     @cached_property
     def _of_test(self) -> tuple[list[Tensor], Tensor | None]:
-        return self._score_examples("test")
+        return self._score_split("test")
 
-    def _score_examples(self, split: str) -> tuple[list[Tensor], Tensor | None]:
-        """What `tested` and, of classes, `confusion` return."""
+    def _score_split(self, split: str) -> tuple[list[Tensor], Tensor | None]:
+        """What `score_examples` and, of classes, `confusion` return."""
         task, federation, model = self.federation.task, self.federation, self.architecture
         rows = federation.rows[split]
         if not self.history.kept_models or not any(map(len, rows)):
@@ -125,19 +125,19 @@ class TrainedRun(Run):
         x, y, names = federation.x, federation.y, self.names
 
         def outputs(at: Tensor, i: int) -> Tensor:
-            apply = partial(model, self.personal(names[i]).theta.to(device)) if plain else self.shown(names[i])
+            apply = partial(model, self.personal(names[i]).theta.to(device)) if plain else self.view_model(names[i])
             place = device if plain else torch.device("cpu")
             return torch.cat([apply(x[part].to(place)).cpu() for part in at.split(BLOCK)])
 
         with torch.no_grad():
             if plain and "theta" in self.history.shared:  # one model for all clients
-                found = [outputs(torch.cat(list(rows)), 0)]
+                outputs_of = [outputs(torch.cat(list(rows)), 0)]
             else:
-                found = [outputs(at, i) for i, at in enumerate(rows)]
+                outputs_of = [outputs(at, i) for i, at in enumerate(rows)]
             truth = y[torch.cat(list(rows))].cpu()
-            answers, sizes = torch.cat(found), [len(at) for at in rows]
+            answers, sizes = torch.cat(outputs_of), [len(at) for at in rows]
             scores = of_examples(task, answers, truth, federation.importance(split)).split(sizes)
-        undefined = any(len(own) and not own.isfinite().any() for own in scores)
+        undefined = any(len(client_scores) and not client_scores.isfinite().any() for client_scores in scores)
         kept = [] if undefined or not self._averages(scores, split) else list(scores)
         return kept, confusion(answers, truth, sizes, task.classes) if isinstance(task, Classification) else None
 
@@ -147,9 +147,11 @@ class TrainedRun(Run):
         if type(task) in TASKS.values():
             return True
         at = history.rounds.index(history.select(history.chosen))
-        whole = history.scores[at].get((history.chosen, split, task.metric))
-        means = torch.stack([own.nanmean() for own in scores])
-        return whole is None or torch.allclose(means.double(), whole.double(), rtol=1e-3, atol=1e-5, equal_nan=True)
+        recorded = history.scores[at].get((history.chosen, split, task.metric))
+        means = torch.stack([client_scores.nanmean() for client_scores in scores])
+        return recorded is None or torch.allclose(
+            means.double(), recorded.double(), rtol=1e-3, atol=1e-5, equal_nan=True
+        )
 
     def verdict(self, local: Run, fedavg: Run | None = None) -> Verdict:
         """See `Run.verdict`; of runs that were just trained, test examples are compared one by one."""
@@ -175,13 +177,13 @@ class TrainedRun(Run):
     @property
     def examples(self) -> TestedExamples | None:
         """The score of each test example and where it stands; None if single examples have none."""
-        if not (scores := self.tested()):
+        if not (scores := self.score_examples()):
             return None
         declared = self.federation.blocks
         rows = self.federation.rows["test"]
         blocks = [(at if declared is None else declared[at]).cpu().numpy() for at in rows]
         totals = None if self.federation.weights is None else self.federation.totals("test").numpy()
-        return TestedExamples([one.numpy() for one in scores], blocks, declared is not None, totals)
+        return TestedExamples([client_scores.numpy() for client_scores in scores], blocks, declared is not None, totals)
 
     @property
     def by_client(self) -> Tested:
@@ -214,7 +216,7 @@ class TrainedRun(Run):
         correct = []
         with torch.no_grad():
             for name in self.names:
-                module = self.shown(name)
+                module = self.view_model(name)
                 outputs = torch.cat([module(part.clone()) for part in x.split(512)])
                 correct.append(count_correct(outputs, y, task.classes, weights))
         total = torch.bincount(y, weights, task.classes)
@@ -227,8 +229,8 @@ class TrainedRun(Run):
             return {}
         sizes = self.federation.totals("test").cpu()
         values = self.history.test(model).double()
-        known = ~values.isnan()
-        return {"pooled": float((values * sizes)[known].sum() / sizes[known].sum())}
+        scored = ~values.isnan()
+        return {"pooled": float((values * sizes)[scored].sum() / sizes[scored].sum())}
 
     @property
     def summary(self) -> Summary:

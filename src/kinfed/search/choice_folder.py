@@ -104,11 +104,11 @@ class Request:
         """Every method, with the settings that the config has for it and those of the grid, at every rate."""
         entrants = []
         for name in dict.fromkeys(self.methods or usual(arena.federation)):
-            start = f"methods.{plugins.called(name)}."
+            start = f"methods.{plugins.short_name(name)}."
             keys = {key.removeprefix(start): values for key, values in self.grid.items() if key.startswith(start)}
             for values in itertools.product(*keys.values()):
                 settings = tuple(f"{key}={value}" for key, value in zip(keys, values, strict=True))
-                entrants.append(Entrant(plugins.called(name), self.experiment(name, settings).method, settings))
+                entrants.append(Entrant(plugins.short_name(name), self.experiment(name, settings).method, settings))
         return candidates(entrants, arena)
 
 
@@ -172,12 +172,12 @@ def _side_by_side(
 def _write(request: Request, choice: Choice) -> Chosen:
     """The winner's run, Local and FedAvg beside it, and what the choice found, which comes last."""
     out = RunFolder(request.out)
-    places = [(out.beside(base), choice.bases[base].candidate, run) for base, run in choice.runs.items()]
+    places = [(out.reference(base), choice.bases[base].candidate, run) for base, run in choice.runs.items()]
     places.append((out, choice.winner.candidate, choice.run))
     for folder, candidate, run in places:
         folder.create()
         methods = (*request.methods, *KNOWN)
-        name = next(name for name in methods if plugins.called(name) == candidate.method_name)
+        name = next(name for name in methods if plugins.short_name(name) == candidate.method_name)
         lr = getattr(candidate.training.optimiser, "lr", None)
         table = request.experiment(name, candidate.settings, lr, candidate.model, candidate.most).table
         config.write(table, folder.config)

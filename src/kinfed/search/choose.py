@@ -385,7 +385,10 @@ def safest(run: TrainedRun, bases: Mapping[str, TrainedRun]) -> dict[str, str]:
     `bases` has those of the two runs that there are. All keep the method's where examples have no scores of their own.
     """
     task, names = run.federation.task, list(run.federation.names)
-    mine, others = run.tested("validation"), {base: one.tested("validation") for base, one in bases.items()}
+    mine, others = (
+        run.score_examples("validation"),
+        {base: one.score_examples("validation") for base, one in bases.items()},
+    )
     answers = dict.fromkeys(names, "kin")
     if not mine or not all(others.values()):
         return answers

@@ -36,7 +36,7 @@ class Setting(NamedTuple):
         plain = re.sub(r"[^\w.,=+-]", "_", text)
         if plain != text or len(text) > LONGEST:  # another setting may give the same name
             plain = f"{plain[:LONGEST]}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
-        return f"{plugins.called(self.method)}/{plain}"
+        return f"{plugins.short_name(self.method)}/{plain}"
 
 
 @dataclass(frozen=True)
@@ -110,12 +110,12 @@ class Sweep:
     def _concerns(self, key: str, method: str) -> bool:
         """Whether a key affects a method: without an effect, all its values would give the same run."""
         if key.startswith("methods."):
-            return _owner(key) == plugins.called(method)
+            return _owner(key) == plugins.short_name(method)
         return not (key.startswith("training.optimiser") and Advises.of(self.methods_by_name[method]).rates)
 
     def _overrides(self, method: str, values: Mapping[str, str]) -> list[str]:
         """The method's name and these values, which override the config's of this method in either of their places."""
-        prefix = f"methods.{plugins.called(method)}."
+        prefix = f"methods.{plugins.short_name(method)}."
         return [
             f'method.name="{method}"',
             *(f"{key.replace(prefix, 'method.')}={value}" for key, value in values.items()),
@@ -175,7 +175,7 @@ class Sweep:
         for method, (finished, lost) in zip(self.methods, scores, strict=True):
             for setting, result in [*finished, *((one, None) for one in lost)]:
                 values: Row = {h: _bare(setting.values.get(key)) for key, h in zip(keys, headings, strict=True)}
-                row: Row = {"method": plugins.called(method), "winner": None, **values}
+                row: Row = {"method": plugins.short_name(method), "winner": None, **values}
                 if result is None:
                     row["failed"] = f"{sum(name in failed for name in self._names(setting))} of {len(self.seeds)}"
                 else:
@@ -183,7 +183,7 @@ class Sweep:
                 if finished and setting is finished[0][0]:
                     row["winner"] = "*"
                     described = " ".join(f"{h}={value}" for h, value in values.items() if value is not None)
-                    notes.append(f"* {plugins.called(method)}: {described or 'as configured'}")
+                    notes.append(f"* {plugins.short_name(method)}: {described or 'as configured'}")
                 rows.append(row)
         results = [result for finished, _ in scores for _, result in finished]
         cautions = dict.fromkeys(caution for result in results for caution in result.cautions)
@@ -223,7 +223,7 @@ def paper_grid(methods: Sequence[str]) -> dict[str, list[str]]:
         having = ", ".join(name for name in METHODS if getattr(METHODS[name], "grid", {}))
         raise UsageError(f"grid=paper: no grid is printed for {', '.join(without)}; there is one for {having}")
     return {
-        f"methods.{plugins.called(name)}.{key}": [json.dumps(plain(value)) for value in values]
+        f"methods.{plugins.short_name(name)}.{key}": [json.dumps(plain(value)) for value in values]
         for name, grid in grids.items()
         for key, values in grid.items()
     }
@@ -252,7 +252,7 @@ def _check_methods(methods: Sequence[str], grid: Mapping[str, Sequence[str]]) ->
     """Raise UsageError unless these are different methods, and the grid's keys are of no others."""
     for name in methods:
         take(METHODS, name, "--method")
-    called = [plugins.called(name) for name in methods]
+    called = [plugins.short_name(name) for name in methods]
     if len(set(called)) < len(called):
         raise UsageError("--method names a method twice, or two classes of one name")
     for key in grid:

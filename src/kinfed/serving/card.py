@@ -16,9 +16,9 @@ MOST = 5  # clients that a card lists
 CLOCK = "the time of day, from 0 to 1"
 
 
-def card(saved: OpenedRun, client: str, path: Path, digest: str, licence: str = "", apart: float | None = None) -> str:
+def card(saved: OpenedRun, client: str, path: Path, digest: str, licence: str = "", gap: float | None = None) -> str:
     """The card of a client's exported model."""
-    kept, source = saved.of(client), saved.source(client)
+    kept, source = saved.find_kept_run(client), saved.source(client)
     summary = kept.summary
     score = summary.scores[summary.selection.chosen]
     facts = {
@@ -44,7 +44,7 @@ def card(saved: OpenedRun, client: str, path: Path, digest: str, licence: str = 
         "",
         *_listens(kept, client),
     ]
-    lines += ["", "## Cautions", "", *_cautions(saved, kept), "", "## Use", "", *_use(saved, path, client, apart)]
+    lines += ["", "## Cautions", "", *_cautions(saved, kept), "", "## Use", "", *_use(saved, path, client, gap)]
     return "\n".join(lines) + "\n"
 
 
@@ -63,24 +63,24 @@ def _score_of(folder: RunFolder, client: str) -> float | None:
     if not folder.is_finished:
         return None
     summary = folder.read_summary()
-    known = summary.by_client
-    if known is None or client not in known.names:
+    clients = summary.by_client
+    if clients is None or client not in clients.names:
         return None
-    return known.scores[summary.selection.chosen][known.names.index(client)]
+    return clients.scores[summary.selection.chosen][clients.names.index(client)]
 
 
 def _scores(saved: OpenedRun, client: str) -> list[str]:
     """A table of this model's test score, and those of Local and FedAvg for the same client."""
-    folder, summary = saved.folder, saved.of(client).summary
-    places = {f"this model ({summary.method})": saved.of(client).folder}
+    folder, summary = saved.folder, saved.find_kept_run(client).summary
+    places = {f"this model ({summary.method})": saved.find_kept_run(client).folder}
     others = {"local": "Local: learning alone", "fedavg": "FedAvg: one model for all"}
-    places |= {said: folder.beside(name) for name, said in others.items() if name != summary.method}
+    places |= {title: folder.reference(name) for name, title in others.items() if name != summary.method}
     if summary is not saved.summary:
         places[f"the run's method ({saved.summary.method})"] = folder
     rows = [f"| | test {summary.metric.name} of {_cell(client)} |", "| --- | --- |"]
-    for said, place in places.items():
+    for title, place in places.items():
         score = _score_of(place, client)
-        rows.append(f"| {said} | {'not trained beside the run' if score is None else f'{score:.4g}'} |")
+        rows.append(f"| {title} | {'not trained beside the run' if score is None else f'{score:.4g}'} |")
     better = "higher" if summary.metric.higher_is_better else "lower"
     return [*rows, "", f"A {better} score is better."]
 
@@ -95,34 +95,36 @@ def _listens(kept: OpenedRun, client: str) -> list[str]:
     weights = weights.mean(0) if weights.ndim == 3 else weights  # over layers
     row = weights if weights.ndim == 1 else weights[kept.names.index(client)]
     order = [i for i in np.argsort(-row, kind="stable")[:MOST] if row[i] > 0]
-    each = [f"- {_cell(kept.names[i])}{' (itself)' if kept.names[i] == client else ''}: {row[i]:.3f}" for i in order]
+    listed = [f"- {_cell(kept.names[i])}{' (itself)' if kept.names[i] == client else ''}: {row[i]:.3f}" for i in order]
     layers = ", the mean over layers" if relations.weights.ndim == 4 else ""
-    return [f"The largest weights in its mixture ({relations.origin} relation{layers}):", "", *each]
+    return [f"The largest weights in its mixture ({relations.origin} relation{layers}):", "", *listed]
 
 
 def _cautions(saved: OpenedRun, kept: OpenedRun) -> list[str]:
-    said = [kept.summary.selection.caution] * kept.summary.leaking + list(kept.summary.warnings)
+    warnings = [kept.summary.selection.caution] if kept.summary.leaking else []
+    warnings += kept.summary.warnings
     attackers = saved.summary.attackers
-    said += [f"trained under attack by {', '.join(attackers[:MOST])}"] * bool(attackers)
+    if attackers:
+        warnings.append(f"trained under attack by {', '.join(attackers[:MOST])}")
     general = (
         "It was made for this client's rows; the scores are of this client's test rows, and say nothing of others'."
     )
-    return [f"- {_cell(one)}" for one in [general, *said]]
+    return [f"- {_cell(text)}" for text in [general, *warnings]]
 
 
-def _use(saved: OpenedRun, path: Path, client: str, apart: float | None) -> list[str]:
+def _use(saved: OpenedRun, path: Path, client: str, gap: float | None) -> list[str]:
     description, named = saved.description, _windows(saved, client)
     if path.suffix == ".safetensors":
         return [
             "The tensors alone, by the names of the module's state: load them with `safetensors.torch.load_file`. "
             "Inputs are scaled as the run's summary.json says under `scale` and `columns` of its `data`.",
-            *([""] * bool(named) + named),
+            *(["", *named] if named else []),
         ]
-    agree = f" Its answers are within {apart:.1e} of PyTorch's, relative to the largest." if apart is not None else ""
+    agree = f" Its answers are within {gap:.1e} of PyTorch's, relative to the largest." if gap is not None else ""
     lines = [f"Load it with `onnxruntime.InferenceSession`; scales and missing cells are inside.{agree}", ""]
     if description is None:
         what = "windows in the columns' own units, NaN where a cell is missing" if named else "as in training"
-        listed = ", ".join(str(one) for one in saved.summary.data.shape or ())
+        listed = ", ".join(str(size) for size in saved.summary.data.shape or ())
         return [*lines, f"- `x`: float32 [n, {listed}], {what}", *named]
     for column in description.inputs:
         name = _cell(column.name)

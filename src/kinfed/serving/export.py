@@ -44,7 +44,7 @@ def export(
     if kind not in FORMATS:
         raise UsageError(f"there is no format '{kind}'; known: {', '.join(FORMATS)}")
     if kind == "onnx":
-        onnx_file.needed()
+        onnx_file.require_packages()
     names = [saved.name(client) for client in clients]
     paths = {name: out / f"{file_name(name)}.{kind}" for name in names}
     if (there := [path for path in paths.values() if path.exists()]) and not again:
@@ -71,31 +71,34 @@ def _write_export(
     saved: OpenedRun, name: str, kind: Format, path: Path, written: Path, licence: str, forms: dict[Any, Any]
 ) -> Exported:
     """Write the model that will be at `path`, and its card; `forms` has the ONNX models of other clients."""
-    begin, apart = time.perf_counter(), None
+    begin, gap = time.perf_counter(), None
     about = {"client": name, **saved.source(name)._asdict(), "made by": "kinfed"}
     if kind == "safetensors":
         arrays = trees.pack(saved.personal(name))
         theta = arrays.pop("theta")
-        checkpoint.write({**saved.of(name).architecture.named(theta), **arrays}, written, about)
+        checkpoint.write({**saved.find_kept_run(name).architecture.named(theta), **arrays}, written, about)
     else:
         predictor = saved.predictor(name)
-        whole = Whole(saved.shown(name), predictor, name).eval()
-        form = saved.of(name).folder.path, *((key, tuple(value.shape)) for key, value in whole.state_dict().items())
+        pipeline = Whole(saved.view_model(name), predictor, name).eval()
+        form = (
+            saved.find_kept_run(name).folder.path,
+            *((key, tuple(value.shape)) for key, value in pipeline.state_dict().items()),
+        )
         if form not in forms:
-            forms[form] = onnx_file.convert(whole, predictor)
+            forms[form] = onnx_file.convert(pipeline, predictor)
         with replacing(written) as part:
-            part.write_bytes(onnx_file.filled(forms[form], whole, about).SerializeToString())
-            apart = onnx_file.apart(part, whole, predictor)
-            if not apart <= onnx_file.AGREE:
+            part.write_bytes(onnx_file.fill_weights(forms[form], pipeline, about).SerializeToString())
+            gap = onnx_file.measure_gap(part, pipeline, predictor)
+            if not gap <= onnx_file.AGREE:
                 raise RunError(
-                    f"the ONNX model of client '{name}' gives answers that are {apart:.1e} from PyTorch's, "
+                    f"the ONNX model of client '{name}' gives answers that are {gap:.1e} from PyTorch's, "
                     f"above {onnx_file.AGREE:g}, so it was not written; use --format safetensors"
                 )
     digest = hashlib.sha256(written.read_bytes()).hexdigest()
-    text = card(saved, name, path, digest, licence, apart)
+    text = card(saved, name, path, digest, licence, gap)
     with replacing(written.with_name(card_name(path))) as part:
         part.write_text(text, encoding="utf-8")
-    return Exported(name, path, written.stat().st_size, time.perf_counter() - begin, apart)
+    return Exported(name, path, written.stat().st_size, time.perf_counter() - begin, gap)
 
 
 def card_name(path: Path) -> str:

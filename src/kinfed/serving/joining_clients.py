@@ -37,7 +37,7 @@ class Newcomer:
     test: Tensor  # [t] of the pool
     task: Task
     links: tuple[Tensor, Tensor] | None = None  # [N] to each client of the run, and [N] from it; None: no graph
-    own: Mapping[str, Own] = field(default_factory=dict)  # its scale of columns in units of each client's own
+    scales: Mapping[str, Own] = field(default_factory=dict)  # its scale of columns in units of each client's own
     weights: Tensor | None = None  # [n] as how many rows each example counts; None: all as one
 
     def federation(self, count: int, share: float, classes: Sequence[str] = ()) -> Federation:
@@ -65,7 +65,7 @@ def of_table(saved: OpenedRun, path: Path, edges: Path | None) -> list[Newcomer]
             "out with federation.newcomers, and leave --data out"
         )
     frame = open_table(path)
-    targets = [one.name for one in description.targets]
+    targets = [target.name for target in description.targets]
     if lacking := [name for name in targets if name not in frame.columns]:
         raise UsageError(
             f"{path} has no column '{lacking[0]}', by which models are tuned and scored; kinfed predict needs none"
@@ -78,10 +78,10 @@ def of_table(saved: OpenedRun, path: Path, edges: Path | None) -> list[Newcomer]
     assert y is not None  # as all targets are there
     owners, who = [path.stem], torch.zeros(len(x), dtype=torch.int64)
     if description.client in frame.columns:
-        words = frame.text(description.client)
-        owners, who = list(words.names), torch.from_numpy(words.codes)
-    if known := [name for name in owners if name in saved.names]:
-        raise UsageError(f"client '{known[0]}' took part in {saved.folder}; a newcomer needs a name of its own")
+        column = frame.text(description.client)
+        owners, who = list(column.names), torch.from_numpy(column.codes)
+    if participants := [name for name in owners if name in saved.names]:
+        raise UsageError(f"client '{participants[0]}' took part in {saved.folder}; a newcomer needs a name of its own")
     owned = [(who == i).nonzero().flatten() for i in range(len(owners))]
     labels = y if description.targets[0].classes else None
     draws = [generator(saved.summary.seed, "split", int(tag)) for tag in tags(owners)]
@@ -89,15 +89,17 @@ def of_table(saved: OpenedRun, path: Path, edges: Path | None) -> list[Newcomer]
     if short := [f"{name} ({len(rows)})" for name, rows, part in zip(owners, owned, parts, strict=True) if not part]:
         raise UsageError(f"{path}: too few rows to learn from and to be tested on: {', '.join(short[:8])}")
     learn = [torch.cat([part["train"], part["validation"]]) for part in parts]
-    own: dict[str, dict[str, Own]] = {}
+    scales: dict[str, dict[str, Own]] = {}
     if description.clients:
         cells = {name: raw.values for name, raw in description.cells(frame).items()}
-        own = {name: scale_of(description, cells, rows) for name, rows in zip(owners, learn, strict=True)}
-        x = replace(description, clients=own).encode(frame, None if description.client in frame.columns else owners[0])
+        scales = {name: scale_of(description, cells, rows) for name, rows in zip(owners, learn, strict=True)}
+        x = replace(description, clients=scales).encode(
+            frame, None if description.client in frame.columns else owners[0]
+        )
     result = []
     for name, rows, part, links in zip(owners, learn, parts, _links(saved, owners, edges), strict=True):
         order = _shuffle(rows, saved, name)
-        result.append(Newcomer(name, x, y, order, part["test"], saved.task, links, own.get(name, {}), weights))
+        result.append(Newcomer(name, x, y, order, part["test"], saved.task, links, scales.get(name, {}), weights))
     return result
 
 
@@ -117,25 +119,25 @@ def scale_of(description: Description, cells: Mapping[str, Numbers], rows: Tenso
     `cells` are columns [n], of which it learns from `rows`. Targets are not needed, so it is the same for any number of
     examples.
     """
-    columns = {one.name: one for one in description.inputs if isinstance(one, Number)}
-    found = {}
+    columns = {column.name: column for column in description.inputs if isinstance(column, Number)}
+    scales = {}
     for name in next(iter(description.clients.values()), {}):
-        known = NumberStatistics.of(cells[name][rows.numpy()])
-        found[name] = Own.of(known.known, known.mean, known.deviation, known.median, columns[name])
-    return found
+        statistics = NumberStatistics.of(cells[name][rows.numpy()])
+        scales[name] = Own.of(statistics.known, statistics.mean, statistics.deviation, statistics.median, columns[name])
+    return scales
 
 
 def _links(saved: OpenedRun, owners: list[str], edges: Path | None) -> list[tuple[Tensor, Tensor] | None]:
     """What a file of links says of each newcomer and the clients of the run."""
     if edges is None:
         return [None] * len(owners)
-    count, found = len(saved.names), list[tuple[Tensor, Tensor] | None]()
+    count, links = len(saved.names), list[tuple[Tensor, Tensor] | None]()
     for owner in owners:
         weights = read_graph(edges, [*saved.names, owner], strangers=True).weights
         if not weights[count].any() and not weights[:, count].any():
             raise UsageError(f"{edges} has no link between '{owner}' and a client of {saved.folder}")
-        found.append((weights[count, :count], weights[:count, count]))
-    return found
+        links.append((weights[count, :count], weights[:count, count]))
+    return links
 
 
 def of_run(saved: OpenedRun, data_dir: Path | None, wanted: Sequence[str] = ()) -> list[Newcomer]:
@@ -150,14 +152,14 @@ def of_run(saved: OpenedRun, data_dir: Path | None, wanted: Sequence[str] = ()) 
         )
     seed, dataset = saved.summary.seed, experiment.dataset(data_dir)
     federation, new = experiment.everyone(data_dir, seed, dataset)
-    own: dict[str, dict[str, Own]] = {}
+    scales: dict[str, dict[str, Own]] = {}
     if (columns := federation.columns) is not None and columns.clients:
         assert isinstance(dataset.prepare, Preparation)
         cells = dict(zip(dataset.prepare.kinds, dataset.x.T.numpy(), strict=True))
         learn = {i: torch.cat([federation.rows[split][i] for split in ("train", "validation")]) for i in new}
-        own = {federation.names[i]: scale_of(columns, cells, rows) for i, rows in learn.items()}
-        known = replace(columns, clients={**columns.clients, **own})
-        summary, data = saved.summary, replace(saved.summary.data, columns=known.to_dict())
+        scales = {federation.names[i]: scale_of(columns, cells, rows) for i, rows in learn.items()}
+        scaled_columns = replace(columns, clients={**columns.clients, **scales})
+        summary, data = saved.summary, replace(saved.summary.data, columns=scaled_columns.to_dict())
         federation, _ = experiment.everyone(data_dir, seed, dataset, replace(summary, data=data))
     names = [federation.names[i] for i in new]
     wanted = [known_name(name, names) for name in wanted]
@@ -172,7 +174,9 @@ def of_run(saved: OpenedRun, data_dir: Path | None, wanted: Sequence[str] = ()) 
         weights = None if federation.graph is None else federation.graph.weights
         links = None if weights is None else (weights[i, members], weights[members, i])
         rows, x, y = _shuffle(torch.cat([train, validation]), saved, name), federation.x, federation.y
-        result.append(Newcomer(name, x, y, rows, test, federation.task, links, own.get(name, {}), federation.weights))
+        result.append(
+            Newcomer(name, x, y, rows, test, federation.task, links, scales.get(name, {}), federation.weights)
+        )
     return result
 
 

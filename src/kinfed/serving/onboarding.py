@@ -26,7 +26,7 @@ from ..errors import UsageError
 from ..files import replacing
 from ..methods.fedavg_ft import FedAvgFT
 from ..methods.local import Local
-from ..runs.config.plugins import called
+from ..runs.config.plugins import short_name
 from ..runs.run import FinalServer, OpenedRun, Run
 from ..runs.run_folder import ALL, RunFolder
 from ..simulation.execution import Execution
@@ -46,7 +46,7 @@ class Outcome(NamedTuple):
     scores: dict[str, float]  # in the task's metric, on its test examples, by where the model is from
     personal: Tree  # what its model by the method's rule consists of; None if it has none
     existing: str = ""  # whose model is the best existing one, by the newcomer's examples
-    own: Mapping[str, Own] = {}  # the newcomer's scale of columns in units of each client's own
+    scales: Mapping[str, Own] = {}  # the newcomer's scale of columns in units of each client's own
 
 
 class FrozenServer(FinalServer):
@@ -59,7 +59,7 @@ class FrozenServer(FinalServer):
         super().__init__(saved, task)
         self.execution = execution
         kind = type(undivided(self.method))
-        self.name = called(self.experiment.method_name)
+        self.name = short_name(self.experiment.method_name)
         # Whether its models are tuned as any module is.
         self.plain = not issubclass(kind, Extends | Predicts)
 
@@ -108,7 +108,7 @@ class FrozenServer(FinalServer):
         Without examples it is the model that it is sent at once.
         """
         here, begin = torch.zeros(1, dtype=torch.int64), self.state.done
-        fleet = self.fleet(self.alone(newcomer, count), self.method, self.model) if count else None
+        fleet = self.fleet(self.make_federation(newcomer, count), self.method, self.model) if count else None
         weight = None if fleet is None or fleet.weights is None else float(fleet.weights[0])
         roster = self.with_room(newcomer, 1 if fleet is None else int(fleet.sizes[0]), weight)
         new = roster.everyone[-1:]
@@ -126,11 +126,11 @@ class FrozenServer(FinalServer):
             now, sent = send(at)
             _, uploads = fleet.train(at, here, sent)
             server = join(self.method, now, server, new, uploads)
-        found = fleet.evaluate(begin + rounds, here, send(begin + rounds)[1])
-        named = {name: found.scores[name, "test", self.task.metric] for name in found.models}
-        return {name: float(values[0]) for name, values in named.items()}, dict(found.models)
+        evaluation = fleet.evaluate(begin + rounds, here, send(begin + rounds)[1])
+        named = {name: evaluation.scores[name, "test", self.task.metric] for name in evaluation.models}
+        return {name: float(values[0]) for name, values in named.items()}, dict(evaluation.models)
 
-    def alone(self, newcomer: Newcomer, count: int) -> Federation:
+    def make_federation(self, newcomer: Newcomer, count: int) -> Federation:
         """The federation of the newcomer and its first `count` examples."""
         return newcomer.federation(count, share_for_validation(self.experiment), self.saved.classes)
 
@@ -147,26 +147,32 @@ class FrozenServer(FinalServer):
 
     def trained_alone(self, newcomer: Newcomer, count: int, rounds: int) -> float:
         """The score of a newcomer that learns by itself, for so many rounds."""
-        fleet, here = self.fleet(self.alone(newcomer, count), Local(), self.bare), torch.zeros(1, dtype=torch.int64)
+        fleet, here = (
+            self.fleet(self.make_federation(newcomer, count), Local(), self.bare),
+            torch.zeros(1, dtype=torch.int64),
+        )
         for at in range(rounds):
             fleet.train(at, here, ())
         return float(fleet.evaluate(rounds, here, ()).scores["own", "test", self.task.metric][0])
 
-    def tuned(self, newcomer: Newcomer, count: int, theta: Tensor, model: Model) -> float:
+    def score_tuned(self, newcomer: Newcomer, count: int, theta: Tensor, model: Model) -> float:
         """The score of a model: [d] after a few epochs on the newcomer's examples, as FedAvg-FT tunes it."""
-        fleet, here = self.fleet(self.alone(newcomer, count), FedAvgFT(), model), torch.zeros(1, dtype=torch.int64)
+        fleet, here = (
+            self.fleet(self.make_federation(newcomer, count), FedAvgFT(), model),
+            torch.zeros(1, dtype=torch.int64),
+        )
         sent = FedAvgFT().send(self.roster, FedAvgFT().start(replace(self.roster, theta=theta)), here)
         return float(fleet.evaluate(self.state.done, here, sent).scores["tuned", "test", self.task.metric][0])
 
     @cached_property
     def existing(self) -> dict[str, nn.Module]:
         """The members' models, by their names."""
-        return {name: self.saved.shown(name) for name in self.saved.names}
+        return {name: self.saved.view_model(name) for name in self.saved.names}
 
     @cached_property
-    def shared(self) -> Tensor | None:
+    def fedavg_model(self) -> Tensor | None:
         """[d] FedAvg's model, of the run beside this one; None if it has none. Of sites it is the last round's."""
-        beside = self.saved.folder.beside("fedavg")
+        beside = self.saved.folder.reference("fedavg")
         if self.name == "fedavg" or not beside.is_finished:
             return None
         if not self.saved.at_sites:
@@ -193,16 +199,16 @@ def onboard(frozen: FrozenServer, newcomer: Newcomer, count: int, rounds: int | 
     if chosen in models:
         personal = trees.pick(models[chosen], 0)
         if frozen.plain:
-            result[frozen.name + TUNED] = frozen.tuned(newcomer, count, personal.theta, frozen.model)
+            result[frozen.name + TUNED] = frozen.score_tuned(newcomer, count, personal.theta, frozen.model)
     if count:
         result[ALONE] = frozen.trained_alone(newcomer, count, rounds)
         if not frozen.saved.at_sites:
             best, result[BEST] = frozen.best_existing(newcomer, count)
-    if (theta := frozen.shared) is not None:
+    if (theta := frozen.fedavg_model) is not None:
         result[SHARED] = frozen.score(newcomer, lambda x: frozen.bare(theta, x))
         if count:
-            result[SHARED + TUNED] = frozen.tuned(newcomer, count, theta, frozen.bare)
-    return Outcome(newcomer.name, count, result, personal, best, newcomer.own)
+            result[SHARED + TUNED] = frozen.score_tuned(newcomer, count, theta, frozen.bare)
+    return Outcome(newcomer.name, count, result, personal, best, newcomer.scales)
 
 
 def write(frozen: FrozenServer, outcomes: Sequence[Outcome], folder: RunFolder) -> None:
@@ -211,39 +217,43 @@ def write(frozen: FrozenServer, outcomes: Sequence[Outcome], folder: RunFolder) 
     Each has the model that it got with the most examples.
     """
     folder.create()
-    best = {one.client: one for one in outcomes if one.personal is not None}  # the last has the most examples
+    best = {
+        outcome.client: outcome for outcome in outcomes if outcome.personal is not None
+    }  # the last has the most examples
     with replacing(folder.path / "onboarding.csv") as part, part.open("w", newline="", encoding="utf-8") as file:
         table = csv.writer(file)
         table.writerow(["client", "examples", "model", "score", "whose"])
-        for one in outcomes:
-            for name, score in one.scores.items():
-                table.writerow([one.client, one.shots, name, f"{score:.7g}", one.existing if name == BEST else ""])
+        for outcome in outcomes:
+            for name, score in outcome.scores.items():
+                table.writerow(
+                    [outcome.client, outcome.shots, name, f"{score:.7g}", outcome.existing if name == BEST else ""]
+                )
     if not best:
         return
     owned: dict[str, dict[str, Tensor]] = {ALL: frozen.model.frozen}
-    for name, one in best.items():
-        owned[name] = dict(one.personal._asdict())
+    for name, outcome in best.items():
+        owned[name] = dict(outcome.personal._asdict())
         owned[name] |= frozen.model.layout.tensors(owned[name].pop("theta"))
-    whole, columns = frozen.saved.summary, frozen.saved.description
-    data, chosen = replace(whole.data, clients=len(best)), whole.selection.chosen
+    summary, columns = frozen.saved.summary, frozen.saved.description
+    data, chosen = replace(summary.data, clients=len(best)), summary.selection.chosen
     if columns is not None and columns.clients:
-        columns = replace(columns, clients={name: one.own for name, one in best.items()})
+        columns = replace(columns, clients={name: outcome.scales for name, outcome in best.items()})
         scale = {**(data.scale or {}), **columns.scale()}
         data = replace(data, columns=columns.to_dict(), scale=scale)
-    identity = whole.provenance.identity or ""
+    identity = summary.provenance.identity or ""
     folder.write_tensors(owned, exporter(undivided(frozen.method)), identity, frozen.model.plain_tensors())
     folder.config.write_bytes(frozen.saved.folder.config.read_bytes())
-    scores = [one.scores[frozen.name] for one in best.values()]
-    former = {"run": str(frozen.saved.folder), "rounds": whole.rounds, "joined": list(best), "scores": False}
+    scores = [outcome.scores[frozen.name] for outcome in best.values()]
+    former = {"run": str(frozen.saved.folder), "rounds": summary.rounds, "joined": list(best), "scores": False}
     folder.write_summary(
         replace(
-            whole,
+            summary,
             data=data,
             by_client=ClientScores(names=list(best), scores={chosen: scores}),
-            scores={chosen: spread(torch.tensor(scores), whole.metric.higher_is_better) | {"round": whole.rounds}},
+            scores={chosen: spread(torch.tensor(scores), summary.metric.higher_is_better) | {"round": summary.rounds}},
             **NOT_THEIRS,
             warnings=[],
-            provenance=replace(whole.provenance, former=former, refit=False),
+            provenance=replace(summary.provenance, former=former, refit=False),
             out=str(folder),
         )
     )

@@ -16,13 +16,13 @@ from torch import Tensor, nn
 from ..data.tables.columns import Category
 from ..errors import UsageError
 from ..runs.predictor import Predictor
-from .pipeline import Columns, Whole, example, onnx_outputs, words
+from .pipeline import Columns, Whole, example, onnx_outputs, place_categories
 
 AGREE = 1e-5  # between onnxruntime and PyTorch, relative to the largest answer if that is above 1
 ML = "ai.onnx.ml"
 
 
-def needed() -> None:
+def require_packages() -> None:
     """Raise UsageError unless the packages of the extra are there."""
     try:
         import onnx  # noqa: F401
@@ -35,9 +35,9 @@ def needed() -> None:
 class _Ordered(nn.Module):
     """A `Whole` that takes columns one after another, so that no name of a column is one of its program."""
 
-    def __init__(self, whole: Whole, names: Sequence[str]) -> None:
+    def __init__(self, pipeline: Whole, names: Sequence[str]) -> None:
         super().__init__()
-        self.whole, self._names = whole, names
+        self.whole, self._names = pipeline, names
 
     def forward(self, *columns: Tensor) -> Columns:
         answers: Columns = self.whole(dict(zip(self._names, columns, strict=True)) if self._names else columns[0])
@@ -51,7 +51,7 @@ class Converted(NamedTuple):
     tensors: dict[str, str]  # which of a module's own tensors some of its constants are: names in its state
 
 
-def convert(whole: Whole, predictor: Predictor) -> Converted:
+def convert(pipeline: Whole, predictor: Predictor) -> Converted:
     """The ONNX model of one client; raises UsageError that names an operator which ONNX cannot hold."""
     given = example(predictor, 4)
     names = list(given) if isinstance(given, dict) else []
@@ -59,7 +59,7 @@ def convert(whole: Whole, predictor: Predictor) -> Converted:
     shapes = (({0: torch.export.Dim("rows")},) * len(columns),)
     try:
         with _silence():
-            traced = torch.export.export(_Ordered(whole, names).eval(), columns, dynamic_shapes=shapes)
+            traced = torch.export.export(_Ordered(pipeline, names).eval(), columns, dynamic_shapes=shapes)
     except Exception as problem:  # whatever tracing a user's module ends in
         raise UsageError(f"the model cannot be exported: {_reason(problem)}") from None
     try:
@@ -72,15 +72,17 @@ def convert(whole: Whole, predictor: Predictor) -> Converted:
     with _silence():
         made.optimize()
     proto = made.model_proto
-    own = {f"whole.{name}": name for name in whole.state_dict()}
-    if own.keys() & _constants(proto) != own.keys() & _constants(plain):  # folded, so that no other client's fit
+    state_names = {f"whole.{name}": name for name in pipeline.state_dict()}
+    if state_names.keys() & _constants(proto) != state_names.keys() & _constants(
+        plain
+    ):  # folded, so that no other client's fit
         proto = plain
     for node in (*proto.graph.node, *(node for function in proto.functions for node in function.node)):
         del node.metadata_props[:]  # lines of code, ten times as large as a small model
-    outputs, tensors = onnx_outputs(predictor), own.keys() & _constants(proto)
+    outputs, tensors = onnx_outputs(predictor), state_names.keys() & _constants(proto)
     called = _rename(proto.graph, names or ["x"], outputs)
     _with_text(proto, predictor, outputs)
-    return Converted(proto, {called[name]: own[name] for name in tensors})
+    return Converted(proto, {called[name]: state_names[name] for name in tensors})
 
 
 def _constants(proto: Any) -> set[str]:
@@ -91,7 +93,7 @@ def _name_lists(graph: Any) -> list[Any]:
     """Every node's lists of names of inputs and outputs, in graphs within nodes too; writing to one renames there."""
     lists = [names for node in graph.node for names in (node.input, node.output)]
     inner = [attribute.g for node in graph.node for attribute in node.attribute if attribute.HasField("g")]
-    return lists + [names for one in inner for names in _name_lists(one)]
+    return lists + [names for subgraph in inner for names in _name_lists(subgraph)]
 
 
 def _rename(graph: Any, inputs: Sequence[str], outputs: Sequence[str]) -> dict[str, str]:
@@ -100,11 +102,11 @@ def _rename(graph: Any, inputs: Sequence[str], outputs: Sequence[str]) -> dict[s
     called = {end.name: name for end, name in zip(ends, [*inputs, *outputs], strict=True)} | {"": ""}
     taken = {*inputs, *outputs}
     others = [*graph.initializer, *graph.value_info]
-    for name in [*(one.name for one in others), *(name for names in _name_lists(graph) for name in names)]:
+    for name in [*(value.name for value in others), *(name for names in _name_lists(graph) for name in names)]:
         if name not in called:
             called[name] = _free(name.removeprefix("whole."), taken)
-    for one in (*ends, *others):
-        one.name = called[one.name]
+    for value in (*ends, *others):
+        value.name = called[value.name]
     for names in _name_lists(graph):
         names[:] = [called[name] for name in names]
     return called
@@ -123,12 +125,14 @@ def _with_text(proto: Any, predictor: Predictor, outputs: Sequence[str]) -> None
     import onnx
 
     graph, nodes = proto.graph, []
-    taken = {name for names in _name_lists(graph) for name in names} | {*outputs} | {one.name for one in graph.input}
+    taken = (
+        {name for names in _name_lists(graph) for name in names} | {*outputs} | {value.name for value in graph.input}
+    )
     columns = predictor.description.inputs if predictor.description is not None else ()
     texts = {column.name: column for column in columns if isinstance(column, Category) and column.parts}
     for given in graph.input:
         if given.name in texts:
-            places, other = words(texts[given.name])
+            places, other = place_categories(texts[given.name])
             keys: dict[str, Any] = {
                 "keys_strings": list(places),
                 "values_int64s": list(places.values()),
@@ -150,15 +154,15 @@ def _with_text(proto: Any, predictor: Predictor, outputs: Sequence[str]) -> None
         back: dict[str, Any] = {"keys_int64s": list(range(len(names))), "values_strings": names, "default_string": ""}
         graph.node.append(onnx.helper.make_node("LabelEncoder", [place], [outputs[0]], domain=ML, **back))
         graph.output[0].type.tensor_type.elem_type = onnx.TensorProto.STRING
-    if ML not in {one.domain for one in proto.opset_import}:
+    if ML not in {opset.domain for opset in proto.opset_import}:
         proto.opset_import.append(onnx.helper.make_opsetid(ML, 3))
 
 
-def filled(converted: Converted, whole: nn.Module, metadata: dict[str, str]) -> Any:
+def fill_weights(converted: Converted, pipeline: nn.Module, metadata: dict[str, str]) -> Any:
     """A copy of an ONNX model with the numbers of another module of the same architecture."""
     import onnx
 
-    made, values = onnx.ModelProto(), whole.state_dict(keep_vars=False)
+    made, values = onnx.ModelProto(), pipeline.state_dict(keep_vars=False)
     made.CopyFrom(converted.proto)
     for tensor in made.graph.initializer:
         if tensor.name in converted.tensors:
@@ -168,7 +172,7 @@ def filled(converted: Converted, whole: nn.Module, metadata: dict[str, str]) -> 
     return made
 
 
-def apart(path: Path, whole: Whole, predictor: Predictor) -> float:
+def measure_gap(path: Path, pipeline: Whole, predictor: Predictor) -> float:
     """How far onnxruntime's answers are from PyTorch's, at most; relative to the largest if that is above 1."""
     import onnxruntime
 
@@ -177,13 +181,13 @@ def apart(path: Path, whole: Whole, predictor: Predictor) -> float:
     session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     given = example(predictor, 32, seed=1)
     with torch.inference_mode():
-        expected = whole(given)
+        expected = pipeline(given)
     columns = given if isinstance(given, dict) else {"x": given}
     fed = {name: values.numpy() for name, values in columns.items()}
     inputs = predictor.description.inputs if predictor.description is not None else ()
     for column in inputs:
         if isinstance(column, Category) and column.name in fed:
-            places, _ = words(column)
+            places, _ = place_categories(column)
             text = {place: word for word, place in places.items()}
             fed[column.name] = np.array([text.get(int(place), "no category") for place in fed[column.name]], object)
     got = session.run(None, fed)[-1]
@@ -207,12 +211,12 @@ def _silence() -> Iterator[None]:
 def _reason(problem: BaseException) -> str:
     """The operator that cannot be converted, or why a module cannot be traced."""
     texts: list[str] = []
-    one: BaseException | None = problem
-    while one is not None:
-        texts.append(str(one))
-        one = one.__cause__
-    if found := re.search(r"op='([\w.:]+)'", " ".join(texts)):
-        operator = found[1].replace(".", "::", 1)
+    cause: BaseException | None = problem
+    while cause is not None:
+        texts.append(str(cause))
+        cause = cause.__cause__
+    if match := re.search(r"op='([\w.:]+)'", " ".join(texts)):
+        operator = match[1].replace(".", "::", 1)
         return f"there is no ONNX operator for {operator}; write the model without it, or use --format safetensors"
     if any("data-dependent" in text for text in texts):
         return "its forward pass branches on the values of its inputs; write it with torch.where"

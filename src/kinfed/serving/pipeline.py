@@ -49,12 +49,12 @@ class Encode(nn.Module):
 
     def __init__(self, description: Description, client: str) -> None:
         super().__init__()
-        own = description.clients.get(client, {})
+        scales = description.clients.get(client, {})
         parts: dict[str, nn.Module] = {}
         for column in description.inputs:
             if isinstance(column, Number):
                 shared = Own(column.mean, column.deviation, column.median)
-                parts[column.name] = _Number(own.get(column.name, shared), bool(column.missing))
+                parts[column.name] = _Number(scales.get(column.name, shared), bool(column.missing))
             elif isinstance(column, Category) and column.parts:
                 parts[column.name] = _Category(len(column.parts))
             elif isinstance(column, Calendar):
@@ -102,8 +102,8 @@ class _Calendar(nn.Module):
         self.register_buffer("scale", torch.tensor([column.mean, column.deviation], dtype=torch.float64))
 
     def forward(self, values: Tensor) -> Tensor:
-        known = ~values.isnan()
-        seconds = torch.where(known, values, 0.0)
+        present = ~values.isnan()
+        seconds = torch.where(present, values, 0.0)
         days = (seconds / DAY).floor()
         year = _year(days)
         season = 2 * math.pi * (days - _begin(year)) / 365.25
@@ -113,8 +113,8 @@ class _Calendar(nn.Module):
         mean, deviation = self.scale.unbind()  # type: ignore[operator]
         columns = [(year - mean) / deviation, season.sin(), season.cos(), *week]
         columns += [hour.sin(), hour.cos()] if self.clock else []
-        parts = [torch.where(known, column, 0.0) for column in columns]
-        return torch.stack(parts + [(~known).double()] * self.flagged, 1)
+        parts = [torch.where(present, column, 0.0) for column in columns]
+        return torch.stack(parts + [(~present).double()] * self.flagged, 1)
 
 
 def _year(days: Tensor) -> Tensor:
@@ -147,11 +147,11 @@ class Readings(nn.Module):
         return scale_windows(x, self.scale)  # type: ignore[arg-type]
 
 
-def words(column: Category) -> tuple[dict[str, int], int]:
+def place_categories(column: Category) -> tuple[dict[str, int], int]:
     """The place of each category, and of "" for a missing one; and that of any other text."""
     other = len(column.categories) if column.other else -1
     missing = len(column.categories) + bool(column.other) if column.missing else -1
-    return {**{one: i for i, one in enumerate(column.categories)}, "": missing}, other
+    return {**{category: i for i, category in enumerate(column.categories)}, "": missing}, other
 
 
 def onnx_outputs(predictor: Predictor) -> list[str]:

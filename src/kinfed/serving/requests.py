@@ -29,26 +29,26 @@ class Refused(Exception):
         self.status, self.why = status, why
 
 
-class _Said(threading.local):
+class _Collected(threading.local):
     """What was warned of since the request that this thread answers has come; None between requests."""
 
     lines: list[str] | None = None
 
 
-_said = _Said()
+_collected = _Collected()
 
 
 @contextmanager
-def told_to_requests() -> Iterator[None]:
+def collect_warnings() -> Iterator[None]:
     """Warnings that come up while a request is answered are for its sender, in whichever thread that is."""
     with warnings.catch_warnings():
         show = warnings.showwarning
 
         def keep(message: Warning | str, *rest: Any, **more: Any) -> None:
-            if _said.lines is None:
+            if _collected.lines is None:
                 show(message, *rest, **more)
             else:
-                _said.lines.append(str(message))
+                _collected.lines.append(str(message))
 
         warnings.simplefilter("always", UserWarning)
         warnings.showwarning = keep
@@ -59,25 +59,25 @@ def answer(predictor: Predictor, body: bytes, kind: str) -> tuple[Any, list[str]
     """The answers to a request's rows, as a frame of polars, which columns the run was not trained with, and what was
     warned of, if `told_to_requests`; raises Refused.
     """
-    _said.lines = []
+    _collected.lines = []
     try:
         if kind == CSV:
             frame, ignored = _of_csv(predictor, body)
         elif predictor.description is None and predictor.series is None:
             frame, ignored = _of_arrays(predictor, _json(body)), []
         else:
-            words = _json(body)
-            rows = words.get("rows")
-            if not isinstance(rows, list) or not rows or set(words) - {"rows"}:
+            document = _json(body)
+            rows = document.get("rows")
+            if not isinstance(rows, list) or not rows or set(document) - {"rows"}:
                 raise Refused(422, 'the request must be {"rows": [{"COLUMN": value, ...}, ...]} with one row or more')
             frame, ignored = _predict_rows(predictor, frame_of(_table(rows)))
-        return frame, ignored, [line.replace("the frame", "the request") for line in _said.lines]
+        return frame, ignored, [line.replace("the frame", "the request") for line in _collected.lines]
     except UsageError as problem:
         raise Refused(422, str(problem).replace("the frame", "the request")) from None
     except UnicodeEncodeError:  # of what JSON can write and Unicode has not
         raise Refused(400, "the request has half of a surrogate pair, such as \\ud800, in a text; correct it") from None
     finally:
-        _said.lines = None
+        _collected.lines = None
 
 
 def _predict_rows(predictor: Predictor, frame: Frame) -> tuple[Any, list[str]]:
@@ -95,7 +95,7 @@ def _of_csv(predictor: Predictor, body: bytes) -> tuple[Any, list[str]]:
         except UsageError as problem:
             raise UsageError(str(problem).replace(str(path), "the request")) from None
         finally:
-            _said.lines = [line.replace(str(path), "the request") for line in _said.lines or ()]
+            _collected.lines = [line.replace(str(path), "the request") for line in _collected.lines or ()]
 
 
 def _check_width(columns: int) -> None:
@@ -111,14 +111,14 @@ def _json(body: bytes) -> dict[str, Any]:
         raise Refused(400, f"{constant} is no JSON; write null for a missing value")
 
     try:
-        words = json.loads(body, parse_constant=refuse)
+        document = json.loads(body, parse_constant=refuse)
     except (json.JSONDecodeError, UnicodeDecodeError) as problem:
         raise Refused(400, f"the request is not JSON: {problem!s:.200}") from None
     except (ValueError, RecursionError):
         raise Refused(400, "the request holds a number of thousands of digits, or lists nested too deeply") from None
-    if not isinstance(words, dict):
+    if not isinstance(document, dict):
         raise Refused(422, "the request must be a JSON object")
-    return words
+    return document
 
 
 def _table(rows: list[Any]) -> Any:
@@ -151,15 +151,15 @@ def _table(rows: list[Any]) -> Any:
     return polars.DataFrame(columns)
 
 
-def _of_arrays(predictor: Predictor, words: dict[str, Any]) -> Any:
-    if "x" not in words or set(words) - {"x", "clients"}:
+def _of_arrays(predictor: Predictor, document: dict[str, Any]) -> Any:
+    if "x" not in document or set(document) - {"x", "clients"}:
         shape = list(predictor.shape)
         raise Refused(422, f'the request must be {{"x": [...]}}, examples of shape {shape}, and perhaps "clients"')
     try:
-        x = np.array(words["x"], np.float32)
+        x = np.array(document["x"], np.float32)
     except (ValueError, TypeError, OverflowError):
         raise Refused(422, f"x must be numbers, examples of shape {list(predictor.shape)} each") from None
-    clients = words.get("clients")
-    if clients is not None and not (isinstance(clients, list) and all(isinstance(one, str) for one in clients)):
+    clients = document.get("clients")
+    if clients is not None and not (isinstance(clients, list) and all(isinstance(client, str) for client in clients)):
         raise Refused(422, "clients must be a list of names")
     return predictor.arrays(x, clients)

@@ -26,7 +26,7 @@ from ..data.tables.words import known_name
 from ..errors import UsageError, nearest
 from ..runs import connections
 from ..runs.predictor import Predictor
-from .requests import CSV, JSON, Refused, answer, told_to_requests
+from .requests import CSV, JSON, Refused, answer, collect_warnings
 
 IGNORED = "Kinfed-Ignored"  # the header of CSV answers that names columns the run was not trained with
 WARNINGS = "Kinfed-Warnings"  # and the one that says what else is to be known of the rows
@@ -101,7 +101,7 @@ class Service:
         listener = connections.Listener(at)
         config = uvicorn.Config(
             self._limit_requests(self.app(), listener),
-            http=connections.hurried(),
+            http=connections.make_impatient_protocol(),
             ws="none",
             loop="asyncio",  # another one would accept connections itself
             log_level="warning",
@@ -111,7 +111,7 @@ class Service:
             lifespan="off",
         )
         self.server = uvicorn.Server(config)
-        with told_to_requests():
+        with collect_warnings():
             self.server.run(sockets=[listener])
 
     def _limit_requests(self, app: Any, listener: connections.Listener) -> Any:
@@ -197,12 +197,12 @@ class Service:
 
 def _work(predictor: Predictor, body: bytes, kind: str) -> tuple[str, int, dict[str, str]]:
     """The text of the answers, how many there are, and headers."""
-    found, ignored, said = answer(predictor, body, kind)
-    beside = {name: lines for name, lines in ((IGNORED, ignored), (WARNINGS, said)) if lines}
+    answers, ignored, warned = answer(predictor, body, kind)
+    beside = {name: lines for name, lines in ((IGNORED, ignored), (WARNINGS, warned)) if lines}
     if kind == CSV:
-        return found.write_csv(), len(found), {name: ", ".join(map(quote, lines)) for name, lines in beside.items()}
+        return answers.write_csv(), len(answers), {name: ", ".join(map(quote, lines)) for name, lines in beside.items()}
     more = "".join(f', "{KEYS[name]}": {json.dumps(lines)}' for name, lines in beside.items())
-    return f'{{"answers": {found.write_json()}{more}}}', len(found), {}
+    return f'{{"answers": {answers.write_json()}{more}}}', len(answers), {}
 
 
 def _refuse(request: Request, problem: Refused) -> Response:
@@ -211,8 +211,8 @@ def _refuse(request: Request, problem: Refused) -> Response:
 
 
 def _no_such(request: Request, problem: HTTPException) -> Response:
-    known = "POST /predict/CLIENT, POST /predict, GET /clients, GET /health, GET /metrics"
-    return JSONResponse({"error": f"{request.method} {request.url.path[:80]} is none of {known}"}, problem.status_code)
+    routes = "POST /predict/CLIENT, POST /predict, GET /clients, GET /health, GET /metrics"
+    return JSONResponse({"error": f"{request.method} {request.url.path[:80]} is none of {routes}"}, problem.status_code)
 
 
 def _broken(request: Request, problem: Exception) -> Response:

@@ -74,7 +74,7 @@ def _fused_form(clients: Clients, model: Model, training: Training) -> Fused | U
     if not isinstance(training.optimiser, SGD) or training.optimiser.momentum or model.bf16:
         return Unfused("only plain SGD in full precision has a fused form")
     try:
-        return Fused.of(model.original, model.layout, clients.task, clients.pool.x.shape[1:], model.frozen)
+        return Fused.build(model.original, model.layout, clients.task, clients.pool.x.shape[1:], model.frozen)
     except Unfused as problem:
         return problem
 

@@ -92,7 +92,7 @@ def add(actions: Any, common: argparse.ArgumentParser) -> None:
 def read(args: argparse.Namespace) -> Reproduction:
     """The reproduction that the options ask for."""
     scaled = f"-scaled-{args.scale:g}" if args.scale < 1 else ""
-    scaled += f"-{plugins.called(args.model)}" if args.model else ""
+    scaled += f"-{plugins.short_name(args.model)}" if args.model else ""
     return Reproduction(
         published_table.load(args.table),
         args.out or Path("reproductions") / f"{args.table}{scaled}",

@@ -54,7 +54,7 @@ def hand_over(
     empty = [str(i) for i, rows in enumerate(owned) if not len(rows)]
     if empty:
         raise UsageError(
-            f"{name}: {len(empty)} of {len(owned)} clients would get no example: {list_names(empty)}; use fewer clients "
-            "or more examples"
+            f"{name}: {len(empty)} of {len(owned)} clients would get no example: {list_names(empty)}; use fewer "
+            "clients or more examples"
         )
     return Parts(list(owned), replace(dataset, client=None, graph=None, owners=()), groups, lots)

@@ -278,7 +278,7 @@ def guarded(
 
     config = uvicorn.Config(
         Gate(app, doorman, admit),
-        http=connections.hurried(),
+        http=connections.make_impatient_protocol(),
         ws="none",
         loop="asyncio",  # another one would accept connections itself
         access_log=False,

@@ -51,7 +51,7 @@ def summarise(
     classes = agreed.get("classes") or [str(c) for c in range(getattr(task, "classes", 0))]
     summary = Summary.of(
         history,
-        method=plugins.called(planned.learning.method_name),
+        method=plugins.short_name(planned.learning.method_name),
         seeds=[planned.learning.seed],
         intervals=intervals(history),
         relation={"origin": origin} if relation is not None else None,

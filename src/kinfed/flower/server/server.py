@@ -31,7 +31,7 @@ from ...runs.config import experiment, plugins
 from ...runs.config.experiment import Table
 from ...runs.final_state import FinalState, holds_members
 from ...runs.run_folder import RunFolder
-from ...runs.trackers import followed
+from ...runs.trackers import track_run
 from ...verdict.verdict import Verdict
 from ..wire import audit_file, messages
 from ..wire.audit import AuditedTransport, AuditLog
@@ -162,7 +162,7 @@ class _Run:
         if self.at.done:
             self._evaluate_again()
         origin, layers = Explains.of(self.method).origin_of(self.roster), self._layers()
-        with followed(track, self.folder, self.rounds.count, origin, layers) as self.follow:
+        with track_run(track, self.folder, self.rounds.count, origin, layers) as self.follow:
             self._train()
             if not self.history.rounds:
                 raise RunError(

@@ -47,7 +47,7 @@ def fedavg_of(planned: Plan, clients: int) -> Plan:
 
 def train(planned: Plan, clients: Collection[str], out: Path, serve: Serve, log: Callable[[str], Any]) -> Words:
     """Train FedAvg beside a run by so many of its sites, or go on; returns its summary as words, none if it fails."""
-    folder = RunFolder(out).beside("fedavg")
+    folder = RunFolder(out).reference("fedavg")
     if not folder.is_finished:
         log("fedavg beside it: the same sites train one model for all, to compare with")
         try:
@@ -114,9 +114,9 @@ def judged(planned: Plan, history: History, baselines: dict[str, dict[str, Score
     if fedavg:
         fitted.append(Baseline(FEDAVG, True, False, {}, Tested({site: shared[site] for site in both}, None)))
     return verdict(
-        plugins.called(planned.learning.method_name),
+        plugins.short_name(planned.learning.method_name),
         Metric.of(task),
         [Tested({site: mine[site] for site in both}, None, bool(leak(planned.learning.method)))],
         floor([fitted], task.higher_is_better, history.selects_highest),
-        saved=plugins.called(planned.learning.method_name),
+        saved=plugins.short_name(planned.learning.method_name),
     )

@@ -43,8 +43,8 @@ def summary(planned: Plan) -> list[str]:
     }
     most = needs(planned)
     return [
-        f"method {plugins.called(learning.method_name)}{_tell_settings(settings)}, model "
-        f"{plugins.called(table['model']['name'])}{_tell_settings(model)}; "
+        f"method {plugins.short_name(learning.method_name)}{_tell_settings(settings)}, model "
+        f"{plugins.short_name(table['model']['name'])}{_tell_settings(model)}; "
         f"{several(most['training'], 'round')} of {steps}, {several(length.batch, 'row')} a step; "
         f"{100 * split.test:g} % of rows for the test, {100 * split.validation:g} % for validation, "
         f"seed {learning.seed}",

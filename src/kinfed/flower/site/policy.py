@@ -57,7 +57,7 @@ class Policy(Settings):
     def check(self, planned: Plan, table: Table, folder: Path, experiment: str) -> None:
         """Raise Withheld unless the site's rules allow an experiment; `table` is the plan as the server sent it."""
         learning = planned.learning
-        method, model = plugins.called(learning.method_name), plugins.called(table["model"]["name"])
+        method, model = plugins.short_name(learning.method_name), plugins.short_name(table["model"]["name"])
         for kind, name, allowed in (("method", method, self.methods), ("model", model, self.models)):
             if allowed and name not in allowed:
                 raise Withheld(f"its policy allows the {kind}s {', '.join(allowed)}, not {name}")

@@ -111,7 +111,7 @@ def rehearse(
     if line := _undecided(here.left["hello"].words, flower):
         report(f"note      {line}")
     if run:
-        named = plugins.called(planned.table["model"]["name"])
+        named = plugins.short_name(planned.table["model"]["name"])
         report(f"model     {named} fits: {summary.cost.parameters:,} parameters; method {summary.method}")
         report(next(line.replace(": ", "   ", 1) for line in told if line.startswith("tensors: ")))
     else:

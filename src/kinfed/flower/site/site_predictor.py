@@ -115,7 +115,7 @@ def model_of(folder: Path, planned: Plan, words: Words) -> tuple[nn.Module, Sour
                 raise ValueError(f"'{e.name}' is {list(tensors[e.name].shape)}, not {list(e.shape)}")
         personal = trees.named({"theta": model.layout.flatten(tensors), **arrays})
         module = export(planned.learning.method, model, personal)
-    return module, Source(plugins.called(planned.learning.method_name), origin)
+    return module, Source(plugins.short_name(planned.learning.method_name), origin)
 
 
 def _answers(words: Words, description: Description | None, series: Series | None) -> Answers:

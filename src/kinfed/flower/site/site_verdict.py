@@ -75,7 +75,7 @@ def compare(
     assert best is not None
     assert best.tested[0].examples is not None
     verdict = judge_one(
-        plugins.called(learning.method_name),
+        plugins.short_name(learning.method_name),
         scores["own"],
         (best.name, best.tested[0].examples[client]),
         scores.get("fedavg"),

@@ -34,7 +34,7 @@ class Batches(NamedTuple):
     classes: Tensor | None = None  # [K, C] the weight of each class in the loss; None: all the same
     importance: Tensor | None = None  # [K, T, B] example weights over the mean of the client's; None: all count alike
 
-    def of(self, at: slice | Tensor) -> "Batches":
+    def select(self, at: slice | Tensor) -> "Batches":
         """The batches of some of the clients."""
         return Batches(*(None if t is None else t[at] for t in self))  # type: ignore[arg-type]
 

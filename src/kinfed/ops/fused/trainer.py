@@ -6,8 +6,8 @@ from torch import Tensor
 
 from ...core.client import Client, Quadratic, Request
 from ...core.optimiser import SGD
-from . import Batches, Fused
-from .step import Descent
+from .descent import Fused
+from .step import Batches, Descent
 
 
 class FusedTrainer:

@@ -81,7 +81,7 @@ class Counterfactual:
             raise UsageError(f"the clients of {folder} were trained under an attack")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the run itself said what is to be known of its data
-            federation = experiment.federation(self.data_dir, seed, known=further_rounds.known(folder, seed))
+            federation = experiment.federation(self.data_dir, seed, former=further_rounds.read_former(folder, seed))
         if experiment.rounds.select_by:
             federation = replace(federation, task=selected_task(federation.task, experiment.rounds.select_by))
         if federation.digest() != run.state.how.get("data"):

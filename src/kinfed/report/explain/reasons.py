@@ -204,7 +204,7 @@ def _compare_models(
     """What the method compared: [N], if the run has left it; else how the saved models of these clients are alike."""
     if saved is None:
         return "", None
-    if server is not None and (compared := server.compared()) is not None:
+    if server is not None and (compared := server.compare_clients()) is not None:
         return f"{compared.what}, after round {server.state.done}", compared.values[i].double().cpu().numpy()
     weighs = "" if server is None else Explains.of(undivided(server.method)).weighs
     why = weighs or f"the run kept nothing of what {saved.summary.method} compares"

@@ -127,7 +127,7 @@ def _find_reference_run(rows: Sequence[Row], base: str) -> Path | None:
     """The run of Local or FedAvg beside the first of these that has one; None if it is one of these itself."""
     if any(row.method == base for row in rows):
         return None
-    every = (RunFolder(row.folder).beside(base) for row in rows)
+    every = (RunFolder(row.folder).reference(base) for row in rows)
     return next((folder.path for folder in every if folder.is_finished), None)
 
 

@@ -301,7 +301,7 @@ def read_comparison(folder: RunFolder) -> tuple[Compared, int] | str:
             return ""
         saved = Run.open(folder.path)
         run = FinalServer(saved, saved.task)
-        comparison = run.compared()
+        comparison = run.compare_clients()
     except Exception as problem:  # of another version, or with parts that are gone: nothing else of the run is lost
         log_failure(problem)
         return ""

@@ -203,7 +203,7 @@ def _reference(row: Row, rows: Sequence[Row], method: str) -> dict[int, RunFolde
     if candidates:
         same_attack = [other for other in candidates if other.attack == row.attack] or candidates
         return {seed: same_attack[0].by_seed[seed].folder for seed in row.seeds}
-    reference = RunFolder(row.folder).beside(method)
+    reference = RunFolder(row.folder).reference(method)
     if not reference.is_finished:
         return None
     seeds = {run.read_summary().seed: run for run in reference.seeds() or [reference]}
@@ -214,7 +214,7 @@ def _reference(row: Row, rows: Sequence[Row], method: str) -> dict[int, RunFolde
 
 def read_tested(row: Row, seeds: Sequence[int]) -> list[Tested]:
     """The test scores of a row's runs with these seeds."""
-    return [Tested.of(row.by_seed[seed].folder) for seed in seeds]
+    return [Tested.read(row.by_seed[seed].folder) for seed in seeds]
 
 
 def _rank_runs(rows: list[Row]) -> list[Row]:

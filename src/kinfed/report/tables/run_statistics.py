@@ -191,7 +191,7 @@ def _other(
     if family in (ALONE, TUNED):
         if row.method in (ALONE, family):  # Local stands in no pair as the first
             return None
-        trained = RunFolder(row.folder).beside(family)
+        trained = RunFolder(row.folder).reference(family)
         baselines = [(name, other) for name, other in same_attack if other.method == family]
         baselines = [candidate for candidate in baselines if set(row.seeds) & set(candidate[1].seeds)] or baselines
         if not baselines and trained.is_finished:

@@ -40,7 +40,7 @@ from ...models import MODELS
 from ...simulation.attacks import ATTACKS
 from ...simulation.attacks.attack import Attack
 from . import plugins
-from .parts import call, check_keys, make, named, table_of, take, value_of
+from .parts import call, check_keys, make, require_name, table_of, take, value_of
 from .plugins import Table as Table
 
 DEFAULT = Path(__file__).parent / "rotated-digits.toml"
@@ -85,25 +85,29 @@ class Experiment(Learning):
         return range(self.seed, self.seed + self.seeds)
 
     def federation(
-        self, data_dir: Path | None, seed: int, dataset: Dataset | None = None, known: Summary | None = None
+        self, data_dir: Path | None, seed: int, dataset: Dataset | None = None, former: Summary | None = None
     ) -> Federation:
         """Load the data set, unless it is given, divide it among the clients and build their graph.
 
         Newcomers are left out. `known` is the summary of an earlier run, as whose inputs and targets these are scaled.
         """
-        whole, new = self.everyone(data_dir, seed, dataset, known)
-        return whole if not new else whole.part(torch.tensor([i for i in range(len(whole)) if i not in new]))
+        federation, new = self.everyone(data_dir, seed, dataset, former)
+        return (
+            federation
+            if not new
+            else federation.part(torch.tensor([i for i in range(len(federation)) if i not in new]))
+        )
 
     def everyone(
-        self, data_dir: Path | None, seed: int, dataset: Dataset | None = None, known: Summary | None = None
+        self, data_dir: Path | None, seed: int, dataset: Dataset | None = None, former: Summary | None = None
     ) -> tuple[Federation, list[int]]:
         """The federation with its newcomers, whose rows say nothing of its scale, and which these are."""
         dataset = self.dataset(data_dir) if dataset is None else dataset
-        if known is not None:
-            columns = Description.kept(known.data.columns, known.out)
-            dataset = replace(dataset, columns=columns, scale=known.data.scale or {})
+        if former is not None:
+            columns = Description.kept(former.data.columns, former.out)
+            dataset = replace(dataset, columns=columns, scale=former.data.scale or {})
         if self.task is not None:
-            dataset = replace(dataset, task=self.task.of(dataset.task))
+            dataset = replace(dataset, task=self.task.adapt_to(dataset.task))
         owned, dataset, groups, lots = self.partition(dataset, self.clients, generator(seed, "partition"))
         if isinstance(dataset.task, Classification):
             dataset = replace(dataset, task=replace(dataset.task, **cast(Any, self.by_class)))
@@ -135,10 +139,10 @@ class Experiment(Learning):
             load_weights(module, Path(weights))
         return module
 
-    def architecture(self, known: Summary) -> nn.Module:
+    def architecture(self, former: Summary) -> nn.Module:
         """The model of a finished run, whose summary this is, without weights from a file."""
-        columns = Description.kept(known.data.columns, known.out)
-        return build_model(self.model, known.seed, known.data.shape or (), known.data.outputs or 0, columns)
+        columns = Description.kept(former.data.columns, former.out)
+        return build_model(self.model, former.seed, former.data.shape or (), former.data.outputs or 0, columns)
 
 
 def build_model(
@@ -169,20 +173,20 @@ def load_weights(module: nn.Module, path: Path) -> None:
     """
     try:
         with safe_open(path, "pt") as file:
-            found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as problem:
         why = "there is no such file" if not path.exists() else f"it is not a .safetensors file ({problem})"
         raise UsageError(f"model.weights: {path}: {why}; save one by safetensors.torch.save_file") from None
     head = head_of(module)
-    for name, own in module.state_dict().items():
-        given = found.get(name)
-        if given is not None and given.shape == own.shape:
+    for name, target in module.state_dict().items():
+        given = tensors.get(name)
+        if given is not None and given.shape == target.shape:
             with torch.no_grad():
-                own.copy_(given)
+                target.copy_(given)
         elif (head is None or name.rpartition(".")[0] != head) and not name.endswith("num_batches_tracked"):
             has = "nothing" if given is None else list(given.shape)
             raise UsageError(
-                f"model.weights: {path} has {has} for the model's '{name}', which is {list(own.shape)}; name a file "
+                f"model.weights: {path} has {has} for the model's '{name}', which is {list(target.shape)}; name a file "
                 "of the same model, whose head alone may differ"
             )
 
@@ -234,7 +238,7 @@ def of_run(path: Path) -> Experiment:
 def of_sites(path: Path) -> Experiment:
     """The experiment of a federation of sites, by the config in its folder; its examples cannot be loaded."""
 
-    def stayed(*_: Any) -> Any:
+    def refuse(*_: Any) -> Any:
         raise UsageError(f"the examples of {path.parent} stayed at its sites")
 
     raw = read(str(path), [])
@@ -248,7 +252,7 @@ def of_sites(path: Path) -> Experiment:
             f"{path} is not a config of a federation for this version of kinfed ({problem}); use the version and the "
             "files that it was run with"
         ) from None
-    absent: Any = stayed
+    absent: Any = refuse
     return Experiment(
         **vars(parts) | {"table": table},
         dataset_name="sites",
@@ -276,9 +280,11 @@ def warn_of_idle(source: str, overrides: Sequence[str], methods: Mapping[str, Me
         return
     for name, method in methods.items():
         if rates := Advises.of(method).rates:
-            where = "method" if len(methods) == 1 else f"methods.{plugins.called(name)}"
+            where = "method" if len(methods) == 1 else f"methods.{plugins.short_name(name)}"
             rates_set = " and ".join(f"{where}.{rate}" for rate in rates)
-            warnings.warn(f"{plugins.called(name)} ignores training.optimiser; its rates are {rates_set}", stacklevel=2)
+            warnings.warn(
+                f"{plugins.short_name(name)} ignores training.optimiser; its rates are {rates_set}", stacklevel=2
+            )
 
 
 def override(table: Table, overrides: list[str]) -> Table:
@@ -364,8 +370,8 @@ def _name_in(part: Any) -> Any:
 
 def learning(raw: Table, beside: frozenset[str] = frozenset({"federation"})) -> Learning:
     """The settings that do not depend on where the examples are; `beside` names the config's other tables."""
-    known = {"rounds", "patience", "seed", "seeds", "participation", "evaluate_every", "select_by"}
-    check_keys(raw, known | {"model", "training", "privacy", "method", "methods", "code"} | beside, "")
+    keys = {"rounds", "patience", "seed", "seeds", "participation", "evaluate_every", "select_by"}
+    check_keys(raw, keys | {"model", "training", "privacy", "method", "methods", "code"} | beside, "")
     if raw.get("rounds") == "auto":
         raw = {"patience": AUTO[1], **raw, "rounds": AUTO[0]}
     usual = {"rounds": 20, "seed": 0, "seeds": 1, "evaluate_every": 1}
@@ -389,15 +395,15 @@ def learning(raw: Table, beside: frozenset[str] = frozenset({"federation"})) -> 
     if "privacy" in raw:
         privacy, privacy_table["privacy"] = call(Privacy, table_of(raw, "privacy", ""), "privacy")
     training, training_table = call(Training, table_of(raw, "training", ""), "training", privacy=privacy)
-    chosen = named(raw.get("method"), "method", KNOWN)
-    tuned, name = table_of(raw, "methods", ""), plugins.called(chosen["name"])
+    chosen = require_name(raw.get("method"), "method", KNOWN)
+    tuned, name = table_of(raw, "methods", ""), plugins.short_name(chosen["name"])
     check_keys(tuned, {*KNOWN, name}, "methods.")
-    method, method_table = make(KNOWN, _over(table_of(tuned, name, "methods."), chosen), "method")
-    asked, weights = raw.get("model"), ""
-    if isinstance(asked, dict):
-        weights = value_of(asked, "weights", str, "", "model.")
-        asked = {name: value for name, value in asked.items() if name != "weights"}
-    model, model_table = make(MODELS, asked, "model", given=2)
+    method, method_table = make(KNOWN, _update_settings(table_of(tuned, name, "methods."), chosen), "method")
+    requested_model, weights = raw.get("model"), ""
+    if isinstance(requested_model, dict):
+        weights = value_of(requested_model, "weights", str, "", "model.")
+        requested_model = {name: value for name, value in requested_model.items() if name != "weights"}
+    model, model_table = make(MODELS, requested_model, "model", given=2)
     if weights:
         model_table["weights"] = str(Path(weights).absolute())
     table = {
@@ -412,13 +418,13 @@ def learning(raw: Table, beside: frozenset[str] = frozenset({"federation"})) -> 
     return Learning(table, chosen["name"], method, rounds, *counts, training, participation, model)
 
 
-def _over(settings: Table, chosen: Table) -> Table:
+def _update_settings(settings: Table, chosen: Table) -> Table:
     """`settings` updated by `chosen`; a part of the same name, or of no name, keeps its other settings."""
     merged = {**settings, **chosen}
     for name, value in chosen.items():
         if not isinstance(value, dict) and not isinstance(settings.get(name), dict):
             continue
-        default, value = ({"name": one} if isinstance(one, str) else one for one in (settings.get(name), value))
+        default, value = ({"name": part} if isinstance(part, str) else part for part in (settings.get(name), value))
         if isinstance(value, dict) and isinstance(default, dict) and value.get("name") in (None, default.get("name")):
             merged[name] = {**default, **value}
     return merged
@@ -486,18 +492,18 @@ class AskedTask(NamedTuple):
     task: Task
     learnt: frozenset[str]  # its settings that the data set's task has
 
-    def of(self, own: Task) -> Task:
-        """The task for data whose own task this is; raises UsageError if it is for other targets."""
+    def adapt_to(self, default: Task) -> Task:
+        """The task for data whose default task this is; raises UsageError if it is for other targets."""
         base = next((kind for kind in FAMILIES if isinstance(self.task, kind)), None)
-        fits = base is None or isinstance(own, (base, Regression) if base is Counts else base)
+        fits = base is None or isinstance(default, (base, Regression) if base is Counts else base)
         if base is not None and not fits and self.learnt:
-            name, theirs = type(self.task).__name__, type(own).__name__.lower()
+            name, theirs = type(self.task).__name__, type(default).__name__.lower()
             raise UsageError(
                 f"federation.task: {name} is a task of {base.__name__.lower()}, but that of this data is {theirs}; "
                 "predict another column, or name another task"
             )
-        known = {name: getattr(own, name) for name in self.learnt} if base and isinstance(own, base) else {}
-        return cast(Task, replace(cast(Any, self.task), **known)) if known else self.task
+        learnt = {name: getattr(default, name) for name in self.learnt} if base and isinstance(default, base) else {}
+        return cast(Task, replace(cast(Any, self.task), **learnt)) if learnt else self.task
 
 
 # The settings of tasks that a data set knows; a task derived from one of these need not name them.
@@ -512,7 +518,7 @@ FAMILIES: dict[type, tuple[str, ...]] = {
 def _read_task(requested: Any) -> tuple[AskedTask, Table]:
     """The task that a config names, and the complete table, which leaves out what is learnt from the data set."""
     where = "federation.task"
-    requested = named(requested, where, TASKS)
+    requested = require_name(requested, where, TASKS)
     part = take(TASKS, requested["name"], where)
     base = next((kind for kind in FAMILIES if isinstance(part, type) and issubclass(part, kind)), None)
     learnt = frozenset(FAMILIES[base] if base else ()).difference(requested)

@@ -72,7 +72,11 @@ def config(
 def _why_unnamed(frame: Frame, client: str, target: str) -> str:
     """What to say of a table whose columns of clients or targets are not named."""
     columns = frame.columns
-    wanted = ["--client (which client a row belongs to)"] * (not client) + ["--target (what to predict)"] * (not target)
+    wanted = list[str]()
+    if not client:
+        wanted.append("--client (which client a row belongs to)")
+    if not target:
+        wanted.append("--target (what to predict)")
     text = f"name the column for {' and the one for '.join(wanted)}; {frame.name} has {list_names(columns, FEW)}"
     fits = [] if client else [name for name in columns if name != target and _names_clients(frame, name)]
     return f"{text}; --client {fits[0]} would fit" if len(fits) == 1 else text
@@ -88,8 +92,8 @@ def _names_clients(frame: Frame, name: str) -> bool:
 
 def _check_clients(frame: Frame, reader: TableReader) -> None:
     """Raise UsageError unless two clients or more have enough rows."""
-    known = frame.words(reader.client).counts
-    names, counts = [*known], np.array([*known.values()], np.int64)
+    rows_of = frame.words(reader.client).counts
+    names, counts = [*rows_of], np.array([*rows_of.values()], np.int64)
     if len(names) == 1:
         raise UsageError(
             f"{frame.name}: '{reader.client}' is '{names[0]}' in all rows, so there is one client and nobody to learn "
@@ -108,7 +112,7 @@ def _check_clients(frame: Frame, reader: TableReader) -> None:
 class Choices(NamedTuple):
     """What an experiment on a table chose, and what to doubt about it."""
 
-    said: dict[str, str]  # a sentence on each choice
+    sentences: dict[str, str]  # one on each choice
     doubts: list[str]
 
 
@@ -116,7 +120,7 @@ def choices(experiment: Experiment, federation: Federation) -> Choices:
     """The choices of an experiment whose data set is a table, from its federation."""
     reader: Any = experiment.dataset
     assert isinstance(reader, TableReader)
-    said = {
+    sentences = {
         "clients": _clients(federation, reader),
         "target": _target(federation, reader),
         **_describe_weights(federation, reader),
@@ -125,7 +129,7 @@ def choices(experiment: Experiment, federation: Federation) -> Choices:
         "model": _model(experiment, federation),
         "training": _describe_training(experiment),
     }
-    return Choices(said, [*_doubts_of_clients(federation, reader), *_doubts_of_columns(federation, reader)])
+    return Choices(sentences, [*_doubts_of_clients(federation, reader), *_doubts_of_columns(federation, reader)])
 
 
 def _rows(federation: Federation) -> list[int]:
@@ -135,8 +139,8 @@ def _rows(federation: Federation) -> list[int]:
 
 def _clients(federation: Federation, reader: TableReader) -> str:
     rows, what = _rows(federation), "window" if reader.past else "row"
-    each = f"{min(rows):,} to {max(rows):,} {what}s" if min(rows) < max(rows) else several(rows[0], what)
-    return f"{len(federation):,}, named by `{reader.client}`: {each} each, {sum(rows):,} in all"
+    sizes = f"{min(rows):,} to {max(rows):,} {what}s" if min(rows) < max(rows) else several(rows[0], what)
+    return f"{len(federation):,}, named by `{reader.client}`: {sizes} each, {sum(rows):,} in all"
 
 
 def _describe_weights(federation: Federation, reader: TableReader) -> dict[str, str]:
@@ -169,10 +173,10 @@ def _target(federation: Federation, reader: TableReader) -> str:
 def _numbers(federation: Federation, reader: TableReader) -> str:
     """What targets without classes are, and how they are scored."""
     scale, task = federation.scale.get("targets", {}), federation.task
-    spans = [f"mean {plain(one['mean'])} and deviation {plain(one['deviation'])}" for one in scale.values()]
+    spans = [f"mean {plain(target['mean'])} and deviation {plain(target['deviation'])}" for target in scale.values()]
     if len(reader.targets) > 1 and isinstance(task, Regression):
         listed = "; ".join(f"`{name}` of {span}" for name, span in zip(scale, spans, strict=True))
-        return f"regression of {len(spans)} numbers, each scored in its own unit: {list_names}"
+        return f"regression of {len(spans)} numbers, each scored in its own unit: {listed}"
     of = f" of {', '.join(spans)}" if spans else ""
     if isinstance(task, Counts):
         return f"counts{of}, scored by Poisson's deviance, and MAE"
@@ -185,7 +189,7 @@ def _numbers(federation: Federation, reader: TableReader) -> str:
         what = "classes" if federation.classes else f"a number{of}"
         return f"{what}, scored by {task.metric} ({type(task).__name__})"
     text = f"regression of a number{of}, scored by {task.metric.upper()} in its own unit"
-    return text + "; it may be a count: federation.dataset.counts=true" * looks_like_counts(federation.y)
+    return f"{text}; it may be a count: federation.dataset.counts=true" if looks_like_counts(federation.y) else text
 
 
 def looks_like_counts(y: torch.Tensor) -> bool:
@@ -205,28 +209,38 @@ def _inputs(federation: Federation, reader: TableReader) -> str:
         text = f"the last {last} of `{reader.targets[0]}`, to predict the next {reader.horizon}"
         return text + _describe_covariates(Series.of_scale(federation.scale))
     kinds = _by_kind(federation)
-    numbers, own = kinds["number"], list(next(iter(federation.scale.get("clients", {}).values()), {}))
-    whose = "all clients' training rows" if len(own) < len(numbers) else "each client's training rows"
+    numbers, by_client = kinds["number"], list(next(iter(federation.scale.get("clients", {}).values()), {}))
+    whose = "all clients' training rows" if len(by_client) < len(numbers) else "each client's training rows"
     text = f"{several(len(numbers), 'column')} ({list_names(numbers)}), scaled to mean 0 and deviation 1 over {whose}"
-    if own and len(own) < len(numbers):
-        text += f", but {list_names(own)} over each client's, as if in units of its own (federation.dataset.scale)"
-    said = [text.replace("column", "number", 1) if len(kinds) > 1 else text] * bool(numbers)
+    if by_client and len(by_client) < len(numbers):
+        text += (
+            f", but {list_names(by_client)} over each client's, as if in units of its own (federation.dataset.scale)"
+        )
+    parts = list[str]()
+    if numbers:
+        parts.append(text.replace("column", "number", 1) if len(kinds) > 1 else text)
     for kind, what in (("category", "of text, an input for each category"), ("date", "of dates, by the calendar")):
         if kind in kinds:
-            said.append(f"{len(kinds[kind])} {what} ({list_names(kinds[kind])})")
-    said += [f"left out: {list_names(reader.ignore)}"] * bool(reader.ignore)
-    return "; ".join(said)
+            parts.append(f"{len(kinds[kind])} {what} ({list_names(kinds[kind])})")
+    if reader.ignore:
+        parts.append(f"left out: {list_names(reader.ignore)}")
+    return "; ".join(parts)
 
 
 def _describe_covariates(series: Series) -> str:
     """What else is an input of windows: columns, by when they are known, and the calendar."""
-    known = [] if series.covariates is None else [one.name for one in series.covariates.inputs if one.parts]
-    past = [name for name in known if name not in (*series.future, *series.static)]
-    said = [f"{list_names(past)}, known until then"] * bool(past)
-    said += [f"{list_names(series.future)}, known ahead"] * bool(series.future)
-    said += [f"{list_names(series.static)}, the same in all rows of a client"] * bool(series.static)
-    said += [f"the {' and '.join(series.calendar).replace(CLOCK, 'time of day')}"] * bool(series.calendar)
-    return f"; {'; '.join(said)}" * bool(said)
+    names = [] if series.covariates is None else [column.name for column in series.covariates.inputs if column.parts]
+    past = [name for name in names if name not in (*series.future, *series.static)]
+    parts = list[str]()
+    if past:
+        parts.append(f"{list_names(past)}, known until then")
+    if series.future:
+        parts.append(f"{list_names(series.future)}, known ahead")
+    if series.static:
+        parts.append(f"{list_names(series.static)}, the same in all rows of a client")
+    if series.calendar:
+        parts.append(f"the {' and '.join(series.calendar).replace(CLOCK, 'time of day')}")
+    return "".join(f"; {part}" for part in parts)
 
 
 def _by_kind(federation: Federation) -> dict[str, list[str]]:
@@ -266,7 +280,9 @@ def _describe_training(experiment: Experiment) -> str:
     name = type(training.optimiser).__name__
     rate = f" at rate {training.optimiser.lr:g}" if hasattr(training.optimiser, "lr") else ""
     local = several(training.epochs, "epoch") if training.steps is None else several(training.steps, "step")
-    rounds = "at most " * bool(experiment.rounds.patience) + several(experiment.rounds.count, "round")
+    rounds = several(experiment.rounds.count, "round")
+    if experiment.rounds.patience:
+        rounds = f"at most {rounds}"
     return f"{rounds} of {local} at each client, {name}{rate}, batches of {training.batch}"
 
 
@@ -342,7 +358,7 @@ def _doubts_of_columns(federation: Federation, reader: TableReader) -> list[str]
     assert federation.columns is not None
     doubts += _doubts_of_text(federation.columns)
     doubts += _doubts_of_missing(federation, rows, who)
-    missing = {one.name for one in federation.columns.inputs if isinstance(one, Number) and one.missing}
+    missing = {column.name for column in federation.columns.inputs if isinstance(column, Number) and column.missing}
     counting = [name for name, values in numbers.items() if name not in missing and _names_rows(values)]
     if counting:
         doubts.append(
@@ -404,8 +420,8 @@ def _doubts_of_sums(federation: Federation, reader: TableReader) -> list[str]:
     return [
         f"`{name}` is nearly a weighted sum of the inputs, off by {100 * share:.1g} % of its deviation; "
         "if one of them is known only when it is, leave it out with ignore"
-        for name, share, own in zip(reader.targets, left, y.T, strict=True)
-        if share < EXACT and not is_short_sum(x[:, :-1].numpy(), own.numpy())
+        for name, share, values in zip(reader.targets, left, y.T, strict=True)
+        if share < EXACT and not is_short_sum(x[:, :-1].numpy(), values.numpy())
     ]
 
 
@@ -418,14 +434,14 @@ def _numbers_of(
         return {reader.targets[0]: federation.x[rows, -1, 0].double() * scale["deviation"] + scale["mean"]}
     assert federation.columns is not None
     places = {name: i for i, name in enumerate(federation.columns.names)}
-    numbers = [one.name for one in federation.columns.inputs if isinstance(one, Number)]
+    numbers = [column.name for column in federation.columns.inputs if isinstance(column, Number)]
     return {name: _read(federation, rows, who, places[name], name) for name in numbers}
 
 
 def _read(federation: Federation, rows: torch.Tensor, who: torch.Tensor, column: int, name: str) -> torch.Tensor:
     """[n] an input of these rows as it is in the file, up to rounding; `who` says whose they are."""
-    own, values = federation.scale.get("clients", {}), federation.x[:, column][rows].double()
-    scales = [own.get(client, {}).get(name, federation.scale["inputs"][name]) for client in federation.names]
+    by_client, values = federation.scale.get("clients", {}), federation.x[:, column][rows].double()
+    scales = [by_client.get(client, {}).get(name, federation.scale["inputs"][name]) for client in federation.names]
     mean, deviation = (torch.tensor([scale[key] for scale in scales]).double() for key in ("mean", "deviation"))
     return values * deviation[who] + mean[who]
 
@@ -434,5 +450,5 @@ def _names_rows(values: torch.Tensor) -> bool:
     """Whether values: [n] are whole numbers that are different in every row, as identifiers are."""
     if bool(((values[:MANY] - values[:MANY].round()).abs() >= NEAR).any()):  # most columns, at once
         return False
-    whole = bool((values - values.round()).abs().max() < NEAR)
-    return whole and len(values) > SMALL and len(values.round().unique()) == len(values)
+    integers = bool((values - values.round()).abs().max() < NEAR)
+    return integers and len(values) > SMALL and len(values.round().unique()) == len(values)

@@ -37,11 +37,11 @@ def make(registry: Registry, requested: Any, where: str, given: int = 0) -> tupl
     With `given` the part is a function whose first arguments are passed later: it is returned with the others set, and
     takes `columns`, the description of a table's columns, for a part that has an argument for it.
     """
-    requested = named(requested, where, registry)
+    requested = require_name(requested, where, registry)
     name = requested.pop("name")
     part = take(registry, name, where, given)
     if plugins.is_path(name):
-        part = plugins.checked(part, name, where, registry)
+        part = plugins.guard_part(part, name, where, registry)
     made, table = call(part, requested, where, given=given)
     return made, {"name": name, **table}
 
@@ -55,11 +55,11 @@ def call(
     """
     if not isinstance(requested, dict):
         raise UsageError(f"{where} must be a table; got {requested!r}")
-    known = {name: p for name, p in settings(part, given).items() if name not in ready}
-    check_keys(requested, set(known), where + ".", set(ready))
+    parameters = {name: p for name, p in settings(part, given).items() if name not in ready}
+    check_keys(requested, set(parameters), where + ".", set(ready))
     hints = kinds_of(inspect.unwrap(part))
     values, table = {}, {}
-    for name, p in known.items():
+    for name, p in parameters.items():
         values[name] = getattr(default, name, p.default)
         if name in requested:
             at, kind = f"{where}.{name}", hints.get(name, Any)
@@ -87,11 +87,11 @@ def take(registry: Mapping[str, Any], name: str, where: str, given: int = 0) -> 
     return registry[name]
 
 
-def named(requested: Any, where: str, known: Iterable[str]) -> Table:
-    """What is requested of a part as a table with its name; UsageError if it has none. `known` are for the hint."""
+def require_name(requested: Any, where: str, alternatives: Iterable[str]) -> Table:
+    """What is requested of a part as a table with its name; UsageError if it has none, with the `alternatives`."""
     requested = {"name": requested} if isinstance(requested, str) else requested
     if not isinstance(requested, dict) or not isinstance(requested.get("name"), str):
-        raise UsageError(f"{where} needs a name; known: {', '.join(sorted(known))}")
+        raise UsageError(f"{where} needs a name; known: {', '.join(sorted(alternatives))}")
     return dict(requested)
 
 
@@ -101,13 +101,17 @@ def _part(kinds: Sequence[type], requested: Any, where: str, default: Any) -> tu
     A table without a name changes the setting's default, or makes the one kind that may stand for text; naming the
     default's own class keeps its other settings.
     """
-    known: dict[str, Any] = {name_of(kind): kind for kind in kinds if is_dataclass(kind)}
-    has_default = isinstance(default, tuple(known.values()))
-    if isinstance(requested, dict) and "name" not in requested and (has_default or (str in kinds and len(known) == 1)):
-        requested = {"name": name_of(type(default)) if has_default else next(iter(known)), **requested}
-    requested = named(requested, where, known)
+    by_name: dict[str, Any] = {name_of(kind): kind for kind in kinds if is_dataclass(kind)}
+    has_default = isinstance(default, tuple(by_name.values()))
+    if (
+        isinstance(requested, dict)
+        and "name" not in requested
+        and (has_default or (str in kinds and len(by_name) == 1))
+    ):
+        requested = {"name": name_of(type(default)) if has_default else next(iter(by_name)), **requested}
+    requested = require_name(requested, where, by_name)
     name = requested.pop("name")
-    kind = take(known, name, where)
+    kind = take(by_name, name, where)
     if plugins.is_path(name):
         common = set.intersection(*({name for name in dir(kind) if name[0] != "_"} for kind in kinds))
         common -= {name for kind in kinds if is_dataclass(kind) for name in kind.__dataclass_fields__}
@@ -139,11 +143,11 @@ def value_of(table: Table, name: str, kind: type, default: Any, where: str = "")
     return _check(table.get(name, default), kind, where + name)[0]
 
 
-def check_keys(table: Table, known: set[str], where: str, read: Iterable[str] = ()) -> None:
+def check_keys(table: Table, allowed: set[str], where: str, read: Iterable[str] = ()) -> None:
     """Raise UsageError for a key that is not known; `read` names further keys for the hint."""
     for name in table:
-        if name not in known:
-            raise UsageError(f"unknown key '{where}{name}'; {nearest(name, known.union(read))}")
+        if name not in allowed:
+            raise UsageError(f"unknown key '{where}{name}'; {nearest(name, allowed.union(read))}")
 
 
 def _check(value: Any, kind: Any, where: str, default: Any = None, part: Any = None) -> tuple[Any, Any]:
@@ -154,22 +158,22 @@ def _check(value: Any, kind: Any, where: str, default: Any = None, part: Any = N
         typing.get_origin(option) is typing.Literal and value in typing.get_args(option) for option in options
     )
     if any(map(is_dataclass, options)) and isinstance(value, str | dict) and not (scalar or literal):
-        words = any(typing.get_origin(option) is typing.Literal for option in options)
-        words = words and isinstance(value, str) and not plugins.is_path(value)
-        if words and f"'{value}'" not in map(wanted, options):
+        accepts_text = any(typing.get_origin(option) is typing.Literal for option in options)
+        accepts_text = accepts_text and isinstance(value, str) and not plugins.is_path(value)
+        if accepts_text and f"'{value}'" not in map(wanted, options):
             raise UsageError(f"{where} must be {' or '.join(map(wanted, options))}; got {value!r:.80}")
         return _part([option for option in options if option is not type(None)], value, where, default)
     objects = all(is_dataclass(option) or getattr(option, "_is_protocol", False) for option in options)
     if objects and isinstance(value, bool | int | float | list):
         raise UsageError(f"{where} must be {' or '.join(map(wanted, options))}; got {value!r:.80}")
     check(value, kind, where, part)
-    made = _made(value, [parted(option)[0] for option in options])
+    made = _convert_value(value, [parted(option)[0] for option in options])
     return made, plain(made)
 
 
-def _made(value: Any, kinds: Sequence[Any]) -> Any:
+def _convert_value(value: Any, kinds: Sequence[Any]) -> Any:
     """A checked value as a part takes it: integers become floats where a float is expected, lists become tuples."""
     if isinstance(value, list | tuple):
         inner = next((typing.get_args(kind)[0] for kind in kinds if typing.get_origin(kind) in (tuple, Sequence)), Any)
-        return tuple(_made(one, [parted(option)[0] for option in options_of(inner)]) for one in value)
+        return tuple(_convert_value(item, [parted(option)[0] for option in options_of(inner)]) for item in value)
     return float(value) if float in kinds and int not in kinds and isinstance(value, int) else value

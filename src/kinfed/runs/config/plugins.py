@@ -37,7 +37,7 @@ def is_path(name: object) -> bool:
     return isinstance(name, str) and ":" in name and name.rpartition(":")[2].isidentifier()
 
 
-def called(name: str) -> str:
+def short_name(name: str) -> str:
     """A part's name in folders and tables: its name, or that of the class or function if it is a path."""
     return name.rpartition(":")[2] if is_path(name) else name
 
@@ -47,12 +47,12 @@ def load(name: str, where: str) -> Any:
     source, _, attribute = name.rpartition(":")
     module = _from_file(source, where) if source.endswith(".py") else _from_package(source, where)
     if not hasattr(module, attribute):
-        own = [
+        defined = [
             key
             for key, value in vars(module).items()
             if not key.startswith("_") and getattr(value, "__module__", "") == module.__name__
         ]
-        raise UsageError(f"{where}: there is no '{attribute}' in {source}; {nearest(attribute, own)}")
+        raise UsageError(f"{where}: there is no '{attribute}' in {source}; {nearest(attribute, defined)}")
     part = getattr(module, attribute)
     if _FILES.get() is not None:  # a server names it, and must not reach what the file only imports
         kinds = (type, FunctionType) if module_of(module.__name__) else (type,)
@@ -84,14 +84,15 @@ def check_kind(part: Any, name: str, where: str, registry: Registry, given: int)
         raise UsageError(f"{where}: '{name}' cannot be made: write {' and '.join(lacks)} in the class")
     if is_dataclass(part):
         settings = {field.name for field in fields(part)}
-        for own, kind in inspect.get_annotations(part).items():
-            if own not in settings and not str(kind).removeprefix("typing.").startswith("ClassVar"):
+        for annotated, kind in inspect.get_annotations(part).items():
+            if annotated not in settings and not str(kind).removeprefix("typing.").startswith("ClassVar"):
                 raise UsageError(
-                    f"{where}: '{own}' of '{name}' is not a setting yet: write @dataclass(frozen=True) above the class"
+                    f"{where}: '{annotated}' of '{name}' is not a setting yet: write @dataclass(frozen=True) above the "
+                    "class"
                 )
 
 
-def checked(part: Any, name: str, where: str, registry: Registry) -> Callable[..., Any]:
+def guard_part(part: Any, name: str, where: str, registry: Registry) -> Callable[..., Any]:
     """A user's own part that raises UsageError if it fails or makes an object of another kind than the registry's."""
 
     @wraps(part, updated=())
@@ -142,12 +143,12 @@ def code(table: Table, before: object) -> Table:
 
 def check_sent(table: Table) -> None:
     """Raise UsageError unless this site has every file that a server's config names, with the same content."""
-    sent, own = table.get("code", {}), _FILES.get() or {}
+    sent, allowed = table.get("code", {}), _FILES.get() or {}
     if not isinstance(sent, dict):
         raise UsageError(f"code must be a table of files and their SHA-256; got {sent!r:.80}")
     for source in sorted(_files_in(table)):
         theirs = sent.get(source)
-        actual = _digest(_content(source, "code")) if source in own else "none: it has no such file"
+        actual = _digest(_content(source, "code")) if source in allowed else "none: it has no such file"
         if actual != theirs:
             raise UsageError(
                 f"the server uses the file {source!r:.80} with SHA-256 {theirs!s:.64}, this site's is {actual}; if you "
