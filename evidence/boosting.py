@@ -46,7 +46,7 @@ def make_federation(name, folder):
     train, test = tables.halves(frame, client, target)
     labels = not pd.api.types.is_numeric_dtype(frame[target])
     reader = TableReader(client=client, target=target, labels=labels)
-    dataset = reader.of(frame_of(convert_pandas(frame), "X"))
+    dataset = reader.read_frame(frame_of(convert_pandas(frame), "X"))
     asked = torch.zeros(len(frame), dtype=torch.bool)
     asked[torch.from_numpy(test.index.to_numpy())] = True
     rows, draw = {"train": [], "validation": [], "test": []}, torch.Generator().manual_seed(0)

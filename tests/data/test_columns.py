@@ -14,7 +14,7 @@ import torch
 import kinfed
 from kinfed import Split, UsageError
 from kinfed.data.tables import column_statistics, encoder
-from kinfed.data.tables.column_statistics import NumberStatistics, WordStatistics, cut, merged
+from kinfed.data.tables.column_statistics import NumberStatistics, WordStatistics, cut, merge_statistics
 from kinfed.data.tables.columns import Calendar, Category, Number, Unused
 from kinfed.data.tables.encoder import moments, of_column
 from kinfed.data.tables.open_table import frame_of, open_table
@@ -72,25 +72,25 @@ def test_medians_are_those_of_the_values_to_a_thousandth():
     draw = np.random.default_rng(0)
     for size in (1, 2, 7, 100):
         values = draw.normal(size=size) * 10.0 ** draw.integers(-3, 6)
-        known = NumberStatistics.of(np.append(values, np.nan))
+        known = NumberStatistics.from_values(np.append(values, np.nan))
         assert known.median == pytest.approx(np.median(cut(values)), abs=1e-12)
         assert np.all(np.abs(cut(values) - values) <= np.abs(values) / 1000)
         assert (known.known, known.missing) == (size, 1)
-    assert NumberStatistics.of(np.array([2012.0, 2011, 2013])).median == 2012
-    assert NumberStatistics.of(np.array([np.nan])).median == 0
+    assert NumberStatistics.from_values(np.array([2012.0, 2011, 2013])).median == 2012
+    assert NumberStatistics.from_values(np.array([np.nan])).median == 0
 
 
 def test_merged_statistics_are_those_of_all_rows():
     values = np.random.default_rng(0).normal(3, 2, 50)
-    whole = NumberStatistics.of(values)
-    found = merged([NumberStatistics.of(part) for part in np.split(values, [1, 1, 30])])
+    whole = NumberStatistics.from_values(values)
+    found = merge_statistics([NumberStatistics.from_values(part) for part in np.split(values, [1, 1, 30])])
     assert found.median == whole.median
     assert found.near == whole.near
     assert (found.known, found.mean, found.deviation) == pytest.approx((50, whole.mean, whole.deviation))
-    words = merged([WordStatistics({"a": 2}, 1), WordStatistics({"b": 1, "a": 1}, 0)])
+    words = merge_statistics([WordStatistics({"a": 2}, 1), WordStatistics({"b": 1, "a": 1}, 0)])
     assert words == WordStatistics({"a": 3, "b": 1}, 1)
-    flags = [NumberStatistics.of(np.array(part, float)) for part in ([0, 1], [1, 1])]
-    assert len(merged(flags).distinct) == 2
+    flags = [NumberStatistics.from_values(np.array(part, float)) for part in ([0, 1], [1, 1])]
+    assert len(merge_statistics(flags).distinct) == 2
     assert len(column_statistics.some_distinct(np.array([0.0, 0.5, 1.0]))) == 3
 
 
@@ -104,7 +104,7 @@ def test_merging_clients_costs_as_much_as_their_counts():
 
     parts = [WordStatistics({Word(f"{i}-{j}"): 1 for j in range(5)}, 0) for i in range(60)]
     asked.clear()
-    assert len(merged(parts).counts) == 300
+    assert len(merge_statistics(parts).counts) == 300
     assert len(asked) <= 3 * 300
 
 
@@ -251,11 +251,13 @@ def test_the_calendar_by_hand():
 
 def test_rare_categories_are_one_and_new_ones_too():
     known = WordStatistics({"a": 9, "b": 7, "c": 7, "d": 4}, 0)
-    column = Category.found("k", known, most=2)
+    column = Category.from_statistics("k", known, most=2)
     assert (column.categories, column.other, column.different) == (("a", "b"), 11, 4)
     words = ["c", "a", "new", "b"]
     assert column.ones(np.array([1.0, 3, 0, 2, math.nan]), words).tolist() == [0, 1, 2, 2, -1]
-    frequent = Category.found("k", WordStatistics({"a": 9, "b": 7}, 2), most=9)  # nothing is rare: a new one is none
+    frequent = Category.from_statistics(
+        "k", WordStatistics({"a": 9, "b": 7}, 2), most=9
+    )  # nothing is rare: a new one is none
     assert frequent.parts == ["k=a", "k=b", "k is missing"]
     assert frequent.ones(np.array([2.0, math.nan]), words).tolist() == [-1, 2]
 

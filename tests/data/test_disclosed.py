@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from kinfed import UsageError
-from kinfed.data.tables.column_statistics import DateStatistics, NumberStatistics, WordStatistics, merged
-from kinfed.data.tables.disclosure import FEWEST, coarse, expanded, from_json, stretches, to_json
+from kinfed.data.tables.column_statistics import DateStatistics, NumberStatistics, WordStatistics, merge_statistics
+from kinfed.data.tables.disclosure import FEWEST, coarse, expand_stretches, from_json, stretches, to_json
 
 
 def numbers(*values):
-    return NumberStatistics.of(np.array(values, float))
+    return NumberStatistics.from_values(np.array(values, float))
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -62,11 +62,11 @@ def test_names_of_categories_are_capped_or_refused_and_still_counted():
     assert coarse(known) == known
     assert coarse(known, 2) == WordStatistics({"a": 9, "c": 5}, 3, 4, 2)
     assert coarse(known, 0) == WordStatistics({}, 3, 18, 4)
-    assert merged([coarse(known, 2), known]) == WordStatistics({"a": 18, "b": 2, "c": 10, "d": 2}, 6, 4, 2)
+    assert merge_statistics([coarse(known, 2), known]) == WordStatistics({"a": 18, "b": 2, "c": 10, "d": 2}, 6, 4, 2)
 
 
 def test_statistics_are_the_same_after_json():
-    dates = DateStatistics(NumberStatistics.of(np.array([2020.0] * 7), median=False), True)
+    dates = DateStatistics(NumberStatistics.from_values(np.array([2020.0] * 7), median=False), True)
     for known, kind in (
         (numbers(*range(40)), "number"),
         (WordStatistics({"a": 9}, 3, 4, 2), "category"),
@@ -106,7 +106,7 @@ def test_times_are_told_as_stretches_of_equal_steps():
     times = [0.0, 300, 600, 900, 3000, 3300, 3600, 5000]
     parts = stretches(times, 3)
     assert parts == [[0.0, 300.0, 4], [3000, 300, 3], [5000, 0.0, 1]]
-    assert expanded(json.loads(json.dumps(parts))) == times
+    assert expand_stretches(json.loads(json.dumps(parts))) == times
     with pytest.raises(UsageError, match="more than 2 stretches"):
         stretches(times, 2)
 
@@ -116,7 +116,7 @@ def test_times_are_told_as_stretches_of_equal_steps():
 )
 def test_times_that_are_made_up_are_refused(parts):
     with pytest.raises(UsageError, match="it sent no times"):
-        expanded(parts)
+        expand_stretches(parts)
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -917,7 +917,7 @@ def test_one_class_and_many_categories_are_told_to_the_operator(tmp_path):
 
 def test_a_column_that_is_constant_at_a_site_that_joins_has_the_scale_of_all():
     """The deviation of twelve times 0.1 is not 0 but 1e-17, by which nothing may be divided."""
-    known = NumberStatistics.of(np.full(12, 0.1))
+    known = NumberStatistics.from_values(np.full(12, 0.1))
     assert known.deviation > 0
     words = {"statistics": {"price": disclosure.to_json(known)}, "answers": disclosure.to_json(known), "rows": 12}
     greeting = {"plans": [{}], "experiment": "run"}
@@ -1059,7 +1059,7 @@ def test_a_series_is_cut_by_its_own_times_if_the_run_says_so(meters, tmp_path):
         rounds=1, split={"own_times": True}, change=lambda name: {"late": 10 * (ord(name) - ord("a"))}, horizons=[2]
     )
     summary = made.serve()
-    assert not [one for _, _, one in made.grid.sent if "cuts" in one.words.get("agreed", {})]
+    assert not [one for _, _, one in made.grid.sent if "cuts" in one.texts.get("agreed", {})]
     federation = kinfed.from_csv(
         tmp_path / "all.csv",
         client="who",

@@ -115,7 +115,7 @@ def test_several_seeds_validate_on_other_examples_and_test_on_the_same(tmp_path)
     assert (tmp_path / "fedrep,lr=0.1" / "fold-1" / "checkpoint.safetensors").exists()
     data = federation()
     for fold in range(4):
-        folded = data.folded(fold)
+        folded = data.take_fold(fold)
         for split in ("train", "validation", "test"):
             assert all(len(a) == len(b) for a, b in zip(folded.rows[split], data.rows[split], strict=True))
         assert all(torch.equal(a, b) for a, b in zip(folded.rows["test"], data.rows["test"], strict=True))

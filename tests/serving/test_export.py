@@ -304,7 +304,9 @@ def test_dates_are_the_same_by_arithmetic_and_by_numpys_calendar():
     days = np.concatenate([np.arange(-200_000, 200_000, 37), np.arange(10_900, 11_400), np.arange(-26_000, -25_000)])
     seconds = np.append(days * 86_400.0 + 4_321, np.nan)
     known = years(seconds[:-1])
-    column = Calendar.found("when", DateStatistics(NumberStatistics.of(np.append(known, np.nan), median=False), True))
+    column = Calendar.from_statistics(
+        "when", DateStatistics(NumberStatistics.from_values(np.append(known, np.nan), median=False), True)
+    )
     encode = Encode(Description("who", (column,)), "a")
     found = encode({"when": torch.from_numpy(seconds)}).numpy()
     np.testing.assert_allclose(found, column.features(seconds), atol=1e-5)

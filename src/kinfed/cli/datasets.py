@@ -13,7 +13,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from ..core.graph import Graph
 from ..core.tasks import Classification, Forecasting
 from ..data.dataset import Dataset
-from ..data.datasets import DATASETS, TABLES, YOURS, called
+from ..data.datasets import DATASETS, TABLES, YOURS, display_name
 from ..data.datasets.sources import ORIGINALS, obtain, sha256
 from ..data.federation import Federation
 from ..data.split import SPLITS
@@ -113,7 +113,7 @@ def _facts(dataset: Dataset, settings: dict[str, Any], folder: Path | None, pict
     if path and path.is_file() and settings["name"] not in WITHOUT_FILE:
         facts = {"file": str(path), "sha256": sha256(path)} | facts
     if picture:
-        examples(dataset, called(settings), picture)
+        examples(dataset, display_name(settings), picture)
         facts |= {"picture": str(picture)}
     return facts
 
@@ -133,10 +133,10 @@ def inspect(args: argparse.Namespace) -> None:
     if args.json:
         chosen: dict[str, Any] = {} if choices is None else {"choices": choices.sentences, "doubts": choices.doubts}
         chosen |= {} if columns is None or choices is None else {"columns": columns.to_dict()}
-        print(json.dumps({"name": called(settings), **facts, **chosen}))
+        print(json.dumps({"name": display_name(settings), **facts, **chosen}))
         return
     out = Literal()
-    out.print(called(settings))
+    out.print(display_name(settings))
     show_facts(facts)
     if choices is None:
         return

@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 
 from ..core.summary import Summary
-from ..data.datasets import called
+from ..data.datasets import display_name
 from ..data.federation import Federation
 from ..errors import UsageError
 from ..runs import reference_runs, trackers
@@ -178,7 +178,7 @@ def _tell(experiment: Experiment, args: argparse.Namespace, console: Console) ->
 
 
 def _choose(raw: Table, args: argparse.Namespace, console: Console) -> None:
-    stem = Path("runs") / called(raw["federation"]["dataset"]) / time.strftime("%Y-%m-%d-%H%M%S")
+    stem = Path("runs") / display_name(raw["federation"]["dataset"]) / time.strftime("%Y-%m-%d-%H%M%S")
     request = Request(raw, args.out or stem, args.data_dir, args.budget, **table_options.door(args))
     if args.track:
         raise UsageError("--track goes with --method: finding a method trains many runs; track the one that it finds")

@@ -144,7 +144,7 @@ class Federation:
             places=None if self.places is None else self.places[ids],
         )
 
-    def folded(self, fold: int) -> "Federation":
+    def take_fold(self, fold: int) -> "Federation":
         """The same test examples, and the fold-th part of each client's others for validation; see `Split.fold`.
 
         Raises UsageError if the splits follow one another in time.
@@ -176,7 +176,8 @@ class Federation:
         """
         if not isinstance(self.task, Classification):
             raise UsageError("class counts exist for classification only")
-        owned = [torch.cat(parts) for parts in zip(*(self.rows[split] for split in splits), strict=True)]
+        rows_of = [self.rows[split] for split in splits]
+        owned = [torch.cat(parts) for parts in zip(*rows_of, strict=True)]
         weights, classes = self.weights.double() if weighted and self.weights is not None else None, self.task.classes
         return torch.stack(
             [torch.bincount(self.y[rows], None if weights is None else weights[rows], classes) for rows in owned]
@@ -186,7 +187,8 @@ class Federation:
         """Every client's numbers to be predicted, [n_i] of all splits; of windows the first; [] of several targets."""
         if isinstance(self.task, Classification) or (self.y[:1].numel() > 1 and not isinstance(self.task, Forecasting)):
             return []
-        owned = (torch.cat(parts) for parts in zip(*(self.rows[split] for split in SPLITS), strict=True))
+        rows_of = [self.rows[split] for split in SPLITS]
+        owned = (torch.cat(parts) for parts in zip(*rows_of, strict=True))
         return [self.y[rows].reshape(len(rows), -1)[:, 0] for rows in owned]
 
     def to(self, device: torch.device) -> "Federation":

@@ -188,13 +188,13 @@ def _from_graphml(path: Path, names: list[str], directed: bool, strangers: bool)
 def _from_arrays(path: Path, names: list[str], directed: bool, strangers: bool) -> tuple[Tensor, bool]:
     held = np.load(path, allow_pickle=False)
     if isinstance(held, np.ndarray):
-        return _of(names, _square(held, "the array")), False
+        return _check_names(names, _square(held, "the array")), False
     with held:
         if "adjacency" not in held.files:
             raise UsageError(f"it must hold the array adjacency; it holds {', '.join(held.files) or 'nothing'}")
         table = _square(held["adjacency"], "adjacency")
         if "names" not in held.files:
-            return _of(names, table), False
+            return _check_size(names, table), False
         order = [known_name(str(name), names) for name in held["names"].flat]
     if len(order) != len(table) or len(set(order)) < len(order):
         raise UsageError(
@@ -210,7 +210,7 @@ def _from_arrays(path: Path, names: list[str], directed: bool, strangers: bool) 
     return complete, False
 
 
-def _of(names: list[str], table: Tensor) -> Tensor:
+def _check_size(names: list[str], table: Tensor) -> Tensor:
     if len(table) != len(names):
         raise UsageError(
             f"the array is {list(table.shape)}, but there are {len(names)} clients; name its rows' clients with names"

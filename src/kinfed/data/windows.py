@@ -37,8 +37,8 @@ class Windows(Settings):
     @property
     def task(self) -> Forecasting:
         """What is learnt of readings, whose scale is not known yet."""
-        known: dict[str, Any] = {"error": self.error, "horizons": tuple(self.horizons)}
-        return Quantiles(**known, quantiles=tuple(self.quantiles)) if self.quantiles else Forecasting(**known)
+        settings: dict[str, Any] = {"error": self.error, "horizons": tuple(self.horizons)}
+        return Quantiles(**settings, quantiles=tuple(self.quantiles)) if self.quantiles else Forecasting(**settings)
 
     @property
     def span(self) -> int:
@@ -66,15 +66,15 @@ class Windows(Settings):
         self._check(values, steps, names)
         count, length = values.shape[1], len(values)  # N, T
         readings = torch.from_numpy(np.ascontiguousarray(values.T)).to(torch.get_default_dtype())  # [N, T]
-        known = ~readings.isnan()
+        observed = ~readings.isnan()
         at = torch.from_numpy(np.ascontiguousarray(steps))
-        usable = self._usable(known, at, names)
+        usable = self._usable(observed, at, names)
         owner = torch.full((count, length), -1)
         owner[:, : usable.shape[1]] = torch.where(usable, torch.arange(count)[:, None], -1)
         size = count * length - self.span + 1
         flat = readings.view(-1)
         y = flat.as_strided((size, self.horizon), (1, 1), self.past)
-        scaling = Scaling(self, carried_forward(readings, at), flat, known, calendar, covariates)
+        scaling = Scaling(self, carried_forward(readings, at), flat, observed, calendar, covariates)
         return Dataset(
             scaling.inputs(scaling.filled),
             y,
@@ -87,10 +87,10 @@ class Windows(Settings):
             prepare=scaling,
         )
 
-    def _usable(self, known: Tensor, steps: Tensor, names: Sequence[str]) -> Tensor:
+    def _usable(self, observed: Tensor, steps: Tensor, names: Sequence[str]) -> Tensor:
         """[N, starts] where windows begin: without gaps, with known: [N, T] readings in both parts, a stride apart."""
-        count, length = known.shape
-        total = torch.nn.functional.pad(known.cumsum(1), (1, 0))  # [N, T + 1] known readings before each step
+        count, length = observed.shape
+        total = torch.nn.functional.pad(observed.cumsum(1), (1, 0))  # [N, T + 1] known readings before each step
         begin = torch.arange(max(length - self.span + 1, 0))
         usable = (steps[begin + self.span - 1] - steps[begin] == self.span - 1) & (begin % self.stride == 0)  # [starts]
         middle = total[:, begin + self.past]
@@ -132,7 +132,7 @@ class Scaling:
     windows: Windows
     filled: Tensor  # [N, T] readings, with the last known one where one is missing
     flat: Tensor  # [N * T] readings
-    known: Tensor  # [N, T] where there is one
+    observed: Tensor  # [N, T] where there is one
     calendar: NDArray[Any] | None = None  # [T, C]
     covariates: Covariates | None = None
 
@@ -144,28 +144,32 @@ class Scaling:
         if dataset.scale:
             kept, columns = dataset.scale["targets"]["reading"], dataset.scale.get("covariates")
             former = None if columns is None else Description.from_dict(columns)
-            return self.by(dataset, float(kept["mean"]), float(kept["deviation"]), self._describe_columns(rows, former))
-        seen = self.seen(rows)
-        return self.by(dataset, float(seen.mean()), float(seen.std(correction=0)), self._describe_columns(rows))
+            return self.scale_by(
+                dataset, float(kept["mean"]), float(kept["deviation"]), self._describe_columns(rows, former)
+            )
+        seen = self.collect_readings(rows)
+        return self.scale_by(dataset, float(seen.mean()), float(seen.std(correction=0)), self._describe_columns(rows))
 
     def _describe_columns(self, rows: Tensor, former: Description | None = None) -> Description | None:
         if self.covariates is None:
             return None
-        seen = self.covered(rows).numpy()
+        seen = self.mark_steps(rows).numpy()
         return self.covariates.describe(seen) if former is None else self.covariates.complete(former, seen)
 
-    def covered(self, rows: Tensor) -> Tensor:
+    def mark_steps(self, rows: Tensor) -> Tensor:
         """[N, T] which steps are in the windows of these rows."""
         begins = torch.zeros(len(self.flat) + 1, dtype=torch.int64)
         span = self.windows.span
         begins.index_add_(0, rows, torch.ones_like(rows)).index_add_(0, rows + span, -torch.ones_like(rows))
-        return (begins[:-1].cumsum(0) > 0).view(self.known.shape)
+        return (begins[:-1].cumsum(0) > 0).view(self.observed.shape)
 
-    def seen(self, rows: Tensor) -> Tensor:
+    def collect_readings(self, rows: Tensor) -> Tensor:
         """float64 the known readings in the windows of these rows, each once."""
-        return self.flat[(self.covered(rows) & self.known).view(-1)].double()
+        return self.flat[(self.mark_steps(rows) & self.observed).view(-1)].double()
 
-    def by(self, dataset: Dataset, mean: float, deviation: float, described: Description | None = None) -> Dataset:
+    def scale_by(
+        self, dataset: Dataset, mean: float, deviation: float, described: Description | None = None
+    ) -> Dataset:
         """The data set scaled by this mean and deviation, and its covariates as `described`.
 
         Raises UsageError if the deviation is 0.

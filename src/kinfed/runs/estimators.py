@@ -119,7 +119,7 @@ class _Grouped(BaseEstimator):  # type: ignore[misc]
         """All rows, of which a share of each group's selects the round, where no group has too few for that."""
         if not 0 <= self.validation < 1:
             raise UsageError(f"validation must be in [0, 1); got {self.validation!r:.80}")
-        dataset = reader.of(frame_of(frame, "X"))
+        dataset = reader.read_frame(frame_of(frame, "X"))
         names = self.groups_ or [ALL]  # in the order of X, as no draw may depend on what groups are called
         of = dict(zip(dataset.owners, rows_by_owner(dataset), strict=True))
         owned = [of[name] for name in names]

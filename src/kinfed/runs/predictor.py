@@ -180,7 +180,7 @@ class Predictor:
         if summary.data.shape is None:
             raise UsageError(f"{summary.out or 'the run'} does not say what an example is; run again")
         inputs, series = scale.get("inputs", {}), None
-        description = Description.kept(summary.data.columns, summary.out)
+        description = Description.from_summary(summary.data.columns, summary.out)
         try:
             if "series" in scale:
                 series = Series.of_scale(scale)

@@ -19,7 +19,7 @@ from ..core.mixins import exporter
 from ..core.round_selection import select_model
 from ..core.summary import Provenance, Summary
 from ..core.tasks import Classification
-from ..data.datasets import called
+from ..data.datasets import display_name
 from ..errors import UsageError, log_failure, note_failure
 from ..plots import charts, heatmaps
 from ..verdict.statistics import interval
@@ -112,7 +112,7 @@ def write_run(
     with note_failure(problems, "single test examples have no scores"):
         _write_examples(run, folder, standard)
     dealt = table.get("federation", {})
-    dataset = called(dealt["dataset"]) if dealt else "your own"
+    dataset = display_name(dealt["dataset"]) if dealt else "your own"
     attack = summary.attack
     if attack is not None and "attack" in table:
         attack = attack | table["attack"]  # its name in configs

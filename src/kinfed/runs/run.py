@@ -307,7 +307,7 @@ class OpenedRun(Run):
     @property
     def description(self) -> Description | None:
         """What training rows say of a table's columns; None of other data."""
-        return Description.kept(self.summary.data.columns, str(self.folder))
+        return Description.from_summary(self.summary.data.columns, str(self.folder))
 
     @property
     def task(self) -> Task:

@@ -53,7 +53,7 @@ class Arena:
                 warnings.simplefilter("ignore")
             return fit(
                 candidate.method,
-                self.federation.folded(fold),
+                self.federation.take_fold(fold),
                 self.models.get(candidate.model, self.module)(self.seed + fold),
                 rounds=plan_rounds(self.rounds, candidate.most, until),
                 training=candidate.training,

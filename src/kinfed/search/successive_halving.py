@@ -214,7 +214,7 @@ def winner(standings: Sequence[Standing]) -> Standing | None:
     chosen = next((standing for standing in solved if standing.preferred), bar)
     for kind in (
         [standing for standing in left if standing.candidate.base],
-        [one for one in left if not one.candidate.model],
+        [standing for standing in left if not standing.candidate.model],
     ):
         best = max(kind, key=lambda standing: (standing.rounds, standing.mean), default=None)
         if best is not None and (bar is None or best.is_clearly_above(bar)):

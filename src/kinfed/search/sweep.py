@@ -173,7 +173,7 @@ class Sweep:
         notes = []
         scores = [self._scores(method, failed) for method in self.methods]
         for method, (finished, lost) in zip(self.methods, scores, strict=True):
-            for setting, result in [*finished, *((one, None) for one in lost)]:
+            for setting, result in [*finished, *((failure, None) for failure in lost)]:
                 values: Row = {h: _bare(setting.values.get(key)) for key, h in zip(keys, headings, strict=True)}
                 row: Row = {"method": plugins.short_name(method), "winner": None, **values}
                 if result is None:

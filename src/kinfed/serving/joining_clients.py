@@ -122,8 +122,10 @@ def scale_of(description: Description, cells: Mapping[str, Numbers], rows: Tenso
     columns = {column.name: column for column in description.inputs if isinstance(column, Number)}
     scales = {}
     for name in next(iter(description.clients.values()), {}):
-        statistics = NumberStatistics.of(cells[name][rows.numpy()])
-        scales[name] = Own.of(statistics.known, statistics.mean, statistics.deviation, statistics.median, columns[name])
+        statistics = NumberStatistics.from_values(cells[name][rows.numpy()])
+        scales[name] = Own.from_values(
+            statistics.known, statistics.mean, statistics.deviation, statistics.median, columns[name]
+        )
     return scales
 
 

@@ -40,7 +40,7 @@ def is_table(name: str) -> bool:
     return name in TABLES
 
 
-def called(settings: Mapping[str, Any]) -> str:
+def display_name(settings: Mapping[str, Any]) -> str:
     """The display name of a configured data set: its name, or that of your own file or folder, or of your function.
 
     A database's is that of the file with the query, if there is one.

@@ -55,7 +55,7 @@ class HuggingFace(TableReader):
                 f"{', '.join(sorted(set(table.columns) - {*self.targets}))}"
             )
         if not pictures:
-            return self.of(frame_of(table, self.path))
+            return self.read_frame(frame_of(table, self.path))
         if len(pictures) > 1:
             raise UsageError(f"{self.path} has several columns of pictures: {', '.join(pictures)}; save it with one")
         return self._of_pictures(table, pictures[0], names)
@@ -73,11 +73,11 @@ class HuggingFace(TableReader):
         if self.client:
             held = frame.text(self.client)
             owners = tuple(sorted(held.names, key=natural))
-            who = torch.from_numpy(held.among(owners))
+            who = torch.from_numpy(held.find_places(owners))
         sources = [self._source(row, cell) for row, cell in enumerate(table[column].to_list())]
         called = [f"{self.path}, row {row + 1}, column '{column}'" for row in range(len(sources))]
         x = pixels(called, sources, self.size, self.grey)
-        y = torch.from_numpy(labels.among(classes))
+        y = torch.from_numpy(labels.find_places(classes))
         return Dataset(x, y, Classification(len(classes)), tuple(classes), who, owners=owners, stratify=True)
 
     def _source(self, row: int, cell: Any) -> Source:

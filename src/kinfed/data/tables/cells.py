@@ -50,10 +50,12 @@ class Formats:
     truths: Sequence[str] | None = None  # the columns that hold true and false; None: any that hold nothing else
     zoned: Mapping[str, bool] = field(default_factory=dict)  # of columns of times, whether they name a time zone
 
-    def renamed(self, names: Mapping[str, str]) -> "Formats":
+    def rename(self, names: Mapping[str, str]) -> "Formats":
         """The same of a table whose columns have other names."""
-        text, truths = (tuple(names.get(one, one) for one in each or ()) for each in (self.text, self.truths))
-        zoned = {names.get(name, name): one for name, one in self.zoned.items()}
+        text, truths = (
+            tuple(names.get(name, name) for name in names_of_kind or ()) for names_of_kind in (self.text, self.truths)
+        )
+        zoned = {names.get(name, name): zone for name, zone in self.zoned.items()}
         return replace(self, text=text, truths=None if self.truths is None else truths, zoned=zoned)
 
     def parse_numbers(self, column: "polars.Series") -> NDArray[np.float64]:
@@ -77,29 +79,29 @@ class Formats:
     def _normalise_numbers(self, text: "polars.Series") -> "polars.Series":
         """Numbers in these formats as 1200.5; null for anything else."""
         between = {" ": SPACE, "'": r"'\x{2019}"}.get(self.thousands, re.escape(self.thousands))
-        whole = rf"\d+|\d{{1,3}}(?:[{between}]\d{{3}})+" if self.thousands else r"\d+"
-        unit = "|".join(re.escape(one).replace("\\ ", " ") for one in self.units)
+        integer = rf"\d+|\d{{1,3}}(?:[{between}]\d{{3}})+" if self.thousands else r"\d+"
+        unit = "|".join(re.escape(unit_of_amount).replace("\\ ", " ") for unit_of_amount in self.units)
         sign, mark = r"[+\x{2212}-]?", re.escape(self.decimal)
-        number = rf"^({sign})\s*(?:{unit})?\s*({sign})((?:{whole})?)((?:{mark}\d*)?(?:[eE][+-]?\d+)?)\s*(?:{unit})?$"
+        number = rf"^({sign})\s*(?:{unit})?\s*({sign})((?:{integer})?)((?:{mark}\d*)?(?:[eE][+-]?\d+)?)\s*(?:{unit})?$"
         parts = text.str.extract_groups(number).struct.unnest().rename(dict(zip("1234", "abcd", strict=True)))
         digits = parts["c"].str.replace_all(r"[^\d]", "") + parts["d"].str.replace(",", ".", literal=True)
         return (parts["a"] + parts["b"]).str.replace("\u2212", "-", literal=True) + digits
 
     def units_of(self, column: "polars.Series") -> "polars.Series":
         """[n] the unit that each cell of a column of text has, null for none."""
-        units = "|".join(re.escape(one) for one in sorted(self.units, key=len, reverse=True))
+        units = "|".join(re.escape(unit) for unit in sorted(self.units, key=len, reverse=True))
         return column.str.extract(f"({units or '$^'})")
 
     def parse_dates(self, column: "polars.Series") -> NDArray[np.float64]:
         """[n] text that is a date in one of the formats that are said as seconds since 1970, NaN for anything else."""
         import polars
 
-        found = polars.repeat(None, len(column), dtype=polars.Datetime("us"), eager=True)
+        moments = polars.repeat(None, len(column), dtype=polars.Datetime("us"), eager=True)
         text = column.str.strip_chars()
         for form in self.dates:
-            each = text.str.to_datetime(form, strict=False, time_unit="us")
-            found = polars.select(polars.coalesce([found, each.dt.replace_time_zone(None)])).to_series()
-        return (found.dt.timestamp("us").cast(polars.Float64) / 1e6).fill_null(np.nan).to_numpy()
+            parsed = text.str.to_datetime(form, strict=False, time_unit="us")
+            moments = polars.select(polars.coalesce([moments, parsed.dt.replace_time_zone(None)])).to_series()
+        return (moments.dt.timestamp("us").cast(polars.Float64) / 1e6).fill_null(np.nan).to_numpy()
 
     @property
     def hides_iso(self) -> bool:
@@ -116,27 +118,27 @@ class Formats:
             return ""
         unit = parts[2] or parts[7].strip()
         units = [*self.units, unit] if unit and unit not in self.units else [*self.units]
-        cells, said = polars.Series([cell, *others]), dict[float, str]()
+        cells, options_by_value = polars.Series([cell, *others]), dict[float, str]()
         for decimal, thousands in sorted(MARKS, key=lambda marks: (marks[0] != self.decimal) + (marks[1] != "")):
             values = replace(self, decimal=decimal, thousands=thousands, units=units).parse_numbers(cells)
-            if np.isinf(values).any() or values[0] in said:
+            if np.isinf(values).any() or values[0] in options_by_value:
                 continue
             options = [f'decimal="{decimal}"'] if decimal != self.decimal else []
             options += [f'thousands="{thousands}"'] if thousands != self.thousands else []
             options += [f"units={_quoted_list(units)}"] if units != [*self.units] else []
-            said[values[0]] = f"{' '.join(options)} would read it as {values[0]:.10g}"
-        return ", ".join([*said.values()][:2])
+            options_by_value[values[0]] = f"{' '.join(options)} would read it as {values[0]:.10g}"
+        return ", ".join([*options_by_value.values()][:2])
 
     def date_advice(self, cell: str, others: Sequence[str] = ()) -> str:
         """The options that would read a cell and all `others` of its column as dates, "" if none would."""
-        said: dict[str, str] = {}
+        options_by_form: dict[str, str] = {}
         for form in (day + clock for clock in CLOCKS for day in DAY_FORMATS):
-            found, short = _parse_date(cell, form), form.replace("%B", "%b")
-            if found is None or short in said or not all(_parse_date(other, form) for other in others):
+            day_read, short = _parse_date(cell, form), form.replace("%B", "%b")
+            if day_read is None or short in options_by_form or not all(_parse_date(other, form) for other in others):
                 continue
             both = _quoted_list([*self.dates, form]) if self.dates else f'"{form}"'
-            said[short] = f"dates={both} would read it as {found:%d %B %Y}"
-        return ", ".join([*said.values()][:3])
+            options_by_form[short] = f"dates={both} would read it as {day_read:%d %B %Y}"
+        return ", ".join([*options_by_form.values()][:3])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,17 +168,17 @@ class FormatSettings(Settings):
     @property
     def formats(self) -> Formats:
         dates, units, text = (
-            (one,) if isinstance(one, str) else tuple(one) for one in (self.dates, self.units, self.text)
+            (value,) if isinstance(value, str) else tuple(value) for value in (self.dates, self.units, self.text)
         )
         return Formats(self.decimal, self.thousands, dates, units, text)
 
 
-FORMATS = tuple(one.name for one in fields(FormatSettings))
+FORMATS = tuple(setting.name for setting in fields(FormatSettings))
 
 
 def with_tuples(values: Mapping[str, Any]) -> dict[str, Any]:
     """Values of JSON as a dataclass has them: tuples for lists."""
-    return {name: tuple(one) if isinstance(one, list) else one for name, one in values.items()}
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
 
 
 def looks_like_number(text: "polars.Series") -> "polars.Series":
@@ -191,7 +193,7 @@ def looks_like_date(text: "polars.Series") -> "polars.Series":
 
 def _quoted_list(texts: Sequence[str]) -> str:
     """As TOML has a list of strings."""
-    return "[" + ", ".join(f'"{one}"' for one in texts) + "]"
+    return "[" + ", ".join(f'"{text}"' for text in texts) + "]"
 
 
 def _parse_date(cell: str, form: str) -> datetime | None:
@@ -208,7 +210,7 @@ def _is_readable(form: str) -> bool:
 
     try:
         text = polars.Series([f"{EXAMPLE.astimezone():{form}}"])
-        found = text.str.to_datetime(form, strict=False, time_unit="us").dt.date()[0]
+        day_read = text.str.to_datetime(form, strict=False, time_unit="us").dt.date()[0]
     except (ValueError, polars.exceptions.PolarsError):
         return False
-    return bool(found == EXAMPLE.date())
+    return bool(day_read == EXAMPLE.date())

@@ -29,15 +29,15 @@ class NumberStatistics(NamedTuple):
     near: dict[float, int]  # how often each value is there, all cut to `DIGITS`; empty if not wanted
 
     @classmethod
-    def of(cls, values: Numbers, median: bool = True) -> "NumberStatistics":
+    def from_values(cls, values: Numbers, median: bool = True) -> "NumberStatistics":
         """Of values: [n], NaN where there is none."""
-        known = values[~np.isnan(values)]
+        present = values[~np.isnan(values)]
         near: dict[float, int] = {}
         if median:
-            each, counts = np.unique(cut(known), return_counts=True)
-            near = dict(zip(each.tolist(), counts.tolist(), strict=True))
-        mean, deviation = (float(known.mean()), float(known.std())) if len(known) else (0.0, 0.0)
-        return cls(len(known), len(values) - len(known), mean, deviation, some_distinct(known), near)
+            distinct, counts = np.unique(cut(present), return_counts=True)
+            near = dict(zip(distinct.tolist(), counts.tolist(), strict=True))
+        mean, deviation = (float(present.mean()), float(present.std())) if len(present) else (0.0, 0.0)
+        return cls(len(present), len(values) - len(present), mean, deviation, some_distinct(present), near)
 
     @property
     def median(self) -> float:
@@ -70,14 +70,14 @@ class DateStatistics(NamedTuple):
 Statistics = NumberStatistics | WordStatistics | DateStatistics
 
 
-def merged(parts: Sequence[Any]) -> Any:
+def merge_statistics(parts: Sequence[Any]) -> Any:
     """The statistics of several clients' rows of one column, together."""
     first = parts[0]
     if isinstance(first, WordStatistics):
-        sums = (sum(each) for each in zip(*(part[1:] for part in parts), strict=True))
-        return WordStatistics(_add_counts([part.counts for part in parts]), *sums)
+        numbers = np.array([part[1:] for part in parts]).sum(0).tolist()
+        return WordStatistics(_add_counts([part.counts for part in parts]), *numbers)
     if isinstance(first, DateStatistics):
-        return DateStatistics(merged([part.years for part in parts]), any(part.clock for part in parts))
+        return DateStatistics(merge_statistics([part.years for part in parts]), any(part.clock for part in parts))
     count = sum(part.known for part in parts)
     mean = sum(part.known * part.mean for part in parts) / max(count, 1)
     squares = sum(part.known * (part.deviation**2 + (part.mean - mean) ** 2) for part in parts)
@@ -87,16 +87,18 @@ def merged(parts: Sequence[Any]) -> Any:
     return NumberStatistics(count, missing, mean, float(np.sqrt(squares / max(count, 1))), distinct, near)
 
 
-def shared(known: Any, share: float) -> Any:
+def take_share(statistics: Any, share: float) -> Any:
     """The statistics of a share of a client's rows, as if they were like all of them."""
-    if isinstance(known, DateStatistics):
-        return DateStatistics(shared(known.years, share), known.clock)
-    missing = round(known.missing * share)
-    if isinstance(known, WordStatistics):
-        counts = {word: few for word, count in known.counts.items() if (few := round(count * share))}
-        return WordStatistics(counts, missing, round(known.others * share), known.unnamed)
-    near = {value: few for value, count in known.near.items() if (few := round(count * share))}
-    return known._replace(known=sum(near.values()) if near else round(known.known * share), missing=missing, near=near)
+    if isinstance(statistics, DateStatistics):
+        return DateStatistics(take_share(statistics.years, share), statistics.clock)
+    missing = round(statistics.missing * share)
+    if isinstance(statistics, WordStatistics):
+        counts = {word: few for word, count in statistics.counts.items() if (few := round(count * share))}
+        return WordStatistics(counts, missing, round(statistics.others * share), statistics.unnamed)
+    near = {value: few for value, count in statistics.near.items() if (few := round(count * share))}
+    return statistics._replace(
+        known=sum(near.values()) if near else round(statistics.known * share), missing=missing, near=near
+    )
 
 
 def _add_counts(parts: Sequence[Mapping[Any, int]]) -> dict[Any, int]:
@@ -124,8 +126,8 @@ def some_distinct(values: Numbers) -> tuple[float, ...]:
 
 def years(seconds: Numbers) -> NDArray[np.float64]:
     """[n] the year of dates in seconds since 1970, NaN where there is none."""
-    known = ~np.isnan(seconds)
+    present = ~np.isnan(seconds)
     result = np.full(len(seconds), np.nan)
-    days = np.floor_divide(seconds[known], DAY).astype("datetime64[D]")
-    result[known] = days.astype("datetime64[Y]").astype(np.int64) + 1970
+    days = np.floor_divide(seconds[present], DAY).astype("datetime64[D]")
+    result[present] = days.astype("datetime64[Y]").astype(np.int64) + 1970
     return result

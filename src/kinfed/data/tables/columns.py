@@ -32,8 +32,8 @@ class Number:
     kind: ClassVar[str] = "number"
 
     @classmethod
-    def found(cls, name: str, known: NumberStatistics) -> "Number":
-        return cls(name, known.mean, _spread(known), known.median, known.missing)
+    def from_statistics(cls, name: str, statistics: NumberStatistics) -> "Number":
+        return cls(name, statistics.mean, _spread(statistics), statistics.median, statistics.missing)
 
     @property
     def parts(self) -> list[str]:
@@ -41,9 +41,9 @@ class Number:
 
     def features(self, values: Numbers) -> Features:
         """[n, parts] inputs of values: [n]."""
-        return self.scaled(values, self.mean, self.deviation, self.median)
+        return self.scale_by(values, self.mean, self.deviation, self.median)
 
-    def scaled(
+    def scale_by(
         self, values: Numbers, mean: Numbers | float, deviation: Numbers | float, median: Numbers | float
     ) -> Features:
         """[n, parts] inputs of values: [n], on a scale of each row's own."""
@@ -56,7 +56,7 @@ class Number:
         text = f"mean {self.mean:.4g}, deviation {self.deviation:.4g}"
         if self.deviation == NEVER:
             text = f"{self.mean:.6g} in all training rows, so other values change nothing"
-        return text + f"; {self.median:.4g} where missing ({several(self.missing, 'row')})" * bool(self.missing)
+        return f"{text}; {self.median:.4g} where missing ({several(self.missing, 'row')})" if self.missing else text
 
 
 @dataclass(frozen=True)
@@ -72,28 +72,32 @@ class Category:
     kind: ClassVar[str] = "category"
 
     @classmethod
-    def found(cls, name: str, known: WordStatistics, most: int) -> "Category":
+    def from_statistics(cls, name: str, statistics: WordStatistics, most: int) -> "Category":
         """As statistics of all training rows say: the `most` frequent of those in `RARE` rows or more."""
-        order = sorted(known.counts, key=lambda word: (-known.counts[word], natural(word)))
-        kept = [word for word in order[:most] if known.counts[word] >= RARE]
-        other = sum(known.counts.values()) - sum(known.counts[word] for word in kept) + known.others
-        different = len(known.counts) + known.unnamed
-        return cls(name, tuple(sorted(kept, key=natural)), different, other, known.missing)
+        order = sorted(statistics.counts, key=lambda word: (-statistics.counts[word], natural(word)))
+        kept = [word for word in order[:most] if statistics.counts[word] >= RARE]
+        other = sum(statistics.counts.values()) - sum(statistics.counts[word] for word in kept) + statistics.others
+        different = len(statistics.counts) + statistics.unnamed
+        return cls(name, tuple(sorted(kept, key=natural)), different, other, statistics.missing)
 
     @property
     def parts(self) -> list[str]:
         parts = [f"{self.name}={category}" for category in self.categories]
-        return parts + [f"{self.name} is other"] * bool(self.other) + [f"{self.name} is missing"] * bool(self.missing)
+        if self.other:
+            parts.append(f"{self.name} is other")
+        if self.missing:
+            parts.append(f"{self.name} is missing")
+        return parts
 
-    def ones(self, values: Numbers, words: Sequence[str] = ()) -> Codes:
+    def ones(self, values: Numbers, texts: Sequence[str] = ()) -> Codes:
         """[n] which input is 1, the others being 0, or -1 for none; a new category is an other one, or none.
 
-        values: [n] are places of text in `words`.
+        values: [n] are places in `texts`.
         """
         index = {name_of(category): i for i, category in enumerate(self.categories)}
         other = len(index) if self.other else -1  # of no input
         missing = len(index) + bool(self.other) if self.missing else -1
-        places = np.array([*(index.get(word, other) for word in words), missing])
+        places = np.array([*(index.get(word, other) for word in texts), missing])
         return np.asarray(places[np.where(np.isnan(values), -1, values).astype(np.int64)], np.int64)
 
     def __str__(self) -> str:
@@ -102,7 +106,7 @@ class Category:
         if self.other:
             others = self.different - len(self.categories)
             text = f"{len(self.categories):,} of {self.different:,} categories ({names}); {others:,} others as one"
-        return text + f"; missing in {several(self.missing, 'row')}" * bool(self.missing)
+        return f"{text}; missing in {several(self.missing, 'row')}" if self.missing else text
 
 
 @dataclass(frozen=True)
@@ -118,32 +122,37 @@ class Calendar:
     kind: ClassVar[str] = "date"
 
     @classmethod
-    def found(cls, name: str, known: DateStatistics) -> "Calendar":
-        return cls(name, known.years.mean, _spread(known.years), known.clock, known.years.missing)
+    def from_statistics(cls, name: str, statistics: DateStatistics) -> "Calendar":
+        return cls(name, statistics.years.mean, _spread(statistics.years), statistics.clock, statistics.years.missing)
 
     @property
     def parts(self) -> list[str]:
         parts = ["year", "season (sine)", "season (cosine)", *WEEK]
-        parts += ["hour (sine)", "hour (cosine)"] * self.clock + ["is missing"] * bool(self.missing)
+        if self.clock:
+            parts += ["hour (sine)", "hour (cosine)"]
+        if self.missing:
+            parts.append("is missing")
         return [f"{self.name} {part}" for part in parts]
 
     def features(self, values: Numbers) -> Features:
         """[n, parts] inputs of dates: [n] in seconds; all 0 but the last where there is none."""
-        known = ~np.isnan(values)
-        seconds = np.where(known, values, 0.0)
+        present = ~np.isnan(values)
+        seconds = np.where(present, values, 0.0)
         columns = [(years(seconds) - self.mean) / self.deviation, *season(seconds), *weekday(seconds)]
         columns += hour(seconds) if self.clock else []
-        parts = [np.where(known, column, 0.0) for column in columns] + [~known] * bool(self.missing)
+        parts = [np.where(present, column, 0.0) for column in columns]
+        if self.missing:
+            parts.append(~present)
         return np.stack(parts, 1).astype(np.float64)
 
     def __str__(self) -> str:
         text = f"year (mean {self.mean:.1f}), season, day of the week{' and time of day' if self.clock else ''}"
-        return text + f"; missing in {several(self.missing, 'row')}" * bool(self.missing)
+        return f"{text}; missing in {several(self.missing, 'row')}" if self.missing else text
 
 
-def _spread(known: NumberStatistics) -> float:
+def _spread(statistics: NumberStatistics) -> float:
     """The deviation by which a column is scaled."""
-    return NEVER if known.deviation <= ROUNDING * abs(known.mean) else known.deviation
+    return NEVER if statistics.deviation <= ROUNDING * abs(statistics.mean) else statistics.deviation
 
 
 def hour(seconds: Numbers) -> list[Numbers]:

@@ -53,13 +53,13 @@ class Covariates:
 
     def statistics(self, seen: NDArray[np.bool_]) -> dict[str, dict[str, Statistics]]:
         """What the cells that are seen: [N, T] say, by client and column; of empty ones nothing."""
-        told: dict[str, dict[str, Statistics]] = {}
+        by_owner: dict[str, dict[str, Statistics]] = {}
         for i, owner in enumerate(self.owners):
-            told[owner] = {}
-            for name, (values, words) in self.cells.items():
-                known = values[i][seen[i] & ~np.isnan(values[i])]
-                told[owner][name] = of_column(Raw(known, words), self.kinds[name], median=False)
-        return told
+            by_owner[owner] = {}
+            for name, (values, texts) in self.cells.items():
+                seen_values = values[i][seen[i] & ~np.isnan(values[i])]
+                by_owner[owner][name] = of_column(Raw(seen_values, texts), self.kinds[name], median=False)
+        return by_owner
 
     def describe(self, seen: NDArray[np.bool_]) -> Description:
         """The columns as inputs, by the cells that are seen: [N, T]."""
@@ -76,20 +76,20 @@ class Covariates:
             return former
         return former.with_newcomers(replace(self, scale="client").describe(seen).clients)
 
-    def channels(self, known: Description, leads: Sequence[int]) -> Tensor:
+    def channels(self, description: Description, leads: Sequence[int]) -> Tensor:
         """[N, T, C] the inputs of every step, as `names_of` calls them.
 
         An empty cell is the last one before it, since the last gap in time, or else 0: the mean, or no category.
         """
         count, length = len(self.owners), len(self.steps)
         cells = {
-            name: Raw(carried_forward(torch.from_numpy(values), self.steps).flatten().numpy(), words)
-            for name, (values, words) in self.cells.items()
+            name: Raw(carried_forward(torch.from_numpy(values), self.steps).flatten().numpy(), texts)
+            for name, (values, texts) in self.cells.items()
         }
         who = np.repeat(np.arange(count), length)
-        every = known.features(cells, self.owners, who, torch.get_default_dtype()).view(count, length, -1)
+        every = description.features(cells, self.owners, who, torch.get_default_dtype()).view(count, length, -1)
         later, at = [], 0
-        for column in known.inputs:
+        for column in description.inputs:
             part = every[..., at : at + len(column.parts)]
             at += len(column.parts)
             empty = torch.from_numpy(np.isnan(cells[column.name].values)).view(count, length)
@@ -108,29 +108,31 @@ def leads_of(past: int, horizon: int) -> list[int]:
     return sorted({min(past * (i + 1), horizon) for i in range(-(-horizon // past))})
 
 
-def names_of(known: Description, ahead: Sequence[str], leads: Sequence[int]) -> list[str]:
+def names_of(description: Description, ahead: Sequence[str], leads: Sequence[int]) -> list[str]:
     """[C] the names of `Covariates.channels`."""
     later = [
         f"{part}, {several(lead, 'step')} later"
-        for column in known.inputs
+        for column in description.inputs
         for lead in leads
         if column.name in ahead
         for part in column.parts
     ]
-    return [*known.names, *later]
+    return [*description.names, *later]
 
 
-def scales_of(known: Description, ahead: Sequence[str], leads: Sequence[int], client: str) -> list[tuple[float, float]]:
+def scales_of(
+    description: Description, ahead: Sequence[str], leads: Sequence[int], client: str
+) -> list[tuple[float, float]]:
     """[C] mean and deviation by which each of `Covariates.channels` of a client is scaled."""
-    own = known.clients.get(client, {})
+    scales = description.clients.get(client, {})
 
     def each(column: Column) -> list[tuple[float, float]]:
-        if isinstance(column, Number) and column.name in own:
-            return [(own[column.name].mean, own[column.name].deviation)]
+        if isinstance(column, Number) and column.name in scales:
+            return [(scales[column.name].mean, scales[column.name].deviation)]
         return part_scales(column)
 
-    later = [scale for one in known.inputs for _ in leads if one.name in ahead for scale in each(one)]
-    return [*(scale for one in known.inputs for scale in each(one)), *later]
+    later = [scale for column in description.inputs for _ in leads if column.name in ahead for scale in each(column)]
+    return [*(scale for column in description.inputs for scale in each(column)), *later]
 
 
 def cells_of(
@@ -139,18 +141,18 @@ def cells_of(
     """The columns as `Covariates.cells`; raises UsageError for a static one that changes within a client."""
     cells = {}
     for name, kind in kinds.items():
-        values, words = raw_of(frame, name, kind)
+        values, texts = raw_of(frame, name, kind)
         laid = grid.lay_out(values)
         if name in static:
             laid = np.broadcast_to(_constant(frame, name, values, grid, owners)[:, None], grid.shape).copy()
-        cells[name] = Raw(laid, words)
+        cells[name] = Raw(laid, texts)
     return cells
 
 
 def _constant(frame: Frame, name: str, values: Numbers, grid: Grid, owners: Sequence[str]) -> Numbers:
     """[N] each client's one value of a static column, NaN of one without any."""
-    known = ~np.isnan(values[grid.rows])
-    rows, who = grid.rows[known], grid.who[known]
+    filled = ~np.isnan(values[grid.rows])
+    rows, who = grid.rows[filled], grid.who[filled]
     holders, first = np.unique(who, return_index=True)
     of_client = np.zeros(len(owners), np.int64)
     of_client[holders] = rows[first]
@@ -172,12 +174,12 @@ def doubts(frame: Frame, covariates: Covariates, grid: Grid, readings: Numbers, 
     row_of = np.full(grid.shape, -1)
     row_of[grid.who, grid.place] = grid.rows
     last = _last(readings)
-    for name, (values, words) in covariates.cells.items():
+    for name, (values, texts) in covariates.cells.items():
         ends = _last(values)
         stale = np.flatnonzero((ends >= 0) & (last - ends >= (1 if name in covariates.ahead else past)))
         if len(stale):
             i = int(stale[0])
-            more = f" (as at {several(len(stale) - 1, 'more client')})" * (len(stale) > 1)
+            more = f" (as at {several(len(stale) - 1, 'more client')})" if len(stale) > 1 else ""
             yield (
                 f"{frame.place(row_of[i, ends[i]], name)}: this is the last value of client '{covariates.owners[i]}', "
                 f"{several(int(last[i] - ends[i]), 'step')} before its last reading{more}, and stands for all later "
@@ -186,26 +188,26 @@ def doubts(frame: Frame, covariates: Covariates, grid: Grid, readings: Numbers, 
         if (empty := np.flatnonzero(ends < 0).tolist()) and len(empty) < len(ends):
             who = list_names([covariates.owners[i] for i in empty])
             yield f"{frame.name}: '{name}' has no value in any row of {who}, and is taken to be as at most rows there"
-        each = [] if words else [own[~np.isnan(own)] for own in values]
-        if any(len(own) > 1 for own in each) and all((np.diff(own) > 0).all() for own in each):
+        present = [] if texts else [row[~np.isnan(row)] for row in values]
+        if any(len(row) > 1 for row in present) and all((np.diff(row) > 0).all() for row in present):
             row = int(grid.rows[0])
             yield (
                 f"{frame.place(row, name)}: '{name}' rises from row to row at every client, as counters do, so "
                 "forecasts lie beyond all that was trained on; leave it out with ignore"
             )
-        if words and len(covariates.owners) > 1:
-            yield from _lonely(frame, name, Raw(values, words), row_of, covariates.owners)
+        if texts and len(covariates.owners) > 1:
+            yield from _lonely(frame, name, Raw(values, texts), row_of, covariates.owners)
 
 
 def _last(values: Numbers) -> Codes:
     """[N] the last step with a value: [N, T], -1 if there is none."""
-    known = ~np.isnan(values)
-    return np.where(known.any(1), values.shape[1] - 1 - known[:, ::-1].argmax(1), -1)
+    filled = ~np.isnan(values)
+    return np.where(filled.any(1), values.shape[1] - 1 - filled[:, ::-1].argmax(1), -1)
 
 
 def _lonely(frame: Frame, name: str, raw: Raw, row_of: Codes, owners: Sequence[str]) -> Iterator[str]:
     """The first category that one client alone has."""
-    held = np.zeros((len(owners), len(raw.words)), bool)
+    held = np.zeros((len(owners), len(raw.texts)), bool)
     who, at = np.nonzero(~np.isnan(raw.values))
     held[who, raw.values[who, at].astype(np.int64)] = True
     alone = np.flatnonzero(held.sum(0) == 1)
@@ -214,8 +216,8 @@ def _lonely(frame: Frame, name: str, raw: Raw, row_of: Codes, owners: Sequence[s
     code = int(alone[0])
     i = int(held[:, code].argmax())
     at = np.flatnonzero((raw.values[i] == code) & (row_of[i] >= 0))
-    also = f", as {len(alone) - 1:,} more of its categories are of one client each" * (len(alone) > 1)
+    also = f", as {len(alone) - 1:,} more of its categories are of one client each" if len(alone) > 1 else ""
     yield (
-        f"{frame.place(row_of[i, at[0]], name)}: only client '{owners[i]}' has '{raw.words[code]}'{also}, so others "
+        f"{frame.place(row_of[i, at[0]], name)}: only client '{owners[i]}' has '{raw.texts[code]}'{also}, so others "
         "neither learn from it nor teach it; write it as others do, or leave the column out with ignore"
     )

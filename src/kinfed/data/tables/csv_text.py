@@ -33,7 +33,7 @@ class Text(NamedTuple):
     data: bytes  # in UTF-8
     above: int  # lines above the heading, which are not in `data`
     separator: str
-    told: tuple[str, ...]  # what to warn of: an encoding that is not UTF-8, lines that are left out
+    warnings: tuple[str, ...]  # what to warn of: an encoding that is not UTF-8, lines that are left out
 
 
 def read(path: Path) -> "tuple[list[str], polars.DataFrame]":
@@ -45,8 +45,8 @@ def read(path: Path) -> "tuple[list[str], polars.DataFrame]":
     import polars
 
     text = _text(path)
-    for said in text.told:
-        warnings.warn(f"{path}: {said}", stacklevel=5)
+    for warning in text.warnings:
+        warnings.warn(f"{path}: {warning}", stacklevel=5)
     heading = _heading(text)
     table = _quick(text, len(heading))
     if table is None or not _fits(text, table):
@@ -66,7 +66,7 @@ def line_of(path: Path, row: int) -> int:
 
 def _text(path: Path) -> Text:
     """A file as text; raises UsageError if it is none."""
-    data, told = path.read_bytes(), ""
+    data, encoding_warning = path.read_bytes(), ""
     if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         try:
             data = data.decode("utf-16").encode()
@@ -80,11 +80,11 @@ def _text(path: Path) -> Text:
             Fault.UNREADABLE,
         )
     elif not data.isascii():
-        data, told = _as_utf8(path, data.removeprefix(codecs.BOM_UTF8))
+        data, encoding_warning = _as_utf8(path, data.removeprefix(codecs.BOM_UTF8))
     data, above, remarks = _without_remarks(data)
-    text = Text(path, data, above, SEPARATORS[0], tuple(filter(None, (told, remarks))))
-    if said := re.match(rb'"?sep=([,;\t|])"?\r?\n', data, re.IGNORECASE):  # a line that Excel reads
-        return text._replace(data=data[said.end() :], above=above + 1, separator=said[1].decode())
+    text = Text(path, data, above, SEPARATORS[0], tuple(filter(None, (encoding_warning, remarks))))
+    if declaration := re.match(rb'"?sep=([,;\t|])"?\r?\n', data, re.IGNORECASE):  # a line that Excel reads
+        return text._replace(data=data[declaration.end() :], above=above + 1, separator=declaration[1].decode())
     return text._replace(separator=_separator(text))
 
 
@@ -95,20 +95,20 @@ def _without_remarks(data: bytes) -> tuple[bytes, int, str]:
     A line with # is the heading if the first line that is none has as many entries.
     """
     above, begin, remarks = 0, 0, 0
-    below = next((one[0].strip() for one in FILLED.finditer(data) if not one[0].lstrip().startswith(b"#")), b"")
-    for found in LINE.finditer(data):
-        line = found[0].strip()
+    below = next((line[0].strip() for line in FILLED.finditer(data) if not line[0].lstrip().startswith(b"#")), b"")
+    for match in LINE.finditer(data):
+        line = match[0].strip()
         kept = line.startswith(b"#") and any(_width(line, mark) == _width(below, mark) > 1 for mark in SEPARATORS)
         if kept or (line and not line.startswith(b"#")):
             break
-        above, begin, remarks = above + 1, found.end(), remarks + bool(line)
-    said = []
+        above, begin, remarks = above + 1, match.end(), remarks + bool(line)
+    notes = []
     if remarks:
-        words = ("begin", "are") if remarks > 1 else ("begins", "is")
-        said.append(f"{several(remarks, 'line')} above the header that {words[0]} with # {words[1]} left out")
+        verbs = ("begin", "are") if remarks > 1 else ("begins", "is")
+        notes.append(f"{several(remarks, 'line')} above the header that {verbs[0]} with # {verbs[1]} left out")
     if data.startswith(b"#", begin):
-        said.append(f"line {above + 1} begins with # and is taken for the header; if it is a remark, delete it")
-    return data[begin:], above, "; ".join(said)
+        notes.append(f"line {above + 1} begins with # and is taken for the header; if it is a remark, delete it")
+    return data[begin:], above, "; ".join(notes)
 
 
 def _width(line: bytes, separator: str) -> int:
@@ -129,8 +129,8 @@ def _as_utf8(path: Path, data: bytes) -> tuple[bytes, str]:
     except UnicodeDecodeError:
         raise UsageError(f"{path}, line {line}: this is not UTF-8 text; save it as UTF-8", Fault.UNREADABLE) from None
     word = re.split(r"[,;\t|\r\n\"]", text[:at])[-1] + re.split(r"[,;\t|\r\n\"]", text[at:])[0]
-    told = f"this is not UTF-8 text, so it was read as Windows-1252: '{word.strip()}' in line {line}"
-    return text.encode(), f"{told}; if that is wrong, save it as UTF-8"
+    what = f"this is not UTF-8 text, so it was read as Windows-1252: '{word.strip()}' in line {line}"
+    return text.encode(), f"{what}; if that is wrong, save it as UTF-8"
 
 
 def _separator(text: Text) -> str:
@@ -140,9 +140,10 @@ def _separator(text: Text) -> str:
         widths[mark] = []
         with suppress(UsageError):  # such as a quotation mark inside an entry
             for _, row in islice(_lines(text._replace(separator=mark)), LOOKED_AT):
-                widths[mark] += [len(row)] * any(cell.strip() for cell in row)
+                if any(cell.strip() for cell in row):
+                    widths[mark].append(len(row))
         widths[mark] = widths[mark] or [0]
-    same = {mark: each for mark, each in widths.items() if len({*each}) == 1} or widths
+    same = {mark: counts for mark, counts in widths.items() if len({*counts}) == 1} or widths
     best = max(same, key=lambda mark: same[mark][0])
     return best if same[best][0] > 1 else max(widths, key=lambda mark: widths[mark][0])
 
@@ -205,7 +206,7 @@ def _rows(text: Text) -> Iterator[tuple[int, list[str]]]:
 def _misfit(text: Text, line: int, row: list[str], first: int, heading: list[str]) -> str:
     """What to say of the first line that has more or fewer entries than the heading, and which of them is wrong."""
     count = f"{len(row)} {'entry' if len(row) == 1 else 'entries'}"
-    said = f"{text.path}, line {line}: {count}, but the header has {len(heading)}"
+    what = f"{text.path}, line {line}: {count}, but the header has {len(heading)}"
     filled = (cells for _, cells in islice(_readable(text), 1, None) if any(map(str.strip, cells)))
     good = list(islice(filled, LOOKED_AT))
     usual = Counter(map(len, good)).most_common(1)[0][0]
@@ -221,7 +222,7 @@ def _misfit(text: Text, line: int, row: list[str], first: int, heading: list[str
         fix = "write a decimal point for the comma, or put the number between quotation marks"
     else:
         fix = f"put an entry that holds a {MARKS[text.separator]} between quotation marks"
-    return f"{said}; {fix}"
+    return f"{what}; {fix}"
 
 
 def _has_decimal_comma(row: list[str], other: list[str]) -> bool:

@@ -105,11 +105,11 @@ def _sqlite(address: str, name: str, query: str) -> "polars.DataFrame":
     try:
         with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as connection:
             cursor = connection.execute(query)
-            columns = _names(name, [one[0] for one in cursor.description])
+            columns = _names(name, [entry[0] for entry in cursor.description])
             cells = list(zip(*cursor, strict=True)) or [()] * len(columns)
     except sqlite3.Error as problem:
         raise UsageError(f"{name}: {problem}") from None
-    return polars.DataFrame([series_of(one, held) for one, held in zip(columns, cells, strict=True)])
+    return polars.DataFrame([series_of(column, held) for column, held in zip(columns, cells, strict=True)])
 
 
 def _postgres(address: str, name: str, query: str) -> "polars.DataFrame":
@@ -151,17 +151,17 @@ def _answer(connection: Any, name: str, query: str) -> "polars.DataFrame":
         cursor.adapters.register_loader("uuid", TextLoader)
         cursor.execute(query)  # as a prepared statement, which holds one command alone
         description = cursor.description or []
-        columns = _names(name, [one.name for one in description])
-        known = [cursor.adapters.types.get(one.type_code) for one in description]
+        columns = _names(name, [entry.name for entry in description])
+        types = [cursor.adapters.types.get(entry.type_code) for entry in description]
         # An array is known by the type of its items.
-        codes = zip(known, (one.type_code for one in description), strict=True)
+        codes = zip(types, (entry.type_code for entry in description), strict=True)
         kinds = [kind.name if kind and kind.oid == code else None for kind, code in codes]
         parts = []
         while rows := cursor.fetchmany(BATCH):
             cells = zip(columns, kinds, zip(*rows, strict=True), strict=True)
             series = [
-                polars.Series(one, held, getattr(polars, TYPES[kind])) if kind in TYPES else series_of(one, held)
-                for one, kind, held in cells
+                polars.Series(column, held, getattr(polars, TYPES[kind])) if kind in TYPES else series_of(column, held)
+                for column, kind, held in cells
             ]
             parts.append(polars.DataFrame(series))
     return polars.concat(parts, how="vertical_relaxed") if parts else polars.DataFrame()
@@ -169,7 +169,7 @@ def _answer(connection: Any, name: str, query: str) -> "polars.DataFrame":
 
 def _names(name: str, columns: list[str]) -> list[str]:
     """The names of columns; raises UsageError unless all are different."""
-    if twice := sorted({one for one in columns if columns.count(one) > 1}):
+    if twice := sorted({column for column in columns if columns.count(column) > 1}):
         raise UsageError(f"{name}: two columns are named '{twice[0]}'; rename one with AS")
     return columns
 
@@ -193,7 +193,7 @@ def _explain_error(address: str, name: str, problem: Any, connected: bool) -> st
 
 def _reason(problem: Any) -> str:
     """An error of psycopg in a line."""
-    told = problem.diag.message_primary or str(problem)
-    lines = [line.strip() for line in told.splitlines() if line.strip() and "Is the server running" not in line]
+    text = problem.diag.message_primary or str(problem)
+    lines = [line.strip() for line in text.splitlines() if line.strip() and "Is the server running" not in line]
     lines = lines or [type(problem).__name__]
     return (f"{lines[0]}; {problem.diag.message_hint}" if problem.diag.message_hint else lines[-1]).rstrip(".")

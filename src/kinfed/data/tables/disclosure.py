@@ -19,45 +19,47 @@ NEAR = 1e-5  # seconds, or units of numbers, within which two times are the same
 FORMS = {"number": NumberStatistics, "category": WordStatistics, "date": DateStatistics}
 
 
-def coarse(known: Statistics, names: int | None = None, least: int = 1, fewest: int = FEWEST) -> Any:
+def coarse(statistics: Statistics, names: int | None = None, least: int = 1, fewest: int = FEWEST) -> Any:
     """Statistics without what single rows say; `names` is of how many categories the names may be told, None: of all.
 
     Names of categories in fewer than `least` rows are not told either.
     Numbers of fewer than `fewest` rows are left out altogether; of others, nothing but counts, the mean and the
     deviation, both `rounded`, and `near`, whose values stand for `fewest` rows or more each.
     """
-    if isinstance(known, DateStatistics):
-        return DateStatistics(coarse(known.years, fewest=fewest), known.clock)
-    if isinstance(known, WordStatistics):
-        order = sorted(known.counts, key=lambda word: (-known.counts[word], natural(word)))
-        told = [word for word in order[:names] if known.counts[word] >= least]
-        rest = sum(known.counts[word] for word in order[len(told) :])
-        counts = {word: known.counts[word] for word in told}
-        return WordStatistics(counts, known.missing, known.others + rest, known.unnamed + len(order) - len(told))
-    if known.known < fewest:
-        return NumberStatistics(0, known.missing, 0.0, 0.0, (), {})
-    rough = rounded(known)
+    if isinstance(statistics, DateStatistics):
+        return DateStatistics(coarse(statistics.years, fewest=fewest), statistics.clock)
+    if isinstance(statistics, WordStatistics):
+        order = sorted(statistics.counts, key=lambda word: (-statistics.counts[word], natural(word)))
+        disclosed = [word for word in order[:names] if statistics.counts[word] >= least]
+        rest = sum(statistics.counts[word] for word in order[len(disclosed) :])
+        counts = {word: statistics.counts[word] for word in disclosed}
+        return WordStatistics(
+            counts, statistics.missing, statistics.others + rest, statistics.unnamed + len(order) - len(disclosed)
+        )
+    if statistics.known < fewest:
+        return NumberStatistics(0, statistics.missing, 0.0, 0.0, (), {})
+    rough = round_statistics(statistics)
     return rough._replace(distinct=_distinct(rough, fewest), near=_group_neighbours(rough.near, rough.known, fewest))
 
 
-def rounded(known: NumberStatistics) -> NumberStatistics:
+def round_statistics(statistics: NumberStatistics) -> NumberStatistics:
     """Statistics whose mean and deviation are on a grid as wide as what one row a deviation away changes, or wider."""
-    one = known.deviation / max(known.known, 1)
-    if not one > 0:
-        return known
-    step = math.ldexp(1.0, math.frexp(one)[1])  # the power of two above it
-    mean, deviation = (float(np.rint(value / step)) * step for value in (known.mean, known.deviation))
-    return known._replace(mean=mean, deviation=deviation) if math.isfinite(mean) else known
+    change = statistics.deviation / max(statistics.known, 1)
+    if not change > 0:
+        return statistics
+    step = math.ldexp(1.0, math.frexp(change)[1])  # the power of two above it
+    mean, deviation = (float(np.rint(value / step)) * step for value in (statistics.mean, statistics.deviation))
+    return statistics._replace(mean=mean, deviation=deviation) if math.isfinite(mean) else statistics
 
 
-def _distinct(known: NumberStatistics, fewest: int) -> tuple[float, ...]:
+def _distinct(statistics: NumberStatistics, fewest: int) -> tuple[float, ...]:
     """As many different values, which are real ones only if they are all and each is in enough rows, or 0 and 1."""
-    few = len(known.distinct) < DISTINCT
-    enough = all(known.near.get(float(cut(np.array([one]))[0]), 0) >= fewest for one in known.distinct)
-    if few and (enough or set(known.distinct) <= {0.0, 1.0} or len(known.distinct) == 1):
-        return known.distinct
-    spread = math.sqrt(2) * (known.deviation or 1.0)  # irrational, so that none is a value of a row
-    return tuple(known.mean + spread * place for place in ((-1, 1) if few else (-1, 1, 2)))
+    few = len(statistics.distinct) < DISTINCT
+    enough = all(statistics.near.get(float(cut(np.array([value]))[0]), 0) >= fewest for value in statistics.distinct)
+    if few and (enough or set(statistics.distinct) <= {0.0, 1.0} or len(statistics.distinct) == 1):
+        return statistics.distinct
+    spread = math.sqrt(2) * (statistics.deviation or 1.0)  # irrational, so that none is a value of a row
+    return tuple(statistics.mean + spread * place for place in ((-1, 1) if few else (-1, 1, 2)))
 
 
 def _group_neighbours(near: Mapping[float, int], rows: int, fewest: int) -> dict[float, int]:
@@ -72,23 +74,23 @@ def _group_neighbours(near: Mapping[float, int], rows: int, fewest: int) -> dict
         groups[-2:] = [groups[-2] + groups[-1]]
     result: dict[float, int] = {}
     for group in groups:
-        value, count = max(group, key=lambda one: one[1], default=(0.0, 0))
+        value, count = max(group, key=lambda pair: pair[1], default=(0.0, 0))
         total = sum(count for _, count in group)
         if count < fewest and total:
-            value = float(cut(np.array([sum(one * times for one, times in group) / total]))[0])
+            value = float(cut(np.array([sum(member * times for member, times in group) / total]))[0])
         result[value] = result.get(value, 0) + total
     return result if near else {}
 
 
-def to_json(known: Statistics) -> dict[str, Any]:
+def to_json(statistics: Statistics) -> dict[str, Any]:
     """Statistics as JSON has them."""
-    kind = next(name for name, form in FORMS.items() if isinstance(known, form))
-    if isinstance(known, DateStatistics):
-        return {"kind": kind, "years": to_json(known.years), "clock": known.clock}
-    if isinstance(known, NumberStatistics):
-        near = [[value, count] for value, count in known.near.items()]
-        return {"kind": kind, **known._asdict(), "distinct": list(known.distinct), "near": near}
-    return {"kind": kind, **known._asdict()}
+    kind = next(name for name, form in FORMS.items() if isinstance(statistics, form))
+    if isinstance(statistics, DateStatistics):
+        return {"kind": kind, "years": to_json(statistics.years), "clock": statistics.clock}
+    if isinstance(statistics, NumberStatistics):
+        near = [[value, count] for value, count in statistics.near.items()]
+        return {"kind": kind, **statistics._asdict(), "distinct": list(statistics.distinct), "near": near}
+    return {"kind": kind, **statistics._asdict()}
 
 
 def from_json(values: Any, kind: str, median: bool = True) -> Any:
@@ -104,8 +106,8 @@ def from_json(values: Any, kind: str, median: bool = True) -> Any:
             counts = {_is(word, str): _count(count) for word, count in _is(values["counts"], dict).items()}
             return WordStatistics(counts, *(_count(values[key]) for key in ("missing", "others", "unnamed")))
         near = {_number(value): _count(count) for value, count in values["near"]}
-        distinct = tuple(_number(one) for one in values["distinct"])
-        found = NumberStatistics(
+        distinct = tuple(_number(value) for value in values["distinct"])
+        statistics = NumberStatistics(
             _count(values["known"]),
             _count(values["missing"]),
             _number(values["mean"]),
@@ -113,9 +115,9 @@ def from_json(values: Any, kind: str, median: bool = True) -> Any:
             distinct[:DISTINCT],
             near,
         )
-        if sum(near.values()) != (found.known if median else 0) or len(near) > 2 * GROUPS:
+        if sum(near.values()) != (statistics.known if median else 0) or len(near) > 2 * GROUPS:
             raise ValueError
-        return found
+        return statistics
     except (LookupError, TypeError, ValueError, OverflowError, AttributeError):
         raise UsageError(f"it sent no statistics of a column of the kind {kind}") from None
 
@@ -158,7 +160,7 @@ def stretches(values: Sequence[float], most: int) -> list[list[float]]:
     return result
 
 
-def expanded(parts: Any) -> list[float]:
+def expand_stretches(parts: Any) -> list[float]:
     """The values of `stretches`; raises UsageError unless they are ascending numbers, `LONGEST` of them at most."""
     result: list[float] = []
     try:

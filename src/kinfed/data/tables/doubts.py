@@ -26,14 +26,14 @@ def warn(frame: Frame, raw: Mapping[str, Raw], targets: Mapping[str, Numbers], l
 
     `labelled`: targets are the places of classes.
     """
-    numbers = {name: one.values for name, one in raw.items() if not one.words}
+    numbers = {name: column.values for name, column in raw.items() if not column.texts}
     scaled = numbers | ({} if labelled else dict(targets))
     for name, values in scaled.items():
-        for told in (*_codes(frame, name, values), *_absurd(frame, name, values)):
-            warnings.warn(told, stacklevel=5)
-    for name, one in raw.items():
+        for warning in (*_codes(frame, name, values), *_absurd(frame, name, values)):
+            warnings.warn(warning, stacklevel=5)
+    for name, column in raw.items():
         for target, y in targets.items():
-            at = find_copy(one, y, labelled)
+            at = find_copy(column, y, labelled)
             if at is not None:
                 warnings.warn(
                     f"{frame.place(at, name)}: '{frame.cell(at, name)}' tells that '{target}' is "
@@ -52,12 +52,12 @@ def doubt_units(column: str, clients: Sequence[str], sizes: Numbers) -> str:
 
     `sizes`: [N] are the root mean squares of clients' numbers, 0 for clients without any.
     """
-    known = np.sort(sizes[sizes > 0])
-    if len(known) < 2:
+    positive = np.sort(sizes[sizes > 0])
+    if len(positive) < 2:
         return ""
-    times = sizes / (known[0] if len(known) == 2 else np.median(known))
+    times = sizes / (positive[0] if len(positive) == 2 else np.median(positive))
     far = np.flatnonzero((times >= FAR) | ((times > 0) & (times <= 1 / FAR))).tolist()
-    if not len(far) or 2 * len(far) > len(known):
+    if not len(far) or 2 * len(far) > len(positive):
         return ""
     called = [f"{clients[i]} ({f'{times[i]:,.4g}' if times[i] < 1 else f'{times[i]:,.0f}'} times)" for i in far]
     return f"`{column}` may be in another unit than at most clients: {list_names(called)}; write all in one"
@@ -72,47 +72,51 @@ def _codes(frame: Frame, name: str, values: Numbers) -> Iterator[str]:
             at = int(zeros.argmax())
             yield f"{frame.place(at, name)}: '{frame.cell(at, name)}' is read as the number {values[at]:g}{fix}"
             return
-    if ZIP.search(name.replace("_", " ")) and (known := ~np.isnan(values)).any():
-        at = int(known.argmax())
+    if ZIP.search(name.replace("_", " ")) and (filled := ~np.isnan(values)).any():
+        at = int(filled.argmax())
         yield f"{frame.place(at, name)}: '{frame.cell(at, name)}' is read as a number, though codes are names{fix}"
 
 
 def _absurd(frame: Frame, name: str, values: Numbers) -> Iterator[str]:
     """A value, in one row or few, without which the deviation of all would be a tenth, or less."""
-    known = values[~np.isnan(values)]
-    if len(known) < FEWEST:
+    present = values[~np.isnan(values)]
+    if len(present) < FEWEST:
         return
-    worst = known[np.abs(known - np.median(known)).argmax()]
-    rest = known[known != worst]
-    if not len(rest) or len(known) - len(rest) > max(1.0, RARE * len(known)) or known.std() <= ABSURD * rest.std():
+    worst = present[np.abs(present - np.median(present)).argmax()]
+    rest = present[present != worst]
+    if (
+        not len(rest)
+        or len(present) - len(rest) > max(1.0, RARE * len(present))
+        or present.std() <= ABSURD * rest.std()
+    ):
         return
     if rest.std() > 0:  # else it is a rare flag
-        at, more = int((values == worst).argmax()), len(known) - len(rest) - 1
-        also = f" (and in {more:,} more rows)" * bool(more)
+        at, more = int((values == worst).argmax()), len(present) - len(rest) - 1
+        also = f" (and in {more:,} more rows)" if more else ""
         yield (
-            f"{frame.place(at, name)}: '{frame.cell(at, name)}'{also} makes the deviation of all {known.std():.4g}, "
+            f"{frame.place(at, name)}: '{frame.cell(at, name)}'{also} makes the deviation of all {present.std():.4g}, "
             f"without it {rest.std():.4g}; correct it, or leave it empty if it is missing"
         )
 
 
 def _same_class(values: Numbers, y: Numbers) -> int | None:
     """The first row with a value if each value has one class, and each class one value."""
-    known = np.flatnonzero(~np.isnan(values) & ~np.isnan(y))
-    for rows in (known[:1000], known):  # a thousand rows show of most columns that they are something else
+    filled = np.flatnonzero(~np.isnan(values) & ~np.isnan(y))
+    for rows in (filled[:1000], filled):  # a thousand rows show of most columns that they are something else
         pairs = np.unique(np.stack([values[rows], y[rows]]), axis=1)
-        if len(known) < FEWEST or any(len(np.unique(one)) < pairs.shape[1] for one in pairs):
+        if len(filled) < FEWEST or any(len(np.unique(row)) < pairs.shape[1] for row in pairs):
             return None
-    return int(known[0]) if pairs.shape[1] > 1 else None
+    return int(filled[0]) if pairs.shape[1] > 1 else None
 
 
-def _same_number(one: Raw, y: Numbers) -> int | None:
+def _same_number(column: Raw, y: Numbers) -> int | None:
     """The first row with a value if the target is that number, in another unit perhaps."""
-    known: NDArray[np.bool_] = ~np.isnan(one.values) & ~np.isnan(y)
-    if one.words or known.sum() < FEWEST:
+    filled: NDArray[np.bool_] = ~np.isnan(column.values) & ~np.isnan(y)
+    if column.texts or filled.sum() < FEWEST:
         return None
-    x, y = one.values[known], y[known]
+    x, y = column.values[filled], y[filled]
     x, y = x - x.mean(), y - y.mean()
     if not x.any() or not y.any():
         return None
     rest = y - x * ((x @ y) / (x @ x))
-    return int(known.argmax()) if np.abs(rest).max() <= EQUAL * y.std() * len(y) ** 0.5 else None
+    return int(filled.argmax()) if np.abs(rest).max() <= EQUAL * y.std() * len(y) ** 0.5 else None

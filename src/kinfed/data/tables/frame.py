@@ -17,7 +17,7 @@ from ...errors import Fault, UsageError, list_names, nearest, some
 from .cells import MISSING, TRUTH, Formats, looks_like_date, looks_like_number
 from .owners import Owners
 from .times import SAMPLE, Clock, Times, compact_seconds, iso_seconds, seconds_of, steps_of, zone_of
-from .words import Codes, Numbers, Words, merged, name_of, words_of_floats
+from .words import Codes, Numbers, Words, merge_names, name_of, words_of_floats
 
 if TYPE_CHECKING:
     import polars
@@ -98,16 +98,16 @@ class Frame:
         units = self.formats.units_of(self.column(name)).drop_nulls().to_list()
         return str(units[0]) if units else ""
 
-    def renamed(self, names: Mapping[str, str]) -> "Frame":
+    def rename(self, names: Mapping[str, str]) -> "Frame":
         """The frame with columns under other names, by their own; raises UsageError if one is missing or double."""
         self.need([*names])
-        columns = [names.get(own, own) for own in self.columns]
+        columns = [names.get(name, name) for name in self.columns]
         if twice := sorted({name for name in columns if columns.count(name) > 1}):
-            told = f"{self.name}: two columns would be named '{twice[0]}'; give one of them another name"
-            raise UsageError(told, Fault.COLUMNS)
-        table = self._table.rename({own: name for own, name in names.items() if own in self._table.columns})
-        strange = {names.get(own, own): kind for own, kind in self._strange.items()}
-        return replace(self, _table=table, _strange=strange, formats=self.formats.renamed(names))
+            why = f"{self.name}: two columns would be named '{twice[0]}'; give one of them another name"
+            raise UsageError(why, Fault.COLUMNS)
+        table = self._table.rename({former: name for former, name in names.items() if former in self._table.columns})
+        strange = {names.get(former, former): kind for former, kind in self._strange.items()}
+        return replace(self, _table=table, _strange=strange, formats=self.formats.rename(names))
 
     def with_all(self, names: list[str]) -> "Frame":
         """The frame without rows that have no value in one of these columns; a warning counts them."""
@@ -144,8 +144,8 @@ class Frame:
         """Raise UsageError unless there are columns of these names, all different."""
         for name in names:
             if name not in self.columns:
-                told = f"{self.name} has no column '{name}'; {nearest(name, self.columns)}"
-                raise UsageError(told, Fault.COLUMNS)
+                why = f"{self.name} has no column '{name}'; {nearest(name, self.columns)}"
+                raise UsageError(why, Fault.COLUMNS)
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise UsageError(f"{self.name}: column '{twice[0]}' is named twice", Fault.COLUMNS)
@@ -159,16 +159,16 @@ class Frame:
             return words_of_floats(column.to_numpy())
         if column.dtype == polars.Datetime:
             column = column.dt.to_string("%Y-%m-%dT%H:%M:%S%.6f")
-        known = column.cast(polars.String).fill_null("")
-        names = known.unique(maintain_order=True)
-        codes = known.cast(polars.Enum(names)).to_physical().to_numpy().astype(np.int64)
-        return merged([name_of(text.strip()) for text in names.to_list()], codes)
+        cells = column.cast(polars.String).fill_null("")
+        names = cells.unique(maintain_order=True)
+        codes = cells.cast(polars.Enum(names)).to_physical().to_numpy().astype(np.int64)
+        return merge_names([name_of(text.strip()) for text in names.to_list()], codes)
 
     def text(self, name: str) -> Words:
         """A column as text; raises UsageError where there is no value."""
-        words = self.words(name)
-        self._check_filled(name, words.empty)
-        return words
+        texts = self.words(name)
+        self._check_filled(name, texts.empty)
+        return texts
 
     def _check_filled(self, name: str, empty: NDArray[np.bool_]) -> None:
         """Raise UsageError for the first of the cells [n] that are `empty`."""
@@ -202,15 +202,15 @@ class Frame:
         dates = np.isfinite(self._moments_of_text(sample)) | looks_like_date(sample).to_numpy()
         return "dates" if dates.sum() > len(sample) / 2 else "text"
 
-    def _are_categories(self, name: str, words: "polars.Series", numbers: int) -> bool:
+    def _are_categories(self, name: str, texts: "polars.Series", numbers: int) -> bool:
         """Whether numbers and words are categories, as 0, 1, 2 and 3+ are: few different cells, and words in earnest.
 
-        A warning says so. `words` are the cells that are no numbers.
+        A warning says so. `texts` are the cells that are no numbers.
         """
-        words = words.filter(~looks_like_number(words))
-        if len(words) < max(FEWEST, EARNEST * (len(words) + numbers)) or len(self.words(name).names) > FEW:
+        texts = texts.filter(~looks_like_number(texts))
+        if len(texts) < max(FEWEST, EARNEST * (len(texts) + numbers)) or len(self.words(name).names) > FEW:
             return False
-        what = f"column '{name}' has few different cells, some of them words such as '{words[0]}'"
+        what = f"column '{name}' has few different cells, some of them words such as '{texts[0]}'"
         warnings.warn(f"{self.name}: {what}, so its cells are categories", stacklevel=4)
         return True
 
@@ -237,8 +237,8 @@ class Frame:
 
         column = self.column(name)
         if column.dtype == polars.String:
-            known = self.formats.truths  # in training
-            are_truths = self._are_truths(name) if known is None else name in known
+            truths = self.formats.truths  # in training
+            are_truths = self._are_truths(name) if truths is None else name in truths
             values = self._numbers_and_truths(name) if are_truths else self._cast(name)
             self._check_units(name, column)
         elif column.dtype == polars.Datetime:
@@ -250,7 +250,7 @@ class Frame:
             raise UsageError(self._no_number(name, bad, bool(np.isinf(values[bad[0]]))), Fault.NUMBER)
         return values
 
-    def filled(self, name: str) -> Numbers:
+    def numbers_of_all_rows(self, name: str) -> Numbers:
         """[n] a column as numbers; raises UsageError where there is none."""
         values = self.numbers(name)
         self._check_filled(name, np.isnan(values))
@@ -287,14 +287,15 @@ class Frame:
         if len(different := units.drop_nulls().unique(maintain_order=True)) > 1:
             former, unit = different.to_list()[:2]
             row = int((units == unit).fill_null(False).arg_max() or 0)
-            told = f"{self.place(row, name)}: '{self.cell(row, name)}' is in {unit}, but others are in {former}"
-            raise UsageError(f"{told}; convert them, or leave the column out with ignore", Fault.WRITTEN)
+            what = f"{self.place(row, name)}: '{self.cell(row, name)}' is in {unit}, but others are in {former}"
+            raise UsageError(f"{what}; convert them, or leave the column out with ignore", Fault.WRITTEN)
 
     def _no_number(self, name: str, bad: Codes, infinite: bool) -> str:
         """What to say of cells that are no numbers, of which those of the rows `bad` are the first."""
         more = f" (and {len(bad) - 1:,} more)" if len(bad) > 1 else ""
         cell = self.cell(bad[0], name)
-        what = "too large a" if not infinite else "not a finite" if "inf" in cell.lower() else "not a"
+        what = "not a finite" if "inf" in cell.lower() else "not a"
+        what = what if infinite else "too large a"
         text = f"{self.place(bad[0], name)}: '{cell}' is {what} number{more}"
         if infinite and self.formats.truths is not None and name in self.formats.truths:
             return f"{self.place(bad[0], name)}: '{cell}' is neither true nor false{more}, as all were in training"
@@ -349,35 +350,32 @@ class Frame:
         column = self.column(name)
         if column.dtype == polars.Datetime:
             values = column.to_numpy().astype("datetime64[us]")
-            known = ~np.isnat(values)
-            self._check_clock(name, known, self.is_zoned(name))
-            return np.where(known, values.astype(np.int64) / 1e6, math.nan)
+            filled = ~np.isnat(values)
+            self._check_clock(name, filled, self.is_zoned(name))
+            return np.where(filled, values.astype(np.int64) / 1e6, math.nan)
         if column.dtype != polars.String:
             return np.where(self.words(name).empty, math.nan, math.inf)
         if not self.formats.zoned.get(name) and (seconds := iso_seconds(column)) is not None:
             return seconds
-        words = self.words(name)
-        self._check_zones(name, words)
-        return self._moments_of_text(polars.Series(words.names, dtype=polars.String))[words.codes]
+        texts = self.words(name)
+        self._check_zones(name, texts)
+        return self._moments_of_text(polars.Series(texts.names, dtype=polars.String))[texts.codes]
 
     def _moments_of_text(self, text: "polars.Series") -> Numbers:
         """[n] cells as seconds, NaN where there is nothing and infinity for what is no date."""
-        known = dict.fromkeys(("", "nan", "nat", *MISSING), math.nan)
-        said = self.formats.parse_dates(text)
-        iso = math.inf if self.formats.hides_iso else None
-        pairs = zip(text.to_list(), said.tolist(), strict=True)
-        return np.array(
-            [
-                known.get(cell.lower(), (seconds_of(cell) if iso is None else iso) if math.isnan(one) else one)
-                for cell, one in pairs
-            ],
-            np.float64,
-        )
+        missing = {"", "nan", "nat", *MISSING}
+        moments = self.formats.parse_dates(text).tolist()
+        for i, cell in enumerate(text.to_list()):
+            if cell.lower() in missing:
+                moments[i] = math.nan
+            elif math.isnan(moments[i]):
+                moments[i] = math.inf if self.formats.hides_iso else seconds_of(cell)
+        return np.array(moments, np.float64)
 
     def _check_clock(self, name: str, times: NDArray[np.bool_], zoned: bool) -> None:
         """Raise UsageError if there are `times` [n] with a time zone or without one, and training's were otherwise."""
-        known = self.formats.zoned.get(name)
-        if known is not None and known != zoned and times.any():
+        trained_zoned = self.formats.zoned.get(name)
+        if trained_zoned is not None and trained_zoned != zoned and times.any():
             row, which = int(times.argmax()), ("a", "no") if zoned else ("no", "a")
             raise UsageError(
                 f"{self.place(row, name)}: '{self.column(name)[row]}' has {which[0]} time zone, but in training times "
@@ -385,23 +383,24 @@ class Frame:
                 Fault.CLOCKS,
             )
 
-    def _check_zones(self, name: str, words: Words) -> None:
+    def _check_zones(self, name: str, texts: Words) -> None:
         """Raise UsageError if some times have a zone and others have none; warn of several zones."""
-        zones = [zone_of(text) for text in words.names]
-        places = np.array([0 if zone is None else 1 if zone else 2 for zone in zones], np.int64)[words.codes]
-        without, within = np.flatnonzero(places == 2), np.flatnonzero(places == 1)
-        self._check_clock(name, places == 2, zoned=False)
-        self._check_clock(name, places == 1, zoned=True)
+        zones = [zone_of(text) for text in texts.names]
+        are_local = np.array([zone == "" for zone in zones], bool)[texts.codes]
+        are_zoned = np.array([bool(zone) for zone in zones], bool)[texts.codes]
+        without, within = np.flatnonzero(are_local), np.flatnonzero(are_zoned)
+        self._check_clock(name, are_local, zoned=False)
+        self._check_clock(name, are_zoned, zoned=True)
         if len(without) and len(within):
-            cells = [words.names[words.codes[rows[0]]] for rows in (without, within)]
+            cells = [texts.names[texts.codes[rows[0]]] for rows in (without, within)]
             raise UsageError(
                 f"{self.place(without[0], name)}: '{cells[0]}' has no time zone, but '{cells[1]}' has one, so there "
                 "are two clocks; write all with a zone, such as +01:00, or all without",
                 Fault.CLOCKS,
             )
         if len(several := sorted({zone for zone in zones if zone})) > 1:
-            told = f"column '{name}' has times of {len(several)} time zones ({list_names(several, 4)})"
-            warnings.warn(f"{self.name}: {told}; all are taken in UTC", stacklevel=5)
+            what = f"column '{name}' has times of {len(several)} time zones ({list_names(several, 4)})"
+            warnings.warn(f"{self.name}: {what}; all are taken in UTC", stacklevel=5)
 
     def labels(self, name: str) -> Words | None:
         """The labels in a column, "" where there is none; None if it holds numbers that are not labels.
@@ -412,39 +411,41 @@ class Frame:
 
         if self._are_no_labels(name):
             return None
-        words = self.words(name)
-        words = merged(["" if label.lower() == "nan" else label for label in words.names], words.codes)  # no number
+        texts = self.words(name)
+        texts = merge_names(
+            ["" if label.lower() == "nan" else label for label in texts.names], texts.codes
+        )  # no number
         if name in self.formats.text:
-            return words
-        labels = polars.Series([label for label in words.names if label], dtype=polars.String)
+            return texts
+        labels = polars.Series([label for label in texts.names if label], dtype=polars.String)
         numbers = self.formats.parse_numbers(labels)
         values = np.unique(numbers[np.isfinite(numbers)])
         odd = {*labels.filter(~np.isfinite(numbers)).to_list()}  # words, and those for a missing value
         like = odd and {*labels.filter(looks_like_number(labels)).to_list()} & odd
         if 2 * (len(values) + len(like)) > len(labels) and like:
-            row = self._first(words, like)
-            told = self._no_number(name, np.array([row]), infinite=True)
-            raise UsageError(f"{told}, or set labels to true if these are classes", Fault.NUMBER)
+            row = self._first(texts, like)
+            what = self._no_number(name, np.array([row]), infinite=True)
+            raise UsageError(f"{what}, or set labels to true if these are classes", Fault.NUMBER)
         if not len(values):
-            return words
+            return texts
         few = len(values) <= FEW and (values == values.round()).all()
         # Codes of classes leave no gaps, as scores such as 0, 2, 4 ... do.
         few = few and (len(values) < GAPLESS or np.ptp(values) == len(values) - 1)
         missing = all(label.lower() in MISSING for label in odd)
         if not odd or (missing and not few):
-            return words if few else None
-        if missing or (not few and np.isin(words.names, [*odd])[words.codes].mean() < 0.5):
-            at = self._first(words, odd)
+            return texts if few else None
+        if missing or (not few and np.isin(texts.names, [*odd])[texts.codes].mean() < 0.5):
+            at = self._first(texts, odd)
             raise UsageError(
-                f"{self.place(at, name)}: '{words.names[words.codes[at]]}' is not a number, as most of this "
+                f"{self.place(at, name)}: '{texts.names[texts.codes[at]]}' is not a number, as most of this "
                 "column are; leave it empty if it is missing",
                 Fault.NUMBER,
             )
-        return words
+        return texts
 
     @staticmethod
-    def _first(words: Words, names: Container[str]) -> int:
-        return int(np.array([name in names for name in words.names])[words.codes].argmax())
+    def _first(texts: Words, names: Container[str]) -> int:
+        return int(np.array([name in names for name in texts.names])[texts.codes].argmax())
 
     def _are_no_labels(self, name: str) -> bool:
         """Whether all cells are numbers, and these too many or too broken for labels; known without a look at each."""
@@ -454,10 +455,10 @@ class Frame:
         if column.dtype == polars.Datetime:
             return False
         values = self._cast(name) if column.dtype == polars.String else column.cast(polars.Float64).to_numpy()
-        known = values[~np.isnan(values)]
-        if not len(known) or np.isinf(known).any():
+        present = values[~np.isnan(values)]
+        if not len(present) or np.isinf(present).any():
             return False
-        return bool((known != known.round()).any() or len(np.unique(known)) > FEW)
+        return bool((present != present.round()).any() or len(np.unique(present)) > FEW)
 
     def times(self, name: str, held: Owners, series: bool) -> Times:
         """A column of times.
@@ -470,7 +471,7 @@ class Frame:
         if series:
             self._check_once(name, held, rank)
             self._check_pace(name, held, stamps, rank)
-        return Times(moments, Clock.of(stamps), rank, dated)
+        return Times(moments, Clock.from_times(stamps), rank, dated)
 
     def _check_pace(self, name: str, held: Owners, stamps: Numbers, rank: Codes) -> None:
         """Warn of different times, whose ranks are given, that are no whole number of steps apart, and of gaps."""
@@ -487,13 +488,13 @@ class Frame:
 
     def _check_gaps(self, name: str, stamps: Numbers) -> None:
         """Warn of times that nobody has among such as months, each of which is a step, so that windows bridge them."""
-        apart = np.diff(stamps)
-        if len(apart) < FEWEST or steps_of(stamps)[1]:
+        pauses = np.diff(stamps)
+        if len(pauses) < FEWEST or steps_of(stamps)[1]:
             return
-        usual = np.median(apart)
-        long = apart > LONG * usual
-        if long.any() and (np.abs(apart - usual) <= EVEN * usual).mean() >= MOST_EVEN:
-            count = f"{int(long.sum()):,} of {len(apart):,} steps are longer than the others"
+        usual = np.median(pauses)
+        long = pauses > LONG * usual
+        if long.any() and (np.abs(pauses - usual) <= EVEN * usual).mean() >= MOST_EVEN:
+            count = f"{int(long.sum()):,} of {len(pauses):,} steps are longer than the others"
             warnings.warn(
                 f"{self.name}: nobody has a time in '{name}' in some places: {count} (a step is the next time that is "
                 "there), so windows bridge these; add rows for the missing times, with the target left empty",
@@ -525,14 +526,14 @@ class Frame:
         """[n] times as numbers, infinity for what is none, and whether they are dates; only text may be."""
         import polars
 
-        words = self.words(name)
-        compact = compact_seconds(words.names)
+        texts = self.words(name)
+        compact = compact_seconds(texts.names)
         if compact is not None:
-            return compact[words.codes], True
-        each = self.formats.parse_numbers(polars.Series(words.names, dtype=polars.String))
-        numbers = np.isfinite(each[words.codes])
+            return compact[texts.codes], True
+        values = self.formats.parse_numbers(polars.Series(texts.names, dtype=polars.String))
+        numbers = np.isfinite(values[texts.codes])
         if not text or numbers.mean() >= 0.5:
-            return each[words.codes], False
+            return values[texts.codes], False
         return np.where(numbers, np.inf, self._seconds_of(name)), True
 
     def _check_once(self, name: str, held: Owners, rank: Codes) -> None:
@@ -547,9 +548,8 @@ class Frame:
         row, before = used[again], used[first[code[again]]]
         client, time = held.names[held.who[row]], self.column(name)[int(row)]
         where = self.row(before).rpartition(", ")[2]
-        fix = "; where clocks went back, write times with a zone, such as +01:00" * bool(
-            re.search(r"\d:\d\d", str(time))
-        )
+        has_clock = re.search(r"\d:\d\d", str(time))
+        fix = "; where clocks went back, write times with a zone, such as +01:00" if has_clock else ""
         raise UsageError(
             f"{self.place(row, name)}: client '{client}' has another row at the time {time}, in {where}{fix}",
             Fault.TWICE,
@@ -560,21 +560,21 @@ def series_of(name: str, cells: Sequence[Any]) -> "polars.Series":
     """A column of Python's own values, None where there is none; of type Object if they are of none that is read."""
     import polars
 
-    kinds = {type(one) for one in cells if one is not None}
-    if kinds == {int} and all(one is None or abs(one) < 1 << 63 for one in cells):
+    kinds = {type(cell) for cell in cells if cell is not None}
+    if kinds == {int} and all(cell is None or abs(cell) < 1 << 63 for cell in cells):
         return polars.Series(name, cells, polars.Int64)  # a float would give neighbouring large ones one name
     if kinds == {bool}:
         return polars.Series(name, cells, polars.Boolean)
     if all(issubclass(kind, Real) for kind in kinds):
-        return polars.Series(name, [None if one is None else float(one) for one in cells], polars.Float64)
+        return polars.Series(name, [None if cell is None else float(cell) for cell in cells], polars.Float64)
     if all(issubclass(kind, date) for kind in kinds):
-        zoned = {isinstance(one, datetime) and one.tzinfo is not None for one in cells if one is not None}
+        zoned = {isinstance(cell, datetime) and cell.tzinfo is not None for cell in cells if cell is not None}
         if len(zoned) > 1:  # two clocks
             return polars.Series(name, cells, polars.Object)
-        moments = polars.Series("", np.array([np.datetime64(_naive(one) or "NaT", "us") for one in cells]))
+        moments = polars.Series("", np.array([np.datetime64(_naive(cell) or "NaT", "us") for cell in cells]))
         return (moments.dt.replace_time_zone("UTC") if True in zoned else moments).alias(name)
     if all(issubclass(kind, str | Real) for kind in kinds):
-        return polars.Series(name, [None if one is None else str(one) for one in cells], polars.String)
+        return polars.Series(name, [None if cell is None else str(cell) for cell in cells], polars.String)
     if all(issubclass(kind, timedelta) for kind in kinds):
         return polars.Series(name, cells, polars.Duration)
     return polars.Series(name, cells, polars.Object)

@@ -32,7 +32,7 @@ class Look(NamedTuple):
     def sample(cls, columns: Mapping[str, Raw], y: Numbers) -> "Look":
         """At most `ROWS` rows, evenly apart."""
         rows = np.unique(np.linspace(0, len(y) - 1, min(ROWS, len(y))).astype(np.int64))
-        return cls({name: Raw(raw.values[rows], raw.words) for name, raw in columns.items()}, y[rows])
+        return cls({name: Raw(raw.values[rows], raw.texts) for name, raw in columns.items()}, y[rows])
 
 
 def warn_of_leaks(
@@ -44,7 +44,7 @@ def warn_of_leaks(
     """
     for target, y in targets.items():
         others = {name: raw for name, raw in columns.items() if doubts.find_copy(raw, y, bool(classes)) is None}
-        look = Look.sample({name: Raw(raw.values[train], raw.words) for name, raw in others.items()}, y[train])
+        look = Look.sample({name: Raw(raw.values[train], raw.texts) for name, raw in others.items()}, y[train])
         if len(look.y) < LEAST or len(look.columns) == 0:
             continue
         leaks = _leaks_of_class(look, target, classes) if classes else _leaks_of_number(look, target)
@@ -118,9 +118,9 @@ def _percent(wrong: float) -> str:
 def _inputs_of(raw: Raw) -> Numbers:
     """[n, k] what a tree may split a column by: its number and whether it is empty, or each of its frequent words."""
     empty = np.isnan(raw.values)
-    if not raw.words:
+    if not raw.texts:
         return np.stack([np.where(empty, np.nanmedian(raw.values) if not empty.all() else 0.0, raw.values), empty], 1)
-    return _codes_as_inputs(np.where(empty, len(raw.words), raw.values).astype(np.int64))
+    return _codes_as_inputs(np.where(empty, len(raw.texts), raw.values).astype(np.int64))
 
 
 def _codes_as_inputs(codes: Codes) -> Numbers:
@@ -133,12 +133,12 @@ def _codes_as_inputs(codes: Codes) -> Numbers:
 def _inputs_of_pair(left: Raw, right: Raw) -> Numbers:
     """[n, k] the same of two columns: of two numbers also their sum and difference, of words each pair."""
     first, second = _inputs_of(left), _inputs_of(right)
-    if not left.words and not right.words:
+    if not left.texts and not right.texts:
         sums = np.stack([first[:, 0] + second[:, 0], first[:, 0] - second[:, 0]], 1)
         return np.concatenate([first, second, sums], 1)
-    if left.words and right.words:
-        filled = [np.where(np.isnan(raw.values), len(raw.words), raw.values).astype(np.int64) for raw in (left, right)]
-        pairs = np.unique(filled[0] * (len(right.words) + 1) + filled[1], return_inverse=True)[1]
+    if left.texts and right.texts:
+        filled = [np.where(np.isnan(raw.values), len(raw.texts), raw.values).astype(np.int64) for raw in (left, right)]
+        pairs = np.unique(filled[0] * (len(right.texts) + 1) + filled[1], return_inverse=True)[1]
         return np.concatenate([first, second, _codes_as_inputs(pairs)], 1)
     return np.concatenate([first, second], 1)
 
@@ -160,7 +160,7 @@ def _share_wrong(x: Numbers, y: Codes) -> float:
 
 def _leaks_of_number(look: Look, target: str) -> Iterator[str]:
     """What to say of columns of which a number is a copy, a sum, or a product."""
-    numbers = {n: raw.values for n, raw in look.columns.items() if not raw.words and np.isfinite(raw.values).all()}
+    numbers = {n: raw.values for n, raw in look.columns.items() if not raw.texts and np.isfinite(raw.values).all()}
     y, named = look.y, set[str]()
     if np.ptp(y) == 0 or not np.isfinite(y).all():
         return

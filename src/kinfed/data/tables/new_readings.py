@@ -90,7 +90,7 @@ class Series:
         beside = [] if self.covariates is None else scales_of(self.covariates, self.future, self.leads, client)
         return [(self.mean, self.deviation), *[(0.0, 1.0)] * len(calendar_names(self.calendar)), *beside]
 
-    def renamed(self, names: Mapping[str, str], client: str) -> "Series":
+    def rename(self, names: Mapping[str, str], client: str) -> "Series":
         """The same of a table of one client, whose columns have other names."""
         return replace(
             self,
@@ -99,8 +99,8 @@ class Series:
             kinds={names.get(name, name): kind for name, kind in self.kinds.items()},
             future=tuple(names.get(name, name) for name in self.future),
             static=tuple(names.get(name, name) for name in self.static),
-            covariates=None if self.covariates is None else self.covariates.renamed(names, client),
-            formats=self.formats.renamed(names),
+            covariates=None if self.covariates is None else self.covariates.rename(names, client),
+            formats=self.formats.rename(names),
             dropped=tuple(names.get(name, name) for name in self.dropped),
         )
 
@@ -120,21 +120,21 @@ class Series:
             raise UsageError(f"{frame.place(0, self.time)}: times are {here}, but the run was trained on {trained}")
         steps = times.steps if self.step is None else self._steps(frame, times.moments, self.step)
         held = np.flatnonzero(owners.who >= 0)
-        known, first, place = np.unique(steps[held], return_index=True, return_inverse=True)
-        grid = Grid(held, owners.who[held], place, (len(owners.names), len(known)))
-        values, at = grid.lay_out(readings), torch.from_numpy(known)
+        all_steps, first, place = np.unique(steps[held], return_index=True, return_inverse=True)
+        grid = Grid(held, owners.who[held], place, (len(owners.names), len(all_steps)))
+        values, at = grid.lay_out(readings), torch.from_numpy(all_steps)
         beside, channels = None, None
         if self.covariates is not None:
             self.covariates.warn_of_new(frame, {name: raw_of(frame, name, kind) for name, kind in self.kinds.items()})
             cells = cells_of(frame, self.kinds, self.static, grid, owners.names)
             beside = Covariates(self.client, owners.names, self.kinds, cells, at, self.future)
             channels = beside.channels(self.covariates, self.leads)
-        begin, usable = self._usable(frame, grid, values, known, beside)
+        begin, usable = self._usable(frame, grid, values, all_steps, beside)
         scaled = ((carried_forward(torch.from_numpy(values), at) - self.mean) / self.deviation).nan_to_num(0)
         features = calendar(times.moments[held][first], self.calendar)
         inputs = side_by_side(scaled.to(torch.get_default_dtype()), features, channels)
-        x = cut(inputs, self.past, len(owners.names) * len(known) - self.past + 1)
-        where = (grid.who * len(known) + begin)[usable]
+        x = cut(inputs, self.past, len(owners.names) * len(all_steps) - self.past + 1)
+        where = (grid.who * len(all_steps) + begin)[usable]
         return Ahead(x, torch.from_numpy(where), grid.who[usable], held[usable])
 
     def _steps(self, frame: Frame, moments: NDArray[Any], length: float) -> Codes:
@@ -150,27 +150,27 @@ class Series:
         return np.asarray(steps.round().astype(np.int64))
 
     def _usable(
-        self, frame: Frame, grid: Grid, values: NDArray[Any], known: Codes, beside: Covariates | None
+        self, frame: Frame, grid: Grid, values: NDArray[Any], all_steps: Codes, beside: Covariates | None
     ) -> tuple[Codes, NDArray[np.bool_]]:
         """[n] where windows begin, and which of them can be used; a warning or UsageError says of the others why."""
         total = _count(~np.isnan(values))
         begin = grid.place - self.past + 1
         usable = begin >= 0
         begin = np.maximum(begin, 0)
-        usable &= known[grid.place] - known[begin] == self.past - 1
+        usable &= all_steps[grid.place] - all_steps[begin] == self.past - 1
         usable &= total[grid.who, grid.place + 1] > total[grid.who, begin]
         self._tell(frame, usable)
         if beside is None:
             return begin, usable
         if self.future:
-            last = np.where(~np.isnan(values), np.arange(len(known)), -1).max(1)  # [N] the last reading
-            asked = usable & (grid.place <= last[grid.who])
-            usable = asked & self._told_ahead(grid, known, beside)
-            if (short := asked & ~usable).any():
-                told = f"{self._why_short(frame, grid, short, known, beside)} ("
+            last = np.where(~np.isnan(values), np.arange(len(all_steps)), -1).max(1)  # [N] the last reading
+            wanted = usable & (grid.place <= last[grid.who])
+            usable = wanted & self._told_ahead(grid, all_steps, beside)
+            if (short := wanted & ~usable).any():
+                what = f"{self._why_short(frame, grid, short, all_steps, beside)} ("
                 if not usable.any():
-                    raise UsageError(f"{told}no row got a forecast)")
-                warnings.warn(f"{told}{several(int(short.sum()), 'row')} got no forecast)", stacklevel=4)
+                    raise UsageError(f"{what}no row got a forecast)")
+                warnings.warn(f"{what}{several(int(short.sum()), 'row')} got no forecast)", stacklevel=4)
         for name, (cells, _) in beside.cells.items():
             counts = _count(~np.isnan(cells))
             stale = usable & (counts[grid.who, grid.place + 1] == counts[grid.who, begin])
@@ -178,23 +178,25 @@ class Series:
                 warnings.warn(self._stale(frame, grid, name, cells, stale), stacklevel=4)
         return begin, usable
 
-    def _told_ahead(self, grid: Grid, known: Codes, beside: Covariates) -> NDArray[np.bool_]:
+    def _told_ahead(self, grid: Grid, all_steps: Codes, beside: Covariates) -> NDArray[np.bool_]:
         """[n] whether all that is known ahead is there, for every step to forecast."""
-        end = np.minimum(grid.place + self.horizon, len(known) - 1)
-        told = known[end] - known[grid.place] == self.horizon
+        end = np.minimum(grid.place + self.horizon, len(all_steps) - 1)
+        complete = all_steps[end] - all_steps[grid.place] == self.horizon
         for name in self.future:
             counts = _count(~np.isnan(beside.cells[name].values))
-            told &= counts[grid.who, end + 1] - counts[grid.who, grid.place + 1] == self.horizon
-        return np.asarray(told)
+            complete &= counts[grid.who, end + 1] - counts[grid.who, grid.place + 1] == self.horizon
+        return np.asarray(complete)
 
-    def _why_short(self, frame: Frame, grid: Grid, short: NDArray[np.bool_], known: Codes, beside: Covariates) -> str:
+    def _why_short(
+        self, frame: Frame, grid: Grid, short: NDArray[np.bool_], all_steps: Codes, beside: Covariates
+    ) -> str:
         """What the first row without a forecast lacks of what is known ahead."""
         i = int(short.argmax())
         who, place = grid.who[i], grid.place[i]
-        own = grid.who == who
-        rows = dict(zip(known[grid.place[own]].tolist(), grid.rows[own].tolist(), strict=True))
+        same_client = grid.who == who
+        rows = dict(zip(all_steps[grid.place[same_client]].tolist(), grid.rows[same_client].tolist(), strict=True))
         for later in range(1, self.horizon + 1):
-            row = rows.get(int(known[place]) + later)
+            row = rows.get(int(all_steps[place]) + later)
             if row is None:
                 return (
                     f"{frame.place(grid.rows[i], self.future[0])}: there is no row {several(later, 'step')} after "
@@ -202,7 +204,7 @@ class Series:
                     f"forecast; add a row for each, with '{self.target}' left empty"
                 )
             for name in self.future:
-                if np.isnan(beside.cells[name].values[who, np.searchsorted(known, known[place] + later)]):
+                if np.isnan(beside.cells[name].values[who, np.searchsorted(all_steps, all_steps[place] + later)]):
                     return (
                         f"{frame.place(row, name)}: there is no value in a step to forecast, where '{name}' must be "
                         "known; fill it in"
@@ -214,13 +216,13 @@ class Series:
         i = int(stale.argmax())
         before = np.flatnonzero(~np.isnan(cells[grid.who[i], : grid.place[i] + 1]))
         count = int(stale.sum())
-        told = (
+        what = (
             f"{several(count, 'forecast')} {'has' if count == 1 else 'have'} no value in the {self.past} steps before"
         )
         if len(before):
             at = int(grid.rows[(grid.who == grid.who[i]) & (grid.place == before[-1])][0])
-            return f"{frame.place(at, name)}: this old value stands for later ones, as {told}; fill these in"
-        return f"{frame.place(grid.rows[i], name)}: {told} it, so it is taken to be as at most rows; fill it in"
+            return f"{frame.place(at, name)}: this old value stands for later ones, as {what}; fill these in"
+        return f"{frame.place(grid.rows[i], name)}: {what} it, so it is taken to be as at most rows; fill it in"
 
     def _tell(self, frame: Frame, usable: NDArray[np.bool_]) -> None:
         short = int((~usable).sum())
@@ -231,6 +233,6 @@ class Series:
             warnings.warn(f"{frame.name}: {several(short, 'row')} with {why} got no forecast", stacklevel=5)
 
 
-def _count(known: NDArray[np.bool_]) -> NDArray[np.int64]:
+def _count(filled: NDArray[np.bool_]) -> NDArray[np.int64]:
     """[N, T + 1] how many are known: [N, T] before each step."""
-    return np.pad(known.cumsum(1), ((0, 0), (1, 0)))
+    return np.pad(filled.cumsum(1), ((0, 0), (1, 0)))

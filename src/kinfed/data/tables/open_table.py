@@ -92,7 +92,11 @@ def _answer(address: str, query: str) -> Frame:
 
 
 def _tables_in(path: Path) -> list[Path]:
-    return sorted(one for one in path.iterdir() if one.suffix.lower() in SUFFIXES and one.is_file())
+    return sorted(
+        path_in_folder
+        for path_in_folder in path.iterdir()
+        if path_in_folder.suffix.lower() in SUFFIXES and path_in_folder.is_file()
+    )
 
 
 def _folder(path: Path) -> Frame:
@@ -102,23 +106,23 @@ def _folder(path: Path) -> Frame:
     files = _tables_in(path)
     if not files:
         raise UsageError(f"{path} is a folder, not a table, and holds no .csv or .parquet", Fault.UNREADABLE)
-    if len(kinds := sorted({one.suffix.lower() for one in files})) > 1:
+    if len(kinds := sorted({file.suffix.lower() for file in files})) > 1:
         raise UsageError(f"{path} holds {' and '.join(kinds)}; keep one kind there", Fault.UNREADABLE)
-    tables = [_read(one) for one in files]
+    tables = [_read(file) for file in files]
     first = tables[0].columns
-    for one, table in zip(files, tables, strict=True):
+    for file, table in zip(files, tables, strict=True):
         if lacking := [name for name in first if name not in table.columns]:
-            raise UsageError(f"{one} has no column '{lacking[0]}', which {files[0].name} has", Fault.COLUMNS)
+            raise UsageError(f"{file} has no column '{lacking[0]}', which {files[0].name} has", Fault.COLUMNS)
         if more := [name for name in table.columns if name not in first]:
-            raise UsageError(f"{one} has a column '{more[0]}', which {files[0].name} lacks", Fault.COLUMNS)
+            raise UsageError(f"{file} has a column '{more[0]}', which {files[0].name} lacks", Fault.COLUMNS)
     added = [] if FILE in first else [FILE]
     if added:
         named = zip(files, tables, strict=True)
-        tables = [table.with_columns(polars.lit(one.stem).alias(FILE)) for one, table in named]
-    parts = [(one, table.height) for one, table in zip(files, tables, strict=True)]
-    whole = [polars.DataFrame([table[name] for name in tables[0].columns]) for table in tables]
+        tables = [table.with_columns(polars.lit(file.stem).alias(FILE)) for file, table in named]
+    parts = [(file, table.height) for file, table in zip(files, tables, strict=True)]
+    aligned = [polars.DataFrame([table[name] for name in tables[0].columns]) for table in tables]
     try:
-        table, strange = _simplify_types(polars.concat(whole, how="vertical_relaxed"))
+        table, strange = _simplify_types(polars.concat(aligned, how="vertical_relaxed"))
     except polars.exceptions.PolarsError as problem:
         why = f"{path}: the files have columns of different types ({reason_of(problem)})"
         raise UsageError(why, Fault.UNREADABLE) from None
@@ -172,8 +176,8 @@ def _suggest_tables(path: Path) -> str:
 
 def _place(parts: Sequence[Part], row: int) -> str:
     """Where a row is, of the rows of these files one below the other."""
-    for one, count in parts:
-        path = one
+    for file, count in parts:
+        path = file
         if row < count:
             break
         row -= count
@@ -269,5 +273,5 @@ def _series(name: str, column: Any) -> "polars.Series":
     if values.dtype.kind == "M":
         moments = polars.Series("", values.astype("datetime64[us]"))  # polars takes some names for patterns of names
         return (moments.dt.replace_time_zone("UTC") if zone else moments).alias(name)
-    cells = [None if one is None or missing else one for one, missing in zip(values, column.isna(), strict=True)]
+    cells = [None if value is None or missing else value for value, missing in zip(values, column.isna(), strict=True)]
     return series_of(name, cells)

@@ -30,7 +30,7 @@ class RowExamples(NamedTuple):
     usable: NDArray[np.bool_]  # [n] which rows have a target
 
     def of_rows(self, rows: Codes) -> "RowExamples":
-        raw = {name: Raw(one.values[rows], one.words) for name, one in self.raw.items()}
+        raw = {name: Raw(column.values[rows], column.texts) for name, column in self.raw.items()}
         return RowExamples(raw, self.y[torch.from_numpy(rows)], self.usable[rows])
 
 
@@ -38,8 +38,8 @@ def column_kind(frame: Frame, name: str) -> str:
     """The kind of a column of inputs, `EMPTY`, `NAMES_ROWS`, or the type of cells that can be no input."""
     kind = frame.kind(name)
     if kind == "text" and len(frame) > FEWEST:
-        words = frame.words(name)
-        if len({*words.names} - {""}) == int((~words.empty).sum()):
+        texts = frame.words(name)
+        if len({*texts.names} - {""}) == int((~texts.empty).sum()):
             return NAMES_ROWS
     return KINDS.get(kind, kind)
 
@@ -52,10 +52,10 @@ def class_names(frame: Frame, targets: Sequence[str], labelled: bool | None) -> 
     """
     if labelled is False or len(targets) > 1:
         return None
-    words = frame.words(targets[0]) if labelled else frame.labels(targets[0])
-    if words is None:
+    texts = frame.words(targets[0]) if labelled else frame.labels(targets[0])
+    if texts is None:
         return None
-    names = sorted({*words.names} - {""}, key=natural)
+    names = sorted({*texts.names} - {""}, key=natural)
     if len(names) > max(FEW, len(frame) / 2):
         raise UsageError(
             f"{frame.name}: '{targets[0]}' has {len(names):,} different labels in {len(frame):,} rows, so it "
@@ -79,18 +79,18 @@ def read_rows(
     Raises UsageError that names the cell that is not what it should be, or if no row is usable.
     """
     if classes is None:
-        known = np.stack([frame.numbers(name) for name in targets], 1)  # [n, k]
+        values = np.stack([frame.numbers(name) for name in targets], 1)  # [n, k]
         if counts:
-            _check_counts(frame, targets[0], known[:, 0])
-        y = torch.from_numpy(np.nan_to_num(known))
+            _check_counts(frame, targets[0], values[:, 0])
+        y = torch.from_numpy(np.nan_to_num(values))
     else:
-        places = frame.words(targets[0]).among(classes)
-        known, y = np.where(places < 0, np.nan, places)[:, None], torch.from_numpy(places)
+        places = frame.words(targets[0]).find_places(classes)
+        values, y = np.where(places < 0, np.nan, places)[:, None], torch.from_numpy(places)
     raw = {name: raw_of(frame, name, kind) for name, kind in kinds.items()}
-    doubts.warn(frame, raw, dict(zip(targets, known.T, strict=True)), classes is not None)
-    usable = np.asarray(~np.isnan(known).any(1), bool)
+    doubts.warn(frame, raw, dict(zip(targets, values.T, strict=True)), classes is not None)
+    usable = np.asarray(~np.isnan(values).any(1), bool)
     if drop_missing:
-        usable &= ~np.any([np.isnan(one.values) for one in raw.values()], axis=0)
+        usable &= ~np.any([np.isnan(column.values) for column in raw.values()], axis=0)
     if not usable.all():
         what = "lack a value" if drop_missing else f"have no {' or no '.join(targets)}"
         if not usable.any():
@@ -141,7 +141,7 @@ def _check_counts(frame: Frame, name: str, values: Numbers) -> None:
 def read_blocks(frame: Frame, column: str, used: Codes) -> Tensor:
     """[n] int64 the group of each row that is used, by a column such as persons; a row without one is by itself."""
     cells = frame.words(column)
-    blocks = cells.among(cells.names)[used].astype(np.int64)
+    blocks = cells.find_places(cells.names)[used].astype(np.int64)
     lone = blocks < 0
     blocks[lone] = len(cells.names) + np.arange(int(lone.sum()))
     return torch.from_numpy(blocks)

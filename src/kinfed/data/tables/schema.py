@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ...errors import UsageError
 from .cells import Formats, with_tuples
-from .column_statistics import DateStatistics, NumberStatistics, Statistics, WordStatistics, merged
+from .column_statistics import DateStatistics, NumberStatistics, Statistics, WordStatistics, merge_statistics
 from .columns import KINDS, NEVER, ROUNDING, Calendar, Category, Column, Number, Unused, part_scales
 from .frame import Frame
 from .words import Codes, Numbers, name_of
@@ -25,8 +25,8 @@ Scale = Literal["auto", "federation", "client"]
 class Raw(NamedTuple):
     """A column as it is in a table."""
 
-    values: Numbers  # [n] numbers, dates in seconds, or places of text in `words`; NaN where there is no value
-    words: Sequence[str] = ()
+    values: Numbers  # [n] numbers, dates in seconds, or places in `texts`; NaN where there is no value
+    texts: Sequence[str] = ()
 
 
 class Own(NamedTuple):
@@ -37,9 +37,9 @@ class Own(NamedTuple):
     median: float
 
     @classmethod
-    def of(cls, known: int, mean: float, deviation: float, median: float, shared: "Own | Number") -> "Own":
+    def from_values(cls, count: int, mean: float, deviation: float, median: float, shared: "Own | Number") -> "Own":
         """As a client's `known` values say; what they do not say, as of no value or a constant, is as in `shared`."""
-        if not known:
+        if not count:
             return cls(shared.mean, shared.deviation, shared.median)
         return cls(mean, shared.deviation if deviation <= ROUNDING * abs(mean) else deviation, median)
 
@@ -83,67 +83,79 @@ class Description:
 
     def warn_of_constants(self, table: str) -> None:
         """Warn of numbers and dates that are the same in all training rows, of which nothing can be learnt."""
-        scaled = [one for one in self.inputs if isinstance(one, Number | Calendar) and one.deviation == NEVER]
-        same = [f"{'the year of ' * isinstance(one, Calendar)}'{one.name}' ({one.mean:.6g})" for one in scaled]
+        scaled = [
+            column for column in self.inputs if isinstance(column, Number | Calendar) and column.deviation == NEVER
+        ]
+        same = [
+            f"{'the year of ' if isinstance(column, Calendar) else ''}'{column.name}' ({column.mean:.6g})"
+            for column in scaled
+        ]
         if same:
             what = f"{', '.join(same)} {'is' if len(same) == 1 else 'are'} the same in all training rows, so left out"
             warnings.warn(f"{table}: {what} of the inputs: other values change no answer", stacklevel=4)
 
-    def with_newcomers(self, found: Mapping[str, Mapping[str, Own]]) -> "Description":
+    def with_newcomers(self, newcomers: Mapping[str, Mapping[str, Own]]) -> "Description":
         """The same with scales of clients that it does not know, of columns in which each client has its own."""
-        own = set.intersection(*({*scales} for scales in self.clients.values())) if self.clients else set()
-        new = {who: {name: scales[name] for name in own} for who, scales in found.items() if who not in self.clients}
+        shared_names = set.intersection(*({*scales} for scales in self.clients.values())) if self.clients else set()
+        new = {
+            who: {name: scales[name] for name in shared_names}
+            for who, scales in newcomers.items()
+            if who not in self.clients
+        }
         return replace(self, clients={**self.clients, **new})
 
-    def renamed(self, names: Mapping[str, str], client: str) -> "Description":
+    def rename(self, names: Mapping[str, str], client: str) -> "Description":
         """The same of a table of one client, whose columns have other names."""
-        own = {names.get(name, name): scale for name, scale in self.clients.get(client, {}).items()}
+        scales = {names.get(name, name): scale for name, scale in self.clients.get(client, {}).items()}
         return Description(
             self.client,
             tuple(replace(column, name=names.get(column.name, column.name)) for column in self.inputs),
-            tuple(replace(one, name=names.get(one.name, one.name)) for one in self.targets),
-            {client: own} if own else {},
-            self.formats.renamed(names),
+            tuple(replace(target, name=names.get(target.name, target.name)) for target in self.targets),
+            {client: scales} if scales else {},
+            self.formats.rename(names),
             tuple(names.get(name, name) for name in self.dropped),
             {names.get(name, name): limits for name, limits in self.within.items()},
         )
 
     def scale(self) -> dict[str, Any]:
         """Mean and deviation of each of a model's inputs, and of targets; `clients` has those of clients' own."""
-        each = [scale for column in self.inputs for scale in part_scales(column)]
+        scales = [scale for column in self.inputs for scale in part_scales(column)]
         scale: dict[str, Any] = {
-            "inputs": {name: {"mean": m, "deviation": d} for name, (m, d) in zip(self.names, each, strict=True)}
+            "inputs": {name: {"mean": m, "deviation": d} for name, (m, d) in zip(self.names, scales, strict=True)}
         }
         if self.clients:
             scale["clients"] = {
-                client: {name: {"mean": one.mean, "deviation": one.deviation} for name, one in own.items()}
-                for client, own in self.clients.items()
+                client: {
+                    name: {"mean": scale_of_column.mean, "deviation": scale_of_column.deviation}
+                    for name, scale_of_column in scales_of_client.items()
+                }
+                for client, scales_of_client in self.clients.items()
             }
         if self.within:
             scale["within"] = dict(self.within)
-        if numbers := [one for one in self.targets if not one.classes]:
-            scale["targets"] = {one.name: {"mean": one.mean, "deviation": one.deviation} for one in numbers}
+        if numbers := [target for target in self.targets if not target.classes]:
+            scale["targets"] = {target.name: {"mean": target.mean, "deviation": target.deviation} for target in numbers}
         return scale
 
     def features(self, raw: Mapping[str, Raw], owners: Sequence[str], who: Codes, kind: torch.dtype) -> Tensor:
         """[n, d] inputs of rows that belong to owners[who]; those of other names have the scale of all."""
         result, at = torch.zeros(len(who), len(self.names), dtype=kind), 0
-        own = {name for scales in self.clients.values() for name in scales}
-        for column in (one for one in self.inputs if not isinstance(one, Unused)):
-            values, words = raw[column.name]
+        names_scaled = {name for scales in self.clients.values() for name in scales}
+        for column in (column for column in self.inputs if not isinstance(column, Unused)):
+            values, texts = raw[column.name]
             if column.name in self.within:
                 low, high = self.within[column.name]
                 values = values.clip(low, high)
             part = result[:, at : at + len(column.parts)]
             at += len(column.parts)
             if isinstance(column, Category):
-                ones = torch.from_numpy(column.ones(values, words))
+                ones = torch.from_numpy(column.ones(values, texts))
                 rows = (ones >= 0).nonzero().flatten()
                 part[rows, ones[rows]] = 1
-            elif isinstance(column, Number) and column.name in own:
+            elif isinstance(column, Number) and column.name in names_scaled:
                 shared = Own(column.mean, column.deviation, column.median)
                 scales = np.array([self.clients.get(owner, {}).get(column.name, shared) for owner in owners])  # [N, 3]
-                part[:] = torch.from_numpy(column.scaled(values, *(scales[who, i] for i in range(3))))
+                part[:] = torch.from_numpy(column.scale_by(values, *(scales[who, i] for i in range(3))))
             else:
                 part[:] = torch.from_numpy(column.features(values))
         return result
@@ -156,7 +168,7 @@ class Description:
         cannot be used.
         """
         x = self.encode(frame, client)
-        return x, self._answers(frame) if all(one.name in frame.columns for one in self.targets) else None
+        return x, self._answers(frame) if all(target.name in frame.columns for target in self.targets) else None
 
     def encode(self, frame: Frame, client: str | None = None) -> Tensor:
         """x alone, see `apply`."""
@@ -179,11 +191,11 @@ class Description:
         """Warn of categories that no training row had, where these are no input."""
         for column in self.inputs:
             if isinstance(column, Category) and not column.other:
-                values, words = raw[column.name]
-                new = np.array([*(word not in column.categories for word in words), False], bool)
+                values, texts = raw[column.name]
+                new = np.array([*(word not in column.categories for word in texts), False], bool)
                 rows = np.flatnonzero(new[np.where(np.isnan(values), -1, values).astype(np.int64)])
                 if len(rows):
-                    word, count = words[int(values[rows[0]])], f"{len(rows):,} of {len(values):,} rows"
+                    word, count = texts[int(values[rows[0]])], f"{len(rows):,} of {len(values):,} rows"
                     warnings.warn(
                         f"{frame.place(rows[0], column.name)}: '{word}' is in no training row, as in {count}; the "
                         "model treats it as none of the known categories",
@@ -193,27 +205,29 @@ class Description:
     def _answers(self, frame: Frame) -> Tensor:
         """y of a table's rows; raises UsageError where one is missing or of no known class."""
         if self.targets[0].classes:
-            name, classes = self.targets[0].name, [name_of(one) for one in self.targets[0].classes]
-            words = frame.text(name)
-            places = words.among(classes)
+            name, classes = self.targets[0].name, [name_of(label) for label in self.targets[0].classes]
+            texts = frame.text(name)
+            places = texts.find_places(classes)
             if (places < 0).any():
                 at = int((places < 0).argmax())
                 raise UsageError(
-                    f"{frame.place(at, name)}: '{words.names[words.codes[at]]}' is none of the "
+                    f"{frame.place(at, name)}: '{texts.names[texts.codes[at]]}' is none of the "
                     f"{len(classes)} classes that were trained on"
                 )
             return torch.from_numpy(places)
         frame = frame.read_as(self.formats)
-        columns = [frame.filled(target.name) for target in self.targets]
+        columns = [frame.numbers_of_all_rows(target.name) for target in self.targets]
         return torch.from_numpy(np.stack(columns, 1)).float()
 
     def to_dict(self) -> dict[str, Any]:
         inputs = [{"kind": column.kind, **asdict(column)} for column in self.inputs]
-        clients = {client: {name: one._asdict() for name, one in own.items()} for client, own in self.clients.items()}
+        clients = {
+            client: {name: scale._asdict() for name, scale in scales.items()} for client, scales in self.clients.items()
+        }
         return {
             "client": self.client,
             "inputs": inputs,
-            "targets": [asdict(one) for one in self.targets],
+            "targets": [asdict(target) for target in self.targets],
             "clients": clients,
             "formats": asdict(self.formats),
             "dropped": list(self.dropped),
@@ -223,19 +237,19 @@ class Description:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Description":
         """The description that `to_dict` made."""
-        inputs = [(one["kind"], {key: one[key] for key in one if key != "kind"}) for one in values["inputs"]]
+        inputs = [(value["kind"], {key: value[key] for key in value if key != "kind"}) for value in values["inputs"]]
         return cls(
             values["client"],
-            tuple(KINDS[kind](**with_tuples(one)) for kind, one in inputs),
-            tuple(Target(**with_tuples(one)) for one in values["targets"]),
-            {who: {name: Own(**one) for name, one in own.items()} for who, own in values["clients"].items()},
+            tuple(KINDS[kind](**with_tuples(value)) for kind, value in inputs),
+            tuple(Target(**with_tuples(value)) for value in values["targets"]),
+            {who: {name: Own(**scale) for name, scale in scales.items()} for who, scales in values["clients"].items()},
             Formats(**with_tuples(values["formats"])),
             tuple(values["dropped"]),
             values.get("within", {}),
         )
 
     @classmethod
-    def kept(cls, values: Mapping[str, Any] | None, run: str) -> "Description | None":
+    def from_summary(cls, values: Mapping[str, Any] | None, run: str) -> "Description | None":
         """That of a finished run, whose summary has these values; None without, UsageError if they are not whole."""
         try:
             return None if values is None else cls.from_dict(values)
@@ -257,13 +271,18 @@ def raw_of(frame: Frame, name: str, kind: str) -> Raw:
         return Raw(frame.numbers(name))
     if kind == "date":
         return Raw(frame.seconds(name))
-    words = frame.words(name)
-    known = [name for name in words.names if name]
-    return Raw(np.where(words.empty, math.nan, words.among(known)), known)
+    texts = frame.words(name)
+    names = [name for name in texts.names if name]
+    return Raw(np.where(texts.empty, math.nan, texts.find_places(names)), names)
 
 
 def describe(
-    client: str, statistics: Mapping[str, Statistics], owners: Sequence[str], each: ByClient, scale: Scale, most: int
+    client: str,
+    statistics: Mapping[str, Statistics],
+    owners: Sequence[str],
+    by_client: ByClient,
+    scale: Scale,
+    most: int,
 ) -> Description:
     """The description by statistics of all training rows, by column, and of each client's numbers.
 
@@ -271,25 +290,38 @@ def describe(
     columns that make inputs of one name.
     """
     inputs: list[Column] = []
-    for name, known in statistics.items():
-        if isinstance(known, WordStatistics):
-            category = Category.found(name, known, most)
-            column: Column = category if category.categories else Unused(name, _why(known))
-        elif isinstance(known, DateStatistics):
-            column = Calendar.found(name, known) if known.years.known else Unused(name, "no training row has a value")
+    for name, of_column in statistics.items():
+        if isinstance(of_column, WordStatistics):
+            category = Category.from_statistics(name, of_column, most)
+            column: Column = category if category.categories else Unused(name, _why(of_column))
+        elif isinstance(of_column, DateStatistics):
+            column = (
+                Calendar.from_statistics(name, of_column)
+                if of_column.years.known
+                else Unused(name, "no training row has a value")
+            )
         else:
-            column = Number.found(name, known) if known.known else Unused(name, "no training row has a value")
+            column = (
+                Number.from_statistics(name, of_column)
+                if of_column.known
+                else Unused(name, "no training row has a value")
+            )
         inputs.append(column)
     _check_names(inputs)
-    numbers = [name for name, known in statistics.items() if isinstance(known, NumberStatistics)]
-    own = _find_own(numbers, statistics, each, scale)
+    numbers = [name for name, of_column in statistics.items() if isinstance(of_column, NumberStatistics)]
+    scaled_by_client = _find_own(numbers, statistics, by_client, scale)
     clients: dict[str, dict[str, Own]] = {}
     kept = {column.name: column for column in inputs if isinstance(column, Number)}
-    for i in (i for i, name in enumerate(numbers) if own[i] and name in kept):
-        shared, medians = kept[numbers[i]], each.medians(i).tolist()
-        rows = each.counts[:, i].tolist(), each.means[:, i].tolist(), each.deviations[:, i].tolist(), medians
+    for i in (i for i, name in enumerate(numbers) if scaled_by_client[i] and name in kept):
+        shared, medians = kept[numbers[i]], by_client.medians(i).tolist()
+        rows = (
+            by_client.counts[:, i].tolist(),
+            by_client.means[:, i].tolist(),
+            by_client.deviations[:, i].tolist(),
+            medians,
+        )
         for owner, count, mean, deviation, median in zip(owners, *rows, strict=True):
-            clients.setdefault(owner, {})[numbers[i]] = Own.of(count, mean, deviation, median, shared)
+            clients.setdefault(owner, {})[numbers[i]] = Own.from_values(count, mean, deviation, median, shared)
     return Description(client, tuple(inputs), (), clients)
 
 
@@ -311,19 +343,19 @@ def of_clients(
 ) -> Description:
     """The description by what clients say of their training rows, by their names and then by column."""
     owners, first = list(parts), next(iter(parts.values()))
-    whole = {name: merged([part[name] for part in parts.values()]) for name in first}
-    numbers = [name for name, known in whole.items() if isinstance(known, NumberStatistics)]
-    known: list[list[Any]] = [[part[name] for name in numbers] for part in parts.values()]
+    pooled = {name: merge_statistics([part[name] for part in parts.values()]) for name in first}
+    numbers = [name for name, of_column in pooled.items() if isinstance(of_column, NumberStatistics)]
+    by_row: list[list[Any]] = [[part[name] for name in numbers] for part in parts.values()]
     shape = (len(owners), len(numbers))
-    means = torch.tensor([[one.mean for one in row] for row in known], dtype=torch.float64).view(shape)
-    deviations = torch.tensor([[one.deviation for one in row] for row in known], dtype=torch.float64).view(shape)
-    each = ByClient(
-        torch.tensor([[one.known for one in row] for row in known]).view(shape),
+    means = torch.tensor([[entry.mean for entry in row] for row in by_row], dtype=torch.float64).view(shape)
+    deviations = torch.tensor([[entry.deviation for entry in row] for row in by_row], dtype=torch.float64).view(shape)
+    by_client = ByClient(
+        torch.tensor([[entry.known for entry in row] for row in by_row]).view(shape),
         means,
         constant_to_zero(means, deviations),
-        lambda i: np.array([row[i].median for row in known]),
+        lambda i: np.array([row[i].median for row in by_row]),
     )
-    return describe(client, whole, owners, each, scale, most)
+    return describe(client, pooled, owners, by_client, scale, most)
 
 
 def constant_to_zero(means: Tensor, deviations: Tensor) -> Tensor:
@@ -331,20 +363,22 @@ def constant_to_zero(means: Tensor, deviations: Tensor) -> Tensor:
     return torch.where(deviations > ROUNDING * means.abs(), deviations, 0.0)
 
 
-def _why(known: WordStatistics) -> str:
+def _why(statistics: WordStatistics) -> str:
     """Why nothing of a column of text is an input."""
-    if not known.counts:
-        return "no client names its categories" if known.others else "no training row has a value"
-    return f"none of its {len(known.counts):,} categories is in enough training rows"
+    if not statistics.counts:
+        return "no client names its categories" if statistics.others else "no training row has a value"
+    return f"none of its {len(statistics.counts):,} categories is in enough training rows"
 
 
-def _find_own(numbers: Sequence[str], statistics: Mapping[str, Any], each: ByClient, scale: Scale) -> NDArray[np.bool_]:
+def _find_own(
+    numbers: Sequence[str], statistics: Mapping[str, Any], by_client: ByClient, scale: Scale
+) -> NDArray[np.bool_]:
     """[F] which columns are scaled client by client."""
     if scale != "auto":
         return np.full(len(numbers), scale == "client")
     flags = np.array([len(statistics[name].distinct) <= 2 for name in numbers], bool)
-    own: NDArray[np.bool_] = in_own_units(each.counts, each.means, each.deviations).numpy()
-    return np.asarray(own & ~flags, bool)
+    varying: NDArray[np.bool_] = in_own_units(by_client.counts, by_client.means, by_client.deviations).numpy()
+    return np.asarray(varying & ~flags, bool)
 
 
 def in_own_units(counts: Tensor, means: Tensor, deviations: Tensor) -> Tensor:

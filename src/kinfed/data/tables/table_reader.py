@@ -101,7 +101,8 @@ class TableReader(FormatSettings):
         if self.labels and len(self.targets) > 1:
             raise UsageError(f"several targets are numbers, so labels cannot be true; got {', '.join(self.targets)}")
         if self.counts and (self.labels or self.past or len(self.targets) > 1):
-            other = "labels" if self.labels else "past" if self.past else "several targets"
+            other = "past" if self.past else "several targets"
+            other = "labels" if self.labels else other
             raise UsageError(f"counts are one number for each row, so they cannot go with {other}")
         plain = {"horizon": 1, "horizons": (), "quantiles": (), "future": (), "static": (), "calendar": None}
         given = [name for name, value in plain.items() if getattr(self, name) not in (value, [])]
@@ -114,13 +115,13 @@ class TableReader(FormatSettings):
 
     def _check_inputs(self) -> None:
         """Raise UsageError for a column that is said to be two things at once."""
-        said = {"ignore": self.ignore, "features": self.features, "future": self.future, "static": self.static}
-        for one, other in (("features", "ignore"), ("future", "ignore"), ("static", "ignore"), ("future", "static")):
-            if both := sorted({*said[one]} & {*said[other]}):
-                raise UsageError(f"column '{both[0]}' is in {one} and in {other}; leave it out of one")
+        lists = {"ignore": self.ignore, "features": self.features, "future": self.future, "static": self.static}
+        for first, second in (("features", "ignore"), ("future", "ignore"), ("static", "ignore"), ("future", "static")):
+            if both := sorted({*lists[first]} & {*lists[second]}):
+                raise UsageError(f"column '{both[0]}' is in {first} and in {second}; leave it out of one")
         for name in ("future", "static"):
-            if taken := sorted({*said[name]} & {self.client, self.time, *self.targets}):
-                what = "the client" if taken[0] == self.client else "time" if taken[0] == self.time else "the target"
+            if taken := sorted({*lists[name]} & {self.client, self.time, *self.targets}):
+                what = {self.client: "the client", self.time: "time"}.get(taken[0], "the target")
                 raise UsageError(f"column '{taken[0]}' is {what}, so it cannot be in {name}; leave it out there")
 
         roles = {self.client: "the client", self.time: "time", self.group: "the group"}
@@ -141,9 +142,9 @@ class TableReader(FormatSettings):
         """
         if not isinstance(path, str | Path):
             raise UsageError(f"path must name a file; got {path!r:.80}")
-        return self.of(open_table(path, query))
+        return self.read_frame(open_table(path, query))
 
-    def of(self, frame: Frame) -> Dataset:
+    def read_frame(self, frame: Frame) -> Dataset:
         """The data set in a table; raises UsageError as `read` does."""
         needed = [self.client, *(name for name in (self.time, self.group) if name)]
         frame.need([*needed, *([self.weight] if self.weight else []), *self.targets, *self.features])
@@ -154,7 +155,7 @@ class TableReader(FormatSettings):
             frame = keep_weighted(frame, self.weight, self.client)
         owner = frame.words(self.client)
         names = sorted(owner.names, key=natural)
-        held = Owners(names, owner.among(names), None)
+        held = Owners(names, owner.find_places(names), None)
         if self.edges:
             held = held._replace(graph=read_graph(self.edges, names))
         if self.past:
@@ -196,23 +197,23 @@ class TableReader(FormatSettings):
     def _rows(self, frame: Frame, held: Owners) -> Dataset:
         kinds, targets = self._kinds(frame), self.targets
         classes = class_names(frame, targets, False if self.counts else self.labels)
-        found = read_rows(frame, kinds, targets, classes, self.counts, self.drop_missing)
-        if classes and len(classes) == 1 and found.usable.sum() > 1:
+        examples = read_rows(frame, kinds, targets, classes, self.counts, self.drop_missing)
+        if classes and len(classes) == 1 and examples.usable.sum() > 1:
             only = f"'{targets[0]}' is '{classes[0]}' in all rows"
             raise UsageError(f"{frame.name}: {only}, so there is nothing to learn")
-        held = held.keep(found.usable, self.least, "rows", frame.name)
+        held = held.keep(examples.usable, self.least, "rows", frame.name)
         steps = frame.times(self.time, held, series=False).steps if self.time else None
         # Rows that are left out are dropped here, as a partition may deal the others anew.
-        used = np.flatnonzero(found.usable & (held.who >= 0))
+        used = np.flatnonzero(examples.usable & (held.who >= 0))
         x = np.empty((len(used), len(kinds)))
-        for i, one in enumerate(found.raw.values()):
-            x[:, i] = one.values[used]
+        for i, column in enumerate(examples.raw.values()):
+            x[:, i] = column.values[used]
         numbers = () if classes else targets
         task: Task = Counts() if self.counts else Regression(names=tuple(targets))  # whose scale is not known yet
         return Dataset(
             # In float64 until it is scaled: float32 cannot distinguish numbers far from zero that are close together.
             torch.from_numpy(x),
-            found.y[torch.from_numpy(used)],
+            examples.y[torch.from_numpy(used)],
             task if classes is None else Classification(len(classes), selects="loss"),
             tuple(classes or ()),
             client=torch.from_numpy(held.who[used]),
@@ -227,7 +228,7 @@ class TableReader(FormatSettings):
                 self.client,
                 targets,
                 kinds,
-                {name: one.words for name, one in found.raw.items()},
+                {name: column.texts for name, column in examples.raw.items()},
                 self.scale,
                 self.categories,
                 **frame.keep_reading(kinds | dict.fromkeys(numbers, "number"), [self.client, *targets]),
@@ -239,8 +240,8 @@ class TableReader(FormatSettings):
         target, time = self.targets[0], self.time
         readings, kinds = frame.numbers(target), self._kinds(frame)
         raw = {name: raw_of(frame, name, kind) for name, kind in kinds.items()}
-        later = {name: one for name, one in raw.items() if name in self.future}
-        doubts.warn(frame, {name: one for name, one in raw.items() if name not in later}, {}, labelled=False)
+        later = {name: column for name, column in raw.items() if name in self.future}
+        doubts.warn(frame, {name: column for name, column in raw.items() if name not in later}, {}, labelled=False)
         doubts.warn(frame, later, {target: readings}, labelled=False)
         held = held.keep(~np.isnan(readings), self.least, f"known values of '{target}'", frame.name)
         times = frame.times(time, held, series=True)
@@ -345,7 +346,7 @@ def from_frame(
     >>> kinfed.from_frame(polars.DataFrame(rows), client="shop", target="sold").names
     ('A', 'B')
     """
-    dataset = _reader(client, target, split, settings).of(frame_of(frame))
+    dataset = _reader(client, target, split, settings).read_frame(frame_of(frame))
     return divide(dataset, rows_by_owner(dataset), Split() if split is None else split, seed)
 
 

@@ -24,7 +24,7 @@ class Clock(NamedTuple):
     paced: bool  # whether times are a whole number of steps apart
 
     @classmethod
-    def of(cls, times: Numbers) -> "Clock":
+    def from_times(cls, times: Numbers) -> "Clock":
         """Of different times: [T], ascending."""
         steps = steps_of(times)[0]
         length = float((times[-1] - times[0]) / max(int(steps[-1]), 1))

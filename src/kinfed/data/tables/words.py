@@ -21,7 +21,7 @@ class Words(NamedTuple):
     names: list[str]  # what is in it, each once; "" where there is no value
     codes: Codes  # [n] each cell's place in names
 
-    def among(self, names: Sequence[str]) -> Codes:
+    def find_places(self, names: Sequence[str]) -> Codes:
         """[n] each cell's place in these names, -1 where it is none of them."""
         index = {name: i for i, name in enumerate(names)}
         return np.array([index.get(name, -1) for name in self.names], np.int64)[self.codes]
@@ -58,12 +58,16 @@ def known_name(name: str, names: Container[str]) -> str:
 def words_of_floats(values: Numbers) -> Words:
     """A column of numbers as text; whole numbers with missing ones among them are floats."""
     different, codes = np.unique(values, return_inverse=True)
-    each = different.tolist()
-    names = ["" if math.isnan(c) else str(int(c)) if math.isfinite(c) and c == round(c) else str(c) for c in each]
-    return merged(names, codes)
+    return merge_names([_write_float(number) for number in different.tolist()], codes)
 
 
-def merged(names: Sequence[str], codes: Codes) -> Words:
+def _write_float(number: float) -> str:
+    if math.isnan(number):
+        return ""
+    return str(int(number)) if math.isfinite(number) and number == round(number) else str(number)
+
+
+def merge_names(names: Sequence[str], codes: Codes) -> Words:
     """Words of which several may have got one name."""
     index = {name: i for i, name in enumerate(dict.fromkeys(names))}
     if len(index) == len(names):

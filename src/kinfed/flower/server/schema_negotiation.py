@@ -14,7 +14,7 @@ import torch
 from ...core.tasks import Classification, Counts, Forecasting, Quantiles, Regression, Task
 from ...data.steps import calendar_names
 from ...data.tables import disclosure
-from ...data.tables.column_statistics import NumberStatistics, Statistics, WordStatistics, merged, shared
+from ...data.tables.column_statistics import NumberStatistics, Statistics, WordStatistics, merge_statistics, take_share
 from ...data.tables.columns import RARE, Number
 from ...data.tables.covariates import leads_of, names_of
 from ...data.tables.doubts import doubt_units
@@ -78,9 +78,9 @@ class Describing:
         for client, share in shares.items():
             words = replies[client].words
             told = _statistics(words, self.facts["agreed"])
-            self.told[client] = {name: shared(known, share) if share < 1 else known for name, known in told.items()}
+            self.told[client] = {name: take_share(known, share) if share < 1 else known for name, known in told.items()}
             if not self.facts["agreed"].get("classes"):
-                answers[client] = [shared(known, share) if share < 1 else known for known in _answers(words)]
+                answers[client] = [take_share(known, share) if share < 1 else known for known in _answers(words)]
         self._prefer_shared_categories()
         self._found(answers)
         return list(replies)
@@ -101,7 +101,7 @@ class Describing:
             for name in columns:
                 known: Any = told[name]
                 others = Own(*(shared[name][key] for key in Own._fields))
-                own[name] = Own.of(known.known, known.mean, known.deviation, known.median, others)._asdict()
+                own[name] = Own.from_values(known.known, known.mean, known.deviation, known.median, others)._asdict()
             if own:
                 description["clients"][client] = own
         return [client for client in clients if client in replies]
@@ -139,7 +139,7 @@ class Describing:
             if kind != "category":
                 continue
             sites: Counter[str] = Counter(word for told in self.told.values() for word in told[name].counts)
-            rows = merged([told[name] for told in self.told.values()]).counts
+            rows = merge_statistics([told[name] for told in self.told.values()]).counts
             alone = sorted((word for word in sites if sites[word] == 1), key=lambda word: (-rows[word], natural(word)))
             room = max(0, most - sum(sites[word] > 1 and rows[word] >= RARE for word in sites))
             surplus = {word for word in alone[room:] if rows[word] >= RARE}
@@ -176,7 +176,9 @@ class Describing:
         agreed, deployment = self.facts["agreed"], self.planned.deployment
         targets, classes = agreed["targets"], agreed.get("classes")
         usual = self._without_odd({client: dict(zip(targets, each, strict=True)) for client, each in answers.items()})
-        whole: list[NumberStatistics] = [merged([one[name] for one in usual.values()]) for name in targets if usual]
+        whole: list[NumberStatistics] = [
+            merge_statistics([one[name] for one in usual.values()]) for name in targets if usual
+        ]
         for name, one in zip(targets, whole, strict=False):
             if not one.deviation > 0:
                 raise UsageError(
@@ -237,7 +239,7 @@ class Describing:
             for name in (name for name in shared if told[name].known != usual[client][name].known):
                 own, others = told[name], shared[name]
                 base = Own(others.mean, others.deviation, others.median)
-                clients[client][name] = Own.of(own.known, own.mean, own.deviation, own.median, base)
+                clients[client][name] = Own.from_values(own.known, own.mean, own.deviation, own.median, base)
         return replace(found, clients=clients) if any(clients.values()) else found
 
     def _without_odd(self, told: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -266,7 +268,7 @@ class Describing:
     def _times(self, alike: Mapping[str, Words]) -> Words:
         """The times of all sites' series together, and how windows are cut."""
         series = {client: words["series"] for client, words in sorted(alike.items())}
-        own = {client: np.array(disclosure.expanded(one["times"])) for client, one in series.items()}
+        own = {client: np.array(disclosure.expand_stretches(one["times"])) for client, one in series.items()}
         whole = np.unique(np.concatenate([*own.values()]))
         whole = whole[np.append(True, np.diff(whole) > 2 * disclosure.NEAR)]
         zoned = Counter(one["zoned"] for one in series.values())
@@ -281,7 +283,7 @@ class Describing:
                     f"client {client}: it has rows at {100 * len(own[client]) / len(whole):.0f} % of the times of all "
                     "sites; if clocks differ (time zones), correct its times"
                 )
-        first, clock = next(iter(alike.values())), Clock.of(whole)
+        first, clock = next(iter(alike.values())), Clock.from_times(whole)
         dated = first["series"]["dated"]
         return {
             "targets": first["columns"][:1],
@@ -303,13 +305,13 @@ class Describing:
 
         def problem(client: str, reply: Message) -> str:
             try:
-                begins = disclosure.expanded(reply.words.get("begins"))
+                begins = disclosure.expand_stretches(reply.words.get("begins"))
             except UsageError as problem:
                 return str(problem)
             return "" if 0 <= begins[0] <= begins[-1] <= last else "it has windows at steps that are not there"
 
         replies = self._ask(clients, needed, problem)
-        begins = [disclosure.expanded(reply.words["begins"]) for reply in replies.values()]
+        begins = [disclosure.expand_stretches(reply.words["begins"]) for reply in replies.values()]
         steps = torch.tensor(sorted({round(step) for some in begins for step in some}))
         agreed["cuts"] = list(self.planned.split.cuts(steps, agreed["past"] + agreed["horizon"]))
 

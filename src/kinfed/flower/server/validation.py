@@ -68,7 +68,7 @@ def columns_misfit(words: Words) -> str:
         return "" if fits else f"its table is {table!r:.80}"
     if series is not None:
         try:
-            disclosure.expanded(series["times"])
+            disclosure.expand_stretches(series["times"])
             fits = type(series["dated"]) is bool and type(series["zoned"]) is bool and _are_units(series["units"])
             kinds, named = series["kinds"], [*series["future"], *series["static"]]
             fits &= [*kinds] == words["columns"][1:] and all(isinstance(kind, str) for kind in kinds.values())

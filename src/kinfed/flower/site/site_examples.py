@@ -60,7 +60,7 @@ def opened(source: str, query: str, reading: Reading) -> Path | Frame:
     """
     if is_address(source):
         frame = open_table(source, query)
-        named = frame.renamed(reading.columns)
+        named = frame.rename(reading.columns)
         for name in {*named.columns} - {*reading.ignore}:
             named.column(name)  # raises for a type that is no number, text or date
         return frame

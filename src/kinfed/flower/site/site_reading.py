@@ -88,7 +88,7 @@ class OwnTable:
     @cached_property
     def frame(self) -> Frame:
         """Its cells; raises UsageError for a column that the reading names and the file lacks."""
-        reading, frame = self.reading, open_table(self.path).renamed(self.reading.columns)
+        reading, frame = self.reading, open_table(self.path).rename(self.reading.columns)
         used = [name for name in (reading.time, reading.group, reading.weight) if name]
         for names in (reading.targets(frame), used, reading.formats.text, reading.ignore, reading.future):
             frame.need([*names])

@@ -84,10 +84,14 @@ class SiteSeries(OwnTable):
             return {"begins": disclosure.stretches(begins, disclosure.LONGEST)}
         parts = self._parts(dataset, agreed, split, seed)
         scaling: Any = dataset.prepare
-        readings = disclosure.coarse(NumberStatistics.of(scaling.seen(parts["train"]).numpy(), median=False))
+        readings = disclosure.coarse(
+            NumberStatistics.from_values(scaling.collect_readings(parts["train"]).numpy(), median=False)
+        )
         told = disclosure.to_json(readings._replace(distinct=(), missing=0))
         covariates = scaling.covariates
-        known = {} if covariates is None else covariates.statistics(scaling.covered(parts["train"]).numpy())[self.name]
+        known = (
+            {} if covariates is None else covariates.statistics(scaling.mark_steps(parts["train"]).numpy())[self.name]
+        )
         most = self.reading.categories
         statistics = {name: told_of(self.kinds[name], name, one, most) for name, one in known.items()}
         return {"answers": [told], "statistics": statistics, "rows": len(parts["train"])}
@@ -99,7 +103,7 @@ class SiteSeries(OwnTable):
         dataset = self._windows(words["agreed"])
         parts = self._parts(dataset, words["agreed"], split, seed)
         assert isinstance(dataset.prepare, Scaling)
-        scaled = dataset.prepare.by(dataset, task.mean, task.deviation, covariates_of(words))
+        scaled = dataset.prepare.scale_by(dataset, task.mean, task.deviation, covariates_of(words))
         rows = {name: [parts[name]] for name in SPLITS}
         names, blocks = (self.name,), dataset.blocks
         return Federation(scaled.x, scaled.y, rows, task, names, scale=scaled.scale, in_order=True, blocks=blocks)
@@ -111,7 +115,7 @@ class SiteSeries(OwnTable):
         series = self._series(words["agreed"], clock_of(words["agreed"]))
         kinds = {reading.time: "date" if series.dated else "number", reading.target: "number", **series.kinds}
         series = replace(series, covariates=covariates_of(words), **frame.keep_reading(kinds))
-        series = series.renamed(reading.own_names, self.name)
+        series = series.rename(reading.own_names, self.name)
         covariates = {} if series.covariates is None else {"covariates": series.covariates.to_dict()}
         return {"series": series.to_dict(), "reading": {"mean": task.mean, "deviation": task.deviation}, **covariates}
 
@@ -166,7 +170,7 @@ class SiteSeries(OwnTable):
 
 def clock_of(agreed: Words) -> Clock:
     """The steps that the sites agreed on."""
-    return Clock.of(np.array(disclosure.expanded(agreed["times"])))
+    return Clock.from_times(np.array(disclosure.expand_stretches(agreed["times"])))
 
 
 def covariates_of(words: Mapping[str, Any]) -> Description | None:

@@ -80,7 +80,9 @@ class SiteTable(OwnTable):
             warnings.warn(f"all {rows} are of one class, '{name}', so a model learns nothing else here", stacklevel=2)
         words: Words = {"statistics": said, "rows": count}
         if not agreed["classes"]:
-            each = [disclosure.coarse(NumberStatistics.of(values, median=False)) for values in train.y.T.numpy()]
+            each = [
+                disclosure.coarse(NumberStatistics.from_values(values, median=False)) for values in train.y.T.numpy()
+            ]
             words["answers"] = [disclosure.to_json(one._replace(distinct=())) for one in each]
         return words
 
@@ -117,7 +119,7 @@ class SiteTable(OwnTable):
             description = replace(description, targets=(replace(target, bounds=(0.0, task.high)),))
         kinds = dict(agreed["inputs"]) | dict.fromkeys(() if agreed["classes"] else targets, "number")
         description = replace(description, **self.frame.keep_reading(kinds, targets))
-        return {"columns": description.renamed(self.reading.own_names, self.name).to_dict()}
+        return {"columns": description.rename(self.reading.own_names, self.name).to_dict()}
 
     def _examples(self, agreed: Words, split: Split, seed: int) -> tuple[RowExamples, Rows, Codes, Tensor | None]:
         """The examples in this table's order, how they are split, as among those of all sites, and which rows they are.
@@ -163,7 +165,7 @@ def _limits_of(
     """The least and the largest number of each column: `cut` deviations from the mean of those in the training rows."""
     result = dict[str, tuple[float, float]]()
     for name in (name for name, kind in kinds.items() if kind == "number" and math.isfinite(cut)):
-        known = NumberStatistics.of(raw[name].values[train], median=False)
+        known = NumberStatistics.from_values(raw[name].values[train], median=False)
         if known.known and known.deviation > 0:
             far = cut * known.deviation
             result[name] = (known.mean - far, known.mean + far)

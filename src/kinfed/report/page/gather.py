@@ -131,9 +131,9 @@ def _find_reference_run(rows: Sequence[Row], base: str) -> Path | None:
     return next((folder.path for folder in every if folder.is_finished), None)
 
 
-def _labels(rows: Sequence[Row], known: Mapping[str, str]) -> tuple[str, ...]:
-    """A method's name, and the folder's where two runs have the same; or what is known of its folder."""
-    names = [known.get(row.folder, row.name) for row in rows]
+def _labels(rows: Sequence[Row], given: Mapping[str, str]) -> tuple[str, ...]:
+    """A method's name, and the folder's where two runs have the same; or the name given for its folder."""
+    names = [given.get(row.folder, row.name) for row in rows]
     return tuple(
         f"{name}, {Path(row.folder).name}" if names.count(name) > 1 else name
         for name, row in zip(names, rows, strict=True)

@@ -229,7 +229,7 @@ def is_unfinished(folder: Path) -> bool:
     """Whether a run was begun here and has not finished, with one of its seeds or all."""
     run = RunFolder(folder)
     seeds = run.seeds()
-    return any(folder.is_begun for folder in (run, *seeds)) and not all(one.is_finished for one in seeds or [run])
+    return any(folder.is_begun for folder in (run, *seeds)) and not all(folder.is_finished for folder in seeds or [run])
 
 
 def _list_differences(rows: Sequence[Row]) -> str:
@@ -238,8 +238,8 @@ def _list_differences(rows: Sequence[Row]) -> str:
     outcome = [{"data set": row.setting[0], "clients": row.clients, "metric": row.metric.name} for row in rows]
     for settings in (configured, outcome):
         names = dict.fromkeys(name for settings_of_run in settings for name in settings_of_run)
-        first, *others = settings
-        differing = [name for name in names if any(other.get(name) != first.get(name) for other in others)]
+        values_of = {name: [run.get(name) for run in settings] for name in names}
+        differing = [name for name, values in values_of.items() if values.count(values[0]) < len(values)]
         parts = [name for name in differing if name.endswith(".name")]  # whose own settings differ with it
         differing = [name for name in differing if name in parts or f"{name.rpartition('.')[0]}.name" not in parts]
         if differing:

@@ -26,7 +26,7 @@ from ...core.summary import Summary
 from ...core.tasks import TASKS, Classification, Counts, Forecasting, Regression, Task, check_selection
 from ...core.training import Training
 from ...data.dataset import Dataset, Partition
-from ...data.datasets import DATASETS, OWNED, YOURS, called
+from ...data.datasets import DATASETS, OWNED, YOURS, display_name
 from ...data.federation import Federation, divide
 from ...data.graphs import GRAPHS
 from ...data.partitions import PARTITIONS
@@ -104,7 +104,7 @@ class Experiment(Learning):
         """The federation with its newcomers, whose rows say nothing of its scale, and which these are."""
         dataset = self.dataset(data_dir) if dataset is None else dataset
         if former is not None:
-            columns = Description.kept(former.data.columns, former.out)
+            columns = Description.from_summary(former.data.columns, former.out)
             dataset = replace(dataset, columns=columns, scale=former.data.scale or {})
         if self.task is not None:
             dataset = replace(dataset, task=self.task.adapt_to(dataset.task))
@@ -141,7 +141,7 @@ class Experiment(Learning):
 
     def architecture(self, former: Summary) -> nn.Module:
         """The model of a finished run, whose summary this is, without weights from a file."""
-        columns = Description.kept(former.data.columns, former.out)
+        columns = Description.from_summary(former.data.columns, former.out)
         return build_model(self.model, former.seed, former.data.shape or (), former.data.outputs or 0, columns)
 
 
@@ -473,7 +473,7 @@ def resolve(raw: Table) -> Experiment:
     table |= plugins.code(table, raw.get("code", {}))
     return Experiment(
         **vars(parts) | {"table": table},
-        dataset_name=called(dataset_table),
+        dataset_name=display_name(dataset_table),
         dataset=dataset,
         clients=clients,
         partition=partition,

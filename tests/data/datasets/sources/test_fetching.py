@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kinfed.data.datasets.sources.download import Source, checked, fetch
+from kinfed.data.datasets.sources.download import Source, check_original, fetch
 from kinfed.errors import RunError, UsageError
 
 DATA = os.urandom(600_000)
@@ -119,10 +119,10 @@ def test_a_folder_that_cannot_be_made(tmp_path):
 
 def test_a_users_own_copy(tmp_path):
     (tmp_path / "a.bin").write_bytes(DATA)
-    assert checked(GOOD, tmp_path) == tmp_path / "a.bin"
+    assert check_original(GOOD, tmp_path) == tmp_path / "a.bin"
     (tmp_path / "a.bin").write_bytes(DATA[:-1])
     with pytest.raises(RunError, match=r"a\.bin is not the expected file: its sha256 differs"):
-        checked(GOOD, tmp_path)
-    assert checked(UNKNOWN, tmp_path) == tmp_path / "a.bin"
+        check_original(GOOD, tmp_path)
+    assert check_original(UNKNOWN, tmp_path) == tmp_path / "a.bin"
     with pytest.raises(RunError, match=r"there is no b\.bin in .*; it is published at https://example.org/b.bin"):
-        checked(Source("https://example.org/b.bin"), tmp_path)
+        check_original(Source("https://example.org/b.bin"), tmp_path)

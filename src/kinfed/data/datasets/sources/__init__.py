@@ -14,7 +14,7 @@ from ....errors import RunError, UsageError, nearest, reason_of
 from ....files import read_json, replacing, write_json
 from .cars import compcars
 from .climate import tpt48
-from .download import Progress, Source, checked, fetch
+from .download import Progress, Source, check_original, fetch
 from .images import CLOTHES, cifar10, cifar100, mnist, svhn, tiny_imagenet
 from .roads import flows, speeds
 
@@ -31,7 +31,7 @@ class Original(NamedTuple):
     convert: Callable[[Files], Arrays]
 
 
-def _at(base: str, *files: tuple[str, str | None]) -> tuple[Source, ...]:
+def _list_sources(base: str, *files: tuple[str, str | None]) -> tuple[Source, ...]:
     return tuple(Source(f"{base}/{name}", checksum) for name, checksum in files)
 
 
@@ -46,7 +46,7 @@ _IDX = [
 # Fashion-MNIST and SVHN; Avalanche for Tiny-ImageNet; others for the traffic sets). None: none was found.
 ORIGINALS: dict[str, Original] = {
     "mnist": Original(
-        _at(
+        _list_sources(
             "https://ossci-datasets.s3.amazonaws.com/mnist",
             (_IDX[0], "md5:f68b3c2dcbeaaa9fbdd348bbdeb94873"),
             (_IDX[1], "md5:d53e105ee54ea40749a09fcbcd1e9432"),
@@ -56,7 +56,7 @@ ORIGINALS: dict[str, Original] = {
         mnist,
     ),
     "fashion_mnist": Original(
-        _at(
+        _list_sources(
             "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com",
             (_IDX[0], "md5:8d4fb7e6c68d591d4c3dfef9ec88bf0d"),
             (_IDX[1], "md5:25c81989df183df01b3e8a0aad5dffbe"),
@@ -66,7 +66,7 @@ ORIGINALS: dict[str, Original] = {
         partial(mnist, names=CLOTHES),
     ),
     "svhn": Original(
-        _at(
+        _list_sources(
             "http://ufldl.stanford.edu/housenumbers",
             ("train_32x32.mat", "md5:e26dedcc434d2e4c54c9b2d4a06d8373"),
             ("test_32x32.mat", "md5:eb5a983be6a315427106f1b164d9cef3"),
@@ -74,21 +74,27 @@ ORIGINALS: dict[str, Original] = {
         svhn,
     ),
     "cifar10": Original(
-        _at("https://www.cs.toronto.edu/~kriz", ("cifar-10-binary.tar.gz", "md5:c32a1d4ab5d03f1284b67883e8d87530")),
+        _list_sources(
+            "https://www.cs.toronto.edu/~kriz", ("cifar-10-binary.tar.gz", "md5:c32a1d4ab5d03f1284b67883e8d87530")
+        ),
         cifar10,
     ),
     "cifar100": Original(
-        _at("https://www.cs.toronto.edu/~kriz", ("cifar-100-binary.tar.gz", "md5:03b5dce01913d631647c71ecec9e9cb8")),
+        _list_sources(
+            "https://www.cs.toronto.edu/~kriz", ("cifar-100-binary.tar.gz", "md5:03b5dce01913d631647c71ecec9e9cb8")
+        ),
         cifar100,
     ),
     "tiny_imagenet": Original(
-        _at("http://cs231n.stanford.edu", ("tiny-imagenet-200.zip", "md5:90528d7ca1a48142e341f4ef8d21d0de")),
+        _list_sources("http://cs231n.stanford.edu", ("tiny-imagenet-200.zip", "md5:90528d7ca1a48142e341f4ef8d21d0de")),
         tiny_imagenet,
     ),
     "metr_la": Original(
         (
-            *_at(_SPEEDS, ("METR-LA.csv", "sha256:8d67a35472db1719d7d4be851f2bf64cb21d9c52577c8a6b4b873d43205af381")),
-            *_at(
+            *_list_sources(
+                _SPEEDS, ("METR-LA.csv", "sha256:8d67a35472db1719d7d4be851f2bf64cb21d9c52577c8a6b4b873d43205af381")
+            ),
+            *_list_sources(
                 _DCRNN,
                 ("distances_la_2012.csv", "sha256:a576a2a3e28dbb959be6da22688e24dd1b246b81264595e129147c256cd53de5"),
             ),
@@ -97,13 +103,13 @@ ORIGINALS: dict[str, Original] = {
     ),
     "pems_bay": Original(
         (
-            *_at(_SPEEDS, ("PEMS-BAY.csv", "md5:c8dea58987a5882e946217c22fdb8256")),
-            *_at(_DCRNN, ("distances_bay_2017.csv", None)),
+            *_list_sources(_SPEEDS, ("PEMS-BAY.csv", "md5:c8dea58987a5882e946217c22fdb8256")),
+            *_list_sources(_DCRNN, ("distances_bay_2017.csv", None)),
         ),
         speeds,
     ),
     "pems04": Original(
-        _at(
+        _list_sources(
             _FLOWS,
             ("PEMS04.npz", "md5:5238832691101da85fcac772a32051da"),
             ("PEMS04.csv", "md5:3990731ec980019a875a6d5723523855"),
@@ -111,7 +117,7 @@ ORIGINALS: dict[str, Original] = {
         partial(flows, start="2018-01-01T00:00"),
     ),
     "pems08": Original(
-        _at(
+        _list_sources(
             _FLOWS,
             ("PEMS08.npz", "md5:2a528d169c0d90294c9e24288a430132"),
             ("PEMS08.csv", "md5:5e507b2b18d9235e95b63a20221cd4c5"),
@@ -119,7 +125,7 @@ ORIGINALS: dict[str, Original] = {
         partial(flows, start="2016-07-01T00:00"),
     ),
     "tpt48": Original(
-        _at(
+        _list_sources(
             "https://raw.githubusercontent.com/washingtonpost/data-2C-beyond-the-limit-usa/"
             "f465a4f31affb9cb5dd19412440a159865b5ca40/data/raw",
             ("climdiv-tmpcst-v1.0.0-20200106", None),
@@ -165,7 +171,7 @@ def obtain(
     for source in sources:
         expected = source if source.checksum else source._replace(checksum=recorded.get(source.url))
         try:
-            file = checked(expected, folder) if folder else fetch(expected, store, progress)
+            file = check_original(expected, folder) if folder else fetch(expected, store, progress)
         except RunError:
             _remove_empty(store)
             raise

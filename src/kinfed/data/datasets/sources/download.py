@@ -85,7 +85,7 @@ def fetch(source: Source, folder: Path, progress: Progress = lambda name, done, 
         raise RunError(f"cannot write {folder / source.name}: {problem.strerror or problem}") from None
 
 
-def checked(source: Source, folder: Path) -> Path:
+def check_original(source: Source, folder: Path) -> Path:
     """The file in the user's folder; raises RunError if it is missing or not the expected one."""
     import pooch
 
