@@ -188,7 +188,7 @@ def _from_graphml(path: Path, names: list[str], directed: bool, strangers: bool)
 def _from_arrays(path: Path, names: list[str], directed: bool, strangers: bool) -> tuple[Tensor, bool]:
     held = np.load(path, allow_pickle=False)
     if isinstance(held, np.ndarray):
-        return _check_names(names, _square(held, "the array")), False
+        return _check_size(names, _square(held, "the array")), False
     with held:
         if "adjacency" not in held.files:
             raise UsageError(f"it must hold the array adjacency; it holds {', '.join(held.files) or 'nothing'}")
