@@ -15,7 +15,7 @@ from kinfed.files import replacing
 from kinfed_papers import published_table
 from kinfed_papers.claim_verdicts import seeds_of
 from kinfed_papers.cli import run as reproduce
-from kinfed_papers.environment import remembered, sentences
+from kinfed_papers.environment import read_machines, sentences
 from kinfed_papers.reproduction import MEASURES, OTHER_PROTOCOL
 from kinfed_papers.result_pages import PART, put
 from kinfed_papers.sheet import markdown, table_csv
@@ -55,7 +55,7 @@ def publish(part, works, asked):
     before = {key: (scale(row["flags"]), int(row["seeds"])) for key, row in known.items()}
     if less := [key for key, worth in before.items() if worth > now.get(key, (0, 0))]:
         return f"left as it is: {len(less)} of its {len(known)} numbers have fewer rounds or seeds in {made.out}"
-    machines = dict.fromkeys([*MADE_WITH.findall(parts[part]), *remembered(made.out)])
+    machines = dict.fromkeys([*MADE_WITH.findall(parts[part]), *read_machines(made.out)])
     shown = reproduce.contents(made, lines, sentences(machines, spent(made, lines)))
     if not any(one.folder.is_finished for one in ended):  # nothing is new but the form
         shown = shown._replace(protocol=ABOVE.findall(parts[part].partition("\n**")[0]))
@@ -187,7 +187,7 @@ def said(text):
 def statistics_of(made, lines, known, path):
     """Write the statistics of the runs that are here, unless the file has those of more; a sentence that links it."""
     whole = runs_of(made, {number(line)[:2]: line.by_seed for line in lines})
-    here = runs_of(made, {(cell.column.name, cell.row.name): made.finished(cell) for cell in made.cells()})
+    here = runs_of(made, {(cell.column.name, cell.row.name): made.finished_runs(cell) for cell in made.cells()})
     text = path.read_text() if path.exists() else ""
     if text and not COUNTED.search(text):  # it is of all that was committed
         of = runs_of(made, {key[:2]: seeds_of(row) for key, row in known.items()})
@@ -235,7 +235,7 @@ def history(made, path):
         scores = {MEASURES[metric].score for metric in made.protocol.metrics(column)}
         for row in made.protocol.rows.values():
             home = made.folder(row, column)
-            for seed, folder in made.finished(made.cell(row, column)).items():
+            for seed, folder in made.finished_runs(made.cell(row, column)).items():
                 for (model, score, at), mean in means(folder.history, scores).items():
                     key = (home.parent.relative_to(made.out / "runs").as_posix(), row.name, model, score)
                     found.setdefault(key, defaultdict(dict))[at][seed] = mean

@@ -88,7 +88,7 @@ def federation(table, column, scale, seed):
     """The data of a column, as its methods are given them, and which clients the table scores."""
     protocol = published_table.load(table)
     raw = protocol.raw(protocol.rows[table.partition(".")[0]], protocol.columns[column])
-    one = config.resolve((published_table.scaled(raw, scale) if scale < 1 else raw) | {"seed": seed})
+    one = config.resolve((published_table.scale_config(raw, scale) if scale < 1 else raw) | {"seed": seed})
     data = one.federation(Path(os.environ["KINFED_DATA"]), seed)
     if protocol.columns[column].novel:
         return data, latecomers(seed, tags(data.names), one.participation.late).tolist()

@@ -13,7 +13,7 @@ from collections import defaultdict
 from pathlib import Path
 
 from kinfed.files import replacing
-from kinfed_papers.claims import answered
+from kinfed_papers.claims import answered_claims
 from kinfed_papers.coverage import COMMITTED, RULE, claims, coverage, lines
 from kinfed_papers.reproduction import WITHOUT_FILE
 from kinfed_papers.result_pages import PART, put
@@ -30,9 +30,9 @@ def parts(at_hand, folder=COMMITTED):
     shown += ["", RULE]
     verdicts = ["| table | claim | answer | numbers |", "| --- | --- | --- | --- |"]
     for table, one in claims(folder):
-        verdicts.append(f"| {table} | {one.claim.says} ({one.claim.where}) | {one.told} | {one.text} |")
+        verdicts.append(f"| {table} | {one.claim.says} ({one.claim.where}) | {one.answer_with_reason} | {one.text} |")
     pages = ["| paper | claim | answer | by |", "| --- | --- | --- | --- |"]
-    for one in answered():
+    for one in answered_claims():
         link = f" [{one.page}]({posixpath.relpath(one.page, PAGE.parent.name)})"
         pages.append(f"| {one.paper} | {one.says} ({one.where}) | {one.answer} | {one.shows}{link * bool(one.page)} |")
     return {"coverage": "\n".join(shown), "claims": "\n".join(verdicts), "answered": "\n".join(pages)}
@@ -42,7 +42,9 @@ def judge_page(page, folder=COMMITTED):
     """A page of tables whose claims, below each table, have the verdict of now."""
     by_part = defaultdict(list)
     for part, verdict in claims(folder):
-        by_part[part].append(f"- {verdict.told}: {verdict.claim.says} ({verdict.claim.where}). {verdict.text}")
+        by_part[part].append(
+            f"- {verdict.answer_with_reason}: {verdict.claim.says} ({verdict.claim.where}). {verdict.text}"
+        )
 
     def change(match):
         part = match.group(1)

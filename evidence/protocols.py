@@ -62,7 +62,7 @@ def experiment(column, method, seed):
     table = published_table.load(TABLE)
     row = table.rows.get(method) or table.extra(method)
     small = {"seed": seed, "rounds": ROUNDS, "federation": {"split": {"examples": EXAMPLES}}}
-    return config.resolve(published_table.merged(table.raw(row, table.columns[column]), small))
+    return config.resolve(published_table.merge_tables(table.raw(row, table.columns[column]), small))
 
 
 def train(args, folder, column, method, seed):

@@ -7,7 +7,13 @@ from matplotlib.figure import Figure
 
 from kinfed.core.seeding import generator
 from kinfed.plots.drawing import COLOURS, FAINT, INK, SMALL
-from kinfed_papers.panacea.theory import mean_aggregation, risk_with_graph, risk_without_graph, simulate, unexplained
+from kinfed_papers.panacea.theory import (
+    mean_aggregation,
+    measure_residual,
+    risk_with_graph,
+    risk_without_graph,
+    simulate,
+)
 
 PAGE = Path(__file__).parents[1] / "docs" / "theory.md"
 N, D, K, DRAWS = 12, 20, 4, 4000
@@ -54,7 +60,7 @@ def measure():
             g = mean_aggregation(adjacency, layers)
             rank = int(torch.linalg.matrix_rank(g))
             for m in LOST:
-                cells = [name, str(layers), str(rank), str(m), f"{unexplained(g, m):.4f}"]
+                cells = [name, str(layers), str(rank), str(m), f"{measure_residual(g, m):.4f}"]
                 for consistent in (False, True):
                     expected = risk_with_graph(g, m, D, K, consistent)
                     found = simulate(g, m, D, K, DRAWS, seed=m, consistent=consistent)

@@ -51,7 +51,7 @@ class Verdict(NamedTuple):
     why: str = ""  # it cannot be told
 
     @property
-    def told(self) -> str:
+    def answer_with_reason(self) -> str:
         """The answer, with what keeps it from being told."""
         return f"{self.answer} ({self.why})" if self.why else self.answer
 
@@ -134,31 +134,33 @@ def verdicts(protocol: Protocol, figures: Sequence[Figure], floors: Floors | Non
     figures = [figure for figure in figures if not UNJUDGED & set(figure.flags)]
     printed = World(
         {
-            (f"{data}, {at}", method, metric): {0: one.mean}
-            for (data, at, method, metric), one in protocol.numbers.items()
+            (f"{data}, {at}", method, metric): {0: number.mean}
+            for (data, at, method, metric), number in protocol.numbers.items()
         },
         {f"{data}, {at}": (data, at) for data, at, _, _ in protocol.numbers},
         {},
     )
     numbers: dict[tuple[str, str, str], BySeed] = {}
-    for one in figures:
-        numbers.setdefault((one.column, one.printed, one.metric), one.by_seed)  # the first of rows printed alike
-    ours = World(numbers, {one.column: (one.dataset, one.setting) for one in figures}, floors or {})
-    found = []
+    for figure in figures:
+        numbers.setdefault(
+            (figure.column, figure.printed, figure.metric), figure.by_seed
+        )  # the first of rows printed alike
+    ours = World(numbers, {figure.column: (figure.dataset, figure.setting) for figure in figures}, floors or {})
+    judgements = []
     for claim in claims():
         if claim.table == protocol.name:
             flags = {
                 flag
-                for one in figures
-                for flag in (*one.flags, *_stand_in(protocol, one.column))
-                if claim.is_about(one.dataset, one.setting, one.metric) and one.printed == claim.method
+                for figure in figures
+                for flag in (*figure.flags, *_stand_in(protocol, figure.column))
+                if claim.is_about(figure.dataset, figure.setting, figure.metric) and figure.printed == claim.method
             }
             judged = _verdict(protocol, claim, printed, ours, flags)
             if judged.why == "not run" and claim.method in aside:
                 text = judged.text.replace(NOTHING, "Here it is measured by another protocol, which decides nothing.")
                 judged = judged._replace(why="scored by another protocol than the paper's", text=text)
-            found.append(judged)
-    return found
+            judgements.append(judged)
+    return judgements
 
 
 def _stand_in(protocol: Protocol, column: str) -> list[str]:
@@ -166,24 +168,28 @@ def _stand_in(protocol: Protocol, column: str) -> list[str]:
 
 
 def _verdict(protocol: Protocol, claim: Claim, printed: World, ours: World, flags: set[str]) -> Verdict:
-    in_print = [one for one in _comparisons(protocol, claim, printed) if one.differences]
-    behind = [one for one in in_print if one.mean < 0]
+    in_print = [comparison for comparison in _comparisons(protocol, claim, printed) if comparison.differences]
+    behind = [comparison for comparison in in_print if comparison.mean < 0]
     if not in_print:
-        said = "Not printed in numbers."
+        in_words = "Not printed in numbers."
     elif behind:
-        said = f"In the paper {len(behind)} of {_many(len(in_print))} against it, most of all {_told(_worst(behind))}."
+        worst = _describe_comparison(_worst(behind))
+        in_words = f"In the paper {len(behind)} of {_many(len(in_print))} against it, most of all {worst}."
     else:
-        said = f"In the paper it holds ({_many(len(in_print))})."
-    asked = list(_comparisons(protocol, claim, ours))
-    have = [one for one in asked if one.differences]
-    yes, no = [one for one in have if one.speaks_for], against(have)
+        in_words = f"In the paper it holds ({_many(len(in_print))})."
+    comparisons = list(_comparisons(protocol, claim, ours))
+    have = [comparison for comparison in comparisons if comparison.differences]
+    yes, no = [comparison for comparison in have if comparison.speaks_for], against(have)
     places = {place for place, (data, at) in ours.places.items() if _speaks(protocol, claim, data, at)}
-    whole = {printed.places[place] for place in printed.places if _speaks(protocol, claim, *printed.places[place])}
-    complete = {ours.places[place] for place in places} >= whole and len(have) == len(asked)
-    answer = "no" if no else "yes" if complete and asked and len(yes) == len(asked) else "cannot tell"
-    why = ""
+    in_paper = {printed.places[place] for place in printed.places if _speaks(protocol, claim, *printed.places[place])}
+    complete = {ours.places[place] for place in places} >= in_paper and len(have) == len(comparisons)
+    answer, why = "cannot tell", ""
+    if no:
+        answer = "no"
+    elif complete and comparisons and len(yes) == len(comparisons):
+        answer = "yes"
     if answer == "cannot tell":
-        why = f"needs {claim.lacks}" if claim.lacks else _undecided(asked, have)
+        why = f"needs {claim.lacks}" if claim.lacks else _explain_indecision(comparisons, have)
     if claim.tuned and answer != "cannot tell":
         answer, why = "cannot tell", "one setting of each method here, where the paper chose among many"
     if claim.given and answer == "yes":
@@ -192,30 +198,32 @@ def _verdict(protocol: Protocol, claim: Claim, printed: World, ours: World, flag
     how = f" ({', '.join(scaled)})" if scaled else ""
     here = NOTHING
     if have:
-        here = f"Here{how}: {_counted(asked, have, yes, no)}."
-    elif any(one.untrained for one in asked):
+        here = f"Here{how}: {_count_comparisons(comparisons, have, yes, no)}."
+    elif any(comparison.untrained for comparison in comparisons):
         here = f"Here{how} runs are not ahead of what needs no network."
-    at_scale = " at this scale" * bool(scaled and answer != "cannot tell")
-    return Verdict(claim, answer + at_scale, f"{said} {here}", bool(have), why)
+    if scaled and answer != "cannot tell":
+        answer += " at this scale"
+    return Verdict(claim, answer, f"{in_words} {here}", bool(have), why)
 
 
-def _undecided(asked: Sequence[Comparison], have: Sequence[Comparison]) -> str:
+def _explain_indecision(comparisons: Sequence[Comparison], have: Sequence[Comparison]) -> str:
     """Why nothing can be told, where nothing that a claim needs is lacking."""
     if not have:
-        return BEHIND if any(one.untrained for one in asked) else "not run"
-    if all(one.speaks_for for one in have):
+        return BEHIND if any(comparison.untrained for comparison in comparisons) else "not run"
+    if all(comparison.speaks_for for comparison in have):
         return "a part of it not run"
     return "too near to tell"
 
 
-def _counted(
-    asked: Sequence[Comparison], have: Sequence[Comparison], yes: Sequence[Comparison], no: Sequence[Comparison]
+def _count_comparisons(
+    comparisons: Sequence[Comparison], have: Sequence[Comparison], yes: Sequence[Comparison], no: Sequence[Comparison]
 ) -> str:
     """How many comparisons speak for and against a claim, and which the most against it."""
-    level = [one for one in have if not any(one.differences.values()) and one not in yes]
-    open_ = [one for one in have if not any(one is other for other in (*yes, *no, *level))]
-    single = sum(len(one.differences) == 1 for one in open_)
-    chance = sum(one.untrained for one in asked)
+    level = [comparison for comparison in have if not any(comparison.differences.values()) and comparison not in yes]
+    decided = {id(comparison) for comparison in (*yes, *no, *level)}
+    open_ = [comparison for comparison in have if id(comparison) not in decided]
+    single = sum(len(comparison.differences) == 1 for comparison in open_)
+    chance = sum(comparison.untrained for comparison in comparisons)
     counts = {
         "for it": len(yes),
         "against it": len(no),
@@ -223,33 +231,35 @@ def _counted(
         "within the error": len(open_) - single,
         "of one seed and too near to tell": single,
         "not trained": chance,
-        "not measured": len(asked) - len(have) - chance,
+        "not measured": len(comparisons) - len(have) - chance,
     }
     counted = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
-    paired = "; seeds that only one side has are left out" * any(one.left_out for one in have)
-    return f"of {_many(len(asked))} {counted}; least in favour: {_told(_worst(have))}{paired}"
+    left_out = any(comparison.left_out for comparison in have)
+    paired = "; seeds that only one side has are left out" if left_out else ""
+    return f"of {_many(len(comparisons))} {counted}; least in favour: {_describe_comparison(_worst(have))}{paired}"
 
 
 def _many(count: int) -> str:
-    return f"{count} comparison{'s' * (count != 1)}"
+    return f"{count} comparison" if count == 1 else f"{count} comparisons"
 
 
 def _worst(some: Sequence[Comparison]) -> Comparison:
-    return min(some, key=lambda one: one.mean)
+    return min(some, key=lambda comparison: comparison.mean)
 
 
-def _told(one: Comparison) -> str:
-    digits, seeds = MEASURES[one.metric].digits, len(one.differences)
-    low, high = one.bounds
+def _describe_comparison(comparison: Comparison) -> str:
+    digits, seeds = MEASURES[comparison.metric].digits, len(comparison.differences)
+    low, high = comparison.bounds
     error = f", {low:+.{digits}f} to {high:+.{digits}f} over {seeds} seeds" if seeds > 1 else ""
-    return f"{one.where} ({one.mean:+.{digits}f}{error})"
+    return f"{comparison.where} ({comparison.mean:+.{digits}f}{error})"
 
 
 def _speaks(protocol: Protocol, claim: Claim, dataset: str, setting: str) -> bool:
     """Whether a claim is about any metric of a column."""
     if claim.falling:
         return any(setting in step.split("|") for step in claim.falling)
-    return any(claim.is_about(dataset, setting, metric) for metric in {metric for *_, metric in protocol.numbers})
+    metrics = {metric for *_, metric in protocol.numbers}
+    return any(claim.is_about(dataset, setting, metric) for metric in metrics)
 
 
 def _comparisons(protocol: Protocol, claim: Claim, world: World) -> Iterator[Comparison]:
@@ -267,20 +277,22 @@ def _comparisons(protocol: Protocol, claim: Claim, world: World) -> Iterator[Com
             if not claim.is_about(dataset, setting, metric) or metric not in _metrics(protocol, dataset, setting):
                 continue
             mine, where = read(place, claim.method, metric), _where(place, metric, metrics)
-            apart: Any = {"deviation": deviation(claim.table, metric), "margin": claim.level}
+            options: Any = {"deviation": deviation(claim.table, metric), "margin": claim.level}
             if claim.than:
-                apart["deviation"] = max(deviation(claim.table, metric), deviation(claim.table, claim.than))
+                options["deviation"] = max(deviation(claim.table, metric), deviation(claim.table, claim.than))
                 other = read(place, claim.method, claim.than)
-                yield compare(f"{MEASURES[claim.than].label} {where}", metric, mine, other, **apart)
+                yield compare(f"{MEASURES[claim.than].label} {where}", metric, mine, other, **options)
             elif claim.least is not None:
-                least = compare(where, metric, mine, dict.fromkeys(mine, claim.least), **apart)
+                least = compare(where, metric, mine, dict.fromkeys(mine, claim.least), **options)
                 yield _leave_untrained(least, world, (place, claim.method))
             else:
                 sign = MEASURES[metric].better * (-1 if claim.worst else 1)
                 factor = 1 + MEASURES[metric].better * claim.by
                 for rival in _rivals(protocol, claim, dataset, setting, metric):
-                    known = compare(f"{rival} {where}", metric, mine, read(place, rival, metric), factor, sign, **apart)
-                    yield _leave_untrained(known, world, (place, claim.method), (place, rival))
+                    comparison = compare(
+                        f"{rival} {where}", metric, mine, read(place, rival, metric), factor, sign, **options
+                    )
+                    yield _leave_untrained(comparison, world, (place, claim.method), (place, rival))
 
 
 def _leave_untrained(made: Comparison, world: World, *runs: tuple[str, str]) -> Comparison:
@@ -316,15 +328,17 @@ def _falls(claim: Claim, world: World, metrics: Sequence[str]) -> Iterator[Compa
     for place, (_, setting) in world.places.items():
         families.setdefault(place.replace(", ", "/").partition("/")[0], {})[setting] = place
     for at in families.values():
-        for metric in [one for one in metrics if not claim.metrics or one in claim.metrics]:
+        for metric in [
+            metric_of_table for metric_of_table in metrics if not claim.metrics or metric_of_table in claim.metrics
+        ]:
             for before, after in zip(claim.falling, claim.falling[1:], strict=False):
-                for one in before.split("|"):
+                for earlier in before.split("|"):
                     for other in after.split("|"):
                         first, second = (
                             world.numbers.get((at.get(setting, ""), claim.method, metric), {})
-                            for setting in (one, other)
+                            for setting in (earlier, other)
                         )
-                        apart = deviation(claim.table, metric)
-                        fall = compare(f"from {one} to {other}", metric, first, second, deviation=apart)
-                        runs = [(at[setting], claim.method) for setting in (one, other) if setting in at]
+                        spread = deviation(claim.table, metric)
+                        fall = compare(f"from {earlier} to {other}", metric, first, second, deviation=spread)
+                        runs = [(at[setting], claim.method) for setting in (earlier, other) if setting in at]
                         yield _leave_untrained(fall, world, *runs)

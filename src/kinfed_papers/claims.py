@@ -38,7 +38,7 @@ class Claim:
     def is_about(self, dataset: str, setting: str, metric: str) -> bool:
         """Whether it speaks of this metric of this column."""
         picked = ((self.datasets, dataset), (self.settings, setting), (self.metrics, metric))
-        return all(not some or one in some for some, one in picked) and [dataset, setting] not in self.but
+        return all(not some or name in some for some, name in picked) and [dataset, setting] not in self.but
 
 
 @dataclass(frozen=True)
@@ -59,14 +59,14 @@ class Answered:
         """Yes, no or cannot tell: data that the paper does not use decide nothing."""
         if self.on == PROOF:
             return self.found
-        if not self.why and self.on in declared()["data"][self.paper]:
+        if not self.why and self.on in read_claims_file()["data"][self.paper]:
             return f"{self.found} at this scale, on {self.on}"
         why = self.why or f"measured on {self.on} alone, which the paper does not use: {self.found} there"
         return f"cannot tell ({why})"
 
 
 @cache
-def declared() -> dict[str, Any]:
+def read_claims_file() -> dict[str, Any]:
     """What `claims.toml` holds."""
     return tomllib.loads((Path(__file__).parent / "claims.toml").read_text(encoding="utf-8"))
 
@@ -74,13 +74,13 @@ def declared() -> dict[str, Any]:
 @cache
 def claims() -> tuple[Claim, ...]:
     """All claims on tables, in the order of the papers' tables."""
-    return tuple(Claim(**values) for values in declared()["claims"])
+    return tuple(Claim(**values) for values in read_claims_file()["claims"])
 
 
 @cache
-def answered() -> tuple[Answered, ...]:
+def answered_claims() -> tuple[Answered, ...]:
     """All claims that pages answer, paper by paper."""
-    return tuple(Answered(**values) for values in declared().get("answered", []))
+    return tuple(Answered(**values) for values in read_claims_file().get("answered", []))
 
 
 def deviation(table: str, metric: str) -> tuple[float, bool]:
@@ -88,11 +88,11 @@ def deviation(table: str, metric: str) -> tuple[float, bool]:
 
     NaN where no run has been repeated.
     """
-    known = declared()["deviations"].get(table.partition(".")[0], {})
-    return float(known.get(metric, math.nan)), not metric.endswith("_pct") or metric == "MAPE_pct"
+    deviations = read_claims_file()["deviations"].get(table.partition(".")[0], {})
+    return float(deviations.get(metric, math.nan)), not metric.endswith("_pct") or metric == "MAPE_pct"
 
 
 def classes(dataset: str) -> int:
     """How many classes a data set has, by its printed name; 0 if that is not said."""
-    known = [name for name in declared()["classes"] if dataset.startswith(name)]
-    return int(declared()["classes"][max(known, key=len)]) if known else 0
+    names = [name for name in read_claims_file()["classes"] if dataset.startswith(name)]
+    return int(read_claims_file()["classes"][max(names, key=len)]) if names else 0

@@ -40,8 +40,12 @@ class Comparison(NamedTuple):
         """The 95 % interval of the mean over seeds; everything with one seed."""
         if len(self.differences) < 2:
             return -math.inf, math.inf
-        found = interval(np.array([[value] for value in self.differences.values()]))
-        return (found.mean, found.mean) if math.isnan(found.low) else (found.low, found.high)  # all are equal
+        mean_interval = interval(np.array([[value] for value in self.differences.values()]))
+        return (
+            (mean_interval.mean, mean_interval.mean)
+            if math.isnan(mean_interval.low)
+            else (mean_interval.low, mean_interval.high)
+        )  # all are equal
 
     @property
     def p(self) -> float:
@@ -88,5 +92,9 @@ def compare(
 
 def against(some: Sequence[Comparison]) -> list[Comparison]:
     """Those that speak against a claim, by Holm's correction over all of them."""
-    adjusted = holm([one.p for one in some])
-    return [one for one, p in zip(some, adjusted, strict=True) if p < LEVEL and one.mean + one.margin < 0]
+    adjusted = holm([comparison.p for comparison in some])
+    return [
+        comparison
+        for comparison, p in zip(some, adjusted, strict=True)
+        if p < LEVEL and comparison.mean + comparison.margin < 0
+    ]

@@ -42,17 +42,17 @@ class Covered(NamedTuple):
     gaps: Mapping[str, int]  # figures by the reason why they are not measured
 
 
-def committed(folder: Path = COMMITTED) -> dict[str, tuple[str, list[Figure]]]:
+def read_committed_tables(folder: Path = COMMITTED) -> dict[str, tuple[str, list[Figure]]]:
     """The tables in a folder: by its name the table's, and the figures; raises UsageError if it is not there."""
     if not folder.is_dir():
         raise UsageError(f"there is no {folder}: measured tables are in a checkout of kinfed, not in an installed one")
-    found = {}
+    figures = {}
     for path in sorted(folder.glob("*/table.csv")):
         name = path.parent.name
-        whole = [table for table in published_table.tables() if name == table or name.startswith(f"{table}-")]
-        if whole:
-            found[name] = max(whole, key=len), of_csv(path)
-    return found
+        names = [table for table in published_table.tables() if name == table or name.startswith(f"{table}-")]
+        if names:
+            figures[name] = max(names, key=len), of_csv(path)
+    return figures
 
 
 CONTROLS = "-controls"  # the end of the name of a folder with what needs no network
@@ -78,7 +78,7 @@ def _is_measured(figure: Figure, best: Floors) -> bool:
 def coverage(at_hand: Collection[str], folder: Path = COMMITTED) -> list[Covered]:
     """Every printed table, in order; `at_hand` are the names of the data sets that are here."""
     figures: dict[str, list[Figure]] = {}
-    for table, mine in committed(folder).values():
+    for table, mine in read_committed_tables(folder).values():
         figures.setdefault(table, []).extend(mine)
     result: list[Covered] = []
     seen: set[str] = set()
@@ -87,36 +87,38 @@ def coverage(at_hand: Collection[str], folder: Path = COMMITTED) -> list[Covered
         if paper not in seen:
             seen.add(paper)
             result += _elsewhere(paper)
-        result.append(_covered(published_table.load(name), figures.get(name, []), at_hand, floors(name, folder)))
+        result.append(_cover_table(published_table.load(name), figures.get(name, []), at_hand, floors(name, folder)))
     return result
 
 
-def _covered(table: Protocol, figures: Sequence[Figure], at_hand: Collection[str], best: Floors) -> Covered:
-    found: dict[Key, list[Figure]] = {}
-    for one in figures:
-        found.setdefault((one.dataset, one.setting, one.printed, one.metric), []).append(one)
-    ran = {key: found[key] for key in table.numbers if key in found}
+def _cover_table(table: Protocol, figures: Sequence[Figure], at_hand: Collection[str], best: Floors) -> Covered:
+    by_key: dict[Key, list[Figure]] = {}
+    for figure in figures:
+        by_key.setdefault((figure.dataset, figure.setting, figure.printed, figure.metric), []).append(figure)
+    ran = {key: by_key[key] for key in table.numbers if key in by_key}
     weights = {key for key in ran if not MEASURES[key[3]].better}
     ahead = {key: [figure for figure in ran[key] if _is_measured(figure, best)] for key in ran if key not in weights}
     measured = {key: ours for key, ours in ahead.items() if ours}
-    trained = [key for key, ours in measured.items() if not all(_has(one, SHORT) for one in ours)]
-    whole = [key for key, ours in measured.items() if not all(_is_partial(table, one) for one in ours)]
-    seeded = [key for key, ours in measured.items() if max(len(one.by_seed) for one in ours) >= MANY]
+    trained, complete, seeded = 0, 0, 0
+    for ours in measured.values():
+        trained += not all(_has(figure, SHORT) for figure in ours)
+        complete += not all(_is_partial(table, figure) for figure in ours)
+        seeded += max(len(figure.by_seed) for figure in ours) >= MANY
     gaps = Counter(_reason(table, key, at_hand) for key in table.numbers if key not in ran)
     gaps.update(BEHIND for key in ahead if key not in measured)
     gaps.update({WEIGHTS: len(weights)} if weights else {})
-    counts = (len(table.numbers), len(ran), len(measured), len(trained), len(whole), len(seeded))
+    counts = (len(table.numbers), len(ran), len(measured), trained, complete, seeded)
     return Covered(table.name, *counts, dict(gaps.most_common()))
 
 
-def _is_partial(table: Protocol, one: Figure) -> bool:
+def _is_partial(table: Protocol, figure: Figure) -> bool:
     """Whether a figure is of less than the paper's experiment."""
-    column = table.columns.get(one.column)
-    return (column is not None and (column.generated or column.stand_in)) or _has(one, PARTLY)
+    column = table.columns.get(figure.column)
+    return (column is not None and (column.generated or column.stand_in)) or _has(figure, PARTLY)
 
 
-def _has(one: Figure, flags: tuple[str, ...]) -> bool:
-    return any(flag.startswith(flags) for flag in one.flags)
+def _has(figure: Figure, flags: tuple[str, ...]) -> bool:
+    return any(flag.startswith(flags) for flag in figure.flags)
 
 
 def _elsewhere(paper: str) -> Iterator[Covered]:
@@ -141,10 +143,10 @@ def _reason(table: Protocol, key: Key, at_hand: Collection[str]) -> str:
 
 def _lacking(table: Protocol, row: Row, column: Column, at_hand: Collection[str]) -> str:
     """What a cell lacks; empty if it can be run here."""
-    known = row.missing or column.missing or column.lacks.get(row.name, "")
+    obstacle = row.missing or column.missing or column.lacks.get(row.name, "")
     parts = [table.columns[name] for name in column.mean_of] or [column]
     absent = sorted({published_table.dataset_of(table, part) for part in parts} - {*at_hand})
-    return known or (f"needs {', '.join(absent)}" if absent else "")
+    return obstacle or (f"needs {', '.join(absent)}" if absent else "")
 
 
 RULE = (
@@ -176,32 +178,32 @@ def text(covered: Sequence[Covered], width: int) -> Iterator[str]:
         yield " ".join([f"{name:<{first}}", *(f"{number:>8}" for number in cells[1:])])
         if why:
             yield from textwrap.wrap(why, width, initial_indent="    ", subsequent_indent="    ")
-    told = [f"{part}: {heading}" for part, heading in zip(parts[3:], HEADINGS[4:], strict=True)]
-    yield from textwrap.wrap(f"{RULE} {'; '.join(told)}.", width)
+    legend = [f"{part}: {heading}" for part, heading in zip(parts[3:], HEADINGS[4:], strict=True)]
+    yield from textwrap.wrap(f"{RULE} {'; '.join(legend)}.", width)
 
 
 def _rows(covered: Sequence[Covered]) -> Iterator[tuple[list[str | int], str]]:
     """Of each table and of all: what stands below the headings, and why the rest is not measured."""
     everything: Counter[str] = Counter()
-    for one in covered:
-        everything.update(one.gaps)
-    counts = [one[1:7] for one in covered]
+    for table in covered:
+        everything.update(table.gaps)
+    counts = [table[1:7] for table in covered]
     sums = [sum(values) for values in zip(*counts, strict=True)]
     total = Covered._make(["**all**", *sums, dict(everything.most_common())])
-    for one in [*covered, total]:
-        why = "; ".join(f"{reason}: {count}" for reason, count in one.gaps.items())
-        able = one.run + sum(one.gaps.get(reason, 0) for reason in (NOT_RUN, ON_SUBSET))
-        yield [*one[:7], able], why
+    for table in [*covered, total]:
+        why = "; ".join(f"{reason}: {count}" for reason, count in table.gaps.items())
+        able = table.run + sum(table.gaps.get(reason, 0) for reason in (NOT_RUN, ON_SUBSET))
+        yield [*table[:7], able], why
 
 
 def claims(folder: Path = COMMITTED) -> Iterator[tuple[str, Verdict]]:
     """The verdict on every claim by each committed table that speaks to it, and which that is; else what print says."""
-    tables = committed(folder)
+    tables = read_committed_tables(folder)
     for name in published_table.tables():
         protocol = published_table.load(name)
         parts = {part: figures for part, (table, figures) in tables.items() if table == name}
         best = floors(name, folder)
-        found = {part: verdicts(protocol, figures, best) for part, figures in parts.items()}
+        by_part = {part: verdicts(protocol, figures, best) for part, figures in parts.items()}
         for place, in_print in enumerate(verdicts(protocol, [])):
-            told = [(part, mine[place]) for part, mine in found.items() if mine[place].text != in_print.text]
-            yield from told or [(name, in_print)]
+            verdicts_here = [(part, mine[place]) for part, mine in by_part.items() if mine[place].text != in_print.text]
+            yield from verdicts_here or [(name, in_print)]

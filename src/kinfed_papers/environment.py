@@ -30,20 +30,20 @@ def machine() -> str:
 
 def remember(out: Path) -> None:
     """Note in a table's folder that runs of it were trained here."""
-    known = remembered(out)
-    if (now := machine()) not in known:
+    machines = read_machines(out)
+    if (now := machine()) not in machines:
         with replacing(out / NAME) as part:
-            part.write_text("\n".join([*known, now]) + "\n", encoding="utf-8")
+            part.write_text("\n".join([*machines, now]) + "\n", encoding="utf-8")
 
 
-def remembered(out: Path) -> list[str]:
+def read_machines(out: Path) -> list[str]:
     """What the runs of a table were trained with, as far as it was noted."""
     path = out / NAME
     return path.read_text(encoding="utf-8").splitlines() if path.exists() else []
 
 
-def sentences(known: Sequence[str], seconds: float) -> list[str]:
+def sentences(machines: Sequence[str], seconds: float) -> list[str]:
     """What a table was made with, and how long its runs have trained."""
-    said = [f"Made with {line}." for line in known]
+    lines = [f"Made with {line}." for line in machines]
     took = f"Training of all runs: {duration(seconds)} by the clock, beside whatever else ran."
-    return [*said, took] if seconds else said
+    return [*lines, took] if seconds else lines

@@ -59,7 +59,7 @@ class Row:
         return next(iter(self.scoring.models), "")
 
     @property
-    def asked(self) -> str:
+    def command_name(self) -> str:
         """Its name on the command line: for a method from a file, the file's path and the method's name."""
         method = self.changes.get("method")
         return method if isinstance(method, str) and method.endswith(f":{self.name}") else self.name
@@ -105,7 +105,7 @@ class Protocol:
     def raw(self, row: Row, column: Column) -> Table:
         """The raw config of a cell, for `kinfed.runs.config.experiment.resolve`."""
         method = {"method": row.name} if row.name in METHODS else {}
-        raw = merged(method, self.experiment, column.changes, row.changes)
+        raw = merge_tables(method, self.experiment, column.changes, row.changes)
         if row.graph and (links := graphs(self.experiment, column)):
             raw["federation"]["graph"] = links[row.graph]
         return raw
@@ -130,24 +130,27 @@ def tables() -> dict[str, Path]:
 @cache
 def load(name: str) -> Protocol:
     """The published table of this name; raises UsageError if there is none."""
-    known = tables()
-    if name not in known:
-        raise UsageError(f"there is no table '{name}'; {nearest(name, known)}")
-    path = known[name]
+    paths = tables()
+    if name not in paths:
+        raise UsageError(f"there is no table '{name}'; {nearest(name, paths)}")
+    path = paths[name]
     paper, table = (tomllib.loads(p.read_text()) for p in (path.with_name("paper.toml"), path))
     numbers = _numbers(path.with_name("printed.csv"), table["printed"])
-    order = {method: place for place, method in enumerate(dict.fromkeys(method for *_, method, _ in numbers))}
+    methods = dict.fromkeys(method for *_, method, _ in numbers)
+    order = {method: place for place, method in enumerate(methods)}
     mine, shared_scoring = table.get("rows", {}), scoring({"protocol": paper.get("protocol", {})}, Scoring())
-    rows = [_row(key, values, shared_scoring) for key, values in merged(paper["rows"], mine).items()]
+    rows = [_row(key, values, shared_scoring) for key, values in merge_tables(paper["rows"], mine).items()]
     shown = [row for row in rows if row.printed in order or row.name in mine]
     others = {row.name: replace(row, kind=UNPRINTED) for row in rows if row not in shown}
-    shared = merged(paper["experiment"], table.get("experiment", {}))
+    shared = merge_tables(paper["experiment"], table.get("experiment", {}))
     columns = {key: column for name, values in table["columns"].items() for key, column in _columns(name, values)}
     if table.get("controls", True):
         controls = _controls(paper, shared_scoring)
-        shown += [row for row in controls if row.name not in {one.name for one in shown}]
-        columns = {key: _unlinked(column, controls, columns, shared) for key, column in columns.items()}
-        shown = [row for row in shown if not all(row.name in column.lacks for column in columns.values())]
+        printed = {row.name for row in shown}
+        shown += [row for row in controls if row.name not in printed]
+        columns = {key: _mark_lacking_graphs(column, controls, columns, shared) for key, column in columns.items()}
+        nowhere = set.intersection(*(set(column.lacks) for column in columns.values()))
+        shown = [row for row in shown if row.name not in nowhere]
     return Protocol(
         name,
         table["title"],
@@ -170,12 +173,12 @@ def graphs(experiment: Table, column: Column) -> dict[str, Any]:
 
     The one that the table's methods are given, the data's own, or else an oracle: hidden groups, or shared classes.
     """
-    federation = merged(experiment, column.changes).get("federation", {})
+    federation = merge_tables(experiment, column.changes).get("federation", {})
     data, dealt = (_name(federation.get(key)) for key in ("dataset", "partition"))
     if "graph" in federation or data not in UNLINKED:
         of = _name(federation.get("graph", "given"))
-        known = of in ("given", "oracle", "label_overlap")  # which the paper's own rows have
-        return {"shuffled": {"name": "shuffled", "of": of}} if known else {}
+        is_given = of in ("given", "oracle", "label_overlap")  # which the paper's own rows have
+        return {"shuffled": {"name": "shuffled", "of": of}} if is_given else {}
     if dealt in GROUPED or dealt in BY_CLASS:
         of = "oracle" if dealt in GROUPED else "label_overlap"
         return {"known": of, "shuffled": {"name": "shuffled", "of": of}}
@@ -184,7 +187,7 @@ def graphs(experiment: Table, column: Column) -> dict[str, Any]:
 
 def dataset_of(table: Protocol, column: Column) -> str:
     """The name of a column's data set."""
-    return str(_name(merged(table.experiment, column.changes)["federation"]["dataset"]))
+    return str(_name(merge_tables(table.experiment, column.changes)["federation"]["dataset"]))
 
 
 def printed_as(name: str) -> str:
@@ -219,13 +222,13 @@ def experiment(name: str, column: str) -> Table:
 
 def named_experiment(source: str) -> Table:
     """The raw config of papers/PAPER/TABLE/COLUMN; raises UsageError if there is none."""
-    known = experiments()
-    if source not in known:
-        raise UsageError(f"there is no '{source}'; {nearest(source, known)} (kinfed papers list experiments names all)")
-    return experiment(*known[source])
+    names = experiments()
+    if source not in names:
+        raise UsageError(f"there is no '{source}'; {nearest(source, names)} (kinfed papers list experiments names all)")
+    return experiment(*names[source])
 
 
-def scaled(raw: Table, scale: float) -> Table:
+def scale_config(raw: Table, scale: float) -> Table:
     """A raw config for small machines: fewer rounds, and a share of each client's examples.
 
     Rounds: ceil(scale x rounds), 5 at least or as many as there were; settings that count rounds (when CFL may split,
@@ -245,16 +248,16 @@ def scaled(raw: Table, scale: float) -> Table:
     begin = raw.get("methods", {}).get("cfl", {}).get("begin")
     if begin is not None:
         changes["methods"] = {"cfl": {"begin": math.ceil(scale * begin)}}
-    return merged(raw, changes)
+    return merge_tables(raw, changes)
 
 
-def merged(*tables: Table) -> Table:
+def merge_tables(*tables: Table) -> Table:
     """Tables merged, later ones over earlier ones; a part with another name replaces the earlier one entirely."""
     result: Table = {}
     for table in tables:
         for key, value in table.items():
             if isinstance(value, dict) and isinstance(result.get(key), dict) and "name" not in value:
-                result[key] = merged(result[key], value)
+                result[key] = merge_tables(result[key], value)
             else:
                 result[key] = deepcopy(value)
     return result
@@ -274,18 +277,21 @@ def _numbers(path: Path, table: str) -> dict[tuple[str, str, str, str], Number]:
 def _controls(paper: Table, shared: Scoring) -> list[Row]:
     """The rows that every table of a paper has, with what it says of them."""
     declared = tomllib.loads((Path(__file__).parent / "controls.toml").read_text())
-    known = {name: merged(values, paper["rows"].get(name, {})) for name, values in declared.items()}
+    rows = {name: merge_tables(values, paper["rows"].get(name, {})) for name, values in declared.items()}
     return [
         _row(name, {**values, "kind": CONTROL}, shared)
-        for name, values in merged(known, paper.get("controls", {})).items()
+        for name, values in merge_tables(rows, paper.get("controls", {})).items()
     ]
 
 
-def _unlinked(column: Column, controls: Sequence[Row], columns: Mapping[str, Column], experiment: Table) -> Column:
+def _mark_lacking_graphs(
+    column: Column, controls: Sequence[Row], columns: Mapping[str, Column], experiment: Table
+) -> Column:
     """The column, which says of controls on a graph that it has none."""
     parts = [columns[name] for name in column.mean_of] or [column]
-    found = [graphs(experiment, part) for part in parts]
-    lacks = {row.name: "no such graph" for row in controls if row.graph and not all(row.graph in one for one in found)}
+    graphs_of_parts = [graphs(experiment, part) for part in parts]
+    everywhere = set.intersection(*map(set, graphs_of_parts))
+    lacks = {row.name: "no such graph" for row in controls if row.graph and row.graph not in everywhere}
     return replace(column, lacks={**lacks, **column.lacks})
 
 
@@ -307,13 +313,13 @@ def _columns(name: str, values: Table) -> list[tuple[str, Column]]:
     described = ("dataset", "setting", "mean_of", "novel", "generated", "stand_in", "at", "note", "missing", "lacks")
     about = {key: values[key] for key in described if key in values}
     changes = {key: value for key, value in values.items() if key not in {*about, "subsets"}}
-    whole = Column(name, **about, changes=changes)
-    result = [(name, whole)]
+    main = Column(name, **about, changes=changes)
+    result = [(name, main)]
     for subset, more in values.get("subsets", {}).items():
         mine = "/".join([subset, *name.split("/")[1:]])
         held = changes.get("federation", {}).get("dataset")
         dealt: Table = {"federation": {"dataset": {**held, "name": subset} if isinstance(held, dict) else subset}}
-        parts = ["/".join([subset, *part.split("/")[1:]]) for part in whole.mean_of]
-        changed = changes if parts else merged(changes, dealt, more)
-        result.append((mine, replace(whole, name=mine, mean_of=parts, subset=True, changes=changed)))
+        parts = ["/".join([subset, *part.split("/")[1:]]) for part in main.mean_of]
+        changed = changes if parts else merge_tables(changes, dealt, more)
+        result.append((mine, replace(main, name=mine, mean_of=parts, subset=True, changes=changed)))
     return result

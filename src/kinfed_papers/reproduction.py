@@ -155,18 +155,20 @@ class Reproduction:
             raise UsageError(f"--seeds counts runs, so it must be at least 1; got {self.seeds}")
         if self.model:
             parts.take(MODELS, self.model, "--model", given=2)
-        added = {plugins.short_name(name): self._added(name) for name in self.methods if name not in self.protocol.rows}
+        added = {
+            plugins.short_name(name): self._add_row(name) for name in self.methods if name not in self.protocol.rows
+        }
         rows = {**self.protocol.rows, **{name: row for name, row in added.items() if row is not None}}
         rows |= {name: self.protocol.extra(name) for name in self._left_here() if name not in rows}
         object.__setattr__(self, "protocol", replace(self.protocol, rows=rows))
         object.__setattr__(self, "methods", [plugins.short_name(name) for name in self.methods])
-        for what, requested, known in (
+        for what, requested, available in (
             ("method", self.methods, self.protocol.rows),
             ("column", self.columns, self.protocol.columns),
         ):
             for name in requested:
-                if name not in known:
-                    raise UsageError(f"{self.protocol.name} has no {what} '{name}'; {nearest(name, known)}")
+                if name not in available:
+                    raise UsageError(f"{self.protocol.name} has no {what} '{name}'; {nearest(name, available)}")
         for cell in self.cells():
             for what, name, named, problem in (
                 ("method", cell.row.name, self.methods, cell.row.missing),
@@ -176,7 +178,7 @@ class Reproduction:
                     raise UsageError(f"{self.protocol.name}: {what} '{name}': {problem}")
         self._check_beside()
 
-    def _added(self, name: str) -> Row | None:
+    def _add_row(self, name: str) -> Row | None:
         """The row of a requested method that the table does not print; None if there is no such method."""
         if plugins.is_path(name):
             parts.take(METHODS, name, "--method")
@@ -211,25 +213,25 @@ class Reproduction:
 
     def cells(self) -> list[Cell]:
         """The requested cells, column by column."""
-        known, requested = self.protocol.columns, self.columns or self.protocol.columns
-        parts = [part for name in requested for part in known[name].mean_of]  # columns that a mean needs
+        columns, requested = self.protocol.columns, self.columns or self.protocol.columns
+        parts = [part for name in requested for part in columns[name].mean_of]  # columns that a mean needs
         rows = [self.protocol.rows[name] for name in self.methods or self.protocol.rows]
         return [
-            self.cell(row, known[name])
+            self.cell(row, columns[name])
             for name in dict.fromkeys([*requested, *parts])
             for row in rows
-            if self.methods or row.kind != CONTROL or row.name not in known[name].lacks
+            if self.methods or row.kind != CONTROL or row.name not in columns[name].lacks
         ]
 
     def cell(self, row: Row, column: Column) -> Cell:
         """The experiment of a method on a column, or why there is none."""
         at = row.name, column.name
-        if at not in self._made:
-            self._made[at] = self._make(row, column)
-        return self._made[at]
+        if at not in self._cells_by_place:
+            self._cells_by_place[at] = self._make(row, column)
+        return self._cells_by_place[at]
 
     @cached_property
-    def _made(self) -> dict[tuple[str, str], Cell]:
+    def _cells_by_place(self) -> dict[tuple[str, str], Cell]:
         """The cells made so far, by row and column."""
         return {}
 
@@ -238,24 +240,26 @@ class Reproduction:
         if problem or column.mean_of:
             return Cell(row, column, None, problem)
         raw = self.protocol.raw(row, column) | ({"model": self.model} if self.model else {})
-        return Cell(row, column, config.resolve(published_table.scaled(raw, self.scale) if self.scale < 1 else raw))
+        return Cell(
+            row, column, config.resolve(published_table.scale_config(raw, self.scale) if self.scale < 1 else raw)
+        )
 
     def folder(self, row: Row, column: Column) -> Path:
         """Where the runs of a cell are, one folder per seed; columns that read the same runs share them."""
-        first = next(one for one in self.protocol.columns.values() if one.changes == column.changes)
+        first = next(candidate for candidate in self.protocol.columns.values() if candidate.changes == column.changes)
         return self.out / "runs" / first.name / row.name
 
     def runs(self) -> list[Job]:
         """Every requested run. Of equal ones that are not begun, the first."""
-        known: dict[str, Path] = {}
+        first_folder: dict[str, Path] = {}
         return [
             job
-            for job in self._requested()
-            if job.folder == known.setdefault(twins.identity(job.experiment.table), job.folder)
+            for job in self._list_jobs()
+            if job.folder == first_folder.setdefault(twins.identity(job.experiment.table), job.folder)
             or RunFolder(job.folder).is_begun
         ]
 
-    def _requested(self) -> list[Job]:
+    def _list_jobs(self) -> list[Job]:
         """Every requested run; columns that read the same runs share them."""
         result: dict[Path, Job] = {}
         for seed in range(self.count):
@@ -263,8 +267,8 @@ class Reproduction:
                 if cell.experiment is not None:
                     folder = follow_pointer(self.folder(cell.row, cell.column) / f"seed-{seed}")
                     if folder not in result:
-                        one = config.resolve({**cell.experiment.table, "seed": seed})
-                        result[folder] = Job(f"{cell.row.name} on {cell.column.name}, seed {seed}", one, folder)
+                        experiment = config.resolve({**cell.experiment.table, "seed": seed})
+                        result[folder] = Job(f"{cell.row.name} on {cell.column.name}, seed {seed}", experiment, folder)
         return list(result.values())
 
     def share(self, precision: str | None = None) -> None:
@@ -272,9 +276,9 @@ class Reproduction:
 
         Of equal ones among them the first is run. `precision` is what they would be run in.
         """
-        known = twins.finished(self.out, precision)
-        for job in self._requested():
-            first = known.setdefault(twins.identity(job.experiment.table), job.folder)
+        trained = twins.find_finished_runs(self.out, precision)
+        for job in self._list_jobs():
+            first = trained.setdefault(twins.identity(job.experiment.table), job.folder)
             if first != job.folder and not RunFolder(job.folder).is_begun:
                 twins.point(job.folder, first)
 
@@ -288,7 +292,7 @@ class Reproduction:
             (row, column)
             for column in self.protocol.columns
             for row in self.protocol.rows
-            if self.finished(self.cell(self.protocol.rows[row], self.protocol.columns[column]))
+            if self.finished_runs(self.cell(self.protocol.rows[row], self.protocol.columns[column]))
         ]
         shown = {*requested, *finished}
         result: list[Line] = []
@@ -309,16 +313,16 @@ class Reproduction:
             f"kinfed list datasets --fetch {name}" if name in ORIGINALS else f"{name}.npz is not here"
         )
 
-    def finished(self, cell: Cell) -> dict[int, RunFolder]:
+    def finished_runs(self, cell: Cell) -> dict[int, RunFolder]:
         """The folders of a cell's finished runs, by seed; raises UsageError for one of another experiment."""
         if cell.experiment is None:
             return {}
         folders = {}
         for folder in twins.folders(self.folder(cell.row, cell.column)):
-            seed, found = folder.name.removeprefix("seed-"), follow_pointer(folder)
-            if seed.isdecimal() and RunFolder(found).is_finished:  # not a user's copy of a run
-                check_same(config.resolve({**cell.experiment.table, "seed": int(seed)}), found)
-                folders[int(seed)] = RunFolder(found)
+            seed, run_folder = folder.name.removeprefix("seed-"), follow_pointer(folder)
+            if seed.isdecimal() and RunFolder(run_folder).is_finished:  # not a user's copy of a run
+                check_same(config.resolve({**cell.experiment.table, "seed": int(seed)}), run_folder)
+                folders[int(seed)] = RunFolder(run_folder)
         return dict(sorted(folders.items()))
 
     def clients(self, cell: Cell, score: str) -> dict[int, dict[str, Array]]:
@@ -332,7 +336,7 @@ class Reproduction:
                 **{model: _by_client(folder, cell, score, model) for model in folder.read_summary().scores},
                 **self._by_protocol(folder, cell, score),
             }
-            for seed, folder in self.finished(cell).items()
+            for seed, folder in self.finished_runs(cell).items()
         }
 
     def _by_protocol(self, folder: RunFolder, cell: Cell, score: str) -> dict[str, Array]:
@@ -342,15 +346,15 @@ class Reproduction:
 
     def seconds(self) -> float:
         """How long the finished runs of this table have trained, each counted once."""
-        found: dict[str, RunFolder] = {}
+        folders: dict[str, RunFolder] = {}
         for column in self.protocol.columns.values():
             for row in self.protocol.rows.values():
-                found |= {str(folder): folder for folder in self.finished(self.cell(row, column)).values()}
-        return sum(folder.read_summary().cost.seconds for folder in found.values())
+                folders |= {str(folder): folder for folder in self.finished_runs(self.cell(row, column)).values()}
+        return sum(folder.read_summary().cost.seconds for folder in folders.values())
 
     def _lines(self, cell: Cell, failed: Mapping[str, str]) -> list[Line]:
         column, row = cell.column, cell.row
-        flags = self._kept(cell)
+        flags = self._flags_before_runs(cell)
         status, seconds = cell.problem, list[float]()
         values: dict[str, dict[int, float]] = defaultdict(dict)
         clients: dict[str, list[float]] = defaultdict(list)
@@ -359,25 +363,25 @@ class Reproduction:
             parts = [self._lines(self.cell(row, self.protocol.columns[name]), failed) for name in column.mean_of]
             for metric, *lines in zip(metrics, *parts, strict=True):
                 flags += [flag for line in lines for flag in line.flags]
-                values[metric] = {
-                    seed: fmean(line.by_seed[seed] for line in lines)
-                    for seed in lines[0].by_seed
-                    if all(seed in line.by_seed for line in lines)
-                }
+                shared = set.intersection(*(set(line.by_seed) for line in lines))
+                seeds = [seed for seed in lines[0].by_seed if seed in shared]
+                values[metric] = {seed: fmean(line.by_seed[seed] for line in lines) for seed in seeds}
             status = status or next((line.status for lines in parts for line in lines if line.status), "")
         elif not status:
-            folders = self.finished(cell)
+            folders = self.finished_runs(cell)
             broken = [why for folder, why in failed.items() if Path(folder).parent == self.folder(row, column)]
             for seed, folder in folders.items():
                 with note_failure(broken, f"seed {seed} cannot be read"):
-                    summary, found = folder.read_summary(), _measured(folder, cell, metrics)
-                    for metric, scores in found.items():
+                    summary, by_metric = folder.read_summary(), _read_scores(folder, cell, metrics)
+                    for metric, scores in by_metric.items():
                         measure = MEASURES[metric]
                         values[metric][seed] = measure.times * scores[measure.of]
                         if measure.deviation in scores:
                             clients[metric].append(measure.times * scores[measure.deviation])
                     seconds.append(summary.cost.seconds)
-                    flags += _flags(cell, summary) + twins.told(self.folder(row, column) / f"seed-{seed}", folder.path)
+                    flags += _flags(cell, summary) + twins.flag_shared_run(
+                        self.folder(row, column) / f"seed-{seed}", folder.path
+                    )
             if broken:
                 status = f"failed: {broken[0]}"
             elif len(folders) < self.count:
@@ -399,7 +403,7 @@ class Reproduction:
             for metric in metrics
         ]
 
-    def _kept(self, cell: Cell) -> list[str]:
+    def _flags_before_runs(self, cell: Cell) -> list[str]:
         """The flags that a cell has before anything is run."""
         column = cell.column
         marks = {
@@ -409,7 +413,8 @@ class Reproduction:
             "subset": column.subset,
         }
         kind = [cell.row.kind] if cell.row.kind in (CONTROL, UNPRINTED) else []
-        kind += [BY_TEST] * cell.row.scoring.reads_test
+        if cell.row.scoring.reads_test:
+            kind.append(BY_TEST)
         return kind + [flag for flag, applies in marks.items() if applies]
 
 
@@ -426,7 +431,7 @@ def _flags(cell: Cell, summary: Summary) -> list[str]:
     return [flag for flag, applies in marks.items() if applies]
 
 
-def _measured(folder: RunFolder, cell: Cell, metrics: Sequence[str]) -> dict[str, dict[str, float]]:
+def _read_scores(folder: RunFolder, cell: Cell, metrics: Sequence[str]) -> dict[str, dict[str, float]]:
     """What a finished run has of each metric, all of them or none: the statistics of its score, as `_scores`."""
     return {metric: _scores(folder, cell, MEASURES[metric].score) for metric in metrics}
 

@@ -15,11 +15,11 @@ PART = re.compile(r"^<!-- ([^>]+) -->$.*?^<!-- end of \1 -->$", re.MULTILINE | r
 
 def put(page: Path, part: str, text: str, title: str) -> None:
     """Write one part of a page, and leave the others as they are; a new page begins with its title."""
-    whole = page.read_text() if page.exists() else f"# {title}\n"
+    content = page.read_text() if page.exists() else f"# {title}\n"
     text = f"<!-- {part} -->\n{text.strip()}\n<!-- end of {part} -->\n"
     old = re.compile(rf"<!-- {re.escape(part)} -->.*<!-- end of {re.escape(part)} -->\n", re.DOTALL)
     with replacing(page) as file:
-        file.write_text(old.sub(lambda _: text, whole) if old.search(whole) else f"{whole}\n{text}")
+        file.write_text(old.sub(lambda _: text, content) if old.search(content) else f"{content}\n{text}")
 
 
 def keep(path: Path, measured: Any) -> None:

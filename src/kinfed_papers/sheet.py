@@ -33,7 +33,7 @@ class Group(NamedTuple):
 
     heading: str
     rows: list[tuple[str, ...]]  # of each method
-    told: str  # what is not there, and which is best
+    summary: str  # what is not there, and which is best
 
 
 class Sheet(NamedTuple):
@@ -58,8 +58,8 @@ def sheet(
     def remarks(line: Line) -> str:
         status, _, why = line.status.partition("failed: ")
         parts = [status + "failed" if why else status, *line.flags]
-        own = (line.row.note, line.column.note) if line.by_seed else ()
-        for note in (why, *own, line.paper.note if line.paper else ""):
+        notes_of_cell = (line.row.note, line.column.note) if line.by_seed else ()
+        for note in (why, *notes_of_cell, line.paper.note if line.paper else ""):
             if note:
                 parts.append(f"[{notes.setdefault(note, len(notes) + 1)}]")
         return ", ".join(filter(None, parts))
@@ -75,9 +75,9 @@ def sheet(
             method = line.row.printed + (f" ({line.row.name})" if twice[line.row.printed] > 1 else "")
             paper = _number(line.paper.mean, line.paper.std, measure.digits) if line.paper else ""
             measured = _number(line.mean, line.std, measure.digits)
-            rows.append((method, paper, measured, _beside(line, group, made.scale < 1), remarks(line)))
+            rows.append((method, paper, measured, _compare_with_paper(line, group, made.scale < 1), remarks(line)))
         heading = f"{column.dataset}, {column.setting}: {measure.label} ({column.name})"
-        shown.append(Group(heading, rows, told(made, group)))
+        shown.append(Group(heading, rows, summarise_group(made, group)))
     headings = RANKED if made.scale < 1 else HEADINGS
     if len(shown) > 1 and {tuple(cells[0] for cells in group.rows) for group in shown} == {(shown[0].rows[0][0],)}:
         headings, shown = ("figure", *headings[1:]), [_of_one_method(shown)]
@@ -95,7 +95,7 @@ def sheet(
 def _of_one_method(groups: Sequence[Group]) -> Group:
     """Groups that all have one row, that of the same method, as one with a row for each."""
     rows = [(group.heading, *group.rows[0][1:]) for group in groups]
-    return Group(groups[0].rows[0][0], rows, " ".join(dict.fromkeys(group.told for group in groups)))
+    return Group(groups[0].rows[0][0], rows, " ".join(dict.fromkeys(group.summary for group in groups)))
 
 
 def _legend(made: Reproduction, lines: Sequence[Line]) -> list[str]:
@@ -108,29 +108,30 @@ def _legend(made: Reproduction, lines: Sequence[Line]) -> list[str]:
     return legend + ([f"{SCALED.format(made.scale)}."] if made.scale < 1 else [])
 
 
-def _beside(line: Line, group: Sequence[Line], scaled: bool) -> str:
+def _compare_with_paper(line: Line, group: Sequence[Line], scaled: bool) -> str:
     """Our number beside the paper's: the difference; of a scaled run, which had less training, the rank in both."""
     better = MEASURES[line.metric].better
     if line.difference is None or (scaled and not better):
         return ""
     if not scaled:
         return f"{line.difference:+.{MEASURES[line.metric].digits}f}"
-    both = [(one.mean, one.paper.mean) for one in group if one.mean is not None and one.paper is not None]
+    both = [(other.mean, other.paper.mean) for other in group if other.mean is not None and other.paper is not None]
     assert line.mean is not None
     assert line.paper is not None
     ours, print_ = (
-        1 + sum(better * one[i] > better * mine for one in both) for i, mine in enumerate((line.mean, line.paper.mean))
+        1 + sum(better * pair[i] > better * mine for pair in both)
+        for i, mine in enumerate((line.mean, line.paper.mean))
     )
     return f"{ours}, {print_} of {len(both)}"
 
 
-def told(made: Reproduction, group: Sequence[Line]) -> str:
+def summarise_group(made: Reproduction, group: Sequence[Line]) -> str:
     """A sentence on one metric of a column: how many of the printed rows it has, why not the others; which is best."""
     metric, column = group[0].metric, group[0].column
     printed = {
         method: number
-        for (*where, method, one), number in made.protocol.numbers.items()
-        if one == metric and tuple(where) == (column.dataset, column.setting)
+        for (*where, method, name), number in made.protocol.numbers.items()
+        if name == metric and tuple(where) == (column.dataset, column.setting)
     }
     ours = [line for line in group if line.mean is not None]
     measured = {line.row.printed for line in ours} & set(printed)
@@ -148,8 +149,8 @@ def told(made: Reproduction, group: Sequence[Line]) -> str:
         parts += _best(what, federated, measure.better, measure.digits)
         twice = Counter(line.row.printed for line in ours)
         here = {line.row.name if twice[line.row.printed] > 1 else line.row.printed: line.mean for line in ours}
-        known = {name: value for name, value in here.items() if value is not None}
-        parts += _best("best here", known, measure.better, measure.digits)
+        measured_here = {name: value for name, value in here.items() if value is not None}
+        parts += _best("best here", measured_here, measure.better, measure.digits)
         parts += [tau] if (tau := agreement(group)) else []
     return "; ".join(parts) + "."
 
@@ -179,7 +180,7 @@ def markdown(shown: Sheet, command: str) -> str:
     for group in shown.groups:
         out += ["", f"**{group.heading}**", "", f"| {' | '.join(shown.headings)} |"]
         out += ["| --- | ---: | ---: | ---: | --- |", *(f"| {' | '.join(cells)} |" for cells in group.rows)]
-        out += ["", group.told]
+        out += ["", group.summary]
     out += ["", "**What the paper claims**", "", *(f"- {claim}" for claim in shown.claims)] if shown.claims else []
     return "\n".join([*out, "", *(f"{line}\\" for line in shown.legend[:-1]), shown.legend[-1], ""])
 
@@ -191,7 +192,7 @@ def latex(shown: Sheet, command: str) -> str:
     for group in shown.groups:
         out += [r"\midrule", rf"\multicolumn{{5}}{{l}}{{{tex(group.heading)}}} \\", r"\midrule"]
         out += [" & ".join(map(tex, cells)) + r" \\" for cells in group.rows]
-        out += [rf"\multicolumn{{5}}{{p{{\linewidth}}}}{{\footnotesize {tex(group.told)}}} \\"]
+        out += [rf"\multicolumn{{5}}{{p{{\linewidth}}}}{{\footnotesize {tex(group.summary)}}} \\"]
     comments = [*shown.protocol, *shown.claims, *shown.legend]
     out += [r"\bottomrule", r"\end{tabular}", "", *(rf"% {line}" for line in comments), ""]
     return "\n".join(out)
@@ -236,7 +237,7 @@ def terminal(shown: Sheet) -> Iterator[Table | Text]:
         for cells in group.rows:
             table.add_row(*map(Text, cells))
         yield table
-        yield Text(group.told)
+        yield Text(group.summary)
     for claim in shown.claims:
         yield Text(f"\n{claim}")
     yield Text()
@@ -251,7 +252,7 @@ def _protocols(made: Reproduction, lines: Sequence[Line]) -> list[str]:
         cells = [made.cell(row, made.protocol.columns[column]) for row in made.protocol.rows.values()]
         for cell in [cell for cell in cells if cell.experiment][:1]:
             assert cell.experiment is not None
-            by_description.setdefault(_described(cell.experiment), []).append(column)
+            by_description.setdefault(_describe_protocol(cell.experiment), []).append(column)
     if len(by_description) == 1:
         return [f"{description[:1].upper()}{description[1:]}." for description in by_description]
     return [f"{', '.join(columns)}: {description}." for description, columns in by_description.items()]
@@ -269,7 +270,7 @@ def describe_scoring(rows: Iterable[Row]) -> Iterator[str]:
         yield f"Scored {rule.describe()}: {models}."
 
 
-def _described(experiment: Experiment) -> str:
+def _describe_protocol(experiment: Experiment) -> str:
     training, split, clients = experiment.table["training"], experiment.split, experiment.clients
     optimiser = ", ".join(f"{key} {value:g}" for key, value in training["optimiser"].items() if key != "name" and value)
     unit = "steps" if training.get("steps") else "epochs"
@@ -286,7 +287,7 @@ def _described(experiment: Experiment) -> str:
 
 def _place(lines: Sequence[Line], line: Line) -> tuple[int, int]:
     """A line's position: by column, then by metric."""
-    columns = list(dict.fromkeys(one.column.name for one in lines))
+    columns = list(dict.fromkeys(entry.column.name for entry in lines))
     return columns.index(line.column.name), list(MEASURES).index(line.metric)
 
 

@@ -34,13 +34,13 @@ def comparison(made: Reproduction) -> Comparison:
             with note_failure(lost, f"{name} on {column.name} has no statistics"):
                 rows += _row(made, name, column, measure)
         if rows:
-            sets.append(tuple(sorted(_counted(rows), key=lambda row: -row.sign * row.mean)))
+            sets.append(tuple(sorted(_add_counts(rows), key=lambda row: -row.sign * row.mean)))
     return Comparison(tuple(sets), tuple(lost), named=tuple(made.protocol.compares.items()))
 
 
-def _counted(rows: Sequence[tuple[Row, bool]]) -> Iterator[Row]:
+def _add_counts(rows: Sequence[tuple[Row, bool]]) -> Iterator[Row]:
     """The rows, with the clients that gain and lose over Local beyond noise, where `_row` says that it can be told."""
-    judged, _ = verdicts([row for row, own in rows if own])
+    judged, _ = verdicts([row for row, has_examples in rows if has_examples])
     counted = {row.method: row for row in judged if row.counts is not None and row.counts.paired}
     return (counted.get(row.method, row) for row, _ in rows)
 
@@ -55,7 +55,9 @@ def _is_own(summary: Summary, clients: Clients, model: str) -> bool:
 def _first(made: Reproduction, column: Column) -> Measure | None:
     """The first metric of a column that is a mean over clients of their scores."""
     measures = [MEASURES[metric] for metric in made.protocol.metrics(column)]
-    fit = [one for one in measures if one.better and one.of == "mean" and one.score not in NO_CLIENTS]
+    fit = [
+        measure for measure in measures if measure.better and measure.of == "mean" and measure.score not in NO_CLIENTS
+    ]
     return fit[0] if fit else None
 
 
@@ -66,13 +68,16 @@ def _row(made: Reproduction, name: str, column: Column, measure: Measure) -> lis
     metric, and for the model that validation prefers.
     """
     cell = made.cell(made.protocol.rows[name], column)
-    folders = made.finished(cell)
+    folders = made.finished_runs(cell)
     if not folders:
         return []
     assert cell.experiment is not None
     federation = cell.experiment.table["federation"]  # in which all are alike, however old a summary is
-    read = {one.path: one.read_summary() for one in folders.values()}
-    summaries = {path: replace(one, data=replace(one.data, federation=federation)) for path, one in read.items()}
+    read = {folder.path: folder.read_summary() for folder in folders.values()}
+    summaries = {
+        path: replace(summary_of_seed, data=replace(summary_of_seed.data, federation=federation))
+        for path, summary_of_seed in read.items()
+    }
     row = make_row(made.folder(cell.row, column), summaries, cell.row.score)
     share, clients = is_share(measure.score), dict(row.by_seed)
     for seed, models in made.clients(cell, measure.score).items():
@@ -80,12 +85,12 @@ def _row(made: Reproduction, name: str, column: Column, measure: Measure) -> lis
         clients[seed] = clients[seed]._replace(by_model=scores)
     if not cell.row.scoring.is_simple:
         row = replace(row, model=SCORED)
-    counted = {int(np.isfinite(one.by_model[row.model]).sum()) for one in clients.values()}
+    counted = {int(np.isfinite(clients_of_seed.by_model[row.model]).sum()) for clients_of_seed in clients.values()}
     metric = replace(row.metric, name=measure.score if share else measure.label, higher_is_better=measure.better > 0)
     dealt = {key: value for key, value in federation.items() if key != "graph"}  # the table's name tells graphs apart
     dataset = f"{column.dataset}, {column.setting} ({column.name})"
     data = replace(row.summary.data, dataset=dataset, federation=dealt, clients=max(counted))
-    mean = float(np.mean([np.nanmean(one.by_model[row.model]) for one in clients.values()]))
+    mean = float(np.mean([np.nanmean(clients_of_seed.by_model[row.model]) for clients_of_seed in clients.values()]))
     row = replace(
         row,
         summary=replace(row.summary, method=name, metric=metric, data=data),
@@ -93,7 +98,15 @@ def _row(made: Reproduction, name: str, column: Column, measure: Measure) -> lis
         scores={**row.scores, "mean": mean},
         by_seed=clients,
     )
-    return [(row, all(_is_own(read[folders[seed].path], one, row.model) for seed, one in clients.items()))]
+    return [
+        (
+            row,
+            all(
+                _is_own(read[folders[seed].path], clients_of_seed, row.model)
+                for seed, clients_of_seed in clients.items()
+            ),
+        )
+    ]
 
 
 def agreement(group: Sequence[Line]) -> str:
@@ -108,5 +121,5 @@ def agreement(group: Sequence[Line]) -> str:
     if len(both) < 3:
         return ""
     tau = kendall(*zip(*both.values(), strict=True))
-    told = "not defined, as all are level" if np.isnan(tau) else f"{tau:+.2f}"
-    return f"Kendall's tau to the paper's order {told} ({len(both)} methods)"
+    text = "not defined, as all are level" if np.isnan(tau) else f"{tau:+.2f}"
+    return f"Kendall's tau to the paper's order {text} ({len(both)} methods)"

@@ -21,17 +21,17 @@ def identity(table: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()
 
 
-def finished(out: Path, precision: str | None = None) -> dict[str, Path]:
+def find_finished_runs(out: Path, precision: str | None = None) -> dict[str, Path]:
     """The finished runs of a reproduction and of those in folders beside it, trained in this precision, by identity."""
-    found: dict[str, Path] = {}
+    folders: dict[str, Path] = {}
     for root in [out, *sorted(path for path in out.absolute().parent.glob("*") if path != out.absolute())]:
         for depth in ("*/*", "*/*/*"):  # the names of columns have one part, or two
             for path in sorted(root.glob(f"runs/{depth}/seed-*/config.toml")):
                 folder = RunFolder(path.parent)
                 is_run = folder.path.name.removeprefix("seed-").isdecimal()  # and no copy that somebody keeps
                 if is_run and folder.is_finished and _precision(folder) == (precision or "float32"):
-                    found.setdefault(_of_file(path, path.stat().st_mtime_ns), folder.path)
-    return found
+                    folders.setdefault(_of_file(path, path.stat().st_mtime_ns), folder.path)
+    return folders
 
 
 def point(folder: Path, run: Path) -> None:
@@ -46,12 +46,12 @@ def folders(cell: Path) -> list[Path]:
     return sorted({path.with_name(path.name.removesuffix(SAME)) for path in cell.glob("seed-*")})
 
 
-def told(folder: Path, run: Path) -> list[str]:
+def flag_shared_run(folder: Path, run: Path) -> list[str]:
     """Whose run a seed reads, in words; nothing if it is its own."""
     if folder == run:
         return []
-    *_, root, words = ["", *run.as_posix().rsplit("/runs/", 1)]
-    return [f"the run of {Path(root).name}/{words.rpartition('/')[0]}"]
+    *_, root, path = ["", *run.as_posix().rsplit("/runs/", 1)]
+    return [f"the run of {Path(root).name}/{path.rpartition('/')[0]}"]
 
 
 def _pointer(folder: Path) -> Path:

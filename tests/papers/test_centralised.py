@@ -54,7 +54,7 @@ def test_training_and_tests_use_the_very_windows_of_the_clients():
     federation = relay(holes=0.4, past=2, horizon=2)  # some windows know nothing before their middle
     series = _Series(federation, torch.device("cpu"))
     for split, clients in federation.rows.items():
-        x, y = series.at(split, series.steps(split))
+        x, y = series.read_windows(split, series.steps(split))
         for i, rows in enumerate(clients):
             used = ~y[:, i].isnan().all(1)
             rows = rows.sort().values

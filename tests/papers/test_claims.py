@@ -10,9 +10,9 @@ import pytest
 from kinfed import UsageError
 from kinfed_papers import claim_verdicts as report, published_table
 from kinfed_papers.claim_verdicts import Figure, of_csv, verdicts
-from kinfed_papers.claims import Claim, answered, claims, deviation
+from kinfed_papers.claims import Claim, answered_claims, claims, deviation
 from kinfed_papers.comparison import against, compare
-from kinfed_papers.coverage import COMMITTED, committed, coverage, lines, text as narrow
+from kinfed_papers.coverage import COMMITTED, coverage, lines, read_committed_tables, text as narrow
 from kinfed_papers.published_table import Column, Number, Protocol, Row
 
 
@@ -145,15 +145,18 @@ def test_runs_at_chance_are_not_measured(monkeypatch):
 def test_what_keeps_a_claim_from_being_told(monkeypatch):
     ours = {"A": [3, 4, 5], "B": [1, 2, 3.1], "C": [0, 1, 2]}
     found = answer(monkeypatch, {"tuned": True}, PRINT, ours)
-    assert found.told == "cannot tell (one setting of each method here, where the paper chose among many)"
-    assert answer(monkeypatch, {"lacks": "SVHN"}, PRINT, {"A": [3], "B": [2]}).told == "cannot tell (needs SVHN)"
-    assert answer(monkeypatch, {"lacks": "SVHN"}, PRINT, ours).told == "yes"
+    assert found.answer_with_reason == "cannot tell (one setting of each method here, where the paper chose among many)"
+    assert (
+        answer(monkeypatch, {"lacks": "SVHN"}, PRINT, {"A": [3], "B": [2]}).answer_with_reason
+        == "cannot tell (needs SVHN)"
+    )
+    assert answer(monkeypatch, {"lacks": "SVHN"}, PRINT, ours).answer_with_reason == "yes"
 
 
 @pytest.mark.skipif(not COMMITTED.exists(), reason="measured tables are in a checkout, not in an installed kinfed")
 def test_deviations_are_those_of_the_committed_tables():
     largest = {}
-    for table, group in committed().values():
+    for table, group in read_committed_tables().values():
         for one in group:
             if len(one.by_seed) > 1 and "average" not in one.setting and "control" not in one.flags:
                 paper, values = table.partition(".")[0], [*one.by_seed.values()]
@@ -269,7 +272,11 @@ def test_committed_tables_are_counted(tmp_path):
     (controls / "table.csv").write_text("\n".join([f"{HEADER},by_seed", common]) + "\n")
     table3 = {entry.name: entry for entry in coverage({"cifar10"}, tmp_path)}["pfedgat.table3"]
     assert (table3.run, table3.measured, table3.gaps) == (3, 2, {"not run": 36, report.BEHIND: 1})
-    assert next(one.by_seed for _, group in committed(tmp_path).values() for one in group) == {0: 79, 1: 80, 2: 81}
+    assert next(one.by_seed for _, group in read_committed_tables(tmp_path).values() for one in group) == {
+        0: 79,
+        1: 80,
+        2: 81,
+    }
 
 
 def test_older_and_broken_tables(tmp_path):
@@ -284,7 +291,7 @@ def test_older_and_broken_tables(tmp_path):
 
 def test_without_a_checkout_nothing_is_said_to_be_unmeasured(tmp_path):
     with pytest.raises(UsageError, match="measured tables are in a checkout of kinfed"):
-        committed(tmp_path / "tables")
+        read_committed_tables(tmp_path / "tables")
 
 
 @pytest.mark.skipif(not COMMITTED.exists(), reason="measured tables are in a checkout, not in an installed kinfed")
@@ -297,7 +304,7 @@ def test_the_page_is_what_the_committed_tables_say(monkeypatch):
 
 
 @pytest.mark.skipif(not COMMITTED.exists(), reason="pages are in a checkout, not in an installed kinfed")
-@pytest.mark.parametrize("one", answered(), ids=lambda one: f"{one.paper} {one.says}"[:60])
+@pytest.mark.parametrize("one", answered_claims(), ids=lambda one: f"{one.paper} {one.says}"[:60])
 def test_a_page_that_answers_a_claim_has_its_numbers(one):
     text = (COMMITTED.parents[1] / one.page).read_text(encoding="utf-8")
     numbers = [number for number in re.findall(r"\d+\.\d+", one.shows) if number not in text]

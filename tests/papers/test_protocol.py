@@ -106,7 +106,7 @@ def test_every_cell_resolves_whole_and_scaled(name):
             found = experiment.resolve(raw)
             assert found.table["rounds"] % found.table["evaluate_every"] == 0
             assert column.novel == (found.participation.joins == found.table["rounds"])
-            part = experiment.resolve(published_table.scaled(raw, 0.1))
+            part = experiment.resolve(published_table.scale_config(raw, 0.1))
             assert part.table["rounds"] == max(5, found.table["rounds"] // 10)
             assert column.novel == (part.participation.joins == part.table["rounds"])
             if name.startswith("panacea"):
@@ -135,34 +135,34 @@ def _cohort(share, count):
 def test_scaling_shortens_what_counts_rounds_and_nothing_else():
     table = published_table.load("fedaghn.table1")
     raw = table.raw(table.rows["cfl"], table.columns["cifar10/dirichlet"])
-    whole, part = (experiment.resolve(r).table for r in (raw, published_table.scaled(raw, 0.25)))
+    whole, part = (experiment.resolve(r).table for r in (raw, published_table.scale_config(raw, 0.25)))
     assert (whole["rounds"], part["rounds"]) == (200, 50)
     assert (whole["method"]["begin"], part["method"]["begin"]) == (20, 5)
     assert (whole["evaluate_every"], part["evaluate_every"]) == (5, 5)
     assert part["federation"]["split"] == {**whole["federation"]["split"], "share": 0.25}
     for key in ("training", "model", "participation", "seed"):
         assert whole[key] == part[key]
-    few = experiment.resolve(published_table.scaled(raw, 0.001)).table
+    few = experiment.resolve(published_table.scale_config(raw, 0.001)).table
     assert (few["rounds"], few["evaluate_every"], few["method"]["begin"]) == (5, 1, 1)
     last = published_table.load("fedcedar.table1")
     raw = last.raw(last.rows["fedcedar"], last.columns["mnist/iid"])
-    found = experiment.resolve(published_table.scaled(raw, 0.5)).table
+    found = experiment.resolve(published_table.scale_config(raw, 0.5)).table
     assert (found["rounds"], found["evaluate_every"]) == (50, 50)  # scored after the last round, as before
     nodes = published_table.load("fedcedar.figure3")
     raw = nodes.raw(nodes.rows["fedcedar"], nodes.columns["mnist/path3"])
-    found = experiment.resolve(published_table.scaled(raw, 0.1)).table
+    found = experiment.resolve(published_table.scale_config(raw, 0.1)).table
     assert (found["rounds"], found["evaluate_every"], found["participation"]["by_group"]) == (20, 5, 5)  # in step
 
 
 def test_tables_laid_over_each_other():
     under = {"a": 1, "part": {"name": "x", "k": 1}, "deep": {"b": {"c": 1, "d": 2}}}
-    assert published_table.merged(under, {"part": {"k": 2}, "deep": {"b": {"c": 3}}}) == {
+    assert published_table.merge_tables(under, {"part": {"k": 2}, "deep": {"b": {"c": 3}}}) == {
         "a": 1,
         "part": {"name": "x", "k": 2},
         "deep": {"b": {"c": 3, "d": 2}},
     }
-    assert published_table.merged(under, {"part": {"name": "y"}})["part"] == {"name": "y"}
-    assert published_table.merged(under, {"part": "y"})["part"] == "y"
+    assert published_table.merge_tables(under, {"part": {"name": "y"}})["part"] == {"name": "y"}
+    assert published_table.merge_tables(under, {"part": "y"})["part"] == "y"
     assert under["deep"]["b"]["c"] == 1
 
 

@@ -6,10 +6,10 @@ from kinfed.errors import UsageError
 from kinfed_papers.panacea.theory import (
     best_rank,
     mean_aggregation,
+    measure_residual,
     risk_with_graph,
     risk_without_graph,
     simulate,
-    unexplained,
 )
 
 float64 = torch.float64
@@ -69,8 +69,8 @@ R = {  # r(G, m) for m = 1 and 2
 def test_r_by_hand(case, expected):
     graph, n, layers = case
     g = mean_aggregation(graph(n), layers)
-    assert [unexplained(g, m) for m in (1, 2)] == pytest.approx(expected, abs=6e-7)
-    assert unexplained(g, 0) == 0
+    assert [measure_residual(g, m) for m in (1, 2)] == pytest.approx(expected, abs=6e-7)
+    assert measure_residual(g, 0) == 0
 
 
 def test_aggregation_by_hand():
@@ -87,7 +87,7 @@ def test_aggregation_by_hand():
 def test_the_printed_orientation_breaks_its_own_properties(n, hub, r):
     printed, ours = mean_aggregation(star(n), printed=True), mean_aggregation(star(n))
     assert float(printed[:, 0].square().sum()) == pytest.approx(hub, abs=1e-6)  # more than one: Property III.3 fails
-    assert unexplained(printed, 1) == pytest.approx(r, abs=1e-6)
+    assert measure_residual(printed, 1) == pytest.approx(r, abs=1e-6)
     assert float(ours[:, 0].square().sum()) == pytest.approx(1 / n, abs=1e-15)
     if n == 7:
         sums = torch.tensor([3.142857] + [0.642857] * 6, dtype=float64)
@@ -104,7 +104,7 @@ def test_lemma(adjacency, layers, data):
     norms = g.square().sum(0)
     assert (norms >= 1 / n - 1e-12).all()
     assert (norms <= 1 + 1e-12).all()
-    r, lost, rest = unexplained(g, m), g[:, :m], g[:, m:]
+    r, lost, rest = measure_residual(g, m), g[:, :m], g[:, m:]
     assert -1e-12 <= r <= m + 1e-12
     # The distance from a span does not need a pseudo-inverse.
     found = torch.linalg.lstsq(rest, lost, driver="gelsd").solution
@@ -174,8 +174,8 @@ def test_a_graph_of_full_rank_has_the_same_optimum():
         lambda: mean_aggregation(torch.tensor([[0.0, 1.0], [0.0, 0.0]])),
         lambda: mean_aggregation(0.5 * clique(3)),
         lambda: mean_aggregation(path(3), 0),
-        lambda: unexplained(mean_aggregation(path(3)), 3),
-        lambda: unexplained(mean_aggregation(path(3)), -1),
+        lambda: measure_residual(mean_aggregation(path(3)), 3),
+        lambda: measure_residual(mean_aggregation(path(3)), -1),
         lambda: risk_without_graph(6, 4, 8, 3),
         lambda: risk_without_graph(8, 1, 8, 3),
         lambda: risk_with_graph(mean_aggregation(path(4)), 1, 8, 4),

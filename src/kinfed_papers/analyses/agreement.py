@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from kinfed.core.graph import Graph
-from kinfed.errors import UsageError
+from kinfed.errors import UsageError, several
 from kinfed.search.study import Finding, Row, Study, setting
 from kinfed.verdict.graph_quality import edge_auroc, hops, rank_correlation
 
@@ -26,32 +26,32 @@ def agreement(study: Study, rounds: int = 5) -> Finding:
     """
     if rounds < 2:
         raise UsageError(f"analysis.rounds is how many rounds the table shows, at least 2; got {rounds}")
-    given = [_given(federation.graph) for federation in study.federations()]
+    given = [_read_given_graph(federation.graph) for federation in study.federations()]
     relations = [
         folder.read_relations() for folder in study.run(study.method, [setting("federation.graph", "none")]).repeats()
     ]
     at = relations[0].rounds
-    graphs = [torch.from_numpy(one.weights) for one in relations]  # [T, N, N], or [T, L, N, N] per seed
+    graphs = [torch.from_numpy(relation.weights) for relation in relations]  # [T, N, N], or [T, L, N, N] per seed
     graphs = [graph.mean(1) if graph.ndim == 4 else graph for graph in graphs]
 
     def row(label: str, moments: list[int]) -> Row:
-        each = (_look(graph[t], known) for graph, known, t in zip(graphs, given, moments, strict=True))
-        return {"round": label, **over_seeds(each)}
+        looks = (_look(graph[t], links) for graph, links, t in zip(graphs, given, moments, strict=True))
+        return {"round": label, **over_seeds(looks)}
 
     some = np.unique(np.linspace(0, len(at) - 1, rounds).round().astype(int)).tolist()
     rows = [row(str(at[t]), [t] * len(relations)) for t in some]
-    moments = [one.selected for one in relations]
+    moments = [relation.selected for relation in relations]
     rows.append(row("selected: " + ", ".join(str(at[t]) for t in moments), moments))
     picture = study.out / "agreement.png"
     panels = {("given", ""): given[0].numpy(), (study.method, ""): graphs[0][moments[0]].numpy()}
     relation_grid(panels, picture, {"": np.arange(len(given[0]))})
     notes = ["hops are links of the given graph, whatever their weight and direction"]
-    level = [str(one["round"]) for one in rows if one["rank"] is None]
+    level = [str(cells["round"]) for cells in rows if cells["rank"] is None]
     notes += [f"no rank correlation where all weights are equal: {', '.join(level)}"] if level else []
     return Finding(f"relation of {study.method} beside the given graph", rows, [picture], notes)
 
 
-def _given(graph: Graph | None) -> Tensor:
+def _read_given_graph(graph: Graph | None) -> Tensor:
     """[N, N] the weights of the graph that the data come with; raises UsageError if there is none."""
     if graph is None:
         raise UsageError(
@@ -74,6 +74,6 @@ def _look(relation: Tensor, given: Tensor) -> dict[str, float]:
         "rank": rank_correlation(relation, given),
         "AUROC": edge_auroc(relation, links),
         "self": mean(away == 0),
-        **{f"{count} hop{'s' * (count > 1)}": mean(away == count) for count in range(1, FAR)},
+        **{several(count, "hop"): mean(away == count) for count in range(1, FAR)},
         f"{FAR}+ hops": mean(away >= FAR),
     }

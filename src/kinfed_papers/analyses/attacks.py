@@ -27,7 +27,7 @@ def attacks(
             f"analysis.shares are different shares of clients that attack, from 0 to less than 1, as somebody must be "
             f"left to be scored; got {list(shares)}"
         )
-    asked = {
+    names = {
         (kind, share, method): f"{kind if share else 'clean'}-{share:g}-{method}"
         for kind in kinds
         for method in methods
@@ -35,7 +35,7 @@ def attacks(
     }
     requested = {
         name: [setting("attack.name", kind), setting("attack.share", share), setting("method.name", method)]
-        for (kind, share, method), name in reversed(asked.items())  # the clean runs by the first kind
+        for (kind, share, method), name in reversed(names.items())  # the clean runs by the first kind
     }
     notes = list[str]()
     folders = study.runs(requested, failed=notes)
@@ -45,8 +45,10 @@ def attacks(
     rows: list[Row] = []
     for kind in kinds:
         for method in methods:
-            of = [scores.get(asked[kind, share, method]) for share in shares]
-            means = np.array([np.nan if one is None else float(scale_metric(one.test.mean(), metric)) for one in of])
+            of = [scores.get(names[kind, share, method]) for share in shares]
+            means = np.array(
+                [np.nan if result is None else float(scale_metric(result.test.mean(), metric)) for result in of]
+            )
             panels.setdefault(kind, {})[method] = means
             shown = [None if np.isnan(mean) else float(mean) for mean in means]
             rows.append(

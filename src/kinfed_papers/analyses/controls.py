@@ -23,11 +23,11 @@ def controls(study: Study, graphs: Sequence[str] | None = None) -> Finding:
     scores = {name: score(folder) for name, folder in folders.items()}
     first = next(iter(scores.values()))
     picture = study.out / "controls.png"
-    tests = {name: one.test for name, one in scores.items()}
+    tests = {name: result.test for name, result in scores.items()}
     score_by_name(tests, f"test {first.metric}", f"{study.method} by known graph", picture)
-    if len(scores) > 1 and all((one.test == first.test).all() for one in scores.values()):
+    if len(scores) > 1 and all((result.test == first.test).all() for result in scores.values()):
         notes.append(f"every graph gives the same: {study.method} with these settings does not use a known graph")
-    rows = [{"graph": name, **one.row()} for name, one in scores.items()]
+    rows = [{"graph": name, **result.row()} for name, result in scores.items()]
     return Finding(f"{study.method} by known graph", rows, [picture], notes)
 
 

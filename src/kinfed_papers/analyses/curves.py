@@ -23,24 +23,24 @@ def curves(
     curve_of: dict[str, Array] = {}
     rows: list[Row] = []
     for name, folder in folders.items():
-        one = score(folder)
-        rounds, tests = scores_by_round(folder, one.model)
+        result = score(folder)
+        rounds, tests = scores_by_round(folder, result.model)
         curve_of[name] = np.nanmean(tests, 2).T  # [T, S]
         mean = curve_of[name].mean(1)
-        best = float(mean.max() if one.higher_is_better else mean.min())
-        row: Row = {"method": name, **one.row(), "best": float(scale_metric(best, one.metric))}
-        row["last"] = float(scale_metric(mean[-1], one.metric))
-        near = best * 0.9 if one.higher_is_better else best / 0.9
-        row["near best in round"] = _reached(rounds, mean, near, one.higher_is_better)
+        best = float(mean.max() if result.higher_is_better else mean.min())
+        row: Row = {"method": name, **result.row(), "best": float(scale_metric(best, result.metric))}
+        row["last"] = float(scale_metric(mean[-1], result.metric))
+        near = best * 0.9 if result.higher_is_better else best / 0.9
+        row["near best in round"] = _find_round(rounds, mean, near, result.higher_is_better)
         if target is not None:
-            row["at target in round"] = _reached(rounds, mean, target, one.higher_is_better)
+            row["at target in round"] = _find_round(rounds, mean, target, result.higher_is_better)
         rows.append(row)
     picture = study.out / "curves.png"
-    accuracy_by_round(rounds, curve_of, f"test {one.metric}", picture, over="seeds", target=target)
+    accuracy_by_round(rounds, curve_of, f"test {result.metric}", picture, over="seeds", target=target)
     return Finding("test scores by round", rows, [picture], notes)
 
 
-def _reached(rounds: Array, mean: Array, level: float, higher_is_better: bool) -> int | None:
+def _find_round(rounds: Array, mean: Array, level: float, higher_is_better: bool) -> int | None:
     """The first evaluated round at which mean: [T] reaches the level."""
     there = mean >= level if higher_is_better else mean <= level
     return int(rounds[there.argmax()]) if there.any() else None

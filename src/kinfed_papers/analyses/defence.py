@@ -55,8 +55,8 @@ def defence(study: Study, methods: Sequence[str] = ("local", "fedavg", "fedaghn"
     plain: dict[str, Array] = {}
     marked: dict[str, Array] = {}
     for name, folder in folders.items():
-        each = [_tuned(study, study.experiment(requested[name]), one, epochs) for one in folder.repeats()]
-        scores_by_seed = np.array(each)  # [S, 2, 2]
+        by_seed = [_score_tuned(study, study.experiment(requested[name]), run, epochs) for run in folder.repeats()]
+        scores_by_seed = np.array(by_seed)  # [S, 2, 2]
         for i, source in enumerate((name, f"{name}, tuned")):
             plain[source], marked[source] = scores_by_seed[:, i].T
         accuracy, success = scale_metric(scores_by_seed.mean(0), "accuracy").T  # [2] each
@@ -78,7 +78,7 @@ def defence(study: Study, methods: Sequence[str] = ("local", "fedavg", "fedaghn"
     )
 
 
-def _tuned(study: Study, experiment: Experiment, folder: RunFolder, epochs: int) -> list[list[float]]:
+def _score_tuned(study: Study, experiment: Experiment, folder: RunFolder, epochs: int) -> list[list[float]]:
     """Accuracy and success, means over honest clients, of the models of a run with one seed: kept, and tuned."""
     seed, attack = folder.read_summary().seed, experiment.attack
     assert attack is not None

@@ -34,9 +34,9 @@ def late(
         raise UsageError(f"analysis.joins must lie between 0 and the {rounds} rounds; got {joins}")
     requested = {name: [setting("method.name", name)] for name in methods}
     missed = {name: [*overrides, hold_back(study, share, joins)] for name, overrides in requested.items()}
-    whole = {f"{name}-from-the-start": overrides for name, overrides in requested.items()}
+    from_the_start = {f"{name}-from-the-start": overrides for name, overrides in requested.items()}
     notes = list[str]()
-    folders = study.runs(missed | whole, failed=notes)
+    folders = study.runs(missed | from_the_start, failed=notes)
     if not any(name in folders and f"{name}-from-the-start" in folders for name in methods):
         raise RunError(f"no method has both of its runs: {notes[0]}")
     rows: list[Row] = []
@@ -44,21 +44,23 @@ def late(
     for name in methods:
         if name not in folders or f"{name}-from-the-start" not in folders:
             continue
-        one = score(folders[name])
-        at, tests = scores_by_round(folders[name], one.model)  # [T], [S, T, N]
-        _, control = scores_by_round(folders[f"{name}-from-the-start"], one.model)
+        result = score(folders[name])
+        at, tests = scores_by_round(folders[name], result.model)  # [T], [S, T, N]
+        _, control = scores_by_round(folders[f"{name}-from-the-start"], result.model)
         if not (at <= joins).any():
             raise UsageError(
                 f"no round is evaluated before the late clients join after round {joins}; lower evaluate_every"
             )
         absent = held_back(folders[name], share)
-        lines = [over(tests, ~absent), over(tests, absent), over(control, absent)]
+        lines = [average_clients(tests, ~absent), average_clients(tests, absent), average_clients(control, absent)]
         panels[name] = dict(zip(LINES, lines, strict=True))
-        rows.append({"method": name, "model": one.model, **_row(at, lines, joins, one.metric, one.higher_is_better)})
+        rows.append(
+            {"method": name, "model": result.model, **_row(at, lines, joins, result.metric, result.higher_is_better)}
+        )
     picture = study.out / "late.png"
-    early_and_late(at, panels, joins, f"test {one.metric}", picture)
+    early_and_late(at, panels, joins, f"test {result.metric}", picture)
     return Finding(
-        f"test {with_unit(one.metric)} of clients that join after round {joins}, and of the others",
+        f"test {with_unit(result.metric)} of clients that join after round {joins}, and of the others",
         rows,
         [picture],
         notes,
@@ -75,14 +77,14 @@ def hold_back(study: Study, share: float, joins: int) -> str:
 def held_back(folder: RunFolder, share: float) -> Array:
     """[S, N] bool: which clients of a finished run were held back, for each of its seeds."""
     masks = []
-    for one in (each.read_summary() for each in folder.repeats()):
-        absent = np.zeros(one.data.clients, dtype=bool)
-        absent[latecomers(one.seed, tags(one.clients.names), share).numpy()] = True
+    for summary in (run.read_summary() for run in folder.repeats()):
+        absent = np.zeros(summary.data.clients, dtype=bool)
+        absent[latecomers(summary.seed, tags(summary.clients.names), share).numpy()] = True
         masks.append(absent)
     return np.stack(masks)
 
 
-def over(scores: Array, chosen: Array) -> Array:
+def average_clients(scores: Array, chosen: Array) -> Array:
     """[S, T] means of scores: [S, T, N] over the clients chosen: [S, N]."""
     return np.stack([np.nanmean(values[:, clients], 1) for values, clients in zip(scores, chosen, strict=True)])
 

@@ -24,18 +24,21 @@ def layers(study: Study, overlap: float = 0.5, rounds: int = 10) -> Finding:
         raise UsageError(f"analysis.rounds is how many rounds the table shows, at least 2; got {rounds}")
     what, pairs = similar(study.federations(), overlap)
     relations = [folder.read_relations() for folder in study.run(study.method).repeats()]
-    at, graphs = relations[0].rounds, [torch.from_numpy(one.weights) for one in relations]  # [T, L, N, N] per seed
+    at, graphs = (
+        relations[0].rounds,
+        [torch.from_numpy(relation.weights) for relation in relations],
+    )  # [T, L, N, N] per seed
     names = relations[0].layers if graphs[0].ndim == 4 else ["all"]
     graphs = [graph if graph.ndim == 4 else graph[:, None] for graph in graphs]
     count = len(names)
 
     def row(layer: int, label: str, moments: list[int]) -> Row:
         """One layer, each seed at its own moment."""
-        each = (look(graph[t, layer], kin) for graph, kin, t in zip(graphs, pairs, moments, strict=True))
-        return {"layer": names[layer], "round": label, **over_seeds(each)}
+        looks = (look(graph[t, layer], kin) for graph, kin, t in zip(graphs, pairs, moments, strict=True))
+        return {"layer": names[layer], "round": label, **over_seeds(looks)}
 
     some = np.unique(np.linspace(0, len(at) - 1, rounds).round().astype(int)).tolist()
-    moments = [one.selected for one in relations]
+    moments = [relation.selected for relation in relations]
     label = "selected: " + ", ".join(str(at[t]) for t in moments)
     rows = []
     for layer in range(count):

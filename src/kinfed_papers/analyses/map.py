@@ -29,25 +29,25 @@ def map(study: Study, x: str, xs: Sequence[Value], y: str = "", ys: Sequence[Val
     failed = list[str]()
     folders = study.runs(requested, failed=failed)
     scores = [score(folders[name]) if name in folders else None for name in requested]
-    first = next(one for one in scores if one is not None)
+    first = next(result for result in scores if result is not None)
     metric = f"test {first.metric}"
     best = None
     notes = ["no validation data, so no value is chosen", *failed]
     if first.validation is not None:
-        validation = np.array([math.nan if one is None else one.validation for one in scores], np.float64)
+        validation = np.array([math.nan if result is None else result.validation for result in scores], np.float64)
         best = int(np.nanargmax(validation) if first.selects_highest else np.nanargmin(validation))
         notes[0] = f"best on validation data: {', '.join(f'{key}={value}' for key, value in points[best].items())}"
-    tests = [np.full_like(first.test, math.nan) if one is None else one.test for one in scores]
+    tests = [np.full_like(first.test, math.nan) if result is None else result.test for result in scores]
     picture = study.out / "map.png"
     names, others = [str(value) for value in xs], [str(value) for value in ys]
     if y:
-        grid = np.array([one.mean() for one in tests]).reshape(len(xs), len(ys))
+        grid = np.array([values.mean() for values in tests]).reshape(len(xs), len(ys))
         chosen = None if best is None else divmod(best, len(ys))
         score_grid(grid, (x, names), (y, others), metric, picture, chosen)
     else:
         score_by_setting(names, np.stack(tests), x, metric, picture, best)
     empty: Row = dict.fromkeys(first.row())
-    rows = [point | (empty if one is None else one.row()) for point, one in zip(points, scores, strict=True)]
+    rows = [point | (empty if result is None else result.row()) for point, result in zip(points, scores, strict=True)]
     return Finding(f"{metric} by {x}{f' and {y}' if y else ''}", rows, [picture], notes)
 
 

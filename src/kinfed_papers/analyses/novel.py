@@ -56,12 +56,12 @@ def novel(
     panels: dict[str, dict[str, Array]] = {}
     for share in shares:
         absent = held_back(folders[f"{method}-{share}"], share)  # [S, N]
-        by_source = {name: _sent(folders[f"{name}-{share}"]) for name in senders}
+        by_source = {name: _read_sent_model(folders[f"{name}-{share}"]) for name in senders}
         if federations[0].graph is not None:
             by_source["neighbours' mean"] = _neighbours(folders[f"{method}-{share}"], federations, absent)
         by_source |= {
-            "own data alone": _sent(folders["local"]),
-            f"{method}, from the start": _sent(folders[f"{method}-from-the-start"]),
+            "own data alone": _read_sent_model(folders["local"]),
+            f"{method}, from the start": _read_sent_model(folders[f"{method}-from-the-start"]),
         }
         panel = panels[f"{share:.0%} of clients held back"] = {}
         for source, (model, scores) in by_source.items():
@@ -72,12 +72,12 @@ def novel(
     return Finding(f"test {with_unit(metric)} of clients that never train", rows, [picture])
 
 
-def _sent(folder: RunFolder) -> tuple[str, Array]:
+def _read_sent_model(folder: RunFolder) -> tuple[str, Array]:
     """A run's first model other than `own`, the one after local training, and its test scores [S, N]."""
-    summaries = [one.read_summary() for one in folder.repeats()]
+    summaries = [run.read_summary() for run in folder.repeats()]
     names = list(summaries[0].scores)
     model = next((name for name in names if name != "own"), names[0])
-    return model, np.array([one.clients.scores[model] for one in summaries])
+    return model, np.array([summary.clients.scores[model] for summary in summaries])
 
 
 def _neighbours(folder: RunFolder, federations: Sequence[Federation], absent: Array) -> tuple[str, Array]:
@@ -86,9 +86,9 @@ def _neighbours(folder: RunFolder, federations: Sequence[Federation], absent: Ar
     absent: [S, N] bool marks the clients held back.
     """
     scores = np.full(absent.shape, np.nan)
-    for seed, (one, federation) in enumerate(zip(folder.repeats(), federations, strict=True)):
+    for seed, (run, federation) in enumerate(zip(folder.repeats(), federations, strict=True)):
         trained = np.flatnonzero(~absent[seed])
-        saved = Run.open(one.path)
+        saved = Run.open(run.path)
         models = [Model(saved.model(position=i)) for i in trained.tolist()]
         theta = torch.stack([model.theta for model in models])  # [n, d]
         assert federation.graph is not None

@@ -35,7 +35,7 @@ def topologies(
                 setting("federation.partition.nodes", count),
                 setting("federation.clients", count * per_node),
                 f"participation={{share={share}, by_group={every}}}",
-                *[setting("method.clusters", count)] * (study.method == "fedcedar"),
+                *([setting("method.clusters", count)] if study.method == "fedcedar" else []),
             ]
             for count in nodes
         },
@@ -46,7 +46,7 @@ def topologies(
     for name, folder in folders.items():
         count = int(name.removesuffix("-nodes"))
         rounds, truth = folder.repeats()[0].read_relations().rounds, torch.arange(count * per_node) // per_node
-        index = np.stack([rand_by_round(one.read_clusters(), truth).numpy() for one in folder.repeats()])  # [S, T, 2]
+        index = np.stack([rand_by_round(run.read_clusters(), truth).numpy() for run in folder.repeats()])  # [S, T, 2]
         panels[f"{count} nodes"] = index
         rows += _rows(count, rounds, index, every)
         mean = index[..., 0].mean(0)

@@ -51,7 +51,7 @@ def weights(
     panels: dict[tuple[str, str], Array] = {}
     for partition, (_, pairs) in kin.items():
         for method in methods:
-            relations = [selected(one) for one in folders[f"{partition}-{method}"].repeats()]
+            relations = [read_selected(run) for run in folders[f"{partition}-{method}"].repeats()]
             panels[method, partition] = relations[0].numpy()
             rows.append({"partition": partition, "method": method, **over_seeds(map(look, relations, pairs))})
     picture = study.out / "weights.png"
@@ -104,12 +104,12 @@ def look(relation: Tensor, pairs: Tensor) -> dict[str, float]:
 
 def over_seeds(rows: Iterable[dict[str, float]]) -> Row:
     """The means over several seeds, with None for a value that is undefined in any of them."""
-    each = list(rows)
-    means = {key: fmean([one[key] for one in each]) for key in each[0]}
+    by_seed = list(rows)
+    means = {key: fmean([numbers[key] for numbers in by_seed]) for key in by_seed[0]}
     return {key: None if math.isnan(value) else value for key, value in means.items()}
 
 
-def selected(folder: RunFolder) -> Tensor:
+def read_selected(folder: RunFolder) -> Tensor:
     """[N, N] the relation of a run with one seed at the round that validation selects, a mean over layers."""
     relations = folder.read_relations()
     relation = torch.from_numpy(relations.weights[relations.selected])

@@ -15,7 +15,7 @@ from kinfed.errors import UsageError
 
 from .. import published_table
 from ..analyses import ANALYSES
-from ..claims import answered
+from ..claims import answered_claims
 from ..coverage import claims, coverage, text
 from ..references import REFERENCES
 from ..reproduction import WITHOUT_FILE
@@ -80,15 +80,18 @@ def _experiments() -> dict[str, dict[str, Any]]:
 
 def _claims() -> dict[str, dict[str, Any]]:
     tested = {
-        f"{table}: {one.claim.says} ({one.claim.where})": {"what": one.text, "answer": one.told}
-        for table, one in claims()
+        f"{table}: {verdict.claim.says} ({verdict.claim.where})": {
+            "what": verdict.text,
+            "answer": verdict.answer_with_reason,
+        }
+        for table, verdict in claims()
     }
     shown = {
-        f"{one.paper}: {one.says} ({one.where})": {
-            "what": one.shows + f" See docs/{one.page}." * bool(one.page),
-            "answer": one.answer,
+        f"{claim.paper}: {claim.says} ({claim.where})": {
+            "what": f"{claim.shows} See docs/{claim.page}." if claim.page else claim.shows,
+            "answer": claim.answer,
         }
-        for one in answered()
+        for claim in answered_claims()
     }
     return {**tested, **shown}
 
@@ -108,7 +111,7 @@ def show_coverage(as_json: bool, width: int) -> None:
     at_hand = {path.stem for path in Path(folder).glob("*.npz")} if folder else set()
     covered = coverage(at_hand | {*WITHOUT_FILE})
     if as_json:
-        print(json.dumps([one._asdict() for one in covered]))
+        print(json.dumps([table._asdict() for table in covered]))
         return
     for line in text(covered, width):
         print(line)

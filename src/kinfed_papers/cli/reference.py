@@ -64,11 +64,11 @@ def _reference(args: argparse.Namespace, console: Console) -> None:
     config.write({**experiment.table, "reference": settings}, folder.config)
     folder.write_history(run.history, "given", [])
     draw_history(run.history, None, "given", [], folder)
-    whole = run.summary()
+    outcome = run.summary()
     summary = replace(
-        whole,
+        outcome,
         method=args.reference,
-        data=replace(whole.data, dataset=dataset, federation=experiment.table["federation"]),
+        data=replace(outcome.data, dataset=dataset, federation=experiment.table["federation"]),
         out=str(folder),
     )
     folder.write_summary(summary)

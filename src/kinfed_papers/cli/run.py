@@ -33,7 +33,7 @@ from kinfed.simulation.precision import PRECISIONS
 from .. import published_table
 from ..claim_verdicts import Verdict, of_lines, verdicts
 from ..coverage import floors
-from ..environment import remember, remembered, sentences
+from ..environment import read_machines, remember, sentences
 from ..published_table import LEAST_ROUNDS
 from ..reproduction import Line, Reproduction
 from ..sheet import Sheet, latex, markdown, sheet, table_csv, terminal
@@ -121,7 +121,10 @@ def _run(args: argparse.Namespace, console: Console) -> None:
     made, parallel = read(args), jobs(args)
     if args.dry_run:
         cells = [(cell, cell.experiment) for cell in made.cells() if cell.experiment is not None]
-        planned = [Planned(f"{one.row.name} on {one.column.name}", each, made.count) for one, each in cells]
+        planned = [
+            Planned(f"{planned_cell.row.name} on {planned_cell.column.name}", experiment, made.count)
+            for planned_cell, experiment in cells
+        ]
         return dry_run(planned, args, console, parallel)
     made.lines()  # raises before anything is run if the folder's runs do not fit into the table
     if parallel > 0:  # or it is refused below
@@ -137,7 +140,7 @@ def _run(args: argparse.Namespace, console: Console) -> None:
     tables = write_statistics(made)
     shown = _write(made, failed)
     if args.json:
-        more = {"statistics": {one.name: one.to_dict() for one in tables}} if tables else {}
+        more = {"statistics": {table.name: table.to_dict() for table in tables}} if tables else {}
         print(json.dumps({**shown._asdict(), **more, "out": str(made.out)}))
     if not args.quiet:
         _show(made, shown, tables, console)
@@ -199,10 +202,10 @@ def _bar(console: Console, shown: bool) -> Progress:
 
 def _show(made: Reproduction, shown: Sheet, tables: Sequence[Grid], console: Console) -> None:
     """Print the table with its statistics; of several columns the mean ranks alone."""
-    many = any(one.name == "ranks" for one in tables)
+    many = any(table.name == "ranks" for table in tables)
     for part in terminal(shown):
         console.print(part)
-    show_tables((one for one in tables if one.name == "ranks" or not many), console)
+    show_tables((table for table in tables if table.name == "ranks" or not many), console)
     console.print(f"table.md, table.csv, table.tex and the runs are in {made.out}", soft_wrap=True)
     if tables:
         console.print(f"intervals, paired tests and ranks of every column: {made.out / STATISTICS}", soft_wrap=True)
@@ -210,31 +213,34 @@ def _show(made: Reproduction, shown: Sheet, tables: Sequence[Grid], console: Con
 
 def write_statistics(made: Reproduction) -> list[Grid]:
     """Write the statistics of the finished runs into a folder beside the table, and give their tables."""
-    found = comparison(made)
-    if not found.sets:
+    compared = comparison(made)
+    if not compared.sets:
         return []
-    for problem in found.warnings:
+    for problem in compared.warnings:
         warnings.warn(problem, stacklevel=2)
-    tables = grids(found)
-    write_tables(found, tables, made.out / STATISTICS.parent)
+    tables = grids(compared)
+    write_tables(compared, tables, made.out / STATISTICS.parent)
     return tables
 
 
 def contents(made: Reproduction, lines: Sequence[Line], made_with: Sequence[str]) -> Sheet:
     """The table with the verdicts on the paper's claims; `made_with` are sentences to be added."""
-    claims = [f"{one.told}: {one.claim.says} ({one.claim.where}). {one.text}" for one in _verdicts(made, lines)]
+    claims = [
+        f"{verdict.answer_with_reason}: {verdict.claim.says} ({verdict.claim.where}). {verdict.text}"
+        for verdict in _verdicts(made, lines)
+    ]
     return sheet(made, lines, claims, made_with)
 
 
 def _write(made: Reproduction, failed: dict[str, str]) -> Sheet:
     make_folder(made.out)
     lines = made.lines(failed)
-    words = command(made, lines)
-    shown = contents(made, lines, sentences(remembered(made.out), made.seconds()))
+    command_line = command(made, lines)
+    shown = contents(made, lines, sentences(read_machines(made.out), made.seconds()))
     for name, text in (
-        ("table.md", markdown(shown, words) + LINK * (made.out / STATISTICS).is_file()),
+        ("table.md", markdown(shown, command_line) + (LINK if (made.out / STATISTICS).is_file() else "")),
         ("table.csv", table_csv(lines)),
-        ("table.tex", latex(shown, words)),
+        ("table.tex", latex(shown, command_line)),
     ):
         with replacing(made.out / name) as part:
             part.write_text(text, encoding="utf-8")
@@ -249,19 +255,23 @@ def _verdicts(made: Reproduction, lines: Sequence[Line]) -> list[Verdict]:
 
 def command(made: Reproduction, lines: Sequence[Line]) -> str:
     """The command that makes everything in the table, which may have been made by several commands."""
-    words = ["kinfed", "papers", "run", made.protocol.name]
-    for option, names, whole in (
-        ("--method", {line.row.name for line in lines}, {name: row.asked for name, row in made.protocol.rows.items()}),
+    arguments = ["kinfed", "papers", "run", made.protocol.name]
+    for option, names, names_given in (
+        (
+            "--method",
+            {line.row.name for line in lines},
+            {name: row.command_name for name, row in made.protocol.rows.items()},
+        ),
         ("--column", {line.column.name for line in lines}, {name: name for name in made.protocol.columns}),
     ):
-        if len(names) < len(whole) or any(given != name for name, given in whole.items()):
-            words += [option, ",".join(given for name, given in whole.items() if name in names)]
+        if len(names) < len(names_given) or any(given != name for name, given in names_given.items()):
+            arguments += [option, ",".join(given for name, given in names_given.items() if name in names)]
     seeds = max([made.count, *(len(line.by_seed) for line in lines)])
     if seeds != made.protocol.seeds:
-        words += ["--seeds", str(seeds)]
-    words += ["--scale", f"{made.scale:g}"] if made.scale < 1 else []
-    words += ["--model", made.model] if made.model else []
+        arguments += ["--seeds", str(seeds)]
+    arguments += ["--scale", f"{made.scale:g}"] if made.scale < 1 else []
+    arguments += ["--model", made.model] if made.model else []
     for precision in PRECISIONS:
         if any(line.by_seed for line in lines) and all(precision in line.flags for line in lines if line.by_seed):
-            words.append(f"how.precision={precision}")
-    return shlex.join(words)
+            arguments.append(f"how.precision={precision}")
+    return shlex.join(arguments)

@@ -41,7 +41,7 @@ def mean_aggregation(adjacency: Tensor, layers: int = 1, printed: bool = False) 
     return g
 
 
-def unexplained(g: Tensor, m: int) -> float:
+def measure_residual(g: Tensor, m: int) -> float:
     r"""$r(G, m) = \|(I - P P^+) Q\|_F^2$: squared distance of the first m columns from the span of the others.
 
     Lemma III.4: from 0, where the others span them, to m, where the m clients have no neighbour.

@@ -36,6 +36,6 @@ def rand_by_round(rounds: ArrayLike, curves: Mapping[str, ArrayLike], every: int
     axes.set_ylim(min(0.0, axes.get_ylim()[0]), 1.03)
     by_round(axes)
     what = f"clusters against nodes; dots on every {every}th round, when each node sends its share"
-    title(axes, what + "; bands hold all seeds" * (len(index) > 1))
+    title(axes, f"{what}; bands hold all seeds" if len(index) > 1 else what)
     legend(axes, lines)
     write(figure, path)

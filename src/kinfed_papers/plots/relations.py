@@ -51,8 +51,8 @@ def relation_grid(
             order = np.argsort(labels, kind="stable")
             draw_relation(axes, weights[np.ix_(order, order)], np.flatnonzero(np.diff(labels[order])) + 0.5)
             others = weights[~np.eye(count, dtype=bool)]
-            own = weights.diagonal().mean()
-            axes.set_xlabel(f"{span(others)}\nown {own:.2g}", fontsize=SMALL - 1, color=INK)
+            own_weight = weights.diagonal().mean()
+            axes.set_xlabel(f"{span(others)}\nown {own_weight:.2g}", fontsize=SMALL - 1, color=INK)
             if not i:
                 axes.set_title(column, fontsize=NORMAL, color=INK)
             if not j:

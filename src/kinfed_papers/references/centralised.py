@@ -100,7 +100,7 @@ def train(
             network.train()
             order = torch.randperm(len(steps), generator=generator(seed, "reference", epoch)).to(steps.device)
             for at in steps[order].split(reference.batch):
-                x, y = series.at("train", at)
+                x, y = series.read_windows("train", at)
                 outputs = network(x)  # [B, N, steps]
                 y = y[..., : outputs.shape[-1]]
                 loss = task.loss(outputs, y).sum() * y.shape[-1] / (~y.isnan()).sum().clamp(min=1)
@@ -151,7 +151,7 @@ class _Series:
         """[T] int64: the steps at which a window of some series begins."""
         return self._used[split].view(len(self._first), -1).any(0).nonzero().flatten()
 
-    def at(self, split: str, steps: Tensor) -> tuple[Tensor, Tensor]:
+    def read_windows(self, split: str, steps: Tensor) -> tuple[Tensor, Tensor]:
         """Inputs [B, N, past, F] and targets [B, N, horizon] from steps: [B]; NaN where a series has no such window."""
         rows = steps[:, None] + self._first  # [B, N]
         inside = rows.clamp(max=len(self.x) - 1)
@@ -161,6 +161,7 @@ class _Series:
     @torch.no_grad()
     def score(self, split: str, network: nn.Module) -> dict[str, Tensor]:
         """[N] each: what `Forecasting` says of every client's windows."""
-        batches = [(network(x), y) for x, y in (self.at(split, part) for part in self.steps(split).split(CHUNK))]
+        windows = (self.read_windows(split, part) for part in self.steps(split).split(CHUNK))
+        batches = [(network(x), y) for x, y in windows]
         outputs, y = (torch.cat(parts).transpose(0, 1) for parts in zip(*batches, strict=True))  # [N, W, horizon]
         return vmap(self.task.score)(outputs, y, torch.ones_like(y[..., 0]))

@@ -82,7 +82,7 @@ class _Network(nn.Module):
 
     def _next(self, values: Tensor) -> Tensor:
         h = self.gather(self.blocks(values))  # [B, C, 1, N]
-        h = self.settle(_normalised(h, self.norm))
+        h = self.settle(_normalise(h, self.norm))
         return self.weight(h[:, :, 0].transpose(1, 2))[..., 0] + self.bias  # type: ignore[no-any-return]
 
 
@@ -95,7 +95,7 @@ class _Block(nn.Module):
         self.norm = nn.LayerNorm([polynomials.shape[1], after], eps=1e-6)
 
     def forward(self, x: Tensor) -> Tensor:
-        return _normalised(self.second(self.graph(self.first(x))), self.norm)
+        return _normalise(self.second(self.graph(self.first(x))), self.norm)
 
 
 class _Temporal(nn.Module):
@@ -131,6 +131,6 @@ class _Graph(nn.Module):
         return (self.mix(around) + x).relu()  # type: ignore[no-any-return]
 
 
-def _normalised(x: Tensor, norm: nn.Module) -> Tensor:
+def _normalise(x: Tensor, norm: nn.Module) -> Tensor:
     """LayerNorm over nodes and channels of x: [B, C, T, N]."""
     return norm(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)  # type: ignore[no-any-return]
