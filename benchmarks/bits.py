@@ -66,7 +66,7 @@ def cases() -> Iterator[tuple[str, Callable[[], torch.Tensor]]]:
         for executor in EXECUTORS:
             method = variants.METHODS[name](**{**variants.BASE.get(name, {}), **variant})
             case = variants.told((name, variant))
-            yield f"{RENAMED.get(case, case)} {executor}", partial(tried, method, variants.federation(), executor)
+            yield f"{RENAMED.get(case, case)} {executor}", partial(fit_small, method, variants.federation(), executor)
 
     folder, seen = Path(os.environ["KINFED_DATA"]), set[str]()
     for name in published_table.tables():
@@ -77,25 +77,25 @@ def cases() -> Iterator[tuple[str, Callable[[], torch.Tensor]]]:
             raw = small(cell.experiment.table)
             if (key := json.dumps(raw, sort_keys=True)) not in seen:
                 seen.add(key)
-                yield f"{name} {cell.row.name} on {cell.column.name}", partial(trained, raw, folder)
+                yield f"{name} {cell.row.name} on {cell.column.name}", partial(fit_cell, raw, folder)
 
 
 def small(table: config.Table) -> config.Table:
     """A cell's config with two rounds and few examples; what counts rounds begins at once."""
     split = {**table["federation"]["split"], "examples": EXAMPLES}
-    found = {
+    cell = {
         **table,
         "rounds": ROUNDS,
         "evaluate_every": 1,
         "seed": 0,
         "federation": {**table["federation"], "split": split},
     }
-    if found["participation"].get("late"):
-        found["participation"] = {**found["participation"], "joins": 1}
-    return found
+    if cell["participation"].get("late"):
+        cell["participation"] = {**cell["participation"], "joins": 1}
+    return cell
 
 
-def tried(method: Method, federation: Federation, executor: str) -> torch.Tensor:
+def fit_small(method: Method, federation: Federation, executor: str) -> torch.Tensor:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(3)
         between = nn.Linear(4, 4) if executor == "fused" else nn.BatchNorm1d(4)  # which has no fused form
@@ -104,7 +104,7 @@ def tried(method: Method, federation: Federation, executor: str) -> torch.Tensor
     return fit(method, federation, module, training=Training(1, 4, SGD(lr=0.2)), **how).history.models["theta"]
 
 
-def trained(raw: config.Table, folder: Path) -> torch.Tensor:
+def fit_cell(raw: config.Table, folder: Path) -> torch.Tensor:
     experiment = config.resolve(raw)
     federation = experiment.federation(folder, 0)
     run = fit(
@@ -133,27 +133,27 @@ def main() -> None:
     parser.add_argument("action", choices=("record", "compare"))
     parser.add_argument("file", type=Path)
     parser.add_argument("--only", default="", help="cases whose name holds this")
-    asked = parser.parse_args()
+    args = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    kept = asked.file if asked.action == "record" else asked.file.with_suffix(".now.json")
-    found: dict[str, str] = json.loads(kept.read_text()) if kept.exists() else {}
+    kept = args.file if args.action == "record" else args.file.with_suffix(".now.json")
+    digests: dict[str, str] = json.loads(kept.read_text()) if kept.exists() else {}
     names = []
     for name, make in cases():
-        if asked.only not in name:
+        if args.only not in name:
             continue
         names.append(name)
-        if name not in found:
-            found[name] = outcome(make)
+        if name not in digests:
+            digests[name] = outcome(make)
             with replacing(kept) as part:
-                part.write_text(json.dumps(found, indent=1))
-            print(f"{len(names)} {name}: {found[name]}", file=sys.stderr)
-    if asked.action == "compare":
-        before = json.loads(asked.file.read_text())
-        gone = [name for name in before if name not in found and asked.only in name]
-        differ = [name for name in names if name in before and before[name] != found[name]]
+                part.write_text(json.dumps(digests, indent=1))
+            print(f"{len(names)} {name}: {digests[name]}", file=sys.stderr)
+    if args.action == "compare":
+        before = json.loads(args.file.read_text())
+        gone = [name for name in before if name not in digests and args.only in name]
+        differ = [name for name in names if name in before and before[name] != digests[name]]
         for name in differ:
-            print(f"differs: {name}: {before[name]} before, {found[name]} now")
+            print(f"differs: {name}: {before[name]} before, {digests[name]} now")
         for name in gone:
             print(f"gone: {name}")
         print(

@@ -121,7 +121,7 @@ def federation(case):
     return Federation(x, y, rows, Regression() if case.series else Classification(10))
 
 
-def trained(fleet):
+def prepare_training(fleet):
     """The training half of a round, and what `auto` would say of it."""
     roster = fleet.roster()
     sent = fleet.method.send(roster, fleet.method.start(roster), roster.everyone)
@@ -140,7 +140,7 @@ def measure(case):
     runs = {}
     for name in NAMES:
         try:
-            runs[name] = trained(fleet(name))
+            runs[name] = prepare_training(fleet(name))
         except UsageError:  # it cannot run this
             continue
     for run in runs.values():
@@ -150,17 +150,17 @@ def measure(case):
 
 def least(runs, seconds=SECONDS):
     """The least seconds of each, in turn."""
-    found, begun, turns = dict.fromkeys(runs, float("inf")), time.perf_counter(), 0
+    fastest, begun, turns = dict.fromkeys(runs, float("inf")), time.perf_counter(), 0
     while turns < LEAST or time.perf_counter() - begun < seconds:
         for name, run in runs.items():
             started = time.perf_counter()
             run()
-            found[name] = min(found[name], time.perf_counter() - started)
+            fastest[name] = min(fastest[name], time.perf_counter() - started)
         turns += 1
-    return found
+    return fastest
 
 
-def chosen(only):
+def measure_choices(only):
     """Rows of the first table, and how many times the fastest's time each pick takes."""
     lines, over = [], {}
     for name, case in CASES.items():
@@ -205,15 +205,15 @@ def products():
 
 def summary(over):
     slow = {name: ratio for name, ratio in over.items() if ratio > TIE}
-    said = f"In {len(over) - len(slow)} of {len(over)} cases the pick is the fastest or within {TIE - 1:.0%} of it"
-    return f"{said}; at worst it takes {max(over.values()):.2f} times as long."
+    sentence = f"In {len(over) - len(slow)} of {len(over)} cases the pick is the fastest or within {TIE - 1:.0%} of it"
+    return f"{sentence}; at worst it takes {max(over.values()):.2f} times as long."
 
 
 def main():
-    asked = argparse.ArgumentParser()
-    asked.add_argument("--only", default="")
-    only = asked.parse_args().only
-    lines, over = chosen(only)
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--only", default="")
+    only = parser.parse_args().only
+    lines, over = measure_choices(only)
     print(summary(over))
     if only:
         return

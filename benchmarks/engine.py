@@ -79,11 +79,11 @@ WORKLOADS = {
 def federation(load):
     """Images that are noise around one prototype a class."""
     draw = torch.Generator().manual_seed(0)
-    each = load.train + load.test
-    y = torch.randint(10, (load.clients * each,), generator=draw)
+    examples = load.train + load.test
+    y = torch.randint(10, (load.clients * examples,), generator=draw)
     y[:10] = torch.arange(10)
     x = torch.randn(10, *load.shape, generator=draw)[y] + torch.randn(len(y), *load.shape, generator=draw)
-    owned = torch.arange(len(y)).split(each)
+    owned = torch.arange(len(y)).split(examples)
     rows = {"train": [o[load.test :] for o in owned], "validation": [o[:0] for o in owned]}
     return Federation(x, y, rows | {"test": [o[: load.test] for o in owned]}, Classification(10))
 
@@ -131,17 +131,17 @@ def simulation(load, module, data, **how):
 
 def able(load, module, data, **how):
     """The executors that can run the model."""
-    found = []
+    executors = []
     for name in NAMES:
         try:
             simulation(load, module, data, executor=name, **how)
         except UsageError:
             continue
-        found.append(name)
-    return found
+        executors.append(name)
+    return executors
 
 
-def federated(load, data, fleet):
+def prepare_rounds(load, data, fleet):
     """A round through the engine, evaluation of all clients included."""
     roster = fleet.roster()
     history = History(tuple(data.names), data.task)
@@ -178,7 +178,7 @@ def bare(load, module, data):
     return run
 
 
-def trained(load, fleet):
+def prepare_training(load, fleet):
     """The training half of a round: what is sent, local steps, the mean."""
     roster = fleet.roster()
     server = fleet.method.start(roster)
@@ -191,30 +191,30 @@ def trained(load, fleet):
     return run
 
 
-def replayed(load, fleet):
+def replay_steps(load, fleet):
     """The bare fused steps of a round: what the fused form is asked for in one, without all that is around it."""
     calls, descend = [], Fused.descend
 
-    def noted(*arguments):
+    def note_call(*arguments):
         calls.append(arguments)
         return descend(*arguments)
 
-    with mock.patch.object(Fused, "descend", noted):
-        trained(load, fleet)()
+    with mock.patch.object(Fused, "descend", note_call):
+        prepare_training(load, fleet)()
     return lambda: [descend(*arguments) for arguments in calls]
 
 
 def on_one_thread(run, onednn):
     """With the same library for products on both sides, so that what is left is the engine."""
 
-    def alone():
+    def run_on_one_thread():
         before = torch.get_num_threads()
         torch.set_num_threads(1)
         with fast_gemm("on" if onednn else "off"):
             run()
         torch.set_num_threads(before)
 
-    return alone
+    return run_on_one_thread
 
 
 class Clock:
@@ -276,12 +276,12 @@ def measure(name, load, loaded):
     hows |= {"loop, one worker": {"executor": "loop", "workers": 1}}
     hows |= {"loop, bf16": {"executor": "loop", "precision": "bf16"}}
     programs = {"plain": plain(load, module, data)}
-    programs |= {n: federated(load, data, simulation(load, module, data, **how)) for n, how in hows.items()}
+    programs |= {n: prepare_rounds(load, data, simulation(load, module, data, **how)) for n, how in hows.items()}
     single = simulation(load, module, data, executor="loop", workers=1)
-    halves = {"loop": (bare(load, module, data), trained(load, single))}
+    halves = {"loop": (bare(load, module, data), prepare_training(load, single))}
     if "fused" in hows:
         fused = simulation(load, module, data, executor="fused", workers=1)
-        halves["fused"] = replayed(load, fused), trained(load, fused)
+        halves["fused"] = replay_steps(load, fused), prepare_training(load, fused)
     for n, both in halves.items():
         both = [on_one_thread(run, single.how["onednn"]) for run in both]
         programs |= dict(zip((f"{n}: steps", f"{n}: training"), both, strict=True))
@@ -307,12 +307,12 @@ def measure(name, load, loaded):
 
 
 def main():
-    asked = argparse.ArgumentParser()
-    asked.add_argument("--loaded", action="store_true")
-    asked.add_argument("--only", default="")
-    asked = asked.parse_args()
-    measured = {n: measure(n, load, asked.loaded) for n, load in WORKLOADS.items() if n.startswith(asked.only)}
-    if asked.loaded:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--loaded", action="store_true")
+    parser.add_argument("--only", default="")
+    args = parser.parse_args()
+    measured = {n: measure(n, load, args.loaded) for n, load in WORKLOADS.items() if n.startswith(args.only)}
+    if args.loaded:
         return
     intro = f"""# What a round costs
 

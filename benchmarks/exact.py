@@ -14,11 +14,16 @@ from kinfed.simulation.simulation import Simulation
 def error(module, data, training, share=1.0, **how):
     """The distance of a client's update from float64's, relative to its length: the median over a cohort."""
     updates = []
-    for kind, asked in ((torch.float64, {"executor": "loop"}), (torch.float32, how)):
+    for kind, execution in ((torch.float64, {"executor": "loop"}), (torch.float32, how)):
         y = data.y.to(kind) if data.y.is_floating_point() else data.y
         cast = Federation(data.x.to(kind), y, data.rows, data.task)
         fleet = Simulation(
-            cast, Model(copy.deepcopy(module).to(kind)), FedAvg(), training, share=share, execution=Execution(**asked)
+            cast,
+            Model(copy.deepcopy(module).to(kind)),
+            FedAvg(),
+            training,
+            share=share,
+            execution=Execution(**execution),
         )
         roster = fleet.roster()
         cohort = torch.arange(max(1, round(share * len(data.names))))

@@ -24,6 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from kinfed import Federation
 from kinfed.core.model import Model
 from kinfed.core.tasks import Classification, Regression
+from kinfed.errors import several
 from kinfed.methods import FedAvg
 from kinfed.models import MODELS
 from kinfed.simulation.execution import Execution
@@ -85,7 +86,7 @@ def plain(load, module, data):
     return run
 
 
-def trained(load, module, data, **how):
+def prepare_fleet(load, module, data, **how):
     """The same by a fleet."""
     fleet = Simulation(data, Model(copy.deepcopy(module)), FedAvg(), local(load), execution=Execution(**how))
     roster = fleet.roster()
@@ -106,7 +107,8 @@ class Shares(TorchDispatchMode):
         begun = time.perf_counter()
         out = func(*args, **(kwargs or {}))
         name = func.overloadpacket.__name__.strip("_")
-        kind = "products" if name in self.PRODUCTS else "moves" if name.startswith(self.MOVES) else "arithmetic"
+        kind = "moves" if name.startswith(self.MOVES) else "arithmetic"
+        kind = "products" if name in self.PRODUCTS else kind
         self.seconds[kind] += time.perf_counter() - begun
         if kind == "products":
             left, right = args[-2:]
@@ -128,16 +130,16 @@ def shares(run):
         begun = time.perf_counter()
         torch.mm(matrix, matrix)
         rate = max(rate, 2 * 1024**3 / (time.perf_counter() - begun))
-    whole = seconds.pop("all")
-    seconds["between operations"] = max(0.0, whole - sum(seconds.values()))
-    said = ", ".join(f"{100 * s / whole:.0f} % {kind}" for kind, s in seconds.items())
+    total = seconds.pop("all")
+    seconds["between operations"] = max(0.0, total - sum(seconds.values()))
+    listed = ", ".join(f"{100 * s / total:.0f} % {kind}" for kind, s in seconds.items())
     return (
-        f"Of one worker's time: {said}. A large product runs at {rate / 1e9:.0f} GFLOP/s on one thread; at that rate "
-        f"the products alone would take {100 * seen.flops / rate / whole:.0f} % of it."
+        f"Of one worker's time: {listed}. A large product runs at {rate / 1e9:.0f} GFLOP/s on one thread; at that rate "
+        f"the products alone would take {100 * seen.flops / rate / total:.0f} % of it."
     )
 
 
-def measure(name, load, asked):
+def measure(name, load, args):
     """The lines of one workload."""
     torch.manual_seed(0)
     module, data = load.module(load.shape, load.outputs), federation(load)
@@ -146,9 +148,9 @@ def measure(name, load, asked):
     if load.vmap:
         hows |= {"vmap": {"executor": "vmap"}}
     programs = {"plain": plain(load, copy.deepcopy(module), data)}
-    programs |= {n: trained(load, module, data, **how) for n, how in hows.items()}
+    programs |= {n: prepare_fleet(load, module, data, **how) for n, how in hows.items()}
     programs["plain, one thread"] = on_one_thread(programs["plain"], onednn=False)
-    clock = Clock(programs, asked.loaded)
+    clock = Clock(programs, args.loaded)
     clock.run()
     base = min(("plain", "plain, one thread"), key=clock.seconds)
     steps = load.clients * load.epochs * -(-load.examples // load.batch)
@@ -157,7 +159,7 @@ def measure(name, load, asked):
         f"### {name}",
         "",
         f"{parameters:,} parameters, {load.clients} clients x {load.examples}, batch {load.batch}, "
-        f"{load.epochs} epoch{'s' * (load.epochs > 1)}: {steps} steps.",
+        f"{several(load.epochs, 'epoch')}: {steps} steps.",
         "",
         "Compared with the faster of the plain loops:",
         "",
@@ -179,19 +181,19 @@ def measure(name, load, asked):
 
 
 def main():
-    asked = argparse.ArgumentParser()
-    asked.add_argument("--loaded", action="store_true")
-    asked.add_argument("--only", default="")
-    asked = asked.parse_args()
-    measured = {n: measure(n, load, asked) for n, load in WORKLOADS.items() if n.startswith(asked.only)}
-    if asked.loaded:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--loaded", action="store_true")
+    parser.add_argument("--only", default="")
+    args = parser.parse_args()
+    measured = {n: measure(n, load, args) for n, load in WORKLOADS.items() if n.startswith(args.only)}
+    if args.loaded:
         return
-    before, _, found = PAGE.read_text().partition(MARK)
+    before, _, measured_part = PAGE.read_text().partition(MARK)
     machine = (
         f"Written by `python benchmarks/fused.py`. PyTorch {torch.__version__}, Python {platform.python_version()}, "
         f"{torch.get_num_threads()} cores of {processor()}."
     )
-    lines = sections(found, WORKLOADS, measured)
+    lines = sections(measured_part, WORKLOADS, measured)
     PAGE.write_text(before + "\n".join([MARK, "", machine, "", *lines]).rstrip() + "\n")
 
 

@@ -36,7 +36,7 @@ FIELDS = ("workload", "model", "executor", "precision", "seconds", "memory", "pr
 def cases(device):
     """What is measured: workload, model, executor, precision."""
     for name, w in WORKLOADS.items():
-        for model in [w["model"]] + ["resnet9"] * (name == "W1"):
+        for model in (w["model"], "resnet9") if name == "W1" else (w["model"],):
             for executor in ("fused", "vmap", "loop") if model in ("mlp", "gru") else ("vmap", "loop"):
                 for precision in ("float32", "tf32") if device != "cpu" else ("float32",):
                     yield name, model, executor, precision
@@ -112,15 +112,15 @@ def table(rows, device):
 
 
 def main():
-    asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    asked.add_argument("--device", default="cuda")
-    asked.add_argument("--minutes", type=float, default=8.0, help="begin no measurement after this time")
-    asked.add_argument("--keep", type=Path, default=Path("runs") / "gpu" / "rounds.csv", metavar="FILE")
-    asked.add_argument("--page", type=Path, default=PAGE, metavar="FILE")
-    asked.add_argument("--only", nargs="*", choices=WORKLOADS, default=[*WORKLOADS], help="workloads")
-    asked = asked.parse_args()
-    rows, until = read(asked.keep), time.monotonic() + 60 * asked.minutes
-    wanted = [case for case in cases(asked.device) if case[0] in asked.only]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--minutes", type=float, default=8.0, help="begin no measurement after this time")
+    parser.add_argument("--keep", type=Path, default=Path("runs") / "gpu" / "rounds.csv", metavar="FILE")
+    parser.add_argument("--page", type=Path, default=PAGE, metavar="FILE")
+    parser.add_argument("--only", nargs="*", choices=WORKLOADS, default=[*WORKLOADS], help="workloads")
+    args = parser.parse_args()
+    rows, until = read(args.keep), time.monotonic() + 60 * args.minutes
+    wanted = [case for case in cases(args.device) if case[0] in args.only]
     for case in wanted:
         if tuple(case) in {tuple(row[key] for key in FIELDS[:4]) for row in rows}:
             continue
@@ -128,14 +128,14 @@ def main():
             sys.exit(3)  # something is left
         row = dict(zip(FIELDS, case, strict=False)) | {"seconds": "", "memory": "", "problem": ""}
         try:
-            took, memory = measure(*case, asked.device)
+            took, memory = measure(*case, args.device)
             row |= {"seconds": f"{took:.4g}", "memory": f"{memory:.0f}"}
         except (UsageError, RunError) as problem:
             row["problem"] = explain(problem)[1]
         print(*case, row["seconds"] or row["problem"], flush=True)
         rows.append(row)
-        write(rows, asked.keep)
-    put(asked.page, "gpu", table(rows, asked.device), "Performance")
+        write(rows, args.keep)
+    put(args.page, "gpu", table(rows, args.device), "Performance")
 
 
 if __name__ == "__main__":

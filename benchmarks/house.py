@@ -71,7 +71,10 @@ def circles(root: Path, trees: dict[str, ast.Module]) -> int:
     def visit(name: str) -> int:
         state[name], count = 1, 0
         for other in arrows.get(name, ()):
-            count += 1 if state.get(other) == 1 else visit(other) if other not in state else 0
+            if state.get(other) == 1:
+                count += 1
+            elif other not in state:
+                count += visit(other)
         state[name] = 2
         return count
 
@@ -109,11 +112,7 @@ def methods(root: Path) -> list[tuple[str, int, int]]:
     measured = []
     for path in sorted((root / "methods").glob("*.py")):
         text = path.read_text()
-        classes = [
-            node
-            for node in ast.parse(text).body
-            if isinstance(node, ast.ClassDef) and any("dataclass" in ast.unparse(d) for d in node.decorator_list)
-        ]
+        classes = [node for node in ast.parse(text).body if isinstance(node, ast.ClassDef) and is_dataclass(node)]
         if path.stem in ("__init__", "bases") or not classes:
             continue
         settings = [
@@ -123,6 +122,11 @@ def methods(root: Path) -> list[tuple[str, int, int]]:
         ]
         measured.append((path.stem, len(text.splitlines()), len(set(settings) - COMMON)))
     return measured
+
+
+def is_dataclass(node: ast.ClassDef) -> bool:
+    """Whether a class is written as a dataclass."""
+    return any("dataclass" in ast.unparse(decorator) for decorator in node.decorator_list)
 
 
 def refused_forms(path: Path) -> Iterator[tuple[str, int, str]]:

@@ -58,16 +58,16 @@ class Program:
         """Its next line that is ours; the others are its own talk. One that says nothing for so long is ended."""
         late = threading.Timer(seconds, self.process.kill)
         late.start()
-        for said in iter(self.process.stdout.readline, ""):
-            if said.startswith(("ready", '{"seconds"')):
+        for line in iter(self.process.stdout.readline, ""):
+            if line.startswith(("ready", '{"seconds"')):
                 late.cancel()
-                return said
+                return line
         late.cancel()
         if self.process.wait() == -signal.SIGKILL:
             self.failed = f"no answer in {seconds} s"
         else:
-            words = [w for w in self.log.read_text(errors="replace").splitlines() if w.strip()]
-            self.failed = words[-1][:160] if words else f"ended with code {self.process.wait()}"
+            lines = [w for w in self.log.read_text(errors="replace").splitlines() if w.strip()]
+            self.failed = lines[-1][:160] if lines else f"ended with code {self.process.wait()}"
         return None
 
     def turn(self):
@@ -77,12 +77,12 @@ class Program:
             self.process.stdin.flush()
         except OSError:
             pass
-        said = self.line()
-        return json.loads(said) if said else None
+        line = self.line()
+        return json.loads(line) if line else None
 
     def rounds(self, usual):
         """The rounds that nothing disturbed; a slow program's only one in any case."""
-        return [found for beside, found in self.turns if self.slow or beside <= DISTURBED * usual]
+        return [outcome for beside, outcome in self.turns if self.slow or beside <= DISTURBED * usual]
 
     def end(self):
         """No more turns."""
@@ -105,21 +105,21 @@ def start(name, script, python, path, folder):
             env={k: v for k, v in os.environ.items() if k != "OMP_NUM_THREADS"},
         )  # fmt: skip
     program = Program(name, process, log)
-    said = program.line(180)
-    if said and said.split()[1:]:
-        program.error = float(said.split()[1])
+    line = program.line(180)
+    if line and line.split()[1:]:
+        program.error = float(line.split()[1])
     return program
 
 
 def gauge(size=768, times=12):
     """Seconds of a fixed matrix product, the least of several: what the machine gives us at this moment."""
     a = torch.ones(size, size)
-    found = []
+    times_taken = []
     for _ in range(times):
         begun = time.perf_counter()
         a @ a
-        found.append(time.perf_counter() - begun)
-    return statistics.median(found)
+        times_taken.append(time.perf_counter() - begun)
+    return statistics.median(times_taken)
 
 
 def peak():
@@ -163,9 +163,9 @@ def measure(name, programs, wanted):
     """
     time.sleep(SETTLE)
     for program in programs:
-        found = None if program.failed else program.turn()
-        if found and found["seconds"] > SLOW:
-            program.turns, program.slow = [(0.0, found)], True
+        outcome = None if program.failed else program.turn()
+        if outcome and outcome["seconds"] > SLOW:
+            program.turns, program.slow = [(0.0, outcome)], True
     times = [gauge()]
     for _ in range(2 * wanted):
         usual = sorted(times)[len(times) // 10]
@@ -173,11 +173,11 @@ def measure(name, programs, wanted):
             if program.failed or program.slow or len(program.rounds(usual)) >= wanted:
                 continue
             before = gauge()
-            found = program.turn()
+            outcome = program.turn()
             times.append(max(before, gauge()))
-            if found is not None:
-                program.turns.append((times[-1], found))
-                print(f"{name}: {program.name} {found['seconds']:.3f} s", file=sys.stderr, flush=True)
+            if outcome is not None:
+                program.turns.append((times[-1], outcome))
+                print(f"{name}: {program.name} {outcome['seconds']:.3f} s", file=sys.stderr, flush=True)
     return sorted(times)[len(times) // 10]
 
 
@@ -200,12 +200,12 @@ def rows(name, programs, gflops, usual):
 
 
 def main():
-    asked = argparse.ArgumentParser(description=__doc__)
-    asked.add_argument("--quick", action="store_true", help="ratios to the plain loop only, under 3 minutes")
-    quick = asked.parse_args().quick
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="ratios to the plain loop only, under 3 minutes")
+    quick = parser.parse_args().quick
     torch.set_num_threads(len(os.sched_getaffinity(0)))  # as the programs, which are not told OMP_NUM_THREADS
     gflops = peak()
-    found = []
+    measured = []
     with tempfile.TemporaryDirectory() as folder:
         for name in QUICK if quick else WORKLOADS:
             path = f"{folder}/{name}.npz"
@@ -219,8 +219,8 @@ def main():
             for program in programs:
                 program.end()
             gflops = max(gflops, peak())  # what the machine reaches undisturbed is the same for all
-            found.append((name, programs, usual))
-        table = [row for name, programs, usual in found for row in rows(name, programs, gflops, usual)]
+            measured.append((name, programs, usual))
+        table = [row for name, programs, usual in measured for row in rows(name, programs, gflops, usual)]
     head = "| workload | program | seconds a round (range) | over kinfed | over plain | of peak | error | MiB | turns |"
     lines = [head, "| --- " * 9 + "|", *table]
     if not quick:

@@ -57,7 +57,7 @@ class Seconds(TorchDispatchMode):
         return out
 
 
-def prepared(name):
+def prepare_workload(name):
     """The clients of one round of a workload, its model and how they train."""
     with tempfile.TemporaryDirectory() as folder:
         make(name, f"{folder}/workload.npz")
@@ -80,23 +80,23 @@ def profile(name, data, module, training, rate):
     fleet = Simulation(data, Model(module), FedAvg(), training, execution=Execution(executor, workers=1))
     roster = fleet.roster()
     sent = fleet.method.send(roster, fleet.method.start(roster), roster.everyone)
-    whole, spent = float("inf"), defaultdict(lambda: float("inf"))
+    total, spent = float("inf"), defaultdict(lambda: float("inf"))
     in_place = dict.fromkeys((torch.ops.aten.baddbmm_, torch.ops.aten.addmm_), operations)  # it does not know these
     with FlopCounterMode(display=False, custom_mapping=in_place) as counted:
         fleet.train(0, roster.everyone, sent)
     for _ in range(TIMES):
         begun = time.perf_counter()
         fleet.train(0, roster.everyone, sent)
-        whole = min(whole, time.perf_counter() - begun)
+        total = min(total, time.perf_counter() - begun)
         with Seconds() as seen:
             fleet.train(0, roster.everyone, sent)
         for kind, seconds in seen.spent.items():
             spent[kind] = min(spent[kind], seconds)
-    spent["Python and dispatch"] = max(0.0, whole - sum(spent.values()))
-    shares = [f"{100 * spent[kind] / whole:.0f} %" if kind in spent else "" for kind in COLUMNS]
-    bound = 100 * counted.get_total_flops() / rate / whole
-    print(name, executor, f"{whole:.3f} s", dict(spent), file=sys.stderr, flush=True)
-    return f"| {name} | {executor} | {whole:.3g} | {' | '.join(shares)} | {bound:.0f} % |"
+    spent["Python and dispatch"] = max(0.0, total - sum(spent.values()))
+    shares = [f"{100 * spent[kind] / total:.0f} %" if kind in spent else "" for kind in COLUMNS]
+    bound = 100 * counted.get_total_flops() / rate / total
+    print(name, executor, f"{total:.3f} s", dict(spent), file=sys.stderr, flush=True)
+    return f"| {name} | {executor} | {total:.3g} | {' | '.join(shares)} | {bound:.0f} % |"
 
 
 def operations(into, a, b, *_, **__):
@@ -119,7 +119,7 @@ def main():
             begun = time.perf_counter()
             matrix @ matrix
             rate = max(rate, 2 * 2048**3 / (time.perf_counter() - begun))
-        table += [profile(name, *prepared(name), rate) for name in PARAMETERS]
+        table += [profile(name, *prepare_workload(name), rate) for name in PARAMETERS]
     print("\n".join(table))
     peak = f"One thread; a large product runs at {rate / 1e9:.0f} GFLOP/s on it."
     about = f"Written by `python benchmarks/profiles.py`. {peak}"

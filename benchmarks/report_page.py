@@ -28,45 +28,45 @@ DOCS = Path(__file__).parents[1] / "docs"
 
 
 def main():
-    asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    asked.add_argument("--clients", default="20,207,2000")
-    asked.add_argument("--times", type=int, default=5)
-    asked.add_argument("--picture", type=Path, metavar="RUN")
-    asked = asked.parse_args()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--clients", default="20,207,2000")
+    parser.add_argument("--times", type=int, default=5)
+    parser.add_argument("--picture", type=Path, metavar="RUN")
+    given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as started:
         browser = started.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
-        for count in map(int, asked.clients.split(",") if asked.picture is None else ()):
+        for count in map(int, given.clients.split(",") if given.picture is None else ()):
             run = made_up(Path(folder) / str(count), count)
             begin, page = time.process_time(), Path(folder) / f"{count}.html"
             write([run], page)
             wrote, size = time.process_time() - begin, page.stat().st_size / 1e6
-            clock, processor = zip(*(opened(browser, page) for _ in range(asked.times)), strict=True)
-            best = f"{min(clock):.2f} s on the clock, {min(processor):.2f} s of the processor (best of {asked.times})"
+            clock, processor = zip(*(time_opening(browser, page) for _ in range(given.times)), strict=True)
+            best = f"{min(clock):.2f} s on the clock, {min(processor):.2f} s of the processor (best of {given.times})"
             print(
                 f"{count:,} clients: {size:.2f} MB, written in {wrote:.1f} s of the processor; open in {best}",
                 flush=True,
             )
-        if asked.picture is not None:
-            write([asked.picture], page := Path(folder) / "page.html")
+        if given.picture is not None:
+            write([given.picture], page := Path(folder) / "page.html")
             draw_page(browser, page)
         browser.close()
 
 
 def draw_page(browser, page):
     """Draw what stands before the graph; the graph and one client; and on a dark screen the graph by gain."""
-    tab = shown(browser, page, "light")
+    tab = show_page(browser, page, "light")
     end = place(tab, "#graph")
     tab.screenshot(path=DOCS / "report-top.png", full_page=True, clip=part(0, end - 20))
     choose(tab, "Group", "5")
     begin, end = place(tab, "#graph"), place(tab, "#clients-title")
     tab.screenshot(path=DOCS / "report-graph.png", full_page=True, clip=part(begin - 30, end - 30))
-    tab = shown(browser, page, "dark")
+    tab = show_page(browser, page, "dark")
     choose(tab, "Gain over the best baseline without others", "10")
     begin, end = place(tab, "#graph"), place(tab, ".picker")
     tab.screenshot(path=DOCS / "report-dark.png", full_page=True, clip=part(begin - 30, end - 20))
 
 
-def shown(browser, page, scheme):
+def show_page(browser, page, scheme):
     tab = browser.new_page(viewport={"width": 1280, "height": 900}, color_scheme=scheme)
     tab.goto(page.as_uri())
     tab.locator("body[data-drawn]").wait_for(state="attached")
@@ -102,7 +102,7 @@ def made_up(path, count):
             scores = torch.from_numpy(draw.binomial(50, lift * (t + 5) / (ROUNDS + 5), count) / 50).float()
             history.rounds.append(t)
             every = {("test", "accuracy"): scores, ("test", "loss"): 1 - scores, ("validation", "accuracy"): scores}
-            history.scores.append({("own", *key): one for key, one in every.items()})
+            history.scores.append({("own", *key): value for key, value in every.items()})
             if base == "fedaghn":
                 weights = draw.random((count, count), np.float32) * np.where(groups[:, None] == groups, 1, 0.1)
                 history.kept_relations.append(torch.from_numpy((weights / weights.sum(1, keepdims=True)).astype("f4")))
@@ -118,7 +118,7 @@ def made_up(path, count):
     return path
 
 
-def opened(browser, page):
+def time_opening(browser, page):
     """Seconds from the address to the first drawing, on the clock and of the page's process."""
     context = browser.new_context(viewport={"width": 1280, "height": 900})
     tab = context.new_page()
@@ -128,7 +128,7 @@ def opened(browser, page):
     tab.goto(page.as_uri())
     tab.locator("body[data-drawn]").wait_for(state="attached")
     clock = time.perf_counter() - begin
-    spent = {one["name"]: one["value"] for one in watch.send("Performance.getMetrics")["metrics"]}
+    spent = {metric["name"]: metric["value"] for metric in watch.send("Performance.getMetrics")["metrics"]}
     context.close()
     return clock, spent["TaskDuration"]
 

@@ -106,25 +106,25 @@ def whole(name, clients):
     return {"fit": trained - begun, "save": time.perf_counter() - trained, "files": files, "peak": memory()[1]}
 
 
-def alone(*arguments):
+def run_alone(*arguments):
     """What a case finds in a process of its own."""
     command = [sys.executable, __file__, "--case", *map(str, arguments)]
     return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
 
 
 def main():
-    asked = argparse.ArgumentParser()
-    asked.add_argument("methods", nargs="*", choices=[[], "whole", *TRIED], metavar="PART", help="default: all")
-    asked.add_argument("--case", nargs="+")
-    asked.add_argument("--most", type=int, default=CLIENTS[-1])
-    asked = asked.parse_args()
-    if asked.case:
-        name, *numbers = asked.case
+    parser = argparse.ArgumentParser()
+    parser.add_argument("methods", nargs="*", choices=[[], "whole", *TRIED], metavar="PART", help="default: all")
+    parser.add_argument("--case", nargs="+")
+    parser.add_argument("--most", type=int, default=CLIENTS[-1])
+    args = parser.parse_args()
+    if args.case:
+        name, *numbers = args.case
         print(json.dumps((case if len(numbers) == 2 else whole)(name, *map(int, numbers))))
         return
     threads = torch.get_num_threads()
     machine = f"{version()}, PyTorch {torch.__version__}, Python {platform.python_version()}, {threads} threads."
-    parts = asked.methods or ["whole", *TRIED]
+    parts = args.methods or ["whole", *TRIED]
     if "whole" in parts:
         lines = [
             "## Whole runs",
@@ -135,32 +135,32 @@ def main():
             "| --- | --- | --- | --- | --- | --- |",
         ]
         for name, clients in WHOLE:
-            found = alone(name, clients) if clients <= asked.most else {}
-            told = (f"{found[key]:.0f}" if found else "" for key in ("fit", "save", "files", "peak"))
-            lines.append(f"| {name} | {clients:,} | {' | '.join(told)} |")
+            figures = run_alone(name, clients) if clients <= args.most else {}
+            cells = (f"{figures[key]:.0f}" if figures else "" for key in ("fit", "save", "files", "peak"))
+            lines.append(f"| {name} | {clients:,} | {' | '.join(cells)} |")
             print(lines[-1], flush=True)
-        if asked.most >= CLIENTS[-1]:
+        if args.most >= CLIENTS[-1]:
             put(PAGE, "whole", "\n".join(lines), "Rounds with many clients")
     for name in (part for part in parts if part != "whole"):
         settings, room = TRIED[name]
-        told = ", ".join(f"`{key}={value}`" for key, value in settings.items())
+        changed = ", ".join(f"`{key}={value}`" for key, value in settings.items())
         lines = [
             f"## {name}",
             "",
-            f"With {told}. {machine}" if told else machine,
+            f"With {changed}. {machine}" if changed else machine,
             "",
             "| cohort | clients | seconds a round | MB before | MB more in rounds |",
             "| --- | --- | --- | --- | --- |",
         ]
         for cohort in COHORTS:
-            for clients in (n for n in CLIENTS if n <= min(asked.most, room)):
-                found = alone(name, clients, cohort)
+            for clients in (n for n in CLIENTS if n <= min(args.most, room)):
+                figures = run_alone(name, clients, cohort)
                 lines.append(
-                    f"| {cohort:,} | {clients:,} | {found['seconds']:.2f} "
-                    f"| {found['before']:.0f} | {found['peak'] - found['before']:.0f} |"
+                    f"| {cohort:,} | {clients:,} | {figures['seconds']:.2f} "
+                    f"| {figures['before']:.0f} | {figures['peak'] - figures['before']:.0f} |"
                 )
                 print(name, lines[-1], flush=True)
-        if asked.most >= CLIENTS[-1]:
+        if args.most >= CLIENTS[-1]:
             put(PAGE, name, "\n".join(lines), "Rounds with many clients")
 
 

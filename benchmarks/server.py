@@ -89,7 +89,7 @@ class Clock:
 
 def rates(clock):
     """Operations a second in square products: float32, the faster of both libraries, and float64."""
-    setting, found = getattr(torch.backends.mkldnn, "matmul", None), {}
+    setting, flops = getattr(torch.backends.mkldnn, "matmul", None), {}
     for dtype in (torch.float32, torch.float64):
         a, out = torch.randn(1024, 1024, dtype=dtype), torch.empty(1024, 1024, dtype=dtype)
         times = [clock.time(lambda a=a, out=out: torch.mm(a, a, out=out))]
@@ -97,11 +97,11 @@ def rates(clock):
             before, setting.fp32_precision = setting.fp32_precision, "bf16"
             times.append(clock.time(lambda a=a, out=out: torch.mm(a, a, out=out)))
             setting.fp32_precision = before
-        found[dtype] = 2 * 1024**3 / min(times)
-    return found
+        flops[dtype] = 2 * 1024**3 / min(times)
+    return flops
 
 
-def filled(count, d, seed):
+def fill_rows(count, d, seed):
     """[count, d] numbers that are cheap to make; no two rows are alike."""
     draw = torch.Generator().manual_seed(seed)
     few = torch.randn(count, 4096, generator=draw)
@@ -114,48 +114,48 @@ def roster(count, module, graph=None):
     return Roster(model.theta, model.layout, sizes, Training(), 0, names, graph)
 
 
-def step(method, known, upload):
+def step(method, clients, upload):
     """A function that does one aggregation and the sending after it, of a round in which all took part before."""
-    everyone = known.everyone
-    server = method.aggregate(known, method.start(known), everyone, upload)
-    known = replace(known, round=1)
+    everyone = clients.everyone
+    server = method.aggregate(clients, method.start(clients), everyone, upload)
+    clients = replace(clients, round=1)
 
     def run():
-        method.send(known, method.aggregate(known, server, everyone, upload), everyone)
+        method.send(clients, method.aggregate(clients, server, everyone, upload), everyone)
 
     return run
 
 
-def products(clock, known, theta, floor):
+def products(clock, clients, theta, floor):
     """Name, seconds and floor of the products that server steps are made of."""
-    count, layout = len(known), known.layout
+    count, layout = len(clients), clients.layout
     weights, cut = torch.rand(count, count), torch.rand(len(layout.layers), count, count)
     lots = torch.rand(1, 5, count, dtype=torch.float64).clamp(min=1e-9)
     learned = [layer.trainable for layer in layout.layers]
-    yield "mean", clock.time(lambda: weighted_mean(theta, known.sizes)), floor(1)
+    yield "mean", clock.time(lambda: weighted_mean(theta, clients.sizes)), floor(1)
     yield "mixing", clock.time(lambda: mix(weights, theta, layout)), floor(2, 1)
     yield "mixing by layer", clock.time(lambda: mix(cut, theta, layout)), floor(2, 1)
     yield "inner products", clock.time(lambda: inner_by_layer(theta, theta, layout)), floor(1, 1)
     yield "distances", clock.time(lambda: gram(theta[:, at] for at in learned).distances), floor(1, 1)
     if count >= 100:
-        apart = distances(gram(theta, torch.float64))
-        yield "k-means", clock.time(lambda: kmeans(apart, 5, lots)), float("nan")
+        square_distances = distances(gram(theta, torch.float64))
+        yield "k-means", clock.time(lambda: kmeans(square_distances, 5, lots)), float("nan")
 
 
-def steps(clock, known, theta, floor):
+def steps(clock, clients, theta, floor):
     """Name, seconds and floor of whole server steps: aggregate, then send to everyone."""
-    links = replace(known, graph=Graph((torch.rand(len(known), len(known)) < 0.1).float(), "given"))
-    slope = filled(len(known), theta.shape[1], 3)
+    links = replace(clients, graph=Graph((torch.rand(len(clients), len(clients)) < 0.1).float(), "given"))
+    slope = fill_rows(len(clients), theta.shape[1], 3)
     half = floor(1, 1)  # all inner products of two tables
-    yield "fedavg", clock.time(step(FedAvg(), known, Params(theta))), floor(1)
+    yield "fedavg", clock.time(step(FedAvg(), clients, Params(theta))), floor(1)
     yield "sfl", clock.time(step(SFL(), links, Params(theta))), floor(2, 1)
-    yield "fedamp", clock.time(step(FedAMP(alpha=1.0, sigma=1e9), known, Params(theta))), half + floor(2, 1)
+    yield "fedamp", clock.time(step(FedAMP(alpha=1.0, sigma=1e9), clients, Params(theta))), half + floor(2, 1)
     cedar = FedCedar()
-    yield "fedcedar", clock.time(step(cedar, known, Params(theta))), floor(1, 1, torch.float64) + floor(2)
+    yield "fedcedar", clock.time(step(cedar, clients, Params(theta))), floor(1, 1, torch.float64) + floor(2)
     gat = PFedGAT(sketch=4096)
-    yield "pfedgat", clock.time(step(gat, known, pfedgat.Upload(theta, slope))), half + floor(2, 1)
+    yield "pfedgat", clock.time(step(gat, clients, pfedgat.Upload(theta, slope))), half + floor(2, 1)
     aghn = FedAGHN()
-    yield "fedaghn", clock.time(step(aghn, known, fedaghn.Upload(theta, slope))), 2 * half + floor(2, 1)
+    yield "fedaghn", clock.time(step(aghn, clients, fedaghn.Upload(theta, slope))), 2 * half + floor(2, 1)
 
 
 def of_kin(clock):
@@ -163,14 +163,14 @@ def of_kin(clock):
 
     `aggregate` and the `send` after it; and with all that an evaluated round asks of the server before it goes on.
     """
-    known = roster(1000, nn.Sequential(nn.Linear(784, 125), nn.ReLU(), nn.Linear(125, 10)))
-    everyone, theta = known.everyone, filled(1000, known.layout.size, 0)
+    clients = roster(1000, nn.Sequential(nn.Linear(784, 125), nn.ReLU(), nn.Linear(125, 10)))
+    everyone, theta = clients.everyone, fill_rows(1000, clients.layout.size, 0)
     weights, mixed, lines = torch.rand(1000, 1000), blank(1000, theta), []
-    with fast_product(theta, 1000, 1000, known.layout.size):
+    with fast_product(theta, 1000, 1000, clients.layout.size):
         product = clock.time(lambda: torch.mm(weights, theta, out=mixed))
     for neighbours in (0, 20):
-        method, after = Kin(neighbours=neighbours), replace(known, round=1)
-        server = method.aggregate(known, method.start(known), everyone, Params(theta))
+        method, after = Kin(neighbours=neighbours), replace(clients, round=1)
+        server = method.aggregate(clients, method.start(clients), everyone, Params(theta))
 
         def run(looks, method=method, server=server, after=after):
             after.memo.clear()
@@ -193,58 +193,60 @@ def copying(clock, theta):
 
 def measure(clock, rate, count, d):
     """Rows of the two tables: what, milliseconds, times its floor."""
-    known, theta = roster(count, MODULES[d]()), filled(count, d, 0)
+    clients, theta = roster(count, MODULES[d]()), fill_rows(count, d, 0)
     copy = copying(clock, theta)
 
     def floor(tables, pairs=0, dtype=torch.float32):
         """Seconds to read or write so many tables, or for so many products of all pairs of clients."""
         return max(tables * copy / 2, pairs * 2 * count**2 * d / rate[dtype])
 
-    found = [{}, {}]
-    for cells, part in zip(found, (products, steps), strict=True):
-        for name, seconds, least in part(clock, known, theta, floor):
+    cells_of_parts = [{}, {}]
+    for cells, part in zip(cells_of_parts, (products, steps), strict=True):
+        for name, seconds, least in part(clock, clients, theta, floor):
             ratio = "" if least != least else f" ({seconds / least:.2f})"
-            cells[name] = f"{shown(seconds)}{ratio}"
-    return *found, 8 * count * d / copy / 1e9
+            cells[name] = f"{write_time(seconds)}{ratio}"
+    return *cells_of_parts, 8 * count * d / copy / 1e9
 
 
 def many(clock):
     """Lines about rounds of many clients, cohort 100, in which everyone or a few are looked at."""
     lines, module = [], nn.Linear(784, 10)
     for count in (1000, 10_000):
-        known, cohort, row = roster(count, module), torch.arange(0, count, count // 100), []
-        upload = filled(100, known.layout.size, 1)
+        clients, cohort, row = roster(count, module), torch.arange(0, count, count // 100), []
+        upload = fill_rows(100, clients.layout.size, 1)
         for neighbours in (0, 30):
             method = FedAGHN(neighbours=neighbours)
-            everyone = fedaghn.Upload(filled(count, known.layout.size, 2), filled(count, known.layout.size, 3))
-            server = method.aggregate(known, method.start(known), known.everyone, everyone)
+            everyone = fedaghn.Upload(
+                fill_rows(count, clients.layout.size, 2), fill_rows(count, clients.layout.size, 3)
+            )
+            server = method.aggregate(clients, method.start(clients), clients.everyone, everyone)
             del everyone
 
-            def run(method=method, known=known, server=server, cohort=cohort, upload=upload):
-                method.send(known, server, cohort)
-                method.aggregate(known, server, cohort, fedaghn.Upload(upload, upload))
+            def run(method=method, clients=clients, server=server, cohort=cohort, upload=upload):
+                method.send(clients, server, cohort)
+                method.aggregate(clients, server, cohort, fedaghn.Upload(upload, upload))
 
-            row.append(shown(clock.time(run)))
-        lines.append(f"| {count:,} | {known.layout.size:,} | {row[0]} | {row[1]} |")
+            row.append(write_time(clock.time(run)))
+        lines.append(f"| {count:,} | {clients.layout.size:,} | {row[0]} | {row[1]} |")
     return lines
 
 
 def recall():
     """Share of the 30 nearest models that sketches lead to: 2,000 models in families of 40, noise between members."""
-    lines, known = [], roster(2000, nn.Linear(784, 10))
-    d, draw = known.layout.size, torch.Generator().manual_seed(0)
+    lines, clients = [], roster(2000, nn.Linear(784, 10))
+    d, draw = clients.layout.size, torch.Generator().manual_seed(0)
     for noise in (0.5, 1.0, 2.0):
         theta = torch.randn(50, d, generator=draw).repeat(40, 1) + noise * torch.randn(2000, d, generator=draw)
-        sketch = sketch_models(theta, key(0, "recall"), known.layout.trainable)
-        near, _ = nearest(theta, sketch, known.everyone, 30, known.layout)
+        sketch = sketch_models(theta, key(0, "recall"), clients.layout.trainable)
+        near, _ = nearest(theta, sketch, clients.everyone, 30, clients.layout)
         true = gram(theta).distances.fill_diagonal_(torch.inf).topk(30, largest=False).indices
-        family = (near[:, 1:] % 50 == (known.everyone % 50)[:, None]).double().mean()
+        family = (near[:, 1:] % 50 == (clients.everyone % 50)[:, None]).double().mean()
         kept = (near[:, 1:, None] == true[:, None]).any(2).double().mean()
         lines.append(f"| {noise:g} | {100 * kept:.0f} | {100 * family:.0f} |")
     return lines
 
 
-def shown(seconds):
+def write_time(seconds):
     """Milliseconds with three digits."""
     return f"{1000 * seconds:.3g}" if seconds < 1 else f"{1000 * seconds:,.0f}"
 
@@ -258,11 +260,11 @@ def table(rows):
 
 
 def main():
-    asked = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    asked.add_argument("--loaded", action="store_true", help="keep disturbed repetitions, write nothing")
-    asked.add_argument("--kin", action="store_true", help="measure kin alone, write nothing")
-    asked.add_argument("--only", metavar="NxD", help="one size, such as 20x62006; writes nothing")
-    given = asked.parse_args()
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--loaded", action="store_true", help="keep disturbed repetitions, write nothing")
+    parser.add_argument("--kin", action="store_true", help="measure kin alone, write nothing")
+    parser.add_argument("--only", metavar="NxD", help="one size, such as 20x62006; writes nothing")
+    given = parser.parse_args()
     cases = [case for case in CASES if given.only in (None, "{}x{}".format(*case))]
     if not cases:
         sys.exit(f"--only {given.only}: the sizes are {', '.join('{}x{}'.format(*case) for case in CASES)}")

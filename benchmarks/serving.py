@@ -55,30 +55,30 @@ def table(rows, seed=0):
     return frame.with_columns(buys=polars.when(yes).then(polars.lit("yes")).otherwise(polars.lit("no")))
 
 
-def trained(folder):
+def train_run(folder):
     """The folder of a run on 4,000 rows."""
     table(4000).write_csv(folder / "train.csv")
-    words = [str(folder / "train.csv"), "--client", "shop", "--target", "buys", "--method", "fedrep", "rounds=5"]
-    kinfed("run", *words, "--beside", "none", "--quiet", "--out", str(folder / "run"))
+    arguments = [str(folder / "train.csv"), "--client", "shop", "--target", "buys", "--method", "fedrep", "rounds=5"]
+    time_command("run", *arguments, "--beside", "none", "--quiet", "--out", str(folder / "run"))
     return folder / "run"
 
 
-def kinfed(*words):
+def time_command(*arguments):
     """Seconds on the clock and of the processor that a command takes."""
     before, begin = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
-    subprocess.run([sys.executable, "-m", "kinfed", *words], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run([sys.executable, "-m", "kinfed", *arguments], check=True, stdout=subprocess.DEVNULL)
     clock, after = time.perf_counter() - begin, resource.getrusage(resource.RUSAGE_CHILDREN)
     return clock, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
-def write(part, title, said, heading, lines):
+def write(part, title, intro, heading, lines):
     """One part of the page: what was measured on what, and a table."""
     cores, load = os.cpu_count(), os.getloadavg()[0]
     busy = ": it had other work too, so seconds of CPU say more than those on the clock" if load > cores else ""
     text = (
         f"## {title}\n\nWritten by `python benchmarks/serving.py {part}`, {version()}, PyTorch {torch.__version__}, "
         f"Python {platform.python_version()}, {platform.machine()}, {cores} cores, load {load:.1f}{busy}.\n\n"
-        f"{said}\n\n| {' | '.join(heading)} |\n| {' | '.join('---' for _ in heading)} |\n"
+        f"{intro}\n\n| {' | '.join(heading)} |\n| {' | '.join('---' for _ in heading)} |\n"
     )
     put(PAGE, part, text + "\n".join(lines), "After training: figures")
 
@@ -95,14 +95,14 @@ def predict(folder, run, rows):
     for count in (10, rows):
         path = folder / f"{count}.csv"
         table(count, 1).write_csv(path)
-        times = [kinfed("predict", str(run), str(path), "-o", str(folder / "out.csv")) for _ in range(2)]
-        clock, processor = (min(each) for each in zip(*times, strict=True))
+        times = [time_command("predict", str(run), str(path), "-o", str(folder / "out.csv")) for _ in range(2)]
+        clock, processor = (min(times_of_kind) for times_of_kind in zip(*times, strict=True))
         lines.append(row(f"kinfed predict, {count:,} rows", f"{clock:.2f}", f"{processor:.2f}"))
-    said = (
+    intro = (
         "`kinfed predict` of a table (three numbers, text, a date; 20 clients; an MLP by FedRep), from CSV to "
         "CSV, the start included, the better of two. CPU seconds are those of all cores together."
     )
-    write("predict", "Predictions", said, ["command", "seconds on the clock", "CPU seconds"], lines)
+    write("predict", "Predictions", intro, ["command", "seconds on the clock", "CPU seconds"], lines)
 
 
 def milliseconds(work, least=0.5):
@@ -126,29 +126,32 @@ def export(folder):
         readings = {"mean": 50.0, "deviation": 10.0} if series else None
         predictor = Predictor(["a"], "a", shape, answers, lambda _: None, lambda _: None, readings=readings)
         model = MODELS[name](shape, 12 if series else 10).eval()
-        whole, begin = Whole(model, predictor, "a").eval(), time.process_time()
-        proto = onnx_file.convert(whole, predictor)
+        pipeline, begin = Whole(model, predictor, "a").eval(), time.process_time()
+        proto = onnx_file.convert(pipeline, predictor)
         took, path = time.process_time() - begin, folder / f"{name}.onnx"
-        path.write_bytes(onnx_file.fill_weights(proto, whole, {}).SerializeToString())
-        apart = onnx_file.measure_gap(path, whole, predictor)
+        path.write_bytes(onnx_file.fill_weights(proto, pipeline, {}).SerializeToString())
+        gap = onnx_file.measure_gap(path, pipeline, predictor)
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = 1
         session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
         x = example(predictor, 1)
         fed = {"x": x.numpy()}
         with torch.inference_mode():
-            onnx, plain = milliseconds(lambda s=session, f=fed: s.run(None, f)), milliseconds(lambda w=whole, x=x: w(x))
-        count, size = sum(one.numel() for one in model.parameters()), path.stat().st_size / 1e3
+            onnx, plain = (
+                milliseconds(lambda s=session, f=fed: s.run(None, f)),
+                milliseconds(lambda w=pipeline, x=x: w(x)),
+            )
+        count, size = sum(tensor.numel() for tensor in model.parameters()), path.stat().st_size / 1e3
         cells = [name, " x ".join(map(str, shape)), f"{count:,}", f"{size:,.0f}", f"{took:.1f}"]
-        lines.append(row(*cells, f"{onnx:.3f}", f"{plain:.3f}", f"{apart:.0e}"))
-    said = (
+        lines.append(row(*cells, f"{onnx:.3f}", f"{plain:.3f}", f"{gap:.0e}"))
+    intro = (
         "One row by one thread, in milliseconds of CPU; images, windows of a series, texts of 80 characters or rows of "
         "five numbers, with what is done before and after. *Apart* is the largest difference between onnxruntime's and "
         "PyTorch's answers to 32 random rows, relative to the largest answer if that is above 1. The first conversion "
         "also imports the exporter."
     )
     heading = ["model", "input", "parameters", "ONNX, kB", "CPU seconds to convert", "ms a row", "by PyTorch", "apart"]
-    write("export", "Exports of all architectures", said, heading, lines)
+    write("export", "Exports of all architectures", intro, heading, lines)
 
 
 def memory(process):
@@ -157,7 +160,7 @@ def memory(process):
     return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
-def spent(process):
+def cpu_seconds(process):
     """CPU seconds of a process so far."""
     fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
@@ -170,18 +173,18 @@ def load(run, clients, seconds):
         try:
             address = json.loads(served.stdout.readline())["address"]
             for at_once, rows in ((1, 1), (clients, 1), (clients, 100), (clients, 1)):
-                lines.append(row(*asked(address, at_once, rows, seconds, served)))
+                lines.append(row(*measure_load(address, at_once, rows, seconds, served)))
         finally:
             served.terminate()
-    said = f"Clients that send requests one after another, {seconds:g} seconds each, in the order of the rows."
+    intro = f"Clients that send requests one after another, {seconds:g} seconds each, in the order of the rows."
     heading = ["clients at once", "rows a request", "requests", "errors", "a second", "median, ms", "99 %, ms"]
-    write("load", "The service under load", said, [*heading, "CPU ms a request", "MB"], lines)
+    write("load", "The service under load", intro, [*heading, "CPU ms a request", "MB"], lines)
 
 
-def asked(address, clients, rows, seconds, served):
+def measure_load(address, clients, rows, seconds, served):
     """What came of such clients: the cells of a line."""
     frame = table(rows, 2).drop("buys", "shop").to_dicts()
-    times, wrong, before, end = [], [], spent(served), time.perf_counter() + seconds
+    times, wrong, before, end = [], [], cpu_seconds(served), time.perf_counter() + seconds
 
     def client(number):
         with requests.Session() as session:
@@ -193,14 +196,14 @@ def asked(address, clients, rows, seconds, served):
                     wrong.append(got.text)
 
     threads = [threading.Thread(target=client, args=(i,)) for i in range(clients)]
-    for one in threads:
-        one.start()
-    for one in threads:
-        one.join()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
     middle, late = np.percentile(times, [50, 99])
-    each, rate = 1000 * (spent(served) - before) / len(times), len(times) / seconds
+    per_request, rate = 1000 * (cpu_seconds(served) - before) / len(times), len(times) / seconds
     counts = [clients, rows, f"{len(times):,}", len(wrong), f"{rate:.0f}"]
-    return [*counts, f"{middle:.1f}", f"{late:.1f}", f"{each:.1f}", f"{memory(served):.0f}"]
+    return [*counts, f"{middle:.1f}", f"{late:.1f}", f"{per_request:.1f}", f"{memory(served):.0f}"]
 
 
 if __name__ == "__main__":
@@ -213,7 +216,7 @@ if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as made:
         place = Path(made)
         if args.what in ("predict", "load", "all"):
-            run = trained(place)
+            run = train_run(place)
         if args.what in ("predict", "all"):
             predict(place, run, args.rows)
         if args.what in ("export", "all"):

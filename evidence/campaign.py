@@ -427,26 +427,26 @@ def check(asked):
 
 def main(words=None):
     commands = {"run": run, "status": status, "publish": publish, "check": check}
-    asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    asked.add_argument("command", choices=commands)
-    asked.add_argument("--queue", type=Path, default=HERE / "campaign.toml", metavar="FILE")
-    asked.add_argument("--keep", type=Path, default=Path("runs") / "campaign", metavar="DIR", help="the runs' folder")
-    asked.add_argument("--data-dir", type=Path, default=os.environ.get("KINFED_DATA"), metavar="DIR")
-    asked.add_argument("--minutes", type=float, metavar="M", help="run: stop after this time (default: never)")
-    asked.add_argument("--jobs", type=int, default=1, metavar="N", help="run: side by side, as on a GPU (default: 1)")
-    asked.add_argument("--device", default="cpu", help="where runs train: cpu or cuda (default: cpu)")
-    asked.add_argument("--next", type=int, default=3, metavar="N", help="status: how many of the next to name")
-    asked.add_argument(
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("command", choices=commands)
+    parser.add_argument("--queue", type=Path, default=HERE / "campaign.toml", metavar="FILE")
+    parser.add_argument("--keep", type=Path, default=Path("runs") / "campaign", metavar="DIR", help="the runs' folder")
+    parser.add_argument("--data-dir", type=Path, default=os.environ.get("KINFED_DATA"), metavar="DIR")
+    parser.add_argument("--minutes", type=float, metavar="M", help="run: stop after this time (default: never)")
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="run: side by side, as on a GPU (default: 1)")
+    parser.add_argument("--device", default="cpu", help="where runs train: cpu or cuda (default: cpu)")
+    parser.add_argument("--next", type=int, default=3, metavar="N", help="status: how many of the next to name")
+    parser.add_argument(
         "--results", type=Path, default=campaign_pages.RESULTS, metavar="DIR", help="publish, check: the pages' folder"
     )
-    asked = asked.parse_args(words)
+    args = parser.parse_args(words)
     try:
-        if asked.command != "run":
-            return commands[asked.command](asked)
-        with alone(asked.keep, wait=False):
-            well = run(asked)
+        if args.command != "run":
+            return commands[args.command](args)
+        with alone(args.keep, wait=False):
+            well = run(args)
     except BlockingIOError:
-        sys.exit(f"a campaign is already running in {asked.keep}; stop it first, or name another folder: --keep")
+        sys.exit(f"a campaign is already running in {args.keep}; stop it first, or name another folder: --keep")
     except (UsageError, RunError) as problem:
         sys.exit(explain(problem)[1])
     if not well:

@@ -266,13 +266,13 @@ def folder(name):
 
 
 def main():
-    asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    asked.add_argument("table", nargs="*", choices=[[], *TABLES], metavar="TABLE", help=", ".join(TABLES))
-    asked.add_argument("--write", action="store_true", help="compute nothing, write the pages from the files")
-    asked = asked.parse_args()
-    for table in asked.table or TABLES:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("table", nargs="*", choices=[[], *TABLES], metavar="TABLE", help=", ".join(TABLES))
+    parser.add_argument("--write", action="store_true", help="compute nothing, write the pages from the files")
+    args = parser.parse_args()
+    for table in args.table or TABLES:
         path = folder(f"{table}-controls")
-        if not asked.write:
+        if not args.write:
             made = list(rows(table, TABLES[table]))
             path.parent.mkdir(exist_ok=True)
             with replacing(path) as part, part.open("w", newline="") as file:

@@ -391,15 +391,15 @@ def told(asked, means):
 
 
 def main():
-    asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    asked.add_argument("name", nargs="*", choices=[[], *ASKED], metavar="NAME", help=", ".join(ASKED))
-    asked.add_argument("--seeds", default="0,1,2", help="which, separated by commas")
-    asked.add_argument("--write", action="store_true", help="run nothing, write the pages from the files of scores")
-    asked.add_argument("--keep", type=Path, default=Path("runs") / "deciding", metavar="DIR")
-    asked = asked.parse_args()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("name", nargs="*", choices=[[], *ASKED], metavar="NAME", help=", ".join(ASKED))
+    parser.add_argument("--seeds", default="0,1,2", help="which, separated by commas")
+    parser.add_argument("--write", action="store_true", help="run nothing, write the pages from the files of scores")
+    parser.add_argument("--keep", type=Path, default=Path("runs") / "deciding", metavar="DIR")
+    args = parser.parse_args()
     well = True
-    for name in asked.name or ASKED:
-        well &= asked.write or train(name, [int(seed) for seed in asked.seeds.split(",")], asked.keep)
+    for name in args.name or ASKED:
+        well &= args.write or train(name, [int(seed) for seed in args.seeds.split(",")], args.keep)
         write(name)
     sys.exit(not well)
 

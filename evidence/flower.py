@@ -164,17 +164,17 @@ def write(part, title, command, text):
 
 
 def main():
-    asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    asked.add_argument("what", choices=["bytes", "seconds", "gateways"])
-    asked.add_argument("--nodes", type=int, default=2)
-    asked.add_argument("--rounds", type=int, default=6)
-    asked = asked.parse_args()
-    if asked.what == "bytes":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["bytes", "seconds", "gateways"])
+    parser.add_argument("--nodes", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=6)
+    args = parser.parse_args()
+    if args.what == "bytes":
         count_bytes()
-    elif asked.what == "seconds":
-        time_rounds(asked.nodes, asked.rounds)
+    elif args.what == "seconds":
+        time_rounds(args.nodes, args.rounds)
     else:
-        measure_gateways((4, 20, 50), asked.rounds)
+        measure_gateways((4, 20, 50), args.rounds)
 
 
 if __name__ == "__main__":

@@ -328,21 +328,21 @@ class Results:
 
 
 def main():
-    asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    asked.add_argument("--times", type=int, default=20, help="faults of each kind")
-    asked.add_argument("--faults", type=int, default=5, help="in a run, one after another")
-    asked.add_argument("--only", nargs="*", choices=list(CASES), default=list(CASES))
-    asked.add_argument("--jobs", type=int, default=2, help="federations side by side")
-    asked.add_argument("--once", choices=list(CASES), help="one run of a case, told as JSON")
-    asked.add_argument("--keep", type=Path, default=Path("runs") / "flower-faults.jsonl", metavar="FILE")
-    asked = asked.parse_args()
-    if asked.once:
-        return print(json.dumps(once(asked.once, asked.faults)))
-    results, programs = Results(asked.keep, asked.only, asked.times, asked.faults, asked.jobs), {}
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--times", type=int, default=20, help="faults of each kind")
+    parser.add_argument("--faults", type=int, default=5, help="in a run, one after another")
+    parser.add_argument("--only", nargs="*", choices=list(CASES), default=list(CASES))
+    parser.add_argument("--jobs", type=int, default=2, help="federations side by side")
+    parser.add_argument("--once", choices=list(CASES), help="one run of a case, told as JSON")
+    parser.add_argument("--keep", type=Path, default=Path("runs") / "flower-faults.jsonl", metavar="FILE")
+    args = parser.parse_args()
+    if args.once:
+        return print(json.dumps(once(args.once, args.faults)))
+    results, programs = Results(args.keep, args.only, args.times, args.faults, args.jobs), {}
 
     def work(lane):
         while case := results.next():
-            command = [sys.executable, __file__, "--once", case, "--faults", str(asked.faults)]
+            command = [sys.executable, __file__, "--once", case, "--faults", str(args.faults)]
             how = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "start_new_session": True}
             with subprocess.Popen(command, **how) as program:
                 programs[lane] = program
@@ -354,8 +354,8 @@ def main():
             except ValueError:
                 results.add({"case": case, "failed": (complaint.strip().splitlines() or ["no word"])[-1]})
 
-    with ThreadPoolExecutor(asked.jobs) as pool:
-        lanes = [pool.submit(work, lane) for lane in range(asked.jobs)]
+    with ThreadPoolExecutor(args.jobs) as pool:
+        lanes = [pool.submit(work, lane) for lane in range(args.jobs)]
         try:
             for lane in lanes:
                 lane.result()

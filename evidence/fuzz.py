@@ -215,25 +215,25 @@ class Worker:
 
 
 def main():
-    asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    asked.add_argument("--cases", type=int, default=sum(count for _, count, _ in KINDS.values()))
-    asked.add_argument("--seed", type=int, default=0)
-    asked.add_argument("--only", nargs="+", choices=list(KINDS), default=list(KINDS))
-    asked.add_argument("--case", metavar="KIND/NUMBER", help="run one case here and show what it says")
-    asked.add_argument("--out", type=Path, default=Path(tempfile.gettempdir()) / "kinfed-fuzz")
-    asked = asked.parse_args()
-    out = asked.out.absolute()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cases", type=int, default=sum(count for _, count, _ in KINDS.values()))
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", nargs="+", choices=list(KINDS), default=list(KINDS))
+    parser.add_argument("--case", metavar="KIND/NUMBER", help="run one case here and show what it says")
+    parser.add_argument("--out", type=Path, default=Path(tempfile.gettempdir()) / "kinfed-fuzz")
+    args = parser.parse_args()
+    out = args.out.absolute()
     out.mkdir(parents=True, exist_ok=True)
-    worker = Worker(asked.seed, out)
-    if asked.case:
-        kind, _, number = asked.case.partition("/")
+    worker = Worker(args.seed, out)
+    if args.case:
+        kind, _, number = args.case.partition("/")
         print(*worker.run(kind, int(number)), f"in {out}/cases/{kind}-{number}", sep="\n")
         return worker.stop()
-    share = asked.cases / sum(count for _, count, _ in KINDS.values())
-    log, at = out / f"log-{asked.seed}.jsonl", code()
+    share = args.cases / sum(count for _, count, _ in KINDS.values())
+    log, at = out / f"log-{args.seed}.jsonl", code()
     told = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
     found = {(one["kind"], one["number"]): one for one in told if one["code"] == at}
-    counts = {kind: math.ceil(KINDS[kind][1] * share) for kind in asked.only}
+    counts = {kind: math.ceil(KINDS[kind][1] * share) for kind in args.only}
     every = sorted((number / count, kind, number) for kind, count in counts.items() for number in range(count))
     left = [(kind, number) for _, kind, number in every if (kind, number) not in found]  # all kinds side by side
     with log.open("a") as file:
@@ -246,12 +246,12 @@ def main():
                 shutil.rmtree(out / "cases" / f"{kind}-{number}", ignore_errors=True)
             else:
                 print(f"{kind}/{number}: {outcome}: {(said.strip().splitlines() or [''])[-1][:300]}", flush=True)
-    for kind in asked.only:
+    for kind in args.only:
         print(kind, dict(Counter(one["outcome"] for one in found.values() if one["kind"] == kind)))
     worker.stop()
     for part, (kinds, least) in PARTS.items():
-        if set(kinds) <= set(asked.only) and sum(counts[kind] for kind in kinds) >= least:
-            page(part, [found[kind, number] for _, kind, number in every if kind in kinds], asked)
+        if set(kinds) <= set(args.only) and sum(counts[kind] for kind in kinds) >= least:
+            page(part, [found[kind, number] for _, kind, number in every if kind in kinds], args)
 
 
 def code():

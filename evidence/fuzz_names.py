@@ -289,22 +289,22 @@ def judge(number, seed, here):
 
 
 def main():
-    asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    asked.add_argument("--cases", type=int, default=320)
-    asked.add_argument("--seed", type=int, default=0)
-    asked.add_argument("--case", type=int)
-    asked = asked.parse_args()
-    numbers = range(asked.cases) if asked.case is None else [asked.case]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cases", type=int, default=320)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--case", type=int)
+    args = parser.parse_args()
+    numbers = range(args.cases) if args.case is None else [args.case]
     counts, begin = {step: Counter() for step in STEPS}, time.monotonic()
     with tempfile.TemporaryDirectory(prefix="kinfed-names-") as folder:
         for number in numbers:
-            ends, *names = judge(number, asked.seed, Path(folder) / str(number))
+            ends, *names = judge(number, args.seed, Path(folder) / str(number))
             for step, outcome, said in ends:
                 counts[step][outcome] += 1
                 if outcome in BAD or outcome == "refused":
-                    said = said.strip() if asked.case is not None else repr(said.strip()[-300:])
+                    said = said.strip() if args.case is not None else repr(said.strip()[-300:])
                     print(f"{number} {step}: {outcome}: {said}", flush=True)
-            if asked.case is not None:
+            if args.case is not None:
                 print(*names, sep="\n")
     shown = ["ok", "refused", *(outcome for outcome in BAD if any(c[outcome] for c in counts.values()))]
     lines = [f"| step | cases | {' | '.join(shown)} |", "| --- | ---: |" + " ---: |" * len(shown)]
@@ -313,9 +313,9 @@ def main():
     text = [
         "## Names",
         "",
-        f"Written by `python evidence/fuzz_names.py --cases {asked.cases} --seed {asked.seed}` with kinfed "
+        f"Written by `python evidence/fuzz_names.py --cases {args.cases} --seed {args.seed}` with kinfed "
         f"{kinfed.__version__}:",
-        f"{asked.cases} cases in {(time.monotonic() - begin) / 60:.0f} minutes. Columns, clients, classes, categories, "
+        f"{args.cases} cases in {(time.monotonic() - begin) / 60:.0f} minutes. Columns, clients, classes, categories, "
         f"newcomers and sites are called by {len(NAMES)} names or two",
         "of them together: words of the commands and of ONNX, truth values, numbers, slashes, quotes, line breaks,",
         "control characters, mark-up, options, emoji, 300 letters. A step is right if every name comes back as the",
@@ -323,7 +323,7 @@ def main():
         *("", *lines, ""),
     ]
     print("\n".join(lines))
-    if asked.case is None and asked.cases >= 300:
+    if args.case is None and args.cases >= 300:
         put(PAGE, "names", "\n".join(text), "Odd and broken input")
 
 

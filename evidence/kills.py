@@ -330,26 +330,26 @@ class Trials:
 
 
 def main():
-    asked = argparse.ArgumentParser()
-    asked.add_argument("--stops", type=int, default=STOPS)
-    asked.add_argument("--seed", type=int, default=0)
-    asked = asked.parse_args()
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--stops", type=int, default=STOPS)
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
     torch.set_num_threads(1)
     for module in IMPORTED:
         import_module(module)
     folder = Path(tempfile.mkdtemp(prefix="kinfed-kills-"))
-    trials, done, bad = Trials(folder, random.Random(asked.seed)), [], []
+    trials, done, bad = Trials(folder, random.Random(args.seed)), [], []
     begun = time.monotonic()
-    while (count := stopped(done).total()) < asked.stops:
+    while (count := stopped(done).total()) < args.stops:
         what, stops, problems = trials.trial(len(done))
         bad += [f"trial {len(done)}, {' '.join(map(str, what))}, {stops}: {problem}" for problem in problems]
         done.append((what, stops))
         spent = time.monotonic() - begun
-        said = f"{count + len(stops)} of {asked.stops}, {len(bad)} problems, {spent:.0f} s: {what} {stops}"
+        said = f"{count + len(stops)} of {args.stops}, {len(bad)} problems, {spent:.0f} s: {what} {stops}"
         print(said, *problems, sep="\n  ", flush=True)
     if not bad:
         shutil.rmtree(folder)
-    if (asked.stops, asked.seed) == (STOPS, 0):
+    if (args.stops, args.seed) == (STOPS, 0):
         PAGE.write_text(page(done, bad))
     sys.exit(bool(bad))
 

@@ -119,20 +119,20 @@ def write(asked):
 
 
 def main():
-    asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    asked.add_argument("datasets", nargs="*", default=DATASETS, metavar=f"DATASET{SHORT}", help=", ".join(DATASETS))
-    asked.add_argument("--keep", type=Path, default=Path("runs") / "references", metavar="DIR")
-    asked = asked.parse_args()
-    named = [re.fullmatch(r"(\w+)(?:=(\d+)(?:/(\d+))?)?", one) for one in asked.datasets]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("datasets", nargs="*", default=DATASETS, metavar=f"DATASET{SHORT}", help=", ".join(DATASETS))
+    parser.add_argument("--keep", type=Path, default=Path("runs") / "references", metavar="DIR")
+    args = parser.parse_args()
+    named = [re.fullmatch(r"(\w+)(?:=(\d+)(?:/(\d+))?)?", one) for one in args.datasets]
     if None in named:
         sys.exit(
-            f"what is asked for is DATASET, DATASET=EPOCHS or DATASET=EPOCHS/STRIDE; got {' '.join(asked.datasets)}"
+            f"what is asked for is DATASET, DATASET=EPOCHS or DATASET=EPOCHS/STRIDE; got {' '.join(args.datasets)}"
         )
-    asked.epochs = {one[1]: one[2] or ALL for one in named}
-    asked.stride = {one[1]: int(one[3] or 1) for one in named}
-    if unknown := sorted(set(asked.epochs) - set(DATASETS)):
+    args.epochs = {one[1]: one[2] or ALL for one in named}
+    args.stride = {one[1]: int(one[3] or 1) for one in named}
+    if unknown := sorted(set(args.epochs) - set(DATASETS)):
         sys.exit(f"no subset '{unknown[0]}' of SFL's Table 1; known: {', '.join(DATASETS)}")
-    sys.exit(not train(asked))
+    sys.exit(not train(args))
 
 
 if __name__ == "__main__":

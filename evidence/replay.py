@@ -22,12 +22,12 @@ SHOWN = re.compile(r"!\[[^\]]*\]\(([^)]+\.png)\)")
 
 
 def main():
-    asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    asked.add_argument("pages", nargs="+", type=Path, metavar="PAGE.md")
-    asked.add_argument("--keep", type=Path, default=Path("runs") / "replay", metavar="DIR")
-    asked = asked.parse_args()
-    for page in asked.pages:
-        replay(page, asked.keep / page.stem)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("pages", nargs="+", type=Path, metavar="PAGE.md")
+    parser.add_argument("--keep", type=Path, default=Path("runs") / "replay", metavar="DIR")
+    args = parser.parse_args()
+    for page in args.pages:
+        replay(page, args.keep / page.stem)
 
 
 def replay(page, keep):

@@ -18,12 +18,12 @@ class Forecaster(nn.Module):
     def forward(self, x):
         state, seen = self.encoder(x)[1][0], x[:, -1]
         tick = seen[:, 1] - x[:, -2, 1]
-        said = []
+        outputs = []
         for _ in range(self.ahead):
             state = self.decoder(seen, state)
-            said.append(self.head(state)[:, 0])
-            seen = torch.stack([said[-1], (seen[:, 1] + tick) % 1], 1)
-        return torch.stack(said, 1)
+            outputs.append(self.head(state)[:, 0])
+            seen = torch.stack([outputs[-1], (seen[:, 1] + tick) % 1], 1)
+        return torch.stack(outputs, 1)
 
 
 def build(model, shape, classes=10, ahead=12):

@@ -35,8 +35,8 @@ def train(client, initial, x, epochs):
 
 
 def round(i):
-    found = [train(client, shared, x, w["epochs"]) for client in cohort(w, i)]
-    shared.load_state_dict({name: torch.stack([f[name] for f in found]).mean(0) for name in found[0]})
+    updates = [train(client, shared, x, w["epochs"]) for client in cohort(w, i)]
+    shared.load_state_dict({name: torch.stack([f[name] for f in updates]).mean(0) for name in updates[0]})
     scores = []
     with torch.no_grad():
         for client in range(w["clients"]):
@@ -50,15 +50,15 @@ def round(i):
 def error():
     """How far updates of an epoch are from those in float64, relative to their length: the median of a few clients."""
     begun = torch.cat([t.flatten() for t in shared.state_dict().values()]).double()
-    found = []
+    distances = []
     for client in range(min(FEW, w["clients"])):
         updates = []
         for initial, inputs in ((shared, x), (copy.deepcopy(shared).double(), x.double())):
             torch.manual_seed(client)
             now = train(client, initial, inputs, 1)
             updates.append(torch.cat([t.flatten() for t in now.values()]).double() - begun)
-        found.append(float((updates[0] - updates[1]).norm() / updates[1].norm()))
-    return statistics.median(found)
+        distances.append(float((updates[0] - updates[1]).norm() / updates[1].norm()))
+    return statistics.median(distances)
 
 
 serve(round, error())

@@ -28,7 +28,7 @@ def mine(context):
     return CACHE, CACHE["w"], int(context.node_config["partition-id"])
 
 
-def loaded(message, w):
+def load_model(message, w):
     model = build(w["model"], w["shape"])
     model.load_state_dict(message.content["arrays"].to_torch_state_dict())
     return model
@@ -37,7 +37,7 @@ def loaded(message, w):
 @client_app.train()
 def train(message: Message, context: Context) -> Message:
     data, w, client = mine(context)
-    model, lost = loaded(message, w), loss(w["model"])
+    model, lost = load_model(message, w), loss(w["model"])
     optimiser = torch.optim.SGD(model.parameters(), lr=w["lr"])
     x, y = data["x_train"][client], data["y_train"][client]
     for _ in range(w["epochs"]):
@@ -52,8 +52,8 @@ def train(message: Message, context: Context) -> Message:
 def evaluate(message: Message, context: Context) -> Message:
     data, w, client = mine(context)
     with torch.no_grad():
-        found = score(w["model"], loaded(message, w)(data["x_test"][client]), data["y_test"][client])
-    return Message(RecordDict({"metrics": MetricRecord({"score": found})}), reply_to=message)
+        metric = score(w["model"], load_model(message, w)(data["x_test"][client]), data["y_test"][client])
+    return Message(RecordDict({"metrics": MetricRecord({"score": metric})}), reply_to=message)
 
 
 server_app = ServerApp()
@@ -79,8 +79,8 @@ def main(grid: Grid, context: Context) -> None:
     while True:
         wait()
         begun = time.perf_counter()
-        found = [reply["arrays"].to_torch_state_dict() for reply in ask("train", i, cohort(w, i))]
-        theta = {name: torch.stack([f[name] for f in found]).mean(0) for name in found[0]}
+        updates = [reply["arrays"].to_torch_state_dict() for reply in ask("train", i, cohort(w, i))]
+        theta = {name: torch.stack([f[name] for f in updates]).mean(0) for name in updates[0]}
         scores = [reply["metrics"]["score"] for reply in ask("evaluate", i, range(w["clients"]))]
         took(time.perf_counter() - begun, np.mean(scores))
         i += 1

@@ -35,12 +35,12 @@ def round(i):
     global shared
     shuffled = np.argsort(np.random.default_rng(i).random((w["clients"], w["train"])), 1)
     shuffled = shuffled.reshape(w["clients"], -1, w["batch"])  # the examples make whole batches
-    found = []
+    updates = []
     for start in range(0, w["clients"], CHUNK):
         chosen = np.arange(start, min(start + CHUNK, w["clients"]))
         at = chosen[:, None, None], shuffled[chosen]
-        found.append(train(shared, arrays["x_train"][at], arrays["y_train"][at]))
-    shared = jax.tree.map(lambda *each: jnp.concatenate(each).mean(0), *found)
+        updates.append(train(shared, arrays["x_train"][at], arrays["y_train"][at]))
+    shared = jax.tree.map(lambda *arrays_of_chunks: jnp.concatenate(arrays_of_chunks).mean(0), *updates)
     return float(score(shared, arrays["x_test"], arrays["y_test"]).mean())
 
 

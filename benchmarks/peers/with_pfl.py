@@ -43,8 +43,8 @@ class Turn(TrainingProcessCallback):
     """Score the shared model, report the round, wait for the next turn."""
 
     def after_central_iteration(self, aggregate_metrics, model, *, central_iteration):
-        found = model.evaluate(test, eval_params=NNEvalHyperParams(local_batch_size=500))
-        took(time.perf_counter() - self.begun, next(value.overall_value for _, value in found))
+        metrics = model.evaluate(test, eval_params=NNEvalHyperParams(local_batch_size=500))
+        took(time.perf_counter() - self.begun, next(value.overall_value for _, value in metrics))
         wait()
         self.begun = time.perf_counter()
         return False, Metrics()
