@@ -100,10 +100,7 @@ def execute(arguments: list[str] | None) -> int:
             print(f"kinfed: warning: {message}", file=sys.stderr)
 
     try:
-        with (
-            warnings.catch_warnings(),
-            catch_signals(),
-        ):  # so that a process's next command says again what this one has said
+        with warnings.catch_warnings(), catch_signals():  # so that the process's next command warns again
             hear_warnings(warn)
             args.command(args, console)
         return 0
