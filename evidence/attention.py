@@ -40,7 +40,7 @@ def bound(groups, slope=SLOPE):
     return best
 
 
-def reached(attention, groups, seed):
+def train_attention(attention, groups, seed):
     """The mean weight within groups: of a method's network, trained from exact gradients for STEPS steps of Adam."""
     generator = torch.Generator().manual_seed(seed)
     of = torch.arange(groups).repeat_interleave(MEMBERS)  # [N]
@@ -51,7 +51,7 @@ def reached(attention, groups, seed):
         return uniform * (6 / fans) ** 0.5
 
     drawn = attention.network(glorot, SIZE)
-    network = type(drawn)(*(one.requires_grad_() for one in drawn))
+    network = type(drawn)(*(weight.requires_grad_() for weight in drawn))
     features, optimiser = F.layer_norm(theta, theta.shape[1:]), torch.optim.Adam([*network], lr=RATE)
     for _ in range(STEPS):
         weights = attention.scores(network, features).softmax(-1).mean(0)  # [N, N]
@@ -73,15 +73,15 @@ def table():
         ("`pfedgat`, 8 heads of Equation 5, reached", PFedGAT()),
         ("`kinfed.methods.attention:Dynamic`, reached", Dynamic()),
     ):
-        found = [[reached(attention, groups, seed) for seed in SEEDS] for groups in GROUPS]
-        rows[name] = [100 * sum(one) / len(one) for one in found]
+        weights_by_seed = [[train_attention(attention, groups, seed) for seed in SEEDS] for groups in GROUPS]
+        rows[name] = [100 * sum(values_of_seeds) / len(values_of_seeds) for values_of_seeds in weights_by_seed]
     for name, values in rows.items():
         lines.append(f"| {name} | {' | '.join(f'{value:.1f}' for value in values)} |")
-    told = (
+    caption = (
         f"{MEMBERS} clients a group, {STEPS:,} steps of Adam at {RATE:g} on exact gradients, mean over seeds "
         f"{', '.join(map(str, SEEDS))}: `python evidence/attention.py`."
     )
-    return "\n".join([*lines, "", told])
+    return "\n".join([*lines, "", caption])
 
 
 if __name__ == "__main__":

@@ -33,8 +33,8 @@ def bias(federation, seed, share):
     who, rows = set(order[: round(share * len(order))].tolist()), dict(federation.rows)
     for split in ("train", "validation"):
         rows[split] = [
-            each[torch.isin(federation.y[each], kept[i])] if i in who else each
-            for i, each in enumerate(federation.rows[split])
+            own_rows[torch.isin(federation.y[own_rows], kept[i])] if i in who else own_rows
+            for i, own_rows in enumerate(federation.rows[split])
         ]
     return replace(federation, rows=rows)
 
@@ -51,15 +51,15 @@ def table():
     lines = ["| accuracy of the others, % | " + " | ".join(f"{share:.0%} biased" for share in SHARES) + " | lost |"]
     lines += ["| --- |" + " ---: |" * (len(SHARES) + 1)]
     for name in METHODS:
-        found = torch.tensor([[accuracy(name, share, seed) for seed in SEEDS] for share in SHARES])
-        means, lost = found.mean(1), found[0, :, 0] - found[-1, :, 0]
+        accuracies = torch.tensor([[accuracy(name, share, seed) for seed in SEEDS] for share in SHARES])
+        means, lost = accuracies.mean(1), accuracies[0, :, 0] - accuracies[-1, :, 0]
         cells = [f"{mean:.1f} ({worst:.1f})" for mean, worst in means.tolist()]
         lines.append(f"| `{name}` | {' | '.join(cells)} | {lost.mean():.1f} ± {lost.std():.1f} |")
-    told = (
+    caption = (
         f"In brackets the worst client's; means over seeds {', '.join(map(str, SEEDS))}, and what is lost from the "
         "first column to the last with its deviation over them: `python evidence/bias.py`."
     )
-    return "\n".join([*lines, "", told])
+    return "\n".join([*lines, "", caption])
 
 
 if __name__ == "__main__":

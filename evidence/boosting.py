@@ -47,16 +47,16 @@ def make_federation(name, folder):
     labels = not pd.api.types.is_numeric_dtype(frame[target])
     reader = TableReader(client=client, target=target, labels=labels)
     dataset = reader.read_frame(frame_of(convert_pandas(frame), "X"))
-    asked = torch.zeros(len(frame), dtype=torch.bool)
-    asked[torch.from_numpy(test.index.to_numpy())] = True
+    is_test = torch.zeros(len(frame), dtype=torch.bool)
+    is_test[torch.from_numpy(test.index.to_numpy())] = True
     rows, draw = {"train": [], "validation": [], "test": []}, torch.Generator().manual_seed(0)
     for mine in rows_by_owner(dataset):
-        others = mine[~asked[mine]]
+        others = mine[~is_test[mine]]
         others = others[torch.randperm(len(others), generator=draw)]
         count = round(len(others) / 5)
         rows["validation"].append(others[:count])
         rows["train"].append(others[count:])
-        rows["test"].append(mine[asked[mine]])
+        rows["test"].append(mine[is_test[mine]])
     dataset = dataset.prepare(dataset, torch.cat(rows["train"]))
     data = Federation(
         dataset.x, dataset.y, rows, dataset.task, dataset.owners, scale=dataset.scale, columns=dataset.columns
@@ -160,18 +160,18 @@ def measure(name, folder):
     if not labels:
         frame, test, client, target = halves
         answers = tables.standard(frame, test.copy(), client, target).values()
-        wrong = [np.sqrt(np.mean((test[target].to_numpy() - np.asarray(one, float)) ** 2)) for one in answers]
+        wrong = [np.sqrt(np.mean((test[target].to_numpy() - np.asarray(answer, float)) ** 2)) for answer in answers]
         errors[LINE] = float(min(wrong) / test[target].std())
     seconds = {column: result[2] for column, result in results.items()}
     size = f"{len(data)} x {round(sum(map(len, data.rows['train'])) / len(data))}"
     return {"size": size, "errors": errors, "seconds": seconds, "labels": labels, "version": version()}
 
 
-def write_page(known):
+def write_page(results):
     """Errors by table, and processor seconds."""
     lines = ["`python evidence/boosting.py --tables DIR --keep DIR`.", ""]
     lines += [f"| table | clients x rows | {' | '.join(COLUMNS)} |", f"| --- | --- |{' ---: |' * len(COLUMNS)}"]
-    for name, result in known.items():
+    for name, result in results.items():
         errors = result["errors"]
         least = min(errors.values())
         shown = [f"{errors[column]:.3f}" if column in errors else "" for column in COLUMNS]
@@ -179,12 +179,16 @@ def write_page(known):
         lines.append(f"| {name}{' (log loss)' if result['labels'] else ''} | {result['size']} | {' | '.join(shown)} |")
     means = []
     for column in COLUMNS:
-        ratios = [one["errors"][column] / one["errors"][POOLED] for one in known.values() if column in one["errors"]]
+        ratios = [
+            result["errors"][column] / result["errors"][POOLED]
+            for result in results.values()
+            if column in result["errors"]
+        ]
         means.append(f"{np.exp(np.mean(np.log(ratios))):.3f}")
     lines.append(f"| mean, over that of an infinite lambda | | {' | '.join(means)} |")
-    seconds = [sum(one["seconds"].get(column, 0) for one in known.values()) for column in COLUMNS[:-1]]
+    seconds = [sum(result["seconds"].get(column, 0) for result in results.values()) for column in COLUMNS[:-1]]
     lines.append(f"| processor seconds, all tables | | {' | '.join(f'{total:.0f}' for total in seconds)} | |")
-    lines += ["", f"Measured with {', '.join(sorted({one['version'] for one in known.values()}))}."]
+    lines += ["", f"Measured with {', '.join(sorted({result['version'] for result in results.values()}))}."]
     return "\n".join(lines)
 
 
@@ -204,8 +208,8 @@ def main():
             keep(path, measure(name, args.tables))
         print(name, json.loads(path.read_text()), flush=True)
     paths = {name: args.keep / f"{name}.json" for name in NAMES}
-    known = {name: json.loads(path.read_text()) for name, path in paths.items() if path.exists()}
-    put(PAGE, "boosting", write_page(known), "Personal boosting")
+    results = {name: json.loads(path.read_text()) for name, path in paths.items() if path.exists()}
+    put(PAGE, "boosting", write_page(results), "Personal boosting")
 
 
 if __name__ == "__main__":

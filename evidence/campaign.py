@@ -67,7 +67,7 @@ class Entry:
     scale: float = 1.0
     precision: str | None = None
 
-    def made(self, keep, data, methods=(), columns=()):
+    def make_reproduction(self, keep, data, methods=(), columns=()):
         table = published_table.load(self.part.partition("-")[0])
         return Reproduction(table, keep / self.part, data, methods, columns, self.seeds, self.scale)
 
@@ -85,7 +85,7 @@ class Work:
     published: bool  # its numbers are on a page, whether or not its folder is still there
 
     @property
-    def failed(self):
+    def failure(self):
         """Why it failed, if it did."""
         path = self.folder.path / "failed.txt"
         return (path.read_text().strip() or "nobody knows why") if path.exists() else ""
@@ -101,11 +101,13 @@ class Work:
 
     @property
     def state(self):
-        if self.failed:  # perhaps before its config was written
+        if self.failure:  # perhaps before its config was written
             return "failed"
         if not self.folder.is_begun:
             return "published" if self.published else "waiting"
-        return "stale" if self.stale else "done" if self.folder.is_finished else "begun"
+        if self.stale:
+            return "stale"
+        return "done" if self.folder.is_finished else "begun"
 
     @property
     def rounds(self):
@@ -148,7 +150,7 @@ class Unit:
 
     def __call__(self, execution):
         how, folder = replace(execution, precision=self.precision, keep_state=False), RunFolder(self.job.folder)
-        with alone(folder.path):  # a process of a campaign that was killed may still be saving
+        with hold_folder(folder.path):  # a process of a campaign that was killed may still be saving
             try:
                 run_job(self.job, how, self.data)
             except ForeignError:
@@ -182,51 +184,51 @@ class Program:
 def read_queue(path):
     """The entries of a queue; raises UsageError that names the one that is wrong."""
     try:
-        raw = [dict(one) for one in tomllib.loads(path.read_text())["queue"]]
+        raw = [dict(table) for table in tomllib.loads(path.read_text())["queue"]]
     except (OSError, KeyError, TypeError, ValueError) as problem:
         raise UsageError(f"{path} is not a queue, which has entries [[queue]]: {problem!r}") from None
     entries = []
-    for place, one in enumerate(raw, 1):
+    for place, table in enumerate(raw, 1):
         where = f"{path}, entry {place}"
-        if set(one) == {"program"}:
-            entries.append(Program(one["program"]))
+        if set(table) == {"program"}:
+            entries.append(Program(table["program"]))
             continue
-        if unknown := set(one) - set(KINDS):
+        if unknown := set(table) - set(KINDS):
             raise UsageError(f"{where}: unknown key '{min(unknown)}'; known: {', '.join(KINDS)}, or program alone")
         for key, kind in KINDS.items():
-            if not isinstance(one.get(key), kind) and (key in one or key in NEEDED):
-                raise UsageError(f"{where}: {key} must be of kind {kind.__name__}; got {one.get(key)!r}")
-        if one.get("precision") not in (None, *PRECISIONS):
-            known = ", ".join(PRECISIONS)
-            raise UsageError(f"{where}: precision must be one of {known}; got {one['precision']!r}")
-        entries.append(Entry(**one))
-        first = next(other for other in entries if isinstance(other, Entry) and other.part == one["part"])
+            if not isinstance(table.get(key), kind) and (key in table or key in NEEDED):
+                raise UsageError(f"{where}: {key} must be of kind {kind.__name__}; got {table.get(key)!r}")
+        if table.get("precision") not in (None, *PRECISIONS):
+            allowed = ", ".join(PRECISIONS)
+            raise UsageError(f"{where}: precision must be one of {allowed}; got {table['precision']!r}")
+        entries.append(Entry(**table))
+        first = next(other for other in entries if isinstance(other, Entry) and other.part == table["part"])
         if (first.scale, first.precision) != (entries[-1].scale, entries[-1].precision):
             raise UsageError(f"{where}: {first.part} has another scale or precision above; name this part otherwise")
     return entries
 
 
-def expand(entries, asked, share=False):
+def expand(entries, args, share=False):
     """The runs and programs of a queue, in its order, and in sentences what cannot be run on this device.
 
     With `share` equal runs of several tables are run once, and the others read it.
     """
-    keep, data = asked.keep, asked.data_dir
-    found, problems = {}, []
+    keep, data = args.keep, args.data_dir
+    units, problems = {}, []
 
     def possible(entry, **named):
         try:
-            return entry.made(keep, data, **named)
+            return entry.make_reproduction(keep, data, **named)
         except UsageError as problem:
             problems.append(f"{entry.part}: {explain(problem)[1]}")
 
     for entry in entries:
         if isinstance(entry, Program):
-            found[entry] = entry
+            units[entry] = entry
             continue
         if entry.precision is not None:
             try:
-                check_precision(entry.precision, torch.device(asked.device), torch.float32)
+                check_precision(entry.precision, torch.device(args.device), torch.float32)
             except UsageError as problem:
                 problems.append(f"{entry.part}: {explain(problem)[1]}")
                 continue
@@ -236,18 +238,18 @@ def expand(entries, asked, share=False):
         if methods and (made := possible(entry, columns=columns, methods=methods)):
             if share:
                 made.share(entry.precision)
-            known = campaign_pages.published_seeds(asked.results / "tables" / entry.part, entry.scale)
+            published_by_cell = campaign_pages.published_seeds(args.results / "tables" / entry.part, entry.scale)
             for name, experiment, path in ((job.name, job.experiment, job.folder) for job in made.runs()):
                 cell, _, seed = name.rpartition(", seed ")
                 method, _, column = cell.partition(" on ")
-                published = int(seed) in known.get((column, method), ())
-                one = Work(entry, f"{entry.part}: {name}", experiment, RunFolder(path), column, method, published)
-                found.setdefault(one.name, one)
-    return list(found.values()), list(dict.fromkeys(problems))
+                published = int(seed) in published_by_cell.get((column, method), ())
+                work = Work(entry, f"{entry.part}: {name}", experiment, RunFolder(path), column, method, published)
+                units.setdefault(work.name, work)
+    return list(units.values()), list(dict.fromkeys(problems))
 
 
 @contextmanager
-def alone(folder, wait=True):
+def hold_folder(folder, wait=True):
     """Hold a folder, when no other process does; raises BlockingIOError if one does and we do not wait.
 
     The system lets go of it when a process ends, however it ends.
@@ -265,51 +267,51 @@ def say(text):
     print(f"{time.strftime('%d %b %H:%M:%S')}  {text}", flush=True)
 
 
-def run(asked):
+def run(args):
     """Do what is left, unit by unit, until nothing is or the time is over; whether no run has failed.
 
     Raises UsageError, before anything begins, for a device that is not here, or no jobs.
     """
-    pick_device(asked.device)  # else every run of the queue would fail by it
-    if asked.jobs < 1:
-        raise UsageError(f"--jobs counts runs side by side, so it must be at least 1; got {asked.jobs}")
+    pick_device(args.device)  # else every run of the queue would fail by it
+    if args.jobs < 1:
+        raise UsageError(f"--jobs counts runs side by side, so it must be at least 1; got {args.jobs}")
     os.nice(19)
     torch.set_num_threads(1)
-    until = time.monotonic() + 60 * asked.minutes if asked.minutes else float("inf")
+    until = time.monotonic() + 60 * args.minutes if args.minutes else float("inf")
     ended, works = {}, []  # programs, and whether they ended well; what was last asked for
     while (left := until - time.monotonic()) > 0:
-        works, problems = expand(read_queue(asked.queue), asked, share=True)
-        for one in works:
-            if isinstance(one, Work):
-                one.set_aside()
-                one.tidy()
+        works, problems = expand(read_queue(args.queue), args, share=True)
+        for work in works:
+            if isinstance(work, Work):
+                work.set_aside()
+                work.tidy()
         waiting = [
-            one
-            for one in works
-            if (one.name not in ended if isinstance(one, Program) else one.state in ("waiting", "begun"))
+            work
+            for work in works
+            if (work.name not in ended if isinstance(work, Program) else work.state in ("waiting", "begun"))
         ]
         if not waiting:
             say("nothing is left" + (f" but what cannot be run: {'; '.join(problems)}" if problems else ""))
             break
-        unit(first_of_equal(waiting), asked, min(HOUR, left), ended)
+        unit(first_of_equal(waiting), args, min(HOUR, left), ended)
     else:
         say("the time is over; the same command goes on")
-    return all(ended.values()) and not any(isinstance(one, Work) and one.failed for one in works)
+    return all(ended.values()) and not any(isinstance(work, Work) and work.failure for work in works)
 
 
 def first_of_equal(works):
     """The works, of runs of one experiment only the first: when it has ended, the others will read it."""
     seen = {}
-    for one in works:
-        is_run = isinstance(one, Work)
-        seen.setdefault((twins.identity(one.experiment.table), one.entry.precision) if is_run else one.name, one)
+    for work in works:
+        is_run = isinstance(work, Work)
+        seen.setdefault((twins.identity(work.experiment.table), work.entry.precision) if is_run else work.name, work)
     return [*seen.values()]
 
 
-def unit(waiting, asked, seconds, ended):
+def unit(waiting, args, seconds, ended):
     """Work one after the other, or --jobs side by side, until the time is over; what has begun by then is saved."""
-    jobs, begun, over = {one.name: one.job(asked.data_dir) for one in waiting}, {}, False
-    parts = {one.name: one.entry.part for one in waiting if isinstance(one, Work)}
+    jobs, begun, over = {work.name: work.job(args.data_dir) for work in waiting}, {}, False
+    parts = {work.name: work.entry.part for work in waiting if isinstance(work, Work)}
 
     def alarm(number, frame):
         nonlocal over
@@ -324,15 +326,15 @@ def unit(waiting, asked, seconds, ended):
     try:
         with catch_signals():
             signal.setitimer(signal.ITIMER_REAL, max(seconds, 0.01))
-            execution = Execution(device=asked.device, workers=1)
-            with closing(side_by_side(jobs, execution, asked.jobs, begin)) as results:
+            execution = Execution(device=args.device, workers=1)
+            with closing(side_by_side(jobs, execution, args.jobs, begin)) as results:
                 for name, problem in results:
                     took = time.monotonic() - begun.get(name, time.monotonic())
                     say(f"done    {name}, {took:.0f} s" if problem is None else f"failed  {name}: {one_line(problem)}")
                     if isinstance(jobs[name], Program):
                         ended[name] = problem is None
                     elif problem is None:
-                        remember(asked.keep / parts[name])
+                        remember(args.keep / parts[name])
                     else:
                         make_folder(place := jobs[name].job.folder)
                         with replacing(place / "failed.txt") as part:
@@ -352,80 +354,85 @@ def one_line(problem):
 def pace(runs):
     """Seconds a round, measured: medians by part, column and method, by part and column, and by part."""
     seen = defaultdict(list)
-    for one in runs:
-        done, seconds = one.progress()
-        for key in like(one) if done else ():
+    for run_ in runs:
+        done, seconds = run_.progress()
+        for key in like(run_) if done else ():
             seen[key].append(seconds / done)
     return {key: statistics.median(values) for key, values in seen.items()}
 
 
-def like(one):
+def like(run_):
     """What its pace is read from, the nearest first."""
-    return [(one.entry.part, one.column, one.method), (one.entry.part, one.column), (one.entry.part,)]
+    return [(run_.entry.part, run_.column, run_.method), (run_.entry.part, run_.column), (run_.entry.part,)]
 
 
-def rest(one, paces):
+def rest(run_, paces):
     """Seconds that a run still takes; None if nothing like it has been measured."""
-    known = [paces[key] for key in like(one) if key in paces]
-    return (one.rounds - one.progress()[0]) * known[0] if known else None
+    measured = [paces[key] for key in like(run_) if key in paces]
+    return (run_.rounds - run_.progress()[0]) * measured[0] if measured else None
 
 
 def duration(seconds):
     minutes = round(seconds / 60)
     days, hours = divmod(minutes // 60, 24)
-    return f"{days} d {hours} h" if days else f"{hours} h {minutes % 60} min" if hours else f"{minutes} min"
+    if days:
+        return f"{days} d {hours} h"
+    return f"{hours} h {minutes % 60} min" if hours else f"{minutes} min"
 
 
-def status(asked):
+def status(args):
     """Print what is done, what is next, how long the rest takes, and what cannot be run."""
-    works, problems = expand(read_queue(asked.queue), asked)
-    runs = {one: one.state for one in works if isinstance(one, Work)}
-    paces = pace([one for one, state in runs.items() if state in ("begun", "done")])
-    for part in [*dict.fromkeys(one.entry.part for one in runs), ""]:
-        mine = {one: state for one, state in runs.items() if part in ("", one.entry.part)}
+    works, problems = expand(read_queue(args.queue), args)
+    runs = {work: work.state for work in works if isinstance(work, Work)}
+    paces = pace([run_ for run_, state in runs.items() if state in ("begun", "done")])
+    for part in [*dict.fromkeys(run_.entry.part for run_ in runs), ""]:
+        mine = {run_: state for run_, state in runs.items() if part in ("", run_.entry.part)}
         count = Counter(mine.values())
-        told = [f"{count['done'] + count['published']} of {len(mine)} runs done"]
-        told += [f"{count['published']} of them published and no longer here"] * bool(count["published"])
-        told += [f"{count[name]} {name}" for name in ("begun", "failed", "stale") if count[name]]
-        left = [rest(one, paces) for one, state in mine.items() if state in ("begun", "waiting")]
-        known = [seconds for seconds in left if seconds is not None]
-        more = len(left) - len(known)  # no run like them has been measured
-        without = f", without {more} whose time is not known yet" * bool(more)
-        told += [f"{duration(sum(known))} left{without}"] if known else []
-        told += [f"the time of {more} is not known yet"] if more and not known else []
-        print(f"{part or 'in all'}: {', '.join(told)}")
-    for one in [one for one in runs if runs[one] in ("begun", "waiting")][: asked.next]:
-        print(f"next: {one.name}: {one.progress()[0]} of {one.rounds} rounds")
-    for one, state in runs.items():
+        parts = [f"{count['done'] + count['published']} of {len(mine)} runs done"]
+        if count["published"]:
+            parts.append(f"{count['published']} of them published and no longer here")
+        parts += [f"{count[name]} {name}" for name in ("begun", "failed", "stale") if count[name]]
+        left = [rest(run_, paces) for run_, state in mine.items() if state in ("begun", "waiting")]
+        durations = [seconds for seconds in left if seconds is not None]
+        more = len(left) - len(durations)  # no run like them has been measured
+        without = f", without {more} whose time is not known yet" if more else ""
+        parts += [f"{duration(sum(durations))} left{without}"] if durations else []
+        parts += [f"the time of {more} is not known yet"] if more and not durations else []
+        print(f"{part or 'in all'}: {', '.join(parts)}")
+    for run_ in [waiting for waiting, state in runs.items() if state in ("begun", "waiting")][: args.next]:
+        print(f"next: {run_.name}: {run_.progress()[0]} of {run_.rounds} rounds")
+    for run_, state in runs.items():
         if state in ("failed", "stale"):
-            print(f"{state}: {one.name}: {one.failed or one.stale}")
-    for line in [f"program: {one.name}" for one in works if isinstance(one, Program)] + problems:
+            print(f"{state}: {run_.name}: {run_.failure or run_.stale}")
+    for line in [f"program: {work.name}" for work in works if isinstance(work, Program)] + problems:
         print(line if line.startswith("program") else f"cannot be run: {line}")
 
 
-def publish(asked):
+def publish(args):
     """Write the tables of finished runs into pages, and their scores beside."""
-    works, _ = expand(read_queue(asked.queue), asked)
+    works, _ = expand(read_queue(args.queue), args)
     problems = []
-    runs = [one for one in works if isinstance(one, Work)]
-    for part in dict.fromkeys(one.entry.part for one in runs):
+    runs = [work for work in works if isinstance(work, Work)]
+    for part in dict.fromkeys(run_.entry.part for run_ in runs):
         try:
-            told = campaign_pages.publish(part, [one for one in runs if one.entry.part == part], asked)
-            print(f"{part}: {told}")
+            outcome = campaign_pages.publish(part, [run_ for run_ in runs if run_.entry.part == part], args)
+            print(f"{part}: {outcome}")
         except UsageError as problem:
             problems.append(f"{part}: {explain(problem)[1]}")
     if problems:
         sys.exit("\n".join(problems))
 
 
-def check(asked):
+def check(args):
     """Name the numbers in sentences that no command has printed."""
-    found = [line for page in campaign_pages.result_pages(asked.results) for line in campaign_pages.unprinted(page)]
-    if found:
-        sys.exit("\n".join([*found, f"{len(found)} numbers in sentences that no command has printed"]))
+    unprinted = [
+        line for page in campaign_pages.result_pages(args.results) for line in campaign_pages.find_unprinted(page)
+    ]
+    if unprinted:
+        sys.exit("\n".join([*unprinted, f"{len(unprinted)} numbers in sentences that no command has printed"]))
 
 
-def main(words=None):
+def main(arguments=None):
     commands = {"run": run, "status": status, "publish": publish, "check": check}
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("command", choices=commands)
@@ -439,11 +446,11 @@ def main(words=None):
     parser.add_argument(
         "--results", type=Path, default=campaign_pages.RESULTS, metavar="DIR", help="publish, check: the pages' folder"
     )
-    args = parser.parse_args(words)
+    args = parser.parse_args(arguments)
     try:
         if args.command != "run":
             return commands[args.command](args)
-        with alone(args.keep, wait=False):
+        with hold_folder(args.keep, wait=False):
             well = run(args)
     except BlockingIOError:
         sys.exit(f"a campaign is already running in {args.keep}; stop it first, or name another folder: --keep")

@@ -38,48 +38,51 @@ COUNTED = re.compile(r"^Of (\d+) runs: ", re.MULTILINE)
 RESULTS = Path(__file__).parents[1] / "docs" / "papers"
 
 
-def publish(part, works, asked):
+def publish(part, works, args):
     """Write what is finished of a part, with the committed numbers whose runs are not here; returns what was done."""
-    page, kept = asked.results / f"{part.partition('.')[0]}-tables.md", asked.results / "tables" / part
-    ended, known = [one for one in works if one.state in ("done", "failed")], committed(kept / "table.csv")
-    if not known and not any(one.folder.is_finished for one in ended):
+    page, kept = args.results / f"{part.partition('.')[0]}-tables.md", args.results / "tables" / part
+    ended, published = [work for work in works if work.state in ("done", "failed")], read_committed(kept / "table.csv")
+    if not published and not any(work.folder.is_finished for work in ended):
         return "nothing is finished yet"
     parts = {match.group(1): match.group() for match in PART.finditer(page.read_text())} if page.exists() else {}
     if part not in parts:
         marks = f"<!-- {part} -->, and on the next line <!-- end of {part} -->"
         raise UsageError(f"{page} has no place for it; write where it belongs {marks}")
-    made = requested(works, ended, known, asked)
-    found = made.lines({str(one.folder): one.failed for one in ended if one.failed})
-    lines, gone = joined(made, found, {key: row for key, row in known.items() if scale(row["flags"]) == made.scale})
+    made = make_requested(works, ended, published, args)
+    new_lines = made.lines({str(work.folder): work.failure for work in ended if work.failure})
+    lines, gone = join_numbers(
+        made, new_lines, {key: row for key, row in published.items() if scale(row["flags"]) == made.scale}
+    )
     now = {number(line): (scale("; ".join(line.flags)), len(line.by_seed)) for line in lines if line.by_seed}
-    before = {key: (scale(row["flags"]), int(row["seeds"])) for key, row in known.items()}
+    before = {key: (scale(row["flags"]), int(row["seeds"])) for key, row in published.items()}
     if less := [key for key, worth in before.items() if worth > now.get(key, (0, 0))]:
-        return f"left as it is: {len(less)} of its {len(known)} numbers have fewer rounds or seeds in {made.out}"
+        return f"left as it is: {len(less)} of its {len(published)} numbers have fewer rounds or seeds in {made.out}"
     machines = dict.fromkeys([*MADE_WITH.findall(parts[part]), *read_machines(made.out)])
-    shown = reproduce.contents(made, lines, sentences(machines, spent(made, lines)))
-    if not any(one.folder.is_finished for one in ended):  # nothing is new but the form
+    shown = reproduce.contents(made, lines, sentences(machines, sum_seconds(made, lines)))
+    if not any(work.folder.is_finished for work in ended):  # nothing is new but the form
         shown = shown._replace(protocol=ABOVE.findall(parts[part].partition("\n**")[0]))
     text = markdown(shown, reproduce.command(made, lines)).replace("# ", "## ", 1)
-    if gone and (other := said(parts[part]) - said(text)):
+    if gone and (other := read_settings(parts[part]) - read_settings(text)):
         return f"left as it is: {gone} of its numbers have no run here, and were made by other settings: {min(other)}"
     kept.mkdir(parents=True, exist_ok=True)
-    text += statistics_of(made, lines, known, kept / "statistics.md")
-    written = {"table.csv": numbers(lines, known), "history.csv": history(made, kept / "history.csv")}
+    text += statistics_of(made, lines, published, kept / "statistics.md")
+    written = {"table.csv": numbers(lines, published), "history.csv": history(made, kept / "history.csv")}
     for name, contents in written.items():
         if contents:
             with replacing(kept / name) as file:
                 file.write_text(contents)
     put(page, part, text, page.stem)
-    return f"{len(now)} numbers in {page.name}" + f", {gone} of them without a run here" * bool(gone)
+    without = f", {gone} of them without a run here" if gone else ""
+    return f"{len(now)} numbers in {page.name}{without}"
 
 
-def requested(works, ended, known, asked):
+def make_requested(works, ended, published, args):
     """The reproduction of methods and columns that have ended runs or committed numbers, and of means over these."""
-    entries = dict.fromkeys(one.entry for one in works)
-    entry = replace(works[0].entry, seeds=max(one.seeds for one in entries))
-    protocol = entry.made(asked.keep, asked.data_dir).protocol
-    there = {column for column, *_ in known} | {one.column for one in ended}
-    queued = {name for one in entries for name in one.column.split()}
+    entries = dict.fromkeys(work.entry for work in works)
+    entry = replace(works[0].entry, seeds=max(entry_.seeds for entry_ in entries))
+    protocol = entry.make_reproduction(args.keep, args.data_dir).protocol
+    there = {column for column, *_ in published} | {work.column for work in ended}
+    queued = {name for entry_ in entries for name in entry_.column.split()}
     wanted = [name for name in protocol.columns if name in queued | there]
     first = {}  # of the columns that read the same runs
     for name, column in protocol.columns.items():
@@ -87,11 +90,11 @@ def requested(works, ended, known, asked):
     there = {first[name] for name in there}
     held = [name for name in wanted if not protocol.columns[name].mean_of and first[name] in there]
     held += [name for name in wanted if (of := protocol.columns[name].mean_of) and set(of) <= set(held)]
-    methods = list(dict.fromkeys([*(one.method for one in ended), *(method for _, method, _ in known)]))
-    return entry.made(asked.keep, asked.data_dir, methods, held)
+    methods = list(dict.fromkeys([*(work.method for work in ended), *(method for _, method, _ in published)]))
+    return entry.make_reproduction(args.keep, args.data_dir, methods, held)
 
 
-def committed(path):
+def read_committed(path):
     """The rows of a committed table.csv that have a measured number, by column, method and metric.
 
     Those of another protocol than the table's are left out: they are to be measured again.
@@ -105,11 +108,11 @@ def committed(path):
 
 def published_seeds(folder, share):
     """By column and method, the seeds of which all numbers are committed, at this share of the rounds."""
-    found = {}
-    for (column, method, _), row in committed(folder / "table.csv").items():
+    seeds_by_cell = {}
+    for (column, method, _), row in read_committed(folder / "table.csv").items():
         seeds = set(seeds_of(row)) if scale(row["flags"]) == share else set()
-        found[column, method] = found.get((column, method), seeds) & seeds
-    return found
+        seeds_by_cell[column, method] = seeds_by_cell.get((column, method), seeds) & seeds
+    return seeds_by_cell
 
 
 def number(line):
@@ -122,47 +125,48 @@ def scale(flags):
     return float(scaled.group(1)) if scaled else 1.0
 
 
-def joined(made, lines, known):
+def join_numbers(made, lines, published):
     """A table's lines, with the seeds of committed numbers that they lack; and how many numbers have such seeds."""
-    found, gone = {}, 0
+    by_number, gone = {}, 0
     for line in sorted(lines, key=lambda line: bool(line.column.mean_of)):  # means last, of what they are means of
         by_seed, flags, over_clients, seconds, status = line.by_seed, [], line.over_clients, line.seconds, line.status
-        if parts := [found[name, line.row.name, line.metric] for name in line.column.mean_of]:
-            seeds = [seed for seed in parts[0].by_seed if all(seed in part.by_seed for part in parts)]
+        if parts := [by_number[name, line.row.name, line.metric] for name in line.column.mean_of]:
+            shared = set.intersection(*(set(part.by_seed) for part in parts))
+            seeds = [seed for seed in parts[0].by_seed if seed in shared]
             by_seed = {seed: statistics.fmean(part.by_seed[seed] for part in parts) for seed in seeds}
             flags = [flag for part in parts for flag in part.flags]
             status = next((part.status for part in parts if part.status), "")
-        elif row := known.get(number(line)):
+        elif row := published.get(number(line)):
             lost = {seed: value for seed, value in seeds_of(row).items() if seed not in by_seed}
             if lost:
                 gone, counts, flags = gone + 1, (len(by_seed), len(lost)), row["flags"].split("; ")
-                over_clients = weighted((over_clients, row["over_clients"]), counts)
-                seconds = weighted((seconds, row.get("seconds")), counts)
+                over_clients = weigh_means((over_clients, row["over_clients"]), counts)
+                seconds = weigh_means((seconds, row.get("seconds")), counts)
                 by_seed = dict(sorted({**by_seed, **lost}.items()))
                 if not status.startswith("failed"):
-                    some = f"{len(by_seed)} of {made.count} seeds" * (len(by_seed) < made.count)
+                    some = f"{len(by_seed)} of {made.count} seeds" if len(by_seed) < made.count else ""
                     status = row["status"] if row["status"].startswith("failed") else some
         flags = tuple(flag for flag in dict.fromkeys([*flags, *line.flags]) if flag)
-        found[number(line)] = line._replace(
+        by_number[number(line)] = line._replace(
             by_seed=by_seed, over_clients=over_clients, flags=flags, status=status, seconds=seconds
         )
-    return [found[number(line)] for line in lines], gone
+    return [by_number[number(line)] for line in lines], gone
 
 
-def numbers(lines, known):
+def numbers(lines, published):
     """The table as CSV; committed rows with the same scores stay, as they were computed from all digits of these."""
     rows = csv.DictReader(io.StringIO(table_csv(lines)))
     out = io.StringIO()
     writer = csv.DictWriter(out, rows.fieldnames, lineterminator="\n")
     writer.writeheader()
     for row in rows:
-        before = known.get((row["column"], row["method"], row["metric"]), {})
+        before = published.get((row["column"], row["method"], row["metric"]), {})
         same = before.get("by_seed") == row["by_seed"] and before["flags"] == row["flags"]
         writer.writerow(before | {"status": row["status"]} if same else row)
     return out.getvalue()
 
 
-def weighted(values, counts):
+def weigh_means(values, counts):
     """The mean over all seeds, of means over some of them; None if one is not known."""
     terms = [(value, count) for value, count in zip(values, counts, strict=True) if count]
     if any(value in (None, "") for value, _ in terms):
@@ -170,7 +174,7 @@ def weighted(values, counts):
     return sum(float(value) * count for value, count in terms) / sum(counts)
 
 
-def spent(made, lines):
+def sum_seconds(made, lines):
     """Seconds that the runs of a table have trained; 0 if they are not known of all."""
     cells = {made.folder(line.row, line.column): line for line in lines if line.by_seed and not line.column.mean_of}
     if any(line.seconds is None for line in cells.values()):
@@ -178,30 +182,30 @@ def spent(made, lines):
     return sum(line.seconds * len(line.by_seed) for line in cells.values())
 
 
-def said(text):
+def read_settings(text):
     """What a table says of its settings, above its numbers without the names of columns, and of its rows, in notes."""
     above = [re.sub(r"^[\w/., -]+: ", "", line) for line in ABOVE.findall(text.partition("\n**")[0])]
     return {line.casefold() for line in [*above, *re.findall(r"^\[\d+\] (.+?)\\?$", text, re.MULTILINE)]}
 
 
-def statistics_of(made, lines, known, path):
+def statistics_of(made, lines, published, path):
     """Write the statistics of the runs that are here, unless the file has those of more; a sentence that links it."""
-    whole = runs_of(made, {number(line)[:2]: line.by_seed for line in lines})
+    every_run = runs_of(made, {number(line)[:2]: line.by_seed for line in lines})
     here = runs_of(made, {(cell.column.name, cell.row.name): made.finished_runs(cell) for cell in made.cells()})
     text = path.read_text() if path.exists() else ""
     if text and not COUNTED.search(text):  # it is of all that was committed
-        of = runs_of(made, {key[:2]: seeds_of(row) for key, row in known.items()})
-        text = text.replace("\n", f"\n\n{counted(of)}\n", 1)
+        of = runs_of(made, {key[:2]: seeds_of(row) for key, row in published.items()})
+        text = text.replace("\n", f"\n\n{count_runs(of)}\n", 1)
     if reproduce.write_statistics(made) and (not text or len(here) >= int(COUNTED.search(text).group(1))):
-        found = (made.out / reproduce.STATISTICS).read_text()
-        text = f"# {path.parent.name}: statistics\n\n{counted(here)}\n\n{found}"
+        statistics_text = (made.out / reproduce.STATISTICS).read_text()
+        text = f"# {path.parent.name}: statistics\n\n{count_runs(here)}\n\n{statistics_text}"
     if not text:
         return ""
     with replacing(path) as file:
         file.write_text(text)
     some = int(COUNTED.search(text).group(1))
     link = reproduce.LINK.replace(f"({reproduce.STATISTICS})", f"(tables/{path.parent.name}/statistics.md)")
-    return link.replace(").\n", f"), of {some} of the {len(whole)} runs.\n") if some < len(whole) else link
+    return link.replace(").\n", f"), of {some} of the {len(every_run)} runs.\n") if some < len(every_run) else link
 
 
 def runs_of(made, seeds):
@@ -212,17 +216,18 @@ def runs_of(made, seeds):
     return [(*cell, seed) for cell, some in runs.items() for seed in some]
 
 
-def counted(runs):
+def count_runs(runs):
     """Which runs these are, in words."""
     seeds, methods = defaultdict(list), defaultdict(list)
     for column, method, seed in runs:
         seeds[column, method].append(str(seed))
     for (column, method), some in seeds.items():
         methods[column, ", ".join(some)].append(method)
-    told = [
-        f"{', '.join(names)} on {column}, seed{'s' * (',' in some)} {some}" for (column, some), names in methods.items()
+    parts = [
+        f"{', '.join(names)} on {column}, {'seeds' if ',' in some else 'seed'} {some}"
+        for (column, some), names in methods.items()
     ]
-    return f"Of {len(runs)} runs: {'; '.join(told)}."
+    return f"Of {len(runs)} runs: {'; '.join(parts)}."
 
 
 def history(made, path):
@@ -230,7 +235,7 @@ def history(made, path):
 
     Where the file at this path has more seeds of a line, that stays. Nothing if no score of the table is a client's.
     """
-    found = {}  # by cell, model and score: by round, a score for each seed
+    by_line = {}  # by cell, model and score: by round, a score for each seed
     for column in made.protocol.columns.values():
         scores = {MEASURES[metric].score for metric in made.protocol.metrics(column)}
         for row in made.protocol.rows.values():
@@ -238,11 +243,11 @@ def history(made, path):
             for seed, folder in made.finished_runs(made.cell(row, column)).items():
                 for (model, score, at), mean in means(folder.history, scores).items():
                     key = (home.parent.relative_to(made.out / "runs").as_posix(), row.name, model, score)
-                    found.setdefault(key, defaultdict(dict))[at][seed] = mean
+                    by_line.setdefault(key, defaultdict(dict))[at][seed] = mean
     lines = {}  # of the same: which seeds, and by round the mean
-    for key, one in found.items():
-        texts = {at: f"{statistics.fmean(values.values()):.4g}" for at, values in one.items()}
-        seeds = sorted({seed for values in one.values() for seed in values})
+    for key, by_round in by_line.items():
+        texts = {at: f"{statistics.fmean(values.values()):.4g}" for at, values in by_round.items()}
+        seeds = sorted({seed for values in by_round.values() for seed in values})
         lines[key] = " ".join(map(str, seeds)), texts
     for key, line in earlier(path).items():
         if len(line[0].split()) > len(lines.get(key, ("",))[0].split()):
@@ -276,12 +281,12 @@ def earlier(path):
 
 def means(path, scores):
     """The mean test scores over clients in a run's history, by model, score and round."""
-    found = defaultdict(list)
+    values_by_key = defaultdict(list)
     with path.open(newline="") as file:
         for line in csv.DictReader(file):
             if line["split"] == "test" and line["metric"] in scores:
-                found[line["model"], line["metric"], int(line["round"])].append(float(line["value"]))
-    return {key: statistics.fmean(values) for key, values in found.items()}
+                values_by_key[line["model"], line["metric"], int(line["round"])].append(float(line["value"]))
+    return {key: statistics.fmean(values) for key, values in values_by_key.items()}
 
 
 def result_pages(folder):
@@ -289,7 +294,7 @@ def result_pages(folder):
     return [page for page in sorted(folder.glob("*.md")) if page.stem not in GUIDES]
 
 
-def unprinted(page):
+def find_unprinted(page):
     """The numbers in a page's sentences that no command has printed, in words.
 
     Printed is what stands between marks, below a command or, outside of marks, after the name of the program that
@@ -297,42 +302,44 @@ def unprinted(page):
     settings. A sentence may round it. Counts up to twelve need nothing. A number that follows from others
     says how, 5.9<!-- = 65.1 - 59.2 -->, and one that is printed elsewhere by what, 7.4<!-- $ kinfed list x -->.
     """
-    text, known = page.read_text(), []
+    text, printed = page.read_text(), []
     if paper := page.stem.removesuffix("-tables") if page.stem.endswith("-tables") else "":
         for path in (*page.parent.glob(f"tables/{paper}.*/*.*"), *page.parent.glob("deciding/*.csv")):
-            known += [times * value for value in numbers_in(path.read_text()) for times in (1, 100)]
+            printed += [times * value for value in numbers_in(path.read_text()) for times in (1, 100)]
         for path in (published_table.PAPERS / paper).glob("*.*"):
-            known += numbers_in(path.read_text())
+            printed += numbers_in(path.read_text())
     for aside in (PART, FENCED, WHOLE, ASIDE):
         if aside is not ASIDE:
-            known += [number for match in aside.finditer(text) for number in numbers_in(match.group())]
+            printed += [number for match in aside.finditer(text) for number in numbers_in(match.group())]
         text = aside.sub(lambda match: re.sub(r"[^\n]", " ", match.group()), text)
-    known, found = np.unique(known), []
+    printed, unprinted_lines = np.unique(printed), []
     for place, line in enumerate(text.splitlines(), 1):
         for stated, total, command in STATED.findall(line):
-            if not (command or is_printed(stated, total, known)):
-                found.append(
-                    f"{page.name}, line {place}: {stated}{f', said to be {total},' * bool(total)} in: {line:.100}"
+            if not (command or is_printed(stated, total, printed)):
+                unprinted_lines.append(
+                    f"{page.name}, line {place}: {stated}{f', said to be {total},' if total else ''} in: {line:.100}"
                 )
-    return found
+    return unprinted_lines
 
 
 def numbers_in(text):
     return [float(number.replace(",", "")) for number in NUMBER.findall(text)]
 
 
-def is_printed(stated, total, known):
+def is_printed(stated, total, printed):
     """Whether known numbers have this one, or those of a sum, which makes it; all as they are rounded there."""
     if not total:
-        return near(stated, known)
+        return is_near(stated, printed)
     if not re.fullmatch(r"[\d., +*/()-]+", total):
         return False
-    return all(near(one, known) for one in NUMBER.findall(total)) and near(stated, [eval(total.replace(",", ""))])
+    return all(is_near(part, printed) for part in NUMBER.findall(total)) and is_near(
+        stated, [eval(total.replace(",", ""))]
+    )
 
 
-def near(stated, known):
+def is_near(stated, printed):
     """Whether one of the known numbers is rounded to this text; small counts always are."""
     plain = stated.replace(",", "")
     digits = len(plain.partition(".")[2])
     value = float(plain)
-    return (not digits and value <= 12) or bool(np.any(np.abs(np.asarray(known) - value) <= 0.5 * 10**-digits + 1e-9))
+    return (not digits and value <= 12) or bool(np.any(np.abs(np.asarray(printed) - value) <= 0.5 * 10**-digits + 1e-9))

@@ -36,47 +36,47 @@ MORE = (
 def train(case, place):
     """Every candidate of a case trained to the end: {name: [validation scores by round, test score, CPU seconds]}."""
     file = place / "found.json"
-    found = json.loads(file.read_text()) if file.exists() else {}
+    results = json.loads(file.read_text()) if file.exists() else {}
     _, x, y, client, classes = case
     federation = kinfed.Federation.from_arrays(torch.from_numpy(x), torch.from_numpy(y), torch.from_numpy(client))
     torch.manual_seed(0)
     net = torch.nn.Sequential(torch.nn.Linear(x.shape[1], 64), torch.nn.ReLU(), torch.nn.Linear(64, classes))
     arena = Arena(federation, lambda seed: net, place, kinfed.Rounds(ROUNDS))
-    for one in tried(TRIED + MORE):
-        if one.name in found:
+    for candidate in make_candidates(TRIED + MORE):
+        if candidate.name in results:
             continue
-        shutil.rmtree(arena.place(one, 0), ignore_errors=True)  # a run that goes on would seem to take less time
+        shutil.rmtree(arena.place(candidate, 0), ignore_errors=True)  # a run that goes on would seem to take less time
         begun = time.process_time()
-        history = arena.train(one, 0, ROUNDS).history
+        history = arena.train(candidate, 0, ROUNDS).history
         seconds = time.process_time() - begun
         seen = [successive_halving.read_validation(history, until).tolist() for until in range(1, ROUNDS + 1)]
-        found[one.name] = [seen, 100 * float(history.test(history.preferred).nanmean()), seconds]
+        results[candidate.name] = [seen, 100 * float(history.test(history.preferred).nanmean()), seconds]
         with replacing(file) as part:
-            part.write_text(json.dumps(found))
-    return found
+            part.write_text(json.dumps(results))
+    return results
 
 
-def tried(methods):
+def make_candidates(methods):
     """The candidates of these methods."""
     return candidates([named(name) for name in methods], kinfed.Training())
 
 
 def worth(methods, everything):
     """What the race among these methods gains in each case, and its mean cost in runs of FedAvg."""
-    some, first, gains, costs = tried(methods), tried(TRIED)[:2], [], []
+    some, first, gains, costs = make_candidates(methods), make_candidates(TRIED)[:2], [], []
     plan = successive_halving.rungs(ROUNDS, 1, len(some), 1, 9 * ROUNDS)
-    for found in everything:
+    for results in everything:
         standings = successive_halving.run(
             some,
             plan,
             1,
             lambda entries, until: {},
-            lambda entry, until, found=found: np.array(found[entry.candidate.name][0][until - 1]),
+            lambda entry, until, results=results: np.array(results[entry.candidate.name][0][until - 1]),
         )
-        base = max(found[one.name][1] for one in first)
-        gains.append(found[successive_halving.winner(standings).candidate.name][1] - base)
-        cost = sum(found[one.candidate.name][2] * one.rounds / ROUNDS for one in standings)
-        costs.append(cost / found[first[1].name][2])
+        base = max(results[candidate.name][1] for candidate in first)
+        gains.append(results[successive_halving.winner(standings).candidate.name][1] - base)
+        cost = sum(results[standing.candidate.name][2] * standing.rounds / ROUNDS for standing in standings)
+        costs.append(cost / results[first[1].name][2])
     return gains, np.mean(costs)
 
 
@@ -86,7 +86,9 @@ def lines(everything):
     yield "| --- | ---: | ---: | ---: |"
     sets = {f"the default seven: {', '.join(TRIED)}": TRIED}
     sets |= {f"the default seven plus {name}": (*TRIED, name) for name in MORE}
-    sets |= {f"the default seven without {name}": tuple(one for one in TRIED if one != name) for name in TRIED[2:]}
+    sets |= {
+        f"the default seven without {name}": tuple(method for method in TRIED if method != name) for name in TRIED[2:]
+    }
     sets["the default seven plus all of the above"] = TRIED + MORE
     for label, methods in sets.items():
         gains, cost = worth(methods, everything)
@@ -98,10 +100,10 @@ def main():
     warnings.simplefilter("ignore")
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--keep", type=Path, required=True, metavar="DIR", help="the folder of the runs")
-    asked = parser.parse_args()
+    args = parser.parse_args()
     everything = []
     for i, case in enumerate(cases(0)):
-        everything.append(train(case, asked.keep / str(i)))
+        everything.append(train(case, args.keep / str(i)))
         print(case[0], file=sys.stderr, flush=True)
     head = f"`python evidence/choose_candidates.py --keep DIR`, PyTorch {torch.__version__}."
     page.put(PAGE, "candidates", "\n".join([head, "", *lines(everything)]), "Choosing")

@@ -29,31 +29,31 @@ PAGE = Path(__file__).parents[1] / "docs" / "choose.md"
 ROUNDS, FOLDS = 20, 2
 
 
-def trained(case, seed, place):
+def train_candidates(case, seed, place):
     """Every candidate trained to the end: {(name, fold): (history, seconds)}, and the candidates."""
     _, x, y, client, classes = case
     federation = kinfed.Federation.from_arrays(torch.from_numpy(x), torch.from_numpy(y), torch.from_numpy(client))
     torch.manual_seed(seed)
     net = torch.nn.Sequential(torch.nn.Linear(x.shape[1], 64), torch.nn.ReLU(), torch.nn.Linear(64, classes))
     arena = Arena(federation, lambda _: net, place, kinfed.Rounds(ROUNDS), seed=seed)
-    found, tried = {}, candidates([Entrant(*named(name)) for name in TRIED], arena)
-    for one in tried:
+    runs, tried = {}, candidates([Entrant(*named(name)) for name in TRIED], arena)
+    for candidate in tried:
         for fold in range(FOLDS):
             begun = time.perf_counter()
-            history = arena.train(one, fold, ROUNDS).history
-            found[one.name, fold] = history, time.perf_counter() - begun
-    return found, tried
+            history = arena.train(candidate, fold, ROUNDS).history
+            runs[candidate.name, fold] = history, time.perf_counter() - begun
+    return runs, tried
 
 
 def best(standings):
     """The best validation score of those that came as far as any."""
-    last = max(one.rounds for one in standings)
-    return max((one for one in standings if one.rounds == last), key=lambda one: one.mean)
+    last = max(standing.rounds for standing in standings)
+    return max((standing for standing in standings if standing.rounds == last), key=lambda standing: standing.mean)
 
 
-def look(found, around, by, entry, until):
+def look(runs, around, by, entry, until):
     """What a rule sees of an entry: validation scores, averaged over so many rounds on either side of the best."""
-    history = successive_halving.early(replace(found[entry.candidate.name, entry.fold][0], select_by=by), until)
+    history = successive_halving.early(replace(runs[entry.candidate.name, entry.fold][0], select_by=by), until)
     curve = history.curve(history.preferred, "validation", history.selects).double()
     at = history.rounds.index(history.select(history.preferred))
     return curve[max(0, at - around) : at + around + 1].mean(0).numpy() * (1 if history.selects_highest else -1)
@@ -61,15 +61,15 @@ def look(found, around, by, entry, until):
 
 def rules(count):
     """(what it is, plan, folds, around, score, winner) of each rule."""
-    whole = [successive_halving.Rung(ROUNDS, count)]
+    to_the_end = [successive_halving.Rung(ROUNDS, count)]
     usual = successive_halving.rungs(ROUNDS, 1, count, 1, 10 * ROUNDS)
     narrow = [
         successive_halving.Rung(5, usual[0].enter),
         successive_halving.Rung(10, 6),
         successive_halving.Rung(ROUNDS, 3),
     ]
-    yield "all to the end; the best score", whole, 1, 0, "", best
-    yield "all to the end; beyond a standard error", whole, 1, 0, "", successive_halving.winner
+    yield "all to the end; the best score", to_the_end, 1, 0, "", best
+    yield "all to the end; beyond a standard error", to_the_end, 1, 0, "", successive_halving.winner
     yield "the race; the best score", usual, 1, 0, "", best
     yield "**the race; beyond a standard error**", usual, 1, 0, "", successive_halving.winner
     yield "the race with three in the end; beyond a standard error", narrow, 1, 0, "", successive_halving.winner
@@ -85,18 +85,22 @@ def rules(count):
     yield "the race with two folds; beyond a standard error", usual, 2, 0, "", successive_halving.winner
 
 
-def spent(plan, left, found, folds):
+def sum_seconds(plan, left, runs, folds):
     """Seconds of training of the candidates that were in the race at each rung."""
     before, total = 0, 0.0
     for rung, names in zip(plan, left, strict=True):
-        total += sum(found[name, fold][1] for name in names for fold in range(folds)) * (rung.until - before) / ROUNDS
+        total += sum(runs[name, fold][1] for name in names for fold in range(folds)) * (rung.until - before) / ROUNDS
         before = rung.until
     return total
 
 
-def judged(found, tried):
+def judge_rules(runs, tried):
     """{rule: (points gained, cost in runs of FedAvg)} on one federation."""
-    tests = {one.name: 100 * float(h.test(h.chosen).mean()) for one in tried for h in [found[one.name, 0][0]]}
+    tests = {
+        candidate.name: 100 * float(h.test(h.chosen).mean())
+        for candidate in tried
+        for h in [runs[candidate.name, 0][0]]
+    }
     lr = kinfed.Training().optimiser.lr
     base = max(tests[f"local,lr={lr:g}"], tests[f"fedavg,lr={lr:g}"])
     result = {}
@@ -107,10 +111,10 @@ def judged(found, tried):
             plan,
             folds,
             lambda entries, until: {},
-            partial(look, found, around, by),
-            lambda rung, here, left=left: left.append([one.name for one in here]),
+            partial(look, runs, around, by),
+            lambda rung, here, left=left: left.append([candidate.name for candidate in here]),
         )
-        cost = spent(plan, left, found, folds) / found[f"fedavg,lr={lr:g}", 0][1]
+        cost = sum_seconds(plan, left, runs, folds) / runs[f"fedavg,lr={lr:g}", 0][1]
         result[what] = tests[pick(standings).candidate.name] - base, cost
     return result
 
@@ -125,11 +129,11 @@ def main():
     for seed in range(args.seeds):
         for case in cases(seed):
             with tempfile.TemporaryDirectory() as place:
-                found = judged(*trained(case, seed, Path(place)))
-            for what, (gain, cost) in found.items():
+                by_rule = judge_rules(*train_candidates(case, seed, Path(place)))
+            for what, (gain, cost) in by_rule.items():
                 gains.setdefault(what, {}).setdefault(case[0], []).append(gain)
                 costs.setdefault(what, []).append(cost)
-            print(seed, case[0], {what[:30]: f"{gain:+.1f}" for what, (gain, _) in found.items()}, file=sys.stderr)
+            print(seed, case[0], {what[:30]: f"{gain:+.1f}" for what, (gain, _) in by_rule.items()}, file=sys.stderr)
     versions = f"kinfed {kinfed.__version__}, PyTorch {torch.__version__}"
     lines = [
         f"`python evidence/choose_rules.py --seeds {args.seeds}`, {versions}.",
@@ -138,8 +142,10 @@ def main():
         "| --- | ---: | ---: | ---: |",
     ]
     for what, by_case in gains.items():
-        each = [np.mean(values) for values in by_case.values()]
-        lines.append(f"| {what} | {np.mean(each):+.1f} | {np.min(each):+.1f} | {np.mean(costs[what]):.0f} |")
+        by_case_means = [np.mean(values) for values in by_case.values()]
+        lines.append(
+            f"| {what} | {np.mean(by_case_means):+.1f} | {np.min(by_case_means):+.1f} | {np.mean(costs[what]):.0f} |"
+        )
     page.put(PAGE, "rules", "\n".join(lines), "Choosing a method")
     print("\n".join(lines))
 

@@ -88,10 +88,10 @@ def federation(table, column, scale, seed):
     """The data of a column, as its methods are given them, and which clients the table scores."""
     protocol = published_table.load(table)
     raw = protocol.raw(protocol.rows[table.partition(".")[0]], protocol.columns[column])
-    one = config.resolve((published_table.scale_config(raw, scale) if scale < 1 else raw) | {"seed": seed})
-    data = one.federation(Path(os.environ["KINFED_DATA"]), seed)
+    experiment = config.resolve((published_table.scale_config(raw, scale) if scale < 1 else raw) | {"seed": seed})
+    data = experiment.federation(Path(os.environ["KINFED_DATA"]), seed)
     if protocol.columns[column].novel:
-        return data, latecomers(seed, tags(data.names), one.participation.late).tolist()
+        return data, latecomers(seed, tags(data.names), experiment.participation.late).tolist()
     return data, range(len(data.rows["test"]))
 
 
@@ -102,16 +102,16 @@ def forecasts(data, client):
     for split in ("train", "validation", "test"):
         rows = data.rows[split][client]
         x[split], y[split] = data.x[rows].double().numpy(), data.y[rows].double().numpy()
-    readings = {split: one[..., 0] * data.task.deviation + data.task.mean for split, one in x.items()}
-    found = {"last value": np.repeat(readings["test"][:, -1:], ahead, 1)}
-    found["ridge on its readings"] = ridge(readings, y)
+    readings = {split: windows[..., 0] * data.task.deviation + data.task.mean for split, windows in x.items()}
+    answers = {"last value": np.repeat(readings["test"][:, -1:], ahead, 1)}
+    answers["ridge on its readings"] = ridge(readings, y)
     if data.x.shape[2] > 1:  # a time of day beside each reading
-        by_time = {split: times(one[..., 1], past, ahead) for split, one in x.items()}
+        by_time = {split: times(windows[..., 1], past, ahead) for split, windows in x.items()}
         daily = means_by_time(by_time["train"], y["train"])
-        usual = {split: daily[one] for split, one in by_time.items()}  # [n, H]
-        found["mean by time of day"] = usual["test"]
-        found["ridge with that mean"] = ridge(readings, y, usual)
-    return found
+        usual = {split: daily[places] for split, places in by_time.items()}  # [n, H]
+        answers["mean by time of day"] = usual["test"]
+        answers["ridge with that mean"] = ridge(readings, y, usual)
+    return answers
 
 
 def times(clock, past, ahead):
@@ -122,19 +122,22 @@ def times(clock, past, ahead):
 
 def means_by_time(at, y):
     """[BINS] the mean of training targets y: [n, H] by time of day, at: [n, H]; of a time without any, of all."""
-    known = ~np.isnan(y)
-    count = np.bincount(at[known], minlength=BINS)
-    total = np.bincount(at[known], y[known], minlength=BINS)
-    return np.where(count, total / np.maximum(count, 1), y[known].mean())
+    present = ~np.isnan(y)
+    count = np.bincount(at[present], minlength=BINS)
+    total = np.bincount(at[present], y[present], minlength=BINS)
+    return np.where(count, total / np.maximum(count, 1), y[present].mean())
 
 
 def ridge(readings, y, usual=None):
     """[n, H] a ridge for each step ahead: on past readings, and perhaps the usual ones [n, H] at each target's time."""
     answers = np.zeros_like(y["test"])
     for h in range(y["test"].shape[1]):
-        x = {s: np.hstack([one] + ([usual[s][:, h : h + 1]] if usual else [])) for s, one in readings.items()}
-        known = {split: ~np.isnan(one[:, h]) for split, one in y.items()}
-        seen, target = x["train"][known["train"]], y["train"][known["train"], h]
+        x = {
+            s: np.hstack([past_readings] + ([usual[s][:, h : h + 1]] if usual else []))
+            for s, past_readings in readings.items()
+        }
+        present = {split: ~np.isnan(targets[:, h]) for split, targets in y.items()}
+        seen, target = x["train"][present["train"]], y["train"][present["train"], h]
         centre, scale, middle = seen.mean(0), seen.std(0) + 1e-9, target.mean()
         seen = (seen - centre) / scale
         square, product = seen.T @ seen, seen.T @ (target - middle)
@@ -142,16 +145,16 @@ def ridge(readings, y, usual=None):
         for penalty in PENALTIES:
             weights = np.linalg.solve(square + penalty * np.eye(len(square)), product)
             of = {s: (x[s] - centre) / scale @ weights + middle for s in ("validation", "test")}
-            valid = known["validation"]
+            valid = present["validation"]
             error = np.square(of["validation"] - y["validation"][:, h])[valid].mean() if valid.any() else 0.0
             tried.append((error, of["test"]))
-        answers[:, h] = min(tried, key=lambda one: one[0])[1]
+        answers[:, h] = min(tried, key=lambda outcome: outcome[0])[1]
     return answers
 
 
 def scores(data, clients):
     """By name and test score, the mean over some clients, as the table's methods have them."""
-    found = {}
+    values_by_score = {}
     for client in clients:
         rows = data.rows["test"][client]
         if isinstance(data.task, Forecasting):
@@ -160,16 +163,16 @@ def scores(data, clients):
                 outputs = (torch.from_numpy(values) - data.task.mean) / data.task.deviation
                 of = data.task.score(outputs, truth, torch.ones(len(rows), dtype=torch.float64))
                 for score, value in of.items():
-                    found.setdefault((name, score), []).append(float(value))
+                    values_by_score.setdefault((name, score), []).append(float(value))
         elif data.y.dtype.is_floating_point:
             continue
         else:
             common = data.y[data.rows["train"][client]].mode().values
             right = (data.y[rows] == common).double().mean().item()
-            found.setdefault(("commonest label", "accuracy"), []).append(right)
+            values_by_score.setdefault(("commonest label", "accuracy"), []).append(right)
             if data.x[0].numel() <= FEATURES:
-                found.setdefault(("logistic regression", "accuracy"), []).append(logistic(data, client))
-    return {key: statistics.fmean(values) for key, values in found.items()}
+                values_by_score.setdefault(("logistic regression", "accuracy"), []).append(logistic(data, client))
+    return {key: statistics.fmean(values) for key, values in values_by_score.items()}
 
 
 def logistic(data, client):
@@ -190,16 +193,17 @@ def logistic(data, client):
     return max(tried, key=lambda pair: pair[0])[1]
 
 
-def rows(table, asked):
+def rows(table, args):
     """The lines of a table.csv."""
     protocol = published_table.load(table.partition("-")[0])
     by_column = {}  # by control and score, and by seed
-    for name in asked.columns.split():
+    for name in args.columns.split():
         column, by_seed = protocol.columns[name], {}
-        flags = [f"scaled {asked.scale:g}"] * (asked.scale < 1) + ["subset"] * column.subset + ["control"]
-        for seed in [] if column.mean_of else asked.seeds:
+        applies = {f"scaled {args.scale:g}": args.scale < 1, "subset": column.subset, "control": True}
+        flags = [flag for flag, is_so in applies.items() if is_so]
+        for seed in [] if column.mean_of else args.seeds:
             print(table, name, "seed", seed, flush=True)
-            data, clients = federation(table.partition("-")[0], name, asked.scale, seed)
+            data, clients = federation(table.partition("-")[0], name, args.scale, seed)
             for key, value in scores(data, clients).items():
                 by_seed.setdefault(key, {})[seed] = value
             if isinstance(data.task, Forecasting) and not column.novel:
@@ -233,32 +237,40 @@ def read(path):
         return [row for row in csv.DictReader(file) if row["measured"]]
 
 
-def write(table, asked):
+def write(table, args):
     """The part of a table's page: what needs no network, and the table's methods beside it."""
-    runs = read(folder(asked.beside))
+    runs = read(folder(args.beside))
     methods = {(row["printed"], row["method"]) for row in runs}
-    twice = {name for name, count in Counter(printed for printed, _ in methods).items() if count > 1}
+    counts = Counter(printed for printed, _ in methods)
+    twice = {name for name, count in counts.items() if count > 1}
     beside = {
         (r["column"], r["metric"], f"{r['printed']} ({r['method']})" if r["printed"] in twice else r["printed"]): r[
             "measured"
         ]
         for r in runs
     }
-    found = {(r["column"], r["metric"], r["printed"]): r["measured"] for r in read(folder(f"{table}-controls"))}
+    controls = {(r["column"], r["metric"], r["printed"]): r["measured"] for r in read(folder(f"{table}-controls"))}
     lines = []
-    for metric in dict.fromkeys(metric for _, metric, _ in found):
-        columns = list(dict.fromkeys(column for column, one, _ in found if one == metric))
+    for metric in dict.fromkeys(metric for _, metric, _ in controls):
+        columns = list(dict.fromkeys(column for column, metric_of_row, _ in controls if metric_of_row == metric))
         lines += [f"| {MEASURES[metric].label} | {' | '.join(columns)} |", "| --- |" + " ---: |" * len(columns)]
-        for known in (found, beside):
-            for name in dict.fromkeys(name for column, one, name in known if one == metric and column in columns):
-                values = [known.get((column, metric, name)) for column in columns]
+        for numbers in (controls, beside):
+            for name in dict.fromkeys(
+                name for column, metric_of_row, name in numbers if metric_of_row == metric and column in columns
+            ):
+                values = [numbers.get((column, metric, name)) for column in columns]
                 cells = [f"{float(value):.{MEASURES[metric].digits}f}" if value else "" for value in values]
                 lines.append(f"| {name} | {' | '.join(cells)} |")
         lines.append("")
-    told = "Above what needs no network, below it the table's methods: means over clients and seeds"
-    told += f" (`python evidence/controls.py {table}`; by seed in "
-    told += f"[tables/{table}-controls](tables/{table}-controls/table.csv))."
-    put(COMMITTED.parent / f"{table.partition('.')[0]}-tables.md", f"controls: {table}", "\n".join([*lines, told]), "")
+    caption = "Above what needs no network, below it the table's methods: means over clients and seeds"
+    caption += f" (`python evidence/controls.py {table}`; by seed in "
+    caption += f"[tables/{table}-controls](tables/{table}-controls/table.csv))."
+    put(
+        COMMITTED.parent / f"{table.partition('.')[0]}-tables.md",
+        f"controls: {table}",
+        "\n".join([*lines, caption]),
+        "",
+    )
 
 
 def folder(name):

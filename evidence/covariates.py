@@ -36,8 +36,8 @@ def sales(seed):
 
 def errors(seed):
     """The mean absolute error by what is known, and by method."""
-    frame, found = sales(seed), {}
-    for known, how in KNOWN.items():
+    frame, errors_found = sales(seed), {}
+    for inputs, how in KNOWN.items():
         federation = kinfed.from_frame(
             frame, client="shop", target="sold", time="day", past=PAST, horizon=HORIZON, seed=seed, **how
         )
@@ -49,8 +49,8 @@ def errors(seed):
         }
         for name, (method, module) in methods.items():
             summary = kinfed.fit(method, federation, module, seed=seed).summary
-            found[known, name] = summary.scores[summary.selection.chosen]["mean"]
-    return found
+            errors_found[inputs, name] = summary.scores[summary.selection.chosen]["mean"]
+    return errors_found
 
 
 def main():
@@ -58,11 +58,11 @@ def main():
     parser.add_argument("--seeds", type=int, default=3)
     args = parser.parse_args()
     warnings.simplefilter("ignore", UserWarning)
-    each = [errors(seed) for seed in range(args.seeds)]
+    by_seed = [errors(seed) for seed in range(args.seeds)]
     print("mae of test days, mean over seeds (each seed)")
-    for known, name in each[0]:
-        values = [one[known, name] for one in each]
-        print(f"{name:16} {known:16} {np.mean(values):6.2f}  ({', '.join(f'{value:.2f}' for value in values)})")
+    for inputs, name in by_seed[0]:
+        values = [errors_of_seed[inputs, name] for errors_of_seed in by_seed]
+        print(f"{name:16} {inputs:16} {np.mean(values):6.2f}  ({', '.join(f'{value:.2f}' for value in values)})")
 
 
 if __name__ == "__main__":

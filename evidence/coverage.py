@@ -29,12 +29,14 @@ def parts(at_hand, folder=COMMITTED):
     shown = [*lines(coverage({*at_hand, *WITHOUT_FILE}, folder)), "", f"{AT_HAND}{', '.join(sorted(at_hand))}."]
     shown += ["", RULE]
     verdicts = ["| table | claim | answer | numbers |", "| --- | --- | --- | --- |"]
-    for table, one in claims(folder):
-        verdicts.append(f"| {table} | {one.claim.says} ({one.claim.where}) | {one.answer_with_reason} | {one.text} |")
+    for table, claim in claims(folder):
+        verdicts.append(
+            f"| {table} | {claim.claim.says} ({claim.claim.where}) | {claim.answer_with_reason} | {claim.text} |"
+        )
     pages = ["| paper | claim | answer | by |", "| --- | --- | --- | --- |"]
-    for one in answered_claims():
-        link = f" [{one.page}]({posixpath.relpath(one.page, PAGE.parent.name)})"
-        pages.append(f"| {one.paper} | {one.says} ({one.where}) | {one.answer} | {one.shows}{link * bool(one.page)} |")
+    for claim in answered_claims():
+        link = f" [{claim.page}]({posixpath.relpath(claim.page, PAGE.parent.name)})" if claim.page else ""
+        pages.append(f"| {claim.paper} | {claim.says} ({claim.where}) | {claim.answer} | {claim.shows}{link} |")
     return {"coverage": "\n".join(shown), "claims": "\n".join(verdicts), "answered": "\n".join(pages)}
 
 
@@ -58,7 +60,7 @@ def judge_page(page, folder=COMMITTED):
     return PART.sub(change, page.read_text())
 
 
-def noted(page=PAGE):
+def read_at_hand(page=PAGE):
     """The data sets that a page notes as at hand."""
     line = next(line for line in page.read_text().splitlines() if line.startswith(AT_HAND))
     return line.removeprefix(AT_HAND).removesuffix(".").split(", ")

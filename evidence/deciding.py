@@ -183,13 +183,13 @@ ASKED = {
 
 def train(name, seeds, keep):
     """Do what is left of an experiment's runs; whether all of them ended well."""
-    asked, well = ASKED[name], True
+    question, well = ASKED[name], True
     done = {(row["setting"], row["seed"]) for row in read(name) if not row["metric"].startswith("validation")}
-    settings = {setting: f"{asked.common} {more}".split() for setting, more in asked.settings.items()}
-    for method, grid in (asked.tuned or {}).items():
+    settings = {setting: f"{question.common} {more}".split() for setting, more in question.settings.items()}
+    for method, grid in (question.tuned or {}).items():
         well &= not kinfed_does(
             "sweep",
-            asked.source,
+            question.source,
             *grid.split(),
             f"seed={CHOOSING}",
             "--method",
@@ -199,14 +199,14 @@ def train(name, seeds, keep):
             "--out",
             keep / name / "sweep" / method,
         )
-        tried = dict(validated(asked, keep / name / "sweep" / method / "runs" / method))
+        tried = dict(read_validation(question, keep / name / "sweep" / method / "runs" / method))
         collect(name, tried.values())
         if tried:  # else all of them diverged
             best = min(tried, key=lambda setting: tried[setting]["score"])
             settings[best] = best.split()
     for seed in seeds:
-        if asked.labels:
-            collect(name, facts(asked, seed))
+        if question.labels:
+            collect(name, facts(question, seed))
         for setting, more in settings.items():
             out = keep / name / setting.replace(" ", ",") / f"seed-{seed}"
             if (setting, str(seed)) in done:
@@ -214,67 +214,74 @@ def train(name, seeds, keep):
             if not (out / "summary.json").exists():
                 print(name, setting, "seed", seed, flush=True)
                 begun = (out / "config.toml").exists()
-                how = ["run", asked.source, *more, f"seed={seed}", "--beside", "none", *asked.options.split()]
+                how = ["run", question.source, *more, f"seed={seed}", "--beside", "none", *question.options.split()]
                 how = ["resume", out] if begun else [*how, "--out", out]
                 well &= not kinfed_does(*how, "how.workers=1")
             if (out / "summary.json").exists():
-                collect(name, scores(asked, setting, out))
+                collect(name, scores(question, setting, out))
     return well
 
 
-def kinfed_does(*words):
+def kinfed_does(*arguments):
     """The exit code of a command, on one thread."""
-    one = os.environ | {"OMP_NUM_THREADS": "1"}
-    return subprocess.run([sys.executable, "-m", "kinfed", *words, "--quiet"], env=one).returncode
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    return subprocess.run([sys.executable, "-m", "kinfed", *arguments, "--quiet"], env=environment).returncode
 
 
-def validated(asked, runs):
+def read_validation(question, runs):
     """A row for each setting of a sweep, the settings named by what `kinfed run` takes: the best validation error."""
     for out in sorted(runs.glob(f"*/seed-{CHOOSING}")):
         if (out / "summary.json").exists():  # else it diverged
-            found = json.loads((out / "summary.json").read_text())
+            summary = json.loads((out / "summary.json").read_text())
             setting = f"method={runs.name} {out.parent.name.replace(',', ' ')}"
-            best = found["scores"][found["selection"]["chosen"]]["validation"]
-            of = {"setting": setting, "model": "", "metric": f"validation {found['metric']['name']}", "seed": CHOOSING}
-            yield setting, of | {"score": best, "rounds": found["rounds"], "version": kinfed.__version__}
+            best = summary["scores"][summary["selection"]["chosen"]]["validation"]
+            of = {
+                "setting": setting,
+                "model": "",
+                "metric": f"validation {summary['metric']['name']}",
+                "seed": CHOOSING,
+            }
+            yield setting, of | {"score": best, "rounds": summary["rounds"], "version": kinfed.__version__}
 
 
-def scores(asked, setting, out):
+def scores(question, setting, out):
     """The rows of a finished run: its models' test scores, and the diagnostics that are asked for."""
-    found = json.loads((out / "summary.json").read_text())
-    of = {"setting": setting, "seed": found["seeds"][0], "rounds": found["rounds"]}
-    of |= {"seconds": round(found["cost"]["seconds"]), "version": kinfed.__version__}
-    for model, score in found["scores"].items():
-        value = score["mean"] if asked.metric == found["metric"]["name"] else score[asked.metric]
-        yield of | {"model": model, "metric": asked.metric, "score": value}
-    if asked.notes:
+    summary = json.loads((out / "summary.json").read_text())
+    of = {"setting": setting, "seed": summary["seeds"][0], "rounds": summary["rounds"]}
+    of |= {"seconds": round(summary["cost"]["seconds"]), "version": kinfed.__version__}
+    for model, score in summary["scores"].items():
+        value = score["mean"] if question.metric == summary["metric"]["name"] else score[question.metric]
+        yield of | {"model": model, "metric": question.metric, "score": value}
+    if question.notes:
         with (out / "diagnostics.csv").open(newline="") as file:
-            rows = [row for row in csv.DictReader(file) if int(row["round"]) == found["rounds"]]
-        for note in asked.notes:
+            rows = [row for row in csv.DictReader(file) if int(row["round"]) == summary["rounds"]]
+        for note in question.notes:
             if values := [float(row["value"]) for row in rows if row["note"] == note]:
                 yield of | {"model": "", "metric": note, "score": statistics.mean(values)}
-    if setting in asked.among:
-        yield of | {"model": "among its classes", "metric": asked.metric, "score": among(out, found)}
+    if setting in question.among:
+        yield of | {"model": "among its classes", "metric": question.metric, "score": score_among_classes(out, summary)}
 
 
-def among(out, found):
+def score_among_classes(out, summary):
     """Mean test accuracy over clients of the saved models if each may only answer with a class of its client."""
     asked_for = experiment.resolve(experiment.read(str(out / "config.toml"), []))
-    federation = asked_for.federation(data_dir(), found["seeds"][0])
+    federation = asked_for.federation(data_dir(), summary["seeds"][0])
     rights = []
-    for client, (known, asked) in enumerate(zip(federation.rows["train"], federation.rows["test"], strict=True)):
+    for client, (training_rows, test_rows) in enumerate(
+        zip(federation.rows["train"], federation.rows["test"], strict=True)
+    ):
         with torch.no_grad():
-            logits = kinfed.load_model(out, client)(federation.x[asked].float())
+            logits = kinfed.load_model(out, client)(federation.x[test_rows].float())
         absent = torch.ones(logits.shape[1], dtype=torch.bool)
-        absent[federation.y[known].unique()] = False
-        right = logits.masked_fill(absent, -torch.inf).argmax(1) == federation.y[asked]
+        absent[federation.y[training_rows].unique()] = False
+        right = logits.masked_fill(absent, -torch.inf).argmax(1) == federation.y[test_rows]
         rights.append(right.double().mean().item())
     return statistics.mean(rights)
 
 
-def facts(asked, seed):
+def facts(question, seed):
     """What a client's commonest training label scores on its test examples; how far the graph tells clients apart."""
-    federation = experiment.resolve(experiment.read(asked.source, [])).federation(data_dir(), seed)
+    federation = experiment.resolve(experiment.read(question.source, [])).federation(data_dir(), seed)
     rows = zip(federation.rows["train"], federation.rows["test"], strict=True)
     right = [(federation.y[b] == federation.y[a].mode().values).double().mean().item() for a, b in rows]
     alone = [len(federation.y[a].unique()) == 1 for a in federation.rows["train"]]
@@ -310,9 +317,9 @@ def read(name):
         return [*csv.DictReader(file)]
 
 
-def collect(name, found):
+def collect(name, new_rows):
     """Add rows to an experiment's file, in place of those of the same run."""
-    kept = {tuple(str(row[key]) for key in FIELDS[:4]): row for row in (*read(name), *found)}
+    kept = {tuple(str(row[key]) for key in FIELDS[:4]): row for row in (*read(name), *new_rows)}
     path_of(name).parent.mkdir(exist_ok=True)
     with replacing(path_of(name)) as part, part.open("w", newline="") as file:
         writer = csv.DictWriter(file, FIELDS, lineterminator="\n")
@@ -327,13 +334,18 @@ def write(name):
 
 def part(name):
     """What a page says of an experiment: its question, and if it was run its table, its answer and its command."""
-    asked, rows = ASKED[name], read(name)
+    question, rows = ASKED[name], read(name)
     if not rows:
-        return wrap(f"*{asked.asks}* Open; `python evidence/deciding.py {name}` would tell.")
-    means, seeds = spread(asked, rows), seeds_of(rows)
+        return wrap(f"*{question.asks}* Open; `python evidence/deciding.py {name}` would tell.")
+    means, seeds = spread(question, rows), seeds_of(rows)
     last = f"`python evidence/deciding.py {name}`, {f'seeds {seeds}' if ',' in seeds else 'one seed'};"
     last += f" scores by seed are in [{name}.csv](deciding/{name}.csv)."
-    parts = [f"*{asked.asks}*", "" if asked.labels else table(asked, rows, means), told(asked, means), last]
+    parts = [
+        f"*{question.asks}*",
+        "" if question.labels else table(question, rows, means),
+        fill_answer(question, means),
+        last,
+    ]
     return "\n\n".join(part if "\n" in part else wrap(part) for part in parts if part)
 
 
@@ -345,46 +357,47 @@ def seeds_of(rows):
     return ", ".join(sorted({row["seed"] for row in rows if int(row["seed"]) != CHOOSING}, key=int))
 
 
-def spread(asked, rows):
+def spread(question, rows):
     """Mean ± standard deviation over seeds as text, by (setting, model, metric)."""
-    found = {}
+    by_key = {}
     for row in rows:
-        found.setdefault((row["setting"], row["model"], row["metric"]), []).append(float(row["score"]))
+        by_key.setdefault((row["setting"], row["model"], row["metric"]), []).append(float(row["score"]))
     texts = {}
-    for key, values in found.items():
-        as_scored = key[2] in asked.notes or key[2].startswith("validation")
-        times = 1.0 if as_scored else asked.times
+    for key, values in by_key.items():
+        as_scored = key[2] in question.notes or key[2].startswith("validation")
+        times = 1.0 if as_scored else question.times
         mean, several = statistics.mean(values) * times, len(values) > 1
-        digits = 3 if as_scored else 1 if mean >= 10 or (times == 100 and mean >= 1) else 2
+        digits = 1 if mean >= 10 or (times == 100 and mean >= 1) else 2
+        digits = 3 if as_scored else digits
         texts[key] = f"{mean:.{digits}f}" + (f" ± {statistics.stdev(values) * times:.{digits}f}" if several else "")
     return texts
 
 
-def table(asked, rows, means):
+def table(question, rows, means):
     """The common command; a row a setting, a column a model, and one a diagnostic."""
     columns = [*dict.fromkeys((row["model"], row["metric"]) for row in rows)]
     columns = [column for column in columns if column[0]] + [column for column in columns if not column[0]]
-    ran = " ".join(word for word in ("kinfed run", asked.source, asked.common, asked.options) if word)
-    lines = [wrap(f"Test {SCORES[asked.metric]}, mean over clients, of `{ran}` with"), ""]
+    ran = " ".join(word for word in ("kinfed run", question.source, question.common, question.options) if word)
+    lines = [wrap(f"Test {SCORES[question.metric]}, mean over clients, of `{ran}` with"), ""]
     lines += [f"| | seeds | {' | '.join(f'`{m}`' if m else metric for m, metric in columns)} |"]
     lines += ["| --- | --- |" + " ---: |" * len(columns)]
     for setting in dict.fromkeys(row["setting"] for row in rows):
-        more = asked.settings.get(setting, setting)
+        more = question.settings.get(setting, setting)
         cells = [means.get((setting, *column), "") for column in columns]
         seeds = seeds_of(row for row in rows if row["setting"] == setting)
         lines += [f"| {f'`{more}`' if more else 'nothing else'} | {seeds} | {' | '.join(cells)} |"]
     return "\n".join(lines)
 
 
-def told(asked, means):
+def fill_answer(question, means):
     """The answer with its numbers filled in; none while one of them is missing."""
 
     def number(match):
         setting, model, *metric = match.group(1).split("/")
-        return means[setting, model, metric[0] if metric else asked.metric]
+        return means[setting, model, metric[0] if metric else question.metric]
 
     try:
-        return re.sub(r"\{([^}]+)\}", number, asked.says)
+        return re.sub(r"\{([^}]+)\}", number, question.says)
     except KeyError as missing:
         print(f"no answer yet: no score of {missing}", file=sys.stderr)
         return ""

@@ -85,26 +85,31 @@ def cases(seed, answers=None):
     rng = np.random.default_rng(seed)
     even = [len(X) // 20] * 20
     opposite = [[1, -1, 1, 1], [-1, 1, -1, -1], [0.5, 1, -1, 2]]
-    yield "shops with opposite customers", *joined(planes(rng, 15, 120, opposite, 0.1)), 2, [c % 3 for c in range(15)]
-    yield "small shops, customers alike", *joined(planes(rng, 15, 30, [[1, -1, 0.5, 2]], 0.3)), 2, [0] * 15
-    yield "digits, everyone alike", *joined([(X[i], Y[i]) for i in deal(rng, even)]), 10, [0] * 20
+    yield (
+        "shops with opposite customers",
+        *join_clients(planes(rng, 15, 120, opposite, 0.1)),
+        2,
+        [c % 3 for c in range(15)],
+    )
+    yield "small shops, customers alike", *join_clients(planes(rng, 15, 30, [[1, -1, 0.5, 2]], 0.3)), 2, [0] * 15
+    yield "digits, everyone alike", *join_clients([(X[i], Y[i]) for i in deal(rng, even)]), 10, [0] * 20
     four = [c % 4 for c in range(20)]
-    parts = [(turned(X[i], c % 4), Y[i]) for c, i in enumerate(deal(rng, even))]
-    yield "digits, four rotations", *joined(parts), 10, four
+    parts = [(turn_digits(X[i], c % 4), Y[i]) for c, i in enumerate(deal(rng, even))]
+    yield "digits, four rotations", *join_clients(parts), 10, four
     names = [rng.permutation(10) for _ in even]
     parts = [(X[i], names[c][Y[i]]) for c, i in enumerate(deal(rng, even))]
-    yield "digits, everyone names them differently", *joined(parts), 10, list(range(20))
+    yield "digits, everyone names them differently", *join_clients(parts), 10, list(range(20))
     parts = [(X[i], rng.integers(0, 10, len(i)) if c % 3 == 0 else Y[i]) for c, i in enumerate(deal(rng, even))]
     noisy = [c + 1 if c % 3 == 0 else 0 for c in range(20)]  # each a group of its own
-    yield "digits, a third has random labels", *joined(parts), 10, noisy
+    yield "digits, a third has random labels", *join_clients(parts), 10, noisy
     uneven = [int(size) for size in np.linspace(25, 150, 20)]
-    parts = [(turned(X[i], c % 4), Y[i]) for c, i in enumerate(deal(rng, uneven))]
-    yield "digits, four rotations, 25 to 150 each", *joined(parts), 10, four
+    parts = [(turn_digits(X[i], c % 4), Y[i]) for c, i in enumerate(deal(rng, uneven))]
+    yield "digits, four rotations, 25 to 150 each", *join_clients(parts), 10, four
     groups, parts = [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9], [0, 2, 4, 6, 8], [1, 3, 5, 7, 9]], []
     for c in range(20):
         i = rng.choice(np.flatnonzero(np.isin(Y, groups[c % 4])), 60, replace=False)
         parts.append((X[i], Y[i]))
-    yield "digits, groups see half of them", *joined(parts), 10, four
+    yield "digits, groups see half of them", *join_clients(parts), 10, four
     if answers is not None:
         table = np.genfromtxt(answers, delimiter=",", skip_header=1, dtype=str)
         x = table[:, 1:-1].astype(np.float32)
@@ -120,19 +125,19 @@ def unseen(rng, images, labels):
     """The same of three federations of clothes, which no default has seen."""
     images = images.reshape(-1, 14, 2, 14, 2).mean((2, 4)).reshape(-1, 196).astype(np.float32) / 255
     labels, even = labels.astype(np.int64), rng.permutation(len(images))[: 20 * 80].reshape(20, 80)
-    yield "clothes, everyone alike", *joined([(images[i], labels[i]) for i in even]), 10, [0] * 20
+    yield "clothes, everyone alike", *join_clients([(images[i], labels[i]) for i in even]), 10, [0] * 20
     three = [c % 3 for c in range(20)]
     names = [rng.permutation(10) for _ in range(3)]
     parts = [(images[i], names[c % 3][labels[i]]) for c, i in enumerate(even)]
-    yield "clothes, three groups name them differently", *joined(parts), 10, three
+    yield "clothes, three groups name them differently", *join_clients(parts), 10, three
     ends = np.cumsum([0, *np.geomspace(20, 240, 20).astype(int)])
     order = rng.permutation(len(images))
     parts = [(images[order[a:b]], labels[order[a:b]]) for a, b in pairwise(ends)]
     parts = [(1 - x, y) if c % 2 else (x, y) for c, (x, y) in enumerate(parts)]
-    yield "clothes, half in negative, 20 to 240 each", *joined(parts), 10, [c % 2 for c in range(20)]
+    yield "clothes, half in negative, 20 to 240 each", *join_clients(parts), 10, [c % 2 for c in range(20)]
 
 
-def turned(x, quarter_turns):
+def turn_digits(x, quarter_turns):
     """Digits: [n, 64], turned."""
     return np.rot90(x.reshape(-1, 8, 8), quarter_turns, (1, 2)).reshape(-1, 64)
 
@@ -143,7 +148,7 @@ def deal(rng, sizes):
     return [order[a:b] for a, b in pairwise(ends)]
 
 
-def joined(parts):
+def join_clients(parts):
     """One x, y and client for all rows of clients, (x, y) each."""
     x = np.concatenate([x for x, _ in parts]).astype(np.float32)
     y = np.concatenate([y for _, y in parts]).astype(np.int64)
@@ -170,7 +175,7 @@ def measure(settings, case, training, seed, alone, rounds=ROUNDS, participation=
     begun, more = time.process_time(), {}
     try:
         if settings == {"name": "choose"}:
-            clients, more = chosen(federation, net, training, seed)
+            clients, more = choose_for_clients(federation, net, training, seed)
         else:
             method = InsideGroups(tuple(groups)) if settings == {"name": "oracle"} else method_of(settings)
             how = {"rounds": rounds, "training": training, "participation": participation}
@@ -184,8 +189,8 @@ def measure(settings, case, training, seed, alone, rounds=ROUNDS, participation=
     seconds = round(time.process_time() - begun, 2)
     clients = [round(score, 5) for score in clients]
     tests = [len(rows) for rows in federation.rows["test"]]
-    found = {"mean": round(100 * float(np.mean(clients)), 3), "seconds": seconds, **more}
-    return found | ({"clients": clients} if alone is None else {"hurt": hurt(clients, alone, tests)})
+    result = {"mean": round(100 * float(np.mean(clients)), 3), "seconds": seconds, **more}
+    return result | ({"clients": clients} if alone is None else {"hurt": hurt(clients, alone, tests)})
 
 
 def prepare(case, seed):
@@ -227,7 +232,7 @@ def measure_floor(args):
     page.keep(KEPT, kept)
 
 
-def chosen(federation, net, training, seed):
+def choose_for_clients(federation, net, training, seed):
     """What each client has with `kinfed.choose`, from the model that it keeps; what was chosen; who keeps another."""
     choice = kinfed.choose(federation, net, rounds=ROUNDS, training=training, seed=seed)
     runs = {"kin": choice.run, "local": choice.local, "fedavg": choice.fedavg}
@@ -264,7 +269,7 @@ def settings_of(name):
                 at = at.setdefault(part, {})
             at[key.split(".")[-1]] = value
         tables.append(settings)
-    others = [one for one in tables if method_of(one) != METHODS[name]()]
+    others = [table for table in tables if method_of(table) != METHODS[name]()]
     draw = np.random.default_rng(0).permutation(len(others))[: SETTINGS - 1]
     return [{"name": name}, *(others[i] for i in sorted(draw))] if grid else []
 
@@ -282,11 +287,11 @@ def blocks():
     )
 
 
-def row(found, settings):
+def row(kept_runs, settings):
     """The runs of a row by seed, each the one of its settings with the best validation score; None if one lacks."""
-    known = [found.get(key(one), {}) for one in settings]
-    seeds = sorted(set.intersection(*(set(runs) for runs in known))) if known else []
-    return [max((runs[seed] for runs in known), key=lambda run: run.get("validation", -1.0)) for seed in seeds]
+    by_setting = [kept_runs.get(key(setting), {}) for setting in settings]
+    seeds = sorted(set.intersection(*(set(runs) for runs in by_setting))) if by_setting else []
+    return [max((runs[seed] for runs in by_setting), key=lambda run: run.get("validation", -1.0)) for seed in seeds]
 
 
 def key(settings):
@@ -306,24 +311,25 @@ def table(results, rows):
     yield f"| method | mean | worst | {' | '.join(str(i + 1) for i in range(len(results)))} | hurt, % | times FedAvg |"
     yield f"| --- |{' ---: |' * (len(results) + 4)}"
     base = {
-        case: {name: row(found, [{"name": name}]) for name in ("local", "fedavg")} for case, found in results.items()
+        case: {name: row(kept_runs, [{"name": name}]) for name in ("local", "fedavg")}
+        for case, kept_runs in results.items()
     }
     for name in ("local", "fedavg"):
         cells = [f"{average(runs[name], case):.1f}" for case, runs in base.items()]
         yield f"| {name}, % | | | {' | '.join(cells)} | | |"
     for name, settings in rows.items():
         gains, cells, hurts, seconds, theirs = [], [], [], 0.0, 0.0
-        for case, found in results.items():
-            runs = row(found, settings)
+        for case, kept_runs in results.items():
+            runs = row(kept_runs, settings)
             if not runs:
                 cells.append("")
                 continue
             alone, shared = (base[case][kind][: len(runs)] for kind in ("local", "fedavg"))
             better = max(average(alone, case), average(shared, case))
-            least = min(run["mean"] for kept in found.values() for run in kept.values() if "mean" in run)
+            least = min(run["mean"] for kept in kept_runs.values() for run in kept.values() if "mean" in run)
             means = np.array([run.get("mean", least) for run in runs])
             gains.append(means.mean() - better)
-            few = f" ({len(runs)})" * (len(runs) < len(base[case]["local"]))
+            few = f" ({len(runs)})" if len(runs) < len(base[case]["local"]) else ""
             cells.append(f"{gains[-1]:+.1f}{few}")
             hurts += [100 * run["hurt"] for run in runs if "hurt" in run]
             seconds += sum(run.get("seconds", 0.0) for run in runs) * len(settings)
@@ -334,7 +340,7 @@ def table(results, rows):
             yield f"| {name} | **{np.mean(gains):+.1f}**{few} | **{np.min(gains):+.1f}** | {' | '.join(cells)} |"
 
 
-def finished(runs):
+def has_score(runs):
     """Whether a run has a score."""
     return any("mean" in run for run in runs)
 
@@ -349,16 +355,16 @@ def average(runs, case):
 def notes(results, rows):
     """What `choose` chose, and why runs ended early."""
     if "choose" in rows:
-        for case, found in results.items():
-            runs = row(found, rows["choose"])
+        for case, kept_runs in results.items():
+            runs = row(kept_runs, rows["choose"])
             others = sum(run.get("others", 0) for run in runs)
             kept = f"; {others} clients keep another model" if others else ""
             if runs:
                 yield f"- `choose` on {case}: {', '.join(run.get('chosen', 'nothing') for run in runs)}{kept}"
     ended = {}
     for name, settings in rows.items():
-        for case, found in results.items():
-            for run in row(found, settings):
+        for case, kept_runs in results.items():
+            for run in row(kept_runs, settings):
                 if "problem" in run:
                     ended.setdefault(f"{name}: {run['problem']}", []).append(case)
     for problem, where in ended.items():
@@ -380,11 +386,11 @@ def measure_all(args):
                 wanted += settings
     for kind, seed in itertools.product(args.training.split(","), range(args.seeds)):
         for case in cases(seed, args.answers):
-            found, alone = kept.setdefault(kind, {}).setdefault(case[0], {}), None
+            kept_runs, alone = kept.setdefault(kind, {}).setdefault(case[0], {}), None
             for settings in wanted:
                 if settings == {"name": "oracle"} and case[5] is None:
                     continue
-                runs = found.setdefault(key(settings), {})
+                runs = kept_runs.setdefault(key(settings), {})
                 if str(seed) not in runs:
                     runs[str(seed)] = measure(settings, case, TRAINING[kind], seed, alone)
                     page.keep(KEPT, kept)
@@ -400,20 +406,25 @@ def write():
     seen = [*names[:8], PERSONS]
     for kind, how in TRAINING.items():
         results = kept[kind]
-        words = f"SGD at rate {how.optimiser.lr:g}, batches of {how.batch}, {how.epochs} local epochs, {ROUNDS} rounds"
-        lines += [f"### {words}", ""]
+        training_text = (
+            f"SGD at rate {how.optimiser.lr:g}, batches of {how.batch}, {how.epochs} local epochs, {ROUNDS} rounds"
+        )
+        lines += [f"### {training_text}", ""]
         for group, cases_of in (
-            ("the nine", {c: found for c, found in results.items() if c in seen}),
-            ("the three that no default has seen", {c: found for c, found in results.items() if c not in seen}),
+            ("the nine", {c: kept_runs for c, kept_runs in results.items() if c in seen}),
+            ("the three that no default has seen", {c: kept_runs for c, kept_runs in results.items() if c not in seen}),
         ):
             if not cases_of:
                 continue
-            seeds = {case: len(row(found, [BASES[0]])) for case, found in cases_of.items()}
+            seeds = {case: len(row(kept_runs, [BASES[0]])) for case, kept_runs in cases_of.items()}
             numbers = "; ".join(f"{i + 1}: {case} ({seeds[case]})" for i, case in enumerate(cases_of))
             lines += [f"On {group}, seeds in brackets: {numbers}.", ""]
             for number, (title, rows) in enumerate(blocks()):
                 rows = rows if number else {"oracle": [{"name": "oracle"}], **rows}
-                ran = {name: one for name, one in rows.items() if any(finished(row(f, one)) for f in cases_of.values())}
+                ran = {}
+                for name, settings in rows.items():
+                    if any(has_score(row(kept_runs, settings)) for kept_runs in cases_of.values()):
+                        ran[name] = settings
                 if ran:
                     lines += [f"#### {title}, {group}", "", *table(cases_of, ran), "", *notes(cases_of, rows), ""]
     head = f"`python evidence/federations.py measure --tuned --answers FILE`, then `write`; {page.version()}."

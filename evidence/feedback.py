@@ -17,7 +17,7 @@ import kinfed
 from kinfed.methods import METHODS
 
 
-def measured(method, case, seed):
+def measure(method, case, seed):
     """Validation accuracy less test accuracy, and test accuracy, in percent."""
     _, x, y, client, classes = case
     federation = kinfed.Federation.from_arrays(*map(torch.from_numpy, (x, y, client)))
@@ -28,7 +28,7 @@ def measured(method, case, seed):
     return 100 * (scores["validation"] - scores["mean"]), 100 * scores["mean"]
 
 
-def shown(values):
+def write_mean(values):
     """The mean of values: [n], and its standard error."""
     return f"{values.mean():+.1f} ± {values.std(ddof=1) / np.sqrt(len(values)):.1f}"
 
@@ -40,12 +40,15 @@ def main():
     parser.add_argument("--methods", default="hedge", help="methods with a setting feedback, separated by commas")
     args = parser.parse_args()
     for name in args.methods.split(","):
-        both = [
-            [measured(METHODS[name](feedback=of), case, 0) for case in tune_federations.cases(0)] for of in FEEDBACK
-        ]
-        (above, test), (above_aside, test_aside) = (np.array(found).T for found in both)
-        print(f"{name}: validation above test {shown(above)}, with examples set aside {shown(above_aside)}", flush=True)
-        print(f"{name}: test accuracy higher than with examples set aside by {shown(test - test_aside)}", flush=True)
+        both = [[measure(METHODS[name](feedback=of), case, 0) for case in tune_federations.cases(0)] for of in FEEDBACK]
+        (above, test), (above_aside, test_aside) = (np.array(values).T for values in both)
+        print(
+            f"{name}: validation above test {write_mean(above)}, with examples set aside {write_mean(above_aside)}",
+            flush=True,
+        )
+        print(
+            f"{name}: test accuracy higher than with examples set aside by {write_mean(test - test_aside)}", flush=True
+        )
 
 
 FEEDBACK = ("validation", "held-out")

@@ -16,7 +16,7 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
-from flower_federation import Federation, deal, environment, memory, spent
+from flower_federation import Federation, cpu_seconds, deal, environment, memory
 
 from kinfed.core import trees
 from kinfed.flower.server import broker, plan, server
@@ -46,8 +46,8 @@ class InProcess:
         id = str(next(self._ids))
         self._answers[id] = answer = self.sites[node].reply(kind, message)
         assert "refused" not in answer.words, answer.words
-        for way, said in (("down", message), ("up", answer)):
-            for name, array in said.arrays.items():
+        for way, message_sent in (("down", message), ("up", answer)):
+            for name, array in message_sent.arrays.items():
                 key = (way, f"{kind}/{name}" if kind != "round" else name)
                 self.counted[key] = self.counted.get(key, 0) + trees.size(array)
         return id
@@ -76,17 +76,19 @@ def count_bytes():
                 raw["flower"]["graph"] = str(folder / "links.npz")
             carrier = InProcess(sites)
             summary = server.serve(plan.resolve(raw), carrier, folder / "out", log=lambda text: None, poll=0)
-        model, each = 4 * summary.cost.parameters, SITES * ROUNDS
+        model, client_rounds = 4 * summary.cost.parameters, SITES * ROUNDS
         shares = {way: {} for way in ("down", "up")}
         for (way, key), count in carrier.counted.items():
             if not key.startswith("join/"):
                 shares[way][key.partition("/")[2]] = shares[way].get(key.partition("/")[2], 0) + count
         joined = sum(count for (_, key), count in carrier.counted.items() if key.startswith("join/")) / SITES
-        down, up = (sum(shares[way].values()) / each for way in ("down", "up"))
-        said = {w: ", ".join(f"{k} {c / each / model:.2f}" for k, c in shares[w].items() if c) for w in shares}
+        down, up = (sum(shares[way].values()) / client_rounds for way in ("down", "up"))
+        listed = {
+            w: ", ".join(f"{k} {c / client_rounds / model:.2f}" for k, c in shares[w].items() if c) for w in shares
+        }
         lines.append(
             f"| {name} | {down:,.0f} | {up:,.0f} | {(down + up) / (2 * model):.2f} | "
-            f"{said['down'] or 'nothing'} | {said['up'] or 'nothing'} | {joined / model:.2f} |"
+            f"{listed['down'] or 'nothing'} | {listed['up'] or 'nothing'} | {joined / model:.2f} |"
         )
         print(lines[-1], flush=True)
     head = (
@@ -99,9 +101,9 @@ def count_bytes():
     write("bytes", "Bytes per client and round", "evidence/flower.py bytes", head + "\n".join(lines))
 
 
-def seconds_of(said):
+def seconds_of(lines):
     """Seconds of each round but the first, which waits for sites to join."""
-    return [float(line.split(", ")[1].split(" s")[0]) for line in said if re.match(r"round \d+ of", line)][1:]
+    return [float(line.split(", ")[1].split(" s")[0]) for line in lines if re.match(r"round \d+ of", line)][1:]
 
 
 def measure_gateways(counts, rounds):
@@ -110,11 +112,11 @@ def measure_gateways(counts, rounds):
     for count in counts:
         with tempfile.TemporaryDirectory() as folder, Federation(Path(folder), 1, clients=count) as federation:
             node = federation.nodes["site-1"].pid
-            before = spent(node)
-            said = federation.train("fedavg", rounds, flower={"clients": count, "classes": 0, "beside": []})
-            computed = (spent(node) - before) / rounds
-            seconds, each = seconds_of(said), json.loads((federation.out / "summary.json").read_text())
-            sent = each["cost"]["bytes_per_client_and_round"]
+            before = cpu_seconds(node)
+            lines_of_run = federation.train("fedavg", rounds, flower={"clients": count, "classes": 0, "beside": []})
+            computed = (cpu_seconds(node) - before) / rounds
+            seconds, summary = seconds_of(lines_of_run), json.loads((federation.out / "summary.json").read_text())
+            sent = summary["cost"]["bytes_per_client_and_round"]
             lines.append(
                 f"| {count} | {statistics.median(seconds):.1f} | {min(seconds):.1f} to {max(seconds):.1f} | "
                 f"{computed:.1f} | {memory(node)} | {sent['down']:,} | {sent['up']:,} |"
@@ -122,7 +124,7 @@ def measure_gateways(counts, rounds):
             print(lines[-1], flush=True)
     head = (
         f"{environment()} One site, started with `--client`, over TLS with its key; FedAvg, a perceptron of "
-        f"{each['cost']['parameters']:,} parameters, 36 rows a client, {rounds} rounds, without the first. "
+        f"{summary['cost']['parameters']:,} parameters, 36 rows a client, {rounds} rounds, without the first. "
         "CPU seconds and memory (PSS) are those of the site's one process, the former of the whole run, what came "
         "before round 1, over the number of rounds.\n\n"
         "| clients | seconds a round, median | least to most | CPU seconds a round | MiB | bytes down, a client and "
@@ -135,24 +137,24 @@ def time_rounds(nodes, rounds):
     """Seconds of a round, of an app that does nothing and of FedAvg and FedAGHN."""
     with tempfile.TemporaryDirectory() as folder, Federation(Path(folder), nodes) as federation:
         empty = federation.time_empty(rounds)
-        found = {"an empty app": empty}
+        seconds_by_run = {"an empty app": empty}
         for name, hidden in (("fedavg", 64), ("fedaghn", 64), ("fedavg", 4096)):
-            said = federation.train(name, rounds, model={"name": "mlp", "hidden": [hidden]})
+            lines_of_run = federation.train(name, rounds, model={"name": "mlp", "hidden": [hidden]})
             size = 4 * json.loads((federation.out / "summary.json").read_text())["cost"]["parameters"]
-            found[f"{name}, a model of {size / 1e6:.2g} MB"] = seconds_of(said)
-        each = [memory(node.pid) for node in federation.nodes.values()]
-    floor = statistics.median(found["an empty app"])
+            seconds_by_run[f"{name}, a model of {size / 1e6:.2g} MB"] = seconds_of(lines_of_run)
+        memories = [memory(node.pid) for node in federation.nodes.values()]
+    floor = statistics.median(seconds_by_run["an empty app"])
     lines = [
         f"| {name} | {statistics.median(s):.1f} | {min(s):.1f} to {max(s):.1f} | {statistics.median(s) / floor:.2f} |"
-        for name, s in found.items()
+        for name, s in seconds_by_run.items()
     ]
     print("\n".join(lines))
     head = (
         f"{environment()} A server and {nodes} sites on this one machine, over TLS with keys; {rounds} rounds each, "
         "without the first. An empty app's round is one message without content to every node and back, by Flower's "
         "own SuperLink and SuperNodes, which ask for messages every 3 seconds and start a Python process for each: "
-        f"Flower's floor, measured just before. A site's process took {min(each)} to {max(each)} MiB (PSS) after the "
-        "last run.\n\n"
+        f"Flower's floor, measured just before. A site's process took {min(memories)} to {max(memories)} MiB (PSS) "
+        "after the last run.\n\n"
         "| | seconds, median | least to most | of the empty app's |\n| --- | --- | --- | --- |\n"
     )
     write("seconds", "Seconds per round", f"evidence/flower.py seconds --nodes {nodes}", head + "\n".join(lines))

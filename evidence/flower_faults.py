@@ -143,14 +143,14 @@ def superlink(federation):
 
 def programs(name, mark):
     """Numbers of the processes of a name that have such a line in their environment."""
-    found = []
+    pids = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
             if name in (process / "cmdline").read_bytes() and mark.encode() in (process / "environ").read_bytes():
-                found.append(int(process.name))
+                pids.append(int(process.name))
         except (OSError, ProcessLookupError):
             continue
-    return found
+    return pids
 
 
 def once(case, faults):
@@ -182,11 +182,11 @@ def follow(process, federation, strike, rounds, faults):
     lines, struck, seconds = [], None, []
     for line in process.stderr:
         lines.append(line.rstrip())
-        found = re.match(r"round (\d+) of \d+: (\d+) clients", line)
-        if not found:
+        match = re.match(r"round (\d+) of \d+: (\d+) clients", line)
+        if not match:
             continue
-        now, done, whole = time.monotonic(), int(found[1]), int(found[2]) == SITES
-        if struck is not None and whole and (strike or done % 2 == 1):
+        now, done, is_complete = time.monotonic(), int(match[1]), int(match[2]) == SITES
+        if struck is not None and is_complete and (strike or done % 2 == 1):
             seconds.append(now - struck)
             struck = None
         due = done <= rounds - 2 and len(seconds) < faults if strike else done % 2 == 1 and done < rounds
@@ -202,15 +202,15 @@ def judge(federation, lines, rounds):
     """Compare what sites ended with and a simulation without the answers that were left out."""
     absent, waiting, done = set(), set(), Counter()
     for line in lines:
-        if found := re.match(r"left client (\S+) out", line):
-            waiting.add(found[1])
-        elif found := re.match(r"continuing without ([^:]+)", line):
-            waiting |= set(found[1].split(", "))
+        if match := re.match(r"left client (\S+) out", line):
+            waiting.add(match[1])
+        elif match := re.match(r"continuing without ([^:]+)", line):
+            waiting |= set(match[1].split(", "))
         elif "another one continues after the last complete round" in line:
             waiting = set()  # that round begins anew
-        elif found := re.match(r"round (\d+) of \d+: (\d+) clients", line):
-            absent |= {(name, int(found[1])) for name in waiting}
-            done[int(found[1])] += 1
+        elif match := re.match(r"round (\d+) of \d+: (\d+) clients", line):
+            absent |= {(name, int(match[1])) for name in waiting}
+            done[int(match[1])] += 1
             waiting = set()
     summary = json.loads((federation.out / "summary.json").read_text())
     states, lost = {}, 0
@@ -271,7 +271,7 @@ class Results:
 
     def count(self, case):
         """How many faults there were; a failed run counts as one."""
-        return sum(len(found.get("seconds", [0])) for found in self.runs if found["case"] == case)
+        return sum(len(run.get("seconds", [0])) for run in self.runs if run["case"] == case)
 
     def next(self):
         """The case to run now; None when all are done."""
@@ -283,30 +283,30 @@ class Results:
             self._under_way[case] += 1
             return case
 
-    def add(self, found):
+    def add(self, run):
         """Keep a run, and write the page."""
         with self._lock:
-            self._under_way[found["case"]] -= 1
-            self.runs.append(found)
+            self._under_way[run["case"]] -= 1
+            self.runs.append(run)
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with self.path.open("a") as file:
-                file.write(json.dumps(found) + "\n")
-            print(json.dumps(found), flush=True)
+                file.write(json.dumps(run) + "\n")
+            print(json.dumps(run), flush=True)
 
     def write(self):
         """The page, of all runs that are kept."""
         rows = []
-        for case, (_, _, said) in CASES.items():
-            runs = [found for found in self.runs if found["case"] == case]
+        for case, (_, _, label) in CASES.items():
+            runs = [run for run in self.runs if run["case"] == case]
             if not runs:
-                rows.append(f"| {said} | not run yet |{' |' * 8}")
+                rows.append(f"| {label} | not run yet |{' |' * 8}")
                 continue
-            good = [found for found in runs if "failed" not in found]
-            seconds = [s for found in good for s in found["seconds"]]
-            total = [sum(found[key] for found in good) for key in ("rounds", "answers", "lost", "wrong")]
+            good = [run for run in runs if "failed" not in run]
+            seconds = [s for run in good for s in run["seconds"]]
+            total = [sum(run[key] for run in good) for key in ("rounds", "answers", "lost", "wrong")]
             spread = f"{statistics.median(seconds):.0f} | {max(seconds):.0f}" if seconds else "- | -"
             rows.append(
-                f"| {said} | {len(seconds)} | {len(runs)} | {len(runs) - len(good)} | "
+                f"| {label} | {len(seconds)} | {len(runs)} | {len(runs) - len(good)} | "
                 f"{' | '.join(map(str, total))} | {spread} |"
             )
         PAGE.write_text(
@@ -314,7 +314,8 @@ class Results:
             f"Written by `python evidence/flower_faults.py --times {self.times} --faults {self.faults} "
             f"--jobs {self.jobs}`.\n\n"
             f"{environment()} A server and {SITES} sites on this one machine, over TLS; at most {self.jobs} such "
-            f"federation{'s' * (self.jobs > 1)} at a time; FedAGHN, up to {self.faults} faults of a kind one after "
+            f"{'federations' if self.jobs > 1 else 'federation'} at a time; FedAGHN, up to {self.faults} faults of a "
+            "kind one after "
             "another, at one site. "
             "*Failed* are runs that did not finish. *Rounds lost* were complete and had to be trained again. *Replies "
             "left out* are uploads without which a round continued, over all runs. *Models lost* are sites that ended "
@@ -346,11 +347,11 @@ def main():
             how = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "start_new_session": True}
             with subprocess.Popen(command, **how) as program:
                 programs[lane] = program
-                said, complaint = program.communicate()
+                output, complaint = program.communicate()
             if results.stopped:
                 return
             try:
-                results.add({"case": case, **json.loads(said)})
+                results.add({"case": case, **json.loads(output)})
             except ValueError:
                 results.add({"case": case, "failed": (complaint.strip().splitlines() or ["no word"])[-1]})
 

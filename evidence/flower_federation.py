@@ -55,7 +55,7 @@ def memory(pid):
     return int(re.search(r"^Pss:\s+(\d+)", text, re.M)[1]) // 1024
 
 
-def spent(pid):
+def cpu_seconds(pid):
     """CPU seconds of a process so far, which depend far less on what else a machine does than those on the clock."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
@@ -90,7 +90,7 @@ class Federation:
         for name in self.names if self.clients else []:
             deal_table(self.folder / name, self.clients)
         try:
-            self.kinfed("keys", "keys", *self.names)
+            self.run_kinfed("keys", "keys", *self.names)
             self.up()
             for name in self.names:
                 self.start(name)
@@ -107,14 +107,14 @@ class Federation:
             with suppress(UsageError):  # none is running
                 superlink.down(self.folder / "server", lambda line: None)
 
-    def kinfed(self, *arguments):
+    def run_kinfed(self, *arguments):
         """kinfed flower ... on the server."""
         command = [KINFED, "flower", *map(str, arguments)]
         subprocess.run(command, cwd=self.folder, env=self.environment, check=True, capture_output=True, text=True)
 
     def up(self):
         """Start the SuperLink."""
-        self.kinfed("up", "--keys", "keys", "--port", self.port)
+        self.run_kinfed("up", "--keys", "keys", "--port", self.port)
 
     def start(self, name):
         """Start a site's node."""
@@ -158,9 +158,9 @@ class Federation:
     def train(self, method, rounds, **table):
         """Run a method to its end; returns what it said."""
         run = self.launch(method, rounds, **table)
-        said = [line.rstrip() for line in run.stderr]
-        assert run.wait() == 0, said
-        return said
+        lines = [line.rstrip() for line in run.stderr]
+        assert run.wait() == 0, lines
+        return lines
 
     def time_empty(self, rounds):
         """Seconds of each round of an app that sends nothing and answers nothing; the first is left out.
@@ -197,9 +197,9 @@ class Federation:
         log = ask([programs / "flwr", "log", str(id), "empty", "--stream"]).stdout
         for process in reversed(started):
             end(process.pid)
-        found = [float(s) for s in re.findall(r"empty round: ([\d.]+)", log)]
-        assert len(found) == rounds + 1, log
-        return found[1:]
+        seconds = [float(s) for s in re.findall(r"empty round: ([\d.]+)", log)]
+        assert len(seconds) == rounds + 1, log
+        return seconds[1:]
 
 
 def free_port():

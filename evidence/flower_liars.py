@@ -176,11 +176,9 @@ def read_what_newcomers_are_given(note, folder):
                     if values.numel() >= u.numel()
                     for row in values.flatten().unfold(0, len(u), len(u))
                 ]
-                rows_read += [
-                    method
-                    for row in rows
-                    if any(row.shape == u.shape and torch.allclose(row.to(u), u) for u in uploads)
-                ]
+                for row in rows:
+                    if any(row.shape == u.shape and torch.allclose(row.to(u), u) for u in uploads):
+                        rows_read.append(method)
     note(
         f"Reading a site's model from the folder that newcomers are given, after a round of {', '.join(methods)}",
         "whoever is given the folder",
@@ -319,13 +317,12 @@ def read_rows(traps, rows_read, path):
         dict(zip([*COLUMNS, "ward", "sick"], line.split(","), strict=True)) for line in path.read_text().split()[1:]
     ]
     near = {"age": 0.3, "stay": 0.1, "pressure": 0.5}
-    return {
-        i
-        for i, row in enumerate(lines)
-        for _, raw, label in rows_read
-        if str(label) == row["sick"]
-        and all(abs(float(row[name]) - value) < near[name] for name, value in zip(traps.columns, raw, strict=True))
-    }
+
+    def is_same(row, raw, label):
+        values = zip(traps.columns, raw, strict=True)
+        return str(label) == row["sick"] and all(abs(float(row[name]) - value) < near[name] for name, value in values)
+
+    return {i for i, row in enumerate(lines) for _, raw, label in rows_read if is_same(row, raw, label)}
 
 
 WIDE = {

@@ -144,13 +144,23 @@ class Strangers:
         home.mkdir(exist_ok=True)
         reach = {"address": f"127.0.0.1:{self.federation.port}", "root-certificates": self.ca}
         (home / "config.toml").write_text(tomli_w.dumps({"superlink": {"default": "x", "x": reach}}))
-        asked = {**os.environ, "FLWR_HOME": str(home), "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
+        environment = {
+            **os.environ,
+            "FLWR_HOME": str(home),
+            "FLWR_TELEMETRY_ENABLED": "0",
+            "FLWR_DISABLE_UPDATE_CHECK": "1",
+        }
         done = subprocess.run(
-            [*program, *arguments], env={**asked, **more}, capture_output=True, text=True, timeout=120, check=False
+            [*program, *arguments],
+            env={**environment, **more},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
         )
-        said = " ".join(re.sub(r"\x1b\[[0-9;]*m", "", done.stdout + done.stderr).split())
-        found = re.search(r"error '(\d+ [^']*)'", said)
-        return done.returncode, found[1] if found else said[-200:]
+        output = " ".join(re.sub(r"\x1b\[[0-9;]*m", "", done.stdout + done.stderr).split())
+        match = re.search(r"error '(\d+ [^']*)'", output)
+        return done.returncode, match[1] if match else output[-200:]
 
     def write_app(self, files=(), **components):
         """An app that runs code at the server and at every site; returns its folder and where it leaves marks."""
@@ -175,9 +185,9 @@ def sign(key, stamp=None):
     return {"flwr-timestamp": stamp, **{name: base64.b64encode(value).decode() for name, value in encoded.items()}}
 
 
-def tally(found):
+def tally(outcomes):
     """Outcomes with their counts, as a person writes them."""
-    counts = {outcome: found.count(outcome) for outcome in sorted(set(found))}
+    counts = {outcome: outcomes.count(outcome) for outcome in sorted(set(outcomes))}
     return ", ".join(f"{outcome or 'hung up on'} ({count}x)" for outcome, count in counts.items())
 
 
@@ -191,16 +201,16 @@ def routes():
 
 def app_of_a_stranger(them):
     app, marks = them.write_app(serverapp="evil:server", clientapp="evil:client")
-    code, said = them.flwr("run", app, "x")
+    code, output = them.flwr("run", app, "x")
     time.sleep(20)
     ran = [path.name for path in marks.iterdir() if path.name != "app"]
     them.note(
         "The stranger's own Flower app, submitted by `flwr run`",
         "stranger with port and ca.crt",
-        f"exit code {code}, “{said}”; it ran nowhere within 20 s"
+        f"exit code {code}, “{output}”; it ran nowhere within 20 s"
         if not ran
         else f"exit code {code}; it ran in {len(ran)} places",
-        not ran and code != 0 and said == "404 Not Found",
+        not ran and code != 0 and output == "404 Not Found",
     )
 
 
@@ -216,12 +226,12 @@ def commands_of_a_stranger(them, run, node):
         "Register a new node": ("supernode", "register", str(public), "x", "--name", "mallory"),
         "Unregister a site's node": ("supernode", "unregister", node, "x"),
     }.items():
-        code, said = them.flwr(*arguments)
-        refused = code != 0 and said == "404 Not Found"
+        code, output = them.flwr(*arguments)
+        refused = code != 0 and output == "404 Not Found"
         them.note(
             f"{door} by `flwr {' '.join(arguments[: 2 if arguments[0] == 'supernode' else 1])}`",
             "stranger with port and ca.crt",
-            f"exit code {code}, “{said}”",
+            f"exit code {code}, “{output}”",
             refused,
         )
 
@@ -231,54 +241,57 @@ def every_path(them, paths):
         closed = [path for path in paths if path.encode() not in authentication.SITES and path != "/health"]
         if source == "127.0.0.1":  # a run's process calls these, with a token of Flower's
             closed = [path for path in closed if not path.startswith("/v1/runtime/")]
-        found = [them.call(method, path, source=source)[0] for path in closed for method in ("POST", "GET")]
-        shut = set(found) == {404}
+        outcomes = [them.call(method, path, source=source)[0] for path in closed for method in ("POST", "GET")]
+        shut = set(outcomes) == {404}
         them.note(
             f"Each of the {len(closed)} paths that Flower serves other than the sites' calls, POST and GET",
             where,
-            tally(found),
+            tally(outcomes),
             shut,
         )
-    found = [them.call("POST", path, source="127.0.0.1")[0] for path in paths if path.startswith("/v1/runtime/")]
+    outcomes = [them.call("POST", path, source="127.0.0.1")[0] for path in paths if path.startswith("/v1/runtime/")]
     them.note(
-        f"The {len(found)} calls of a run's process, without its token",
+        f"The {len(outcomes)} calls of a run's process, without its token",
         "another user of the server's machine",
-        tally(found),
-        not {status for status in found if status < 400},
+        tally(outcomes),
+        not {status for status in outcomes if status < 400},
     )
-    found = [them.call("POST", path)[0] for path in TRICKS]
+    outcomes = [them.call("POST", path)[0] for path in TRICKS]
     them.note(
         "Disguised paths (`//`, `..`, `%2f`, `;`, a whole URL)",
         "another host",
-        tally(found),
-        set(found) <= {400, 404},
+        tally(outcomes),
+        set(outcomes) <= {400, 404},
     )
     guesses = ({"kinfed-secret": guess} for guess in ("", "0" * 64, "x" * 5000))
     near = [{"x-forwarded-for": "127.0.0.1"}, {"host": "127.0.0.1"}, *guesses]
-    found = [them.call("POST", "/v1/control/list-runs", headers=headers)[0] for headers in near]
+    outcomes = [them.call("POST", "/v1/control/list-runs", headers=headers)[0] for headers in near]
     them.note(
         "Pretending to be on the server: X-Forwarded-For, Host, guessed secrets",
         "another host",
-        tally(found),
-        set(found) <= {400, 404},
+        tally(outcomes),
+        set(outcomes) <= {400, 404},
     )
 
 
 def calls_of_sites(them):
     paths = [path.decode() for path in sorted(authentication.SITES)]
-    found = [them.call("POST", path)[0] for path in paths]
-    them.note("Each of the sites' calls, unsigned", "another host", tally(found), set(found) == {401})
-    found = [them.call("POST", path, headers=sign(them.own))[0] for path in paths]
+    outcomes = [them.call("POST", path)[0] for path in paths]
+    them.note("Each of the sites' calls, unsigned", "another host", tally(outcomes), set(outcomes) == {401})
+    outcomes = [them.call("POST", path, headers=sign(them.own))[0] for path in paths]
     them.note(
-        "Each of the sites' calls, signed by an unregistered key", "another host", tally(found), set(found) == {401}
+        "Each of the sites' calls, signed by an unregistered key",
+        "another host",
+        tally(outcomes),
+        set(outcomes) == {401},
     )
     public = base64.b64decode(sign(them.own)["flwr-public-key"])
-    asked = ActivateNodeRequest(public_key=public, heartbeat_interval=30).SerializeToString()
-    status, said = them.call("POST", ACTIVATE, asked, sign(them.own))
+    request = ActivateNodeRequest(public_key=public, heartbeat_interval=30).SerializeToString()
+    status, answer = them.call("POST", ACTIVATE, request, sign(them.own))
     them.note(
         "Joining as a node with an unregistered key",
         "another host",
-        f"{status}, “{said.decode()[:90]}”",
+        f"{status}, “{answer.decode()[:90]}”",
         400 <= status < 500,
     )
 
@@ -298,13 +311,13 @@ def huge_bodies(them, key, pid):
     ):
         Path(f"/proc/{pid}/clear_refs").write_text("5")
         before, begin = memory(pid, now=True), time.monotonic()
-        found = [them.pour(path, headers(), chunked) for chunked in (False, True) for _ in range(10)]
-        seconds, most = (time.monotonic() - begin) / len(found), memory(pid)
+        outcomes = [them.pour(path, headers(), chunked) for chunked in (False, True) for _ in range(10)]
+        seconds, most = (time.monotonic() - begin) / len(outcomes), memory(pid)
         them.note(
             f"Bodies of {HUGE >> 20} MiB to `{path}`, 10 with a Content-Length and 10 chunked",
             who,
-            f"{tally(found)}; {seconds:.2f} s each; SuperLink at {before} MiB before, {most} at most",
-            not {200} & set(found) and most - before < 50,
+            f"{tally(outcomes)}; {seconds:.2f} s each; SuperLink at {before} MiB before, {most} at most",
+            not {200} & set(outcomes) and most - before < 50,
         )
 
 
@@ -318,10 +331,10 @@ def bodies_of_a_site(them, key, pid, node):
     ).SerializeToString()
     for path in ("/v1/fleet/push-object", "/v1/fleet/push-messages"):
         Path(f"/proc/{pid}/clear_refs").write_text("5")
-        before, found = memory(pid, now=True), []
+        before, outcomes = memory(pid, now=True), []
 
-        def push(path=path, found=found):
-            found.extend(them.call("POST", path, piece, sign(key))[0] for _ in range(5))
+        def push(path=path, outcomes=outcomes):
+            outcomes.extend(them.call("POST", path, piece, sign(key))[0] for _ in range(5))
 
         threads = [threading.Thread(target=push) for _ in range(10)]
         for thread in threads:
@@ -334,7 +347,7 @@ def bodies_of_a_site(them, key, pid, node):
         them.note(
             f"50 bodies of {authentication.LARGEST >> 20} MiB to `{path}`, 10 at once",
             "a site, signed by its own key",
-            f"{tally(found)}; SuperLink at {before} MiB before, {most} at most, {left} five seconds after",
+            f"{tally(outcomes)}; SuperLink at {before} MiB before, {most} at most, {left} five seconds after",
             most - before < 250 and left - before < 150,
         )
 
@@ -420,19 +433,19 @@ def replays(them, key, node):
 
 def programs(folder):
     """Process numbers and command lines of what was started for this federation."""
-    found = {}
+    commands = {}
     for process in Path("/proc").glob("[0-9]*"):
         try:
             if f"{folder}/".encode() in (process / "environ").read_bytes():
-                found[int(process.name)] = (process / "cmdline").read_bytes().decode().split("\0")
+                commands[int(process.name)] = (process / "cmdline").read_bytes().decode().split("\0")
         except OSError:
             continue
-    return found
+    return commands
 
 
 def near_a_site(them, folder):
     """What another user of the machines finds that listens or that names a token."""
-    nodes = {pid: words for pid, words in programs(folder).items() if "node" in words}
+    nodes = {pid: command for pid, command in programs(folder).items() if "node" in command}
     open_ = listening()
     ports = [path for pid in nodes for path in Path(f"/proc/{pid}/fd").iterdir() if os.readlink(path) in open_]
     them.note(
@@ -441,8 +454,8 @@ def near_a_site(them, folder):
         f"{len(ports)}",
         len(nodes) == SITES and not ports,
     )
-    told = [words for words in programs(folder).values() if any("token" in word for word in words)]
-    them.note("Tokens in the list of processes", "another user of these machines", f"{len(told)}", not told)
+    with_token = [command for command in programs(folder).values() if "token" in " ".join(command)]
+    them.note("Tokens in the list of processes", "another user of these machines", f"{len(with_token)}", not with_token)
 
 
 def listening():
@@ -480,18 +493,18 @@ print(len(read), *read[:3])
     made = sum(
         len(files) for name in ("server", "keys", *them.federation.names) for *_, files in os.walk(folder / name)
     )
-    told = [words for words in programs(folder).values() if any(secret in word for word in words)]
+    with_secret = [command for command in programs(folder).values() if secret in " ".join(command)]
     them.note(
         f"The {made} files that kinfed created at server and sites, and the environments of its processes",
         "another user of these machines",
-        f"{count} could be read{' ' * bool(which)}{' '.join(which)}",
+        " ".join([f"{count} could be read", *which]),
         count == "0",
     )
     them.note(
         "The server's secret in the list of processes",
         "another user of these machines",
-        f"on {len(told)} command lines",
-        not told,
+        f"on {len(with_secret)} command lines",
+        not with_secret,
     )
     return None
 
@@ -512,8 +525,8 @@ def main():
                 (federation.folder / "keys" / "sites" / "site-1" / "key").read_bytes(), None
             )
             run = federation.launch("fedaghn", ROUNDS, flower={"clients": SITES})
-            said = []
-            reader = threading.Thread(target=lambda: said.extend(line.rstrip() for line in run.stderr))
+            lines = []
+            reader = threading.Thread(target=lambda: lines.extend(line.rstrip() for line in run.stderr))
             reader.start()
             log = federation.folder / "server" / "superlink.log"
             number = federation.folder / "site-1" / "site-1" / "node" / "node.id"
@@ -533,7 +546,7 @@ def main():
             another_user(them, folder / "federation", secret)
             code = run.wait()
             reader.join()
-            rounds = [line for line in said if re.match(rf"round \d+ of {ROUNDS}: {SITES} clients", line)]
+            rounds = [line for line in lines if re.match(rf"round \d+ of {ROUNDS}: {SITES} clients", line)]
             them.note(
                 "The run in progress throughout",
                 "-",

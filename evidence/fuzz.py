@@ -99,8 +99,8 @@ def readable(path):
                 values = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             if path.name.startswith("model") and not all(bool(t.isfinite().all()) for t in values.values()):
                 raise Wrong("NaN", str(path))
-    if path.name == "summary.json" and "by_client" in (said := json.loads(path.read_text())):
-        for needed in ("history.csv", *(["models.safetensors"] if said["data"]["dataset"] != "sites" else [])):
+    if path.name == "summary.json" and "by_client" in (summary := json.loads(path.read_text())):
+        for needed in ("history.csv", *(["models.safetensors"] if summary["data"]["dataset"] != "sites" else [])):
             assert (path.parent / needed).exists(), f"there is no {needed}"
 
 
@@ -129,7 +129,7 @@ def judge(kind, number, seed, here):
     here.mkdir(parents=True)
     os.chdir(here)
     PLANTED.clear()
-    outcome, said = "ok", ""
+    outcome, text = "ok", ""
     with contextlib.ExitStack() as stack:
         if draw.random() > 0.05:  # pictures take a second
             for module, names in PICTURES.items():
@@ -140,19 +140,19 @@ def judge(kind, number, seed, here):
         stack.enter_context(mock.patch.object(files.os, "fsync"))
         try:
             KINDS[kind][0](draw)
-            said = draw.told
+            text = draw.answer
         except (UsageError, RunError) as problem:
-            outcome, said = ("lines" if "\n" in str(problem) or not str(problem) else "refused"), str(problem)
+            outcome, text = ("lines" if "\n" in str(problem) or not str(problem) else "refused"), str(problem)
         except Wrong as problem:
-            outcome, said = problem.args
+            outcome, text = problem.args
         except Exception:
-            outcome, said = "unexpected", traceback.format_exc()
+            outcome, text = "unexpected", traceback.format_exc()
     try:
         examine(here)
     except Wrong as problem:
         if outcome in GOOD:
-            outcome, said = problem.args
-    return outcome, said
+            outcome, text = problem.args
+    return outcome, text
 
 
 def work(pipe, other, seed, out, base):
@@ -195,18 +195,18 @@ class Worker:
         try:
             while not self.pipe.poll(1) and max(self.seconds() - before, (time.monotonic() - begin) / 10) < LIMIT:
                 pass
-            found = self.pipe.recv() if self.pipe.poll() else ("time-out", "")
+            result = self.pipe.recv() if self.pipe.poll() else ("time-out", "")
         except (EOFError, ConnectionError):
             self.process.join()
-            found = "died", f"exit code {self.process.exitcode}"
-        if found[0] in ("time-out", "died"):
+            result = "died", f"exit code {self.process.exitcode}"
+        if result[0] in ("time-out", "died"):
             self.left = 0
-        return *found, round(time.monotonic() - begin, 3)
+        return *result, round(time.monotonic() - begin, 3)
 
     def seconds(self):
         """Seconds of a processor's time that the process has taken."""
-        told = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(told[11]) + int(told[12])) / os.sysconf("SC_CLK_TCK")
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def stop(self):
         if self.process:
@@ -231,27 +231,27 @@ def main():
         return worker.stop()
     share = args.cases / sum(count for _, count, _ in KINDS.values())
     log, at = out / f"log-{args.seed}.jsonl", code()
-    told = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
-    found = {(one["kind"], one["number"]): one for one in told if one["code"] == at}
+    records = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
+    results = {(record["kind"], record["number"]): record for record in records if record["code"] == at}
     counts = {kind: math.ceil(KINDS[kind][1] * share) for kind in args.only}
     every = sorted((number / count, kind, number) for kind, count in counts.items() for number in range(count))
-    left = [(kind, number) for _, kind, number in every if (kind, number) not in found]  # all kinds side by side
+    left = [(kind, number) for _, kind, number in every if (kind, number) not in results]  # all kinds side by side
     with log.open("a") as file:
         for kind, number in left:
-            outcome, said, seconds = worker.run(kind, number)
-            one = {"kind": kind, "number": number, "outcome": outcome, "said": said[-3000:], "seconds": seconds}
-            found[kind, number] = one | {"code": at}
-            print(json.dumps(found[kind, number]), file=file, flush=True)
+            outcome, text, seconds = worker.run(kind, number)
+            record = {"kind": kind, "number": number, "outcome": outcome, "said": text[-3000:], "seconds": seconds}
+            results[kind, number] = record | {"code": at}
+            print(json.dumps(results[kind, number]), file=file, flush=True)
             if outcome in GOOD:
                 shutil.rmtree(out / "cases" / f"{kind}-{number}", ignore_errors=True)
             else:
-                print(f"{kind}/{number}: {outcome}: {(said.strip().splitlines() or [''])[-1][:300]}", flush=True)
+                print(f"{kind}/{number}: {outcome}: {(text.strip().splitlines() or [''])[-1][:300]}", flush=True)
     for kind in args.only:
-        print(kind, dict(Counter(one["outcome"] for one in found.values() if one["kind"] == kind)))
+        print(kind, dict(Counter(record["outcome"] for record in results.values() if record["kind"] == kind)))
     worker.stop()
     for part, (kinds, least) in PARTS.items():
         if set(kinds) <= set(args.only) and sum(counts[kind] for kind in kinds) >= least:
-            page(part, [found[kind, number] for _, kind, number in every if kind in kinds], args)
+            page(part, [results[kind, number] for _, kind, number in every if kind in kinds], args)
 
 
 def code():
@@ -262,37 +262,42 @@ def code():
     return seen.hexdigest()[:12]
 
 
-def page(part, found, asked):
+def page(part, records, args):
     """Write what was counted."""
-    counted = {kind: Counter(one["outcome"] for one in found if one["kind"] == kind) for kind in PARTS[part][0]}
-    whole = sum(counted.values(), Counter())
-    shown = [*GOOD, *(outcome for outcome in BAD if whole[outcome])]
+    counted = {
+        kind: Counter(record["outcome"] for record in records if record["kind"] == kind) for kind in PARTS[part][0]
+    }
+    totals = sum(counted.values(), Counter())
+    shown = [*GOOD, *(outcome for outcome in BAD if totals[outcome])]
     lines = [f"| kind | what | cases | {' | '.join(shown)} |", "| --- | --- |" + " ---: |" * (len(shown) + 1)]
-    for kind, counts in (counted | ({"all": whole} if len(counted) > 1 else {})).items():
+    for kind, counts in (counted | ({"all": totals} if len(counted) > 1 else {})).items():
         what = KINDS[kind][2] if kind in KINDS else ""
         numbers = [counts.total(), *(counts[outcome] for outcome in shown)]
         lines.append(f"| {kind} | {what} | {' | '.join(f'{number:,}' for number in numbers)} |")
     parts = ("torch", "numpy", "polars", "safetensors", "flwr")
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in parts)
-    seconds = [one["seconds"] for one in found]
-    last = [one["said"].strip().rpartition("\n")[2][-200:] for one in found]
-    bad = [f"- {one['kind']}/{one['number']}, {one['outcome']}: {said}" for one, said in zip(found, last, strict=True)]
-    only = "" if asked.only == list(KINDS) else f" --only {' '.join(asked.only)}"
+    seconds = [record["seconds"] for record in records]
+    last = [record["said"].strip().rpartition("\n")[2][-200:] for record in records]
+    bad = [
+        f"- {record['kind']}/{record['number']}, {record['outcome']}: {text}"
+        for record, text in zip(records, last, strict=True)
+    ]
+    only = "" if args.only == list(KINDS) else f" --only {' '.join(args.only)}"
     text = [
-        f"Written by `python evidence/fuzz.py --cases {asked.cases} --seed {asked.seed}{only}`",
+        f"Written by `python evidence/fuzz.py --cases {args.cases} --seed {args.seed}{only}`",
         f"on {platform.machine()}, Python {platform.python_version()}, {versions}:",
-        f"{len(found):,} cases in {sum(seconds) / 60:.0f} minutes, the longest in {max(seconds):.0f} s.",
+        f"{len(records):,} cases in {sum(seconds) / 60:.0f} minutes, the longest in {max(seconds):.0f} s.",
         *ABOUT[part],
         *("", *lines, ""),
-        *(families(found) if part == "modules" else []),
-        *(f"- {outcome}: {what}" for outcome, what in (GOOD | BAD).items() if part == "fuzz" or whole[outcome]),
+        *(families(records) if part == "modules" else []),
+        *(f"- {outcome}: {what}" for outcome, what in (GOOD | BAD).items() if part == "fuzz" or totals[outcome]),
         *("", "Outcomes without a column were never seen.", ""),
-        *(line for line, one in zip(bad, found, strict=True) if one["outcome"] in BAD),
+        *(line for line, record in zip(bad, records, strict=True) if record["outcome"] in BAD),
     ]
     put(PAGE, part, "\n".join(text), "Odd and broken input")
 
 
-def families(found):
+def families(records):
     """A table of the families of modules: how many were equal everywhere, under all executors but vmap, or refused."""
     lines = [
         "| family | cases | equal | equal, not by `vmap` | refused | wrong |",
@@ -300,11 +305,17 @@ def families(found):
     ]
     names = list(fuzz_modules.FAMILIES)
     for i, name in enumerate(names):
-        own = [one for one in found if one["number"] % len(names) == i]
-        good = [one for one in own if one["outcome"] == "ok"]
-        alone = [one for one in good if not one["said"].endswith(": ")]
-        refused = [one for one in own if one["outcome"] == "refused"]
-        counts = len(own), len(good) - len(alone), len(alone), len(refused), len(own) - len(good) - len(refused)
+        of_family = [record for record in records if record["number"] % len(names) == i]
+        good = [record for record in of_family if record["outcome"] == "ok"]
+        alone = [record for record in good if not record["said"].endswith(": ")]
+        refused = [record for record in of_family if record["outcome"] == "refused"]
+        counts = (
+            len(of_family),
+            len(good) - len(alone),
+            len(alone),
+            len(refused),
+            len(of_family) - len(good) - len(refused),
+        )
         lines.append(f"| {name.replace('_', ' ')} | {' | '.join(map(str, counts))} |")
     return [*lines, ""]
 

@@ -105,7 +105,7 @@ class Evil:
 class Draw(random.Random):
     """Random numbers of a case; `broken` says whether it may break anything, `told` what there is to say of it."""
 
-    told = ""
+    answer = ""
 
     def breaks(self, chance):
         return self.broken and self.random() < chance
@@ -116,23 +116,23 @@ class Draw(random.Random):
         return made() if callable(made) else made
 
 
-def cli(*words):
+def cli(*arguments):
     """A command in this process; raises UsageError if it is refused in one line."""
-    said, code = io.StringIO(), None
-    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(said):
+    errors, code = io.StringIO(), None
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(errors):
         try:
-            code = command([str(word) for word in words])
+            code = command([str(word) for word in arguments])
         except SystemExit as end:
             code = end.code
-    text = said.getvalue()
+    text = errors.getvalue()
     if re.search(r"Traceback|please report it|[A-Za-z](Error|Exception|Warning): ", text):
         raise Wrong("unexpected", text)
     lines = [line for line in text.split("\n") if line.strip() and not line.startswith("kinfed: warning: ")]
     if code:
-        several = words[0] in ("sweep", "papers")  # they tell of each run that failed
+        several = arguments[0] in ("sweep", "papers")  # they tell of each run that failed
         if not lines or (len(lines) > 1 and not several) or not all(line.startswith("kinfed: ") for line in lines):
             raise Wrong("lines", text)
-        out = Path(words[words.index("--out") + 1] if words[0] == "run" else "nowhere")
+        out = Path(arguments[arguments.index("--out") + 1] if arguments[0] == "run" else "nowhere")
         if (
             code == 2
             and "already holds a run" not in text
@@ -143,7 +143,7 @@ def cli(*words):
         raise UsageError(lines[-1])
 
 
-def like(draw, default, words):
+def like(draw, default, texts):
     """A value of a setting's kind."""
     match default:
         case bool():
@@ -153,20 +153,20 @@ def like(draw, default, words):
         case float():
             return draw.choice([0.0, 1e-6, 0.1, 0.5, 0.999, 1.0, 2.0, 30.0, 1e6, default])
         case str():
-            return draw.choice(words)
+            return draw.choice(texts)
         case None:
-            return draw.choice([1, 2, 0.5, *words])
+            return draw.choice([1, 2, 0.5, *texts])
     return draw.choice([[], [1], [3, 2], ["head.*"], [[1.0], [2.0]]])
 
 
 def part(draw, registry, given=0, names=None, odds=0.3):
     """A part by name with some of its settings; words are those that its file has."""
     name = draw.choice(sorted(names or registry))
-    words = re.findall(r'"([a-z0-9_-]+)"', inspect.getsource(inspect.getmodule(registry[name]))) or ["x"]
+    texts = re.findall(r'"([a-z0-9_-]+)"', inspect.getsource(inspect.getmodule(registry[name]))) or ["x"]
     table = {"name": name}
     for key, setting in parts.settings(registry[name], given).items():
         if draw.random() < odds:
-            more = {key: like(draw, setting.default, words)}
+            more = {key: like(draw, setting.default, texts)}
             if not draw.breaks(0.2):  # else whatever it is
                 try:
                     parts.make(registry, table | more, "", given=given)
@@ -211,11 +211,11 @@ def spoil(draw, data):
     )
 
 
-def replaced(draw, path):
+def replace_file(draw, path):
     """Another thing in the place of a file of a folder from elsewhere."""
     others = [p for p in path.parent.rglob("*") if p.is_file() and p != path] or [path]
     data, other, header = path.read_bytes(), draw.choice(others).read_bytes(), draw.choice(HEADERS).encode()
-    said = {"names": ["a"], "shape": [2], "scores": {}, "seed": 0, "outputs": 2}
+    document = {"names": ["a"], "shape": [2], "scores": {}, "seed": 0, "outputs": 2}
     path.unlink()
     draw.one(
         spoilt=lambda: path.write_bytes(spoil(draw, data)),
@@ -231,7 +231,7 @@ def replaced(draw, path):
         huge=lambda: path.write_bytes((2**62).to_bytes(8, "little") + b"{"),
         deep=lambda: path.write_text("[" * 100_000),
         deep_toml=lambda: path.write_text("x = " + "[" * 5000),
-        json=lambda: path.write_text(json.dumps(mutate(draw, said, 0.1), default=str)),
+        json=lambda: path.write_text(json.dumps(mutate(draw, document, 0.1), default=str)),
         npz=lambda: npz(draw, path, {"relation": np.eye(3), "clients": np.array(["a", "b"])}),
         gone=None,
     )
@@ -260,9 +260,9 @@ def npz(draw, path, arrays, odds=0.5):
     if draw.breaks(0.15):  # a header that claims more than there is
         with zipfile.ZipFile(path, "a") as archive:
             shape = draw.choice(["(99999999999,)", "(-5,)", "(4294967296, 4294967296)", "(3", "__import__('os')"])
-            told = f"{{'descr': '<f8', 'fortran_order': False, 'shape': {shape}, }}".ljust(117) + "\n"
+            header_text = f"{{'descr': '<f8', 'fortran_order': False, 'shape': {shape}, }}".ljust(117) + "\n"
             archive.writestr(
-                f"{draw.choice([*arrays, 'x', '../x'])}.npy", b"\x93NUMPY\1\0v\0" + told.encode() + bytes(64)
+                f"{draw.choice([*arrays, 'x', '../x'])}.npy", b"\x93NUMPY\1\0v\0" + header_text.encode() + bytes(64)
             )
     if draw.breaks(0.2):
         path.write_bytes(spoil(draw, path.read_bytes()))
@@ -333,7 +333,7 @@ def run(draw, source, *overrides):
     """`kinfed run`, in one of the ways to run."""
     executor = draw.choices(["loop", "auto", "fused", "vmap"], [30, 10, 3, 1])[0]
     how = [f"how.executor={executor}", *draw.choice([[], [], [], [], ["how.precision=bf16"], ["how.workers=2"]])]
-    told = [] if draw.random() < 0.2 else ["--quiet"]
+    options = [] if draw.random() < 0.2 else ["--quiet"]
     cli(
         "run",
         source,
@@ -344,7 +344,7 @@ def run(draw, source, *overrides):
         ".",
         f"how.checkpoint_seconds={draw.choice([0, 10])}",
         *how,
-        *told,
+        *options,
     )
 
 
@@ -370,19 +370,23 @@ def overrides(draw):
     table = mutate(draw, experiment(draw))
     name = table.get("method", {}).get("name", "local") if isinstance(table.get("method", {}), dict) else "local"
     name = "local" if str(name).startswith("-") else name
-    told = []
+    overrides_given = []
     for key, value in leaves(table):
         with contextlib.suppress(TypeError):
             value = value if isinstance(value, str) else tomli_w.dumps({"v": [value]}).partition("=")[2].strip()[1:-1]
-            told.append(f"{key}={value.strip().rstrip(',')}")
-    draw.shuffle(told)
+            overrides_given.append(f"{key}={value.strip().rstrip(',')}")
+    draw.shuffle(overrides_given)
     if draw.breaks(0.3):
-        told += draw.choice([["=1"], ["rounds"], ["a.b.c=1"], ["method=3"], ["rounds.x=2"], ["[x]=1"], ["seed='"]])
+        overrides_given += draw.choice(
+            [["=1"], ["rounds"], ["a.b.c=1"], ["method=3"], ["rounds.x=2"], ["[x]=1"], ["seed='"]]
+        )
     small = ["rounds=1", "federation.clients=4", "federation.split.examples=9"]
     if draw.breaks(0.7):
-        small += [f"{draw.choice(told).partition('=')[0]}={draw.choice(ODD)}"]
+        small += [f"{draw.choice(overrides_given).partition('=')[0]}={draw.choice(ODD)}"]
     how = ["--quiet", "how.executor=loop"]
-    told, small = ([word for word in words if not word.startswith("-")] for words in (told, small))
+    overrides_given, small = (
+        [word for word in overrides_of if not word.startswith("-")] for overrides_of in (overrides_given, small)
+    )
     match draw.randrange(14):
         case 0:
             cli("sweep", name, *small, "training.batch=2,8", "--out", "swept", *how)
@@ -396,7 +400,7 @@ def overrides(draw):
             with mock.patch("kinfed.cli.estimate.SECONDS", 0.01):
                 cli("run", name, *small, "--dry-run", *how)
         case _:
-            run(draw, name, *told)
+            run(draw, name, *overrides_given)
 
 
 FORMATS = (  # in which a table is said to be written
@@ -472,8 +476,8 @@ def tables(draw):
             draw.broken or config.resolve(json.loads(json.dumps(table))).federation(Path(), 0)
             break
     if draw.random() < 0.3 and {"path", "client", "target"} <= settings.keys():
-        known = {"path", *inspect.signature(kinfed.data.tables.table_reader.TableReader).parameters}
-        federation = from_csv(**{key: value for key, value in settings.items() if key in known})
+        parameters = {"path", *inspect.signature(kinfed.data.tables.table_reader.TableReader).parameters}
+        federation = from_csv(**{key: value for key, value in settings.items() if key in parameters})
         net = nn.Sequential(nn.Flatten(), nn.Linear(federation.x[0].numel(), federation.outputs))
         return keep(kinfed.fit(METHODS["fedavg"](), federation, net, rounds=1, execution=Execution("loop")), net)
     Path("c.toml").write_text(tomli_w.dumps(table))
@@ -494,8 +498,8 @@ def links(draw, names):
         lines += [f"<edge source={quoteattr(a)} target={quoteattr(b)}/>" for a, b in pairs]
         start = '<graphml xmlns="http://graphml.graphdrawing.org/xmlns"><graph edgedefault="undirected">'
         if draw.breaks(0.3):  # each entity is a hundred of the one before
-            told = "".join(f'<!ENTITY {c} "{f"&{b};" * 99}">' for b, c in itertools.pairwise("abcdef"))
-            start, lines = f'<!DOCTYPE g [<!ENTITY a "{"x" * 99}">{told}]>{start}', [*lines, "&f;"]
+            entities = "".join(f'<!ENTITY {c} "{f"&{b};" * 99}">' for b, c in itertools.pairwise("abcdef"))
+            start, lines = f'<!DOCTYPE g [<!ENTITY a "{"x" * 99}">{entities}]>{start}', [*lines, "&f;"]
         path.write_text(f"{start}{''.join(lines)}</graph></graphml>")
     elif path.suffix == ".npz":
         npz(draw, path, {"adjacency": table, "names": np.array(names)})
@@ -574,13 +578,15 @@ def folders(draw):
         draw.broken = True
         if path.name == "checkpoint.safetensors" and draw.random() < 0.6:  # well formed, but of other content
             with safe_open(path, "pt") as file:
-                words, arrays = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            words = {k: v if isinstance(v, str) else json.dumps(v, default=str) for k, v in mutate(draw, words).items()}
-            path.write_bytes(save(tampered(draw, arrays), words))
+                metadata, arrays = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            metadata = {
+                k: v if isinstance(v, str) else json.dumps(v, default=str) for k, v in mutate(draw, metadata).items()
+            }
+            path.write_bytes(save(tamper_tensors(draw, arrays), metadata))
         elif path.suffix == ".json" and draw.random() < 0.6:
             path.write_text(json.dumps(mutate(draw, json.loads(path.read_text()), 0.3), default=str))
         else:
-            replaced(draw, path)
+            replace_file(draw, path)
     plant("r")
     how = [f"how.executor={draw.choice(['loop', 'auto'])}", "--quiet"]
     match draw.randrange(2, 6) if kind != "stopped" and draw.random() < 0.6 else draw.randrange(9):
@@ -602,7 +608,7 @@ def folders(draw):
             cli("compare", "r")
 
 
-def tampered(draw, arrays, odds=0.5):
+def tamper_tensors(draw, arrays, odds=0.5):
     """Named tensors, some of them other than they should be."""
     while arrays and draw.breaks(1 - odds):
         name = draw.choice(sorted(arrays))
@@ -644,7 +650,7 @@ class Post:
     def change(self, message):
         if self.draw.random() < 0.8:
             return message
-        words = mutate(self.draw, message.words, 0.3)
+        fields_sent = mutate(self.draw, message.words, 0.3)
         if self.draw.random() < 0.3:
             named = [
                 "kinfed.__main__:main",
@@ -654,11 +660,13 @@ class Post:
                 "tuple",
                 "kinfed:x",
             ]
-            words[self.draw.choice(["train", "evaluate", "upload", "client_statistics"])] = [
+            fields_sent[self.draw.choice(["train", "evaluate", "upload", "client_statistics"])] = [
                 self.draw.choice(named),
                 None,
             ]
-        return Message(json.loads(json.dumps(words, default=str)), tampered(self.draw, dict(message.arrays)))
+        return Message(
+            json.loads(json.dumps(fields_sent, default=str)), tamper_tensors(self.draw, dict(message.arrays))
+        )
 
     def pull(self, ids):
         return {id: self.read(self.answers.pop(id)) for id in list(ids) if id in self.answers}
@@ -701,7 +709,7 @@ def sites(draw):
         serve(planned, Post(draw, made, way), Path("out"), lambda text: None, 0.001)
         if way == "files":  # a site's folder from elsewhere: the next run's experiment has that name
             for path in sorted(p for p in Path("state").rglob("*") if p.is_file() and draw.random() < 0.5):
-                replaced(draw, path)
+                replace_file(draw, path)
             plant("state")
             experiment = next(Path("state").glob("*/*")).name
             with mock.patch("secrets.token_hex", return_value=experiment):
@@ -773,7 +781,7 @@ def fits(draw):
     settings = part(draw, METHODS, odds=0.1)
     made = parts.make(METHODS, settings, "method")[0] if not draw.breaks(0.05) else METHODS[settings["name"]]
     optimiser = draw.choice([SGD(0.1), SGD(1e4), SGD(1e30), SGD(0.1, momentum=0.999), Adam(), Adam(eps=0.0)])
-    asked = {
+    arguments = {
         "rounds": draw.choice([1, 2, 3]),
         "training": Training(1, draw.choice([1, 4, 10**6]), optimiser),
         "participation": draw.choice([1.0, 0.5, 1e-9, Participation(0.5), Participation(1.0, late=0.3, joins=1)]),
@@ -783,28 +791,30 @@ def fits(draw):
     if draw.breaks(0.6):
         key = draw.choice([name for name in inspect.signature(kinfed.fit).parameters if name != "folder"])
         given = {"method": made, "federation": federation, "module": module, key: draw.choice(ODD)}
-        asked |= {key: given.pop(key)} if key not in ("method", "federation", "module") else {}
+        arguments |= {key: given.pop(key)} if key not in ("method", "federation", "module") else {}
         made, federation, module = (given[name] for name in ("method", "federation", "module"))
         if draw.breaks(0.5):
-            asked["execution"] = Execution(**{draw.choice([f.name for f in fields(Execution)]): draw.choice(ODD)})
-        asked["rounds"] = 2 if isinstance(asked["rounds"], int) and asked["rounds"] > 9 else asked["rounds"]
-    found = kinfed.fit(made, federation, module, **asked)
-    repr(found), found.summary, found.model(position=0)
-    keep(found, module)
+            arguments["execution"] = Execution(**{draw.choice([f.name for f in fields(Execution)]): draw.choice(ODD)})
+        arguments["rounds"] = (
+            2 if isinstance(arguments["rounds"], int) and arguments["rounds"] > 9 else arguments["rounds"]
+        )
+    run_made = kinfed.fit(made, federation, module, **arguments)
+    repr(run_made), run_made.summary, run_made.model(position=0)
+    keep(run_made, module)
 
 
 def modules(draw):
     """A module of some family, trained by every executor and in a plain PyTorch loop."""
     try:
-        draw.told = ": ".join(fuzz_modules.check(draw.number, draw))
+        draw.answer = ": ".join(fuzz_modules.check(draw.number, draw))
     except fuzz_modules.Differs as problem:
         raise Wrong("differs", str(problem)) from None
 
 
-def keep(found, module):
+def keep(run_made, module):
     """Save a run, and load models."""
-    kinfed.save(found, "saved")
-    for name in found.federation.names[:3]:
+    kinfed.save(run_made, "saved")
+    for name in run_made.federation.names[:3]:
         kinfed.load_model("saved", name, module)
 
 

@@ -72,7 +72,7 @@ def dense(*between, width=8):
     return nn.Sequential(nn.Linear(6, width), *between, nn.Linear(width, CLASSES))
 
 
-def convolved(*between, width=4):
+def make_convolutional(*between, width=4):
     return nn.Sequential(nn.Conv2d(1, width, 3), *between, nn.Flatten(), nn.LazyLinear(CLASSES))
 
 
@@ -120,7 +120,9 @@ def convolutions(draw):
         "point": lambda: nn.Conv2d(4, 5, 1, bias=False),
     }
     kind, norm = draw.choice(sorted(kinds)), draw.random() < 0.5
-    return lambda: filled(convolved(nn.BatchNorm2d(4) if norm else nn.Identity(), nn.ReLU(), kinds[kind]()), IMAGE)
+    return lambda: fill_lazy_layers(
+        make_convolutional(nn.BatchNorm2d(4) if norm else nn.Identity(), nn.ReLU(), kinds[kind]()), IMAGE
+    )
 
 
 @family(IMAGE)
@@ -134,7 +136,9 @@ def poolings(draw):
         lambda: nn.Upsample(scale_factor=2),
     ]
     kind, place = draw.choice(kinds), draw.random() < 0.3
-    return lambda: filled(convolved(nn.BatchNorm2d(4), nn.ReLU(inplace=place), kind(), nn.ReLU()), IMAGE)
+    return lambda: fill_lazy_layers(
+        make_convolutional(nn.BatchNorm2d(4), nn.ReLU(inplace=place), kind(), nn.ReLU()), IMAGE
+    )
 
 
 @family(IMAGE)
@@ -172,8 +176,8 @@ def cells_in_a_loop(draw):
 
 @family(SERIES)
 def attention(draw):
-    whole = draw.random() < 0.5
-    if whole:
+    as_encoder = draw.random() < 0.5
+    if as_encoder:
         return lambda: nn.Sequential(
             nn.Linear(3, 4), nn.TransformerEncoderLayer(4, 2, 8, 0.0, batch_first=True), nn.Flatten(), nn.Linear(20, 3)
         )
@@ -214,7 +218,9 @@ def dropout(draw):
 @family(IMAGE)
 def dropout_of_channels(draw):
     p = draw.choice([0.2, 0.5])
-    return lambda: filled(convolved(nn.Dropout2d(p), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout(p)), IMAGE)
+    return lambda: fill_lazy_layers(
+        make_convolutional(nn.Dropout2d(p), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout(p)), IMAGE
+    )
 
 
 @family()
@@ -253,8 +259,8 @@ def random_predictions(draw):
 # --- subclasses of PyTorch's layers
 
 
-def subclass(kind, **own):
-    return type(f"My{kind.__name__}", (kind,), own)
+def subclass(kind, **members):
+    return type(f"My{kind.__name__}", (kind,), members)
 
 
 @family()
@@ -303,12 +309,12 @@ def own_batch_norm(draw):
 
 @family(IMAGE)
 def own_convolution(draw):
-    def standardised(m, x):
+    def standardise_weights(m, x):
         flat = m.weight.view(len(m.weight), -1)  # as it lies in memory
         flat = (flat - flat.mean(1, keepdim=True)) / (flat.std(1, keepdim=True) + 1e-3)
         return F.conv2d(x, flat.view_as(m.weight), m.bias)
 
-    mine = subclass(nn.Conv2d, forward=draw.choice([standardised, lambda m, x: nn.Conv2d.forward(m, x).abs()]))
+    mine = subclass(nn.Conv2d, forward=draw.choice([standardise_weights, lambda m, x: nn.Conv2d.forward(m, x).abs()]))
     return lambda: nn.Sequential(
         nn.Conv2d(1, 3, 3), mine(3, 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(16, 3)
     )
@@ -611,12 +617,12 @@ def time_taken_for_the_batch(draw):
 
 @family()
 def statistics_of_its_own(draw):
-    def assigned(m, h):
+    def assign_mean(m, h):
         if m.training:
             m.mean = 0.8 * m.mean + 0.2 * h.detach().mean(0)
         return h - m.mean
 
-    def changed(m, h):
+    def change_mean(m, h):
         if m.training:
             m.mean.mul_(0.8).add_(0.2 * h.detach().mean(0))
         return h - m.mean
@@ -626,7 +632,7 @@ def statistics_of_its_own(draw):
             m.mean.copy_(torch.maximum(m.mean, h.detach().amax(0)))
         return h / (1 + m.mean)
 
-    way, lasting = draw.choice([assigned, changed, largest]), draw.random() < 0.6
+    way, lasting = draw.choice([assign_mean, change_mean, largest]), draw.random() < 0.6
 
     def make():
         part = Of(way)
@@ -639,7 +645,9 @@ def statistics_of_its_own(draw):
 @family(IMAGE)
 def statistics_of_examples(draw):
     kept = draw.random() < 0.7
-    return lambda: filled(convolved(nn.InstanceNorm2d(4, affine=True, track_running_stats=kept), nn.ReLU()), IMAGE)
+    return lambda: fill_lazy_layers(
+        make_convolutional(nn.InstanceNorm2d(4, affine=True, track_running_stats=kept), nn.ReLU()), IMAGE
+    )
 
 
 @family()
@@ -655,7 +663,7 @@ def counted(draw):
 
 @family()
 def counters(draw):
-    def annealed(m, x):
+    def anneal(m, x):
         if m.training:
             m.steps += 1
         return m.body(x) / (1 + m.steps)
@@ -667,7 +675,7 @@ def counters(draw):
         return m.body(x - m.mean)
 
     def make():
-        net = Of(annealed if way else once, body=dense(nn.Tanh()))
+        net = Of(anneal if way else once, body=dense(nn.Tanh()))
         net.register_buffer("steps", torch.tensor(0))
         net.register_buffer("seen", torch.tensor(False))
         net.register_buffer("mean", torch.zeros(6))
@@ -679,20 +687,20 @@ def counters(draw):
 
 @family(refused=True)
 def memory_outside_of_buffers(draw):
-    def annealed(m, x):
+    def anneal(m, x):
         m.calls += 1
         return m.body(x) / m.calls
 
-    def remembered(m, x):
+    def remember_mean(m, x):
         before, m.calls = m.calls, x.detach().mean()
         return m.body(x) + (before if m.training else 0)
 
-    def averaged(m, x):
+    def average_calls(m, x):
         if m.training:
             m.calls = 0.5 * m.calls + 0.5 * float(x.detach().mean())
         return m.body(x) + m.calls
 
-    way = draw.choice([annealed, remembered, averaged])
+    way = draw.choice([anneal, remember_mean, average_calls])
     return lambda: Of(way, body=dense(nn.Tanh()), calls=0)
 
 
@@ -798,11 +806,11 @@ def inputs_changed_in_place(draw):
 
 @family(refused=True)
 def nothing_to_learn(draw):
-    def untracked(m, x):
+    def skip_gradients(m, x):
         with torch.no_grad():
             return m.body(x)
 
-    way = draw.choice([untracked, lambda m, x: m.body(x).detach(), lambda m, x: x[:, :CLASSES] * 2])
+    way = draw.choice([skip_gradients, lambda m, x: m.body(x).detach(), lambda m, x: x[:, :CLASSES] * 2])
     return lambda: Of(way, body=dense(nn.Tanh()))
 
 
@@ -900,7 +908,7 @@ def not_copyable(draw):
 
 @family()
 def overridden(draw):
-    own = {
+    members = {
         "train": lambda m, mode=True: nn.Module.train(m, mode),
         "state_dict": lambda m, *a, **k: {"x": torch.zeros(1)},
         "load_state_dict": lambda m, *a, **k: None,
@@ -908,8 +916,8 @@ def overridden(draw):
         "extra_repr": lambda m: "mine\nand more",
         "__len__": lambda m: 3,
     }
-    name = draw.choice(sorted(own))
-    mine = subclass(Of, **{name: own[name]})
+    name = draw.choice(sorted(members))
+    mine = subclass(Of, **{name: members[name]})
     return lambda: mine(lambda m, x: m.body(x), body=dense(nn.Tanh()))
 
 
@@ -922,7 +930,7 @@ def wrapped(draw):
 # --- what becomes of them
 
 
-def filled(module, shape):
+def fill_lazy_layers(module, shape):
     """The module with the sizes of its lazy layers, and as it was before the pass that this takes."""
     with torch.no_grad():
         module.eval()(torch.zeros(2, *shape))
@@ -951,13 +959,13 @@ class Asked(NamedTuple):
     training: Training
 
 
-def asked(draw, shape):
+def draw_request(draw, shape):
     optimiser = draw.choice([SGD(0.1), SGD(0.1), SGD(0.05, momentum=0.9, weight_decay=0.01), Adam(0.01)])
     # No batch has a single row: BatchNorm cannot be trained on one, and kinfed says what it does then.
     return Asked(examples(shape, draw), draw.random() < 0.4, 2, Training(1, 4, optimiser))
 
 
-def fitted(ask, module, executor, workers=1, method=None):
+def fit(ask, module, executor, workers=1, method=None):
     method = method or (FedAvg() if ask.averaged else Local())
     how = {"rounds": ask.rounds, "training": ask.training, "execution": Execution(executor, workers=workers)}
     return kinfed.fit(method, ask.federation, module, **how, seed=1)
@@ -997,7 +1005,7 @@ def tensors(module):
 def plain(ask, make):
     """The clients' modules as a loop in plain PyTorch trains them, on the batches that kinfed draws."""
     seen = {}
-    fitted(
+    fit(
         ask,
         dense().double()
         if ask.federation.x[0].shape == VECTOR
@@ -1012,12 +1020,12 @@ def plain(ask, make):
     masks = [Masks(module) for module in modules]
     kind, settings = type(ask.training.optimiser), vars(ask.training.optimiser)
     for round in range(ask.rounds):
-        for module, mask, own in zip(modules, masks, batches, strict=True):
+        for module, mask, own_batches in zip(modules, masks, batches, strict=True):
             moving = [p for p in module.parameters() if p.requires_grad]
             sgd = {name: settings[name] for name in ("lr", "momentum", "weight_decay") if name in settings}
             optimiser = torch.optim.SGD(moving, **sgd) if kind is SGD else torch.optim.Adam(moving, settings["lr"])
             module.train()
-            for x, y, key in own[round]:
+            for x, y, key in own_batches[round]:
                 optimiser.zero_grad()
                 mask.begin(key)
                 F.cross_entropy(module(x), y).backward()
@@ -1037,11 +1045,14 @@ def plain(ask, make):
     return [module.eval() for module in modules]
 
 
-def compare(what, one, two):
-    if one.shape != two.shape:
-        raise Differs(f"{what}: {list(one.shape)} and {list(two.shape)}")
-    one, two = one.double(), two.double()
-    gap, size = float((one - two).abs().max()) if one.numel() else 0.0, float(one.abs().max()) if one.numel() else 0.0
+def compare(what, first, second):
+    if first.shape != second.shape:
+        raise Differs(f"{what}: {list(first.shape)} and {list(second.shape)}")
+    first, second = first.double(), second.double()
+    gap, size = (
+        float((first - second).abs().max()) if first.numel() else 0.0,
+        float(first.abs().max()) if first.numel() else 0.0,
+    )
     if not gap <= TOLERANCE * max(size, 1):
         raise Differs(f"{what}: off by {gap:.2g} of {size:.2g}")
 
@@ -1061,11 +1072,11 @@ def check(number, draw):
         return choose(draw)().double()
 
     draw.seed(choices)
-    ask = asked(draw, shape)
+    ask = draw_request(draw, shape)
     module = make()
     before = tensors(module) if not refused else {}
     try:
-        first = fitted(ask, module, "loop")
+        first = fit(ask, module, "loop")
     except (UsageError, RunError) as problem:
         if refused:
             raise type(problem)(f"{name}: {problem}") from None
@@ -1074,29 +1085,29 @@ def check(number, draw):
         raise Differs(f"{name} is not refused")
     for key, t in tensors(module).items():
         compare(f"{name}: the caller's own '{key}'", t, before[key])
-    said = ""
+    why_not = ""
     x, test = ask.federation.x, ask.federation.rows["test"]
     scores = first.history.test(first.history.chosen, "loss")
     kinfed.save(first, "kept")
     for i, expected in enumerate(plain(ask, make)):
         kept, loaded = first.model(i), kinfed.load_model("kept", i, make())
         with torch.no_grad():
-            own = x[test[i]]
-            outputs = expected(own.clone())
-            compare(f"{name}: outputs of the kept model and of a plain loop", kept(own.clone()), outputs)
-            compare(f"{name}: outputs of the loaded model and of a plain loop", loaded(own.clone()), outputs)
+            inputs = x[test[i]]
+            outputs = expected(inputs.clone())
+            compare(f"{name}: outputs of the kept model and of a plain loop", kept(inputs.clone()), outputs)
+            compare(f"{name}: outputs of the loaded model and of a plain loop", loaded(inputs.clone()), outputs)
             loss = F.cross_entropy(outputs, ask.federation.y[test[i]])
             compare(f"{name}: the score of client {i} and of a plain loop", scores[i].double(), loss)
         for key, t in tensors(kept).items():
             compare(f"{name}: '{key}' of client {i} and of a plain loop", t, tensors(expected)[key])
     for executor, workers in (("loop", 2), ("vmap", 1), ("fused", 1), ("auto", 1)):
         try:
-            other = fitted(ask, make(), executor, workers)
+            other = fit(ask, make(), executor, workers)
         except (UsageError, RunError) as problem:
             if executor in ("loop", "auto"):
                 raise Differs(f"{name} is refused by {executor}: {problem}") from None
-            said = str(problem) if executor == "vmap" else said
+            why_not = str(problem) if executor == "vmap" else why_not
             continue
         for i in range(len(SIZES)):
             compare(f"{name}: models of {executor} and loop", other.theta(i), first.theta(i))
-    return name, said
+    return name, why_not

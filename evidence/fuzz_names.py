@@ -113,15 +113,15 @@ class Tags(HTMLParser):
         self.tags[tag] += 1
 
 
-def drawn(draw, count, taken=(), cell=False):
+def draw_names(draw, count, taken=(), cell=False):
     """Different names; of cells also different without blanks around them, and as whole numbers and truth values."""
-    found, seen = [], {plain(name) for name in taken}
-    while len(found) < count:
+    names, seen = [], {plain(name) for name in taken}
+    while len(names) < count:
         name = draw.choice(NAMES) if draw.random() < 0.9 else draw.choice(NAMES) + draw.choice(NAMES)
         if plain(name) and plain(name) not in seen and not (cell and name.lower() == "nan"):
-            found.append(name)
+            names.append(name)
             seen.add(plain(name))
-    return found
+    return names
 
 
 def is_number(word):
@@ -139,20 +139,20 @@ class Case:
 
     def __init__(self, draw):
         self.draw = draw
-        self.client, self.target, self.a, self.b, self.text = self.columns = drawn(draw, 5)
-        self.clients = drawn(draw, 4)
-        self.classes = drawn(draw, draw.choice([2, 3]), cell=True)
-        self.words = drawn(draw, 3)
+        self.client, self.target, self.a, self.b, self.text = self.columns = draw_names(draw, 5)
+        self.clients = draw_names(draw, 4)
+        self.classes = draw_names(draw, draw.choice([2, 3]), cell=True)
+        self.words = draw_names(draw, 3)
         while sum(is_number(word) for word in self.words) > 1:  # else their column may be one of numbers
-            self.words = drawn(draw, 3)
+            self.words = draw_names(draw, 3)
         self.numbers = draw.random() < 0.25  # a target that is a number
         self.kind = draw.choice(["csv", "csv", "parquet"])
         self.path = Path(f"t.{self.kind}")
         self.frame = self.write(self.path, self.clients, 24)
 
-    def write(self, path, clients, each, lacking=()):
+    def write(self, path, clients, rows_each, lacking=()):
         rng, rows = np.random.default_rng(self.draw.randrange(1000)), []
-        for i in range(each * len(clients)):
+        for i in range(rows_each * len(clients)):
             a, word = rng.normal(), rng.integers(3)
             y = 3 * a + word + rng.normal() if self.numbers else self.classes[i // len(clients) % len(self.classes)]
             rows.append([clients[i % len(clients)], y, a, rng.normal(), self.words[word]])
@@ -208,10 +208,10 @@ class Case:
     def serve(self):
         predictor, _ = open_predictor(Path("r"))
         try:
-            found, *_ = answer(predictor, json.dumps({"rows": self.frame.head(8).to_dicts()}).encode(), JSON)
+            answers, *_ = answer(predictor, json.dumps({"rows": self.frame.head(8).to_dicts()}).encode(), JSON)
         except Refused as problem:
             raise Wrong("wrong", f"serve refuses the rows of training: {problem}") from None
-        check("served", found["client"].to_list(), [plain(name) for name in self.clients] * 2)
+        check("served", answers["client"].to_list(), [plain(name) for name in self.clients] * 2)
 
     def report(self):
         cli("report", "r", "again", "--out", "report.html")
@@ -227,7 +227,7 @@ class Case:
     def onboard(self):
         if Run.open("r").summary.method == "local":  # which nobody can join
             return
-        new = drawn(self.draw, 2, self.clients)
+        new = draw_names(self.draw, 2, self.clients)
         self.write(Path("new.csv"), new, 12)
         cli("onboard", "r", "--data", "new.csv", "--shots", "0,5", "--rounds", "1", "--out", "joined")
         check("newcomers", sorted(Run.open("joined").names), sorted(map(plain, new)))
@@ -235,7 +235,7 @@ class Case:
     def flower(self):
         sites, names = [], []
         while len(names) < 3:  # a site's name is one of a folder, or is refused when it is given
-            [name] = drawn(self.draw, 1, names)
+            [name] = draw_names(self.draw, 1, names)
             try:
                 check_name(name)
             except UsageError as problem:
@@ -254,10 +254,10 @@ class Case:
         check("sites", sorted(json.loads(Path("f/summary.json").read_text())["by_client"]["names"]), sorted(names))
 
 
-def check(what, found, wanted):
+def check(what, actual, wanted):
     """Raise Wrong unless two things are equal."""
-    if found != wanted:
-        raise Wrong("wrong", f"{what}: {found!r:.300} is not {wanted!r:.300}")
+    if actual != wanted:
+        raise Wrong("wrong", f"{what}: {actual!r:.300} is not {wanted!r:.300}")
 
 
 def judge(number, seed, here):
@@ -268,7 +268,7 @@ def judge(number, seed, here):
     draw.broken = False
     case, pictured = Case(draw), number % 5 == 0
     for step in STEPS:
-        outcome, said = "ok", ""
+        outcome, text = "ok", ""
         try:
             with contextlib.ExitStack() as stack:
                 stack.enter_context(warnings.catch_warnings())
@@ -277,12 +277,12 @@ def judge(number, seed, here):
                     stack.enter_context(mock.patch.multiple(module, **{name: lambda *_, **__: None for name in names}))
                 getattr(case, step.lower())()
         except (UsageError, RunError) as problem:
-            outcome, said = ("lines" if re.search(r"[\r\n]", str(problem)) else "refused"), str(problem)
+            outcome, text = ("lines" if re.search(r"[\r\n]", str(problem)) else "refused"), str(problem)
         except Wrong as problem:
-            outcome, said = problem.args
+            outcome, text = problem.args
         except Exception:
-            outcome, said = "unexpected", traceback.format_exc()
-        ends.append((step, outcome, said))
+            outcome, text = "unexpected", traceback.format_exc()
+        ends.append((step, outcome, text))
         if step == "run" and outcome != "ok":
             break
     return ends, case.columns, case.clients, case.classes
@@ -299,17 +299,18 @@ def main():
     with tempfile.TemporaryDirectory(prefix="kinfed-names-") as folder:
         for number in numbers:
             ends, *names = judge(number, args.seed, Path(folder) / str(number))
-            for step, outcome, said in ends:
+            for step, outcome, complaint in ends:
                 counts[step][outcome] += 1
                 if outcome in BAD or outcome == "refused":
-                    said = said.strip() if args.case is not None else repr(said.strip()[-300:])
-                    print(f"{number} {step}: {outcome}: {said}", flush=True)
+                    complaint = complaint.strip() if args.case is not None else repr(complaint.strip()[-300:])
+                    print(f"{number} {step}: {outcome}: {complaint}", flush=True)
             if args.case is not None:
                 print(*names, sep="\n")
-    shown = ["ok", "refused", *(outcome for outcome in BAD if any(c[outcome] for c in counts.values()))]
+    total = sum(counts.values(), Counter())
+    shown = ["ok", "refused", *(outcome for outcome in BAD if total[outcome])]
     lines = [f"| step | cases | {' | '.join(shown)} |", "| --- | ---: |" + " ---: |" * len(shown)]
-    for step, each in counts.items():
-        lines.append(f"| {step} | {each.total()} | {' | '.join(str(each[outcome]) for outcome in shown)} |")
+    for step, outcomes in counts.items():
+        lines.append(f"| {step} | {outcomes.total()} | {' | '.join(str(outcomes[outcome]) for outcome in shown)} |")
     text = [
         "## Names",
         "",

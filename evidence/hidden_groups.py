@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from tune_hidden_groups import tried
+from tune_hidden_groups import describe_tried
 
 from kinfed import Params, fit
 from kinfed.core.rows import put
@@ -74,19 +74,19 @@ def train(name, seed, overrides=(), change=lambda federation, seed: federation):
 
 def measure(name, *overrides):
     """Summaries of one method over the seeds."""
-    found = [train(name, seed, overrides).summary for seed in SEEDS]
-    print(name, {m: [f.scores[m]["mean"] for f in found] for m in found[0].scores}, file=sys.stderr, flush=True)
-    return found
+    summaries = [train(name, seed, overrides).summary for seed in SEEDS]
+    print(name, {m: [f.scores[m]["mean"] for f in summaries] for m in summaries[0].scores}, file=sys.stderr, flush=True)
+    return summaries
 
 
-def rows(name, found):
+def rows(name, summaries):
     """A table row a named model."""
-    for model in found[0].scores:
-        means = [100 * f.scores[model]["mean"] for f in found]
-        over_clients = statistics.mean(100 * f.scores[model]["std"] for f in found)
-        worst = statistics.mean(100 * f.scores[model]["worst5"] for f in found)
-        relation = found[0].relation
-        auroc = f"{statistics.mean(f.relation['auroc'] for f in found):.3f}" if relation else ""
+    for model in summaries[0].scores:
+        means = [100 * f.scores[model]["mean"] for f in summaries]
+        over_clients = statistics.mean(100 * f.scores[model]["std"] for f in summaries)
+        worst = statistics.mean(100 * f.scores[model]["worst5"] for f in summaries)
+        relation = summaries[0].relation
+        auroc = f"{statistics.mean(f.relation['auroc'] for f in summaries):.3f}" if relation else ""
         origin = relation["origin"] if relation else "none"
         yield (
             f"| {name} | {model} | {statistics.mean(means):.1f} ± {statistics.stdev(means):.1f} | {over_clients:.1f} "
@@ -94,15 +94,15 @@ def rows(name, found):
         )
 
 
-def chosen(found):
+def score_chosen(summaries):
     """The mean over seeds of the model that validation prefers, and its standard error."""
-    means = [100 * f.scores[f.selection.chosen]["mean"] for f in found]
+    means = [100 * f.scores[f.selection.chosen]["mean"] for f in summaries]
     return statistics.mean(means), statistics.stdev(means) / len(means) ** 0.5
 
 
-def verdict(found):
+def verdict(by_method):
     """How far methods get from the better of Local and FedAvg to the oracle, and whether they find kin."""
-    score = {name: chosen(each) for name, each in found.items()}
+    score = {name: score_chosen(summaries) for name, summaries in by_method.items()}
     oracle, error = score["oracle"]
     base = max("local", "fedavg", key=lambda name: score[name])
     low = score[base][0]
@@ -113,9 +113,9 @@ def verdict(found):
     yield "| method | accuracy, % | share of the way | within groups | between groups |"
     yield "| --- | --- | --- | --- | --- |"
     for name in ("kin", *FIVE, *BEST):
-        relation = found[name][0].relation
+        relation = by_method[name][0].relation
         weights = [
-            f"{statistics.mean(f.relation[part] for f in found[name]):.4f}" if relation else ""
+            f"{statistics.mean(f.relation[part] for f in by_method[name]):.4f}" if relation else ""
             for part in ("within", "between")
         ]
         mean = score[name][0]
@@ -129,8 +129,8 @@ def verdict(found):
 
 def main():
     warnings.simplefilter("ignore")
-    found = {method: measure(method) for method in ("oracle", *METHODS)}
-    found |= {name: measure(name.partition(",")[0], *settings) for name, settings in BEST.items()}
+    by_method = {method: measure(method) for method in ("oracle", *METHODS)}
+    by_method |= {name: measure(name.partition(",")[0], *settings) for name, settings in BEST.items()}
     head = "| method | model | accuracy, % | over clients | worst 5 % | relation | AUROC |\n"
     head += "| --- | --- | --- | --- | --- | --- | --- |"
     experiment = config.resolve(config.read(SOURCE, ["method.name=local"]))
@@ -143,7 +143,7 @@ def main():
         "chosen on validation data of other seeds by `python evidence/tune_hidden_groups.py`. FedCedar and pFedGAT",
         "have their papers' values there; rows that name settings are the best of those that were tried.",
         "",
-        *textwrap.wrap(tried(), 110, break_on_hyphens=False),
+        *textwrap.wrap(describe_tried(), 110, break_on_hyphens=False),
         "",
         f"{version()}, PyTorch {torch.__version__}, Python {platform.python_version()}, "
         f"{torch.get_num_threads()} threads, {platform.processor() or platform.machine()}.",
@@ -158,9 +158,9 @@ def main():
         "groups.",
         "",
         head,
-        *(line for method, each in found.items() for line in rows(method, each)),
+        *(line for method, summaries in by_method.items() for line in rows(method, summaries)),
         "",
-        *verdict(found),
+        *verdict(by_method),
         "",
         "The learning rate was chosen for Local, by the rule in the tuning script. FedAvg gains from a larger one; at",
         "twice the rate:",

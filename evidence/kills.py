@@ -144,7 +144,7 @@ class Program:
                 while not self.go.exists() and time.monotonic() < until:
                     time.sleep(0.005)
 
-        def named(part, path):
+        def wait_and_rename(part, path):
             wait()
             return rename(part, path)
 
@@ -158,9 +158,9 @@ class Program:
         if where == "half a file":
             checkpoint._pieces = piece_by_piece
         else:
-            Path.replace = named
+            Path.replace = wait_and_rename
 
-    def ended(self):
+    def poll(self):
         """The exit code, negative for a signal; None while it runs."""
         try:
             id, status = os.waitpid(self.id, os.WNOHANG)
@@ -174,17 +174,17 @@ class Program:
     def wait(self, seconds, waits=False):
         """The exit code, or None if it still runs after so many seconds, or `waits` where it was told to."""
         until = self.begun + seconds
-        while (code := self.ended()) is None and time.monotonic() < until and not (waits and self.waits.exists()):
+        while (code := self.poll()) is None and time.monotonic() < until and not (waits and self.waits.exists()):
             time.sleep(0.005)
         return code
 
     def stop(self, number):
         """Send a signal and return the exit code."""
-        if self.ended() is None:
+        if self.poll() is None:
             os.kill(self.id, number)
             self.go.touch()
         until = time.monotonic() + 120
-        while (code := self.ended()) is None:
+        while (code := self.poll()) is None:
             if time.monotonic() > until:
                 os.kill(self.id, signal.SIGKILL)
                 sys.exit(f"{self.folder}: not ended two minutes after {number.name}")
@@ -194,9 +194,9 @@ class Program:
     def orphans(self):
         """Processes of this trial that still run when ten seconds are over."""
         until = time.monotonic() + 10
-        while (found := marked(self.mark)) and time.monotonic() < until:
+        while (processes := find_marked(self.mark)) and time.monotonic() < until:
             time.sleep(0.05)
-        return found
+        return processes
 
 
 def hear():
@@ -204,16 +204,16 @@ def hear():
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def marked(mark):
+def find_marked(mark):
     """Ids of the processes that were started in a trial's environment."""
-    found = []
+    ids = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             if f"{MARK}={mark}\0".encode() in (folder / "environ").read_bytes():
-                found.append(int(folder.name))
+                ids.append(int(folder.name))
         except OSError:  # another's, or gone
             continue
-    return [id for id in found if "zombie" not in state(id)]
+    return [id for id in ids if "zombie" not in state(id)]
 
 
 def state(id):
@@ -278,7 +278,7 @@ class Trials:
         fresh = index % 16 == 5
         jobs = 2 if fresh and kind != "run" else 1
         often = draw.choice([None, "0"])
-        wanted, whole = self.reference(kind, executor, precision)
+        wanted, duration = self.reference(kind, executor, precision)
         folder, problems, stops = self.folder / f"trial-{index}", [], []
         arguments = first = command(kind, executor, precision, jobs, often)
         while True:
@@ -294,18 +294,18 @@ class Trials:
                     program.go.touch()
                 code = program.wait(600)
                 break
-            seconds = 300 if pause else draw.uniform(0, 1 if moment == "first second" else whole + 3 * fresh)
+            seconds = 300 if pause else draw.uniform(0, 1 if moment == "first second" else duration + 3 * fresh)
             program.wait(seconds, waits=True)
             code = program.stop(number)
-            said = program.errors.read_text()
+            errors = program.errors.read_text()
             if code == 0:
                 if stops:
                     break
                 moment = "too late"
             elif code != CODES[number]:
                 problems.append(f"exit code {code} after {number.name}")
-            if number != signal.SIGKILL and code and (said.count("\n") != 1 or not said.startswith("kinfed: ")):
-                problems.append(f"said after {number.name}: {said[-300:]!r}")
+            if number != signal.SIGKILL and code and (errors.count("\n") != 1 or not errors.startswith("kinfed: ")):
+                problems.append(f"said after {number.name}: {errors[-300:]!r}")
             if program.orphans():
                 problems.append(f"still running after {number.name}: {program.orphans()}")
             stops.append((moment, number.name))
@@ -314,10 +314,10 @@ class Trials:
         if code != 0:
             problems.append(f"went on to exit code {code}: {program.errors.read_text()[-300:]!r}")
         else:
-            found = numbers(folder / "out")
-            if found.keys() != wanted.keys():
-                problems.append(f"files differ: {sorted(found.keys() ^ wanted.keys())}")
-            problems += [f"{name} differs" for name in found.keys() & wanted.keys() if found[name] != wanted[name]]
+            digests = numbers(folder / "out")
+            if digests.keys() != wanted.keys():
+                problems.append(f"files differ: {sorted(digests.keys() ^ wanted.keys())}")
+            problems += [f"{name} differs" for name in digests.keys() & wanted.keys() if digests[name] != wanted[name]]
             left = [
                 p
                 for p in (folder / "out").rglob("*")
@@ -340,13 +340,13 @@ def main():
     folder = Path(tempfile.mkdtemp(prefix="kinfed-kills-"))
     trials, done, bad = Trials(folder, random.Random(args.seed)), [], []
     begun = time.monotonic()
-    while (count := stopped(done).total()) < args.stops:
+    while (count := count_stops(done).total()) < args.stops:
         what, stops, problems = trials.trial(len(done))
         bad += [f"trial {len(done)}, {' '.join(map(str, what))}, {stops}: {problem}" for problem in problems]
         done.append((what, stops))
         spent = time.monotonic() - begun
-        said = f"{count + len(stops)} of {args.stops}, {len(bad)} problems, {spent:.0f} s: {what} {stops}"
-        print(said, *problems, sep="\n  ", flush=True)
+        line = f"{count + len(stops)} of {args.stops}, {len(bad)} problems, {spent:.0f} s: {what} {stops}"
+        print(line, *problems, sep="\n  ", flush=True)
     if not bad:
         shutil.rmtree(folder)
     if (args.stops, args.seed) == (STOPS, 0):
@@ -354,16 +354,20 @@ def main():
     sys.exit(bool(bad))
 
 
-def stopped(done):
+def count_stops(done):
     """How many stops of each kind there were, in time."""
-    return Counter(stop for _, each in done for stop in each if stop[0] != "too late")
+    return Counter(stop for _, stops in done for stop in stops if stop[0] != "too late")
 
 
 def page(done, bad):
-    stops = stopped(done)
+    stops = count_stops(done)
     names = [number.name for number in SIGNALS]
     rows = [f"| {moment} | {' | '.join(str(stops[moment, name]) for name in names)} |" for moment in MOMENTS]
-    kinds = Counter((kind, f"{executor}, {precision}") for (kind, executor, precision, _), each in done for _ in each)
+    kinds = Counter(
+        (kind, f"{executor}, {precision}")
+        for (kind, executor, precision, _), stops_of_trial in done
+        for _ in stops_of_trial
+    )
     hows = [f"{executor}, {precision}" for executor, precision in SETTINGS]
     table = [f"| {how} | {' | '.join(str(kinds[kind, how]) for kind in KINDS)} |" for how in hows]
     fresh = sum(what[3] for what, _ in done)

@@ -37,7 +37,7 @@ LEAKS = {"oracle"}  # what no method could know
 def main():
     """Write a table into each of the two pages."""
     put(PAGE, "defaults", "\n".join(board()), "Leaderboard")
-    put(PAPERS, "published", "\n".join(published()), "Published tables")
+    put(PAPERS, "published", "\n".join(list_published()), "Published tables")
 
 
 def gains_of(rows):
@@ -67,19 +67,20 @@ def board():
     nine = [gains for case, gains in data.items() if not case.startswith("clothes")]
     place = places(nine, sorted(set.intersection(*(set(gains) for gains in nine))))
     for title, rows in blocks.items():
-        ran = [name for name in rows if any(name in gains for gains in data.values())]
+        measured = set().union(*data.values())
+        ran = [name for name in rows if name in measured]
         if not ran:
             continue
         yield f"\n### {title}\n"
         yield "| method | mean of nine | worst of nine | mean rank | " + " | ".join(data) + " |"
         yield "| --- |" + " ---: |" * (3 + len(data))
         of = {name: [gains[name] for gains in nine if name in gains] for name in ran}
-        for name in sorted(ran, key=lambda one: (one not in place, -mean(of[one] or [-100]))):
+        for name in sorted(ran, key=lambda method: (method not in place, -mean(of[method] or [-100]))):
             cells = [f"{gains[name]:+.1f}" if name in gains else "" for gains in data.values()]
-            whole = ["", "", ""]  # of some of the nine alone: no mean to compare
+            summary_cells = ["", "", ""]  # of some of the nine alone: no mean to compare
             if name in place:
-                whole = [f"**{mean(of[name]):+.1f}**", f"{min(of[name]):+.1f}", f"{place[name]:.1f}"]
-            yield f"| `{name}` | {' | '.join([*whole, *cells])} |"
+                summary_cells = [f"**{mean(of[name]):+.1f}**", f"{min(of[name]):+.1f}", f"{place[name]:.1f}"]
+            yield f"| `{name}` | {' | '.join([*summary_cells, *cells])} |"
 
 
 def places(data, methods):
@@ -90,16 +91,18 @@ def places(data, methods):
             ahead = sum(gains[other] > gains[method] for other in methods)
             equal = sum(gains[other] == gains[method] for other in methods)
             ranks[method].append(ahead + (equal + 1) / 2)
-    return {method: mean(each) for method, each in ranks.items()}
+    return {method: mean(ranks_of_method) for method, ranks_of_method in ranks.items()}
 
 
-def published():
+def list_published():
     """Of each column of the published tables: who is best here, and who in the paper."""
     yield "Computed by `python evidence/leaderboard.py` from `docs/papers/tables`.\n"
     yield "| data set | setting | score | Local | FedAvg | best here | its score | in the paper | seeds | remarks |"
     yield "| --- | --- | --- | ---: | ---: | --- | ---: | --- | ---: | --- |"
     files = sorted((DOCS / "papers" / "tables").glob("*/table.csv"))
-    for file in (one for one in files if not one.parent.name.endswith("-controls")):  # those are not of the papers
+    for file in (
+        table for table in files if not table.parent.name.endswith("-controls")
+    ):  # those are not of the papers
         page = f"{file.parent.name.partition('.')[0]}-tables.md"
         columns = {}
         for row in csv.DictReader(file.open()):
@@ -116,11 +119,11 @@ def best(column, metric, rows, page):
     firsts = foremost(rows, "measured", top)
     first = firsts[0]
     printed = [row for row in rows if row["paper"]]
-    known = {row["method"]: f"{float(row['measured']):.2f}" for row in rows}
+    scores = {row["method"]: f"{float(row['measured']):.2f}" for row in rows}
     every = set.intersection(*(flags(row) for row in rows)) | flags(first)
     cells = [first["dataset"], f"[{first['setting'] or 'as printed'}]({page}) `{column}`", SCORES[metric]]
-    cells += [known.get("local", ""), known.get("fedavg", ""), named(firsts), f"{float(first['measured']):.2f}"]
-    cells += [named(foremost(printed, "paper", top)) if printed else ""]
+    cells += [scores.get("local", ""), scores.get("fedavg", ""), list_names(firsts), f"{float(first['measured']):.2f}"]
+    cells += [list_names(foremost(printed, "paper", top)) if printed else ""]
     yield "| " + " | ".join([*cells, min(row["seeds"] for row in firsts), ", ".join(sorted(every))]) + " |"
 
 
@@ -130,7 +133,7 @@ def foremost(rows, number, top):
     return [row for row in rows if float(row[number]) == best]
 
 
-def named(rows):
+def list_names(rows):
     return ", ".join(dict.fromkeys(row["printed"] for row in rows))
 
 

@@ -23,9 +23,9 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from federations import RESULTS, TRAINING, X, Y, deal, joined, key, measure, planes, turned
+from federations import RESULTS, TRAINING, X, Y, deal, join_clients, key, measure, planes, turn_digits
 from sklearn.datasets import load_breast_cancer, load_wine
-from tune_federations import networks, rows, standardised
+from tune_federations import networks, rows, standardise
 
 from kinfed.core.method import Params
 from kinfed.core.trees import PerClient
@@ -41,33 +41,33 @@ def chosen_on(seed):
     """(name, share of clients in a round, rounds, case) of each federation on which defaults were chosen."""
     rng = np.random.default_rng(7000 + seed)
     w = rng.normal(size=(4, 6))
-    yield "planes alike, 60 x 8", 1.0, 20, *joined(planes(rng, 60, 8, [[1, -1, 0.5, 2]], 0.1)), 2
-    yield "planes alike, 30 x 8", 1.0, 20, *joined(planes(rng, 30, 8, [[2, 1, -1, 1]], 0.1)), 2
-    yield "planes, 3 groups, 120 x 12", 1.0, 20, *joined(planes(rng, 120, 12, list(w[:3]), 0.1)), 2
-    yield "planes, 3 groups, 1,000 x 10, a tenth", 0.1, 20, *joined(planes(rng, 1000, 10, list(w[:3]), 0.1)), 2
-    yield "digits alike, 100 x 17", 1.0, 20, *joined(digits(rng, [17] * 100)), 10
-    yield "digits, 4 rotations, 100 x 17", 1.0, 20, *joined(digits(rng, [17] * 100, 4)), 10
-    yield "digits, 4 rotations, 20 x 80, a tenth", 0.1, 40, *joined(digits(rng, [80] * 20, 4)), 10
-    yield "digits alike, 20 x 80, a tenth", 0.1, 40, *joined(digits(rng, [80] * 20)), 10
-    yield "digits, 2 rotations, 40 x 40, three tenths", 0.3, 20, *joined(digits(rng, [40] * 40, 2)), 10
+    yield "planes alike, 60 x 8", 1.0, 20, *join_clients(planes(rng, 60, 8, [[1, -1, 0.5, 2]], 0.1)), 2
+    yield "planes alike, 30 x 8", 1.0, 20, *join_clients(planes(rng, 30, 8, [[2, 1, -1, 1]], 0.1)), 2
+    yield "planes, 3 groups, 120 x 12", 1.0, 20, *join_clients(planes(rng, 120, 12, list(w[:3]), 0.1)), 2
+    yield "planes, 3 groups, 1,000 x 10, a tenth", 0.1, 20, *join_clients(planes(rng, 1000, 10, list(w[:3]), 0.1)), 2
+    yield "digits alike, 100 x 17", 1.0, 20, *join_clients(digits(rng, [17] * 100)), 10
+    yield "digits, 4 rotations, 100 x 17", 1.0, 20, *join_clients(digits(rng, [17] * 100, 4)), 10
+    yield "digits, 4 rotations, 20 x 80, a tenth", 0.1, 40, *join_clients(digits(rng, [80] * 20, 4)), 10
+    yield "digits alike, 20 x 80, a tenth", 0.1, 40, *join_clients(digits(rng, [80] * 20)), 10
+    yield "digits, 2 rotations, 40 x 40, three tenths", 0.3, 20, *join_clients(digits(rng, [40] * 40, 2)), 10
     parts = [(X[i], rng.permutation(10)[Y[i]]) for i in deal(rng, [80] * 20)]
-    yield "digits, everyone names them differently, 20 x 80", 1.0, 20, *joined(parts), 10
+    yield "digits, everyone names them differently, 20 x 80", 1.0, 20, *join_clients(parts), 10
     parts = [(X[i], rng.permutation(10)[Y[i]]) for i in deal(rng, [80] * 20)]
-    yield "the same, three tenths", 0.3, 30, *joined(parts), 10
-    yield "persons with a level of their own, 200 x 15, three tenths", 0.3, 20, *joined(persons(rng, 200, 15)), 2
-    yield "networks alike, 300 x 10", 1.0, 20, *joined(networks(rng, 1, 300, 10)), 4
+    yield "the same, three tenths", 0.3, 30, *join_clients(parts), 10
+    yield "persons with a level of their own, 200 x 15, three tenths", 0.3, 20, *join_clients(persons(rng, 200, 15)), 2
+    yield "networks alike, 300 x 10", 1.0, 20, *join_clients(networks(rng, 1, 300, 10)), 4
     yield (
         "digits, 2 rotations, 8 x 20 to 300",
         1.0,
         20,
-        *joined(digits(rng, np.geomspace(20, 300, 8).astype(int), 2)),
+        *join_clients(digits(rng, np.geomspace(20, 300, 8).astype(int), 2)),
         10,
     )
     yield (
         "digits, labels Dirichlet 0.3, 60 x 30, a tenth",
         0.1,
         40,
-        *joined([draw_skewed(rng, 30) for _ in range(60)]),
+        *join_clients([draw_skewed(rng, 30) for _ in range(60)]),
         10,
     )
 
@@ -75,44 +75,44 @@ def chosen_on(seed):
 def kept_apart(seed):
     """The same of the federations that were measured once."""
     rng = np.random.default_rng(8000 + seed)
-    cancer, wine = standardised(load_breast_cancer()), standardised(load_wine())
+    cancer, wine = standardise(load_breast_cancer()), standardise(load_wine())
     images, labels = clothes()
     w = rng.normal(size=(5, 8))
-    yield "planes alike, 500 x 8", 1.0, 20, *joined(planes(rng, 500, 8, [[1, 2, -1, 0.5, 1]], 0.1)), 2
-    yield "planes, 2 groups, 12 x 20", 1.0, 20, *joined(planes(rng, 12, 20, list(w[:2, :5]), 0.1)), 2
-    yield "planes, 5 groups, 200 x 15, a tenth", 0.1, 30, *joined(planes(rng, 200, 15, list(w), 0.1)), 2
+    yield "planes alike, 500 x 8", 1.0, 20, *join_clients(planes(rng, 500, 8, [[1, 2, -1, 0.5, 1]], 0.1)), 2
+    yield "planes, 2 groups, 12 x 20", 1.0, 20, *join_clients(planes(rng, 12, 20, list(w[:2, :5]), 0.1)), 2
+    yield "planes, 5 groups, 200 x 15, a tenth", 0.1, 30, *join_clients(planes(rng, 200, 15, list(w), 0.1)), 2
     ring = [[3 * np.cos(a), 3 * np.sin(a), 1.0] for a in 2 * np.pi * np.arange(80) / 80]
-    yield "planes on a ring, 80 x 20", 1.0, 20, *joined(planes(rng, 80, 20, ring, 0.0, 0.5)), 2
+    yield "planes on a ring, 80 x 20", 1.0, 20, *join_clients(planes(rng, 80, 20, ring, 0.0, 0.5)), 2
     order = rng.permutation(len(images))
     parts = [(images[i], labels[i]) for i in order[: 1000 * 16].reshape(1000, 16)]
-    yield "clothes alike, 1,000 x 16, a tenth", 0.1, 20, *joined(parts), 10
+    yield "clothes alike, 1,000 x 16, a tenth", 0.1, 20, *join_clients(parts), 10
     parts = [(1 - images[i] if c % 2 else images[i], labels[i]) for c, i in enumerate(order[: 60 * 30].reshape(60, 30))]
-    yield "clothes, half in negative, 60 x 30", 1.0, 20, *joined(parts), 10
+    yield "clothes, half in negative, 60 x 30", 1.0, 20, *join_clients(parts), 10
     parts = [(1 - images[i] if c % 2 else images[i], labels[i]) for c, i in enumerate(order[: 30 * 60].reshape(30, 60))]
-    yield "clothes, half in negative, 30 x 60, a tenth", 0.1, 40, *joined(parts), 10
+    yield "clothes, half in negative, 30 x 60, a tenth", 0.1, 40, *join_clients(parts), 10
     names = [rng.permutation(10) for _ in range(3)]
     parts = [(images[i], names[c % 3][labels[i]]) for c, i in enumerate(order[: 45 * 40].reshape(45, 40))]
-    yield "clothes, 3 groups name them differently, 45 x 40, three tenths", 0.3, 30, *joined(parts), 10
+    yield "clothes, 3 groups name them differently, 45 x 40, three tenths", 0.3, 30, *join_clients(parts), 10
     parts = [(images[i], rng.permutation(10)[labels[i]]) for i in order[: 40 * 50].reshape(40, 50)]
-    yield "clothes, everyone names them differently, 40 x 50", 1.0, 20, *joined(parts), 10
+    yield "clothes, everyone names them differently, 40 x 50", 1.0, 20, *join_clients(parts), 10
     order = rng.permutation(len(cancer[0]))[:560]
-    yield "tumours alike, 40 x 14", 1.0, 20, *joined([rows(cancer, i) for i in np.array_split(order, 40)]), 2
+    yield "tumours alike, 40 x 14", 1.0, 20, *join_clients([rows(cancer, i) for i in np.array_split(order, 40)]), 2
     order = rng.permutation(len(wine[0]))
-    yield "wines, 8 x 22, three tenths", 0.3, 30, *joined([rows(wine, i) for i in np.array_split(order, 8)]), 3
-    yield "networks, 3 groups, 90 x 30, three tenths", 0.3, 30, *joined(networks(rng, 3, 90, 30)), 4
+    yield "wines, 8 x 22, three tenths", 0.3, 30, *join_clients([rows(wine, i) for i in np.array_split(order, 8)]), 3
+    yield "networks, 3 groups, 90 x 30, three tenths", 0.3, 30, *join_clients(networks(rng, 3, 90, 30)), 4
     parts = [(X[i], Y[i] if c % 3 else rng.integers(0, 10, len(i))) for c, i in enumerate(deal(rng, [25] * 70))]
-    yield "digits, a third has random labels, 70 x 25", 1.0, 20, *joined(parts), 10
+    yield "digits, a third has random labels, 70 x 25", 1.0, 20, *join_clients(parts), 10
     halves, parts = [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9], [0, 2, 4, 6, 8], [1, 3, 5, 7, 9]], []
     for c in range(60):
         i = rng.choice(np.flatnonzero(np.isin(Y, halves[c % 4])), 25, replace=False)
         parts.append((X[i], Y[i]))
-    yield "digits, groups see half of them, 60 x 25, a tenth", 0.1, 40, *joined(parts), 10
-    yield "persons with a level of their own, 400 x 12", 1.0, 20, *joined(persons(rng, 400, 12)), 2
+    yield "digits, groups see half of them, 60 x 25, a tenth", 0.1, 40, *join_clients(parts), 10
+    yield "persons with a level of their own, 400 x 12", 1.0, 20, *join_clients(persons(rng, 400, 12)), 2
 
 
 def digits(rng, sizes, rotations=1):
     """Digits for clients of these sizes, turned by quarters from client to client."""
-    return [(turned(X[i], c % rotations), Y[i]) for c, i in enumerate(deal(rng, list(sizes)))]
+    return [(turn_digits(X[i], c % rotations), Y[i]) for c, i in enumerate(deal(rng, list(sizes)))]
 
 
 def persons(rng, count, answers):
@@ -231,9 +231,9 @@ def measure_all(halves, rows_of, seeds):
     kept = json.loads(KEPT.read_text()) if KEPT.exists() else {}
     for (half, cases), seed in itertools.product(halves.items(), range(seeds)):
         for name, share, rounds, *case in cases(seed):
-            found = kept.setdefault(half, {}).setdefault(name, {})
+            kept_runs = kept.setdefault(half, {}).setdefault(name, {})
             for settings in rows_of:
-                runs = found.setdefault(key(settings), {})
+                runs = kept_runs.setdefault(key(settings), {})
                 if str(seed) not in runs:
                     run = measure(settings, (name, *case, None), TRAINING["plain"], seed, None, rounds, share)
                     runs[str(seed)] = {"mean": run["mean"], "seconds": run["seconds"]}
@@ -246,10 +246,10 @@ def table(cases, names):
     yield f"| federation | {' | '.join(names)} |"
     yield f"| --- |{' ---: |' * len(names)}"
     over = []
-    for case, found in cases.items():
-        if any(key({"name": name}) not in found for name in names):
+    for case, kept_runs in cases.items():
+        if any(key({"name": name}) not in kept_runs for name in names):
             continue  # not measured yet
-        means = [np.mean([run["mean"] for run in found[key({"name": name})].values()]) for name in names]
+        means = [np.mean([run["mean"] for run in kept_runs[key({"name": name})].values()]) for name in names]
         over.append([mean - max(means[:2]) for mean in means])
         cells = [f"{mean:.1f}" for mean in means[:2]] + [f"{gain:+.1f}" for gain in over[-1][2:]]
         yield f"| {case} | {' | '.join(cells)} |"
@@ -263,10 +263,10 @@ def write_ablations(cases):
     yield "| --- | ---: | ---: | --- |"
     for title, method in ABLATIONS.items():
         over = {}
-        for case, found in cases.items():
-            if key(method) in found:
-                seeds = found[key(method)]
-                better = max(np.mean([found[key({"name": n})][s]["mean"] for s in seeds]) for n in METHODS[:2])
+        for case, kept_runs in cases.items():
+            if key(method) in kept_runs:
+                seeds = kept_runs[key(method)]
+                better = max(np.mean([kept_runs[key({"name": n})][s]["mean"] for s in seeds]) for n in METHODS[:2])
                 over[case] = np.mean([run["mean"] for run in seeds.values()]) - better
         if over:
             worst = min(over, key=over.get)
@@ -282,7 +282,7 @@ def write():
     lines = [f"`python evidence/many_clients.py measure`, `ablations`, then `write`; {page.version()}.", ""]
     for half, title in (("chosen on", "On which defaults were chosen"), ("kept apart", "Measured once")):
         lines += [f"### {title}", "", *table(kept[half], METHODS), ""]
-    if any(key(method) in found for method in ABLATIONS.values() for found in kept["chosen on"].values()):
+    if any(key(method) in kept_runs for method in ABLATIONS.values() for kept_runs in kept["chosen on"].values()):
         lines += [
             "### One part of kin changed at a time, on the first half",
             "",

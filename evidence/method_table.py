@@ -16,7 +16,7 @@ PART, DIFFERS = "lines and settings", "what differs"
 COMMON = {"personal", "frozen", "bn"}  # settings that every method has
 
 
-def described(name, file):
+def find_page(name, file):
     """The page on a method, from docs/methods: its own, else that which lists it or names its file."""
     pages = [page for page in sorted((DOCS / "methods").glob("*.md")) if page != PAGE]
     of_its_own = [page for page in pages if page.stem == name]
@@ -37,17 +37,17 @@ def lines():
             settings = [f"`{field.name}`" for field in fields(METHODS[name]) if field.name not in COMMON]
             paper = f"{listed.authors}, {listed.year}" if listed.title else ""
             count = len(file.read_text().splitlines())
-            yield f"| [`{name}`]({described(name, file)}) | {paper} | {count} | {', '.join(settings)} |"
+            yield f"| [`{name}`]({find_page(name, file)}) | {paper} | {count} | {', '.join(settings)} |"
 
 
 def differences():
     """By page, what its methods do otherwise than their papers, a line each."""
-    found = {}
+    lines = {}
     for name, method in METHODS.items():
         if differs := METHODS.differs(name):
-            page = (PAGE.parent / described(name, Path(inspect.getfile(method)))).resolve()
-            found.setdefault(page, []).append(f"- `{name}`. Differs: {differs}")
-    return found
+            page = (PAGE.parent / find_page(name, Path(inspect.getfile(method)))).resolve()
+            lines.setdefault(page, []).append(f"- `{name}`. Differs: {differs}")
+    return lines
 
 
 if __name__ == "__main__":

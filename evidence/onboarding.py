@@ -126,17 +126,17 @@ def measure(case, name, seed, answers, folder, shared):
             (folder / "beside").mkdir()
             (folder / "beside" / "fedavg").symlink_to(shared[0].resolve())
         saved = Run.open(folder)
-        found = joining_clients.of_run(saved, DATA)
-        task = found[0].task
+        newcomers = joining_clients.of_run(saved, DATA)
+        task = newcomers[0].task
         frozen = FrozenServer(saved, task) if shared is None else Measured(saved, task, shared[1]["rows"])
         rows = []
-        for one in found:
+        for newcomer in newcomers:
             for count in FEW.get(case, SHOTS):
-                if count is None or count <= len(one.rows):
-                    scores = onboard(frozen, one, len(one.rows) if count is None else count).scores
+                if count is None or count <= len(newcomer.rows):
+                    scores = onboard(frozen, newcomer, len(newcomer.rows) if count is None else count).scores
                     if name != EXISTING:
                         scores.pop(BEST, None)
-                    rows.append({"client": one.name, "examples": "all" if count is None else count, **scores})
+                    rows.append({"client": newcomer.name, "examples": "all" if count is None else count, **scores})
     except (kinfed.RunError, kinfed.UsageError) as problem:
         return {"problem": str(problem).replace(str(folder), "the run")}
     return {"rows": rows, "metric": saved.summary.metric.name, "seconds": time.process_time() - begun}
@@ -145,11 +145,11 @@ def measure(case, name, seed, answers, folder, shared):
 def oracle(case, seed, answers):
     """The score of FedAvg inside the true groups, which a newcomer is told; None if there are no groups."""
     experiment = experiment_of(case, "fedavg", seed, answers)
-    whole, new = experiment.everyone(DATA, seed)
-    if whole.groups is None:
+    federation_of_all, new = experiment.everyone(DATA, seed)
+    if federation_of_all.groups is None:
         return {"problem": "no groups are known"}
-    members = [i for i in range(len(whole)) if i not in new]
-    federation = whole.part(torch.tensor(members))
+    members = [i for i in range(len(federation_of_all)) if i not in new]
+    federation = federation_of_all.part(torch.tensor(members))
     run = kinfed.fit(
         InsideGroups(tuple(federation.groups.tolist())),
         federation,
@@ -161,59 +161,68 @@ def oracle(case, seed, answers):
     )
     rows = []
     for i in new:
-        kin = next((k for k, m in enumerate(members) if whole.groups[m] == whole.groups[i]), None)
+        kin = next(
+            (k for k, m in enumerate(members) if federation_of_all.groups[m] == federation_of_all.groups[i]), None
+        )
         if kin is None:
             continue
-        at = whole.rows["test"][i]
+        at = federation_of_all.rows["test"][i]
         with torch.no_grad():
-            outputs = run.model(position=kin)(whole.x[at])
-        score = whole.task.score(outputs, whole.y[at], torch.ones(len(at)))[whole.task.metric]
-        rows.append({"client": whole.names[i], "examples": 0, ORACLE: float(score)})
-    return {"rows": rows, "metric": whole.task.metric}
+            outputs = run.model(position=kin)(federation_of_all.x[at])
+        score = federation_of_all.task.score(outputs, federation_of_all.y[at], torch.ones(len(at)))[
+            federation_of_all.task.metric
+        ]
+        rows.append({"client": federation_of_all.names[i], "examples": 0, ORACLE: float(score)})
+    return {"rows": rows, "metric": federation_of_all.task.metric}
 
 
-def means(found, case, name, source, examples):
+def means(kept, case, name, source, examples):
     """[S] means over newcomers of one source of models, by seed; accuracies in percent."""
     result = []
     for seed in SEEDS:
-        one = found.get(f"{case}/{name}/{seed}", {})
-        values = [row[source] for row in one.get("rows", ()) if row["examples"] == examples and source in row]
+        result_of_seed = kept.get(f"{case}/{name}/{seed}", {})
+        values = [
+            row[source] for row in result_of_seed.get("rows", ()) if row["examples"] == examples and source in row
+        ]
         if values:
-            result.append(statistics.mean(values) * (100 if one["metric"] == "accuracy" else 1))
+            result.append(statistics.mean(values) * (100 if result_of_seed["metric"] == "accuracy" else 1))
     return result
 
 
-def whole(found, case):
+def whole(results, case):
     """The methods that were measured with every seed, and the names of the others; those that refuse are neither."""
     joined = [name for name in METHODS if not getattr(METHODS[name], "refuses", "")]
-    kept = {name: [found.get(f"{case}/{name}/{seed}", {}) for seed in SEEDS] for name in joined}
-    tried = {name: each for name, each in kept.items() if not any("problem" in one for one in each)}
-    names = [name for name, each in tried.items() if all("rows" in one for one in each)]
-    return names, [name for name in tried if name not in names]
+    kept = {name: [results.get(f"{case}/{name}/{seed}", {}) for seed in SEEDS] for name in joined}
+    names, others = [], []
+    for name, by_seed in kept.items():
+        if not any("problem" in result for result in by_seed):
+            is_whole = all("rows" in result for result in by_seed)
+            (names if is_whole else others).append(name)
+    return names, others
 
 
-def gains(found, case, scores):
+def gains(results, case, scores):
     """By how much the scores with few examples, one a seed, are ahead of learning alone with as many: by seed."""
-    lower = any(one.get("metric") in ("mae", "mse") for key, one in found.items() if key.startswith(f"{case}/"))
-    alone = means(found, case, SHARED, ALONE, FEW.get(case, SHOTS)[1])
+    lower = any(result.get("metric") in ("mae", "mse") for key, result in results.items() if key.startswith(f"{case}/"))
+    alone = means(results, case, SHARED, ALONE, FEW.get(case, SHOTS)[1])
     pairs = zip(scores, alone, strict=True)
     return [round(theirs - mine if lower else mine - theirs, 6) for mine, theirs in pairs]  # what is equal is not ahead
 
 
-def table(found, case):
+def table(results, case):
     """The table of one case, whose model gains most with few examples first."""
-    kept = {key: one for key, one in found.items() if key.startswith(f"{case}/")}
-    share = any(one.get("metric") == "accuracy" for one in kept.values())
+    kept = {key: result for key, result in results.items() if key.startswith(f"{case}/")}
+    share = any(result.get("metric") == "accuracy" for result in kept.values())
     digits, shots = 1 if share else 2, ["all" if count is None else count for count in FEW.get(case, SHOTS)]
-    names, without = whole(found, case)
+    names, without = whole(results, case)
 
     def cell(name, source, examples):
-        values = means(found, case, name, source, examples)
+        values = means(results, case, name, source, examples)
         return f"{statistics.mean(values):.{digits}f}" if values else ""
 
     def row(label, name, source, examples):
         """Its gain and its line of the table."""
-        gained = gains(found, case, means(found, case, name, source, examples[1]))
+        gained = gains(results, case, means(results, case, name, source, examples[1]))
         gain = f"{statistics.mean(gained):+.{digits}f} ± {statistics.stdev(gained):.{digits}f}"
         none, few, most = (cell(name, source, count) for count in examples)
         tuned = cell(name, source + TUNED, examples[1])
@@ -225,10 +234,11 @@ def table(found, case):
     yield f"| **Local** |  | {cell(SHARED, ALONE, shots[1])} |  |  | {cell(SHARED, ALONE, shots[2])} |"
     if EXISTING in names:
         yield row(f"**best existing model of `{EXISTING}`**", EXISTING, BEST, shots)[1]
-    if len(means(found, case, ORACLE, ORACLE, 0)) == len(SEEDS):
+    if len(means(results, case, ORACLE, ORACLE, 0)) == len(SEEDS):
         yield row("**oracle**", ORACLE, ORACLE, (0, 0, 0))[1]
-    yield from (line for _, line in sorted((row(f"`{name}`", name, name, shots) for name in names), reverse=True))
-    problems = {key.split("/")[1]: one["problem"] for key, one in kept.items() if "problem" in one}
+    lines = [row(f"`{name}`", name, name, shots) for name in names]
+    yield from (line for _, line in sorted(lines, reverse=True))
+    problems = {key.split("/")[1]: result["problem"] for key, result in kept.items() if "problem" in result}
     for name in (ORACLE, "local"):  # without groups, and nothing that a newcomer could be given
         problems.pop(name, None)
     if without:
@@ -239,12 +249,14 @@ def table(found, case):
         yield from (f"- `{name}`: {why}" for name, why in sorted(problems.items()))
 
 
-def ahead(found, case):
+def ahead(results, case):
     """By which methods newcomers with few examples are ahead of learning alone: by the rule's model, untuned."""
-    examples, names = FEW.get(case, SHOTS)[1], whole(found, case)[0]
-    gained = {f"`{name}`": gains(found, case, means(found, case, name, name, examples)) for name in names}
-    clear = [name for name, each in gained.items() if min(each) > 0]
-    unclear = [name for name, each in gained.items() if name not in clear and statistics.mean(each) > 0]
+    examples, names = FEW.get(case, SHOTS)[1], whole(results, case)[0]
+    gained = {f"`{name}`": gains(results, case, means(results, case, name, name, examples)) for name in names}
+    clear = [name for name, gains_by_seed in gained.items() if min(gains_by_seed) > 0]
+    unclear = [
+        name for name, gains_by_seed in gained.items() if name not in clear and statistics.mean(gains_by_seed) > 0
+    ]
     behind = [name for name in gained if name not in clear + unclear]
     yield f"With {examples} examples {len(clear)} of {len(gained)} methods are ahead of learning alone in every seed."
     if unclear:
@@ -253,19 +265,19 @@ def ahead(found, case):
         yield f"Not ahead: {', '.join(behind)}."
 
 
-def write(found):
+def write(results):
     """Write the page's parts."""
     put(PAGE, "how", INTRO, "Newcomers to a finished federation")
     for case, (title, _, settings) in CASES.items():
-        if whole(found, case)[0]:
+        if whole(results, case)[0]:
             lines = [
                 f"## {title}",
                 "",
                 f"`{' '.join(settings)}`, {version()}.",
                 "",
-                textwrap.fill(" ".join(ahead(found, case)), 118, break_on_hyphens=False),
+                textwrap.fill(" ".join(ahead(results, case)), 118, break_on_hyphens=False),
                 "",
-                *table(found, case),
+                *table(results, case),
             ]
             put(PAGE, case, "\n".join(lines), "Newcomers to a finished federation")
 
@@ -281,28 +293,30 @@ def main():
     args = parser.parse_args()
     args.keep.mkdir(parents=True, exist_ok=True)
     path = args.keep / "found.json"
-    found = {}
-    for one in sorted(args.keep.rglob("found.json")) if args.write else [path]:
-        found |= json.loads(one.read_text()) if one.exists() else {}
+    results = {}
+    for file in sorted(args.keep.rglob("found.json")) if args.write else [path]:
+        results |= json.loads(file.read_text()) if file.exists() else {}
     warnings.simplefilter("ignore")
     names = ["fedavg", *(name for name in args.methods.split(",") if name != "fedavg"), ORACLE]
     cases = [case for case in args.cases if case != "persons" or args.answers]
     for case, seed, name in ((c, s, n) for c in cases for s in args.seeds for n in names) if not args.write else ():
         key = f"{case}/{name}/{seed}"
-        if key in found:
+        if key in results:
             continue
-        folder, beside = (args.keep / "runs" / f"{case}-{one}-{seed}" for one in (name, "fedavg"))
-        shared = None if name == "fedavg" else (beside, found[f"{case}/fedavg/{seed}"])
-        found[key] = (
+        folder, beside = (args.keep / "runs" / f"{case}-{method}-{seed}" for method in (name, "fedavg"))
+        shared = None if name == "fedavg" else (beside, results[f"{case}/fedavg/{seed}"])
+        results[key] = (
             oracle(case, seed, args.answers)
             if name == ORACLE
             else measure(case, name, seed, args.answers, folder, shared)
         )
-        keep(path, found)
+        keep(path, results)
         if name != "fedavg":
             shutil.rmtree(folder, ignore_errors=True)
-        print(key, found[key].get("problem") or f"{found[key].get('seconds', 0):.0f} s", file=sys.stderr, flush=True)
-    write(found)
+        print(
+            key, results[key].get("problem") or f"{results[key].get('seconds', 0):.0f} s", file=sys.stderr, flush=True
+        )
+    write(results)
 
 
 if __name__ == "__main__":

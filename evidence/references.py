@@ -30,53 +30,58 @@ TABLE = PAGE.parent / "tables" / "sfl.table1-references" / "table.csv"
 METRICS = ("MAE", "MAPE_pct", "RMSE")
 
 
-def words(reference, dataset, asked):
+def words(reference, dataset, args):
     """What `kinfed` is given for one of them."""
-    short = [f"reference.epochs={asked.epochs[dataset]}"] * (asked.epochs[dataset] != ALL)
-    short += [f"federation.dataset.stride={asked.stride[dataset]}"] * (asked.stride[dataset] > 1)
+    short = []
+    if args.epochs[dataset] != ALL:
+        short.append(f"reference.epochs={args.epochs[dataset]}")
+    if args.stride[dataset] > 1:
+        short.append(f"federation.dataset.stride={args.stride[dataset]}")
     return ["papers", "reference", reference, f"papers/sfl/table1/{dataset}", *short]
 
 
-def train(asked):
+def train(args):
     """Do what is left; whether all of it ended well."""
     well = True
-    write(asked)
-    for dataset in asked.epochs:
+    write(args)
+    for dataset in args.epochs:
         for reference in PRINTED:
-            out = folder(reference, dataset, asked)
+            out = folder(reference, dataset, args)
             if not out.is_finished:
-                command = [sys.executable, "-m", "kinfed", *words(reference, dataset, asked), "--out", out.path]
+                command = [sys.executable, "-m", "kinfed", *words(reference, dataset, args), "--out", out.path]
                 print(" ".join(map(str, command[2:])), flush=True)
                 well &= not subprocess.run([*command, "--quiet"]).returncode
-                write(asked)
+                write(args)
     return well
 
 
-def folder(reference, dataset, asked):
-    return RunFolder(asked.keep / f"{asked.epochs[dataset]}-{asked.stride[dataset]}" / dataset / reference)
+def folder(reference, dataset, args):
+    return RunFolder(args.keep / f"{args.epochs[dataset]}-{args.stride[dataset]}" / dataset / reference)
 
 
 def figures(run):
     """The mean over sensors of each printed metric at the round that validation selects."""
-    found = run.read_summary()
-    chosen = found.scores[found.selection.chosen]
+    summary = run.read_summary()
+    chosen = summary.scores[summary.selection.chosen]
     for name in METRICS:
-        rounds, tests = run.read_scores(found.selection.chosen, MEASURES[name].score)
+        rounds, tests = run.read_scores(summary.selection.chosen, MEASURES[name].score)
         yield statistics.fmean(tests[rounds == int(chosen["round"])][0].tolist())
 
 
-def cells(asked):
+def cells(args):
     """A line of table.csv for every metric of a finished run."""
     table = published_table.load("sfl.table1")
-    for dataset in asked.epochs:
-        column = next(one for one in table.columns.values() if one.name == dataset)
+    for dataset in args.epochs:
+        column = next(candidate for candidate in table.columns.values() if candidate.name == dataset)
         for reference, printed in PRINTED.items():
-            run, epochs = folder(reference, dataset, asked), REFERENCES[reference].epochs
+            run, epochs = folder(reference, dataset, args), REFERENCES[reference].epochs
             if not run.is_finished:
                 continue
-            done = epochs if asked.epochs[dataset] == ALL else int(asked.epochs[dataset])
-            done /= epochs * asked.stride[dataset]
-            flags = ["subset"] * column.subset + [f"scaled {done:.2g}"] * (done < 1)
+            done = epochs if args.epochs[dataset] == ALL else int(args.epochs[dataset])
+            done /= epochs * args.stride[dataset]
+            flags = ["subset"] if column.subset else []
+            if done < 1:
+                flags.append(f"scaled {done:.2g}")
             for name, ours in zip(METRICS, figures(run), strict=True):
                 paper = table.numbers.get((column.dataset, column.setting, printed, name))
                 yield {
@@ -88,7 +93,7 @@ def cells(asked):
                 }
 
 
-def part(asked, cells):
+def part(args, cells):
     """The page's table of what is finished, as text."""
     labels = " | ".join(MEASURES[name].label for name in METRICS)
     lines = [f"| data | reference | epochs | windows | {labels} | seconds |"]
@@ -96,26 +101,29 @@ def part(asked, cells):
     for at in range(0, len(cells), len(METRICS)):
         group = cells[at : at + len(METRICS)]
         dataset, reference = group[0]["column"], group[0]["method"]
-        passes = f"{asked.epochs[dataset]} of {REFERENCES[reference].epochs}".removeprefix(f"{ALL} of ")
-        scores = [f"{float(one['measured']):.2f}" + f" ({one['paper']})" * bool(one["paper"]) for one in group]
-        windows = f"every {asked.stride[dataset]} steps" if asked.stride[dataset] > 1 else "all"
+        passes = f"{args.epochs[dataset]} of {REFERENCES[reference].epochs}".removeprefix(f"{ALL} of ")
+        scores = []
+        for cell in group:
+            paper = f" ({cell['paper']})" if cell["paper"] else ""
+            scores.append(f"{float(cell['measured']):.2f}{paper}")
+        windows = f"every {args.stride[dataset]} steps" if args.stride[dataset] > 1 else "all"
         shown = [dataset, group[0]["printed"], passes, windows, *scores, str(group[0]["seconds"])]
         lines.append(f"| {' | '.join(shown)} |")
-    given = " ".join(asked.datasets)
-    told = [f"`KINFED_DATA=DIR python evidence/references.py {given}`,", f"{page.version()}, one seed."]
-    told += ["An hour ahead, means over sensors; in brackets what SFL's Table 1 prints for the whole data set."]
-    return "\n".join([*told, "", *lines])
+    given = " ".join(args.datasets)
+    caption = [f"`KINFED_DATA=DIR python evidence/references.py {given}`,", f"{page.version()}, one seed."]
+    caption += ["An hour ahead, means over sensors; in brackets what SFL's Table 1 prints for the whole data set."]
+    return "\n".join([*caption, "", *lines])
 
 
-def write(asked):
+def write(args):
     """Put the finished runs on the page and in the table."""
-    if found := list(cells(asked)):
-        page.put(PAGE, "references", part(asked, found), "Centralised references on traffic")
+    if rows := list(cells(args)):
+        page.put(PAGE, "references", part(args, rows), "Centralised references on traffic")
         TABLE.parent.mkdir(parents=True, exist_ok=True)
         with TABLE.open("w", newline="") as file:
-            lines = csv.DictWriter(file, list(found[0]), lineterminator="\n")
+            lines = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
             lines.writeheader()
-            lines.writerows(found)
+            lines.writerows(rows)
 
 
 def main():
@@ -123,13 +131,13 @@ def main():
     parser.add_argument("datasets", nargs="*", default=DATASETS, metavar=f"DATASET{SHORT}", help=", ".join(DATASETS))
     parser.add_argument("--keep", type=Path, default=Path("runs") / "references", metavar="DIR")
     args = parser.parse_args()
-    named = [re.fullmatch(r"(\w+)(?:=(\d+)(?:/(\d+))?)?", one) for one in args.datasets]
+    named = [re.fullmatch(r"(\w+)(?:=(\d+)(?:/(\d+))?)?", text) for text in args.datasets]
     if None in named:
         sys.exit(
             f"what is asked for is DATASET, DATASET=EPOCHS or DATASET=EPOCHS/STRIDE; got {' '.join(args.datasets)}"
         )
-    args.epochs = {one[1]: one[2] or ALL for one in named}
-    args.stride = {one[1]: int(one[3] or 1) for one in named}
+    args.epochs = {match[1]: match[2] or ALL for match in named}
+    args.stride = {match[1]: int(match[3] or 1) for match in named}
     if unknown := sorted(set(args.epochs) - set(DATASETS)):
         sys.exit(f"no subset '{unknown[0]}' of SFL's Table 1; known: {', '.join(DATASETS)}")
     sys.exit(not train(args))

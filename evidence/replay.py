@@ -33,7 +33,11 @@ def main():
 def replay(page, keep):
     text = page.read_text()
     marked = [part.span() for part in PART.finditer(text)]
-    blocks = [b for b in BLOCK.finditer(text) if not any(start < b.start() < end for start, end in marked)]
+
+    def is_marked(place):
+        return any(start < place < end for start, end in marked)
+
+    blocks = [block for block in BLOCK.finditer(text) if not is_marked(block.start())]
     if not blocks:
         sys.exit(f"{page}: no ```console block begins with `$ kinfed`")
     if crowded := [b.group() for b in blocks if b.group().count("\n$ ") > 1]:
@@ -52,11 +56,11 @@ def replay(page, keep):
 
 def output(typed, out):
     """What a command prints, without its last line: where on this machine its files are."""
-    words = [*shlex.split(typed.replace("\\\n", " ").removeprefix("$ kinfed")), "--out", out]
-    if words[0] == "run" and (out / "config.toml").exists():  # the other commands go on by themselves
-        words = ["resume", out]
+    arguments = [*shlex.split(typed.replace("\\\n", " ").removeprefix("$ kinfed")), "--out", out]
+    if arguments[0] == "run" and (out / "config.toml").exists():  # the other commands go on by themselves
+        arguments = ["resume", out]
     done = subprocess.run(
-        [Path(sys.executable).parent / "kinfed", *words],
+        [Path(sys.executable).parent / "kinfed", *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -107,14 +107,14 @@ def table(seeds):
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "made.csv"
         for case, parts in CASES.items():
-            found = {}
+            errors = {}
             for seed in range(seeds):
                 write(path, parts(np.random.default_rng(seed)))
                 for scale in SCALES:
                     for method in METHODS:
-                        found.setdefault((scale, method), []).append(measure(path, scale, method, seed))
+                        errors.setdefault((scale, method), []).append(measure(path, scale, method, seed))
             for scale in SCALES:
-                means = [float(np.mean(found[scale, method])) for method in METHODS]
+                means = [float(np.mean(errors[scale, method])) for method in METHODS]
                 cells = ["diverges" if np.isnan(m) else f"{m:.{2 if 'MAE' in case else 1}f}" for m in means]
                 line = f"| {case} | {scale} | {' | '.join(cells)} |"
                 print(line, flush=True)

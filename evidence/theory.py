@@ -47,9 +47,9 @@ GRAPHS = {
 }
 
 
-def agrees(expected, found):
+def agrees(expected, simulated):
     """The distance in standard errors."""
-    return abs(found.mean - expected) / found.error if found.error > 1e-12 else 0.0
+    return abs(simulated.mean - expected) / simulated.error if simulated.error > 1e-12 else 0.0
 
 
 def measure():
@@ -63,9 +63,9 @@ def measure():
                 cells = [name, str(layers), str(rank), str(m), f"{measure_residual(g, m):.4f}"]
                 for consistent in (False, True):
                     expected = risk_with_graph(g, m, D, K, consistent)
-                    found = simulate(g, m, D, K, DRAWS, seed=m, consistent=consistent)
-                    distances.append(agrees(expected, found))
-                    cells += [f"{expected:.4f}", f"{found.mean:.4f} ± {found.error:.4f}"]
+                    simulated = simulate(g, m, D, K, DRAWS, seed=m, consistent=consistent)
+                    distances.append(agrees(expected, simulated))
+                    cells += [f"{expected:.4f}", f"{simulated.mean:.4f} ± {simulated.error:.4f}"]
                 rows.append("| " + " | ".join(cells) + " |")
     return rows, distances
 
@@ -79,11 +79,16 @@ def draw(path):
         for colour, (name, adjacency) in zip(COLOURS, GRAPHS.items(), strict=False):
             g = mean_aggregation(adjacency, layers)
             axes.plot(lost, [risk_with_graph(g, m, D, K) for m in lost], color=colour, label=name, linewidth=1.6)
-            found = [simulate(g, m, D, K, 400, seed=m) for m in LOST]
+            simulations = [simulate(g, m, D, K, 400, seed=m) for m in LOST]
             axes.errorbar(
-                LOST, [f.mean for f in found], [2 * f.error for f in found], fmt="o", color=colour, markersize=4
+                LOST,
+                [f.mean for f in simulations],
+                [2 * f.error for f in simulations],
+                fmt="o",
+                color=colour,
+                markersize=4,
             )
-        axes.set_title(f"{layers} layer{'s' * (layers > 1)} of averaging", fontsize=10, color=INK)
+        axes.set_title(f"{layers} {'layers' if layers > 1 else 'layer'} of averaging", fontsize=10, color=INK)
         axes.set_xlabel("clients without useful updates, m", color=INK)
         axes.grid(color=FAINT, linewidth=0.6)
         axes.set_axisbelow(True)
@@ -138,6 +143,7 @@ $\frac1n \|\Theta^* - W^* V G\|_F^2$ (Lin et al., 2025, Section III-C).
 def main():
     PAGE.parent.mkdir(exist_ok=True)
     rows, distances = measure()
+    runs = [simulate(torch.eye(N, dtype=torch.float64), m, D, K, DRAWS, seed=m) for m in LOST]
     draw(PAGE.with_name("theory.png"))
     far = sum(distance > 2 for distance in distances)
     PAGE.write_text(
@@ -146,12 +152,7 @@ def main():
 
 n = {N}, d = {D}, k = {K}; {DRAWS} draws a row, mean ± standard error. Without a graph the risk is
 {", ".join(f"{risk_without_graph(N, m, D, K):.2f} for m = {m}" for m in LOST)}; simulated \
-{
-            ", ".join(
-                f"{f.mean:.2f} ± {f.error:.2f}"
-                for f in (simulate(torch.eye(N, dtype=torch.float64), m, D, K, DRAWS, seed=m) for m in LOST)
-            )
-        }.
+{", ".join(f"{run.mean:.2f} ± {run.error:.2f}" for run in runs)}.
 Client 0 is lost first; the random graph links each pair with probability 0.3.
 
 Of {len(distances)} simulations {

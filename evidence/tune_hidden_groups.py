@@ -69,7 +69,7 @@ GRID = {
 
 def score(overrides):
     """Mean over the seeds of the best mean validation accuracy, the rounds that reached it, and validation images."""
-    found, images = [], 0
+    best_rounds, images = [], 0
     for seed in SEEDS:
         experiment = config.resolve(config.read(str(config.DEFAULT), overrides))
         federation = experiment.federation(None, seed)
@@ -86,11 +86,11 @@ def score(overrides):
         except RunError:  # diverged
             return 0.0, [], images
         curve = run.history.curve(run.history.headline, "validation", "accuracy").mean(1)
-        found.append((float(curve.max()), int(curve.argmax()) + 1))
-    return sum(value for value, _ in found) / len(found), [round for _, round in found], images
+        best_rounds.append((float(curve.max()), int(curve.argmax()) + 1))
+    return sum(value for value, _ in best_rounds) / len(best_rounds), [round for _, round in best_rounds], images
 
 
-def tried():
+def describe_tried():
     """In a sentence, how many settings each method was given: the budgets are not equal."""
     counts = {name: math.prod(map(len, values.values())) for name, values in GRID.items()}
     given = ", ".join(f"{name} {count}" for name, count in counts.items() if count > 1)

@@ -44,7 +44,7 @@ SETTINGS = (
     Setting("gains with heavy tails (t, 3 degrees)", gains="heavy"),
     Setting("gains that are skewed (exponential)", gains="skewed"),
 )
-SETTINGS += tuple(one._replace(scores="errors") for one in SETTINGS)
+SETTINGS += tuple(setting._replace(scores="errors") for setting in SETTINGS)
 SETTINGS += (
     Setting("rows' errors with heavy tails (t, 2.5 degrees)", "errors", heavy=True),
     Setting("gains of 30 %, skewed (exponential)", "errors", gains="very skewed"),
@@ -85,7 +85,7 @@ def differences_of(setting, draw, sizes, gains):
         stats.t.rvs(2.5, size=(3, total), random_state=draw) if setting.heavy else draw.normal(size=(3, total))
     )
     begin = np.concatenate([[0], np.cumsum(flat)[:-1]])
-    means = [np.add.reduceat(np.abs(0.95 * common + 0.3 * one), begin) / flat for one in (mine, other)]
+    means = [np.add.reduceat(np.abs(0.95 * common + 0.3 * noise), begin) / flat for noise in (mine, other)]
     return np.log(means[1] / means[0]).reshape(sizes.shape) + gains
 
 
@@ -117,7 +117,7 @@ def write_overall(times):
             count, draw = min(times, MOST // clients), np.random.default_rng(clients)
             held, above, below = claims(draw, setting, clients, count, 0.0)
             power = claims(draw, setting, clients, count, gain)[1]
-            numbers = " | ".join(f"{100 * one:.1f} %" for one in (held, above, below, power))
+            numbers = " | ".join(f"{100 * share_of_runs:.1f} %" for share_of_runs in (held, above, below, power))
             lines.append(f"| {setting.scores}, {setting.name} | {clients} | {count:,} | {numbers} |")
         print(lines[-1], flush=True)
     return lines
@@ -168,11 +168,11 @@ def judged_clients(draw, clients, block, dealt, kind):
     for i in range(clients):
         count = int(draw.integers(40, 401)) * (5 if dealt else 1)
         up, down = (0.25, 0.05) if gains[i] else (0.1, 0.1)
-        each = draw.choice([1.0, 0.0, -1.0], -(-count // block), p=(up, 1 - up - down, down))
+        answers = draw.choice([1.0, 0.0, -1.0], -(-count // block), p=(up, 1 - up - down, down))
         places = np.arange(count)
         if dealt:
             places = np.sort(draw.permutation(count)[: count // 5])
-        score = np.repeat(each, block)[places]
+        score = np.repeat(answers, block)[places]
         mine.append((score > 0).astype(float))
         others.append((score < 0).astype(float))
         ids.append(places // block if kind == "declared" else places)
@@ -193,7 +193,7 @@ def write_choice(times):
             shared = draw.normal(0, 0.05, (times, clients, 1))
             values = shared + draw.normal(0, 0.05, (times, clients, rivals))  # over each of the rivals
             hardest = np.take_along_axis(values, values.mean(1).argmin(1)[:, None, None], 2)[..., 0]
-            bounds = np.array([interval_over_clients(one, rivals) for one in hardest])
+            bounds = np.array([interval_over_clients(gains, rivals) for gains in hardest])
             above, below = float((bounds[:, 1] > 0).mean()), float((bounds[:, 2] < 0).mean())
             lines.append(f"| {rivals} | {clients} | {100 * above:.1f} % | {100 * below:.1f} % |")
     return lines
