@@ -133,7 +133,7 @@ def alike(found, wanted):
 @pytest.fixture
 def exact(monkeypatch):
     """Sums leave sites as they are: with them, a federation is its simulation to the last digits."""
-    monkeypatch.setattr(disclosure, "rounded", lambda known: known)
+    monkeypatch.setattr(disclosure, "round_statistics", lambda known: known)
 
 
 @pytest.mark.parametrize("target", ["sold", "fruit"])

@@ -7,7 +7,8 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
-import kinfed.ops.fused
+import kinfed.ops.fused.descent
+import kinfed.ops.fused.step
 from kinfed import SGD, Federation, Training
 from kinfed.core.client import Quadratic
 from kinfed.core.layout import Layout
@@ -141,7 +142,7 @@ DENSE = ["relu", "cut", "wide", "no bias", "linear", "nested"]
 @pytest.fixture(params=[(name, how) for name in CASES for how in (0.0, 2 / 3, 1e9) if name in DENSE or how == 2 / 3])
 def name(request, monkeypatch):
     """Every case; dense ones with the first layer moved in the span of its inputs never, where it pays, and always."""
-    monkeypatch.setattr(kinfed.ops.fused, "SAVED", request.param[1])
+    monkeypatch.setattr(kinfed.ops.fused.descent, "SAVED", request.param[1])
     return request.param[0]
 
 
@@ -178,9 +179,9 @@ def test_only_what_may_move_moves(name):
 def test_results_do_not_depend_on_who_is_trained_together(name, most, monkeypatch):
     _, layout, theta, x, y, _, form = fused(name)
     whole = form.descend(theta, x, y, batches(SIZES, 8, 2), Descent(0.1, 0.2))
-    monkeypatch.setattr(kinfed.ops.fused, "MOST", most)
+    monkeypatch.setattr(kinfed.ops.fused.descent, "MOST", most)
     agree(form.descend(theta, x, y, batches(SIZES, 8, 2), Descent(0.1, 0.2)), whole)
-    monkeypatch.setattr(kinfed.ops.fused, "CACHE", 1)
+    monkeypatch.setattr(kinfed.ops.fused.descent, "CACHE", 1)
     agree(form.descend(theta, x, y, batches(SIZES, 8, 2), Descent(0.1, 0.2)), whole)
     for only in (None, layout.head, frozenset[str]()):
         once = form.descend(theta[0], x, y, batches(SIZES, 8, 2), Descent(0.1), only)  # one model for all
@@ -190,7 +191,7 @@ def test_results_do_not_depend_on_who_is_trained_together(name, most, monkeypatc
 
 def test_the_first_layer_moves_in_the_span_of_its_inputs_where_that_is_less_work(monkeypatch):
     chosen = []
-    monkeypatch.setattr(kinfed.ops.fused, "Span", lambda *args: chosen.append(True) or Span(*args))
+    monkeypatch.setattr(kinfed.ops.fused.descent, "Span", lambda *args: chosen.append(True) or Span(*args))
     module, x, task, y = (
         nn.Sequential(nn.Linear(400, 50), nn.ReLU(), nn.Linear(50, 4)),
         draw(N, 400),

@@ -64,7 +64,11 @@ def test_pairs_with_local_fedavg_ft_and_the_best_rival_by_hand(tmp_path, write):
         "best rival": [("fedaghn", "cfl")],  # and not the other way round too
     }
     one = families["local"]["cfl", "local"]
-    assert (one.found.mean, one.found.p, one.found.worse) == (pytest.approx(0.07), pytest.approx(2 / 64), 0)
+    assert (one.comparison.mean, one.comparison.p, one.comparison.worse) == (
+        pytest.approx(0.07),
+        pytest.approx(2 / 64),
+        0,
+    )
     assert one.holm == pytest.approx(3 * 2 / 64)
     assert families["best rival"]["fedaghn", "cfl"].holm == pytest.approx(2 / 64)
     text = drawn(grids(compare([tmp_path / name for name in scores])))
@@ -96,7 +100,7 @@ def test_pairs_are_over_the_common_seeds_and_say_so(tmp_path, write):
     found = statistics(comparison.sets[0])
     (one,) = found.families["local"]
     assert one.seeds == (1, 2)
-    assert one.found == by.compare_pairs([mine[1], mine[2]], [local[1], local[2]], True)
+    assert one.comparison == by.compare_pairs([mine[1], mine[2]], [local[1], local[2]], True)
     assert found.notes == ("paired over the common seeds alone (seeds 1, 2): cfl against local",)
     (other,) = statistics(compare([tmp_path / "a", write(tmp_path / "c", "local", {7: [0.1, 0.2, 0.3]})]).sets[0]).notes
     assert other == "cfl is not paired with local: they have no seed in common (seeds 0, 1, 2; seed 7)"
@@ -110,7 +114,7 @@ def test_runs_of_other_data_splits_or_clients_are_named_and_never_paired(tmp_pat
         write(tmp_path / "c", "cfl", [0.9, 0.9, 0.9], **split),
     ]
     comparison = compare(runs)
-    assert [[one.name for one in statistics(rows).own] for rows in comparison.sets] == [["fedavg", "local"], ["cfl"]]
+    assert [[one.name for one in statistics(rows).runs] for rows in comparison.sets] == [["fedavg", "local"], ["cfl"]]
     assert statistics(comparison.sets[1]).families == {}
     refused = "! no pairs with A, from which these differ in federation.split.test: B: cfl"
     assert drawn(grids(comparison)).count(refused) == 1
@@ -169,16 +173,16 @@ def test_attackers_are_in_no_statistic(tmp_path, write):
     run = write(tmp_path / "a", "cfl", [0.5, 0.7, 0.0], names=["0", "1", "2"], attack=attack)
     local = write(tmp_path / "b", "local", [0.4, 0.6, 0.9], names=["0", "1", "2"])
     found = statistics(compare([run, local]).sets[0])
-    own = next(one for one in found.own if one.name.startswith("cfl"))
+    own = next(one for one in found.runs if one.name.startswith("cfl"))
     assert (own.clients, own.worst, own.best, own.interval.mean) == (2, 0.5, 0.7, pytest.approx(0.6))
     (one,) = found.families["local"]
-    assert (one.found.clients, one.found.worse) == (2, 0)
+    assert (one.comparison.clients, one.comparison.worse) == (2, 0)
 
 
 def test_before_and_after_local_training_side_by_side(tmp_path, write):
     models = {"mixed": [0.4, 0.9, 0.5]}
     both = write(tmp_path / "a", "sfl", [0.5, 0.6, 0.7], models=models)
-    own = statistics(compare([both, write(tmp_path / "b", "local", [0.5, 0.6, 0.7])]).sets[0]).own
+    own = statistics(compare([both, write(tmp_path / "b", "local", [0.5, 0.6, 0.7])]).sets[0]).runs
     (stages,) = [one.stages for one in own if one.stages is not None]
     assert (stages.before, stages.after) == ("mixed", "own")
     assert (stages.mean_before, stages.mean_after) == pytest.approx((0.6, 0.6))
@@ -195,7 +199,7 @@ def test_mean_ranks_over_data_sets(tmp_path, write, figures):
     ]
     runs.append(write(tmp_path / "a" / "fedamp", "fedamp", [0.9, 0.9], dataset="a"))
     found = ranking(compare(runs))
-    assert dict(zip(found.names, found.found.mean, strict=True)) == pytest.approx(
+    assert dict(zip(found.names, found.ranks.mean, strict=True)) == pytest.approx(
         {"cfl": 4 / 3, "local": 5 / 3, "fedavg": 3}
     )
     assert found.notes == ["without fedamp, not run once on every data set"]
