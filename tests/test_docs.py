@@ -81,7 +81,7 @@ def test_the_page_of_every_method_has_its_equations_what_travels_when_to_use_it_
     monkeypatch.syspath_prepend(str(ROOT / "evidence"))
     table = importlib.import_module("method_table")
     for name, method in METHODS.items():
-        page = table.PAGE.parent / table.described(name, Path(inspect.getfile(method)))
+        page = table.PAGE.parent / table.find_page(name, Path(inspect.getfile(method)))
         text = page.read_text()
         for part in (r"\$\$", "## What (travels|is sent)", "## When"):
             assert re.search(part, text), f"{name}: {page.name} lacks {part}"
@@ -104,7 +104,7 @@ def test_parts_of_deciding_experiments_are_what_their_files_of_scores_give(monke
 def test_the_numbers_in_sentences_on_pages_of_results_are_printed_by_commands(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "evidence"))
     pages = importlib.import_module("campaign_pages")
-    found = [line for page in pages.result_pages(pages.RESULTS) for line in pages.unprinted(page)]
+    found = [line for page in pages.result_pages(pages.RESULTS) for line in pages.find_unprinted(page)]
     assert not found, "\n".join(found)
 
 

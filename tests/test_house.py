@@ -43,12 +43,12 @@ COMMON = {"personal", "frozen", "bn"}  # settings of every method, of which none
 FOLDERS, FLAT, DOUBLED, FIELDS = 14, 29, 4, 21
 # What `python benchmarks/house.py` counts as refused in src, evidence and benchmarks: new code adds none of it.
 REFUSED = {
-    "names": 2_014,
-    "texts times a truth value": 104,
-    "functions without a verb": 295,
-    "nested conditionals": 29,
-    "nested generators": 45,
-    "lines of code in __init__.py": 894,
+    "names": 540,
+    "texts times a truth value": 17,
+    "functions without a verb": 87,
+    "nested conditionals": 9,
+    "nested generators": 3,
+    "lines of code in __init__.py": 676,
 }
 
 # What still exceeds. Each list only shrinks, and goes when it is empty.
