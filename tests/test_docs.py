@@ -21,7 +21,7 @@ from kinfed.cli.list import CITATIONS, REGISTRIES
 from kinfed.cli.options import HOW
 from kinfed.cli.program import COMMANDS, SHELLS, parser_of
 from kinfed.data.datasets import DATASETS
-from kinfed.data.datasets.sources import ORIGINALS
+from kinfed.data.datasets.sources.originals import ORIGINALS
 from kinfed.data.tables.open_table import kind_of
 from kinfed.methods import METHODS
 from kinfed.runs.config import experiment, parts

@@ -14,7 +14,7 @@ from ..core.graph import Graph
 from ..core.tasks import Classification, Forecasting
 from ..data.dataset import Dataset
 from ..data.datasets import DATASETS, TABLES, YOURS, display_name
-from ..data.datasets.sources import ORIGINALS, obtain, sha256
+from ..data.datasets.sources.originals import ORIGINALS, obtain, sha256
 from ..data.federation import Federation
 from ..data.split import SPLITS
 from ..errors import UsageError, nearest, several

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import DataError, UsageError, reason_of
-from .sources import ORIGINALS
+from .sources.originals import ORIGINALS
 
 
 def read(

@@ -7,7 +7,7 @@ import threading
 import pytest
 from small_originals import SMALL
 
-from kinfed.data.datasets.sources import ORIGINALS, Original
+from kinfed.data.datasets.sources.originals import ORIGINALS, Original
 
 
 class Publisher:

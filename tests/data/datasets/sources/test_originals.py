@@ -9,7 +9,7 @@ import pytest
 from small_originals import SMALL, archive, idx, images, jpeg
 
 from kinfed.data.datasets import DATASETS
-from kinfed.data.datasets.sources import ORIGINALS, Original, obtain
+from kinfed.data.datasets.sources.originals import ORIGINALS, Original, obtain
 from kinfed.errors import RunError, UsageError
 
 
