@@ -1,9 +1,9 @@
 """Which methods should choose try? python evidence/choose_candidates.py --keep DIR
 
-On the sixteen federations of tune_federations.py every candidate, at every rate, is trained to the end; then the race
-of `kinfed choose` is run among some of the methods, from the scores that it would have seen. Points of test accuracy
-over the better of Local and FedAvg at the configured rate, and the CPU seconds of what was trained beside FedAvg's. The
-runs are kept in DIR: the same command again does the rest. Writes a part of docs/choose.md.
+On the sixteen federations of tune_federations.py every candidate, at every rate, is trained to the end; then the
+successive halving of `kinfed choose` is run among some of the methods, from the scores that it would have seen. Points
+of test accuracy over the better of Local and FedAvg at the configured rate, and the CPU seconds of what was trained
+beside FedAvg's. The runs are kept in DIR: the same command again does the rest. Writes a part of docs/choose.md.
 """
 
 import argparse
@@ -62,7 +62,7 @@ def make_candidates(methods):
 
 
 def worth(methods, everything):
-    """What the race among these methods gains in each case, and its mean cost in runs of FedAvg."""
+    """What successive halving among these methods gains in each case, and its mean cost in runs of FedAvg."""
     some, first, gains, costs = make_candidates(methods), make_candidates(TRIED)[:2], [], []
     plan = successive_halving.rungs(ROUNDS, 1, len(some), 1, 9 * ROUNDS)
     for results in everything:

@@ -70,23 +70,37 @@ def rules(count):
     ]
     yield "all to the end; the best score", to_the_end, 1, 0, "", best
     yield "all to the end; beyond a standard error", to_the_end, 1, 0, "", successive_halving.winner
-    yield "the race; the best score", usual, 1, 0, "", best
-    yield "**the race; beyond a standard error**", usual, 1, 0, "", successive_halving.winner
-    yield "the race with three in the end; beyond a standard error", narrow, 1, 0, "", successive_halving.winner
+    yield "successive halving; the best score", usual, 1, 0, "", best
+    yield "**successive halving; beyond a standard error**", usual, 1, 0, "", successive_halving.winner
     yield (
-        "the race, scores averaged over five rounds; beyond a standard error",
+        "successive halving with three in the end; beyond a standard error",
+        narrow,
+        1,
+        0,
+        "",
+        successive_halving.winner,
+    )
+    yield (
+        "successive halving, scores averaged over five rounds; beyond a standard error",
         usual,
         1,
         2,
         "",
         successive_halving.winner,
     )
-    yield "the race by validation loss; beyond a standard error", usual, 1, 0, "loss", successive_halving.winner
-    yield "the race with two folds; beyond a standard error", usual, 2, 0, "", successive_halving.winner
+    yield (
+        "successive halving by validation loss; beyond a standard error",
+        usual,
+        1,
+        0,
+        "loss",
+        successive_halving.winner,
+    )
+    yield "successive halving with two folds; beyond a standard error", usual, 2, 0, "", successive_halving.winner
 
 
 def sum_seconds(plan, left, runs, folds):
-    """Seconds of training of the candidates that were in the race at each rung."""
+    """Seconds of training of the candidates that were left at each rung."""
     before, total = 0, 0.0
     for rung, names in zip(plan, left, strict=True):
         total += sum(runs[name, fold][1] for name in names for fold in range(folds)) * (rung.until - before) / ROUNDS

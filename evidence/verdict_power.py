@@ -154,7 +154,7 @@ def write_single_clients(times):
                 counts = sum(judged_clients(draw, clients, block, dealt, kind) for _ in range(times // 10 or 1))
                 decided, wrong, right, able = counts
                 what = f"in blocks of {block}" if block > 1 else "independent"
-                what += ", a fifth of them for the test" * dealt
+                what += ", a fifth of them for the test" if dealt else ""
                 how = {"each": "each by itself", "declared": "by declared block", "found": "as found"}[kind]
                 share = f"{100 * wrong / decided:.1f} %" if decided else "none said"
                 lines.append(f"| {what} | {clients} | {how} | {decided:,} | {share} | {100 * right / able:.1f} % |")

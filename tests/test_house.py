@@ -48,7 +48,8 @@ REFUSED = {
     "functions without a verb": 87,
     "nested conditionals": 9,
     "nested generators": 3,
-    "lines of code in __init__.py": 676,
+    "words of other fields": 26,
+    "lines of functions and classes in __init__.py": 72,
 }
 
 # What still exceeds. Each list only shrinks, and goes when it is empty.

@@ -17,7 +17,7 @@ from kinfed.runs.results import save
 from kinfed.runs.run_folder import RunFolder
 from kinfed.runs.test_scores import Tested
 from kinfed.verdict.dependence import Blocks, block_length
-from kinfed.verdict.verdict import Opponent, interval_over_clients, interval_per_row, judge, plain
+from kinfed.verdict.verdict import ScoredBaseline, interval_over_clients, interval_per_row, judge, plain
 
 ACCURACY, ERROR = Metric(name="accuracy", higher_is_better=True, unit="%"), Metric(name="mae", higher_is_better=False)
 
@@ -34,13 +34,13 @@ def right(*counts, of=20):
 
 def of_accuracy(method, mine, local, fedavg=None, **more):
     names = [f"c{i}" for i in range(len(mine[0]))]
-    pooled = None if fedavg is None else Opponent("FedAvg", fedavg)
-    return judge(method, mine, Opponent("Local", local), pooled, names=names, metric=ACCURACY, **more)
+    pooled = None if fedavg is None else ScoredBaseline("FedAvg", fedavg)
+    return judge(method, mine, ScoredBaseline("Local", local), pooled, names=names, metric=ACCURACY, **more)
 
 
 def of_error(mine, alone, **more):
     names = [f"c{i}" for i in range(len(mine[0]))]
-    return judge("sfl", mine, Opponent("a ridge", alone), names=names, metric=ERROR, **more)
+    return judge("sfl", mine, ScoredBaseline("a ridge", alone), names=names, metric=ERROR, **more)
 
 
 def test_the_interval_by_hand():
@@ -134,11 +134,11 @@ def test_the_sentence_of_each_case(mine, pooled, begins, second):
 
 
 def test_a_baseline_that_needs_all_rows_is_named_as_such():
-    pooled = Opponent("a ridge of all rows", right(12, 12, 13, 12), needs_rows=True)
+    pooled = ScoredBaseline("a ridge of all rows", right(12, 12, 13, 12), needs_rows=True)
     found = judge(
         "cfl",
         right(18, 17, 18, 19),
-        Opponent("Local", right(10, 10, 10, 10)),
+        ScoredBaseline("Local", right(10, 10, 10, 10)),
         pooled,
         names=list("abcd"),
         metric=ACCURACY,

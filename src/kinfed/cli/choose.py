@@ -98,16 +98,16 @@ def choose_for(
         arena = request.arena(execution(args), federation)
         return dry_run(candidates(request, arena), args, console, request.jobs, federation=arena.federation)
     with Bar(console, args.quiet) as bar:
-        race = ""
+        remaining = ""
 
         def on_rung(rung: int, left: Any) -> None:
-            nonlocal race
-            race = f"{len(left)} candidates left"
+            nonlocal remaining
+            remaining = f"{len(left)} candidates left"
             if not args.quiet and rung:
                 console.print(f"candidates left: {'; '.join(candidate.name for candidate in left)}", soft_wrap=True)
 
         def on_begin(entry: Entry) -> None:
-            bar.begin(f"{race}: {entry.candidate.name}")
+            bar.begin(f"{remaining}: {entry.candidate.name}")
 
         how = replace(execution(args), progress=bar.update)  # parts that stay at clients are told of the winner alone
         chosen = choose_in(request, how, on_rung, on_begin, federation)
@@ -136,14 +136,14 @@ def _ranking(choice: dict[str, Any], summary: Summary) -> Table:
     share = summary.metric.is_share if metric == summary.metric.name else is_share(metric)
     rows = []
     for row in [row for row in choice["ranking"] if "problem" not in row][:SHOWN]:
-        name = row["candidate"] + " *" * row["chosen"]
+        name = f"{row['candidate']} *" if row["chosen"] else row["candidate"]
         gain = ""
         if "gain" in row:
             low, high = (row["low"], row["high"])
             between = "" if low is None else f" ({_format_signed(low, share)} to {_format_signed(high, share)})"
             gain = f"{_format_signed(row['gain'], share)}{between}"
         rows.append([name, f"{row['rounds']}", score_text(sign * row["validation"], share), gain])
-    score = f"validation\n{metric}" + ", %" * share
+    score = f"validation\n{metric}, %" if share else f"validation\n{metric}"
     return draw(["candidate", "rounds", score, "over the better of\nLocal and FedAvg"], rows, vertical="bottom")
 
 

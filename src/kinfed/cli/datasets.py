@@ -131,7 +131,7 @@ def inspect(args: argparse.Namespace) -> None:
     if yours:
         facts["input"] = _shape(federation.x)
     if args.json:
-        chosen: dict[str, Any] = {} if choices is None else {"choices": choices.sentences, "doubts": choices.doubts}
+        chosen: dict[str, Any] = {} if choices is None else {"choices": choices.sentences, "doubts": choices.warnings}
         chosen |= {} if columns is None or choices is None else {"columns": columns.to_dict()}
         print(json.dumps({"name": display_name(settings), **facts, **chosen}))
         return

@@ -33,7 +33,7 @@ class Planned(NamedTuple):
 
 
 def candidates(request: Request, arena: Arena) -> list[Planned]:
-    """The runs of a choice among networks and of one among solved models, as the race plans them at most.
+    """The runs of a choice among networks and of one among solved models, as the choice plans them at most.
 
     A network's is priced as a candidate is on the mean over the methods.
     """

@@ -31,7 +31,7 @@ def is_table(source: str) -> bool:
 
 
 def door(args: argparse.Namespace) -> dict[str, Any]:
-    """What a choice for a table does and one for a config does not: models race too, and the winner gets all rows."""
+    """What only a choice for a table does: models are candidates too, and the winner is trained on all rows."""
     yours = is_table(args.source)
     named = any(override.partition("=")[0].partition(".")[0] == "model" for override in args.overrides)
     return {"models": yours and not named, "refit": yours and args.refit}
@@ -120,7 +120,7 @@ def columns_of(description: Description) -> Grid:
 
 
 def tell(choices: from_table.Choices, console: Console) -> None:
-    """Print the choices, and what to doubt about them."""
+    """Print the choices, and what to warn of."""
     console.print(draw(("", ""), choices.sentences.items(), (0, 1), (1,)))
-    for doubt in choices.doubts:
-        console.print(f"! {doubt}", soft_wrap=True)
+    for line in choices.warnings:
+        console.print(f"! {line}", soft_wrap=True)

@@ -23,7 +23,7 @@ from ..core.tasks import TASKS
 from ..data.federation import Federation
 from ..errors import several
 from ..verdict.dependence import INDEPENDENT
-from ..verdict.verdict import FEDAVG, LOCAL, Opponent, Scores, Verdict, interval_over_clients, judge
+from ..verdict.verdict import FEDAVG, LOCAL, ScoredBaseline, Scores, Verdict, interval_over_clients, judge
 from .run_folder import RunFolder
 from .standard_models import StandardModel, standard_models
 from .test_scores import Tested, align, blocks_of, of_examples
@@ -167,8 +167,8 @@ def verdict(
     """
     if against.alone is None:
         return None
-    opponents = [best for best in (against.alone, against.pooled) if best is not None]
-    runs = [mine, *(best.tested for best in opponents)]
+    best_baselines = [best for best in (against.alone, against.pooled) if best is not None]
+    runs = [mine, *(best.tested for best in best_baselines)]
     by_example = all(tested.examples is not None for seeds in runs for tested in seeds)
     remarks = [*notes]
     if against.by_test:
@@ -182,7 +182,7 @@ def verdict(
     return judge(
         method,
         scores,
-        *map(_oppose, opponents, others),
+        *map(_score_baseline, best_baselines, others),
         names=names,
         metric=metric,
         candidates=candidates,
@@ -192,8 +192,8 @@ def verdict(
     )
 
 
-def _oppose(best: Best, scores: Scores) -> Opponent:
-    return Opponent(best.name, scores, best.needs_rows, best.rivals)
+def _score_baseline(best: Best, scores: Scores) -> ScoredBaseline:
+    return ScoredBaseline(best.name, scores, best.needs_rows, best.rivals)
 
 
 def rows(by_seed: Iterable[Sequence[Baseline]], higher_is_better: bool) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Arena: what the candidates of a race are trained on and how, and the folder of their checkpoints."""
+"""Arena: what the candidates of a choice are trained on and how, and the folder of their checkpoints."""
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -35,7 +35,9 @@ class Arena:
     federation: Federation
     module: Callable[[int], nn.Module | Model]  # by seed
     folder: Path
-    models: Mapping[str, Callable[[int], nn.Module | Model]] = field(default_factory=dict)  # more, which race too
+    models: Mapping[str, Callable[[int], nn.Module | Model]] = field(
+        default_factory=dict
+    )  # more, which are candidates too
     rounds: Rounds = Rounds()
     training: Training = Training()
     participation: float | Participation = 1.0
@@ -46,7 +48,7 @@ class Arena:
         """Train a candidate, from where it stands, and keep its checkpoint.
 
         Each fold has another seed and other examples for validation, and the same test examples. What a method warns
-        of concerns the user once it has won; the runs of a race are silent.
+        of concerns the user once it has won; the runs of candidates are silent.
         """
         with warnings.catch_warnings():
             if until:

@@ -1,4 +1,4 @@
-"""Budget: how long a race may take, and with which request it was begun."""
+"""Budget: how long a choice may take, and with which request it was begun."""
 
 import json
 import re
@@ -18,7 +18,7 @@ DRAWS, BEST = 3, 5  # draws of validation examples on which so many of the best 
 
 
 def whole_request(arena: Arena, tried: Sequence[Candidate], terms: dict[str, Any]) -> dict[str, Any]:
-    """All that a race that goes on must have in common with its begin."""
+    """All that a choice that goes on must have in common with its begin."""
     module = arena.module(arena.seed)
     return terms | {
         "rounds": repr(replace(arena.rounds, until=0)),
@@ -31,7 +31,7 @@ def whole_request(arena: Arena, tried: Sequence[Candidate], terms: dict[str, Any
 
 
 def allowance(arena: Arena, tried: Sequence[Candidate], terms: dict[str, Any]) -> int:
-    """The training rounds that a race may take; raises UsageError if these are too few, or it was begun differently.
+    """The training rounds that a choice may take; raises UsageError if these are too few, or it was begun differently.
 
     What is `asked` for is kept in the arena's folder, and so is the number of rounds that a time has become.
     """
@@ -45,7 +45,7 @@ def allowance(arena: Arena, tried: Sequence[Candidate], terms: dict[str, Any]) -
 
 
 def allowed_rounds(arena: Arena, tried: Sequence[Candidate], terms: dict[str, Any]) -> int:
-    """The training rounds of a race that begins; raises UsageError if these are too few.
+    """The training rounds of a choice that begins; raises UsageError if these are too few.
 
     By default these are `RUNS` runs of all rounds, and what solving takes at most: that of every model that is solved,
     and of the best on more draws.
@@ -66,7 +66,7 @@ def allowed_rounds(arena: Arena, tried: Sequence[Candidate], terms: dict[str, An
 
 
 def plan_rungs(arena: Arena, tried: Sequence[Candidate], allowed: int, seeds: int) -> list[Rung]:
-    """The rungs of a race that takes so many rounds, without what comparing solved models on more draws takes."""
+    """The rungs of a choice that takes so many rounds, without what comparing solved models on more draws takes."""
     rounds, solving = arena.rounds, [candidate.most for candidate in tried]
     most = max(allowed - count_draws(tried), 3 * rounds.count * seeds)
     return rungs(rounds.count, rounds.evaluate_every, len(tried), seeds, most, solving)
@@ -78,7 +78,7 @@ def count_draws(tried: Sequence[Candidate]) -> int:
 
 
 def begun_with(folder: Path, terms: dict[str, Any]) -> int | None:
-    """The budget of the race in this folder, None without one; raises UsageError if something else was asked for."""
+    """The budget of the choice in this folder, None without one; raises UsageError if something else was asked for."""
     path = folder / "race.json"
     if not path.exists():
         return None

@@ -1,4 +1,4 @@
-"""A choice in a folder: from a config to the race, the finished run of its winner, and the config that repeats it."""
+"""A choice in a folder: from a config to candidates, the winner's finished run, and the config that repeats it."""
 
 import itertools
 import json
@@ -49,7 +49,7 @@ class Request:
     methods: Sequence[str] = ()  # none: the usual ones
     jobs: int = 1
     grid: Mapping[str, Sequence[str]] = field(default_factory=dict)  # methods.NAME.KEY and the values that are tried
-    models: bool = False  # whether models race too, beside the config's
+    models: bool = False  # whether models are candidates too, beside the config's
     refit: bool = False  # whether the models that are kept are trained once more, on all rows
 
     def check(self) -> None:
@@ -87,12 +87,12 @@ class Request:
         if made.attack is not None:
             raise UsageError("choosing takes no attack; leave it out, and run the method that is chosen under attack")
         federation = federation or made.federation(self.data_dir, made.seed)
-        raced = solvable(federation) if self.models and not self.methods else ()
+        solved = solvable(federation) if self.models and not self.methods else ()
         return Arena(
             federation,
             partial(made.module, federation),
             self.out / "race",
-            {name: partial(self.experiment("local", model=name).module, federation) for name in raced},
+            {name: partial(self.experiment("local", model=name).module, federation) for name in solved},
             made.rounds,
             made.training,
             made.participation,

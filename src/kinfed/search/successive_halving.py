@@ -1,4 +1,4 @@
-"""Race: successive halving of candidates by their clients' validation scores, paired by client and fold."""
+"""Successive halving of candidates by their clients' validation scores, paired by client and fold."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -31,8 +31,8 @@ class Candidate:
     method: Method
     training: Training
     settings: tuple[str, ...] = ()  # of the method, as overrides, key=value, where a config has none of them
-    model: str = ""  # by its name among the models that race; "": the one that the race is for
-    most: int = 0  # rounds in which a solver ends at the latest; 0: it trains in those of the race
+    model: str = ""  # by its name among the models that are candidates; "": the usual one
+    most: int = 0  # rounds in which a solver ends at the latest; 0: it trains in those of the choice
 
     @property
     def base(self) -> str:
@@ -122,7 +122,7 @@ def plan_rounds(rounds: Rounds, most: int = 0, until: int = 0) -> Rounds:
 
 
 def rungs(rounds: int, every: int, entrants: int, folds: int, budget: int, solving: Sequence[int] = ()) -> list[Rung]:
-    """The rungs of a race with so many entrants that takes `budget` training rounds in all, at most.
+    """The rungs of a choice with so many entrants that takes `budget` training rounds in all, at most.
 
     `solving` has, for each candidate in the order in which they enter, the rounds that a solver takes in the first
     rung, and 0 of others. Candidates are compared after a quarter and a half of the rounds, and at the end. Whatever
@@ -142,7 +142,7 @@ def rungs(rounds: int, every: int, entrants: int, folds: int, budget: int, solvi
 
 
 def cost(plan: Sequence[Rung], folds: int) -> int:
-    """The training rounds that a race takes."""
+    """The training rounds that a plan takes."""
     before, total = 0, 0
     for rung in plan:
         total += (rung.until - before) * rung.enter * folds
@@ -161,8 +161,8 @@ def run(
     """Every candidate's standing, the last to leave first, and among those the best validation score first.
 
     `advance` trains entries until a round, and says which ended before and why; `look` gives an entry's validation
-    scores after so many rounds: [N]. The best candidate of each base, and of each of the models that race, stay in the
-    race whatever their scores. Candidates that the budget left out take the places of those that ended at once.
+    scores after so many rounds: [N]. The best candidate of each base, and of each model that is a candidate, stay
+    whatever their scores. Candidates that the budget left out take the places of those that ended at once.
     """
     standings = {candidate.name: Standing(candidate) for candidate in candidates}
     left, waiting = list(candidates)[: plan[0].enter], list(candidates)[plan[0].enter :]

@@ -50,7 +50,7 @@ class Difference:
         return {**present, "relative": self.relative, **rows}
 
 
-class Opponent(NamedTuple):
+class ScoredBaseline(NamedTuple):
     """A baseline that a method is judged against."""
 
     name: str
@@ -91,8 +91,8 @@ class Verdict:
 def judge(
     method: str,
     mine: Scores,
-    alone: Opponent,
-    pooled: Opponent | None = None,
+    alone: ScoredBaseline,
+    pooled: ScoredBaseline | None = None,
     *,
     names: Sequence[str],
     metric: Metric,
@@ -437,8 +437,8 @@ class _Case(NamedTuple):
     """What a sentence is made from."""
 
     method: str
-    alone: Opponent
-    pooled: Opponent | None
+    alone: ScoredBaseline
+    pooled: ScoredBaseline | None
     over_alone: Difference
     over_pooled: Difference | None
     between: Difference | None  # the pooled baseline over the one without others

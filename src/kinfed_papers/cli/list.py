@@ -74,7 +74,7 @@ def _experiments() -> dict[str, dict[str, Any]]:
     entries = {}
     for name, (table, column) in published_table.experiments().items():
         at = published_table.load(table).columns[column]
-        entries[name] = {"what": f"{at.dataset}, {at.setting}" + " (a subset)" * at.subset}
+        entries[name] = {"what": f"{at.dataset}, {at.setting}{' (a subset)' if at.subset else ''}"}
     return entries
 
 

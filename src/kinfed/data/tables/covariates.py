@@ -169,8 +169,8 @@ def _constant(frame: Frame, name: str, values: Numbers, grid: Grid, owners: Sequ
     return result
 
 
-def doubts(frame: Frame, covariates: Covariates, grid: Grid, readings: Numbers, past: int) -> Iterator[str]:
-    """What to doubt: columns that end before readings: [N, T], never begin, or count time; a category of one client."""
+def describe_faults(frame: Frame, covariates: Covariates, grid: Grid, readings: Numbers, past: int) -> Iterator[str]:
+    """Columns that end before readings: [N, T], never begin, or count time, and categories of one client, in words."""
     row_of = np.full(grid.shape, -1)
     row_of[grid.who, grid.place] = grid.rows
     last = _last(readings)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from . import doubts
+from . import cell_warnings
 from .schema import Raw
 from .words import Codes, Numbers
 
@@ -40,10 +40,10 @@ def warn_of_leaks(
 ) -> None:
     """Warn of columns that tell a target: [n] in nearly all training rows; of `classes`, or of numbers without any.
 
-    What is a copy of the target in all rows is left out, because `doubts.warn` names it where the table is read.
+    What is a copy of the target in all rows is left out, because `cell_warnings.warn` names it where the table is read.
     """
     for target, y in targets.items():
-        others = {name: raw for name, raw in columns.items() if doubts.find_copy(raw, y, bool(classes)) is None}
+        others = {name: raw for name, raw in columns.items() if cell_warnings.find_copy(raw, y, bool(classes)) is None}
         look = Look.sample({name: Raw(raw.values[train], raw.texts) for name, raw in others.items()}, y[train])
         if len(look.y) < LEAST or len(look.columns) == 0:
             continue

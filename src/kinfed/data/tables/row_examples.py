@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ...errors import Fault, UsageError
-from . import doubts
+from . import cell_warnings
 from .frame import FEW, Frame, natural
 from .schema import Raw, raw_of
 from .words import Codes, Numbers
@@ -87,7 +87,7 @@ def read_rows(
         places = frame.words(targets[0]).find_places(classes)
         values, y = np.where(places < 0, np.nan, places)[:, None], torch.from_numpy(places)
     raw = {name: raw_of(frame, name, kind) for name, kind in kinds.items()}
-    doubts.warn(frame, raw, dict(zip(targets, values.T, strict=True)), classes is not None)
+    cell_warnings.warn(frame, raw, dict(zip(targets, values.T, strict=True)), classes is not None)
     usable = np.asarray(~np.isnan(values).any(1), bool)
     if drop_missing:
         usable &= ~np.any([np.isnan(column.values) for column in raw.values()], axis=0)

@@ -12,7 +12,7 @@ from ...errors import UsageError
 from ..dataset import Dataset
 from ..steps import CLOCK, calendar
 from ..windows import Windows
-from .covariates import Covariates, Grid, cells_of, doubts
+from .covariates import Covariates, Grid, cells_of, describe_faults
 from .frame import DAY, Frame
 from .new_readings import Series
 from .owners import Owners
@@ -45,7 +45,7 @@ def cut_series(
     """Windows of one series per client, from rows in any order.
 
     place: [m] says where the clients' rows are among the clock's steps, without rows that belong to none. A warning
-    names what is doubtful about covariates. See `Covariates` for `scale` and `categories`. With the column `group` a
+    warns of faults of covariates. See `Covariates` for `scale` and `categories`. With the column `group` a
     window is of the group of the first reading that is forecast.
     """
     rows = np.flatnonzero(held.who >= 0)
@@ -54,8 +54,8 @@ def cut_series(
     if series.kinds:
         cells, steps = cells_of(frame, series.kinds, series.static, grid, held.names), torch.from_numpy(clock.steps)
         covariates = Covariates(series.client, held.names, series.kinds, cells, steps, series.future, scale, categories)
-        for doubt in doubts(frame, covariates, grid, readings, series.past):
-            warnings.warn(doubt, stacklevel=5)
+        for line in describe_faults(frame, covariates, grid, readings, series.past):
+            warnings.warn(line, stacklevel=5)
     times = calendar(clock.times, series.calendar) if series.calendar else None
     try:
         dataset = windows(readings.T, clock.steps, held.names, calendar=times, covariates=covariates, graph=held.graph)

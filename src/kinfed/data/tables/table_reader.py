@@ -19,7 +19,7 @@ from ..federation import Federation, divide
 from ..graph_files import GraphFile, read as read_graph
 from ..split import Split
 from ..windows import Windows
-from . import doubts
+from . import cell_warnings
 from .cells import FormatSettings
 from .encoder import Preparation
 from .frame import Frame, natural
@@ -241,8 +241,10 @@ class TableReader(FormatSettings):
         readings, kinds = frame.numbers(target), self._kinds(frame)
         raw = {name: raw_of(frame, name, kind) for name, kind in kinds.items()}
         later = {name: column for name, column in raw.items() if name in self.future}
-        doubts.warn(frame, {name: column for name, column in raw.items() if name not in later}, {}, labelled=False)
-        doubts.warn(frame, later, {target: readings}, labelled=False)
+        cell_warnings.warn(
+            frame, {name: column for name, column in raw.items() if name not in later}, {}, labelled=False
+        )
+        cell_warnings.warn(frame, later, {target: readings}, labelled=False)
         held = held.keep(~np.isnan(readings), self.least, f"known values of '{target}'", frame.name)
         times = frame.times(time, held, series=True)
         clock, place = times.of_rows(np.flatnonzero(held.who >= 0))

@@ -14,10 +14,10 @@ import torch
 from ...core.tasks import Classification, Counts, Forecasting, Quantiles, Regression, Task
 from ...data.steps import calendar_names
 from ...data.tables import disclosure
+from ...data.tables.cell_warnings import describe_odd_units
 from ...data.tables.column_statistics import NumberStatistics, Statistics, WordStatistics, merge_statistics, take_share
 from ...data.tables.columns import RARE, Number
 from ...data.tables.covariates import leads_of, names_of
-from ...data.tables.doubts import doubt_units
 from ...data.tables.frame import FEW, SHARED, natural
 from ...data.tables.row_examples import CALLED, EMPTY, NAMES_ROWS
 from ...data.tables.schema import Description, Own, Target, of_clients
@@ -262,8 +262,8 @@ class Describing:
             known = [columns[name] for columns in told.values()]
             if all(isinstance(one, NumberStatistics) for one in known):
                 sizes = [float(np.hypot(one.mean, one.deviation)) if one.known else 0.0 for one in known]
-                if doubt := doubt_units(name, [*told], np.array(sizes)):
-                    self.broker.log(doubt)
+                if line := describe_odd_units(name, [*told], np.array(sizes)):
+                    self.broker.log(line)
 
     def _times(self, alike: Mapping[str, Words]) -> Words:
         """The times of all sites' series together, and how windows are cut."""

@@ -158,7 +158,9 @@ def format_score(value: float | None, share: bool, unit: bool = False) -> str:
     """A score on the page, with a unit if it is a share and that is asked for."""
     if value is None or not math.isfinite(value):
         return NONE
-    return f"{100 * value:.1f}" + " %" * unit if share else f"{value:.4g}"
+    if not share:
+        return f"{value:.4g}"
+    return f"{100 * value:.1f} %" if unit else f"{100 * value:.1f}"
 
 
 # ---- real sites ----

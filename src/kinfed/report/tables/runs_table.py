@@ -85,7 +85,7 @@ def _cells(row: Row, decimals: int) -> dict[str, str]:
         "± over\nseeds": row.over_seeds,
     }
     return {
-        "method": row.name + " *" * row.leaking,
+        "method": f"{row.name} *" if row.leaking else row.name,
         "model": row.model,
         **{heading: "" if value is None else f"{percent * value:.{decimals}f}" for heading, value in score.items()},
         "AUC": f"{scores['auc']:.3f}" if "auc" in scores else "",

@@ -15,8 +15,8 @@ from ...data.datasets import DATASETS, is_table
 from ...data.federation import Federation
 from ...data.split import SPLITS
 from ...data.steps import CLOCK
+from ...data.tables.cell_warnings import describe_odd_units
 from ...data.tables.columns import Category, Number, Unused
-from ...data.tables.doubts import doubt_units
 from ...data.tables.frame import Frame
 from ...data.tables.leaks import is_short_sum
 from ...data.tables.new_readings import Series
@@ -110,10 +110,10 @@ def _check_clients(frame: Frame, reader: TableReader) -> None:
 
 
 class Choices(NamedTuple):
-    """What an experiment on a table chose, and what to doubt about it."""
+    """What an experiment on a table chose, and what to warn of."""
 
     sentences: dict[str, str]  # one on each choice
-    doubts: list[str]
+    warnings: list[str]
 
 
 def choices(experiment: Experiment, federation: Federation) -> Choices:
@@ -129,7 +129,7 @@ def choices(experiment: Experiment, federation: Federation) -> Choices:
         "model": _model(experiment, federation),
         "training": _describe_training(experiment),
     }
-    return Choices(sentences, [*_doubts_of_clients(federation, reader), *_doubts_of_columns(federation, reader)])
+    return Choices(sentences, [*_warnings_of_clients(federation, reader), *_warnings_of_columns(federation, reader)])
 
 
 def _rows(federation: Federation) -> list[int]:
@@ -286,26 +286,24 @@ def _describe_training(experiment: Experiment) -> str:
     return f"{rounds} of {local} at each client, {name}{rate}, batches of {training.batch}"
 
 
-def _doubts_of_clients(federation: Federation, reader: TableReader) -> list[str]:
-    """What to doubt about who has which rows."""
-    rows, doubts, what = _rows(federation), [], "windows" if reader.past else "rows"
+def _warnings_of_clients(federation: Federation, reader: TableReader) -> list[str]:
+    """What to warn of: who has which rows."""
+    rows, lines, what = _rows(federation), [], "windows" if reader.past else "rows"
     small = [f"{name} ({n})" for name, n in zip(federation.names, rows, strict=True) if n < SMALL]
     if small:
         who = some(len(small), len(rows), "client")
-        doubts.append(f"{who} fewer than {SMALL} {what}, too few to tell what they gain: {list_names(small)}")
+        lines.append(f"{who} fewer than {SMALL} {what}, too few to tell what they gain: {list_names(small)}")
     most = rows.index(max(rows))
     if len(rows) > 2 and rows[most] > sum(rows) / 2:
         share = 100 * rows[most] / sum(rows)
-        doubts.append(
-            f"client '{federation.names[most]}' has {share:.0f} % of all {what}; a mean by size is mostly its"
-        )
+        lines.append(f"client '{federation.names[most]}' has {share:.0f} % of all {what}; a mean by size is mostly its")
     if isinstance(federation.task, Classification) and (only := _of_one_class(federation)):
         who = some(len(only), len(rows), "client")
         whose = "its own model" if len(only) == 1 else "their own models"
-        doubts.append(f"{who} training rows of one class alone, so {whose} can predict no other: {list_names(only)}")
+        lines.append(f"{who} training rows of one class alone, so {whose} can predict no other: {list_names(only)}")
     if not any(len(part) for part in federation.rows["validation"]):
-        doubts.append("there are no validation examples, so the last round's models are kept and nothing can be chosen")
-    return doubts
+        lines.append("there are no validation examples, so the last round's models are kept and nothing can be chosen")
+    return lines
 
 
 def _of_one_class(federation: Federation) -> list[str]:
@@ -318,9 +316,9 @@ def _of_one_class(federation: Federation) -> list[str]:
     ]
 
 
-def _doubts_of_columns(federation: Federation, reader: TableReader) -> list[str]:
-    """What to doubt about classes and inputs."""
-    doubts = []
+def _warnings_of_columns(federation: Federation, reader: TableReader) -> list[str]:
+    """What to warn of: classes and inputs."""
+    lines = []
     if isinstance(federation.task, Classification):
         counts = federation.class_counts()  # [N, C]
         held = (counts > 0).sum(0).tolist()
@@ -330,10 +328,10 @@ def _doubts_of_columns(federation: Federation, reader: TableReader) -> list[str]
             if n <= max(1, len(counts) // 10)
         ]
         if rare:
-            doubts.append(f"few of the {len(counts):,} clients have these classes: {list_names(rare)}")
+            lines.append(f"few of the {len(counts):,} clients have these classes: {list_names(rare)}")
         largest, share = int(counts.sum(0).argmax()), float(counts.sum(0).max() / counts.sum())
         if share > MOSTLY:
-            doubts.append(
+            lines.append(
                 f"{100 * share:.0f} % of rows are '{federation.class_names[largest]}', so accuracy says little; "
                 "select_by=balanced_accuracy training.class_weights=balanced may help"
             )
@@ -346,28 +344,26 @@ def _doubts_of_columns(federation: Federation, reader: TableReader) -> list[str]
         if reader.past or not isinstance(federation.task, Regression)
         else dict(zip(reader.targets, federation.y[rows].double().T, strict=True))
     )
-    doubts += _doubts_of_units(federation, numbers | measured, who)
+    lines += _warnings_of_units(federation, numbers | measured, who)
     if reader.past:
         described = Series.of_scale(federation.scale).covariates
-        return [*doubts, *([] if described is None else _doubts_of_text(described))]
-    doubts += _doubts_of_sums(federation, reader)
+        return [*lines, *([] if described is None else _warnings_of_text(described))]
+    lines += _warnings_of_sums(federation, reader)
     if isinstance(federation.task, Regression):
         targets = zip(reader.targets, federation.y.double().T, strict=True)
         if naming := [f"`{name}`" for name, values in targets if _names_rows(values)]:
-            doubts.append(f"{list_names(naming)} is different in every row, as identifiers are: is it what to predict?")
+            lines.append(f"{list_names(naming)} is different in every row, as identifiers are: is it what to predict?")
     assert federation.columns is not None
-    doubts += _doubts_of_text(federation.columns)
-    doubts += _doubts_of_missing(federation, rows, who)
+    lines += _warnings_of_text(federation.columns)
+    lines += _warnings_of_missing(federation, rows, who)
     missing = {column.name for column in federation.columns.inputs if isinstance(column, Number) and column.missing}
     counting = [name for name, values in numbers.items() if name not in missing and _names_rows(values)]
     if counting:
-        doubts.append(
-            f"different in every row, as identifiers are: {list_names(counting)}; --ignore leaves columns out"
-        )
-    return doubts
+        lines.append(f"different in every row, as identifiers are: {list_names(counting)}; --ignore leaves columns out")
+    return lines
 
 
-def _doubts_of_text(described: Description) -> list[str]:
+def _warnings_of_text(described: Description) -> list[str]:
     """The columns of which nothing is an input, and those of so much different text that most of it is not."""
     return [
         f"`{column.name}`: {column}; --ignore leaves columns out"
@@ -376,10 +372,10 @@ def _doubts_of_text(described: Description) -> list[str]:
     ]
 
 
-def _doubts_of_missing(federation: Federation, rows: torch.Tensor, who: torch.Tensor) -> list[str]:
+def _warnings_of_missing(federation: Federation, rows: torch.Tensor, who: torch.Tensor) -> list[str]:
     """The clients none of whose rows has a value in a column that others have."""
     assert federation.columns is not None
-    doubts, count = [], torch.bincount(who, minlength=len(federation))  # [N]
+    lines, count = list[str](), torch.bincount(who, minlength=len(federation))  # [N]
     columns = {column.name for column in federation.columns.inputs}
     for place, part in enumerate(federation.columns.names):
         name = part.removesuffix(" is missing")
@@ -389,24 +385,24 @@ def _doubts_of_missing(federation: Federation, rows: torch.Tensor, who: torch.Te
         empty = torch.bincount(who[without], minlength=len(federation)) == count
         names = [federation.names[i] for i in empty.nonzero().flatten().tolist()]
         if names and len(names) < len(federation):
-            doubts.append(
+            lines.append(
                 f"`{name}` has no value in any row of {list_names(names)}: it is filled in as missing cells are"
             )
-    return doubts
+    return lines
 
 
-def _doubts_of_units(federation: Federation, numbers: Mapping[str, torch.Tensor], who: torch.Tensor) -> list[str]:
+def _warnings_of_units(federation: Federation, numbers: Mapping[str, torch.Tensor], who: torch.Tensor) -> list[str]:
     """The clients at which a number is so much larger or smaller than at most that it may be in another unit."""
-    doubts, rows = [], torch.bincount(who, minlength=len(federation)).clamp(min=1)  # [N]
+    lines, rows = list[str](), torch.bincount(who, minlength=len(federation)).clamp(min=1)  # [N]
     for name, values in numbers.items():
         squares = torch.zeros(len(federation), dtype=torch.float64).index_add_(0, who, values.square())
         sizes = (squares / rows).sqrt()
         sizes[sizes < ROUNDED * values.abs().max()] = 0  # what scaling and back leave of a zero
-        doubts.append(doubt_units(name, federation.names, sizes.numpy()))
-    return [doubt for doubt in doubts if doubt]
+        lines.append(describe_odd_units(name, federation.names, sizes.numpy()))
+    return [line for line in lines if line]
 
 
-def _doubts_of_sums(federation: Federation, reader: TableReader) -> list[str]:
+def _warnings_of_sums(federation: Federation, reader: TableReader) -> list[str]:
     """Whether a target is nearly a weighted sum of three inputs or more, as what is worked out from them is."""
     if not isinstance(federation.task, Regression):
         return []

@@ -1,4 +1,4 @@
-"""Doubts about cells of a table: codes read as numbers, one cell that decides a scale, a target among the inputs."""
+"""Warnings of cells of a table: codes read as numbers, one cell that decides a scale, a target among the inputs."""
 
 import re
 import warnings
@@ -22,7 +22,7 @@ FAR = 100.0  # times that numbers of a client are as large as those of most from
 
 
 def warn(frame: Frame, raw: Mapping[str, Raw], targets: Mapping[str, Numbers], labelled: bool) -> None:
-    """Warn of what is doubtful, one line each: of columns of inputs, and of targets, each [n], NaN where missing.
+    """Warn, in one line each, of odd columns of inputs, and of targets, each [n], NaN where missing.
 
     `labelled`: targets are the places of classes.
     """
@@ -47,7 +47,7 @@ def find_copy(column: Raw, y: Numbers, labelled: bool) -> int | None:
     return _same_class(column.values, y) if labelled else _same_number(column, y)
 
 
-def doubt_units(column: str, clients: Sequence[str], sizes: Numbers) -> str:
+def describe_odd_units(column: str, clients: Sequence[str], sizes: Numbers) -> str:
     """What to say of clients whose numbers are `FAR` times as large as at most, or as small; "" if there are none.
 
     `sizes`: [N] are the root mean squares of clients' numbers, 0 for clients without any.
