@@ -354,22 +354,26 @@ def one_line(problem):
 def pace(runs):
     """Seconds a round, measured: medians by part, column and method, by part and column, and by part."""
     seen = defaultdict(list)
-    for run_ in runs:
-        done, seconds = run_.progress()
-        for key in like(run_) if done else ():
+    for one_run in runs:
+        done, seconds = one_run.progress()
+        for key in like(one_run) if done else ():
             seen[key].append(seconds / done)
     return {key: statistics.median(values) for key, values in seen.items()}
 
 
-def like(run_):
+def like(one_run):
     """What its pace is read from, the nearest first."""
-    return [(run_.entry.part, run_.column, run_.method), (run_.entry.part, run_.column), (run_.entry.part,)]
+    return [
+        (one_run.entry.part, one_run.column, one_run.method),
+        (one_run.entry.part, one_run.column),
+        (one_run.entry.part,),
+    ]
 
 
-def rest(run_, paces):
+def rest(one_run, paces):
     """Seconds that a run still takes; None if nothing like it has been measured."""
-    measured = [paces[key] for key in like(run_) if key in paces]
-    return (run_.rounds - run_.progress()[0]) * measured[0] if measured else None
+    measured = [paces[key] for key in like(one_run) if key in paces]
+    return (one_run.rounds - one_run.progress()[0]) * measured[0] if measured else None
 
 
 def duration(seconds):
@@ -384,26 +388,26 @@ def status(args):
     """Print what is done, what is next, how long the rest takes, and what cannot be run."""
     works, problems = expand(read_queue(args.queue), args)
     runs = {work: work.state for work in works if isinstance(work, Work)}
-    paces = pace([run_ for run_, state in runs.items() if state in ("begun", "done")])
-    for part in [*dict.fromkeys(run_.entry.part for run_ in runs), ""]:
-        mine = {run_: state for run_, state in runs.items() if part in ("", run_.entry.part)}
+    paces = pace([one_run for one_run, state in runs.items() if state in ("begun", "done")])
+    for part in [*dict.fromkeys(one_run.entry.part for one_run in runs), ""]:
+        mine = {one_run: state for one_run, state in runs.items() if part in ("", one_run.entry.part)}
         count = Counter(mine.values())
         parts = [f"{count['done'] + count['published']} of {len(mine)} runs done"]
         if count["published"]:
             parts.append(f"{count['published']} of them published and no longer here")
         parts += [f"{count[name]} {name}" for name in ("begun", "failed", "stale") if count[name]]
-        left = [rest(run_, paces) for run_, state in mine.items() if state in ("begun", "waiting")]
+        left = [rest(one_run, paces) for one_run, state in mine.items() if state in ("begun", "waiting")]
         durations = [seconds for seconds in left if seconds is not None]
         more = len(left) - len(durations)  # no run like them has been measured
         without = f", without {more} whose time is not known yet" if more else ""
         parts += [f"{duration(sum(durations))} left{without}"] if durations else []
         parts += [f"the time of {more} is not known yet"] if more and not durations else []
         print(f"{part or 'in all'}: {', '.join(parts)}")
-    for run_ in [waiting for waiting, state in runs.items() if state in ("begun", "waiting")][: args.next]:
-        print(f"next: {run_.name}: {run_.progress()[0]} of {run_.rounds} rounds")
-    for run_, state in runs.items():
+    for one_run in [waiting for waiting, state in runs.items() if state in ("begun", "waiting")][: args.next]:
+        print(f"next: {one_run.name}: {one_run.progress()[0]} of {one_run.rounds} rounds")
+    for one_run, state in runs.items():
         if state in ("failed", "stale"):
-            print(f"{state}: {run_.name}: {run_.failure or run_.stale}")
+            print(f"{state}: {one_run.name}: {one_run.failure or one_run.stale}")
     for line in [f"program: {work.name}" for work in works if isinstance(work, Program)] + problems:
         print(line if line.startswith("program") else f"cannot be run: {line}")
 
@@ -413,9 +417,9 @@ def publish(args):
     works, _ = expand(read_queue(args.queue), args)
     problems = []
     runs = [work for work in works if isinstance(work, Work)]
-    for part in dict.fromkeys(run_.entry.part for run_ in runs):
+    for part in dict.fromkeys(one_run.entry.part for one_run in runs):
         try:
-            outcome = campaign_pages.publish(part, [run_ for run_ in runs if run_.entry.part == part], args)
+            outcome = campaign_pages.publish(part, [one_run for one_run in runs if one_run.entry.part == part], args)
             print(f"{part}: {outcome}")
         except UsageError as problem:
             problems.append(f"{part}: {explain(problem)[1]}")

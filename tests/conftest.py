@@ -20,7 +20,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 from matplotlib.figure import Figure
-from plain_summary import nested
+from plain_summary import nest
 
 from kinfed.plots import charts, heatmaps
 from kinfed.runs.run_folder import RunFolder
@@ -149,12 +149,12 @@ def mlflow_server(tmp_path_factory):
 def finished():
     """Writes a run's summary with what is named, and something plausible for the rest; gives its folder."""
 
-    def write(path, scores=None, **known):
+    def write(path, scores=None, **facts):
         every = {"mean": 0.5, "std": 0.1, "worst5": 0.4, "best5": 0.6, "round": 1}
         scores = {name: every | score for name, score in (scores or {"own": {}}).items()}
         folder = RunFolder(path)
         folder.create()
-        folder.summary.write_text(json.dumps(nested({"scores": scores, **known})))
+        folder.summary.write_text(json.dumps(nest({"scores": scores, **facts})))
         return folder
 
     return write

@@ -33,7 +33,7 @@ def main() -> None:
             constraints = folder / "lowest.txt"
             constraints.write_text("\n".join(lowest()) + "\n")
             print("the lowest versions:", " ".join(lowest()), flush=True)
-        python = installed(folder / "venv", wheel, constraints)
+        python = install_wheel(folder / "venv", wheel, constraints)
         copy(folder / "elsewhere")
         where = folder / "elsewhere"
         began = time.perf_counter()
@@ -46,7 +46,7 @@ def main() -> None:
 def built(folder: Path) -> Path:
     """The wheel, built of an sdist that was built of what is tracked."""
     source = folder / "source"
-    for path in tracked():
+    for path in list_files():
         (source / path).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(ROOT / path, source / path)
     command(sys.executable, "-m", "build", "--outdir", folder / "dist", source, stdout=subprocess.DEVNULL)
@@ -54,7 +54,7 @@ def built(folder: Path) -> Path:
     return wheel
 
 
-def installed(place: Path, wheel: Path, constraints: Path) -> Path:
+def install_wheel(place: Path, wheel: Path, constraints: Path) -> Path:
     """The Python of a new virtual environment with the wheel in it."""
     venv.create(place, with_pip=True)
     python = place / "bin" / "python"
@@ -70,19 +70,19 @@ def lowest() -> list[str]:
     """The lowest version of each package that pyproject.toml names, as constraints."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    named = [*project["dependencies"], *(one for each in extras.values() for one in each)]
-    return [re.sub(r"\[.*\]", "", one).replace(">=", "==") for one in named if re.search("[=>]=", one)]
+    named = [*project["dependencies"], *(package for packages in extras.values() for package in packages)]
+    return [re.sub(r"\[.*\]", "", package).replace(">=", "==") for package in named if re.search("[=>]=", package)]
 
 
 def copy(place: Path) -> None:
     """The tests and all that they read, without the source."""
-    for path in tracked():
+    for path in list_files():
         if not path.startswith(ELSEWHERE):
             (place / path).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(ROOT / path, place / path)
 
 
-def tracked() -> list[str]:
+def list_files() -> list[str]:
     """Every file of the checkout that is tracked, or could be."""
     listed = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
@@ -94,8 +94,8 @@ def tracked() -> list[str]:
     return [path for path in listed.stdout.splitlines() if (ROOT / path).is_file()]
 
 
-def command(*words: object, **how: object) -> None:
-    subprocess.run([str(word) for word in words], check=True, **how)
+def command(*arguments: object, **how: object) -> None:
+    subprocess.run([str(word) for word in arguments], check=True, **how)
 
 
 if __name__ == "__main__":

@@ -21,22 +21,24 @@ PLACES = {
 }
 
 
-def nested(known):
+def nest(facts):
     """The keys of summary.json with what is named, wherever it stands, and something plausible for the rest."""
-    count, scores = known.get("clients", 2), known["scores"]
-    rest = {"method": "m", "rounds": 1, "seeds": [known.pop("seed", 0)], "clients": count, "parameters": 3}
-    rest |= {"metric": "accuracy", "higher_is_better": True, "unit": "%" * ("metric" not in known)}
-    rest |= {"chosen": next(iter(scores)), "selected_by": known.get("metric", "accuracy")}
+    count, scores = facts.get("clients", 2), facts["scores"]
+    rest = {"method": "m", "rounds": 1, "seeds": [facts.pop("seed", 0)], "clients": count, "parameters": 3}
+    rest |= {"metric": "accuracy", "higher_is_better": True, "unit": "" if "metric" in facts else "%"}
+    rest |= {"chosen": next(iter(scores)), "selected_by": facts.get("metric", "accuracy")}
     rest |= {"executor": "loop", "seconds": 1.0, "bytes_up": 0, "bytes_down": 0}
-    if "seeds" not in known:
+    if "seeds" not in facts:
         rest["names"] = [str(i) for i in range(count)]
         rest["clients_scores"] = {name: [score["mean"]] * count for name, score in scores.items()}
-    found = {}
-    for name, value in (rest | known).items():
+    summary = {}
+    for name, value in (rest | facts).items():
         if value is not None:
             record, _, key = PLACES.get(name, name).rpartition(".")
-            (found.setdefault(record, {}) if record else found)[key] = value
-    found["selection"]["higher_is_better"] = found["metric"]["higher_is_better"] and known.get("selected_by") != "loss"
-    if "sites" in found:
-        found["sites"] |= {"bytes_by_client": {}, "bounded": {}}
-    return found
+            (summary.setdefault(record, {}) if record else summary)[key] = value
+    summary["selection"]["higher_is_better"] = (
+        summary["metric"]["higher_is_better"] and facts.get("selected_by") != "loss"
+    )
+    if "sites" in summary:
+        summary["sites"] |= {"bytes_by_client": {}, "bounded": {}}
+    return summary

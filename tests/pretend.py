@@ -83,7 +83,7 @@ class Pretend(torch.Tensor):
         _count(func, args, arrives)
         if kwargs.get("device") is not None:
             kwargs["device"] = torch.device("cpu")
-        found = EMULATED.get(func, func)(*_raw(args), **_raw(kwargs))
+        result = EMULATED.get(func, func)(*_raw(args), **_raw(kwargs))
         if torch.Tag.inplace_view in func.tags:  # changes the wrapper's shape, not only what it wraps
             with torch._C._DisableTorchDispatch():
                 func(*args, **kwargs)
@@ -92,8 +92,8 @@ class Pretend(torch.Tensor):
             return args[0]
         if func._schema.is_mutable:  # gives back what it was given
             before = {id(t.raw): t for t in ours}
-            return tree_map(lambda x: before.get(id(x), x) if isinstance(x, torch.Tensor) else x, found)
-        return tree_map(lambda x: Pretend(x) if arrives and isinstance(x, torch.Tensor) else x, found)
+            return tree_map(lambda x: before.get(id(x), x) if isinstance(x, torch.Tensor) else x, result)
+        return tree_map(lambda x: Pretend(x) if arrives and isinstance(x, torch.Tensor) else x, result)
 
 
 def _gru_cell(inputs, hidden, hx, input_bias=None, hidden_bias=None):
@@ -134,7 +134,8 @@ def _check(func, args, tensors):
     inside = [t for t in tensors if isinstance(t, Pretend)]
     outside = [t for t in tensors if not isinstance(t, Pretend) and t.ndim]
     if func in INDEXING and isinstance(args[0], Pretend):
-        outside = [t for t in outside if all(t is not i for i in args[1])]
+        indices = {id(index) for index in args[1]}
+        outside = [t for t in outside if id(t) not in indices]
     if inside and outside and func not in COPIES:
         given = ", ".join(f"{t.device} {list(t.shape)}" for t in tensors)
         raise RuntimeError(f"Expected all tensors to be on the same device, but {func} was given {given}")

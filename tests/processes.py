@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 
-def kinfed(tmp_path, processes, *arguments, script=None, check=True):
+def run_kinfed(tmp_path, processes, *arguments, script=None, check=True):
     """Runs kinfed in so many processes, as torchrun starts them."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

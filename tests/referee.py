@@ -56,11 +56,11 @@ def baselines(x, y, rows, by):
         return lambda at, i: spread(model, encoded(at, i))
 
     def losses(model, split):  # by client, [n] the log loss of each row
-        found = []
+        losses_of_clients = []
         for i, at in enumerate(rows[split]):
             p = model(at, i) if len(at) else np.ones((0, classes))
-            found.append(-np.log(p / p.sum(1, keepdims=True))[np.arange(len(at)), y[at]])
-        return found
+            losses_of_clients.append(-np.log(p / p.sum(1, keepdims=True))[np.arange(len(at)), y[at]])
+        return losses_of_clients
 
     def best(make):
         models = [make(strength) for strength in STRENGTHS]
@@ -78,7 +78,9 @@ def baselines(x, y, rows, by):
     result = {}
     for name, (pools, model) in models.items():
         validation = (
-            right(model, "validation") if by == "accuracy" else [one.mean() for one in losses(model, "validation")]
+            right(model, "validation")
+            if by == "accuracy"
+            else [losses_of_client.mean() for losses_of_client in losses(model, "validation")]
         )
         result[name] = pools, np.array(validation), right(model, "test")
     return result
@@ -94,14 +96,14 @@ def student(values, rivals=1):
     )
 
 
-def judge(mine, known, by):
+def judge(mine, standard, by):
     """Of test scores mine: [N] the gain over the best baseline of each kind: its name, the mean and the interval.
 
     known: as `baselines` gives them. Validation rules out those that are clearly behind its best; then tests choose.
     """
     sign, result = (1 if by == "accuracy" else -1), {}
     for pools in (False, True):
-        named = {name: scores for name, (kind, *scores) in known.items() if kind == pools}
+        named = {name: scores for name, (kind, *scores) in standard.items() if kind == pools}
         if not named:
             continue
         leader = max(named, key=lambda name: sign * named[name][0].mean())

@@ -20,6 +20,15 @@ def shop_lines(count, seed=0):
 def train(folder):
     """Write shops.csv into a folder, and a run of kNN-Per on it, run; returns the folder."""
     (folder / "shops.csv").write_text("\n".join([HEAD, *shop_lines(360)]) + "\n")
-    asked = ["run", str(folder / "shops.csv"), "--client", "shop", "--target", "buys", "rounds=2", "model.hidden=[6]"]
-    assert main([*asked, "--method", "knn-per", "--quiet", "--out", str(folder / "run")]) == 0
+    arguments = [
+        "run",
+        str(folder / "shops.csv"),
+        "--client",
+        "shop",
+        "--target",
+        "buys",
+        "rounds=2",
+        "model.hidden=[6]",
+    ]
+    assert main([*arguments, "--method", "knn-per", "--quiet", "--out", str(folder / "run")]) == 0
     return folder

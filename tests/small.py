@@ -11,9 +11,9 @@ def random(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def close(found, expected, atol=1e-6):
+def close(actual, expected, atol=1e-6):
     """Equal to printed digits."""
-    torch.testing.assert_close(found, expected, rtol=0, atol=atol)
+    torch.testing.assert_close(actual, expected, rtol=0, atol=atol)
 
 
 def examples(count):
@@ -25,7 +25,7 @@ def examples(count):
 
 def lists(sizes):
     """x: [n_i, 3] and y: [n_i] of each client."""
-    return [list(each.split(sizes)) for each in examples(sum(sizes))]
+    return [list(tensor.split(sizes)) for tensor in examples(sum(sizes))]
 
 
 def of_sizes(sizes, links):

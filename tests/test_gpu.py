@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from kinds import KINDS
-from processes import kinfed
+from processes import run_kinfed
 from torch import nn
 
 from kinfed import SGD, Adam, Federation, Participation, RunError, Training, fit
@@ -214,7 +214,7 @@ if __name__ == "__main__":
 def test_two_processes_find_what_one_finds(tmp_path, monkeypatch):
     torch.save(train(CPU, "scaffold").history, tmp_path / "alone.pt")
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
-    kinfed(tmp_path, 2, tmp_path / "alone.pt", script=SHARED)
+    run_kinfed(tmp_path, 2, tmp_path / "alone.pt", script=SHARED)
 
 
 @contextmanager

@@ -8,7 +8,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from installed import ROOT, built, tracked
+from installed import ROOT, built, list_files
 
 
 def test_every_data_file_is_declared():
@@ -16,7 +16,7 @@ def test_every_data_file_is_declared():
     for package, patterns in project["tool"]["setuptools"]["package-data"].items():
         folder = ROOT / "src" / package
         declared = {path.relative_to(ROOT).as_posix() for pattern in patterns for path in folder.glob(pattern)}
-        data = {path for path in tracked() if path.startswith(f"src/{package}/") and not path.endswith(".py")}
+        data = {path for path in list_files() if path.startswith(f"src/{package}/") and not path.endswith(".py")}
         assert len(data) > 5
         assert data - declared == set()
 
@@ -44,7 +44,7 @@ def test_a_demo_installs_what_kinfed_needs_and_tests_install_the_rest(tmp_path):
 def test_the_wheel_has_every_file(tmp_path):
     with zipfile.ZipFile(built(tmp_path)) as wheel:
         names = set(wheel.namelist())
-    assert {path.removeprefix("src/") for path in tracked() if path.startswith("src/kinfed/")} <= names
+    assert {path.removeprefix("src/") for path in list_files() if path.startswith("src/kinfed/")} <= names
     assert {name for name in names if name.startswith("tests")} == set()
 
 

@@ -155,13 +155,13 @@ def examples():
     """x and y of six unequal clients, by client and split; the batch of the tests is 8."""
     draw = torch.Generator().manual_seed(5)
     slope = torch.randn(6, 3, generator=draw)
-    found = {}
+    arrays = {}
     for name, size in SIZES.items():
         x = torch.randn(size + 4, 6, generator=draw)
         y = (x @ slope).argmax(1)
         parts = {"test": slice(0, 2), "validation": slice(2, 4), "train": slice(4, None)}
-        found[name] = {f"{k}_{part}": t[at].numpy() for part, at in parts.items() for k, t in (("x", x), ("y", y))}
-    return found
+        arrays[name] = {f"{k}_{part}": t[at].numpy() for part, at in parts.items() for k, t in (("x", x), ("y", y))}
+    return arrays
 
 
 @pytest.fixture(scope="session", name="examples")
@@ -278,8 +278,8 @@ def trial(grid, tmp_path, examples, monkeypatch):
     monkeypatch.setattr("kinfed.flower.server.nodes.LATER", 0.0)
 
     def make(name, *, rounds=3, share=1.0, linked=True, method=None, model="mlp", cut=None, split=None, **flower):
-        known = "abcdef"[: flower.get("clients", 6)]
-        links = [f"{known[i]},{known[j]}\n" for i, j in LINKS if max(i, j) < len(known)]
+        clients = "abcdef"[: flower.get("clients", 6)]
+        links = [f"{clients[i]},{clients[j]}\n" for i, j in LINKS if max(i, j) < len(clients)]
         (tmp_path / "links.csv").write_text("from,to\n" + "".join(links))
         shape = {} if model in ("additive", "log-linear") else {"hidden": [5]}
         if cut is not None and model == "mlp":

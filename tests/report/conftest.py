@@ -32,7 +32,16 @@ def run_of(finished):
     """
 
     def write(
-        path, scores, weights=None, *, method="fedaghn", names=None, dataset="digits", facts=None, layers=(), **known
+        path,
+        scores,
+        weights=None,
+        *,
+        method="fedaghn",
+        names=None,
+        dataset="digits",
+        facts=None,
+        layers=(),
+        **facts_given,
     ):
         scores = np.asarray(scores, np.float32)
         rounds, count = scores.shape
@@ -48,7 +57,7 @@ def run_of(finished):
         last = scores[-1].astype(float)
         few = {"mean": last.mean(), "std": last.std(), "worst5": last.min(), "best5": last.max(), "round": rounds}
         few |= {"worst5": last.min(), "best5": last.max(), "validation": last.mean()}
-        known = {"relation": None if weights is None else {"origin": "learned"}, "bytes_up": 4000} | known
+        facts_given = {"relation": None if weights is None else {"origin": "learned"}, "bytes_up": 4000} | facts_given
         given = {"clients": count, "names": names, "dataset": dataset, "federation": {"dataset": {"name": dataset}}}
         finished(
             path,
@@ -57,12 +66,12 @@ def run_of(finished):
             rounds=rounds,
             clients_scores={"own": last.tolist()},
             out=str(path),
-            **given | known,
+            **given | facts_given,
         )
         folder = RunFolder(path)
         folder.write_history(history, "learned", list(layers))
         right = [np.arange(10) < round(10 * score) for score in last]
-        scores = [one.astype(np.float32) for one in right]
+        scores = [hits.astype(np.float32) for hits in right]
         folder.write_tested(TestedExamples(scores, [np.arange(10) + 10 * i for i in range(len(scores))]))
         folder.config.write_text(CONFIG.format(method=method, clients=count, dataset=dataset))
         if facts:

@@ -2,7 +2,7 @@ import json
 import math
 
 import pytest
-from plain_summary import nested
+from plain_summary import nest
 from rich.console import Console
 
 from kinfed.errors import UsageError
@@ -39,7 +39,7 @@ def write(folder, method, values, **changes):
         "out": str(folder),
     }
     folder.mkdir(parents=True)
-    (folder / "summary.json").write_text(json.dumps(nested(known | changes)))
+    (folder / "summary.json").write_text(json.dumps(nest(known | changes)))
     return folder
 
 

@@ -4,13 +4,13 @@ import json
 
 import pytest
 import torch
-from processes import kinfed
+from processes import run_kinfed
 from safetensors.torch import load_file
 
 
 def run(tmp_path, processes, name, method, *more):
     arguments = ("run", method, "rounds=3", "federation.clients=8", "training.epochs=1", "participation=0.5", *more)
-    return kinfed(tmp_path, processes, *arguments, "--out", name, "--json", "how.executor=loop", "how.workers=1")
+    return run_kinfed(tmp_path, processes, *arguments, "--out", name, "--json", "how.executor=loop", "how.workers=1")
 
 
 @pytest.mark.slow
@@ -54,12 +54,12 @@ def test_when_one_process_fails_all_end_and_one_alone_goes_on_from_there(tmp_pat
     run(tmp_path, 1, "alone", "fedaghn")
     arguments = ("run", "fedaghn", "rounds=3", "federation.clients=8", "training.epochs=1", "participation=0.5")
     how = ("--out", "shared", "how.executor=loop", "how.workers=1")
-    ended = kinfed(tmp_path, 2, *arguments, *how, script=STOPPING, check=False)
+    ended = run_kinfed(tmp_path, 2, *arguments, *how, script=STOPPING, check=False)
     assert [code for _, _, code in ended] == [1, 1]
     assert ended[0][1].strip().endswith("kinfed: round 3: no more")
     assert ended[1][1] == ""
     assert (tmp_path / "shared" / "checkpoint.safetensors").exists()
-    kinfed(tmp_path, 1, "resume", "shared")
+    run_kinfed(tmp_path, 1, "resume", "shared")
     models, wanted = (load_file(tmp_path / name / "models.safetensors") for name in ("shared", "alone"))
     for name, value in wanted.items():
         torch.testing.assert_close(models[name], value, rtol=1e-5, atol=1e-6)
@@ -124,12 +124,12 @@ def test_two_processes_find_what_one_finds_and_each_holds_its_own_clients_states
         history = space["trained"](method)[1].history
         alone[method] = (history.models, history.scores[-1])
     torch.save(alone, tmp_path / "alone.pt")
-    kinfed(tmp_path, 2, tmp_path / "alone.pt", script=SHARED)
+    run_kinfed(tmp_path, 2, tmp_path / "alone.pt", script=SHARED)
 
 
 @pytest.mark.slow
 def test_requests_that_cannot_be_shared_are_refused_once(tmp_path):
-    ended = kinfed(tmp_path, 2, "run", "fedavg", "seeds=2", "--out", "x", check=False)
+    ended = run_kinfed(tmp_path, 2, "run", "fedavg", "seeds=2", "--out", "x", check=False)
     assert [code for _, _, code in ended] == [2, 2]
     assert (
         ended[0][1]

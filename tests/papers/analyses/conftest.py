@@ -42,22 +42,22 @@ def invented(tmp_path, finished):
             values = np.asarray(tests[name], dtype=float)
             folder = tmp_path / "runs" / name
             valid = {"validation": validation[name]} if validation else {}
-            known = {"metric": metric, "higher_is_better": higher_is_better, "clients": values.shape[-1]}
+            facts = {"metric": metric, "higher_is_better": higher_is_better, "clients": values.shape[-1]}
             for seed, scores in enumerate(values):
-                one = folder / f"seed-{seed}"
-                finished(one, {"own": {"mean": scores[-1].mean(), "std": 0.5, **valid}}, seed=seed, **known)
-                with (one / "history.csv").open("w", newline="") as file:
+                seed_folder = folder / f"seed-{seed}"
+                finished(seed_folder, {"own": {"mean": scores[-1].mean(), "std": 0.5, **valid}}, seed=seed, **facts)
+                with (seed_folder / "history.csv").open("w", newline="") as file:
                     table = csv.writer(file)
                     table.writerow(["round", "client", "model", "split", "metric", "value"])
                     for round, row in enumerate(scores, 1):
                         for model, split, shift in (("own", "validation", 9), ("own", "test", 0), ("other", "test", 7)):
                             table.writerows([5 * round, i, model, split, metric, v + shift] for i, v in enumerate(row))
-            own = {"mean": values[:, -1].mean(), "std": 0.5, **valid}
-            return finished(folder, {"own": own}, seeds=list(range(len(values))), **known)
+            scores_of_own = {"mean": values[:, -1].mean(), "std": 0.5, **valid}
+            return finished(folder, {"own": scores_of_own}, seeds=list(range(len(values))), **facts)
 
-        def runs(asked, failed):
-            failed += [f"{name} failed: it diverged" for name in asked if name not in tests]
-            return {name: run(name) for name in asked if name in tests}
+        def runs(requested, failed):
+            failed += [f"{name} failed: it diverged" for name in requested if name not in tests]
+            return {name: run(name) for name in requested if name in tests}
 
         return SimpleNamespace(runs=runs, out=tmp_path, method="m")
 

@@ -61,12 +61,12 @@ def publish(publisher, monkeypatch):
     def do(name, checksums=True):
         files = SMALL[name]()
         publisher.files.update(files)
-        known = ORIGINALS[name]
+        original = ORIGINALS[name]
         sources = tuple(
             s._replace(checksum=f"md5:{hashlib.md5(files[s.name]).hexdigest()}" if checksums else None)
-            for s in known.sources
+            for s in original.sources
         )
-        monkeypatch.setitem(ORIGINALS, name, Original(sources, known.convert))
+        monkeypatch.setitem(ORIGINALS, name, Original(sources, original.convert))
         return files
 
     return do
