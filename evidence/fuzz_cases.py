@@ -103,7 +103,7 @@ class Evil:
 
 
 class Draw(random.Random):
-    """Random numbers of a case; `broken` says whether it may break anything, `told` what there is to say of it."""
+    """Random numbers of a case; `broken` says whether it may break anything, `answer` what there is to say of it."""
 
     answer = ""
 

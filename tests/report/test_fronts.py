@@ -100,7 +100,7 @@ def test_what_is_written_as_markdown_is_read_again():
     one = Grid("a", "A: Means", ("method", "mean\nrank"), [[["a|b", "1.0"], ["c", "2.0"]]], ("first", "second"))
     other = Grid("b", "Pairs", ("method", "against", "p"), [[["a", "b", "0.1"]]], text_columns=2)
     found = of_markdown(markdown(one) + "\n" + markdown(other))
-    assert [(f.title, list(f.headings), f.blocks, f.notes, f.words) for f in found] == [
+    assert [(f.title, list(f.headings), f.blocks, f.notes, f.text_columns) for f in found] == [
         ("A: Means", ["method", "mean rank"], [[["a|b", "1.0"], ["c", "2.0"]]], ("first", "second"), 1),
         ("Pairs", ["method", "against", "p"], [[["a", "b", "0.1"]]], (), 2),
     ]

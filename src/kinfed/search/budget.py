@@ -33,7 +33,7 @@ def whole_request(arena: Arena, tried: Sequence[Candidate], terms: dict[str, Any
 def allowance(arena: Arena, tried: Sequence[Candidate], terms: dict[str, Any]) -> int:
     """The training rounds that a choice may take; raises UsageError if these are too few, or it was begun differently.
 
-    What is `asked` for is kept in the arena's folder, and so is the number of rounds that a time has become.
+    The `terms` are kept in the arena's folder, and so is the number of rounds that a time has become.
     """
     request = whole_request(arena, tried, terms)
     if (begun := begun_with(arena.folder, request)) is not None:

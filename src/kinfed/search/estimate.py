@@ -104,7 +104,7 @@ def _short(federation: Federation, few: int) -> Federation:
 
 
 def _extrapolate(examples: int, points: Sequence[tuple[int, float]]) -> float:
-    """Seconds for `whole` examples, along the line through the last two points; in proportion if there is but one."""
+    """Seconds for so many `examples`, along the line through the last two points; in proportion if there is but one."""
     (last, seconds), before = points[-1], points[-2] if len(points) > 1 else (0, 0.0)
     rate = max(0.0, (seconds - before[1]) / max(1, last - before[0]))
     return seconds + rate * (examples - last)

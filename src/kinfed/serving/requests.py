@@ -57,7 +57,7 @@ def collect_warnings() -> Iterator[None]:
 
 def answer(predictor: Predictor, body: bytes, kind: str) -> tuple[Any, list[str], list[str]]:
     """The answers to a request's rows, as a frame of polars, which columns the run was not trained with, and what was
-    warned of, if `told_to_requests`; raises Refused.
+    warned of, if `collect_warnings`; raises Refused.
     """
     _collected.lines = []
     try:

@@ -89,7 +89,7 @@ class Experiment(Learning):
     ) -> Federation:
         """Load the data set, unless it is given, divide it among the clients and build their graph.
 
-        Newcomers are left out. `known` is the summary of an earlier run, as whose inputs and targets these are scaled.
+        Newcomers are left out. `former` is the summary of an earlier run, as whose inputs and targets these are scaled.
         """
         federation, new = self.everyone(data_dir, seed, dataset, former)
         return (
