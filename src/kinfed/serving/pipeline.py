@@ -20,9 +20,9 @@ class Whole(nn.Module):
     """From columns of a table, or from x: [n, ...], to a client's answers by name.
 
     Columns are named as in the table: numbers [n] float64, NaN where one is missing; dates [n] float64 in seconds since
-    1970 (UTC), NaN likewise; text [n] int64 as the places that `place_categories` gives. Readings are windows x: [n, past, F] in
-    their own unit, NaN where one is missing; other arrays are as in training. Answers are `class` [n] int64 and
-    `probabilities` [n, C], or `prediction` [n, k] in the targets' own units.
+    1970 (UTC), NaN likewise; text [n] int64 as the places that `place_categories` gives. Readings are windows x: [n,
+    past, F] in their own unit, NaN where one is missing; other arrays are as in training. Answers are `class` [n] int64
+    and `probabilities` [n, C], or `prediction` [n, k] in the targets' own units.
     """
 
     def __init__(self, model: nn.Module, predictor: Predictor, client: str) -> None:

@@ -38,7 +38,7 @@ class Own(NamedTuple):
 
     @classmethod
     def from_values(cls, count: int, mean: float, deviation: float, median: float, shared: "Own | Number") -> "Own":
-        """As so many (`count`) values of a client say; what they do not say, as of no value or a constant, is as in `shared`."""
+        """As `count` values of a client say; what they do not say, as of no value or a constant, is as in `shared`."""
         if not count:
             return cls(shared.mean, shared.deviation, shared.median)
         return cls(mean, shared.deviation if deviation <= ROUNDING * abs(mean) else deviation, median)
