@@ -124,10 +124,8 @@ def align(runs: Sequence[Sequence[Tested]], by_example: bool) -> tuple[list[str]
     """
     names = list(dict.fromkeys(name for tests in runs[0] for name in tests.means))
     shared = [set.intersection(*(set(tests.means) for tests in same)) for same in zip(*runs, strict=True)]
-    return names, [
-        [
-            [tests.scores(name, by_example) if name in names_shared else np.empty(0) for name in names]
-            for tests, names_shared in zip(seeds, shared, strict=True)
-        ]
-        for seeds in runs
-    ]
+
+    def scores_of(tests: Tested, shared_names: set[str]) -> list[Array]:
+        return [tests.scores(name, by_example) if name in shared_names else np.empty(0) for name in names]
+
+    return names, [[scores_of(*pair) for pair in zip(seeds, shared, strict=True)] for seeds in runs]

@@ -125,16 +125,13 @@ class Description:
         }
         if self.clients:
             scale["clients"] = {
-                client: {
-                    name: {"mean": scale_of_column.mean, "deviation": scale_of_column.deviation}
-                    for name, scale_of_column in scales_of_client.items()
-                }
-                for client, scales_of_client in self.clients.items()
+                client: {name: _moments_of(column) for name, column in columns.items()}
+                for client, columns in self.clients.items()
             }
         if self.within:
             scale["within"] = dict(self.within)
         if numbers := [target for target in self.targets if not target.classes]:
-            scale["targets"] = {target.name: {"mean": target.mean, "deviation": target.deviation} for target in numbers}
+            scale["targets"] = {target.name: _moments_of(target) for target in numbers}
         return scale
 
     def features(self, raw: Mapping[str, Raw], owners: Sequence[str], who: Codes, kind: torch.dtype) -> Tensor:
@@ -263,6 +260,11 @@ def incomplete(run: str) -> UsageError:
         f"{run or 'the run'}: its summary.json does not say in full what its columns are; copy the whole folder again, "
         "or run again"
     )
+
+
+def _moments_of(scaled: Own | Target) -> dict[str, float]:
+    """For JSON."""
+    return {"mean": scaled.mean, "deviation": scaled.deviation}
 
 
 def raw_of(frame: Frame, name: str, kind: str) -> Raw:
