@@ -470,14 +470,17 @@ def _of_run(run: dict[str, Any]) -> str:
 def _sites(sites: dict[str, Any]) -> Table:
     from ..report.tables.text_table import draw, quantity
 
-    rows = []
+    rows, private = [], any("spent" in site for site in sites.values())
     for name, site in sites.items():
         counts = [str(site.get(key, "")) for key in ("rounds", "missed")]
         traffic = [quantity(site[key], "B") if key in site else "" for key in ("down", "up")]
         late = f"{site['late']:.0f} s" if site.get("late") else ""
-        rows.append([name, "online" if site["online"] else "away", *counts, *traffic, late])
-    headings = ("site", "is", "rounds used", "missed in a row", "down", "up", "late")
-    return draw(headings, rows, (0, 1), range(7))
+        spent = f"{site['spent']:.3g} of {site['budget']:g}" if "spent" in site else ""
+        epsilon = [spent] if private else []
+        rows.append([name, "online" if site["online"] else "away", *counts, *traffic, late, *epsilon])
+    headings = ["site", "is", "rounds used", "missed in a row", "down", "up", "late"]
+    headings += ["epsilon spent"] if private else []
+    return draw(headings, rows, (0, 1), range(len(headings)))
 
 
 def _down(args: argparse.Namespace, console: Console) -> None:

@@ -122,7 +122,10 @@ def describe(summary: Summary, console: Console, hint: bool = False, verbose: bo
         f"{summary.method} on {summary.data.dataset}: {several(summary.data.clients, 'client')}, "
         f"{several(summary.rounds, 'round')}, {summary.cost.parameters:,} parameters, {_seeds(summary)}"
     )
-    console.print(_scores(summary))
+    if summary.sites is not None and summary.privacy is not None:
+        console.print("scores stayed at the sites, which show their own (node.log)")
+    else:
+        console.print(_scores(summary))
     for line in (*_notes(summary), *(_carried_out(summary) if verbose else ())):
         console.print(line)
     if summary.baselines:

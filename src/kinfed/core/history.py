@@ -514,7 +514,8 @@ def spread(values: Tensor, higher_is_better: bool) -> dict[str, float]:
 
     Clients without a score (NaN) are left out.
     """
-    ordered = values[~values.isnan()].double().sort(descending=not higher_is_better).values
+    scored = values[~values.isnan()] if not values.isnan().all() else values[:1]  # NaN, where all scores stay at sites
+    ordered = scored.double().sort(descending=not higher_is_better).values
     result = {"mean": float(ordered.mean()), "std": float(ordered.std(correction=0))}
     for percent in (5, 10):
         few = max(1, math.ceil(len(ordered) * percent / 100))

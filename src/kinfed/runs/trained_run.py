@@ -33,6 +33,7 @@ from .run_folder import TestedExamples
 from .test_scores import Tested, intervals, of_examples
 
 BLOCK = 512  # test examples in one pass through a model
+SCALED = "columns are scaled by statistics of all training rows, which the epsilon does not cover"
 
 
 @dataclass
@@ -254,6 +255,7 @@ class TrainedRun(Run):
             privacy=self.privacy,
             sharing=self.sharing.summary(history.bytes_down, history.bytes_up, history.done),
             caution="; ".join(cautions),
+            warnings=[SCALED] if self.privacy and federation.scale else [],
             data=DataFacts(
                 clients=len(federation),
                 shape=list(federation.x.shape[1:]),

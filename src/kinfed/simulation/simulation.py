@@ -17,6 +17,7 @@ from ..core.fleet import Evaluation as Evaluation, Key as Key, raise_if_diverged
 from ..core.method import Method, Roster
 from ..core.mixins import Advises, Predicts, predict
 from ..core.model import Model
+from ..core.private.privacy import NoisedSteps
 from ..core.private.private_client import StepCounter
 from ..core.seeding import generator, tags
 from ..core.sharing import divide, undivided
@@ -201,6 +202,13 @@ class Simulation:
     def _first(self, program: Callable[[Client], Tree]) -> Callable[..., Tree]:
         """A program that runs before the first round."""
         return self.budget.restrict(program) if self.budget else lambda client, *_: program(client)
+
+    def price_round(self, round: int, cohort: Tensor, sent: Tree) -> NoisedSteps:
+        """The noised steps that a round takes of the first of the cohort: [K]; none if nothing is uploaded."""
+        assert self.budget is not None
+        self._add_noise(self.budget, round, cohort, self.states.take(cohort), sent)
+        first = int(cohort[0])
+        return self.budget.steps(self.budget.sizes[first], 1, float(self.budget.noise[first]))
 
     def describe_privacy(self, rounds: Sequence[int]) -> dict[str, Any] | None:
         """What uploads may reveal and have cost after so many rounds of each client; None without a limit."""

@@ -3,6 +3,7 @@
 from collections import Counter
 
 from ...core.tasks import Classification, selected_task
+from ...errors import UsageError
 from ..wire.messages import Words
 from . import plan, validation
 from .broker import Broker
@@ -64,6 +65,11 @@ def agree(planned: Plan, broker: Broker) -> Words:
     alike = {client: words for client, words in clients.items() if validation.kind(words) == kind}
     first = next(iter(alike.values()))
     facts = {"experiment": broker.greeting["experiment"], **{key: first[key] for key in ("shape", "task", "columns")}}
+    if first["columns"] and planned.learning.training.privacy is not None:
+        raise UsageError(
+            "the sites have tables, whose columns are scaled by statistics of their rows, which have no price under "
+            "privacy; have each site write its numbers on a common scale into an .npz, as arrays are used as they are"
+        )
     if first["columns"]:
         describing = Describing(planned, broker, facts | {"kind": kind})
         describing.agree(alike)

@@ -2,8 +2,10 @@
 
 import csv
 from collections import defaultdict
+from collections.abc import Sequence
 from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
 from ...core.graph import Origin
 from ...core.history import History, Spent
@@ -78,11 +80,22 @@ def summarise(
         ),
         sites=SiteFacts(experiment=facts["experiment"], bytes_by_client=by_site, bounded=bounded),
         verdict=None if verdict is None else verdict.to_dict(),
+        privacy=_describe_privacy(planned, fleet, history.names),
         out=str(out),
     )
     results.draw_recall(summary, out)
     out.write_summary(summary)
     return summary
+
+
+def _describe_privacy(planned: Plan, fleet: FlowerFleet, names: Sequence[str]) -> dict[str, Any] | None:
+    """What a summary says of privacy, by what the sites say of their ledgers; None without a limit."""
+    privacy = planned.learning.training.privacy
+    if privacy is None:
+        return None
+    ledgers = [fleet.spent.get(name, {}) for name in names]
+    promise = {key: getattr(privacy, key) for key in ("epsilon", "delta", "clip", "unit")}
+    return promise | {key: [ledger.get(key, 0.0) for ledger in ledgers] for key in ("noise", "steps", "spent")}
 
 
 def with_bytes(spent: list[Spent], traffic: dict[str, dict[int, list[int]]]) -> list[Spent]:

@@ -28,6 +28,7 @@ from .plan import Deployment
 from .shape_inference import DryRun
 
 SKIPS = 3  # rounds in a row without enough good uploads, after which a run ends
+LEDGER = ("noise", "steps", "spent", "budget")  # what a site says of its ledger of privacy
 NORMS = 20  # earlier uploads with whose norms new ones are compared
 
 
@@ -58,11 +59,13 @@ class FlowerFleet:
     selection: Callable[[], Words] = dict
     stale: Callable[[], Tensor | None] = lambda: None
     told: Callable[[str], Words] = lambda client: {}
+    private: bool = False  # whether scores stay at their sites
     names: Sequence[str] = ()
     state: FleetState = field(init=False)
     used: dict[str, list[int]] = field(default_factory=dict)  # by client, rounds from 1 whose upload was used
     bounded: dict[str, tuple[int, int]] = field(default_factory=dict)  # sizes not believed: claimed, and counted as
     claimed_weights: dict[str, float] = field(default_factory=dict)  # by client, where examples have weights
+    spent: dict[str, Words] = field(default_factory=dict)  # by client, what it says of its ledger
     _scores: dict[str, dict[Key, float]] = field(default_factory=dict)
     _keys: list[Key] = field(default_factory=list)  # the names of scores, the headline model's first
     _pending: tuple[int, dict[int, Tree]] | None = None  # a round to be evaluated, and what is sent to whom
@@ -143,7 +146,7 @@ class FlowerFleet:
                 requests: dict[str, Message] = {}
                 self._add_evaluation(requests)
                 self._request(requests, requests)
-            if not any(self._scores.values()):
+            if not (self.private or any(self._scores.values())):
                 raise RunError(f"round {round + 1}: no site has reported a score")
             known = [self._scores.get(self.names[i], {}) for i in cohort.tolist()]
             return Evaluation(
@@ -241,6 +244,7 @@ class FlowerFleet:
             "moves": self._moves,
             "skipped": self._skipped,
             "weights": self.claimed_weights,
+            "spent": self.spent,
         }
         text = json.dumps(words)
         return self.state._replace(words=torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8))
@@ -256,6 +260,7 @@ class FlowerFleet:
         self._keys = [(m, s, k) for m, s, k in words["keys"]]
         self.used, self._norms, self._skipped = words["used"], words["norms"], words["skipped"]
         self._moves, self.claimed_weights = words.get("moves", []), words.get("weights", {})
+        self.spent = words.get("spent", {})
 
     def _invite(self, name: str, **words: Any) -> Message:
         return self.invitation._replace(words=self.invitation.words | self.told(name) | words)
@@ -306,6 +311,8 @@ class FlowerFleet:
             back = self.broker.request("join", again)
             replies |= self.broker.request("round", {name: requests[name] for name in back}, problem=problem)
         for name, reply in replies.items():
+            if isinstance(spent := reply.words.get("privacy"), dict):
+                self.spent[name] = {key: float(spent.get(key, math.nan)) for key in LEDGER}
             if "scores" in reply.words:
                 try:
                     self._scores[name] = validation.read_scores(reply.words["scores"], self._keys, self.dry_run.task)

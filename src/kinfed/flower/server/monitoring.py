@@ -60,6 +60,7 @@ class Watch:
             "down": sum(both[0] for both in traffic),
             "up": sum(both[1] for both in traffic),
             "late": broker.late(name),
+            **({} if self._fleet is None else self._fleet.spent.get(name, {})),
             "left_out": broker.problems.get(name, ""),
         }
 

@@ -124,7 +124,7 @@ def resolve(raw: Table) -> Plan:
             "of federation only split may be set here, as the examples are at the sites; "
             f"got federation = {federation!r:.80}"
         )
-    split, split_table = parts.call(Split, federation.get("split", {}), "federation.split")
+    split, split_table = experiment.read_split(federation, learning.training)
     given = raw.get("flower", {})
     if not isinstance(given, dict):
         raise UsageError(f"flower must be a table; got {given!r}")

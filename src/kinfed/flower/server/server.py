@@ -2,6 +2,7 @@
 
 import fcntl
 import json
+import math
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -142,6 +143,7 @@ class _Run:
             invitation,
             lambda: _selection(self.history),
             told=lambda client: schema_negotiation.for_one(self.facts, client),
+            private=planned.learning.training.privacy is not None,
         )
         self.history = History((), task, self.rounds.evaluate_every, selection=self.rounds.selection)
         self.method = self._wrapped(inner)
@@ -382,5 +384,6 @@ def _progress(history: History, rounds: int, replied: int, seconds: float) -> st
         metric, name = history.selects, history.headline
         split = "validation" if (name, "validation", metric) in history.scores[-1] else "test"
         score = float(history.scores[-1][name, split, metric].nanmean())
-        line += f"; {split} {metric} {score:.3f} after round {history.rounds[-1] + 1}"
+        if math.isfinite(score):  # under privacy it stays at the sites
+            line += f"; {split} {metric} {score:.3f} after round {history.rounds[-1] + 1}"
     return line

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ...core.private.privacy import Privacy
 from ...errors import several
 from ...files import make_folder, read_json, write_json
 from ...runs.config import plugins
@@ -29,7 +30,8 @@ def needs(planned: Plan) -> dict[str, int]:
     """The answers computed from rows that a run of a plan takes of a site, by kind."""
     count, every = planned.learning.rounds.count, planned.learning.rounds.evaluate_every
     scored = count // every + bool(count % every)
-    return {"description": 1, "joining": 1, "training": count, "evaluation": scored, "verdict": 1}
+    told = int(planned.learning.training.privacy is None)  # what has no price does not leave
+    return {"description": told, "joining": 1, "training": count, "evaluation": scored, "verdict": told}
 
 
 def summary(planned: Plan) -> list[str]:
@@ -41,17 +43,33 @@ def summary(planned: Plan) -> list[str]:
     settings = {
         key: value for key, value in table["method"].items() if key.endswith(("epochs", "steps", "batch")) and value
     }
-    most = needs(planned)
+    most, privacy = needs(planned), learning.training.privacy
     return [
         f"method {plugins.short_name(learning.method_name)}{_tell_settings(settings)}, model "
         f"{plugins.short_name(table['model']['name'])}{_tell_settings(model)}; "
         f"{several(most['training'], 'round')} of {steps}, {several(length.batch, 'row')} a step; "
         f"{100 * split.test:g} % of rows for the test, {100 * split.validation:g} % for validation, "
         f"seed {learning.seed}",
+        *(_tell_limits(most) if privacy is None else _tell_promise(privacy, most)),
+    ]
+
+
+def _tell_limits(most: Mapping[str, int]) -> list[str]:
+    """What an operator should know of answers without noise."""
+    return [
         f"a run takes {several(most['training'], 'upload')} trained on this site's rows and as many as "
         f"{most['evaluation']:,} times its scores; {REPEATED} of these may be repeated, and then nothing more leaves",
         "the plan does not say which models the server sends, and crafted ones can read rows out of these answers; "
         "docs/privacy.md says how many",
+    ]
+
+
+def _tell_promise(privacy: Privacy, most: Mapping[str, int]) -> list[str]:
+    """What an operator should know of answers with noise."""
+    return [
+        f"a run takes {several(most['training'], 'upload')} trained on this site's rows, with this site's own noise: "
+        f"epsilon {privacy.epsilon:g} at delta {privacy.delta:g} for each row, whatever the server sends or asks",
+        "scores stay here; how many rows and classes there are, and why a file cannot be used, is not covered",
     ]
 
 
@@ -65,14 +83,14 @@ def agree(plans: Sequence[Plan], folder: Path, again: bool = True) -> str:
         table = plugins.for_sites(planned.table)
         made[digest(table)] = _make_entry(planned, table)
     make_folder(folder.parent)
-    agreed = read_json(_locate(folder, AGREED))
-    write_json(_locate(folder, AGREED), agreed | made if again else made | agreed)
+    agreed = read_json(locate(folder, AGREED))
+    write_json(locate(folder, AGREED), agreed | made if again else made | agreed)
     return next(iter(made))
 
 
 def read_asked(folder: Path) -> list[Table]:
     """The plans that a server asked this site for last."""
-    plans: list[Table] = read_json(_locate(folder, ASKED)).get("plans", [])
+    plans: list[Table] = read_json(locate(folder, ASKED)).get("plans", [])
     return plans
 
 
@@ -90,7 +108,7 @@ class Agreements:
         """
         if not self.required:
             return ""
-        agreed = read_json(_locate(self.folder, AGREED))
+        agreed = read_json(locate(self.folder, AGREED))
         for i, table in enumerate(plans):
             entry = agreed.get(digest(table))
             if entry is None:
@@ -102,13 +120,15 @@ class Agreements:
     def keep_asked(self, plans: Sequence[Table]) -> None:
         """Write down what the server asks for, so that the operator can look at it."""
         make_folder(self.folder.parent)
-        write_json(_locate(self.folder, ASKED), {"plans": list(plans)})
+        write_json(locate(self.folder, ASKED), {"plans": list(plans)})
 
     def allow_description(self, message: Words) -> None:
         """Raise Withheld unless a plan is agreed to that asks for this description, and count it."""
         if not self.required:
             return
-        agreed = read_json(_locate(self.folder, AGREED)).get(str(message.get("plan")))
+        agreed = read_json(locate(self.folder, AGREED)).get(str(message.get("plan")))
+        if agreed is not None and agreed.get("private"):
+            raise Withheld("a description of its rows has no price under privacy, so none leaves")
         if agreed is None or [agreed["split"], agreed["seed"]] != [message["split"], message["seed"]]:
             raise self._not_agreed("it does not describe its rows")
         self._give(str(message["plan"]), str(message.get("experiment", "")), ("description",))
@@ -116,7 +136,7 @@ class Agreements:
     def check(self, table: Table, invitation: Words) -> None:
         """Raise Withheld unless a run of a plan is agreed to, with this description of the rows."""
         key, experiment = self._key(table, invitation["experiment"]), invitation["experiment"]
-        entry = read_json(_locate(self.folder, AGREED)).get(key)
+        entry = read_json(locate(self.folder, AGREED)).get(key)
         if entry is None:
             if self.required:
                 raise self._not_agreed(f"its hash is {key[:16]}")
@@ -131,11 +151,11 @@ class Agreements:
     def join(self, planned: Plan, invitation: Words) -> None:
         """Count that the site joins a run, which from now on has this description of the rows."""
         table, experiment = invitation["table"], invitation["experiment"]
-        agreed, key = read_json(_locate(self.folder, AGREED)), self._key(invitation["table"], experiment)
+        agreed, key = read_json(locate(self.folder, AGREED)), self._key(invitation["table"], experiment)
         entry = agreed.get(key) or _make_entry(planned, table)
         entry |= {"experiment": experiment, "description": _hash_description(invitation)}
         make_folder(self.folder.parent)
-        write_json(_locate(self.folder, AGREED), agreed | {key: entry})
+        write_json(locate(self.folder, AGREED), agreed | {key: entry})
         self.give(table, experiment, ("joining",))
 
     def give(self, table: Table, experiment: str, kinds: Sequence[str]) -> str:
@@ -146,7 +166,7 @@ class Agreements:
         return self._give(self._key(table, experiment), experiment, kinds)
 
     def _give(self, key: str, experiment: str, kinds: Sequence[str]) -> str:
-        agreed = read_json(_locate(self.folder, AGREED))
+        agreed = read_json(locate(self.folder, AGREED))
         if (entry := agreed.get(key)) is None:
             raise self._not_agreed(f"its hash is {key[:16]}")
         self._check_run(entry, experiment)
@@ -158,7 +178,7 @@ class Agreements:
                 f"the run has had {_tell_counts(entry['given'], most)}, which is all that its plan needs, and "
                 f"{REPEATED} repeated: this site answers it no more, unless its operator agrees again"
             )
-        write_json(_locate(self.folder, AGREED), agreed | {key: entry | {"experiment": experiment, "given": given}})
+        write_json(locate(self.folder, AGREED), agreed | {key: entry | {"experiment": experiment, "given": given}})
         return _tell_counts({kind: given[kind] for kind in kinds}, most)
 
     def _check_run(self, entry: Mapping[str, Any], experiment: str) -> None:
@@ -174,8 +194,9 @@ class Agreements:
 
 def _make_entry(planned: Plan, table: Table) -> dict[str, Any]:
     """What is written down of a plan that is agreed to, and of which nothing was answered yet."""
+    private = planned.learning.training.privacy is not None
     terms = {"split": table["federation"]["split"], "seed": planned.learning.seed, "most": needs(planned)}
-    return {**terms, "experiment": "", "description": "", "given": {}}
+    return {**terms, "private": private, "experiment": "", "description": "", "given": {}}
 
 
 def _hash_description(invitation: Words) -> str:
@@ -183,8 +204,8 @@ def _hash_description(invitation: Words) -> str:
     return _hash({name: invitation.get(name) for name in PINNED})
 
 
-def _locate(folder: Path, name: str) -> Path:
-    """A file beside a site's folder, which may be deleted."""
+def locate(folder: Path, name: str) -> Path:
+    """A file of a site beside a site's folder, which may be deleted."""
     return folder.parent / f"{folder.name}.{name}"
 
 

@@ -5,8 +5,10 @@ import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
-from ...core.field_checks import Count, Settings
+from ...core.field_checks import Count, In, Positive, Settings
+from ...core.private.privacy import Privacy
 from ...data.tables import disclosure
 from ...errors import UsageError
 from ...runs.config import parts, plugins
@@ -37,6 +39,8 @@ class Policy(Settings):
     step_rows: Count = STEP  # at least: of which a gradient may be
     statistic_rows: Count = disclosure.FEWEST  # at least: that a number, or a category's name, stands for
     scores: Sequence[str] = ()  # that leave, such as loss and accuracy; none: all
+    epsilon: Positive | None = None  # what all private runs may cost a row; then only such runs; none: the plan's
+    delta: Annotated[float, In("(0, 1)")] = 1e-5  # at most that of a private plan
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -62,8 +66,25 @@ class Policy(Settings):
             if allowed and name not in allowed:
                 raise Withheld(f"its policy allows the {kind}s {', '.join(allowed)}, not {name}")
         self._allow("rounds", learning.rounds.count, self.rounds)
+        self._check_privacy(learning.training.privacy)
         if not (folder / experiment).exists() and len([*folder.glob("*/join.safetensors")]) >= self.experiments:
             raise Withheld(f"its policy keeps {self.experiments:,} experiments; its operator may delete old ones")
+
+    def _check_privacy(self, privacy: Privacy | None) -> None:
+        """Raise Withheld for a plan that promises less than the rules ask for."""
+        if self.epsilon is None:
+            return
+        most = f"[privacy] with an epsilon of at most {self.epsilon:g} and a delta of at most {self.delta:g}"
+        if privacy is None:
+            raise Withheld(f"its policy asks for {most}, and the plan has no [privacy]")
+        if privacy.epsilon > self.epsilon or privacy.delta > self.delta:
+            raise Withheld(
+                f"its policy asks for {most}, and the plan has epsilon {privacy.epsilon:g} and delta {privacy.delta:g}"
+            )
+
+    def budget(self, privacy: Privacy) -> float:
+        """What all private runs may cost a row."""
+        return privacy.epsilon if self.epsilon is None else self.epsilon
 
     def check_parameters(self, planned: Plan, shape: Sequence[int], outputs: int, described: Table | None) -> None:
         """Raise Withheld for a model of too many parameters, before it is built."""

@@ -26,6 +26,7 @@ from ... import __version__
 from ...core import trees
 from ...core.metrics import ALWAYS, effective_rows
 from ...core.model import Model
+from ...core.private.private_training import SecretLots
 from ...core.sharing import Sharing
 from ...core.trees import Axis, Tree
 from ...data.federation import Federation
@@ -40,7 +41,8 @@ from ..wire import contents, messages
 from ..wire.messages import Message, Words
 from . import agreements, site_examples, site_verdict
 from .agreements import Agreements
-from .drawn_rows import Disclosure
+from .drawn_rows import Disclosure, Withheld
+from .ledger import Ledger
 from .model_store import ModelStore
 from .policy import LONGEST, Policy
 from .site_cohort import Outcome, Part, compute
@@ -158,6 +160,8 @@ class Site:
         messages.check("describe", words)
         split = parts.call(Split, words["split"], "federation.split")[0]
         self._agreements.allow_description(words)
+        if self._policy.epsilon is not None:
+            raise Withheld("its policy asks for privacy, under which a description of its rows has no price")
         data = site_examples.find(self._data, self.name, self._reading, self._limits)
         with understanding(), at_home(data):
             said = data.describe(words["agreed"], split, words["seed"])
@@ -240,6 +244,8 @@ class Site:
         if kinds:  # counted before it is computed, so that a site that is killed has counted it
             table = invitation.words["table"]
             self._given = f" ({self._agreements.give(table, message.words['experiment'], kinds)})"
+        if train is not None:
+            self._spend(planned, simulation, base, train, state.reply, message.words["experiment"])
         return Work(message.words, folder, models, state, Part(federation, simulation, base, evaluate, train))
 
     def finish(self, work: "Work", outcome: Outcome) -> Message:
@@ -250,11 +256,15 @@ class Site:
             round, evaluation = work.part.evaluate[0], outcome.evaluation
             work.models.save(round, {name: trees.pick(model, 0) for name, model in evaluation.models.items()})
             rows = _rows_that_count(work.part.simulation)
-            state.reply.words["scores"] = [
+            scores = [
                 [*key, float(value) if key[2] == ALWAYS else self._limits.rounded(float(value), rows[key[1]])]
                 for key, value in evaluation.scores.items()
                 if self._policy.lets_out(key[2])
             ]
+            if work.part.simulation.budget is None:
+                state.reply.words["scores"] = scores
+            else:
+                self._tell_scores(round, scores)
             state.reply.words["evaluated"] = round
             work.models.select(work.words)
         if work.part.train is not None:
@@ -280,6 +290,26 @@ class Site:
             for one in () if weights is None else weights[0]:
                 self._limits.check_weights(one, "the coefficients that the server sent")
 
+    def _spend(
+        self, planned: plan.Plan, simulation: Simulation, base: Tree, train: tuple[int, Tree], reply: Message, run: str
+    ) -> None:
+        """Count what a round of private training costs before it is computed, and add it to the reply.
+
+        Raises Withheld if that is more than the budget.
+        """
+        privacy, (round, received) = planned.learning.training.privacy, train
+        if privacy is None:
+            return
+        simulation.state = tree_map(lambda t: t[None].clone(), base)
+        steps = simulation.price_round(round, torch.tensor([0]), received)
+        if steps.steps:
+            reply.words["privacy"] = Ledger(self.folder).spend(run, steps, privacy, self._policy.budget(privacy))
+
+    def _tell_scores(self, round: int, scores: Sequence[Sequence[Any]]) -> None:
+        """Tell the operator scores that do not leave."""
+        told = contents.describe_reply({"scores": scores, "evaluated": round}, {}, None)
+        self._report(f"stays here: {told}")
+
     def _verdict(self, message: Message) -> Message:
         """Compare the site's model with one that it learns alone, and perhaps with FedAvg's; the operator is told."""
         words = message.words
@@ -295,6 +325,8 @@ class Site:
         joined = folder.invitation()
         assert joined is not None
         planned = self._allowed(joined)
+        if planned.learning.training.privacy is not None:
+            raise Withheld("scores have no price under privacy, so none leave")
         federation, model = self._examples(joined, planned)
         self._policy.check_score(federation.task.metric)
         self._agreements.give(joined.words["table"], words["experiment"], ("verdict",))
@@ -357,7 +389,10 @@ class Site:
             learning.training,
             seed=learning.seed,
             execution=Execution("loop", onednn=False, device=str(self._device)),
+            rounds=learning.rounds.count,
         )
+        if simulation.budget is not None:
+            simulation.budget.lots = SecretLots()
         rows = {split: counts[0] for split, counts in simulation.clients.sizes.items()}
         labels, pool = federation.y[federation.rows["train"][0]], simulation.clients
         weights = (
@@ -373,6 +408,11 @@ class Site:
         """The examples of this client, and the model with the initial values that the server sent."""
         words = invitation.words
         data = site_examples.find(self._data, self.name, self._reading, self._limits)
+        if planned.learning.training.privacy is not None and not isinstance(data, site_examples.SiteArrays):
+            raise Withheld(
+                "a table becomes inputs by statistics of its rows, which have no price under privacy; give its "
+                "numbers, on a scale that all sites share, as arrays in an .npz"
+            )
         task = plan.read_task(words["task"])
         with understanding():
             self._policy.check_parameters(planned, words["shape"], words["outputs"], words.get("description"))

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ...core import trees
+from ...core.training import Training
 from ...data.tables.frame import FEW, Frame
 from ...data.tables.row_examples import CALLED
 from ...errors import RunError, UsageError, several
@@ -117,19 +118,24 @@ def rehearse(
     else:
         report("model     not checked: give the run's config, --check FILE.toml")
     report("what leaves this site for the server, besides why it refuses a message when it does:")
-    for line in _leaving(here.left, planned.learning.training.batch if run else 0):
+    for line in _leaving(here.left, planned.learning.training if run else None):
         report(line)
 
 
-def _leaving(left: dict[str, Message], batch: int) -> list[str]:
-    """What the replies of a site hold, a line each; `batch` are a step's rows, 0 without a model."""
+def _leaving(left: dict[str, Message], training: Training | None) -> list[str]:
+    """What the replies of a site hold, a line each; `training` is the plan's, None without a model."""
     lines = [f"greeting  {line}" for line in _greeting(left["hello"].words)]
     if "describe" in left:
         lines += [f"columns   {line}" for line in _description(left["describe"].words)]
     lines.append("joining   how many training examples it has" + _arrays(left["join"]))
-    if batch:
+    if training is not None and training.privacy is not None:
+        limit = f"epsilon {training.privacy.epsilon:g} at delta {training.privacy.delta:g}"
+        lines.append(f"round     no scores{_arrays(left['round'])}, trained with noise of this site's own:")
+        lines.append(f"          {limit} for each training row, in all rounds together")
+        return lines
+    if training is not None:
         lines.append(f"round     its scores (validation and test){_arrays(left['round'])}")
-        rows = f"a step takes {several(min(batch, left['join'].words['size']), 'row')} here"
+        rows = f"a step takes {several(min(training.batch, left['join'].words['size']), 'row')} here"
         lines.append(f"          {rows}; fewer than {STEP} are refused without --few-rows, as {REVEALS}")
         lines.append("          and a server that crafts models can read rows out of more, as docs/privacy.md says")
     else:

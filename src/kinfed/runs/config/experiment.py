@@ -145,6 +145,20 @@ class Experiment(Learning):
         return build_model(self.model, former.seed, former.data.shape or (), former.data.outputs or 0, columns)
 
 
+def read_split(federation: Table, training: Training) -> tuple[Split, Table]:
+    """The split in the table `federation`, and its complete table; under privacy no row's part depends on labels."""
+    asked = table_of(federation, "split", "federation.")
+    if training.privacy is not None:
+        if asked.get("stratify"):
+            raise UsageError(
+                "federation.split.stratify deals rows by the labels of all, which has no price under privacy; leave it "
+                "out"
+            )
+        asked = {**asked, "stratify": False}
+    made: tuple[Split, Table] = call(Split, asked, "federation.split")
+    return made
+
+
 def build_model(
     model: Callable[..., nn.Module],
     seed: int,
@@ -448,7 +462,7 @@ def resolve(raw: Table) -> Experiment:
     )
     dealt = "natural" if dataset_table["name"] in OWNED or _is_yours(dataset_table["name"]) else None
     partition, partition_table = make(PARTITIONS, federation.get("partition", dealt), "federation.partition")
-    split, split_table = call(Split, table_of(federation, "split", "federation."), "federation.split")
+    split, split_table = read_split(federation, parts.training)
     graph, graph_table = make(GRAPHS, federation.get("graph", "given"), "federation.graph", given=2)
     clients = value_of(federation, "clients", int, 0, "federation.")  # 0: as many as the data set has owners
     table = {

@@ -1,0 +1,175 @@
+"""Sites under privacy: secret noise, a ledger that nobody sets back, and nothing that has no price."""
+
+import json
+
+import pytest
+import torch
+
+from kinfed.core.private.privacy import NoisedSteps, Privacy, count_epsilon, noise_for
+from kinfed.errors import RunError, UsageError
+from kinfed.flower.site.drawn_rows import Withheld
+from kinfed.flower.site.ledger import Ledger
+from kinfed.flower.site.policy import Policy
+from kinfed.flower.site.site import Site
+from kinfed.flower.site.site_reading import Reading
+
+pytest.importorskip("dp_accounting")
+EPSILON = 8.0
+
+
+def run(trial, name="fedavg", rounds=3, epsilon=EPSILON, **how):
+    return trial(name, rounds=rounds, privacy={"epsilon": epsilon}, linked=False, **how)
+
+
+def ledger(trial, name="d"):
+    return json.loads((trial.folder / "sites" / name / f"{name}.privacy.json").read_text())
+
+
+def test_sites_train_with_noise_and_send_neither_scores_nor_statistics(trial):
+    begun = run(trial)
+    summary = begun.serve()
+    assert summary.rounds == 3
+    assert all(value is None or value != value for value in summary.clients.scores["shared"])
+    kept = ledger(begun)
+    noise = noise_for(EPSILON, 1e-5, 8 / 17, 3 * 2 * 3)
+    assert kept["runs"] == [{"run": summary.sites.experiment, "rate": 8 / 17, "noise": noise, "steps": 18}]
+    assert 0.98 * EPSILON < kept["spent"] <= EPSILON
+    at = summary.clients.names.index("d")
+    assert summary.privacy["spent"][at] == pytest.approx(kept["spent"])
+    assert summary.privacy["steps"][at] == 18
+
+
+def asked(trial, name, kind="round"):
+    """The last message of a kind that was sent to a site, and that site as it is now."""
+    message = [m for client, k, m in trial.grid.sent if client == name and k == kind and "train" in m.words][-1]
+    folder = trial.folder / "sites" / name
+    return message, Site(
+        name,
+        folder / "data.npz",
+        folder,
+        "cpu",
+        Reading(few_rows=True),
+        policy=trial.policy if hasattr(trial, "policy") else Policy(runs="any"),
+    )
+
+
+def ask_more(trial, name="d", round=3):
+    """What a site answers when the server asks for another round than the plan has."""
+    message, site = asked(trial, name)
+    words = message.words | {"round": round, "accepted": round - 1}
+    return site.reply("round", message._replace(words=words)).words
+
+
+def test_noise_is_secret_and_never_that_of_the_seed(trial):
+    begun = run(trial, rounds=1)
+    begun.serve()
+    state = next(m for client, kind, m in begun.grid.sent if client == "d" and kind == "round")
+    uploads = []
+    for _ in range(2):
+        _, site = asked(begun, "d")
+        site.folder.joinpath(state.words["experiment"], "state.safetensors").unlink()
+        site.folder.parent.joinpath("d.privacy.json").unlink()
+        site.folder.joinpath("ledger.json").unlink()
+        site.folder.parent.joinpath("d.agreed.json").unlink()
+        invitation = next(m for client, kind, m in begun.grid.sent if client == "d" and kind == "join")
+        assert "refused" not in site.reply("join", invitation).words
+        uploads.append(site.reply("round", state).arrays["upload/theta"])
+    assert float((uploads[0] - uploads[1]).norm()) > 0.1
+    seeded = begun.simulate().history.models
+    assert all(not torch.allclose(upload, seeded["theta"], atol=1e-3) for upload in uploads)
+
+
+def test_a_round_beyond_the_budget_is_refused_before_it_is_computed(trial):
+    begun = run(trial)
+    begun.serve()
+    before = ledger(begun)
+    told = ask_more(begun)
+    assert "would make it" in told["refused"]
+    assert "\n" not in told["refused"]
+    assert ledger(begun) == before
+
+
+def refused(begun):
+    """What the server is told by sites that refuse."""
+    with pytest.raises(RunError, match="gave a usable reply"):
+        begun.serve()
+    return " ".join(begun.lines)
+
+
+def test_another_run_of_the_same_rows_costs_too(trial):
+    run(trial).serve()
+    again = run(trial)
+    (again.folder / "out").rename(again.folder / "first")
+    told = refused(again)
+    assert "its rows have cost epsilon 7.99 of 8" in told
+    assert "its operator may allow more" in told
+
+
+def test_a_larger_budget_in_the_policy_lets_it_go_on(trial):
+    run(trial).serve()
+    again = run(trial)
+    (again.folder / "out").rename(again.folder / "first")
+    (again.folder / "any.toml").write_text('runs = "any"\nepsilon = 30.0')
+    summary = again.serve()
+    kept = ledger(again)
+    assert len(kept["runs"]) == 2
+    steps = [NoisedSteps(entry["rate"], entry["noise"], entry["steps"]) for entry in kept["runs"]]
+    assert kept["spent"] == pytest.approx(count_epsilon(steps, 1e-5, 1e-3), rel=1e-3)
+    assert EPSILON < max(summary.privacy["spent"]) < 2 * EPSILON
+
+
+@pytest.mark.parametrize("lost", ["gone", "damaged", "older", "emptied", "another"])
+def test_a_ledger_that_is_not_whole_is_a_refusal(trial, lost):
+    begun = run(trial, rounds=5)
+    begun.serve()
+    path = begun.folder / "sites" / "d" / "d.privacy.json"
+    kept = json.loads(path.read_text())
+    if lost == "gone":
+        path.unlink()
+    elif lost == "damaged":
+        path.write_text("{")
+    elif lost == "older":
+        path.write_text(json.dumps(kept | {"count": kept["count"] - 1}))
+    elif lost == "emptied":
+        path.write_text(json.dumps(kept | {"runs": [{"run": "x"}]}))
+    else:
+        path.write_text(json.dumps(kept | {"id": "0" * 16}))
+    (begun.folder / "any.toml").write_text('runs = "any"\nepsilon = 900.0')
+    begun.policy = Policy(runs="any", epsilon=900.0)
+    assert "restore it from a backup" in ask_more(begun, round=5)["refused"]
+
+
+def test_a_policy_wins_over_the_plan(trial, tmp_path):
+    (tmp_path / "any.toml").write_text('runs = "any"\nepsilon = 2.0')
+    assert "with an epsilon of at most 2" in refused(run(trial))
+    assert "the plan has no [privacy]" in refused(trial("fedavg", linked=False))
+
+
+def test_what_has_no_price_does_not_leave(trial):
+    begun = run(trial)
+    begun.serve()
+    message, site = asked(begun, "d")
+    told = site.reply("verdict", message._replace(words={"experiment": message.words["experiment"]}, arrays={}))
+    assert "no price" in told.words["refused"]
+    kinds = {kind for _, kind, _ in begun.grid.sent}
+    assert not kinds & {"describe", "verdict"}
+
+
+def test_a_ledger_counts_before_and_refuses_without_counting(tmp_path):
+    book, privacy, steps = Ledger(tmp_path / "a"), Privacy(2.0), NoisedSteps(1.0, 10.0, 4)
+    first = book.spend("run", steps, privacy, 2.0)["spent"]
+    assert first == pytest.approx(count_epsilon([steps], 1e-5), rel=1e-6)
+    second = book.spend("run", steps, privacy, 2.0)
+    assert second["steps"] == 8
+    assert second["spent"] == pytest.approx(count_epsilon([steps._replace(steps=8)], 1e-5), rel=1e-6)
+    before = book.read()
+    with pytest.raises(Withheld, match="its operator may allow more"):
+        book.spend("other", steps._replace(noise=1.0), privacy, 2.0)
+    assert book.read() == before
+    assert Ledger(tmp_path / "b").read() == {}
+
+
+def test_labels_decide_no_rows_place(trial):
+    assert run(trial).planned.split.stratify is False
+    with pytest.raises(UsageError, match="deals rows by the labels"):
+        run(trial, split={"stratify": True})
