@@ -155,6 +155,18 @@ def test_what_has_no_price_does_not_leave(trial):
     assert not kinds & {"describe", "verdict"}
 
 
+def test_a_model_that_breaks_the_evaluation_says_nothing_of_rows(trial):
+    begun = run(trial)
+    begun.serve()
+    (begun.folder / "sites" / "d" / "d.privacy.json").unlink()
+    message, site = asked(begun, "d")
+    words = {key: value for key, value in message.words.items() if key not in ("train", "round")}
+    words |= {"evaluate": message.words["train"], "evaluated": 1, "accepted": 2}
+    theta = torch.full_like(message.arrays["train/theta"], 1e30)
+    reply = site.reply("round", message._replace(words=words, arrays={"evaluate/theta": theta})).words
+    assert reply == {"client": "d", "evaluated": 1}
+
+
 def test_a_ledger_counts_before_and_refuses_without_counting(tmp_path):
     book, privacy, steps = Ledger(tmp_path / "a"), Privacy(2.0), NoisedSteps(1.0, 10.0, 4)
     first = book.spend("run", steps, privacy, 2.0)["spent"]

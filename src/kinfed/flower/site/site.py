@@ -52,7 +52,7 @@ from .site_predictor import model_of
 from .site_reading import Reading
 
 T = TypeVar("T")
-SENT, PLAN = "sent: ", "plan: "  # begin what is told of a reply, and of what the server asks for
+SENT, PLAN, STAYS = "sent: ", "plan: ", "stays here: "  # begin what is told of a reply, of what is asked, of scores
 
 
 class Work(NamedTuple):
@@ -252,21 +252,7 @@ class Site:
         """The reply of a round, once what was computed is saved."""
         state = work.state
         if work.part.evaluate is not None:
-            assert outcome.evaluation is not None
-            round, evaluation = work.part.evaluate[0], outcome.evaluation
-            work.models.save(round, {name: trees.pick(model, 0) for name, model in evaluation.models.items()})
-            rows = _rows_that_count(work.part.simulation)
-            scores = [
-                [*key, float(value) if key[2] == ALWAYS else self._limits.rounded(float(value), rows[key[1]])]
-                for key, value in evaluation.scores.items()
-                if self._policy.lets_out(key[2])
-            ]
-            if work.part.simulation.budget is None:
-                state.reply.words["scores"] = scores
-            else:
-                self._tell_scores(round, scores)
-            state.reply.words["evaluated"] = round
-            work.models.select(work.words)
+            self._keep_evaluation(work, outcome)
         if work.part.train is not None:
             messages.put(tree_map(lambda t: t[0], outcome.upload), state.reply, "upload")
             state.reply.words["round"] = work.part.train[0]
@@ -274,6 +260,29 @@ class Site:
             state = state._replace(state=own, trained=work.part.train[0])
         work.folder.save_state(state)
         return state.reply
+
+    def _keep_evaluation(self, work: "Work", outcome: Outcome) -> None:
+        """Keep the models of a round, and reply with their scores, or tell them to the operator under privacy."""
+        assert work.part.evaluate is not None
+        round, evaluation, simulation = work.part.evaluate[0], outcome.evaluation, work.part.simulation
+        work.state.reply.words["evaluated"] = round
+        if evaluation is None:
+            self._report(f"{STAYS}why the models of round {round + 1} have no scores: {outcome.problem}")
+            return
+        work.models.save(round, {name: trees.pick(model, 0) for name, model in evaluation.models.items()})
+        rows = _rows_that_count(simulation)
+        scores = [
+            [*key, float(value) if key[2] == ALWAYS else self._limits.rounded(float(value), rows[key[1]])]
+            for key, value in evaluation.scores.items()
+            if self._policy.lets_out(key[2])
+        ]
+        work.models.select(work.words)
+        if simulation.budget is None:
+            work.state.reply.words["scores"] = scores
+            return
+        metric = work.part.federation.task.metric
+        told = contents.describe_reply({"scores": [row for row in scores if row[2] == metric], "evaluated": round}, {})
+        self._report(f"{STAYS}{told}")
 
     def _to_evaluate(self, message: Message, state: SiteState) -> tuple[int, Tree]:
         """The round whose models are evaluated, and what they are made of."""
@@ -285,7 +294,7 @@ class Site:
 
     def _check_sums(self, simulation: Simulation, round: int, received: Tree) -> None:
         """Raise Withheld for models at which a few rows decide what is uploaded."""
-        if self._limits.step > 1:
+        if self._limits.step > 1 and simulation.budget is None:
             weights = simulation.row_weights(round, torch.tensor([0]), received)
             for one in () if weights is None else weights[0]:
                 self._limits.check_weights(one, "the coefficients that the server sent")
@@ -304,11 +313,6 @@ class Site:
         steps = simulation.price_round(round, torch.tensor([0]), received)
         if steps.steps:
             reply.words["privacy"] = Ledger(self.folder).spend(run, steps, privacy, self._policy.budget(privacy))
-
-    def _tell_scores(self, round: int, scores: Sequence[Sequence[Any]]) -> None:
-        """Tell the operator scores that do not leave."""
-        told = contents.describe_reply({"scores": scores, "evaluated": round}, {}, None)
-        self._report(f"stays here: {told}")
 
     def _verdict(self, message: Message) -> Message:
         """Compare the site's model with one that it learns alone, and perhaps with FedAvg's; the operator is told."""

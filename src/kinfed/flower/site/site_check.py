@@ -25,7 +25,7 @@ from ..wire.messages import Message, Words
 from . import site_examples
 from .drawn_rows import REVEALS, STEP
 from .policy import Policy
-from .site import SENT, Site
+from .site import SENT, STAYS, Site
 from .site_reading import Reading
 
 Report = Callable[[str], object]
@@ -107,7 +107,7 @@ def rehearse(
                 raise UsageError(why.removeprefix(f"client {client}: ")) from None
     outputs = several(summary.data.outputs or 0, "output")
     report(f"file      {called} fits: by its own rows an example is {summary.data.shape}, and a model has {outputs}")
-    for line in dict.fromkeys(line for line in told if not line.startswith(("client ", "tensors: ", SENT))):
+    for line in dict.fromkeys(line for line in told if not line.startswith(("client ", "tensors: ", SENT, STAYS))):
         report(f"note      {line}")
     if line := _undecided(here.left["hello"].words, flower):
         report(f"note      {line}")

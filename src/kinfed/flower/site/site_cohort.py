@@ -31,6 +31,7 @@ class Outcome(NamedTuple):
     evaluation: Evaluation | None
     upload: Tree
     state: Tree
+    problem: str = ""  # why there is no evaluation, under privacy
 
 
 def compute(parts: Sequence[Part], simulation: Simulation | None = None) -> Outcome:
@@ -43,16 +44,22 @@ def compute(parts: Sequence[Part], simulation: Simulation | None = None) -> Outc
     base = tree_map(lambda *t: torch.stack(t), *(part.base for part in parts))
     evaluation: Evaluation | None = None
     upload: Tree = ()
+    trouble = ""
     if one.evaluate is not None:
         fleet.state = tree_map(torch.clone, base)
         received = together([part.evaluate[1] for part in parts if part.evaluate is not None])
-        evaluation = fleet.evaluate(one.evaluate[0], ids, received)
+        try:
+            evaluation = fleet.evaluate(one.evaluate[0], ids, received)
+        except Exception as problem:
+            if fleet.budget is None:
+                raise
+            trouble = f"{type(problem).__name__}: {problem}"  # a refusal would say something of rows
     if one.train is not None:
         fleet.state = tree_map(torch.clone, base)
         _, upload = fleet.train(
             one.train[0], ids, together([part.train[1] for part in parts if part.train is not None])
         )
-    return Outcome(evaluation, upload, fleet.state)
+    return Outcome(evaluation, upload, fleet.state, trouble)
 
 
 def together(received: Sequence[Tree]) -> Tree:

@@ -252,6 +252,8 @@ def _clients(folder: Path, summary: Summary, model: str) -> Clients:
     selecting = scores
     if summary.selection.by != summary.metric.name:
         selecting = np.array((clients.selecting or {model: [math.nan] * count}).get(model, []), np.float64)
+    if summary.sites is not None and summary.privacy is not None:
+        raise UsageError(f"{folder} is of sites under privacy, where all scores stay, so there is nothing to compare")
     if scores.shape != (count,) or not np.isfinite([*scores, summary.honest_scores[model]["mean"]]).all():
         raise UsageError(
             f"{folder}/summary.json must hold a finite test score for each of its {count} clients; "

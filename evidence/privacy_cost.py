@@ -1,0 +1,335 @@
+"""What an epsilon for rows costs, and whether it holds: python evidence/privacy_cost.py [ledger|opacus|shops|traps ...]
+
+Rewrites the parts of docs/evidence/privacy-cost.md, between marks; without arguments all. `opacus` needs that package
+(pip install --no-deps opacus opt_einsum), which kinfed does not. The exit code is 1 if a promise of the page is broken.
+"""
+
+import re
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import dp_accounting
+import numpy as np
+import torch
+from dp_accounting.pld.pld_privacy_accountant import PLDAccountant
+from sklearn.datasets import load_digits
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+import kinfed
+from kinfed.core.layout import Layout
+from kinfed.core.private.privacy import NoisedSteps, choose_interval, count_epsilon, noise_for
+from kinfed.errors import RunError
+from kinfed.flower.server import plan
+from kinfed.flower.server.server import serve
+from kinfed.flower.site.policy import Policy
+from kinfed.flower.site.site import Site
+from kinfed.flower.site.site_check import Here
+from kinfed.flower.wire.messages import Message
+
+PAGE = Path(__file__).parents[1] / "docs" / "evidence" / "privacy-cost.md"
+DELTA, SEEDS = 1e-5, (0, 1, 2)
+DIGITS = load_digits()
+COLUMNS, HIDDEN = 8, 128  # of the site that a server lies to
+
+
+def ledger() -> tuple[str, bool]:
+    """The ledger's epsilon beside dp-accounting's own on sixty plans."""
+    worst, finer, count = 0.0, 0.0, 0
+    for rows in (20, 63, 200, 1000, 5000):
+        for batch in (8, 32, 4000):
+            for epochs in (1, 5):
+                for epsilon in (8.0, 1.0):
+                    rate, steps = min(1.0, batch / rows), epochs * 4 * -(-rows // batch)
+                    noise = noise_for(epsilon, DELTA, rate, steps)
+                    interval = choose_interval(epsilon)
+                    ours = count_epsilon([NoisedSteps(rate, noise, steps)], DELTA, interval)
+                    theirs = PLDAccountant(value_discretization_interval=interval)
+                    event = dp_accounting.PoissonSampledDpEvent(rate, dp_accounting.GaussianDpEvent(noise))
+                    event = event if rate < 1 else dp_accounting.GaussianDpEvent(noise)
+                    for _ in range(2):  # in two halves, as a run that was resumed
+                        theirs.compose(dp_accounting.SelfComposedDpEvent(event, steps // 2))
+                    fine = PLDAccountant(value_discretization_interval=interval / 10)
+                    fine.compose(dp_accounting.SelfComposedDpEvent(event, steps))
+                    worst = max(worst, abs(ours - theirs.get_epsilon(DELTA)))
+                    finer = max(finer, ours / fine.get_epsilon(DELTA) - 1)
+                    count += 1
+                    assert ours <= epsilon
+    lines = [
+        "| plans | greatest difference | above losses that are ten times finer, at most |",
+        "| ---: | ---: | ---: |",
+        f"| {count} | {worst:.1e} | {100 * finer:.2f} % |",
+    ]
+    return "\n".join(lines), worst < 1e-6
+
+
+def digits(seed: int) -> kinfed.Federation:
+    """The digits of scikit-learn, dealt to twenty clients."""
+    order = np.random.default_rng(seed).permutation(len(DIGITS.data))[: 89 * 20]
+    x = torch.from_numpy((DIGITS.data[order] / 16).astype(np.float32))
+    y = torch.from_numpy(DIGITS.target[order].astype(np.int64))
+    split = kinfed.Split(stratify=False)
+    return kinfed.Federation.from_arrays(x, y, torch.arange(len(order)) % 20, split=split, seed=seed)
+
+
+def perceptron(seed: int, inputs: int, outputs: int, hidden: int = 32) -> nn.Module:
+    """A network with one hidden layer."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return nn.Sequential(nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, outputs))
+
+
+def train_kinfed(
+    method: kinfed.Method, data: kinfed.Federation, net: nn.Module, seed: int, epsilon: float | None, **how
+):
+    """The mean test accuracy in percent, of the last round, and the run."""
+    privacy = None if epsilon is None else kinfed.Privacy(epsilon, clip=how.pop("clip", 1.0))
+    rounds = how.pop("rounds", 10)
+    how.pop("clip", None)
+    training = kinfed.Training(privacy=privacy, **how)
+    run = kinfed.fit(method, data, net, rounds=rounds, training=training, seed=seed)
+    scores = run.history.scores[-1][run.history.headline, "test", "accuracy"]
+    return 100 * float(scores.mean()), run
+
+
+def train_opacus(
+    name: str, data: kinfed.Federation, net: nn.Module, seed: int, noise: Tensor, rounds: int, **how
+) -> float:
+    """The same by a plain loop around opacus, with as much noise for each client."""
+    import opacus
+
+    torch.manual_seed(1000 + seed)
+    names = [key for key, _ in net.named_parameters()]
+    head = {key for key in names if key.startswith("2.")}
+    phases = [(head, 1), ({*names} - head, how["epochs"])] if name == "fedrep" else [({*names}, how["epochs"])]
+    shared = {key: p.detach().clone() for key, p in net.named_parameters()}
+    own = [{key: shared[key].clone() for key in head} for _ in data.names]
+    sizes = data.sizes.double()
+
+    def descend(values, client, moving, epochs, sigma):
+        rows = data.rows["train"][client]
+        module = perceptron(0, data.x.shape[1], 10)
+        module.load_state_dict(values)
+        for key, p in module.named_parameters():
+            p.requires_grad_(key in moving)
+        steps, rate = epochs * -(-len(rows) // how["batch"]), min(1.0, how["batch"] / len(rows))
+        optimiser = torch.optim.SGD([p for p in module.parameters() if p.requires_grad], lr=how["optimiser"].lr)
+        if sigma:
+            module = opacus.GradSampleModule(module, loss_reduction="sum")
+            optimiser = opacus.optimizers.DPOptimizer(
+                optimiser,
+                noise_multiplier=sigma,
+                max_grad_norm=how["clip"],
+                expected_batch_size=min(how["batch"], len(rows)),
+            )
+        for _ in range(steps):
+            at = rows[torch.rand(len(rows)) < rate] if sigma else rows[torch.randperm(len(rows))[: how["batch"]]]
+            if not len(at):
+                continue
+            optimiser.zero_grad()
+            loss = cross_entropy(module(data.x[at]), data.y[at], reduction="sum" if sigma else "mean")
+            loss.backward()
+            optimiser.step()
+        module = module._module if sigma else module
+        return {key: p.detach().clone() for key, p in module.named_parameters()}
+
+    for _ in range(rounds):
+        trained = []
+        for client in range(len(data.names)):
+            values = {**shared, **(own[client] if name == "fedrep" else {})}
+            for moving, epochs in phases:
+                values = descend(values, client, moving, epochs, float(noise[client]))
+            own[client] = {key: values[key] for key in head}
+            trained.append(values)
+        shared = {key: sum(s * v[key] for s, v in zip(sizes, trained, strict=True)) / sizes.sum() for key in names}
+        shared = {key: value.float() for key, value in shared.items()}
+    scores = []
+    for client in range(len(data.names)):
+        values = {**shared, **(own[client] if name == "fedrep" else {})}
+        if name == "fedavg-ft":
+            values = descend(values, client, {*names}, kinfed.methods.FedAvgFT().length * how["epochs"], 0.0)
+        module, rows = perceptron(0, data.x.shape[1], 10), data.rows["test"][client]
+        module.load_state_dict(values)
+        scores.append(float((module(data.x[rows]).argmax(1) == data.y[rows]).float().mean()))
+    return 100 * float(np.mean(scores))
+
+
+def opacus() -> tuple[str, bool]:
+    """Three methods on digits at epsilon 8 beside opacus with as much noise."""
+    how = {"epochs": 2, "batch": 32, "optimiser": kinfed.SGD(0.5), "clip": 1.0}
+    made = {
+        "fedavg": kinfed.FedAvg,
+        "fedrep": lambda: kinfed.methods.FedRep(head_epochs=1, base_epochs=2),
+        "fedavg-ft": kinfed.methods.FedAvgFT,
+    }
+    lines = [
+        "| method | not private | kinfed, epsilon 8 | opacus, as much noise | difference |",
+        "| --- | ---: | ---: | ---: | ---: |",
+    ]
+    close = True
+    for name, make in made.items():
+        plain, private, theirs = [], [], []
+        for seed in SEEDS:
+            data, net = digits(seed), perceptron(seed, 64, 10)
+            plain.append(train_kinfed(make(), data, net, seed, None, rounds=10, **how)[0])
+            score, run = train_kinfed(make(), data, net, seed, 8.0, rounds=10, **how)
+            private.append(score)
+            noise = torch.tensor(run.privacy["noise"])
+            theirs.append(train_opacus(name, data, net, seed, noise, 10, **how))
+        gap = float(np.mean(private) - np.mean(theirs))
+        close &= abs(gap) < 3
+        lines.append(f"| `{name}` | {_mean(plain)} | {_mean(private)} | {_mean(theirs)} | {gap:+.1f} |")
+    return "\n".join(lines), close
+
+
+def _mean(values: list[float]) -> str:
+    return f"{np.mean(values):.1f} ± {np.std(values, ddof=1):.1f}"
+
+
+def open_shops(seed: int) -> kinfed.Federation:
+    """Fifteen shops of 120 customers in three groups, each with a plane of its own that splits two classes."""
+    rng = np.random.default_rng(seed)
+    centres, parts = [[1, -1, 1, 1], [-1, 1, -1, -1], [0.5, 1, -1, 2]], []
+    for i in range(15):
+        weights = np.asarray(centres[i % 3]) + 0.1 * rng.normal(size=4)
+        x = rng.normal(size=(120, 4))
+        parts.append((x, x @ weights + 0.3 * rng.normal(size=120) > 0))
+    x = torch.from_numpy(np.concatenate([a for a, _ in parts]).astype(np.float32))
+    y = torch.from_numpy(np.concatenate([b for _, b in parts]).astype(np.int64))
+    client = torch.arange(15).repeat_interleave(120)
+    return kinfed.Federation.from_arrays(x, y, client, split=kinfed.Split(stratify=False), seed=seed)
+
+
+def shops() -> tuple[str, bool]:
+    """`kin` and learning alone with linear models on shops of opposite customers."""
+    lines = [
+        "| method | not private | epsilon 8 | epsilon 2 | epsilon 1 |",
+        "| --- | ---: | ---: | ---: | ---: |",
+    ]
+    means, seeds = {}, range(6)
+    for name, make in {"kin": kinfed.Kin, "fedavg-ft": kinfed.methods.FedAvgFT, "local": kinfed.Local}.items():
+        cells = []
+        for epsilon in (None, 8.0, 2.0, 1.0):
+            scores = []
+            for seed in seeds:
+                net = nn.Linear(4, 2)
+                nn.init.zeros_(net.weight)
+                nn.init.zeros_(net.bias)
+                how = {"epochs": 2, "batch": 8, "optimiser": kinfed.SGD(0.2), "rounds": 20}
+                scores.append(train_kinfed(make(), open_shops(seed), net, seed, epsilon, **how)[0])
+            means[name, epsilon] = float(np.mean(scores))
+            cells.append(_mean(scores))
+        lines.append(f"| `{name}` | {' | '.join(cells)} |")
+    return "\n".join(lines), all(means["kin", None] - means["kin", epsilon] < 1 for epsilon in (8.0, 2.0))
+
+
+def trap(layout: Layout, theta: Tensor, draw: torch.Generator) -> Tensor:
+    """A model whose hidden neurons each answer to the few rows that lie farthest in a direction of their own."""
+    way = torch.randn(HIDDEN, COLUMNS, generator=draw)
+    way = way / way.norm(dim=1, keepdim=True)
+    threshold = torch.linspace(1.2, 2.6, HIDDEN)
+    head = 0.05 * torch.stack([torch.ones(HIDDEN), -torch.ones(HIDDEN)])
+    crafted = {"fc1.weight": way, "fc1.bias": -threshold, "head.weight": head, "head.bias": torch.zeros(2)}
+    return layout.flatten(layout.tensors(theta) | crafted)
+
+
+def read_rows(privacy: float | None, folder: Path, rounds: int) -> tuple[int, int, int]:
+    """Training rows of a site that a server reads out of its uploads, how many there are, and uploads it was given.
+
+    The server sends models of its own. A row is read if every one of its numbers is off by less than a twentieth of the
+    deviation of its column.
+    """
+    rng = np.random.default_rng(0)
+    sites, tables = [], {}
+    for name in ("north", "east", "south"):
+        tables[name] = rng.normal(size=(90, COLUMNS)).astype(np.float32)
+        y = (tables[name][:, 0] + rng.normal(size=90) > 0).astype(np.int64)
+        np.savez(folder / f"{name}.npz", x=tables[name], y=y)
+        sites.append(Site(name, folder / f"{name}.npz", folder, "cpu", policy=Policy(runs="any")))
+    table = {
+        "rounds": rounds,
+        "method": "fedavg",
+        "model": {"name": "mlp", "hidden": [HIDDEN]},
+        "training": {"epochs": 1, "batch": 8},
+        "flower": {"clients": 3, "beside": [], "classes": 2},
+    }
+    table |= {} if privacy is None else {"privacy": {"epsilon": privacy}}
+    kept: dict[str, Message] = {}
+
+    class Tap(Here):
+        def push(self, node, kind, message, seconds):
+            if self.sites[node].name == "south":
+                kept.setdefault(kind, message)
+            return super().push(node, kind, message, seconds)
+
+    planned = plan.resolve(table)
+    try:
+        serve(planned, Tap(sites), folder / "run", lambda line: None, 0.0)
+    except RunError as problem:
+        print(problem)
+    victim = Site("south", folder / "south.npz", folder / "again", "cpu", policy=Policy(runs="any"))
+    victim.reply("join", kept["join"])
+    model = planned.model((COLUMNS,), 2)
+    layout, draw, found, answered = model.layout, torch.Generator().manual_seed(1), set(), 0
+    for round in range(rounds + 10):
+        theta = trap(layout, model.theta, draw)
+        words = kept["round"].words | {"round": round, "accepted": round - 1}
+        reply = victim.reply("round", kept["round"]._replace(words=words, arrays={"train/theta": theta}))
+        if "refused" in reply.words:
+            break
+        answered += 1
+        moved = {
+            key: new - old
+            for (key, new), old in zip(
+                layout.tensors(reply.arrays["upload/theta"]).items(), layout.tensors(theta).values(), strict=True
+            )
+        }
+        bias = moved["fc1.bias"]
+        for neuron in bias.abs().argsort(descending=True).tolist():
+            if abs(float(bias[neuron])) > 1e-7:
+                row = (moved["fc1.weight"][neuron] / bias[neuron]).numpy()
+                near = np.abs(tables["south"] - row).max(1)
+                if near.min() < 0.05:
+                    found.add(int(near.argmin()))
+    return len(found), 63, answered
+
+
+def traps() -> tuple[str, bool]:
+    """What a lying server reads with models of its own making."""
+    lines = [
+        "| | uploads answered | training rows read |",
+        "| --- | ---: | ---: |",
+    ]
+    read = {}
+    for epsilon in (None, 8.0, 2.0):
+        with tempfile.TemporaryDirectory() as place:
+            count, rows, answered = read_rows(epsilon, Path(place), 20)
+        read[epsilon] = count
+        label = "without privacy" if epsilon is None else f"epsilon {epsilon:g}"
+        lines.append(f"| {label} | {answered} | {count} of {rows} |")
+    return "\n".join(lines), read[8.0] == read[2.0] == 0
+
+
+PARTS: dict[str, Callable[[], tuple[str, bool]]] = {"ledger": ledger, "opacus": opacus, "shops": shops, "traps": traps}
+
+
+def main(wanted: list[str]) -> int:
+    """Measure, and rewrite the parts of the page."""
+    warnings.simplefilter("ignore")
+    kept = True
+    for name in wanted or PARTS:
+        text, holds = PARTS[name]()
+        print(f"{name}: {'holds' if holds else 'BROKEN'}\n{text}", flush=True)
+        kept &= holds
+        page = PAGE.read_text()
+        begin, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->"
+        page = re.sub(f"{begin}.*?{end}", lambda _: f"{begin}{text}\n{end}", page, flags=re.DOTALL)  # noqa: B023
+        PAGE.write_text(page)
+    return 0 if kept else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
