@@ -38,13 +38,12 @@ def summarise(
     verdict: Verdict | None = None,
 ) -> Summary:
     """Write the results of a finished run to its folder, and return its summary."""
-    privacy = planned.learning.training.privacy
     at = history.rounds.index(history.select(history.chosen))
     relation = history.relations[at] if history.relations else None
     sharing, caution = Sharing.of(planned.learning.method, model.layout), leak(planned.learning.method)
     traffic = fleet.traffic
     out.write_history(history, origin, sharing.layers, caution)
-    if privacy is None:  # else there is no score to draw
+    if _has_scores(history):
         results.draw_history(history, relation, origin, sharing.layers, out, caution=caution)
     _write_bytes(traffic, fleet.used, out.path / "bytes.csv")
     by_site = _bytes_by_site(traffic)
@@ -59,7 +58,7 @@ def summarise(
         seeds=[planned.learning.seed],
         intervals=intervals(history),
         relation={"origin": origin} if relation is not None else None,
-        recall=history.recall(classes) if isinstance(task, Classification) and privacy is None else None,
+        recall=history.recall(classes) if isinstance(task, Classification) and _has_scores(history) else None,
         sharing=sharing.summary(down, up, rounds),
         caution=caution,
         data=DataFacts(
@@ -85,10 +84,14 @@ def summarise(
         privacy=_describe_privacy(planned, fleet, history.names),
         out=str(out),
     )
-    if privacy is None:
-        results.draw_recall(summary, out)
+    results.draw_recall(summary, out)
     out.write_summary(summary)
     return summary
+
+
+def _has_scores(history: History) -> bool:
+    """Whether any client has one: under privacy all stay at the sites."""
+    return not history.test(history.chosen).isnan().all()
 
 
 def _describe_privacy(planned: Plan, fleet: FlowerFleet, names: Sequence[str]) -> dict[str, Any] | None:
