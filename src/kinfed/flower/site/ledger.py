@@ -7,7 +7,7 @@ from typing import Any
 
 from ...core.private.privacy import NoisedSteps, Privacy, choose_interval, count_epsilon
 from ...errors import RunError
-from ...files import alone, make_folder, read_json, write_json
+from ...files import lock_folder, make_folder, read_json, write_json
 from .agreements import AGREED, locate
 from .drawn_rows import Withheld
 
@@ -35,7 +35,7 @@ class Ledger:
         Raises Withheld, and counts nothing, if all would cost more than `budget`, RunError if the ledger is lost.
         """
         make_folder(self.folder)
-        with alone(self.folder):
+        with lock_folder(self.folder):
             kept = self._read()
             taken = [entry for entry in kept["runs"] if not self._is_same(entry, run, steps)]
             count = sum(entry["steps"] for entry in kept["runs"] if self._is_same(entry, run, steps))
