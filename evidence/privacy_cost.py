@@ -54,12 +54,12 @@ def ledger() -> tuple[str, bool]:
                         theirs.compose(dp_accounting.SelfComposedDpEvent(event, steps // 2))
                     fine = PLDAccountant(value_discretization_interval=interval / 10)
                     fine.compose(dp_accounting.SelfComposedDpEvent(event, steps))
-                    worst = max(worst, abs(ours - theirs.get_epsilon(DELTA)))
+                    worst = max(worst, abs(ours / theirs.get_epsilon(DELTA) - 1))
                     finer = max(finer, ours / fine.get_epsilon(DELTA) - 1)
                     count += 1
                     assert ours <= epsilon
     lines = [
-        "| plans | greatest difference | above losses that are ten times finer, at most |",
+        "| plans | greatest relative difference | above losses that are ten times finer, at most |",
         "| ---: | ---: | ---: |",
         f"| {count} | {worst:.1e} | {100 * finer:.2f} % |",
     ]
@@ -106,7 +106,7 @@ def train_opacus(
     head = {key for key in names if key.startswith("2.")}
     phases = [(head, 1), ({*names} - head, how["epochs"])] if name == "fedrep" else [({*names}, how["epochs"])]
     shared = {key: p.detach().clone() for key, p in net.named_parameters()}
-    own = [{key: shared[key].clone() for key in head} for _ in data.names]
+    kept_heads = [{key: shared[key].clone() for key in head} for _ in data.names]
     sizes = data.sizes.double()
 
     def descend(values, client, moving, epochs, sigma):
@@ -139,16 +139,16 @@ def train_opacus(
     for _ in range(rounds):
         trained = []
         for client in range(len(data.names)):
-            values = {**shared, **(own[client] if name == "fedrep" else {})}
+            values = {**shared, **(kept_heads[client] if name == "fedrep" else {})}
             for moving, epochs in phases:
                 values = descend(values, client, moving, epochs, float(noise[client]))
-            own[client] = {key: values[key] for key in head}
+            kept_heads[client] = {key: values[key] for key in head}
             trained.append(values)
         shared = {key: sum(s * v[key] for s, v in zip(sizes, trained, strict=True)) / sizes.sum() for key in names}
         shared = {key: value.float() for key, value in shared.items()}
     scores = []
     for client in range(len(data.names)):
-        values = {**shared, **(own[client] if name == "fedrep" else {})}
+        values = {**shared, **(kept_heads[client] if name == "fedrep" else {})}
         if name == "fedavg-ft":
             values = descend(values, client, {*names}, kinfed.methods.FedAvgFT().length * how["epochs"], 0.0)
         module, rows = perceptron(0, data.x.shape[1], 10), data.rows["test"][client]
@@ -273,11 +273,11 @@ def read_rows(privacy: float | None, folder: Path, rounds: int) -> tuple[int, in
     victim = Site("south", folder / "south.npz", folder / "again", "cpu", policy=Policy(runs="any"))
     victim.reply("join", kept["join"])
     model = planned.model((COLUMNS,), 2)
-    layout, draw, found, answered = model.layout, torch.Generator().manual_seed(1), set(), 0
+    layout, draw, rows_read, answered = model.layout, torch.Generator().manual_seed(1), set(), 0
     for round in range(rounds + 10):
         theta = trap(layout, model.theta, draw)
-        words = kept["round"].words | {"round": round, "accepted": round - 1}
-        reply = victim.reply("round", kept["round"]._replace(words=words, arrays={"train/theta": theta}))
+        fields = kept["round"].words | {"round": round, "accepted": round - 1}
+        reply = victim.reply("round", kept["round"]._replace(words=fields, arrays={"train/theta": theta}))
         if "refused" in reply.words:
             break
         answered += 1
@@ -293,8 +293,8 @@ def read_rows(privacy: float | None, folder: Path, rounds: int) -> tuple[int, in
                 row = (moved["fc1.weight"][neuron] / bias[neuron]).numpy()
                 near = np.abs(tables["south"] - row).max(1)
                 if near.min() < 0.05:
-                    found.add(int(near.argmin()))
-    return len(found), 63, answered
+                    rows_read.add(int(near.argmin()))
+    return len(rows_read), 63, answered
 
 
 def traps() -> tuple[str, bool]:

@@ -30,8 +30,8 @@ def needs(planned: Plan) -> dict[str, int]:
     """The answers computed from rows that a run of a plan takes of a site, by kind."""
     count, every = planned.learning.rounds.count, planned.learning.rounds.evaluate_every
     scored = count // every + bool(count % every)
-    told = int(planned.learning.training.privacy is None)  # what has no price does not leave
-    return {"description": told, "joining": 1, "training": count, "evaluation": scored, "verdict": told}
+    unpriced = int(planned.learning.training.privacy is None)  # what has no price does not leave
+    return {"description": unpriced, "joining": 1, "training": count, "evaluation": scored, "verdict": unpriced}
 
 
 def summary(planned: Plan) -> list[str]:

@@ -146,13 +146,13 @@ class Site:
             raise UsageError(f"the server's plans must be a list of tables; got {plans!r:.80}")
         why = self._agreements.missing(plans, experiment)
         if why and plans and (plans, why) != self._asked:
-            found = [self._plan({"table": table}) for table in plans]  # raises for what is no plan
+            planned = [self._plan({"table": table}) for table in plans]  # raises for what is no plan
             self._agreements.keep_asked(plans)
             self._report(f"{PLAN}the server asks for a run: {why}; until then nothing leaves this site but its name")
-            for line in [line for planned in found for line in agreements.summary(planned)]:
+            for line in [line for each_plan in planned for line in agreements.summary(each_plan)]:
                 self._report(f"{PLAN}{line}")
             self._asked = plans, why
-            self.ask(found)
+            self.ask(planned)
         return why
 
     def _describe(self, message: Message) -> Message:
@@ -164,8 +164,8 @@ class Site:
             raise Withheld("its policy asks for privacy, under which a description of its rows has no price")
         data = site_examples.find(self._data, self.name, self._reading, self._limits)
         with understanding(), at_home(data):
-            said = data.describe(words["agreed"], split, words["seed"])
-        return Message({"client": self.name, **self._policy.coarser(said)}, {})
+            description = data.describe(words["agreed"], split, words["seed"])
+        return Message({"client": self.name, **self._policy.coarser(description)}, {})
 
     def _join(self, invitation: Message) -> Message:
         words = invitation.words
@@ -281,8 +281,8 @@ class Site:
             work.state.reply.words["scores"] = scores
             return
         metric = work.part.federation.task.metric
-        told = contents.describe_reply({"scores": [row for row in scores if row[2] == metric], "evaluated": round}, {})
-        self._report(f"{STAYS}{told}")
+        line = contents.describe_reply({"scores": [row for row in scores if row[2] == metric], "evaluated": round}, {})
+        self._report(f"{STAYS}{line}")
 
     def _to_evaluate(self, message: Message, state: SiteState) -> tuple[int, Tree]:
         """The round whose models are evaluated, and what they are made of."""
