@@ -2,15 +2,19 @@
 
 import json
 
+import numpy as np
 import pytest
 import torch
 
 from kinfed.core.private.privacy import NoisedSteps, Privacy, count_epsilon, noise_for
 from kinfed.errors import RunError, UsageError
+from kinfed.flower.server import plan
+from kinfed.flower.server.server import serve
 from kinfed.flower.site.drawn_rows import Withheld
 from kinfed.flower.site.ledger import Ledger
 from kinfed.flower.site.policy import Policy
 from kinfed.flower.site.site import Site
+from kinfed.flower.site.site_check import Here
 from kinfed.flower.site.site_reading import Reading
 
 pytest.importorskip("dp_accounting")
@@ -185,3 +189,72 @@ def test_labels_decide_no_rows_place(trial):
     assert run(trial).planned.split.stratify is False
     with pytest.raises(UsageError, match="deals rows by the labels"):
         run(trial, split={"stratify": True})
+
+
+PUBLIC = {"age": [0, 100], "ward": ["a", "b"], "seen": [2000, 2030]}
+
+
+def tables(folder, target="sick", **reading):
+    """Three sites with the rows of invented patients, one of whom is of a ward that nobody else is in."""
+    sites = []
+    for i, name in enumerate(("north", "east", "south")):
+        draw = np.random.default_rng(i)
+        rows = []
+        for k in range(60):
+            age, ward = draw.normal(55, 12), "zeta" if name == "east" and k == 7 else "ab"[k % 2]
+            cells = [f"{age:.1f}" if k % 9 else "", ward, f"{2010 + k % 12}-03-0{1 + k % 9}"]
+            rows.append(",".join([*cells, str(int(age > 55)) if target == "sick" else f"{age / 10:.2f}"]))
+        (folder / f"{name}.csv").write_text("\n".join([f"age,ward,seen,{target}", *rows]) + "\n")
+        policy = Policy(runs="any", epsilon=30.0)
+        sites.append(Site(name, folder / f"{name}.csv", folder, "cpu", Reading(target, **reading), policy=policy))
+    return sites
+
+
+def serve_tables(sites, folder, columns, **flower):
+    seen = []
+
+    class Tap(Here):
+        def push(self, node, kind, message, seconds):
+            seen.append((kind, message))
+            id = super().push(node, kind, message, seconds)
+            seen.append((kind, self._arrived[id]))
+            return id
+
+    privacy = {"epsilon": 20.0, **({"columns": columns} if columns else {})}
+    raw = {"rounds": 2, "method": "kin", "model": "linear", "privacy": privacy, "flower": {"clients": 3, **flower}}
+    return serve(plan.resolve(raw), Tap(sites), folder / "run", lambda line: None, 0.0), seen
+
+
+def test_tables_become_inputs_by_what_is_public_of_their_columns(tmp_path):
+    summary, seen = serve_tables(tables(tmp_path), tmp_path, PUBLIC)
+    assert max(summary.privacy["spent"]) > 19
+    assert "describe" not in {kind for kind, _ in seen}
+    assert "zeta" not in str([message.words for _, message in seen])
+    scale = summary.data.scale["inputs"]
+    assert (scale["age"]["mean"], scale["age"]["deviation"]) == (50.0, 25.0)
+    description = json.loads(next((tmp_path / "east").glob("*/description.json")).read_text())
+    assert not description["columns"].get("within")
+
+
+def test_a_target_that_is_a_number_needs_its_range_too(tmp_path):
+    with pytest.raises(UsageError, match="it lacks cost; give the least"):
+        serve_tables(tables(tmp_path, "cost"), tmp_path, PUBLIC)
+    summary, _ = serve_tables(tables(tmp_path, "cost"), tmp_path, PUBLIC | {"cost": [0, 10]})
+    assert summary.data.task["mean"] == [5.0]
+
+
+@pytest.mark.parametrize(
+    ("columns", "flower", "why"),
+    [
+        ({}, {}, "it lacks age, ward, seen"),
+        (PUBLIC | {"ward": [0, 1]}, {}, "ward must be its categories"),
+        (PUBLIC | {"age": ["old"]}, {}, "age must be the least and the largest number"),
+        (PUBLIC | {"age": [5, 5]}, {}, r"privacy\.columns\.age must be the least"),
+        (PUBLIC | {"age": [0, 1e308]}, {}, r"privacy\.columns\.age must be the least"),
+        (PUBLIC, {"scale": "client"}, "takes each site's own rows"),
+    ],
+)
+def test_what_is_not_public_is_refused_in_a_line(tmp_path, columns, flower, why):
+    with pytest.raises(UsageError, match=why) as problem:
+        serve_tables(tables(tmp_path), tmp_path, columns, **flower)
+    assert "\n" not in str(problem.value)

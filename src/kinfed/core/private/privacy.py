@@ -11,7 +11,7 @@ from functools import cache
 from typing import Annotated, Any, NamedTuple
 
 from ...errors import UsageError
-from ..field_checks import In, Positive, Settings
+from ..field_checks import LARGEST, In, Positive, Settings
 
 LEAST_NOISE, LARGEST_NOISE = 0.2, 1e4  # times the clip: what is always added, and in which nothing is learned
 PRECISION = 1e-3  # relative, to which a noise multiplier is found
@@ -35,6 +35,8 @@ class Privacy(Settings):
     clip: Positive = 1.0  # the greatest norm of a row's gradient
     unit: str = "row"  # what is protected
     masked: bool = False  # whether the server sees sums of uploads only
+    # of tables at sites, what is public of each column: the least and the largest number, or its categories
+    columns: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -47,6 +49,12 @@ class Privacy(Settings):
                 "privacy.masked: this version cannot hide single uploads from the server; leave it out, as epsilon "
                 "holds against the server without it"
             )
+        for name, public in (self.columns or {}).items():
+            if not (_are_bounds(public) or _are_categories(public)):
+                raise UsageError(
+                    f"privacy.columns.{name} must be the least and the largest number, such as [0, 100], or a list of "
+                    f"categories; got {public!r:.80}"
+                )
 
     def check_size(self, client: str, rows: int) -> None:
         """Raise UsageError if delta is no promise for a client with so many rows."""
@@ -55,6 +63,19 @@ class Privacy(Settings):
                 f"privacy.delta must be below 1 / rows of every client, as publishing a row at random would keep to it "
                 f"otherwise; client {client} has {rows:,} rows, so set it below {1 / rows:.2g}; got {self.delta:g}"
             )
+
+
+def _are_bounds(public: Any) -> bool:
+    """Whether these are the least and the largest number of a column."""
+    if not isinstance(public, list | tuple) or len(public) != 2:
+        return False
+    is_number = all(isinstance(bound, int | float) and not isinstance(bound, bool) for bound in public)
+    return is_number and -LARGEST < public[0] < public[1] < LARGEST
+
+
+def _are_categories(public: Any) -> bool:
+    """Whether these are the categories of a column."""
+    return isinstance(public, list | tuple) and bool(public) and all(isinstance(name, str) for name in public)
 
 
 class NoisedSteps(NamedTuple):

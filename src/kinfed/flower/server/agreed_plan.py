@@ -3,7 +3,6 @@
 from collections import Counter
 
 from ...core.tasks import Classification, selected_task
-from ...errors import UsageError
 from ..wire.messages import Words
 from . import plan, validation
 from .broker import Broker
@@ -65,12 +64,13 @@ def agree(planned: Plan, broker: Broker) -> Words:
     alike = {client: words for client, words in clients.items() if validation.kind(words) == kind}
     first = next(iter(alike.values()))
     facts = {"experiment": broker.greeting["experiment"], **{key: first[key] for key in ("shape", "task", "columns")}}
-    if first["columns"] and planned.learning.training.privacy is not None:
-        raise UsageError(
-            "the sites have tables, whose columns are scaled by statistics of their rows, which have no price under "
-            "privacy; have each site write its numbers on a common scale into an .npz, as arrays are used as they are"
-        )
-    if first["columns"]:
+    privacy = planned.learning.training.privacy
+    if first["columns"] and privacy is not None:
+        describing = Describing(planned, broker, facts | {"kind": kind})
+        describing.agree(alike)
+        describing.describe_publicly(privacy.columns or {})
+        facts, task = describing.facts, plan.read_task(describing.facts["task"])
+    elif first["columns"]:
         describing = Describing(planned, broker, facts | {"kind": kind})
         describing.agree(alike)
         described = fitting(broker, describing.facts)

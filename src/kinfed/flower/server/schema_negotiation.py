@@ -15,7 +15,14 @@ from ...core.tasks import Classification, Counts, Forecasting, Quantiles, Regres
 from ...data.steps import calendar_names
 from ...data.tables import disclosure
 from ...data.tables.cell_warnings import describe_odd_units
-from ...data.tables.column_statistics import NumberStatistics, Statistics, WordStatistics, merge_statistics, take_share
+from ...data.tables.column_statistics import (
+    DateStatistics,
+    NumberStatistics,
+    Statistics,
+    WordStatistics,
+    merge_statistics,
+    take_share,
+)
 from ...data.tables.columns import RARE, Number
 from ...data.tables.covariates import leads_of, names_of
 from ...data.tables.frame import FEW, SHARED, natural
@@ -31,6 +38,8 @@ from . import odd_scales, plan, validation
 from .broker import Broker, too_few
 from .nodes import LARGEST
 from .plan import Plan
+
+MADE_UP = 1000  # rows of which made-up statistics are
 
 
 @dataclass
@@ -85,9 +94,27 @@ class Describing:
         self._found(answers)
         return list(replies)
 
+    def describe_publicly(self, columns: Mapping[str, Any]) -> None:
+        """Describe the columns by what is public of them, as under privacy no site is asked; raises UsageError."""
+        agreed = self.facts["agreed"]
+        if "times" in agreed:
+            raise UsageError("series are scaled by their readings, which have no price under privacy; use tables")
+        if self.planned.deployment.scale == "client":
+            raise UsageError("flower.scale='client' takes each site's own rows, which have no price under privacy")
+        kinds = dict(agreed["inputs"]) | dict.fromkeys([] if agreed["classes"] else agreed["targets"], "number")
+        if lacking := [name for name in kinds if name not in columns]:
+            raise UsageError(
+                f"under privacy no site tells what its columns are like, so privacy.columns must say what is public of "
+                f"each: it lacks {', '.join(lacking)}; give the least and the largest number, such as [0, 100], or the "
+                "categories"
+            )
+        public: dict[str, Any] = {name: _make_public(name, kind, columns[name]) for name, kind in kinds.items()}
+        self.told = {"privacy.columns": {name: public[name] for name, _ in agreed["inputs"]}}
+        self._found({} if agreed["classes"] else {"privacy.columns": [public[name] for name in agreed["targets"]]})
+
     def add(self, clients: list[str]) -> list[str]:
         """Ask sites that join later for statistics, for scales of their own; returns those that can join."""
-        if "agreed" not in self.facts or not clients:
+        if "agreed" not in self.facts or not clients or self.planned.learning.training.privacy is not None:
             return clients
         none: Words = {"clients": {}, "inputs": []}
         description: Words = self.facts.get("description") or self.facts.get("covariates") or none
@@ -424,3 +451,17 @@ def is_number(label: str) -> bool:
         return bool(np.isfinite(float(label)))
     except ValueError:
         return False
+
+
+def _make_public(name: str, kind: str, public: Any) -> Statistics:
+    """Statistics as of made-up rows, by what is public of a column: numbers fill their range, categories are alike."""
+    is_text = isinstance(public[0], str)
+    if is_text != (kind == "category"):
+        wanted = "its categories" if kind == "category" else "the least and the largest number"
+        raise UsageError(f"privacy.columns.{name} must be {wanted}, as the sites have it; got {public!r:.80}")
+    if is_text:
+        return WordStatistics(dict.fromkeys(public, MADE_UP), 1, 1, 1)
+    low, high = map(float, public)
+    middle = (low + high) / 2
+    numbers = NumberStatistics(MADE_UP, 1, middle, (high - low) / 4, (low, middle, high), {middle: MADE_UP})
+    return DateStatistics(numbers, False) if kind == "date" else numbers

@@ -50,6 +50,7 @@ from .site_examples import OwnFileError, at_home
 from .site_files import ExperimentFolder, SiteState
 from .site_predictor import model_of
 from .site_reading import Reading
+from .site_series import SiteSeries
 
 T = TypeVar("T")
 SENT, PLAN, STAYS = "sent: ", "plan: ", "stays here: "  # begin what is told of a reply, of what is asked, of scores
@@ -412,15 +413,13 @@ class Site:
         """The examples of this client, and the model with the initial values that the server sent."""
         words = invitation.words
         data = site_examples.find(self._data, self.name, self._reading, self._limits)
-        if planned.learning.training.privacy is not None and not isinstance(data, site_examples.SiteArrays):
-            raise Withheld(
-                "a table becomes inputs by statistics of its rows, which have no price under privacy; give its "
-                "numbers, on a scale that all sites share, as arrays in an .npz"
-            )
+        private = planned.learning.training.privacy is not None
+        if private and isinstance(data, SiteSeries):
+            raise Withheld("series are scaled by their readings, which have no price under privacy")
         task = plan.read_task(words["task"])
         with understanding():
             self._policy.check_parameters(planned, words["shape"], words["outputs"], words.get("description"))
-        cut = float(planned.table["model"].get("cut", math.inf))
+        cut = math.inf if private else float(planned.table["model"].get("cut", math.inf))  # by the site's own rows
         with understanding(), at_home(data):
             federation = data.federate(words, task, planned.split, planned.learning.seed, cut)
         digest = federation.digest()
