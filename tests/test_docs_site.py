@@ -235,7 +235,8 @@ def test_the_leaderboard_names_all_that_are_best_and_their_seeds():
 
 def test_the_leaderboard_is_what_the_committed_tables_give():
     board = importlib.import_module("leaderboard")
-    for page, part, lines in ((board.PAGE, "defaults", board.board()), (board.PAPERS, "published", board.list_published())):
+    published = board.PAPERS, "published", board.list_published()
+    for page, part, lines in ((board.PAGE, "defaults", board.board()), published):
         text = "\n".join(lines)
         assert f"<!-- {part} -->\n{text}\n<!-- end of {part} -->" in page.read_text(), "python evidence/leaderboard.py"
 

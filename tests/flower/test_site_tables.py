@@ -1059,7 +1059,7 @@ def test_a_series_is_cut_by_its_own_times_if_the_run_says_so(meters, tmp_path):
         rounds=1, split={"own_times": True}, change=lambda name: {"late": 10 * (ord(name) - ord("a"))}, horizons=[2]
     )
     summary = made.serve()
-    assert not [one for _, _, one in made.grid.sent if "cuts" in one.texts.get("agreed", {})]
+    assert not [one for _, _, one in made.grid.sent if "cuts" in one.words.get("agreed", {})]
     federation = kinfed.from_csv(
         tmp_path / "all.csv",
         client="who",

@@ -69,8 +69,8 @@ def _tell_promise(privacy: Privacy, most: Mapping[str, int]) -> list[str]:
     return [
         f"a run takes {several(most['training'], 'upload')} trained on this site's rows, with this site's own noise: "
         f"epsilon {privacy.epsilon:g} at delta {privacy.delta:g} for each row, whatever the server sends or asks",
-        "scores and statistics of columns stay here; how many rows there are, the names of columns and classes, and why "
-        "a file cannot be used, are not covered",
+        "scores and statistics of columns stay here; how many rows there are, the names of columns and classes, and "
+        "why a file cannot be used, are not covered",
     ]
 
 
