@@ -21,6 +21,7 @@ FAMILIES: dict[str, dict[str, Listed]] = {
         "kin": Listed("kin:Kin"),
         "hedge": Listed("hedge:Hedge"),
         "attention": Listed("attention:Attention"),
+        "mixture": Listed("mixture:Mixture"),
     },
     "Alone, or one model for all": {
         "local": Listed("local:Local"),

@@ -1,0 +1,67 @@
+"""How weights follow from similarities: each receiver's row sums to one."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from ..core.field_checks import NonNegative, Positive, Settings, Share
+from ..ops.sparsify import project_simplex
+
+
+class Weighing(Protocol):
+    """A part of `kinfed.Mixture`: weights by similarities."""
+
+    def weigh(self, alike: Tensor, mass: Tensor, itself: Tensor) -> Tensor:
+        """[L, K, M] rows that sum to one, of similarities alike: [L, K, M].
+
+        mass: [K, M] is how much the other counts, its training examples, and 0 of one that must get no weight;
+        itself: [K, M] bool is where a receiver is its own other.
+        """
+
+
+@dataclass(frozen=True)
+class Softmax(Settings):
+    r"""$w_{ij} \propto n_j e^{s_{ij} / \tau}$; with `own` $w_{ii}$ is that, and the others share the rest."""
+
+    temperature: Positive = 0.1  # tau: the smaller, the more weight has who is more alike
+    own: Share | None = None  # a client's weight for its own model; left out: by its similarity with itself
+
+    def weigh(self, alike: Tensor, mass: Tensor, itself: Tensor) -> Tensor:
+        logits = alike / self.temperature + mass.log()
+        if self.own is None:
+            return logits.softmax(-1)
+        others = logits.masked_fill(itself, -torch.inf).softmax(-1).nan_to_num()
+        own = torch.where(others.sum(-1, keepdim=True) > 0, self.own, 1.0)
+        return torch.where(itself, own, (1 - own) * others)
+
+
+@dataclass(frozen=True)
+class Kernel(Settings):
+    r"""$w_{ij} = \frac{\alpha}{\sigma} e^{s_{ij} / \sigma}$, the rest a client's own: FedAMP's weights by `distance`.
+
+    It is $\alpha A'(-s_{ij})$ with $A(x) = 1 - e^{-x / \sigma}$ (Huang et al., 2021, Algorithm 1). A client with
+    many near others may have a negative weight for its own model.
+    """
+
+    alpha: NonNegative = 1.0  # length of the step towards the others
+    sigma: Positive = 1.0  # squared distance over which weights fade
+
+    def weigh(self, alike: Tensor, mass: Tensor, itself: Tensor) -> Tensor:
+        rows = (self.alpha / self.sigma * torch.exp(alike / self.sigma)).masked_fill(itself | (mass <= 0), 0)
+        return torch.where(itself, 1 - rows.sum(-1, keepdim=True), rows)
+
+
+@dataclass(frozen=True)
+class Simplex(Settings):
+    r"""The weights of a mean that are nearest to $p_j + s_{ij} / 2 \alpha$, $p$ being shares of examples: pFedGraph's.
+
+    Its quadratic programme is that of Ye et al., 2023, of cosines of movements.
+    """
+
+    alpha: Positive = 0.8  # how near weights are to the shares of examples; large: one mean for all
+
+    def weigh(self, alike: Tensor, mass: Tensor, itself: Tensor) -> Tensor:
+        rows = mass / mass.sum(-1, keepdim=True) + alike / (2 * self.alpha)
+        return project_simplex(rows.masked_fill(mass <= 0, -torch.inf))

@@ -1,0 +1,171 @@
+"""Mixture: parts that compose to the methods of papers, to kinfed's own, and to a user's."""
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import nn
+
+import kinfed
+from kinfed import Execution, Federation, UsageError, fit
+from kinfed.cli import main
+from kinfed.methods import FedAMP, HeurFedAMP, Local, Mixture, PFedGraph
+from kinfed.relations.comparisons import Cosine, Distance
+from kinfed.relations.neighbourhoods import Linked, Nearest
+from kinfed.relations.weighings import Kernel, Simplex, Softmax
+
+TRAINING = kinfed.Training(epochs=1, batch=8, optimiser=kinfed.SGD(lr=0.1))
+
+
+@pytest.fixture(scope="module")
+def federation():
+    """Twelve clients with equally many examples, in two groups that label the opposite way."""
+    draw = torch.Generator().manual_seed(0)
+    x, client = torch.randn(480, 6, generator=draw), torch.arange(480) % 12
+    return Federation.from_arrays(x, (x.sum(1) * (-1) ** client > 0).long(), client)
+
+
+def network():
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 2))
+
+
+def train(method, federation, rounds=4, **how):
+    return fit(method, federation, network(), rounds=rounds, training=TRAINING, **how)
+
+
+@pytest.mark.parametrize(
+    ("composed", "paper"),
+    [
+        (
+            Mixture(Distance(), Kernel(0.02, 0.05), vectors="models", start_from="own", pull=5.0),
+            FedAMP(alpha=0.02, sigma=0.05, pull=0.1),
+        ),
+        (
+            Mixture(Cosine(), Softmax(1 / 20, own=0.2), vectors="models", start_from="own", pull=0.3),
+            HeurFedAMP(sharpness=20.0, home=0.2, pull=0.3),
+        ),
+        (Mixture(weigh=Simplex(0.8)), PFedGraph(alpha=0.8, pull=0.0)),
+    ],
+)
+def test_parts_compose_to_a_papers_method(composed, paper, federation):
+    """Of equal sizes, as these papers' weights do not count examples; all clients take part."""
+    runs = [train(method, federation) for method in (composed, paper)]
+    torch.testing.assert_close(runs[0].relation, runs[1].relation, rtol=1e-4, atol=1e-5)
+    for model in ("own", "mixed"):
+        scores = [run.history.curve(model, "test", "loss") for run in runs]
+        torch.testing.assert_close(*scores, rtol=1e-4, atol=1e-4)
+
+
+def test_weights_by_hand():
+    alike, mass = torch.tensor([[[1.0, 0.5, 0.0, 0.9]]]), torch.tensor([[2.0, 2.0, 4.0, 0.0]])
+    itself = torch.tensor([[True, False, False, False]])
+    powers = torch.tensor([2.0, 1.0, 1.0, 0.0])  # 2 e^(ln 4), 2 e^(ln 2) and 4 e^0, over 4
+    plain = Softmax(0.5 / torch.tensor(2.0).log().item()).weigh(alike, mass, itself)
+    torch.testing.assert_close(plain[0, 0], powers / powers.sum())
+    fixed = Softmax(0.5 / torch.tensor(2.0).log().item(), own=0.6).weigh(alike, mass, itself)
+    torch.testing.assert_close(fixed[0, 0], torch.tensor([0.6, 0.2, 0.2, 0.0]))
+    nearest = Simplex(1.0).weigh(alike, mass, itself)  # of 0.25 + 0.5, 0.25 + 0.25 and 0.5, each less 0.25
+    torch.testing.assert_close(nearest[0, 0], torch.tensor([0.5, 0.25, 0.25, 0.0]))
+    kernel = Kernel(0.5, 1.0).weigh(-alike, mass, itself)
+    e = torch.exp(torch.tensor([-0.5, 0.0])) / 2
+    torch.testing.assert_close(kernel[0, 0], torch.tensor([1 - float(e.sum()), *e, 0.0]))
+
+
+def test_distances_are_those_of_pairs_with_lists_and_without():
+    run = train(Mixture(), federation, rounds=1)
+    layout, draw = (
+        run.model_layout if hasattr(run, "model_layout") else kinfed.Model(network()).layout,
+        torch.Generator(),
+    )
+    table = torch.randn(7, layout.size, generator=draw.manual_seed(2)) + 1000
+    rows, near = table[:3], torch.tensor([[0, 4, 6], [1, 2, 3], [2, 0, 5]])
+    expected = -(rows[:, None].double() - table.double()).square().sum(-1)
+    dense, listed = (Distance().compare(rows, table, lists, layout)[0].double() for lists in (None, near))
+    torch.testing.assert_close(dense, expected, rtol=1e-4, atol=1e-2)
+    torch.testing.assert_close(listed, expected.gather(1, near), rtol=1e-4, atol=1e-2)
+
+
+@pytest.mark.parametrize("vectors", ["movements", "models", "updates"])
+@pytest.mark.parametrize("share", [1.0, 0.5])
+def test_executors_and_participation(vectors, share, federation):
+    method = Mixture(Cosine(by_layer=True), vectors=vectors)
+    runs = [
+        train(method, federation, participation=share, execution=Execution(executor=executor, workers=1))
+        for executor in ("loop", "vmap")
+    ]
+    torch.testing.assert_close(runs[0].relation, runs[1].relation, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(runs[0].relation.sum(-1), torch.ones(2, 12), rtol=0, atol=1e-5)
+
+
+def test_a_client_that_never_took_part_is_sent_the_mean_of_those_that_did(federation):
+    run = train(Mixture(among=Nearest(3)), federation, rounds=1, participation=0.5)
+    relation = run.relation
+    seen = relation.sum(0) > 0
+    assert seen.sum() == 6
+    new = relation[~seen]
+    torch.testing.assert_close(new, (seen / seen.sum()).float().expand(6, -1), rtol=0, atol=1e-6)
+
+
+def test_among_whom(federation):
+    everyone, many = (train(method, federation) for method in (Mixture(), Mixture(among=Nearest(11))))
+    assert torch.equal(everyone.relation, many.relation)
+    few = train(Mixture(among=Nearest(3)), federation).relation
+    assert ((few > 0).sum(1) <= 4).all()
+    graph = torch.zeros(12, 12)
+    graph[range(11), range(1, 12)] = graph[range(1, 12), range(11)] = 1.0
+    known = Federation(
+        federation.x, federation.y, federation.rows, federation.task, federation.names, kinfed.Graph(graph, "given")
+    )
+    linked = train(Mixture(among=Linked()), known).relation
+    assert not linked[(graph + torch.eye(12)) == 0].any()
+    with pytest.raises(UsageError, match="needs a known graph of the clients, and there is none"):
+        train(Mixture(among=Linked()), federation)
+
+
+@dataclass(frozen=True)
+class Halves:
+    """A user's part: half of the weight for oneself, half for the one other that is most alike."""
+
+    def weigh(self, alike, mass, itself):
+        best = alike.masked_fill(itself | (mass == 0), -torch.inf).argmax(-1, keepdim=True)
+        rows = torch.zeros_like(alike).scatter(-1, best, 0.5)
+        return rows + 0.5 * itself
+
+
+@dataclass(frozen=True)
+class Wrong:
+    value: float = 0.3
+
+    def weigh(self, alike, mass, itself):
+        return torch.full_like(alike, self.value)
+
+
+def test_a_part_of_ones_own(federation):
+    relation = train(Mixture(weigh=Halves()), federation).relation
+    assert ((relation == 0.5).sum(1) == 2).all()
+    assert not relation[0::2, 1::2].any()  # the other group labels the opposite way
+    for value in (0.3, float("nan")):
+        with pytest.raises(UsageError, match=r"method\.weigh: rows of Wrong must sum to one; divide each by its sum"):
+            train(Mixture(weigh=Wrong(value)), federation)
+
+
+def test_a_config_composes_it_and_takes_a_part_from_a_file(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    source = "import torch\nfrom dataclasses import dataclass\n\n\n@dataclass(frozen=True)\nclass Same:\n"
+    source += (
+        "    def weigh(self, alike, mass, itself):\n        return mass.expand_as(alike) / mass.sum(-1)[:, None]\n"
+    )
+    (tmp_path / "mine.py").write_text(source)
+    small = ["rounds=2", "federation.clients=4", "model=mlp", "--beside", "none", "--quiet"]
+    parts = ["method.compare=distance", "method.weigh.name=kernel", "method.weigh.sigma=5", "method.vectors=models"]
+    assert main(["run", "mixture", *parts, *small, "--out", "a"]) == 0
+    assert 'name = "kernel"' in (tmp_path / "a" / "config.toml").read_text()
+    assert main(["run", "mixture", "method.weigh=mine.py:Same", *small, "--out", "b"]) == 0
+    assert main(["run", "mixture", "method.weigh=kernal", *small, "--out", "c"]) == 2
+    assert "method.weigh" in capsys.readouterr().err
+
+
+def test_it_is_ahead_of_learning_alone_where_groups_are_hidden(federation):
+    alone, mixed = (train(method, federation, rounds=10) for method in (Local(), Mixture()))
+    assert mixed.summary.scores["mixed"]["mean"] > alone.summary.scores["own"]["mean"] + 0.02
