@@ -4,7 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from . import methods as methods, models as models
+    from . import methods as methods, models as models, relations as relations
     from .core.engine import Participation as Participation, Rounds as Rounds
     from .core.graph import Graph as Graph
     from .core.history import History as History
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from .methods.hedge import Hedge as Hedge
     from .methods.kin import Kin as Kin
     from .methods.local import Local as Local
+    from .methods.mixture import Mixture as Mixture
     from .report.explain.reasons import explain as explain
     from .report.explain.relation_difference import diff as diff
     from .runs.estimators import Classifier as Classifier, Regressor as Regressor
@@ -68,6 +69,7 @@ _PLACES = {  # each public name, by its module
     "methods.hedge": ("Hedge",),
     "methods.kin": ("Kin",),
     "methods.local": ("Local",),
+    "methods.mixture": ("Mixture",),
     "report.explain.reasons": ("explain",),
     "report.explain.relation_difference": ("diff",),
     "runs.estimators": ("Classifier", "Regressor"),
@@ -86,6 +88,7 @@ _REGISTRIES = {  # and packages of parts that have names, such as kinfed.methods
     "methods": "methods",
     "models": "models",
     "partitions": "data.partitions",
+    "relations": "relations",
 }
 _MODULES = {name: module for module, names in _PLACES.items() for name in names}
 

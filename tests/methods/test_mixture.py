@@ -58,26 +58,22 @@ def test_parts_compose_to_a_papers_method(composed, paper, federation):
 
 
 def test_weights_by_hand():
-    alike, mass = torch.tensor([[[1.0, 0.5, 0.0, 0.9]]]), torch.tensor([[2.0, 2.0, 4.0, 0.0]])
+    similarity, mass = torch.tensor([[[1.0, 0.5, 0.0, 0.9]]]), torch.tensor([[2.0, 2.0, 4.0, 0.0]])
     itself = torch.tensor([[True, False, False, False]])
     powers = torch.tensor([2.0, 1.0, 1.0, 0.0])  # 2 e^(ln 4), 2 e^(ln 2) and 4 e^0, over 4
-    plain = Softmax(0.5 / torch.tensor(2.0).log().item()).weigh(alike, mass, itself)
+    plain = Softmax(0.5 / torch.tensor(2.0).log().item()).weigh(similarity, mass, itself)
     torch.testing.assert_close(plain[0, 0], powers / powers.sum())
-    fixed = Softmax(0.5 / torch.tensor(2.0).log().item(), own=0.6).weigh(alike, mass, itself)
+    fixed = Softmax(0.5 / torch.tensor(2.0).log().item(), own=0.6).weigh(similarity, mass, itself)
     torch.testing.assert_close(fixed[0, 0], torch.tensor([0.6, 0.2, 0.2, 0.0]))
-    nearest = Simplex(1.0).weigh(alike, mass, itself)  # of 0.25 + 0.5, 0.25 + 0.25 and 0.5, each less 0.25
+    nearest = Simplex(1.0).weigh(similarity, mass, itself)  # of 0.25 + 0.5, 0.25 + 0.25 and 0.5, each less 0.25
     torch.testing.assert_close(nearest[0, 0], torch.tensor([0.5, 0.25, 0.25, 0.0]))
-    kernel = Kernel(0.5, 1.0).weigh(-alike, mass, itself)
+    kernel = Kernel(0.5, 1.0).weigh(-similarity, mass, itself)
     e = torch.exp(torch.tensor([-0.5, 0.0])) / 2
     torch.testing.assert_close(kernel[0, 0], torch.tensor([1 - float(e.sum()), *e, 0.0]))
 
 
 def test_distances_are_those_of_pairs_with_lists_and_without():
-    run = train(Mixture(), federation, rounds=1)
-    layout, draw = (
-        run.model_layout if hasattr(run, "model_layout") else kinfed.Model(network()).layout,
-        torch.Generator(),
-    )
+    layout, draw = kinfed.Model(network()).layout, torch.Generator()
     table = torch.randn(7, layout.size, generator=draw.manual_seed(2)) + 1000
     rows, near = table[:3], torch.tensor([[0, 4, 6], [1, 2, 3], [2, 0, 5]])
     expected = -(rows[:, None].double() - table.double()).square().sum(-1)
@@ -127,9 +123,9 @@ def test_among_whom(federation):
 class Halves:
     """A user's part: half of the weight for oneself, half for the one other that is most alike."""
 
-    def weigh(self, alike, mass, itself):
-        best = alike.masked_fill(itself | (mass == 0), -torch.inf).argmax(-1, keepdim=True)
-        rows = torch.zeros_like(alike).scatter(-1, best, 0.5)
+    def weigh(self, similarity, mass, itself):
+        best = similarity.masked_fill(itself | (mass == 0), -torch.inf).argmax(-1, keepdim=True)
+        rows = torch.zeros_like(similarity).scatter(-1, best, 0.5)
         return rows + 0.5 * itself
 
 
@@ -137,8 +133,8 @@ class Halves:
 class Wrong:
     value: float = 0.3
 
-    def weigh(self, alike, mass, itself):
-        return torch.full_like(alike, self.value)
+    def weigh(self, similarity, mass, itself):
+        return torch.full_like(similarity, self.value)
 
 
 def test_a_part_of_ones_own(federation):
@@ -153,9 +149,7 @@ def test_a_part_of_ones_own(federation):
 def test_a_config_composes_it_and_takes_a_part_from_a_file(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     source = "import torch\nfrom dataclasses import dataclass\n\n\n@dataclass(frozen=True)\nclass Same:\n"
-    source += (
-        "    def weigh(self, alike, mass, itself):\n        return mass.expand_as(alike) / mass.sum(-1)[:, None]\n"
-    )
+    source += "    def weigh(self, similarity, mass, itself):\n        return mass.expand_as(similarity) / mass.sum(-1)[:, None]\n"
     (tmp_path / "mine.py").write_text(source)
     small = ["rounds=2", "federation.clients=4", "model=mlp", "--beside", "none", "--quiet"]
     parts = ["method.compare=distance", "method.weigh.name=kernel", "method.weigh.sigma=5", "method.vectors=models"]

@@ -27,6 +27,7 @@ from kinfed.methods.parts.graph_hypernetwork import GCN, MLP
 from kinfed.methods.parts.heads import FullHeads
 from kinfed.methods.sfl import QP, Similarity
 from kinfed.ops import similarity, sketch
+from kinfed.relations import Cosine, Distance, Kernel, Nearest, Simplex, Softmax
 from kinfed.simulation import evaluation, state_store
 from kinfed.simulation.execution import Execution
 from kinfed.simulation.simulation import Simulation
@@ -68,6 +69,11 @@ VARIANTS = {
         {"lr": 0.5, "feedback": "train", "neighbours": 2},
         {"feedback": "test", "bn": "local", "tau": 0.3, "credit": 1.0},
         {"by_layer": False, "clip": 0.5},
+    ],
+    "mixture": [
+        {"compare": Distance(), "weigh": Kernel(0.5, 2.0), "vectors": "models", "start_from": "own", "pull": 0.5},
+        {"compare": Cosine(by_layer=True), "weigh": Softmax(0.5, own=0.3), "vectors": "updates", "bn": "local"},
+        {"weigh": Simplex(0.5), "among": Nearest(2)},
     ],
     "attention": [
         {"heads": 2, "width": 3, "slope": 0.1, "sketch": 64},

@@ -20,6 +20,7 @@ NET = ["model=mlp", "model.hidden=[4]", "training.epochs=1", "federation.clients
 QUICK = {
     "kin": [],
     "hedge": [],
+    "mixture": [],
     "fedaghn": [],
     "fedamp": [],
     "pfedgraph": ["method.personal=['head.*']"],

@@ -82,8 +82,8 @@ class Mixture(GraphMethod, Advises):
 
     def similarity(self, roster, server):
         vectors = self._vectors(roster, server)
-        alike = self.compare.compare(vectors, vectors, None, roster.layout)
-        return Compared(f"{type(self.compare).__name__.lower()} of {self.vectors}", alike.mean(0))
+        values = self.compare.compare(vectors, vectors, None, roster.layout).mean(0)
+        return Compared(f"{type(self.compare).__name__.lower()} of {self.vectors}", values)
 
     def _vectors(self, roster, server):
         """[N, d] what is compared."""
@@ -105,19 +105,19 @@ class Mixture(GraphMethod, Advises):
             mass = mass[columns] if others.linked is None else mass[columns] * others.linked
             itself = columns == cohort[:, None]
             mass = torch.where(itself & (mass.sum(1, keepdim=True) == 0), 1.0, mass)  # nobody else: its own model
-            alike = self.compare.compare(take(vectors, cohort), vectors, others.near, roster.layout)
-            rows = self.weigh.weigh(alike, mass, itself)
-            self._check(rows, alike)
+            similarity = self.compare.compare(take(vectors, cohort), vectors, others.near, roster.layout)
+            rows = self.weigh.weigh(similarity, mass, itself)
+            self._check(rows, similarity)
             new = ~server.seen[cohort, None]
             rows = torch.where(new, mass / mass.sum(1, keepdim=True), rows)
             return Weights(rows if len(rows) > 1 else rows[0], others.near)
 
         return roster.memo.once("mixture weights", (self, *server, roster.weights, roster.seed, cohort), make)
 
-    def _check(self, rows, alike):
+    def _check(self, rows, similarity):
         """Raise UsageError unless a part's rows are weights of what it was given."""
         name = type(self.weigh).__name__
-        if rows.shape != alike.shape:
-            raise UsageError(f"method.weigh: {name} gives {list(rows.shape)} for similarities {list(alike.shape)}")
+        if rows.shape != similarity.shape:
+            raise UsageError(f"method.weigh: {name} gives {list(rows.shape)} for similarities {list(similarity.shape)}")
         if not bool(((rows.sum(-1) - 1).abs() < ROUNDING).all()):  # also if one is no number
             raise UsageError(f"method.weigh: rows of {name} must sum to one; divide each by its sum")

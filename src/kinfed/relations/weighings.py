@@ -13,8 +13,8 @@ from ..ops.sparsify import project_simplex
 class Weighing(Protocol):
     """A part of `kinfed.Mixture`: weights by similarities."""
 
-    def weigh(self, alike: Tensor, mass: Tensor, itself: Tensor) -> Tensor:
-        """[L, K, M] rows that sum to one, of similarities alike: [L, K, M].
+    def weigh(self, similarity: Tensor, mass: Tensor, itself: Tensor) -> Tensor:
+        """[L, K, M] rows that sum to one, of similarity: [L, K, M].
 
         mass: [K, M] is how much the other counts, its training examples, and 0 of one that must get no weight;
         itself: [K, M] bool is where a receiver is its own other.
@@ -28,13 +28,13 @@ class Softmax(Settings):
     temperature: Positive = 0.1  # tau: the smaller, the more weight has who is more alike
     own: Share | None = None  # a client's weight for its own model; left out: by its similarity with itself
 
-    def weigh(self, alike: Tensor, mass: Tensor, itself: Tensor) -> Tensor:
-        logits = alike / self.temperature + mass.log()
+    def weigh(self, similarity: Tensor, mass: Tensor, itself: Tensor) -> Tensor:
+        logits = similarity / self.temperature + mass.log()
         if self.own is None:
             return logits.softmax(-1)
         others = logits.masked_fill(itself, -torch.inf).softmax(-1).nan_to_num()
-        own = torch.where(others.sum(-1, keepdim=True) > 0, self.own, 1.0)
-        return torch.where(itself, own, (1 - own) * others)
+        share = torch.where(others.sum(-1, keepdim=True) > 0, self.own, 1.0)
+        return torch.where(itself, share, (1 - share) * others)
 
 
 @dataclass(frozen=True)
@@ -48,8 +48,8 @@ class Kernel(Settings):
     alpha: NonNegative = 1.0  # length of the step towards the others
     sigma: Positive = 1.0  # squared distance over which weights fade
 
-    def weigh(self, alike: Tensor, mass: Tensor, itself: Tensor) -> Tensor:
-        rows = (self.alpha / self.sigma * torch.exp(alike / self.sigma)).masked_fill(itself | (mass <= 0), 0)
+    def weigh(self, similarity: Tensor, mass: Tensor, itself: Tensor) -> Tensor:
+        rows = (self.alpha / self.sigma * torch.exp(similarity / self.sigma)).masked_fill(itself | (mass <= 0), 0)
         return torch.where(itself, 1 - rows.sum(-1, keepdim=True), rows)
 
 
@@ -62,6 +62,6 @@ class Simplex(Settings):
 
     alpha: Positive = 0.8  # how near weights are to the shares of examples; large: one mean for all
 
-    def weigh(self, alike: Tensor, mass: Tensor, itself: Tensor) -> Tensor:
-        rows = mass / mass.sum(-1, keepdim=True) + alike / (2 * self.alpha)
+    def weigh(self, similarity: Tensor, mass: Tensor, itself: Tensor) -> Tensor:
+        rows = mass / mass.sum(-1, keepdim=True) + similarity / (2 * self.alpha)
         return project_simplex(rows.masked_fill(mass <= 0, -torch.inf))
