@@ -42,7 +42,7 @@ def train(method, federation, rounds=4, **how):
             FedAMP(alpha=0.02, sigma=0.05, pull=0.1),
         ),
         (
-            Mixture(Cosine(), Softmax(1 / 20, own=0.2), vectors="models", start_from="own", pull=0.3),
+            Mixture(Cosine(), Softmax(1 / 20, self_weight=0.2), vectors="models", start_from="own", pull=0.3),
             HeurFedAMP(sharpness=20.0, home=0.2, pull=0.3),
         ),
         (Mixture(weigh=Simplex(0.8)), PFedGraph(alpha=0.8, pull=0.0)),
@@ -63,7 +63,7 @@ def test_weights_by_hand():
     powers = torch.tensor([2.0, 1.0, 1.0, 0.0])  # 2 e^(ln 4), 2 e^(ln 2) and 4 e^0, over 4
     plain = Softmax(0.5 / torch.tensor(2.0).log().item()).weigh(similarity, mass, itself)
     torch.testing.assert_close(plain[0, 0], powers / powers.sum())
-    fixed = Softmax(0.5 / torch.tensor(2.0).log().item(), own=0.6).weigh(similarity, mass, itself)
+    fixed = Softmax(0.5 / torch.tensor(2.0).log().item(), self_weight=0.6).weigh(similarity, mass, itself)
     torch.testing.assert_close(fixed[0, 0], torch.tensor([0.6, 0.2, 0.2, 0.0]))
     nearest = Simplex(1.0).weigh(similarity, mass, itself)  # of 0.25 + 0.5, 0.25 + 0.25 and 0.5, each less 0.25
     torch.testing.assert_close(nearest[0, 0], torch.tensor([0.5, 0.25, 0.25, 0.0]))
@@ -148,9 +148,10 @@ def test_a_part_of_ones_own(federation):
 
 def test_a_config_composes_it_and_takes_a_part_from_a_file(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    source = "import torch\nfrom dataclasses import dataclass\n\n\n@dataclass(frozen=True)\nclass Same:\n"
-    source += "    def weigh(self, similarity, mass, itself):\n        return mass.expand_as(similarity) / mass.sum(-1)[:, None]\n"
-    (tmp_path / "mine.py").write_text(source)
+    source = ["from dataclasses import dataclass", "@dataclass(frozen=True)", "class Same:"]
+    source += ["    def weigh(self, similarity, mass, itself):", "        shares = mass / mass.sum(-1, keepdim=True)"]
+    source += ["        return shares.expand_as(similarity)"]
+    (tmp_path / "mine.py").write_text("\n".join(source))
     small = ["rounds=2", "federation.clients=4", "model=mlp", "--beside", "none", "--quiet"]
     parts = ["method.compare=distance", "method.weigh.name=kernel", "method.weigh.sigma=5", "method.vectors=models"]
     assert main(["run", "mixture", *parts, *small, "--out", "a"]) == 0

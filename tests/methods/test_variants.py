@@ -72,7 +72,7 @@ VARIANTS = {
     ],
     "mixture": [
         {"compare": Distance(), "weigh": Kernel(0.5, 2.0), "vectors": "models", "start_from": "own", "pull": 0.5},
-        {"compare": Cosine(by_layer=True), "weigh": Softmax(0.5, own=0.3), "vectors": "updates", "bn": "local"},
+        {"compare": Cosine(by_layer=True), "weigh": Softmax(0.5, self_weight=0.3), "vectors": "updates", "bn": "local"},
         {"weigh": Simplex(0.5), "among": Nearest(2)},
     ],
     "attention": [

@@ -23,17 +23,17 @@ class Weighing(Protocol):
 
 @dataclass(frozen=True)
 class Softmax(Settings):
-    r"""$w_{ij} \propto n_j e^{s_{ij} / \tau}$; with `own` $w_{ii}$ is that, and the others share the rest."""
+    r"""$w_{ij} \propto n_j e^{s_{ij} / \tau}$; with `self_weight` $w_{ii}$ is that, and the others share the rest."""
 
     temperature: Positive = 0.1  # tau: the smaller, the more weight has who is more alike
-    own: Share | None = None  # a client's weight for its own model; left out: by its similarity with itself
+    self_weight: Share | None = None  # a client's weight for its own model; left out: by its similarity with itself
 
     def weigh(self, similarity: Tensor, mass: Tensor, itself: Tensor) -> Tensor:
         logits = similarity / self.temperature + mass.log()
-        if self.own is None:
+        if self.self_weight is None:
             return logits.softmax(-1)
         others = logits.masked_fill(itself, -torch.inf).softmax(-1).nan_to_num()
-        share = torch.where(others.sum(-1, keepdim=True) > 0, self.own, 1.0)
+        share = torch.where(others.sum(-1, keepdim=True) > 0, self.self_weight, 1.0)
         return torch.where(itself, share, (1 - share) * others)
 
 
