@@ -27,7 +27,7 @@ from kinfed.methods.parts.graph_hypernetwork import GCN, MLP
 from kinfed.methods.parts.heads import FullHeads
 from kinfed.methods.sfl import QP, Similarity
 from kinfed.ops import similarity, sketch
-from kinfed.relations import Cosine, Distance, Kernel, Nearest, Simplex, Softmax
+from kinfed.relations import Cosine, Distance, Kernel, Linked, Nearest, Simplex, Softmax
 from kinfed.simulation import evaluation, state_store
 from kinfed.simulation.execution import Execution
 from kinfed.simulation.simulation import Simulation
@@ -74,6 +74,7 @@ VARIANTS = {
         {"compare": Distance(), "weigh": Kernel(0.5, 2.0), "vectors": "models", "start_from": "own", "pull": 0.5},
         {"compare": Cosine(by_layer=True), "weigh": Softmax(0.5, self_weight=0.3), "vectors": "updates", "bn": "local"},
         {"weigh": Simplex(0.5), "among": Nearest(2)},
+        {"among": Linked()},
     ],
     "attention": [
         {"heads": 2, "width": 3, "slope": 0.1, "sketch": 64},
