@@ -108,13 +108,14 @@ class Describing:
                 f"each: it lacks {', '.join(lacking)}; give the least and the largest number, such as [0, 100], or the "
                 "categories"
             )
+        self.facts["public"] = True
         public: dict[str, Any] = {name: _make_public(name, kind, columns[name]) for name, kind in kinds.items()}
         self.told = {"privacy.columns": {name: public[name] for name, _ in agreed["inputs"]}}
         self._found({} if agreed["classes"] else {"privacy.columns": [public[name] for name in agreed["targets"]]})
 
     def add(self, clients: list[str]) -> list[str]:
         """Ask sites that join later for statistics, for scales of their own; returns those that can join."""
-        if "agreed" not in self.facts or not clients or self.planned.learning.training.privacy is not None:
+        if "agreed" not in self.facts or not clients or self.facts.get("public"):
             return clients
         none: Words = {"clients": {}, "inputs": []}
         description: Words = self.facts.get("description") or self.facts.get("covariates") or none
