@@ -33,7 +33,7 @@ from kinfed.flower.wire.messages import Message
 PAGE = Path(__file__).parents[1] / "docs" / "evidence" / "privacy-cost.md"
 DELTA, SEEDS = 1e-5, (0, 1, 2)
 DIGITS = load_digits()
-COLUMNS, HIDDEN = 8, 128  # of the site that a server lies to
+COLUMNS, HIDDEN, BINS = 8, 128, 1024  # of the site that a server lies to, and neurons of its models
 
 
 def ledger() -> tuple[str, bool]:
@@ -250,10 +250,20 @@ def trap(layout: Layout, theta: Tensor, draw: torch.Generator) -> Tensor:
     return layout.flatten(layout.tensors(theta) | crafted)
 
 
-def read_rows(privacy: float | None, folder: Path, rounds: int) -> tuple[int, int, int]:
+def line_up(layout: Layout, theta: Tensor, draw: torch.Generator) -> Tensor:
+    """A model whose hidden neurons cut one direction into bins, so that neighbours differ by the rows of one bin."""
+    way = torch.randn(COLUMNS, generator=draw)
+    way = (way / way.norm()).expand(BINS, -1)
+    head = 1e-3 * torch.stack([torch.ones(BINS), -torch.ones(BINS)])
+    crafted = {"fc1.weight": way, "fc1.bias": -torch.linspace(-3, 3, BINS)}
+    crafted |= {"head.weight": head, "head.bias": torch.zeros(2)}
+    return layout.flatten(layout.tensors(theta) | crafted)
+
+
+def read_rows(privacy: float | None, folder: Path, bins: bool) -> tuple[int, int, int]:
     """Training rows of a site that a server reads out of its uploads, how many there are, and uploads it was given.
 
-    The server sends models of its own. A row is read if every one of its numbers is off by less than a twentieth of the
+    The server sends models of its own, with neurons that answer to few rows or with `bins`. A row is read if every one of its numbers is off by less than a twentieth of the
     deviation of its column.
     """
     rng = np.random.default_rng(0)
@@ -264,10 +274,10 @@ def read_rows(privacy: float | None, folder: Path, rounds: int) -> tuple[int, in
         np.savez(folder / f"{name}.npz", x=tables[name], y=y)
         sites.append(Site(name, folder / f"{name}.npz", folder, "cpu", policy=Policy(runs="any")))
     table = {
-        "rounds": rounds,
+        "rounds": 20,
         "method": "fedavg",
-        "model": {"name": "mlp", "hidden": [HIDDEN]},
-        "training": {"epochs": 1, "batch": 8},
+        "model": {"name": "mlp", "hidden": [BINS if bins else HIDDEN]},
+        "training": {"epochs": 1, "batch": 8} | ({"batch": 1024, "optimiser": {"lr": 1.0}} if bins else {}),
         "flower": {"clients": 3, "beside": [], "classes": 2},
     }
     table |= {} if privacy is None else {"privacy": {"epsilon": privacy}}
@@ -288,8 +298,8 @@ def read_rows(privacy: float | None, folder: Path, rounds: int) -> tuple[int, in
     victim.reply("join", kept["join"])
     model = planned.model((COLUMNS,), 2)
     layout, draw, rows_read, answered = model.layout, torch.Generator().manual_seed(1), set(), 0
-    for round in range(rounds + 10):
-        theta = trap(layout, model.theta, draw)
+    for round in range(30):
+        theta = (line_up if bins else trap)(layout, model.theta, draw)
         fields = kept["round"].words | {"round": round, "accepted": round - 1}
         reply = victim.reply("round", kept["round"]._replace(words=fields, arrays={"train/theta": theta}))
         if "refused" in reply.words:
@@ -301,30 +311,31 @@ def read_rows(privacy: float | None, folder: Path, rounds: int) -> tuple[int, in
                 layout.tensors(reply.arrays["upload/theta"]).items(), layout.tensors(theta).values(), strict=True
             )
         }
-        bias = moved["fc1.bias"]
-        for neuron in bias.abs().argsort(descending=True).tolist():
-            if abs(float(bias[neuron])) > 1e-7:
-                row = (moved["fc1.weight"][neuron] / bias[neuron]).numpy()
-                near = np.abs(tables["south"] - row).max(1)
-                if near.min() < 0.05:
-                    rows_read.add(int(near.argmin()))
+        weight, bias = moved["fc1.weight"].double(), moved["fc1.bias"].double()
+        if bins:
+            weight, bias = weight[:-1] - weight[1:], bias[:-1] - bias[1:]
+        for neuron in torch.nonzero(bias.abs() > 1e-7).flatten().tolist():
+            near = np.abs(tables["south"] - (weight[neuron] / bias[neuron]).numpy()).max(1)
+            if near.min() < 0.05:
+                rows_read.add(int(near.argmin()))
     return len(rows_read), 63, answered
 
 
 def traps() -> tuple[str, bool]:
     """What a lying server reads with models of its own making."""
     lines = [
-        "| | uploads answered | training rows read |",
-        "| --- | ---: | ---: |",
+        "| models | | uploads answered | training rows read |",
+        "| --- | --- | ---: | ---: |",
     ]
-    read = {}
-    for epsilon in (None, 8.0, 2.0):
-        with tempfile.TemporaryDirectory() as place:
-            count, rows, answered = read_rows(epsilon, Path(place), 20)
-        read[epsilon] = count
-        label = "without privacy" if epsilon is None else f"epsilon {epsilon:g}"
-        lines.append(f"| {label} | {answered} | {count} of {rows} |")
-    return "\n".join(lines), read[8.0] == read[2.0] == 0
+    read = []
+    for bins, models in ((False, "a direction for each neuron"), (True, "bins along one direction")):
+        for epsilon in (None, 8.0, 2.0):
+            with tempfile.TemporaryDirectory() as place:
+                count, rows, answered = read_rows(epsilon, Path(place), bins)
+            read += [count] if epsilon else []
+            label = "without privacy" if epsilon is None else f"epsilon {epsilon:g}"
+            lines.append(f"| {models} | {label} | {answered} | {count} of {rows} |")
+    return "\n".join(lines), not any(read)
 
 
 PARTS: dict[str, Callable[[], tuple[str, bool]]] = {"ledger": ledger, "opacus": opacus, "shops": shops, "traps": traps}
