@@ -263,8 +263,8 @@ def line_up(layout: Layout, theta: Tensor, draw: torch.Generator) -> Tensor:
 def read_rows(privacy: float | None, folder: Path, bins: bool) -> tuple[int, int, int]:
     """Training rows of a site that a server reads out of its uploads, how many there are, and uploads it was given.
 
-    The server sends models of its own, with neurons that answer to few rows or with `bins`. A row is read if every one of its numbers is off by less than a twentieth of the
-    deviation of its column.
+    The server sends models of its own, with neurons that answer to few rows or with `bins`. A row is read if every one
+    of its numbers is off by less than a twentieth of the deviation of its column.
     """
     rng = np.random.default_rng(0)
     sites, tables = [], {}

@@ -1,11 +1,19 @@
 """Privacy: settings that are refused in a line, and the accountant's noise and epsilon."""
 
 import math
+import sys
 
 import pytest
 
 import kinfed
-from kinfed.core.private.privacy import NoisedSteps, Privacy, choose_interval, count_epsilon, noise_for
+from kinfed.core.private.privacy import (
+    NoisedSteps,
+    Privacy,
+    _import_accountant,
+    choose_interval,
+    count_epsilon,
+    noise_for,
+)
 from kinfed.errors import UsageError
 
 accounting = pytest.importorskip("dp_accounting")
@@ -84,3 +92,11 @@ def test_steps_of_several_kinds_add_up():
     theirs = PLDAccountant(value_discretization_interval=1e-3).compose(event).get_epsilon(1e-5)
     assert count_epsilon(parts, 1e-5) == pytest.approx(theirs, rel=1e-9)
     assert count_epsilon([], 1e-5) == 0
+
+
+def test_without_the_accountant_the_fix_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "dp_accounting", None)
+    _import_accountant.cache_clear()
+    with pytest.raises(UsageError, match="pip install 'kinfed\\[privacy\\]'"):
+        count_epsilon([NoisedSteps(1.0, 1.0, 1)], 1e-5)
+    _import_accountant.cache_clear()

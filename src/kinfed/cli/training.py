@@ -223,7 +223,8 @@ def _notes(summary: Summary) -> Iterator[str]:
     yield from (f"! {name}: {other.extremes}" for name, other in _read_references(summary).items() if other.extremes)
     if summary.provenance.former is not None:
         yield _went_on(summary.provenance.former)
-    if summary.recall and summary.recall.always and summary.selection.by in (summary.metric.name, "loss"):
+    balanced = summary.privacy is None  # else class weights may not follow from rows
+    if balanced and summary.recall and summary.recall.always and summary.selection.by in (summary.metric.name, "loss"):
         yield "  training.class_weights=balanced and select_by=balanced_accuracy may help"
     if summary.leaking:
         yield f"LEAKING: {summary.selection.caution}; these scores are not a fair estimate"

@@ -16,7 +16,7 @@ from ..core.mixins import Solves
 from ..core.model import Model
 from ..core.training import Training
 from ..data.federation import Federation
-from ..errors import log_failure
+from ..errors import UsageError, log_failure
 from ..methods import METHODS
 from ..runs.fit import fit, seconds_by_round
 from ..runs.run_folder import RunFolder
@@ -43,6 +43,13 @@ class Arena:
     participation: float | Participation = 1.0
     seed: int = 0
     execution: Execution = Execution()
+
+    def __post_init__(self) -> None:
+        if self.training.privacy is not None:
+            raise UsageError(
+                "a choice trains many candidates on the same rows and scores them, and a privacy budget covers one "
+                "run; leave privacy out, or run one method"
+            )
 
     def train(self, candidate: Candidate, fold: int, until: int) -> TrainedRun:
         """Train a candidate, from where it stands, and keep its checkpoint.

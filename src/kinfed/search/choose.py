@@ -169,11 +169,6 @@ def choose(
     how["rounds"] = successive_halving.plan_rounds(Rounds.of(how.get("rounds", 20)))
     if module is None and federation.columns is not None:
         how.setdefault("training", Training(clip=CLIP))
-    if how.get("training", Training()).privacy is not None:
-        raise UsageError(
-            "a choice trains many candidates on the same rows and scores them, and a privacy budget covers one run; "
-            "leave privacy out, or run one method"
-        )
     with tempfile.TemporaryDirectory() if folder is None else nullcontext(folder) as place:
         own = () if module is not None else solvable(federation)
         more = {name: partial(default_model, federation, name) for name in own}
