@@ -1,6 +1,8 @@
 """Training under privacy: what a row can move, the noise around it, the batches, and the ledger."""
 
 import copy
+import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -18,9 +20,10 @@ from kinfed.simulation.simulation import Simulation
 pytest.importorskip("dp_accounting")
 PRIVACY = kinfed.Privacy(epsilon=8.0)
 SIZES = (70, 41, 41, 23)
-ABLE = {"kin", "local", "fedavg", "fedavg-ft", "fedprox", "fedprox-ft", "scaffold", "fedatt", "ditto", "fedper", "cfl"}
-ABLE |= {"lg-fedavg", "fedrep", "fedsem", "sfl", "fedu", "fedcedar", "fedamp", "heurfedamp", "pfedgraph", "fedaghn"}
-ABLE |= {"panacea", "pfedhn", "pfedla", "knn-per"}
+PAGE = (Path(__file__).parents[2] / "docs" / "privacy.md").read_text()
+ABLE, REFUSED = (
+    {*re.findall(r"`([\w-]+)`", line)} for line in PAGE.splitlines() if line.startswith(("| run |", "| refused, as"))
+)
 
 
 def federation(sizes=SIZES, seed=0):
@@ -178,6 +181,11 @@ def test_what_uploads_nothing_needs_no_noise():
     last = plain.history.scores[-1]["own", "test", "accuracy"]
     assert torch.equal(private.history.scores[-1]["own", "test", "accuracy"], last)
     assert private.history.select("own") == 2  # scores select no round
+
+
+def test_the_page_lists_every_method():
+    assert {*METHODS} == (ABLE | REFUSED) - {"partial-pooling", "personal-boosting"}
+    assert not ABLE & REFUSED
 
 
 @pytest.mark.parametrize("name", sorted(METHODS))
