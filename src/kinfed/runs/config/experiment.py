@@ -147,15 +147,15 @@ class Experiment(Learning):
 
 def read_split(federation: Table, training: Training) -> tuple[Split, Table]:
     """The split in the table `federation`, and its complete table; under privacy no row's part depends on labels."""
-    asked = table_of(federation, "split", "federation.")
+    requested = table_of(federation, "split", "federation.")
     if training.privacy is not None:
-        if asked.get("stratify"):
+        if requested.get("stratify"):
             raise UsageError(
                 "federation.split.stratify deals rows by the labels of all, which has no price under privacy; leave it "
                 "out"
             )
-        asked = {**asked, "stratify": False}
-    made: tuple[Split, Table] = call(Split, asked, "federation.split")
+        requested = {**requested, "stratify": False}
+    made: tuple[Split, Table] = call(Split, requested, "federation.split")
     return made
 
 
