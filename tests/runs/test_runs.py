@@ -67,7 +67,7 @@ def test_what_a_first_seed_found_is_kept_where_a_later_one_is_refused(tmp_path, 
     experiment = config.resolve(config.read("local", [*SMALL, "seeds=2"]))
     begin = type(experiment).federation
 
-    def refuse(self, data_dir, seed, known=None):
+    def refuse(self, data_dir, seed, former=None):
         if seed == 1:
             raise UsageError("no")
         return begin(self, data_dir, seed)
