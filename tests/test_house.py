@@ -43,7 +43,7 @@ COMMON = {"personal", "frozen", "bn"}  # settings of every method, of which none
 FOLDERS, FLAT, DOUBLED, FIELDS = 15, 29, 4, 21
 # What `python benchmarks/house.py` counts as refused in src, evidence and benchmarks: new code adds none of it.
 REFUSED = {
-    "names": 538,
+    "names": 537,
     "texts times a truth value": 17,
     "functions without a verb": 87,
     "nested conditionals": 9,
