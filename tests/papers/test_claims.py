@@ -299,7 +299,7 @@ def test_the_page_is_what_the_committed_tables_say(monkeypatch):
     monkeypatch.syspath_prepend(str(COMMITTED.parents[2] / "evidence"))
     page = importlib.import_module("coverage")
     text = page.PAGE.read_text()
-    for part in page.parts(page.noted()).values():
+    for part in page.parts(page.read_at_hand()).values():
         assert part in text, "KINFED_DATA=DIR python evidence/coverage.py writes it again"
 
 

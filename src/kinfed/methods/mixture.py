@@ -48,6 +48,16 @@ class Mixture(GraphMethod, Advises):
 
     remedy = "lower the learning rate or method.pull"
 
+    @property
+    def by_layer(self):
+        """Whether each layer has weights of its own."""
+        return getattr(self.compare, "by_layer", False)
+
+    @property
+    def neighbours(self):
+        """How many others are listed for a client; 0: none are left out."""
+        return self.among.count if isinstance(self.among, Nearest) else 0
+
     def start(self, roster):
         check_pull("mixture", roster.training.optimiser, self.pull, "the mixture", "pull")
         theta = roster.copies()

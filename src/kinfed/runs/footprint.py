@@ -36,6 +36,7 @@ HOLDS = {  # of kinfed's methods and of their parts: measured, as tests/runs/tes
     "Scaffold": Holds(uploads=4),
     "GraphMethod": Holds(models=3, uploads=1, graphs=1),
     "Kin": Holds(models=4.2, uploads=0.2, layer_pairs=4.6, layer_graphs=1),
+    "Mixture": Holds(models=4.6, uploads=0.2, layer_pairs=5.8, layer_graphs=1),
     "FedAMP": Holds(models=4.4, uploads=0.6, pairs=8, graphs=1),
     "HeurFedAMP": Holds(models=5.4, uploads=0.7, pairs=8, graphs=1),
     "PFedGraph": Holds(models=6.5, uploads=1.2, pairs=14, graphs=1),
@@ -62,7 +63,16 @@ HOLDS = {  # of kinfed's methods and of their parts: measured, as tests/runs/tes
 
 LISTS = "set method.neighbours=20"
 SELDOM = "have fewer clients take part in a round, such as participation=0.05"
-INSTEAD = {"Kin": LISTS, "FedAMP": LISTS, "HeurFedAMP": LISTS, "FedAGHN": LISTS, "PFedGAT": SELDOM, "Dynamic": SELDOM}
+NEAREST = "set method.among.name=nearest"
+INSTEAD = {
+    "Mixture": NEAREST,
+    "Kin": LISTS,
+    "FedAMP": LISTS,
+    "HeurFedAMP": LISTS,
+    "FedAGHN": LISTS,
+    "PFedGAT": SELDOM,
+    "Dynamic": SELDOM,
+}
 
 
 class Part(NamedTuple):
