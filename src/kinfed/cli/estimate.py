@@ -13,6 +13,7 @@ from ..errors import RunError, UsageError, explain
 from ..report.tables.text_table import draw, duration
 from ..runs import reference_runs
 from ..runs.config.experiment import Experiment
+from ..search import successive_halving
 from ..search.arena import PRICE, Arena
 from ..search.budget import allowed_rounds, count_draws, plan_rungs
 from ..search.choice_folder import Request
@@ -41,13 +42,11 @@ def candidates(request: Request, arena: Arena) -> list[Planned]:
         raise UsageError(f"--budget {request.budget} says itself how long it takes: give it in rounds, or leave it out")
     tried, seeds = request.candidates(arena), request.seeds
     allowed = allowed_rounds(arena, tried, {"budget": request.budget, "seeds": seeds})
-    first, *later = plan_rungs(arena, tried, allowed, seeds)
-    entered = tried[: first.enter]
-    solved = [candidate for candidate in entered if candidate.most]
-    rounds, before = seeds * first.until * (len(entered) - len(solved)), first.until
-    for rung in later:
-        rounds += seeds * (rung.until - before) * (rung.enter - len({candidate.model for candidate in solved}))
-        before = rung.until
+    plan = plan_rungs(arena, tried, allowed, seeds)
+    begin, end = plan[0].until, plan[-1].until
+    solved = [candidate for candidate in tried[: plan[0].enter] if candidate.most]
+    models = {candidate.model for candidate in solved}  # of each of which one stays to the end
+    rounds = successive_halving.cost(plan, seeds) - seeds * (begin * len(solved) + (end - begin) * len(models))
     network = Planned("a network", request.experiment("fedavg"), rounds / arena.rounds.count + request.refit, PRICE)
     if not solved:
         return [network]

@@ -80,9 +80,9 @@ class Split(Settings):
             label = labels[rows].cpu().unique(return_inverse=True)[1]
             order = (client * len(rows) + label).argsort(stable=True)
         part = torch.full_like(client, 2)
-        for i, size in enumerate((test, validation)):
+        begins = torch.stack(starts).unbind(1) if starts else (None, None)  # [N] each
+        for i, (size, start) in enumerate(zip((test, validation), begins, strict=True)):
             left = order[part[order] == 2]
-            start = torch.stack(starts)[:, i] if starts else None
             part[left[sample(client[left], size, start)]] = i
         bucket = 3 * client + part
         sizes = torch.bincount(bucket, minlength=3 * len(owned)).tolist()

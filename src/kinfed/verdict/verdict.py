@@ -411,13 +411,13 @@ def _p_values(gain: Array, binary: bool) -> tuple[float, float]:
 def _write_difference(shown: Difference, metric: Metric, clients: int, over: str = "") -> str:
     """A difference in words, in points or in per cent of the other's error, with its interval."""
     mean, low, high = shown.mean, shown.low, shown.high
+    percent = shown.relative or metric.is_share
+    scale, digits = (100, "z.1f") if percent else (1, "z,.0f" if abs(mean) >= 1000 else "z.3g")
     if metric.higher_is_better and not shown.relative:
-        scale, digits = (100, "z.1f") if metric.is_share else (1, "z,.0f" if abs(mean) >= 1000 else "z.3g")
         unit = "points" if metric.is_share else metric.unit or ("" if over else metric.name)
         text = f"{scale * mean:+{digits}} {unit}".rstrip()
         text = f"{metric.name} {text} against {over}" if over else text
     else:
-        scale, digits = (100, "z.1f") if shown.relative else (1, "z,.0f" if abs(mean) >= 1000 else "z.3g")
         unit = " %" if shown.relative else f" {metric.unit}" if metric.unit else ""
         text = f"{metric.name} {scale * abs(mean):{digits}}{unit} {'higher' if mean < 0 else 'lower'}"
         text = f"{text} than {over}" if over else text

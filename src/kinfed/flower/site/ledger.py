@@ -65,7 +65,7 @@ class Ledger:
         if not kept:
             raise RunError(f"{self.path.name} is gone; {fix}")
         try:
-            steps = [NoisedSteps(float(e["rate"]), float(e["noise"]), int(e["steps"])) for e in kept["runs"]]
+            steps = self._read_steps(kept["runs"])
             is_whole = all(0 < s.rate <= 1 and s.noise > 0 and s.steps > 0 for s in steps) and kept["count"] >= 1
         except (LookupError, TypeError, ValueError):
             is_whole = False
@@ -91,10 +91,12 @@ class Ledger:
         return bool(entry["run"] == run and (entry["rate"], entry["noise"]) == (steps.rate, steps.noise))
 
     @staticmethod
-    def _count(runs: list[dict[str, Any]], privacy: Privacy) -> float:
+    def _read_steps(runs: list[dict[str, Any]]) -> list[NoisedSteps]:
+        return [NoisedSteps(float(entry["rate"]), float(entry["noise"]), int(entry["steps"])) for entry in runs]
+
+    def _count(self, runs: list[dict[str, Any]], privacy: Privacy) -> float:
         """The epsilon of all steps together."""
-        steps = [NoisedSteps(entry["rate"], entry["noise"], entry["steps"]) for entry in runs]
-        return count_epsilon(steps, privacy.delta, choose_interval(privacy.epsilon))
+        return count_epsilon(self._read_steps(runs), privacy.delta, choose_interval(privacy.epsilon))
 
 
 def _round_up(epsilon: float) -> str:
