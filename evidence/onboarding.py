@@ -189,7 +189,7 @@ def means(kept, case, name, source, examples):
     return result
 
 
-def whole(results, case):
+def find_measured(results, case):
     """The methods that were measured with every seed, and the names of the others; those that refuse are neither."""
     joined = [name for name in METHODS if not getattr(METHODS[name], "refuses", "")]
     kept = {name: [results.get(f"{case}/{name}/{seed}", {}) for seed in SEEDS] for name in joined}
@@ -214,7 +214,7 @@ def table(results, case):
     kept = {key: result for key, result in results.items() if key.startswith(f"{case}/")}
     share = any(result.get("metric") == "accuracy" for result in kept.values())
     digits, shots = 1 if share else 2, ["all" if count is None else count for count in FEW.get(case, SHOTS)]
-    names, without = whole(results, case)
+    names, without = find_measured(results, case)
 
     def cell(name, source, examples):
         values = means(results, case, name, source, examples)
@@ -251,7 +251,7 @@ def table(results, case):
 
 def ahead(results, case):
     """By which methods newcomers with few examples are ahead of learning alone: by the rule's model, untuned."""
-    examples, names = FEW.get(case, SHOTS)[1], whole(results, case)[0]
+    examples, names = FEW.get(case, SHOTS)[1], find_measured(results, case)[0]
     gained = {f"`{name}`": gains(results, case, means(results, case, name, name, examples)) for name in names}
     clear = [name for name, gains_by_seed in gained.items() if min(gains_by_seed) > 0]
     unclear = [
@@ -269,7 +269,7 @@ def write(results):
     """Write the page's parts."""
     put(PAGE, "how", INTRO, "Newcomers to a finished federation")
     for case, (title, _, settings) in CASES.items():
-        if whole(results, case)[0]:
+        if find_measured(results, case)[0]:
             lines = [
                 f"## {title}",
                 "",
