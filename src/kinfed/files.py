@@ -2,6 +2,7 @@
 
 import fcntl
 import json
+import math
 import os
 import shutil
 import threading
@@ -39,7 +40,21 @@ def replacing(path: Path) -> Iterator[Path]:
 def write_json(path: Path, values: Any) -> None:
     """Replace a file by values as JSON; raises RunError as `replacing` does."""
     with replacing(path) as part:
-        part.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
+        part.write_text(to_json(values, indent=1) + "\n", encoding="utf-8")
+
+
+def to_json(values: Any, **layout: Any) -> str:
+    """Values as JSON that every reader takes, with null for NaN and infinity; `layout` is as of `json.dumps`."""
+    return json.dumps(_without_nan(values), allow_nan=False, **layout)
+
+
+def _without_nan(value: Any) -> Any:
+    """A value with None for each number in it that JSON does not have."""
+    if isinstance(value, dict):
+        return {key: _without_nan(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_nan(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def read_json(path: Path, fix: str = "") -> dict[str, Any]:

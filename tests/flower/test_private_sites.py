@@ -1,12 +1,14 @@
 """Sites under privacy: secret noise, a ledger that nobody sets back, and nothing that has no price."""
 
 import json
+import math
 
 import numpy as np
 import pytest
 import torch
 
 from kinfed.core.private.privacy import NoisedSteps, Privacy, count_epsilon, noise_for
+from kinfed.core.summary import Summary
 from kinfed.errors import RunError, UsageError
 from kinfed.flower.server import plan
 from kinfed.flower.server.server import serve
@@ -41,6 +43,12 @@ def test_sites_train_with_noise_and_send_neither_scores_nor_statistics(trial):
     at = summary.clients.names.index("d")
     assert summary.privacy["spent"][at] == pytest.approx(kept["spent"])
     assert summary.privacy["steps"][at] == 18
+    text = summary.to_json()
+    json.loads(text, parse_constant=pytest.fail)  # NaN is no JSON, and other readers refuse it
+    assert json.loads(text)["scores"]["shared"]["mean"] is None
+    read = Summary.from_json(text, "a file")
+    assert math.isnan(read.scores["shared"]["mean"])
+    assert read.to_json() == text
 
 
 def asked(trial, name, kind="round"):

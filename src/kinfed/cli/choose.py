@@ -1,7 +1,6 @@
 """kinfed choose."""
 
 import argparse
-import json
 import re
 import time
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ from rich.table import Table
 from ..core.summary import Summary
 from ..data.federation import Federation
 from ..errors import UsageError, several
+from ..files import to_json
 from ..report.tables.text_table import draw, score_text
 from ..runs.config import plugins
 from ..search.choice_folder import Chosen, Request, choose_in
@@ -118,7 +118,7 @@ def _show_choice(chosen: Chosen, args: argparse.Namespace, console: Console) -> 
     """Print the ranking, the winner's scores and the verdict on standard error, or JSON on standard output."""
     choice, summary, earlier = chosen
     if args.json:
-        print(json.dumps(choice, allow_nan=False))
+        print(to_json(choice))
     if args.quiet:
         return
     if earlier:

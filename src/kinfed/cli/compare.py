@@ -1,7 +1,6 @@
 """kinfed compare."""
 
 import argparse
-import json
 import math
 import re
 from collections.abc import Sequence
@@ -11,7 +10,7 @@ from typing import Any
 from rich.console import Console
 
 from ..errors import UsageError
-from ..files import make_folder, replacing
+from ..files import make_folder, replacing, to_json
 from ..plots.ranks import critical_difference
 from ..report.explain.relation_difference import TOP, diff, grids as tables_of_relations
 from ..report.tables import runs_table, text_table
@@ -96,7 +95,7 @@ def _compare(args: argparse.Namespace, console: Console) -> None:
     tables += confusions(comparison, args.client) if args.confusion else []
     if args.json:
         more = {"tables": {table.name: table.to_dict() for table in tables}} if tables else {}
-        print(json.dumps(comparison.to_dict() | more))
+        print(to_json(comparison.to_dict() | more))
     else:
         out = Literal()
         for part in runs_table.terminal(comparison):
@@ -116,7 +115,7 @@ def _compare_relations(args: argparse.Namespace) -> None:
     before, after = args.folders
     difference = diff(before, after, read_rounds(args.rounds))
     if args.json:
-        print(json.dumps(difference.to_dict(args.top or 0)))
+        print(to_json(difference.to_dict(args.top or 0)))
         return
     show(tables_of_relations(difference, args.top or TOP), Literal(), soft_wrap=True)
 

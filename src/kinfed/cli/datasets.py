@@ -1,7 +1,6 @@
 """What `kinfed list` says of data: which sets there are, where they come from, and what is in one, or in a table."""
 
 import argparse
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from ..data.datasets.sources.originals import ORIGINALS, obtain, sha256
 from ..data.federation import Federation
 from ..data.split import SPLITS
 from ..errors import UsageError, nearest, several
+from ..files import to_json
 from ..plots.examples import examples
 from ..report.tables.text_table import draw
 from ..runs.config import experiment as config, from_table, parts
@@ -41,7 +41,7 @@ def show_all(entries: dict[str, dict[str, Any]], args: argparse.Namespace, conso
         entry["bytes"] = path.stat().st_size if path is not None and path.is_file() else 0
         entry["status"] = _how_to_get(name, bool(entry["bytes"]))
     if args.json:
-        print(json.dumps(entries))
+        print(to_json(entries))
         return
     rows = []
     for name, entry in entries.items():
@@ -91,7 +91,7 @@ def fetch(args: argparse.Namespace, console: Console) -> None:
             console.print(f"  {note}", soft_wrap=True)
         done.append({"name": name, "path": str(result.path), "notes": result.notes})
     if args.json:
-        print(json.dumps(done))
+        print(to_json(done))
 
 
 def inspect_one(args: argparse.Namespace) -> dict[str, Any]:
@@ -133,7 +133,7 @@ def inspect(args: argparse.Namespace) -> None:
     if args.json:
         chosen: dict[str, Any] = {} if choices is None else {"choices": choices.sentences, "doubts": choices.warnings}
         chosen |= {} if columns is None or choices is None else {"columns": columns.to_dict()}
-        print(json.dumps({"name": display_name(settings), **facts, **chosen}))
+        print(to_json({"name": display_name(settings), **facts, **chosen}))
         return
     out = Literal()
     out.print(display_name(settings))

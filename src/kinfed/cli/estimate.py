@@ -1,7 +1,6 @@
 """What --dry-run says: how much time and memory a command would take, from a few seconds of it."""
 
 import argparse
-import json
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -10,6 +9,7 @@ from rich.progress import Progress, TextColumn
 
 from ..data.federation import Federation
 from ..errors import RunError, UsageError, explain
+from ..files import to_json
 from ..report.tables.text_table import draw, duration
 from ..runs import reference_runs
 from ..runs.config.experiment import Experiment
@@ -112,7 +112,7 @@ def _tell(costs: Mapping[str, tuple[Cost, float]], parallel: int, as_json: bool,
     memory = sum(sorted(each_run, reverse=True)[:parallel])
     if as_json:
         by_name = {name: {**cost._asdict(), "runs": count} for name, (cost, count) in costs.items()}
-        print(json.dumps({"runs": by_name, "seconds": total, "memory": memory, "jobs": parallel, "beside": note}))
+        print(to_json({"runs": by_name, "seconds": total, "memory": memory, "jobs": parallel, "beside": note}))
         return
     rows = []
     for name, (cost, count) in costs.items():

@@ -1,12 +1,12 @@
 """kinfed explain."""
 
 import argparse
-import json
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
+from ..files import to_json
 from .console import Literal, show
 from .options import count
 
@@ -37,13 +37,13 @@ def _explain(args: argparse.Namespace, console: Console) -> None:
     shares = OwnRows.read(RunFolder(args.run))
     if shares is not None and args.of is None and not RunFolder(args.run).relations.exists():
         if args.json:
-            print(json.dumps({"client": args.client, "own_rows": shares.to_dict(args.client)}))
+            print(to_json({"client": args.client, "own_rows": shares.to_dict(args.client)}))
             return
         show([shares.grid(args.client)], Literal(), soft_wrap=True)
         return
     reasons = explain(args.run, args.client, args.of, args.data_dir, args.top or TOP)
     if args.json:
-        print(json.dumps(reasons.to_dict() | ({} if shares is None else {"own_rows": shares.to_dict(args.client)})))
+        print(to_json(reasons.to_dict() | ({} if shares is None else {"own_rows": shares.to_dict(args.client)})))
         return
     tables = grids(reasons)
     show(tables if shares is None else [*tables, shares.grid(args.client)], Literal(), soft_wrap=True)

@@ -1,13 +1,13 @@
 """kinfed export."""
 
 import argparse
-import json
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from ..errors import UsageError, several
+from ..files import to_json
 from .predict import of_all
 
 
@@ -47,7 +47,7 @@ def _export(args: argparse.Namespace, console: Console) -> None:
     clients = saved.names if of_all(args.client, saved.names) else [args.client]
     made = export(saved, clients, args.format, args.out, args.licence, args.force)
     if args.json:
-        print(json.dumps([model._asdict() | {"path": str(model.path)} for model in made]))
+        print(to_json([model._asdict() | {"path": str(model.path)} for model in made]))
         return
     rows = []
     for model in made[:20]:

@@ -2,14 +2,13 @@
 
 import argparse
 import csv
-import json
 import math
 import textwrap
 from pathlib import Path
 
 from rich.console import Console
 
-from ..files import replacing, sweep_up
+from ..files import replacing, sweep_up, to_json
 from ..report.tables.text_table import draw
 from ..search.study import Finding
 
@@ -43,7 +42,7 @@ def tell(finding: Finding, out: Path, args: argparse.Namespace, console: Console
     """The table on standard error, or JSON on standard output."""
     if args.json:
         pictures = [str(path) for path in finding.pictures]
-        print(json.dumps({"title": finding.title, "rows": finding.rows, "pictures": pictures, "notes": finding.notes}))
+        print(to_json({"title": finding.title, "rows": finding.rows, "pictures": pictures, "notes": finding.notes}))
     if args.quiet:
         return
     console.print(finding.title)

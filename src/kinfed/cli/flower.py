@@ -3,7 +3,6 @@
 import argparse
 import dataclasses
 import importlib.util
-import json
 import os
 import tempfile
 import time
@@ -14,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ..errors import UsageError
-from ..files import make_folder
+from ..files import make_folder, to_json
 from .console import Literal
 from .options import REPEATED
 
@@ -389,7 +388,7 @@ def _log(args: argparse.Namespace, console: Console) -> None:
     for last in audit_file.read(path):
         count += 1
         if args.json:
-            print(json.dumps(last))
+            print(to_json(last))
         else:
             arrow, size = "->" if last["way"] == "sent" else "<-", quantity(last["bytes"], "B")
             held = f"{', '.join(last['holds']) or 'nothing'} ({last['message'][:16]})"
@@ -435,7 +434,7 @@ def _status(args: argparse.Namespace, console: Console) -> None:
 
     now = status.read(_home())
     if args.json:
-        print(json.dumps(now))
+        print(to_json(now))
         return
     out, link, run = Literal(), now["superlink"], now["run"]
     if link["address"]:

@@ -2,7 +2,6 @@
 
 import argparse
 import csv
-import json
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ from rich.console import Console
 
 from ..data.tables.words import name_of
 from ..errors import RunError, UsageError, log_failure, several
+from ..files import to_json
 from ..report.tables.text_table import draw, score_text
 from ..runs.run import OpenedRun
 from ..runs.run_folder import RunFolder
@@ -103,7 +103,7 @@ def _onboard(args: argparse.Namespace, console: Console) -> None:
     if args.out is not None:
         write(frozen, outcomes, RunFolder(args.out))
     if args.json:
-        print(json.dumps([{"client": o.client, "examples": o.shots, "scores": o.scores} for o in outcomes]))
+        print(to_json([{"client": o.client, "examples": o.shots, "scores": o.scores} for o in outcomes]))
     if not args.quiet:
         show(frozen, outcomes, shots, console)
         if args.out is not None:

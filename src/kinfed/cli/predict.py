@@ -1,7 +1,6 @@
 """kinfed predict."""
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any, Literal
 from rich.console import Console
 
 from ..errors import UsageError
-from ..files import make_folder, replacing
+from ..files import make_folder, replacing, to_json
 
 Unknown = Literal["error", "skip", "mean"]
 
@@ -57,9 +56,9 @@ def _predict(args: argparse.Namespace, console: Console) -> None:
         with replacing(args.out) as part:
             table.write_csv(part) if args.out.suffix.lower() == ".csv" else table.write_parquet(part)
         if args.json:
-            print(json.dumps({"out": str(args.out), "rows": len(table)}))
+            print(to_json({"out": str(args.out), "rows": len(table)}))
     elif args.json:
-        print(json.dumps(table.to_dicts(), default=str))
+        print(to_json(table.to_dicts(), default=str))
     else:
         sys.stdout.flush()
         table.write_csv(sys.stdout.buffer)

@@ -1,7 +1,6 @@
 """kinfed report."""
 
 import argparse
-import json
 import os
 import sys
 import webbrowser
@@ -9,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+
+from ..files import to_json
 
 
 def add(commands: Any, common: argparse.ArgumentParser) -> None:
@@ -38,7 +39,7 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
 def _report(args: argparse.Namespace, console: Console) -> None:
     out = write_page(args.folders, args.out)
     if args.json:
-        print(json.dumps({"out": str(out)}))
+        print(to_json({"out": str(out)}))
     else:
         console.print(f"the report is in {out}", soft_wrap=True)
     if args.open:

@@ -1,7 +1,6 @@
 """Shared by the commands that train: how to, the progress bar, the final table."""
 
 import argparse
-import json
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -15,6 +14,7 @@ from ..core.history import KINDS, History
 from ..core.sharing import Sharing
 from ..core.summary import Summary, describe_privacy
 from ..errors import list_names, several
+from ..files import to_json
 from ..report.tables import runs_table
 from ..report.tables.text_table import draw, quantity, score_text
 from ..runs.config import experiment
@@ -111,7 +111,7 @@ def show(summary: Summary, args: argparse.Namespace, console: Console, hint: boo
     With `hint` a run without a verdict ends with how to get one.
     """
     if args.json:
-        print(json.dumps(summary.to_dict()))
+        print(to_json(summary.to_dict()))
     if not args.quiet:
         describe(summary, console, hint, args.verbose)
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import UsageError
+from ..files import to_json
 from .history import History
 from .tasks import Task, unit_of
 
@@ -199,7 +200,7 @@ class Summary:
     @property
     def honest_scores(self) -> Scores:
         """The scores over honest clients: all clients if there is no attack."""
-        return self.scores if self.attack is None else typing.cast(Scores, self.attack["scores"])
+        return self.scores if self.attack is None else typing.cast(Scores, _with_nan(self.attack["scores"], Scores))
 
     @property
     def attackers(self) -> list[str]:
@@ -225,7 +226,7 @@ class Summary:
 
     def to_json(self) -> str:
         """The text of summary.json, of which `from_json` makes the same summary."""
-        return json.dumps(self.to_dict(), indent=1) + "\n"
+        return to_json(self.to_dict(), indent=1) + "\n"
 
     @classmethod
     def from_json(cls, text: str, where: object) -> "Summary":
@@ -287,8 +288,19 @@ def _read_record(kind: Any, table: dict[str, Any], what: str, inside: str) -> An
         record = next((one for one in (hint, *typing.get_args(hint)) if dataclasses.is_dataclass(one)), None)
         if not (isinstance(value, dict) if record else _is_a(value, hint)):
             raise UsageError(f"{what}s '{inside}{f.name}' is {value!r:.80}")
-        values[f.name] = _read_record(record, value, what, f"{inside}{f.name}.") if record else value
+        values[f.name] = _read_record(record, value, what, f"{inside}{f.name}.") if record else _with_nan(value, hint)
     return kind(**values)
+
+
+def _with_nan(value: Any, kind: Any) -> Any:
+    """A value from JSON of the annotated kind, with NaN where a number is null."""
+    if kind is float:
+        return math.nan if value is None else value
+    if typing.get_origin(kind) is list:
+        return [_with_nan(inner, typing.get_args(kind)[0]) for inner in value]
+    if typing.get_origin(kind) is dict:
+        return {key: _with_nan(inner, typing.get_args(kind)[1]) for key, inner in value.items()}
+    return value
 
 
 def _is_a(value: Any, kind: Any) -> bool:
@@ -302,8 +314,8 @@ def _is_a(value: Any, kind: Any) -> bool:
         return isinstance(value, list) and all(_is_a(one, inner[0]) for one in value)
     if origin is dict:
         return isinstance(value, dict) and all(_is_a(one, inner[1]) for one in value.values())
-    if kind is float:
-        return isinstance(value, int | float) and not isinstance(value, bool)
+    if kind is float:  # null where it is not defined
+        return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
     if kind is int:
         return isinstance(value, int) and not isinstance(value, bool)
     return isinstance(value, kind)

@@ -199,13 +199,14 @@ def _score_baseline(best: Best, scores: Scores) -> ScoredBaseline:
 def rows(by_seed: Iterable[Sequence[Baseline]], higher_is_better: bool) -> list[dict[str, Any]]:
     """A line for each baseline that all seeds have, best first: its `name`, `pools`, `needs` and `mean` test score.
 
-    The mean is over clients, and then over seeds.
+    The mean is over clients, and then over seeds. A baseline without a score is left out.
     """
     runs = [{baseline.name: baseline for baseline in baselines} for baselines in by_seed]
     lines = []
     for name in share_names(runs):
         baseline, mean = runs[0][name], float(np.mean([run[name].mean for run in runs]))
-        lines.append({"name": name, "pools": baseline.pools, "needs": needs(baseline), "mean": mean})
+        if math.isfinite(mean):
+            lines.append({"name": name, "pools": baseline.pools, "needs": needs(baseline), "mean": mean})
     return sorted(lines, key=lambda line: -_rank(line["mean"], higher_is_better))
 
 

@@ -12,7 +12,7 @@ from flwr.app import ConfigRecord, Context
 from flwr.serverapp import Grid, ServerApp
 
 from ...core.summary import Summary
-from ...files import make_folder, replacing
+from ...files import make_folder, replacing, to_json
 from ...runs.config import experiment, plugins
 from ..programs import keys
 from ..server import plan
@@ -67,4 +67,4 @@ def main(grid: Grid, context: Context) -> None:
         experiment.write(json.loads(str(context.run_config["plan"])), out / "config.toml")
     summary = carry_out(grid, out, "", log)
     log(f"the results are in {out} of the server")
-    context.state["summary"] = ConfigRecord({"json": json.dumps(summary.to_dict())})
+    context.state["summary"] = ConfigRecord({"json": to_json(summary.to_dict())})
