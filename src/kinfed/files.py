@@ -38,9 +38,9 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def write_json(path: Path, values: Any) -> None:
-    """Replace a file by values as JSON; raises RunError as `replacing` does."""
+    """Replace a file by values as JSON, infinity included; raises RunError as `replacing` does."""
     with replacing(path) as part:
-        part.write_text(to_json(values, indent=1) + "\n", encoding="utf-8")
+        part.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
 
 
 def to_json(values: Any, **layout: Any) -> str:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from ..core.summary import Summary
 from ..data.federation import Federation
 from ..errors import UsageError, log_failure
-from ..files import replacing
+from ..files import replacing, to_json
 from ..interrupts import defer_signals
 from ..methods.solved import KNOWN
 from ..runs.config import experiment as config, plugins
@@ -188,5 +188,5 @@ def _write(request: Request, choice: Choice) -> Chosen:
     shutil.copyfile(out.config, request.out / "best.toml")
     record = choice.to_dict() | {"out": str(request.out)}
     with replacing(out.choice) as part:
-        part.write_text(json.dumps(record, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+        part.write_text(to_json(record, indent=1) + "\n", encoding="utf-8")
     return Chosen(record, summary)
