@@ -88,6 +88,8 @@ SHELF = {  # data set of the package, client, target, columns left out
     "firms": ("Snmesp", "firm", "n", []),
     "verbagg": ("VerbAgg", "id", "r2", ["resp"]),
 }
+PERCENT = 90  # of truths between the bounds of an answer
+FORMS = (["{:.2f}"] * 4 + ["{:.1f}"], ["{:+.1f}"] * 2 + ["{:.3f}", "{:.1f}"])  # of numbers, of labels
 EACH, CLIENT, BOOSTING = "ridge for each client", "ridge of all rows", "boosting of all rows"
 
 
@@ -268,13 +270,16 @@ def measure(name, folder):
     """The root mean squared errors over the test's deviation, or shares of wrong labels, and what kinfed says."""
     frame, client, target = read(name, folder)
     train, test = halves(frame, client, target)
-    truth, found = test[target].to_numpy(), {}
+    truth = test[target].to_numpy()
     labels = not pd.api.types.is_numeric_dtype(truth)
 
     def error(answers):
         if labels:
             return float(np.mean(truth != np.asarray(answers)))
         return float(np.sqrt(np.mean((truth - np.asarray(answers, float)) ** 2)) / truth.std(ddof=1))
+
+    def absolute_error(answers):
+        return float(np.mean(np.abs(truth - np.asarray(answers, float))) / truth.std(ddof=1))
 
     with tempfile.TemporaryDirectory() as place:
         place = Path(place)
@@ -285,16 +290,22 @@ def measure(name, folder):
         told = subprocess.run([*asked, "--out", str(place / "run")], capture_output=True, text=True, check=True)
         choice = json.loads(told.stdout.strip().splitlines()[-1])
         asked = [*command, "predict", str(place / "run"), str(place / "new.csv")]
+        asked += [] if labels else ["--interval", str(PERCENT)]
         answers = subprocess.run(asked, capture_output=True, text=True, check=True)
         (place / "answers.csv").write_text(answers.stdout)
         answers = pd.read_csv(place / "answers.csv")
-        found["kinfed"] = error(answers[target])
+        by_model = {"kinfed": answers[target]}
         judged = calibration(answers, target, truth) if labels else {}
     said = {"chosen": choice["candidate"], "sentence": (choice.get("verdict") or {}).get("sentence", "")}
     said["diverged"] = sum("diverged" in row.get("problem", "") for row in choice["ranking"])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        found |= {model: error(answers) for model, answers in standard(train, test, client, target).items()}
+        by_model |= standard(train, test, client, target)
+    found = {model: error(answers) for model, answers in by_model.items()}
+    if not labels:
+        judged["absolute"] = {model: absolute_error(answers) for model, answers in by_model.items()}
+        inside = (answers[f"{target} low"] <= truth) & (truth <= answers[f"{target} high"])
+        judged["inside"] = 100 * float(inside.mean())
     size = f"{train[client].nunique()} x {round(len(train) / train[client].nunique())}"
     return {"size": size, "errors": found, "version": version(), "labels": labels, **said, **judged}
 
@@ -327,26 +338,37 @@ def page(known):
 def compared(tables, labels=False):
     """A table of errors, with kinfed's over the best others; or of right labels in per cent, with points ahead."""
     models = [name.replace("ridge", "logistic regression") if labels else name for name in (EACH, CLIENT, BOOSTING)]
-    ends = ["ahead of the best alone", "of the best pooled"] if labels else ["over the best alone", "the best pooled"]
-    ends += ["log loss", "ECE, %"] if labels else []
+    if labels:
+        ends = ["ahead of the best alone", "of the best pooled", "log loss", "ECE, %"]
+    else:
+        ends = ["over the best alone", "the best pooled", "by absolute errors: alone", "pooled", f"inside {PERCENT} %"]
     heads = ["table", "clients x rows", "kinfed", *models, *ends, "measured with"]
     lines = [f"| {' | '.join(heads)} |", f"| --- | --- |{' ---: |' * (len(heads) - 3)} --- |"]
-    over = []
-    for name, one in tables.items():
-        errors = one["errors"]
-        mine, others = errors["kinfed"], (errors[EACH], min(errors[CLIENT], errors[BOOSTING]))
-        over.append([100 * (other - mine) if labels else mine / other for other in others])
-        figures = [mine, *(errors[model] for model in (EACH, CLIENT, BOOSTING))]
-        shown = [f"{100 * (1 - error):.1f}" if labels else f"{error:.3f}" for error in figures]
-        shown[0] = f"**{shown[0]}**"
-        shown += [f"{each:+.1f}" if labels else f"{each:.2f}" for each in over[-1]]
+    columns = []
+    for name, measured in tables.items():
+        errors = measured["errors"]
+        figures = [errors[model] for model in ("kinfed", EACH, CLIENT, BOOSTING)]
         if labels:
-            shown += [f"{one['log_loss']:.3f}", f"{one['ece']:.1f}"] if "ece" in one else ["", ""]
-        lines.append(f"| {' | '.join([name, one['size'], *shown, one['version']])} |")
-    for what, of in (("mean", np.mean), ("worst", np.min if labels else np.max)):
-        cells = [f"{of(column):+.1f}" if labels else f"{of(column):.2f}" for column in zip(*over, strict=True)]
-        lines += [f"| {what} | | | | | | {' | '.join(cells)} |{' | |' * labels} |"] if cells else []
+            shown = [f"{100 * (1 - error):.1f}" for error in figures]
+            over = [100 * (other - errors["kinfed"]) for other in compare_with(errors)]
+            columns.append([*over, measured["log_loss"], measured["ece"]])
+        else:
+            shown, absolute = [f"{error:.3f}" for error in figures], measured["absolute"]
+            over = [errors["kinfed"] / other for other in compare_with(errors)]
+            over += [absolute["kinfed"] / other for other in compare_with(absolute)]
+            columns.append([*over, measured["inside"]])
+        shown[0] = f"**{shown[0]}**"
+        cells = [form.format(value) for form, value in zip(FORMS[labels], columns[-1], strict=True)]
+        lines.append(f"| {' | '.join([name, measured['size'], *shown, *cells, measured['version']])} |")
+    for what, summarise in (("mean", np.mean), ("lowest", np.min), ("highest", np.max)):
+        cells = [form.format(summarise(column)) for form, column in zip(FORMS[labels], zip(*columns), strict=True)]
+        lines.append(f"| {what} | | | | | | {' | '.join(cells)} | |")
     return lines
+
+
+def compare_with(errors):
+    """The least error of a model that each client can have alone, and of those of all rows."""
+    return errors[EACH], min(errors[CLIENT], errors[BOOSTING])
 
 
 def main():

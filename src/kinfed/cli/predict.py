@@ -36,6 +36,7 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         help="whose model to use (default: for each row that of the client that the row names)",
     )
     add_unknown(predict, "skip")
+    add_interval(predict)
     predict.add_argument("-o", "--out", type=Path, metavar="FILE", help="write to this .csv or .parquet file instead")
     predict.set_defaults(command=_predict)
 
@@ -47,7 +48,7 @@ def _predict(args: argparse.Namespace, console: Console) -> None:
         raise UsageError(f"--out: answers are written as .csv or .parquet; got '{args.out.name}'")
     if args.out is not None and args.out.resolve() == args.rows.resolve():
         raise UsageError(f"--out: {args.out} is the file of the rows themselves; name another")
-    predictor, _ = open_predictor(args.run, args.unknown)
+    predictor, _ = open_predictor(args.run, args.unknown, args.interval)
     if not of_all(args.client, predictor.names):
         predictor = predictor.of_client(predictor.names[client_index(predictor.names, args.client)])
     table = answers(predictor, args.rows)
@@ -75,19 +76,37 @@ def add_unknown(parser: argparse.ArgumentParser, default: Unknown) -> None:
     )
 
 
+def add_interval(parser: argparse.ArgumentParser) -> None:
+    """The option that asks for bounds beside answers that are numbers."""
+    parser.add_argument(
+        "--interval",
+        metavar="PERCENT",
+        type=float,
+        help="bounds beside each answer that is a number, between which so many per cent of truths lie, such as 90",
+    )
+
+
 def of_all(client: str | None, names: Sequence[str]) -> bool:
     """Whether all clients are asked for: none by name, or "all" where that is nobody's name."""
     return client is None or (client == "all" and client not in names)
 
 
-def open_predictor(path: Path, unknown: Unknown = "error") -> tuple[Any, str]:
-    """The predictor of a finished run in a folder, or of a site's experiment, and its method; see `add_unknown`."""
+def open_predictor(path: Path, unknown: Unknown = "error", percent: float | None = None) -> tuple[Any, str]:
+    """The predictor of a finished run in a folder, or of a site's experiment, and its method; see `add_unknown`.
+
+    With `percent` it gives bounds, between which so many of truths lie.
+    """
     from ..flower.site.site_predictor import experiment_at, predictor_at
     from ..runs.run import Run  # it imports PyTorch
 
+    if percent is not None and not 0 < percent < 100:
+        raise UsageError(f"--interval is in per cent, above 0 and below 100; got {percent:g}")
     if (experiment := experiment_at(path)) is None:
         saved = Run.open(path)
-        return saved.predictor(unknown=unknown), saved.summary.method
+        interval = None if percent is None else percent / 100
+        return saved.predictor(unknown=unknown, interval=interval), saved.summary.method
+    if percent is not None:
+        raise UsageError(f"{path} is of a site, which keeps no errors of test rows; leave --interval out")
     predictor = predictor_at(experiment)
     return predictor, predictor.source(predictor.names[0]).method
 

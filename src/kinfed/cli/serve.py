@@ -13,7 +13,7 @@ from ..errors import UsageError, several
 from ..runs.config.experiment import override
 from ..runs.config.parts import call
 from .options import add_settings
-from .predict import add_unknown, open_predictor
+from .predict import add_interval, add_unknown, open_predictor
 
 TOKEN = "KINFED_TOKEN"
 
@@ -34,6 +34,7 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         "--port", type=int, default=8080, metavar="PORT", help="port to listen on (default: 8080); 0 takes a free one"
     )
     add_unknown(serve, "error")
+    add_interval(serve)
     what = "megabytes=16 is the largest request, concurrency=64 the most connections, workers=2 the threads that answer"
     add_settings(serve, what, how=False)
     serve.set_defaults(command=_serve)
@@ -47,7 +48,7 @@ def _serve(args: argparse.Namespace, console: Console) -> None:
     from ..serving.service import Limits, Service, listen
 
     token, limits = os.environ.get(TOKEN, "").strip(), call(Limits, override({}, args.overrides), "serve")[0]
-    predictor, method = open_predictor(args.run, args.unknown)
+    predictor, method = open_predictor(args.run, args.unknown, args.interval)
     service = Service(predictor, method, token, limits)
     with listen(args.host, args.port, token) as at:
         host, port = at.getsockname()[:2]

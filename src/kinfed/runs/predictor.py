@@ -98,6 +98,14 @@ class Answers:
             }
         return dict(zip(self._names(values.shape[1]), values.T.contiguous().numpy(), strict=True))
 
+    def bounds_of(self, values: Tensor, half: Tensor) -> dict[str, Any]:
+        """The bounds [n] of intervals by name, of numbers: [n, C] and half of their widths: [n, C]."""
+        low, result = values - half, dict[str, Any]()
+        ends = ((low.clamp(min=0) if self.counts else low).T, (values + half).T)
+        for name, least, largest in zip(self._names(values.shape[1]), *ends, strict=True):
+            result |= {f"{name} low": least.numpy(), f"{name} high": largest.numpy()}
+        return result
+
     def values(self, outputs: Tensor) -> Tensor:
         """[n, C] probabilities, or numbers in the targets' own units, of outputs: [n, C]."""
         return outputs.softmax(1) if self.classes else self.in_units(outputs.double())
@@ -162,6 +170,7 @@ class Predictor:
     series: Series | None = None  # of readings in a table
     readings: tuple[tuple[float, float], ...] = ()  # mean and deviation of the readings in arrays that are windows
     unknown: Unknown | None = None
+    half: Tensor | None = field(default=None, repr=False)  # [N + 1, C] of intervals, by client; at last of others
 
     def __post_init__(self) -> None:
         check_unknown(self.unknown)
@@ -369,7 +378,12 @@ class Predictor:
         about = [(batch.owners.names[i], *self._source(i)) for i in places]
         columns = zip(ABOUT, zip(*about, strict=True), strict=True)
         which = {name: polars.Series(values, dtype=polars.String).gather(where) for name, values in columns}
-        return polars.DataFrame(which | dict(batch.beside) | self.answers.columns(self._values(batch)))
+        values = self._values(batch)
+        answers = self.answers.columns(values)
+        if self.half is not None:
+            half = self.half[torch.from_numpy(np.minimum(batch.owners.who, len(self.names)))]
+            answers |= self.answers.bounds_of(values, half)
+        return polars.DataFrame(which | dict(batch.beside) | answers)
 
     def _source(self, place: int) -> Source:
         return self.source(self.names[place]) if place < len(self.names) else Source("", MEAN)

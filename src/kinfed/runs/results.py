@@ -136,6 +136,8 @@ def _write_examples(run: TrainedRun, folder: RunFolder, standard: Sequence[Basel
     """Write the scores of test examples, by the run's models and by standard ones, and its confusions."""
     if (tested := run.examples) is not None:
         folder.write_tested(tested)
+    if errors := run.errors:
+        folder.write_errors(errors)
     if standard:
         write_baselines(folder, standard)
     if run.history.kept_models and isinstance(run.federation.task, Classification):

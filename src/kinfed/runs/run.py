@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
+from numpy.typing import NDArray
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
@@ -30,6 +31,7 @@ from . import baselines
 from .config import experiment as config
 from .config.experiment import Experiment
 from .final_state import StateFile
+from .prediction_intervals import half_widths
 from .predictor import Answers, Predictor, Source, Unknown
 from .run_folder import ALL, RunFolder
 from .test_scores import Tested
@@ -147,6 +149,10 @@ class Run(ABC):
     def source(self, client: str) -> Source:
         """The method and the kind of model that answer for a client."""
 
+    @abstractmethod
+    def errors_of(self, client: str) -> NDArray[Any] | None:
+        """[n, C] a client's answers to its test rows less the truth, in its unit; None if they were not kept."""
+
     @property
     def layout(self) -> Layout:
         """Where each tensor and each layer of a model lies in theta."""
@@ -166,22 +172,50 @@ class Run(ABC):
         return duplicate(self.view_model(self.name(client, position)))
 
     def predictor(
-        self, client: int | str | None = None, *, position: int | None = None, unknown: Unknown | None = None
+        self,
+        client: int | str | None = None,
+        *,
+        position: int | None = None,
+        unknown: Unknown | None = None,
+        interval: float | None = None,
     ) -> Predictor:
         """What applies a client's model to new rows; without a client, that of the client whom each row names.
 
-        `unknown` says what becomes of rows of clients that the run does not know: `error`, `skip` or `mean`.
+        `unknown` says what becomes of rows of clients that the run does not know: `error`, `skip` or `mean`. With
+        `interval` answers that are numbers have bounds, between which this share of truths lies.
         """
         name = None if client is None and position is None else self.name(client, position)
-        return Predictor.from_summary(self.summary, self.view_model, self.source, name, unknown)
+        predictor = Predictor.from_summary(self.summary, self.view_model, self.source, name, unknown)
+        return predictor if interval is None else replace(predictor, half=self._half_widths(interval))
 
-    def predict(self, client: int | str | None, rows: Any, unknown: Unknown | None = None) -> Any:
+    def predict(
+        self,
+        client: int | str | None,
+        rows: Any,
+        unknown: Unknown | None = None,
+        interval: float | None = None,
+    ) -> Any:
         """A client's answers to new rows, a frame of polars or pandas or x: [n, ...]; see `kinfed.runs.predictor`.
 
-        Without a client each row is answered by the model of the client that it names, and `unknown` says what becomes
-        of rows of others: `error`, `skip` or `mean`.
+        Without a client each row is answered by the model of the client that it names. `unknown` says what becomes
+        of rows of others, and `interval` asks for bounds of answers, see `predictor`.
         """
-        return self.predictor(client, unknown=unknown)(rows)
+        return self.predictor(client, unknown=unknown, interval=interval)(rows)
+
+    def _half_widths(self, level: float) -> Tensor:
+        """See `prediction_intervals.half_widths`; raises UsageError if the run has no errors of test rows."""
+        if not isinstance(level, int | float) or not 0 < level < 1:
+            raise UsageError(f"interval is the share of truths between its bounds, such as 0.9; got {level!r:.80}")
+        errors = [self.errors_of(name) for name in self.names]
+        kept = [table for table in errors if table is not None]
+        if len(kept) < len(errors) or not kept:
+            task = (self.summary.data.task or {}).get("name")
+            why = {
+                "classification": "its answers are classes, each with a probability",
+                "quantiles": "its answers are quantiles, which are bounds already",
+            }.get(str(task), "it keeps no errors of test rows, as a run of a table or series does; run it again")
+            raise UsageError(f"{self.summary.out or 'the run'} has no intervals: {why}")
+        return torch.from_numpy(half_widths(kept, level))
 
     def score(self, client: int | str | None = None) -> float:
         """The test score of the chosen model, in the task's metric: of one client, or the mean over those that are
@@ -303,6 +337,18 @@ class OpenedRun(Run):
     @property
     def by_client(self) -> Tested:
         return Tested.read(self.folder)
+
+    def errors_of(self, client: str) -> NDArray[Any] | None:
+        errors = self.find_kept_run(client)._errors
+        return None if errors is None else errors[self.names.index(client)]
+
+    @cached_property
+    def _errors(self) -> list[NDArray[Any]] | None:
+        """[n, C] of each client, by this run's models."""
+        errors = self.folder.read_errors()
+        if errors is not None and len(errors) != len(self.names):
+            raise self.folder.of_another(self.folder.errors)
+        return errors
 
     @property
     def description(self) -> Description | None:

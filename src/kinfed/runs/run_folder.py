@@ -88,10 +88,11 @@ class RunFolder:
 
     A run begins with its `config`, and resumes from its `checkpoint` with the executor, precision, workers and device
     in `how`. A finished one has a `summary`, a `history`, what it took in `cost`, `models`, pictures, the scores of
-    single test examples in `tested`, those of standard models in `baselines`, which classes are taken for which in
-    `confusion`, what each client has in `clients`, `diagnostics` and `relations` if its method has them, and the
-    `state` with which it can go on. A run that goes on from another says from which in `origin`. A run repeated with
-    several seeds has a folder for each, and a summary of all.
+    single test examples in `tested`, how far off answers were in `errors` if they are numbers, the scores of standard
+    models in `baselines`, which classes are taken for which in `confusion`, what each client has in `clients`,
+    `diagnostics` and `relations` if its method has them, and the `state` with which it can go on. A run that goes on
+    from another says from which in `origin`. A run repeated with several seeds has a folder for each, and a summary of
+    all.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -107,6 +108,7 @@ class RunFolder:
         self.state = self.path / "state.safetensors"
         self.origin = self.path / "from.json"
         self.tested = self.path / "tested.safetensors"
+        self.errors = self.path / "errors.safetensors"
         self.baselines = self.path / "baselines.safetensors"
         self.confusion = self.path / "confusion.csv"
         self.clients = self.path / "clients.json"
@@ -292,6 +294,11 @@ class RunFolder:
         arrays |= {} if tested.totals is None else {"totals": torch.from_numpy(tested.totals)}
         checkpoint.write(arrays, self.tested)
 
+    def write_errors(self, errors: Sequence[Tensor]) -> None:
+        """Write how far each test example's answers were off, [n, C] of each client."""
+        sizes = torch.tensor([len(table) for table in errors])
+        checkpoint.write({"errors": torch.cat(list(errors)), "sizes": sizes}, self.errors)
+
     def write_confusion(self, counts: Tensor, clients: Sequence[str], classes: Sequence[str]) -> None:
         """Write how many test examples of each class are taken for each, [N, C, C] as of `Run.confusion`."""
         with replacing(self.confusion) as part, part.open("w", newline="", encoding="utf-8") as file:
@@ -344,6 +351,13 @@ class RunFolder:
             blocks = file.get_tensor(key) if key in keys else np.arange(len(scores))
             totals = file.get_tensor("totals") if "totals" in keys else None
             return TestedExamples(np.split(scores, cuts), np.split(blocks, cuts), declared, totals)
+
+    def read_errors(self) -> list[Array] | None:
+        """What `write_errors` has written; None if nothing was, as of classes or by an older version."""
+        if not self.errors.exists():
+            return None
+        with _readable(self.errors, "delete it to do without intervals"), safe_open(self.errors, "np") as file:
+            return np.split(file.get_tensor("errors"), np.cumsum(file.get_tensor("sizes"))[:-1])
 
     def read_baselines(self) -> tuple[list[dict[str, Any]], dict[str, Array]]:
         """The standard models beside a run, and the scores of their test examples; nothing if none were written."""

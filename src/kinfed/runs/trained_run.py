@@ -7,6 +7,7 @@ from functools import cached_property, partial
 from typing import Any
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ..core import trees
@@ -17,7 +18,7 @@ from ..core.mixins import Predicts, export, leak
 from ..core.model import Model
 from ..core.sharing import Sharing
 from ..core.summary import DataFacts, RunCost, Summary
-from ..core.tasks import TASKS, Classification, Counts, Regression
+from ..core.tasks import TASKS, Classification, Counts, Forecasting, Regression
 from ..core.trees import Tree
 from ..data.federation import Federation
 from ..errors import UsageError
@@ -27,7 +28,7 @@ from ..verdict.graph_quality import edge_auroc, group_weights
 from ..verdict.verdict import Verdict
 from .baselines import Baseline, standard_baselines
 from .final_state import FinalState
-from .predictor import Source
+from .predictor import Answers, Source
 from .run import Run, not_comparable
 from .run_folder import TestedExamples
 from .test_scores import Tested, intervals, of_examples
@@ -112,16 +113,27 @@ class TrainedRun(Run):
             )
         return table
 
+    @property
+    def errors(self) -> list[Tensor]:
+        """The answers to test rows of a table or series less the truth, in its unit: float32 [n, C] for each client.
+
+        None of classes, of a task of one's own, or if the models stayed at their sites.
+        """
+        return self._of_test[2]
+
+    def errors_of(self, client: str) -> NDArray[Any] | None:
+        return self.errors[self.names.index(client)].numpy() if self.errors else None
+
     @cached_property
-    def _of_test(self) -> tuple[list[Tensor], Tensor | None]:
+    def _of_test(self) -> tuple[list[Tensor], Tensor | None, list[Tensor]]:
         return self._score_split("test")
 
-    def _score_split(self, split: str) -> tuple[list[Tensor], Tensor | None]:
-        """What `score_examples` and, of classes, `confusion` return."""
+    def _score_split(self, split: str) -> tuple[list[Tensor], Tensor | None, list[Tensor]]:
+        """What `score_examples`, of classes `confusion`, and of numbers `errors` return."""
         task, federation, model = self.federation.task, self.federation, self.architecture
         rows = federation.rows[split]
         if not self.history.kept_models or not any(map(len, rows)):
-            return [], None
+            return [], None, []
         device, plain = model.theta.device, not isinstance(self.method, Predicts)
         x, y, names = federation.x, federation.y, self.names
 
@@ -140,7 +152,19 @@ class TrainedRun(Run):
             scores = of_examples(task, answers, truth, federation.importance(split)).split(sizes)
         undefined = any(len(client_scores) and not client_scores.isfinite().any() for client_scores in scores)
         kept = [] if undefined or not self._averages(scores, split) else list(scores)
-        return kept, confusion(answers, truth, sizes, task.classes) if isinstance(task, Classification) else None
+        if isinstance(task, Classification):
+            return kept, confusion(answers, truth, sizes, task.classes), []
+        return kept, None, self._errors(answers, truth, sizes)
+
+    def _errors(self, outputs: Tensor, truth: Tensor, sizes: Sequence[int]) -> list[Tensor]:
+        """See `errors`; outputs: [n, ...] and truth: [n, ...] are of all clients after one another."""
+        if type(self.federation.task) not in (Regression, Counts, Forecasting):
+            return []
+        meaning = Answers.from_summary(self.summary, self.federation.columns)
+        if not meaning.mean:
+            return []
+        answers = meaning.in_units(outputs.flatten(1).double())
+        return list((answers - truth.reshape(len(truth), -1)).float().split(list(sizes)))
 
     def _averages(self, scores: Sequence[Tensor], split: str) -> bool:
         """Whether clients' scores are the means of their examples', as not every score of a user's own is."""
