@@ -361,7 +361,9 @@ def compared(tables, labels=False):
         cells = [form.format(value) for form, value in zip(FORMS[labels], columns[-1], strict=True)]
         lines.append(f"| {' | '.join([name, measured['size'], *shown, *cells, measured['version']])} |")
     for what, summarise in (("mean", np.mean), ("lowest", np.min), ("highest", np.max)):
-        cells = [form.format(summarise(column)) for form, column in zip(FORMS[labels], zip(*columns), strict=True)]
+        cells = [
+            form.format(summarise(column)) for form, column in zip(FORMS[labels], np.transpose(columns), strict=True)
+        ]
         lines.append(f"| {what} | | | | | | {' | '.join(cells)} | |")
     return lines
 
