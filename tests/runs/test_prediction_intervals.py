@@ -52,6 +52,19 @@ def test_as_many_new_rows_lie_inside_as_were_asked_for(clients, rows, spread, ta
     assert 0.9 - 3 * error < np.mean(inside) < 0.9 + 0.02 + 3 * error
 
 
+def test_of_a_single_client_the_interval_is_that_of_mapie():
+    mapie = pytest.importorskip("mapie.regression")
+    linear_model = pytest.importorskip("sklearn.linear_model")
+    draw = np.random.default_rng(0)
+    x = draw.normal(size=(400, 3))
+    y = x @ [1, 2, 3] + draw.standard_t(4, 400)
+    model = linear_model.LinearRegression().fit(x[:200], y[:200])
+    theirs = mapie.SplitConformalRegressor(model, confidence_level=0.9, prefit=True).conformalize(x[200:], y[200:])
+    low, high = theirs.predict_interval(x[:1])[1][0]
+    ours = half_widths([model.predict(x[200:])[:, None] - y[200:, None]], 0.9)
+    assert ours[0, 0] == pytest.approx((high - low) / 2)
+
+
 def test_missing_truths_and_clients_without_test_rows_and_answers_without_error():
     errors = columns([1, np.nan, -1], [], [np.nan])
     assert half_widths(errors, 0.5)[:, 0] == pytest.approx([1] * 4)
