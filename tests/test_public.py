@@ -23,7 +23,7 @@ from kinfed.models import MODELS
 from kinfed.simulation.attacks import ATTACKS
 
 ROOT = Path(kinfed.__file__).parent
-COMMANDS_AT_MOST, OPTIONS_AT_MOST = 13, 49  # of the product, without kinfed papers
+COMMANDS_AT_MOST, OPTIONS_AT_MOST = 13, 50  # of the product, without kinfed papers
 PAGES = [Path(__file__).parents[1] / name for name in ("README.md", "CONTRIBUTING.md", "docs", "examples")]
 DOTTED = re.compile(r"(?<![\w./-])kinfed(?:\.[A-Za-z]\w*)+(?!\w*[:/-])")  # no address, file or place of a registry
 CALLED = re.compile(r"(?<![\w.])([A-Za-z]\w*)\((?!s\))")  # "client(s)" calls nothing

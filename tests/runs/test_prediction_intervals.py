@@ -8,6 +8,8 @@ import numpy as np
 import polars
 import pytest
 import torch
+from mapie.regression import SplitConformalRegressor
+from sklearn.linear_model import LinearRegression
 
 import kinfed
 from kinfed.cli import main
@@ -53,13 +55,11 @@ def test_as_many_new_rows_lie_inside_as_were_asked_for(clients, rows, spread, ta
 
 
 def test_of_a_single_client_the_interval_is_that_of_mapie():
-    mapie = pytest.importorskip("mapie.regression")
-    linear_model = pytest.importorskip("sklearn.linear_model")
     draw = np.random.default_rng(0)
     x = draw.normal(size=(400, 3))
     y = x @ [1, 2, 3] + draw.standard_t(4, 400)
-    model = linear_model.LinearRegression().fit(x[:200], y[:200])
-    theirs = mapie.SplitConformalRegressor(model, confidence_level=0.9, prefit=True).conformalize(x[200:], y[200:])
+    model = LinearRegression().fit(x[:200], y[:200])
+    theirs = SplitConformalRegressor(model, confidence_level=0.9, prefit=True).conformalize(x[200:], y[200:])
     low, high = theirs.predict_interval(x[:1])[1][0]
     ours = half_widths([model.predict(x[200:])[:, None] - y[200:, None]], 0.9)
     assert ours[0, 0] == pytest.approx((high - low) / 2)
