@@ -360,7 +360,7 @@ def compared(tables, labels=False):
         shown[0] = f"**{shown[0]}**"
         cells = [form.format(value) for form, value in zip(FORMS[labels], columns[-1], strict=True)]
         lines.append(f"| {' | '.join([name, measured['size'], *shown, *cells, measured['version']])} |")
-    for what, summarise in (("mean", np.mean), ("lowest", np.min), ("highest", np.max)):
+    for what, summarise in () if not columns else (("mean", np.mean), ("lowest", np.min), ("highest", np.max)):
         cells = [
             form.format(summarise(column)) for form, column in zip(FORMS[labels], np.transpose(columns), strict=True)
         ]

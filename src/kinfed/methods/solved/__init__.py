@@ -5,7 +5,11 @@ from .. import METHODS
 
 SOLVED = Registry(
     __name__,
-    {"partial-pooling": "partial_pooling:PartialPooling", "personal-boosting": "personal_boosting:PersonalBoosting"},
+    {
+        "partial-pooling": "partial_pooling:PartialPooling",
+        "mixed-model": "mixed_model:MixedModel",
+        "personal-boosting": "personal_boosting:PersonalBoosting",
+    },
     base="kinfed.core.method:Method",
     by_file=True,
 )

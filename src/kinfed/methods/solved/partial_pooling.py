@@ -103,13 +103,13 @@ class PartialPooling(Method, Explains, Advises, Solves):
 
     def start(self, roster: Roster) -> Tree:
         layout, n = roster.layout, len(roster)
-        f, k = _coefficients(layout, roster.theta).shape
+        f, k = coefficients_of(layout, roster.theta).shape
         if n * f * f > NUMBERS:
             raise UsageError(
                 f"partial pooling keeps {f} x {f} sums for each of {n:,} clients, which is too much; use a model with "
                 "fewer inputs to its last layer, or another method, such as 'fedavg'"
             )
-        if self.units == "client" and _head(layout)[1] is None:
+        if self.units == "client" and head_of(layout)[1] is None:
             raise UsageError("units=client needs a last layer with a bias, and this model's has none; use units=all")
         like: dict[str, Any] = {"dtype": torch.float64, "device": roster.theta.device}
         none = torch.zeros(n, f, k, **like)
@@ -127,17 +127,17 @@ class PartialPooling(Method, Explains, Advises, Solves):
         coefficients = server.coefficients
         if self.units == "client":
             coefficients = Units.of(server.sums, roster.task, self.common).from_units(coefficients)
-        return Params(_model(roster.layout, server.body, coefficients[cohort]))
+        return Params(model_of(roster.layout, server.body, coefficients[cohort]))
 
     def train(self, client: Client, state: Tree, received: Tree) -> tuple[Tree, Tree]:
         _, y, real = client.data
-        inputs, coefficients, link = _seen(client, received)
+        inputs, coefficients, link = inputs_of(client, received)
         return (), sums(client.task, inputs, y, real.double(), coefficients, link)
 
     def row_weights(self, client: Client, state: Tree, received: Tree) -> Tensor:
         """[m, n] by how much each row counts in m of the sums that `train` gives, so that a site can refuse some."""
         _, y, real = client.data
-        inputs, coefficients, _ = _seen(client, received)
+        inputs, coefficients, _ = inputs_of(client, received)
         if not isinstance(client.task, Classification | Counts):
             return real.double()[None]
         weight, outputs, error, _ = _derivatives(client.task, inputs, y, real.double(), coefficients)
@@ -259,14 +259,14 @@ def _derivatives(
     return mean * real[:, None], logs, error * real[:, None], real @ (error.square() / mean)
 
 
-def _seen(client: Client, received: Tree) -> tuple[Tensor, Tensor, Callable[[Tensor], Tensor] | None]:
+def inputs_of(client: Client, received: Tree) -> tuple[Tensor, Tensor, Callable[[Tensor], Tensor] | None]:
     """[n, f] the head's inputs of a client's rows, the coefficients [f, k] that it was sent, and the head's link."""
     inputs = client.model.features(received.theta, client.data[0]).flatten(1)
-    if client.model.layout.head and _head(client.model.layout)[1]:
+    if client.model.layout.head and head_of(client.model.layout)[1]:
         inputs = torch.cat([inputs, torch.ones_like(inputs[:, :1])], 1)
     head = client.model.module.get_submodule(client.model.head_name or "")
     link = head.link if isinstance(head, Exponential) else None
-    return inputs.double(), _coefficients(client.model.layout, received.theta), link
+    return inputs.double(), coefficients_of(client.model.layout, received.theta), link
 
 
 class Units(NamedTuple):
@@ -386,7 +386,7 @@ def _one_output(server: Server, k: int, squared: bool, common: float, told: floa
     known = torch.einsum("nfg,ngh->fh", curvature / each[:, None], posterior) * precise
     known = (known + known.T) / 2
     scale = _scale(sums, k, squared)
-    uncertain = _inverse(known + torch.diag(penalty * scale))
+    uncertain = inverse(known + torch.diag(penalty * scale))
     centre = uncertain @ (_times(posterior, rest).sum(0) * precise)
     away = _times(posterior, rest - _times(curvature, centre.expand(n, f)) / each)
     coefficients = centre + kin + away
@@ -412,7 +412,7 @@ def _curvature(sums: Sums, k: int) -> Tensor:
 
 def _posterior(sums: Sums, spread: Tensor, noise: Tensor, k: int) -> Tensor:
     """[N, f, f] covariances of clients' coefficients of one output, by its spread: [f] and noise: [N]."""
-    return _inverse(_curvature(sums, k) / noise[:, None, None] + torch.diag(1 / spread))
+    return inverse(_curvature(sums, k) / noise[:, None, None] + torch.diag(1 / spread))
 
 
 def _scale(sums: Sums, k: int, squared: bool) -> Tensor:
@@ -452,7 +452,7 @@ def step_back(server: Server, length: float) -> Server:
     return server._replace(coefficients=coefficients, centre=centre, moved=moved)
 
 
-def _inverse(matrix: Tensor) -> Tensor:
+def inverse(matrix: Tensor) -> Tensor:
     """Of positive definite [..., f, f]; without the directions in which rounding has made it none."""
     factor, info = torch.linalg.cholesky_ex(matrix)
     inverse: Tensor = torch.cholesky_inverse(factor)
@@ -466,7 +466,7 @@ def _times(matrices: Tensor, vectors: Tensor) -> Tensor:
     return torch.einsum("nfg,ng->nf", matrices, vectors)
 
 
-def _head(layout: Layout) -> tuple[Any, Any]:
+def head_of(layout: Layout) -> tuple[Any, Any]:
     """The entries of the head's weight [k, f] and of its bias, None without one."""
     entries = {e.name: e for e in layout.entries if e.name in layout.head}
     weight = next((e for e in entries.values() if len(e.shape) == 2), None)
@@ -475,19 +475,20 @@ def _head(layout: Layout) -> tuple[Any, Any]:
     return weight, next((e for e in entries.values() if e is not weight), None)
 
 
-def _coefficients(layout: Layout, theta: Tensor) -> Tensor:
+def coefficients_of(layout: Layout, theta: Tensor) -> Tensor:
     """[f, k] float64 of a model: [d]."""
-    weight, bias = _head(layout)
+    weight, bias = head_of(layout)
     found = theta[weight.at].reshape(weight.shape).T
     return (found if bias is None else torch.cat([found, theta[bias.at][None]])).double()
 
 
-def _model(layout: Layout, body: Tensor, coefficients: Tensor) -> Tensor:
+def model_of(layout: Layout, body: Tensor, coefficients: Tensor) -> Tensor:
     """[K, d] the initial model: [d] with these coefficients: [K, f, k] in place of its head."""
-    weight, bias = _head(layout)
-    theta = body.expand(len(coefficients), -1).clone()
+    weight, bias = head_of(layout)
+    theta = body.expand(len(coefficients), -1)
     inputs = weight.shape[1]
-    theta[:, weight.at] = coefficients[:, :inputs].transpose(1, 2).flatten(1).to(theta.dtype)
+    solved = coefficients[:, :inputs].transpose(1, 2).flatten(1).to(theta.dtype)
+    theta = torch.slice_scatter(theta, solved, 1, weight.at.start, weight.at.stop)
     if bias is not None:
-        theta[:, bias.at] = coefficients[:, inputs].to(theta.dtype)
+        theta = torch.slice_scatter(theta, coefficients[:, inputs].to(theta.dtype), 1, bias.at.start, bias.at.stop)
     return theta

@@ -1,0 +1,274 @@
+"""Mixed model: the linear one of statistics, by maximum likelihood, from sums over clients."""
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ...core.client import Client
+from ...core.graph import Origin
+from ...core.layout import Layout
+from ...core.method import Method, Roster
+from ...core.mixins import Advises, Explains, Solves
+from ...core.tasks import Regression
+from ...core.trees import ModelOf, PerClient, Shared, Tree
+from ...errors import UsageError
+from .partial_pooling import coefficients_of, head_of, inputs_of, inverse, model_of
+
+BEGIN = 0.1  # the first variance of random effects, of targets whose variance is 1
+NARROWEST, WIDEST = 0.1, 10.0  # how many times a variance grows in a round
+LEAST = 1e-8  # of the noise, a variance that is none
+SETTLED = 1e-10  # a relative change of parameters that is none
+
+
+class Products(NamedTuple):
+    """A client's private state: what its rows say."""
+
+    products: Tensor  # [f + 1, f + 1] of the inputs of the last layer, with its 1, and last the target
+    rows: Tensor  # []
+
+
+class Sent(NamedTuple):
+    """What every client receives."""
+
+    theta: ModelOf[Shared]  # [d] the model with the fixed effects
+    covariance: Shared  # [q, q] of random effects, D
+    noise: Shared  # [] the variance of targets about their predictions
+    uncertainty: Shared  # [f, f] the covariance of the errors of the fixed effects
+
+
+class Personal(NamedTuple):
+    """A client's model."""
+
+    theta: ModelOf[PerClient]  # [d]
+    covariance: PerClient  # [f, f] of the errors of its coefficients
+
+
+class Upload(NamedTuple):
+    """What a client's rows say of the parameters: only sums of these over clients are used."""
+
+    clients: PerClient  # [] 1
+    rows: PerClient  # []
+    precision: PerClient  # [f, f] X'V^-1 X
+    slope: PerClient  # [f] X'V^-1 y
+    score: PerClient  # [q, q] of the log-likelihood by the covariance
+    score_of_noise: PerClient  # []
+    information: PerClient  # [q, q, q, q] expected, of the covariance
+    information_of_noise: PerClient  # [q, q] of the covariance and the noise
+    information_within: PerClient  # [] of the noise
+    deviance: PerClient  # [] twice the negative log-likelihood, without its constant
+
+
+class Server(NamedTuple):
+    """The server's state."""
+
+    body: Shared  # [d] the initial model, whose head is replaced
+    fixed: Shared  # [f] the fixed effects, beta
+    covariance: Shared  # [q, q]
+    noise: Shared  # []
+    uncertainty: Shared  # [f, f] the covariance of the fixed effects
+    spread: Shared  # [q, q] the variance of each entry of the covariance, as an estimate
+    spread_of_noise: Shared  # [] the same of the noise
+    deviance: Shared  # [] at the parameters that were sent last
+    size: Shared  # [2] clients and rows
+    moved: Shared  # [] the largest relative change of a parameter in the last round
+
+
+@dataclass(frozen=True)
+class MixedModel(Method, Explains, Advises, Solves):
+    r"""$y_i = X_i \beta + Z_i b_i + \epsilon_i$, $b_i \sim N(0, D)$, $\epsilon_i \sim N(0, \sigma^2 I)$.
+
+    $X_i$ are a client's inputs to the last layer with a 1, and $Z_i$ is the 1 alone or all of them. With
+    $V_i = Z_i D Z_i^\top + \sigma^2 I$, clients send $X_i^\top V_i^{-1} X_i$, $X_i^\top V_i^{-1} y_i$, and the score
+    and the expected information of $D$ and $\sigma^2$. Their sums over clients are all that the server needs for a step
+    of Fisher's scoring (Harville 1977, doi:10.1080/01621459.1977.10480998; Laird and Ware 1982, doi:10.2307/2529876).
+    The server never has a client's coefficients, $\beta$ and the prediction
+    $b_i = D Z_i^\top V_i^{-1} (y_i - X_i \beta)$, because the client works $b_i$ out at home.
+    """
+
+    random: Literal["intercept", "all"] = "intercept"  # which coefficients differ from client to client
+    covariance: Literal["diagonal", "full"] = "full"  # of the random effects: whether they may be correlated
+    estimate: Literal["reml", "ml"] = "reml"  # restricted maximum likelihood, or maximum likelihood
+    origin: ClassVar[Origin] = "fixed"
+    solves: ClassVar[bool] = True
+    weighs: ClassVar[str] = "clients share fixed effects and variances, and no client learns from another"
+
+    def start(self, roster: Roster) -> Tree:
+        if not isinstance(roster.task, Regression) or roster.task.names[1:]:
+            raise UsageError("mixed-model solves a single number; for labels, counts or series use 'partial-pooling'")
+        if head_of(roster.layout)[1] is None:
+            raise UsageError("mixed-model needs a last layer with a bias, and this model's has none")
+        like: dict[str, Any] = {"dtype": torch.float64, "device": roster.theta.device}
+        fixed = torch.zeros(len(coefficients_of(roster.layout, roster.theta)), **like)
+        f, q = len(fixed), len(fixed) if self.random == "all" else 1
+        one = torch.ones((), **like)
+        return Server(
+            roster.theta,
+            fixed,
+            BEGIN * torch.eye(q, **like),
+            one,
+            torch.zeros(f, f, **like),
+            torch.zeros(q, q, **like),
+            0 * one,
+            math.inf * one,
+            torch.zeros(2, **like),
+            math.inf * one,
+        )
+
+    def send(self, roster: Roster, server: Tree, cohort: Tensor) -> Tree:
+        theta = model_of(roster.layout, server.body, server.fixed[None, :, None])[0]
+        return Sent(theta, server.covariance, server.noise, server.uncertainty)
+
+    def init_client(self, client: Client) -> Tree:
+        f = len(coefficients_of(client.model.layout, client.model.theta)) + 1
+        return Products(client.model.theta.new_zeros(f, f).double(), client.model.theta.new_zeros(()).double())
+
+    def train(self, client: Client, state: Tree, received: Tree) -> tuple[Tree, Tree]:
+        inputs, _, link = inputs_of(client, received)
+        task: Any = client.task
+        _, y, real = client.data
+        target = task.scaled(y.double()).reshape(len(inputs), 1)
+        table = torch.cat([inputs, target if link is None else link(target)], 1)
+        own = Products(table.T @ (real.double()[:, None] * table), real.double().sum())
+        return own, self.contribute(own, received, client.model.layout)
+
+    def contribute(self, own: Products, received: Sent, layout: Layout) -> Upload:
+        """What a client's rows say of the parameters that it received."""
+        at = self._random(len(own.products) - 1)
+        noise, covariance, products, rows = received.noise, received.covariance, own.products, own.rows
+        inner = products[at][:, at]  # Z'Z
+        shrink = torch.linalg.solve(noise * torch.eye(len(inner)).to(inner) + covariance @ inner, covariance)  # [q, q]
+        across = products[at]  # [q, f + 1], Z'[X y]
+        once = (products - across.T @ shrink @ across) / noise  # [X y]'V^-1 [X y]
+        twice = (products - across.T @ (2 * shrink - shrink @ inner @ shrink) @ across) / noise.square()
+        shrunk = shrink @ inner
+        trace = (rows - shrunk.trace()) / noise
+        trace_of_squares = (rows - 2 * shrunk.trace() + (shrunk @ shrunk).trace()) / noise.square()
+        residual = torch.cat([-coefficients_of(layout, received.theta)[:, 0], rows.new_ones(1)])  # [f + 1]
+        within, of_inputs = once[at][:, at], once[at][:, :-1]  # Z'V^-1 Z, Z'V^-1 X
+        pull = once[at] @ residual  # [q] Z'V^-1 (y - X beta)
+        lost = received.uncertainty if self.estimate == "reml" else torch.zeros_like(received.uncertainty)
+        score = torch.outer(pull, pull) - within + of_inputs @ lost @ of_inputs.T
+        score_of_noise = residual @ twice @ residual - trace + (lost * twice[:-1, :-1]).sum()
+        determinant = rows * noise.log() + torch.logdet(torch.eye(len(inner)).to(inner) + covariance @ inner / noise)
+        return Upload(
+            torch.ones_like(rows),
+            rows,
+            once[:-1, :-1],
+            once[:-1, -1],
+            score / 2,
+            score_of_noise / 2,
+            torch.einsum("ik,jl->ijkl", within, within) / 2,
+            twice[at][:, at] / 2,
+            trace_of_squares / 2,
+            determinant + residual @ once @ residual,
+        )
+
+    def aggregate(self, roster: Roster, server: Tree, cohort: Tensor, uploads: Tree) -> Tree:
+        return self.take_step(server, Upload(*(part.sum(0) for part in uploads)))
+
+    def take_step(self, server: Server, sums: Upload) -> Server:
+        """The server after a step of Fisher's scoring by sums over clients."""
+        uncertainty = inverse(sums.precision)
+        fixed = uncertainty @ sums.slope
+        deviance = sums.deviance
+        if self.estimate == "reml":
+            deviance = deviance + torch.logdet(sums.precision)
+        bases = self._bases(server.covariance, server.noise, sums.score)  # [p, q, q]
+        between = torch.einsum("aij,ijkl,bkl->ab", bases, sums.information, bases)
+        across = torch.einsum("aij,ij->a", bases, sums.information_of_noise)
+        information = torch.cat([between, across[:, None]], 1)
+        information = torch.cat([information, torch.cat([across, sums.information_within[None]])[None]])
+        score = torch.cat([torch.einsum("aij,ij->a", bases, sums.score), sums.score_of_noise[None]])
+        spread = inverse(information)
+        step = spread @ score
+        noise = server.noise * (1 + step[-1] / server.noise).clamp(NARROWEST, WIDEST)
+        covariance = _grow(server.covariance, torch.einsum("a,aij->ij", step[:-1], bases))
+        moved = torch.stack([_change(fixed, server.fixed), _change(covariance, server.covariance)]).max()
+        moved = torch.maximum(moved, (noise / server.noise - 1).abs())
+        each = torch.einsum("ab,aij,bij->ij", spread[:-1, :-1], bases, bases)
+        return Server(
+            server.body,
+            fixed,
+            covariance,
+            noise,
+            uncertainty,
+            each,
+            spread[-1, -1],
+            deviance,
+            torch.stack([sums.clients, sums.rows]),
+            moved,
+        )
+
+    def is_solved(self, server: Tree) -> bool:
+        return bool(server.moved < SETTLED)
+
+    def personalise(self, client: Client, state: Tree, received: Tree) -> dict[str, Tree]:
+        layout = client.model.layout
+        own, covariance = self.predict_effects(state, received, coefficients_of(layout, received.theta)[:, 0])
+        mixed, fixed = model_of(layout, received.theta, own[None, :, None])[0], received.theta
+        return {
+            "mixed": Personal(mixed, covariance.to(mixed.dtype)),
+            "fixed": Personal(fixed, received.uncertainty.to(fixed.dtype)),
+        }
+
+    def predict_effects(self, own: Products, received: Sent, fixed: Tensor) -> tuple[Tensor, Tensor]:
+        r"""[f] a client's coefficients $\beta + b_i$ by its rows, and [f, f] the covariance of their errors.
+
+        Given $\beta$, $b_i$ has the covariance $\sigma^2 M$. As it follows $\beta$ by $-M Z^\top X$, the uncertainty of
+        $\beta$ counts by the rest. That of $D$ and $\sigma^2$ does not count.
+        """
+        at, identity = self._random(len(fixed)), torch.eye(len(fixed)).to(own.products)
+        inner, place = own.products[at][:, at], identity[:, at]
+        shrink = torch.linalg.solve(
+            received.noise * identity[at][:, at] + received.covariance @ inner, received.covariance
+        )
+        effects = shrink @ (own.products[at][:, -1] - own.products[at][:, :-1] @ fixed)
+        follows = identity - place @ shrink @ own.products[at][:, :-1]
+        given = place @ (received.noise * shrink) @ place.T
+        covariance = follows @ received.uncertainty @ follows.T + given
+        return fixed + place @ effects, covariance
+
+    def relation(self, roster: Roster, server: Tree, cohort: Tensor) -> Tensor | None:
+        return None
+
+    def diagnostics(self, roster: Roster, server: Tree, cohort: Tensor, sent: Tree, uploads: Tree) -> dict[str, Tensor]:
+        return {"deviance": server.deviance, "noise": server.noise, "moved": server.moved}
+
+    def _random(self, inputs: int) -> Tensor:
+        """[q] int64 the places of the random effects among so many inputs, the 1 being the last."""
+        return torch.arange(inputs) if self.random == "all" else torch.tensor([inputs - 1])
+
+    def _bases(self, covariance: Tensor, noise: Tensor, score: Tensor) -> Tensor:
+        """[p, q, q] the directions in which the covariance may move: not below 0 where a variance is 0."""
+        q = len(covariance)
+        if self.covariance == "diagonal":
+            values, axes = covariance.diagonal(), torch.eye(q).to(covariance)
+        else:
+            values, axes = torch.linalg.eigh(covariance)
+        slopes = torch.einsum("ia,ij,ja->a", axes, score, axes)
+        axes = axes[:, (values > LEAST * noise) | (slopes > 0)]
+        if self.covariance == "diagonal":
+            return torch.einsum("ia,ja->aij", axes, axes)
+        first, second = torch.triu_indices(axes.shape[1], axes.shape[1])
+        bases = torch.einsum("ia,ja->aij", axes[:, first], axes[:, second])
+        return (bases + bases.mT) / torch.where(first == second, 2.0, 1.0)[:, None, None].to(bases)
+
+
+def _grow(covariance: Tensor, step: Tensor) -> Tensor:
+    """The covariance [q, q] after a step, in which no variance of any direction changes by more than the bounds."""
+    root = torch.linalg.cholesky(covariance)
+    inside = torch.linalg.solve_triangular(root, step, upper=False)
+    inside = torch.linalg.solve_triangular(root, inside.mT, upper=False)
+    values, axes = torch.linalg.eigh((inside + inside.mT) / 2)
+    scaled = root @ axes * (1 + values).clamp(NARROWEST, WIDEST).sqrt()
+    result: Tensor = scaled @ scaled.T
+    return result
+
+
+def _change(new: Tensor, old: Tensor) -> Tensor:
+    """[] the largest change of a number, over the largest of the numbers."""
+    change: Tensor = (new - old).abs().max() / new.abs().max().clamp(min=1e-300)
+    return change
