@@ -18,7 +18,7 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         parents=[common],
         description="Show why a client of a finished run learns from others: its weights by layer and round, what the "
         "method compared, and its test score without each of them, measured. Of a model that partial pooling solves, "
-        "show how much its own rows weigh, column by column.",
+        "show how much its own rows weigh, column by column; of a mixed model, its estimates with standard errors.",
         epilog='examples: kinfed explain my-run 7; kinfed explain my-run "Shop 7" "Shop 3"',
     )
     parser.add_argument("run", type=Path, metavar="RUN", help="the folder of a finished run")
@@ -30,10 +30,18 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
 
 
 def _explain(args: argparse.Namespace, console: Console) -> None:
-    from ..report.explain.own_rows import OwnRows  # it imports PyTorch
+    from ..report.explain.mixed_effects import MixedEffects  # it imports PyTorch
+    from ..report.explain.own_rows import OwnRows
     from ..report.explain.reasons import TOP, explain, grids
     from ..runs.run_folder import RunFolder
 
+    effects = MixedEffects.read(RunFolder(args.run))
+    if effects is not None:
+        if args.json:
+            print(to_json(effects.to_dict(args.client)))
+            return
+        show(effects.grids(args.client), Literal(), soft_wrap=True)
+        return
     shares = OwnRows.read(RunFolder(args.run))
     if shares is not None and args.of is None and not RunFolder(args.run).relations.exists():
         if args.json:

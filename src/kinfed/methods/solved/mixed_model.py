@@ -19,6 +19,7 @@ from .partial_pooling import coefficients_of, head_of, inputs_of, inverse, model
 
 BEGIN = 0.1  # the first variance of random effects, of targets whose variance is 1
 NARROWEST, WIDEST = 0.1, 10.0  # how many times a variance grows in a round
+MOST = 32  # random effects, whose information has their fourth power of numbers
 LEAST = 1e-8  # of the noise, a variance that is none
 SETTLED = 1e-10  # a relative change of parameters that is none
 
@@ -69,7 +70,7 @@ class Server(NamedTuple):
     covariance: Shared  # [q, q]
     noise: Shared  # []
     uncertainty: Shared  # [f, f] the covariance of the fixed effects
-    spread: Shared  # [q, q] the variance of each entry of the covariance, as an estimate
+    spread: Shared  # [q, q, q, q] the covariance of the errors of the entries of the covariance
     spread_of_noise: Shared  # [] the same of the noise
     deviance: Shared  # [] at the parameters that were sent last
     size: Shared  # [2] clients and rows
@@ -103,6 +104,11 @@ class MixedModel(Method, Explains, Advises, Solves):
         like: dict[str, Any] = {"dtype": torch.float64, "device": roster.theta.device}
         fixed = torch.zeros(len(coefficients_of(roster.layout, roster.theta)), **like)
         f, q = len(fixed), len(fixed) if self.random == "all" else 1
+        if q > MOST:
+            raise UsageError(
+                f"mixed-model with random=all takes at most {MOST} inputs, with their 1; this model has {q}; set "
+                "random=intercept, or use 'partial-pooling'"
+            )
         one = torch.ones((), **like)
         return Server(
             roster.theta,
@@ -110,7 +116,7 @@ class MixedModel(Method, Explains, Advises, Solves):
             BEGIN * torch.eye(q, **like),
             one,
             torch.zeros(f, f, **like),
-            torch.zeros(q, q, **like),
+            torch.zeros(q, q, q, q, **like),
             0 * one,
             math.inf * one,
             torch.zeros(2, **like),
@@ -188,14 +194,14 @@ class MixedModel(Method, Explains, Advises, Solves):
         covariance = _grow(server.covariance, torch.einsum("a,aij->ij", step[:-1], bases))
         moved = torch.stack([_change(fixed, server.fixed), _change(covariance, server.covariance)]).max()
         moved = torch.maximum(moved, (noise / server.noise - 1).abs())
-        each = torch.einsum("ab,aij,bij->ij", spread[:-1, :-1], bases, bases)
+        entries = torch.einsum("ab,aij,bkl->ijkl", spread[:-1, :-1], bases, bases)
         return Server(
             server.body,
             fixed,
             covariance,
             noise,
             uncertainty,
-            each,
+            entries,
             spread[-1, -1],
             deviance,
             torch.stack([sums.clients, sums.rows]),
