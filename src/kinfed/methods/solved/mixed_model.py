@@ -9,7 +9,6 @@ from torch import Tensor
 
 from ...core.client import Client
 from ...core.graph import Origin
-from ...core.layout import Layout
 from ...core.method import Method, Roster
 from ...core.mixins import Advises, Explains, Solves
 from ...core.tasks import Regression
@@ -138,10 +137,10 @@ class MixedModel(Method, Explains, Advises, Solves):
         target = task.scaled(y.double()).reshape(len(inputs), 1)
         table = torch.cat([inputs, target if link is None else link(target)], 1)
         own = Products(table.T @ (real.double()[:, None] * table), real.double().sum())
-        return own, self.contribute(own, received, client.model.layout)
+        return own, self.contribute(own, received, coefficients_of(client.model.layout, received.theta)[:, 0])
 
-    def contribute(self, own: Products, received: Sent, layout: Layout) -> Upload:
-        """What a client's rows say of the parameters that it received."""
+    def contribute(self, own: Products, received: Sent, fixed: Tensor) -> Upload:
+        """What a client's rows say of the parameters that it received, of which the fixed effects are: [f]."""
         at = self._random(len(own.products) - 1)
         noise, covariance, products, rows = received.noise, received.covariance, own.products, own.rows
         inner = products[at][:, at]  # Z'Z
@@ -152,7 +151,7 @@ class MixedModel(Method, Explains, Advises, Solves):
         shrunk = shrink @ inner
         trace = (rows - shrunk.trace()) / noise
         trace_of_squares = (rows - 2 * shrunk.trace() + (shrunk @ shrunk).trace()) / noise.square()
-        residual = torch.cat([-coefficients_of(layout, received.theta)[:, 0], rows.new_ones(1)])  # [f + 1]
+        residual = torch.cat([-fixed, rows.new_ones(1)])  # [f + 1]
         within, of_inputs = once[at][:, at], once[at][:, :-1]  # Z'V^-1 Z, Z'V^-1 X
         pull = once[at] @ residual  # [q] Z'V^-1 (y - X beta)
         lost = received.uncertainty if self.estimate == "reml" else torch.zeros_like(received.uncertainty)
@@ -182,7 +181,8 @@ class MixedModel(Method, Explains, Advises, Solves):
         deviance = sums.deviance
         if self.estimate == "reml":
             deviance = deviance + torch.logdet(sums.precision)
-        bases = self._bases(server.covariance, server.noise, sums.score)  # [p, q, q]
+        axes = Axes.of(server.covariance, server.noise, sums.score, self.covariance == "diagonal")
+        bases = axes.bases(self.covariance == "diagonal")  # [p, q, q]
         between = torch.einsum("aij,ijkl,bkl->ab", bases, sums.information, bases)
         across = torch.einsum("aij,ij->a", bases, sums.information_of_noise)
         information = torch.cat([between, across[:, None]], 1)
@@ -191,7 +191,7 @@ class MixedModel(Method, Explains, Advises, Solves):
         spread = inverse(information)
         step = spread @ score
         noise = server.noise * (1 + step[-1] / server.noise).clamp(NARROWEST, WIDEST)
-        covariance = _grow(server.covariance, torch.einsum("a,aij->ij", step[:-1], bases))
+        covariance = axes.advance(torch.einsum("a,aij->ij", step[:-1], bases), noise)
         moved = torch.stack([_change(fixed, server.fixed), _change(covariance, server.covariance)]).max()
         moved = torch.maximum(moved, (noise / server.noise - 1).abs())
         entries = torch.einsum("ab,aij,bkl->ijkl", spread[:-1, :-1], bases, bases)
@@ -247,31 +247,44 @@ class MixedModel(Method, Explains, Advises, Solves):
         """[q] int64 the places of the random effects among so many inputs, the 1 being the last."""
         return torch.arange(inputs) if self.random == "all" else torch.tensor([inputs - 1])
 
-    def _bases(self, covariance: Tensor, noise: Tensor, score: Tensor) -> Tensor:
-        """[p, q, q] the directions in which the covariance may move: not below 0 where a variance is 0."""
-        q = len(covariance)
-        if self.covariance == "diagonal":
-            values, axes = covariance.diagonal(), torch.eye(q).to(covariance)
+
+class Axes(NamedTuple):
+    """The axes of a covariance: those in which it moves, and those in which it is 0 and would become negative."""
+
+    moving: Tensor  # [q, r]
+    still: Tensor  # [q, q - r]
+    variances: Tensor  # [r] along those that move
+
+    @classmethod
+    def of(cls, covariance: Tensor, noise: Tensor, score: Tensor, diagonal: bool) -> "Axes":
+        """Those of a covariance: [q, q], by the score of its entries."""
+        if diagonal:
+            values, axes = covariance.diagonal(), torch.eye(len(covariance)).to(covariance)
         else:
             values, axes = torch.linalg.eigh(covariance)
         slopes = torch.einsum("ia,ij,ja->a", axes, score, axes)
-        axes = axes[:, (values > LEAST * noise) | (slopes > 0)]
-        if self.covariance == "diagonal":
-            return torch.einsum("ia,ja->aij", axes, axes)
-        first, second = torch.triu_indices(axes.shape[1], axes.shape[1])
+        moving = (values > 2 * LEAST * noise) | (slopes > 0)
+        return cls(axes[:, moving], axes[:, ~moving], values[moving])
+
+    def bases(self, diagonal: bool) -> Tensor:
+        """[p, q, q] the directions in which the covariance moves: along its axes and, unless diagonal, turning them."""
+        if diagonal:
+            return torch.einsum("ia,ja->aij", self.moving, self.moving)
+        r = self.moving.shape[1]
+        axes = torch.cat([self.moving, self.still], 1)
+        first, second = torch.triu_indices(r, axes.shape[1])
         bases = torch.einsum("ia,ja->aij", axes[:, first], axes[:, second])
         return (bases + bases.mT) / torch.where(first == second, 2.0, 1.0)[:, None, None].to(bases)
 
-
-def _grow(covariance: Tensor, step: Tensor) -> Tensor:
-    """The covariance [q, q] after a step, in which no variance of any direction changes by more than the bounds."""
-    root = torch.linalg.cholesky(covariance)
-    inside = torch.linalg.solve_triangular(root, step, upper=False)
-    inside = torch.linalg.solve_triangular(root, inside.mT, upper=False)
-    values, axes = torch.linalg.eigh((inside + inside.mT) / 2)
-    scaled = root @ axes * (1 + values).clamp(NARROWEST, WIDEST).sqrt()
-    result: Tensor = scaled @ scaled.T
-    return result
+    def advance(self, step: Tensor, noise: Tensor) -> Tensor:
+        """[q, q] the covariance after a step, in which no variance grows or shrinks, and no axis turns, too far."""
+        root = self.variances.sqrt()
+        values, axes = torch.linalg.eigh(self.moving.T @ step @ self.moving / torch.outer(root, root))
+        grown = root[:, None] * axes * (1 + values).clamp(NARROWEST, WIDEST).sqrt()
+        turn = self.still.T @ step @ self.moving / self.variances
+        side = (self.moving + self.still @ (turn / turn.norm().clamp(min=1))) @ grown
+        result: Tensor = side @ side.T + LEAST * noise * self.still @ self.still.T
+        return result
 
 
 def _change(new: Tensor, old: Tensor) -> Tensor:

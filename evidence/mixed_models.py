@@ -1,0 +1,191 @@
+"""Mixed models beside lme4 and statsmodels: python evidence/mixed_models.py [--tables DIR] [--write]
+
+`mixed-model` learns from all rows of each table, and so do R's lme4 and Python's statsmodels. It needs Rscript with the
+packages lme4, nlme and jsonlite; the first two have sleepstudy and Orthodont, and --tables has exam.csv and chem97.csv.
+Then `mixed-model` learns from federations that are drawn from a mixed model, and the page says how many of the
+intervals hold the truth. --write writes docs/evidence/mixed-models.md.
+"""
+
+import argparse
+import json
+import math
+import subprocess
+import tempfile
+import warnings
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import torch
+
+import kinfed
+from kinfed.methods.solved.mixed_model import MixedModel
+from kinfed.models.linear import linear
+from kinfed_papers.result_pages import put
+
+PAGE = Path(__file__).parents[1] / "docs" / "evidence" / "mixed-models.md"
+TABLES = {  # what R reads it from, client, target, column, whether the slope differs
+    "sleepstudy": ("data(sleepstudy); d <- sleepstudy", "Subject", "Reaction", "Days", True),
+    "sleepstudy, intercepts": ("data(sleepstudy); d <- sleepstudy", "Subject", "Reaction", "Days", False),
+    "Orthodont": ("data(Orthodont, package='nlme'); d <- data.frame(Orthodont)", "Subject", "distance", "age", True),
+    "exam": ("d <- read.csv('{tables}/exam.csv')", "school", "normexam", "standLRT", True),
+    "chem97": ("d <- read.csv('{tables}/chem97.csv')", "lea", "score", "gcsescore", True),
+}
+NORMAL = 1.96  # deviations within which 95 % of a normal variable lie
+SIZES = (20, 10), (50, 10), (100, 20)  # clients and rows of the drawn federations
+LME4 = """
+suppressMessages(library(lme4)); {read}
+d <- data.frame(client=paste0('c', d${client}), x=as.numeric(d${column}), y=as.numeric(d${target}))
+write.csv(d, '{place}/table.csv', row.names=FALSE)
+how <- lmerControl(optimizer='bobyqa', optCtrl=list(rhoend=1e-10, maxfun=1e5))
+m <- lmer(y ~ x + ({random} | client), d, REML={reml}, control=how)
+e <- as.data.frame(VarCorr(m)$client)
+cat(jsonlite::toJSON(list(fixed=unname(fixef(m)), errors=unname(sqrt(diag(as.matrix(vcov(m))))),
+  covariance=unname(as.matrix(VarCorr(m)$client)), noise=sigma(m)^2,
+  deviance=-2 * as.numeric(logLik(m)), clients=rownames(coef(m)$client),
+  own=unname(as.matrix(coef(m)$client))), digits=NA))
+"""
+
+
+def federation_of(frame):
+    """Clients with the rows of a frame, all for training."""
+    client, x, y = frame["client"].to_numpy(), frame[["x"]].to_numpy(float), frame["y"].to_numpy(float)
+    federation = kinfed.Federation.from_arrays(x, y, client, split=kinfed.Split(validation=0))
+    rows = [torch.from_numpy(np.flatnonzero(client == name)) for name in federation.names]
+    return replace(federation, rows={**federation.rows, "train": rows})
+
+
+def solve(frame, slopes, estimate):
+    """The estimates of `mixed-model` in the table's own units, the intercept first, as lme4's are told."""
+    mean, deviation = frame[["x", "y"]].mean(), frame[["x", "y"]].std()
+    scaled = frame.assign(x=(frame["x"] - mean["x"]) / deviation["x"], y=(frame["y"] - mean["y"]) / deviation["y"])
+    method = MixedModel(random="all" if slopes else "intercept", estimate=estimate)
+    run = kinfed.fit(method, federation_of(scaled), linear((1,), 1).double(), rounds=100)
+    server = run.final.progress.server
+    slope = deviation["y"] / deviation["x"]
+    units = np.array([[deviation["y"], -slope * mean["x"]], [0, slope]])  # of intercept and slope
+    turned = [1, 0] if slopes else [0]
+    inner = units[: len(turned), : len(turned)]
+    rows, lost = len(frame), 2 if estimate == "reml" else 0
+    deviance = float(server.deviance) + (rows - lost) * math.log(2 * math.pi) + 2 * rows * math.log(deviation["y"])
+    if lost:
+        deviance -= 2 * np.linalg.slogdet(units)[1]
+    origin = np.array([mean["y"], 0])
+    own = [units @ run.theta(name).double().numpy()[::-1] + origin for name in run.names]
+    covariances = [run.personal(name).covariance.double().numpy()[::-1, ::-1] for name in run.names]
+    spread = np.einsum("ai,aj,ak,al,ijkl->a", *[inner] * 4, server.spread.numpy()[np.ix_(*[turned] * 4)])
+    return {
+        "fixed": units @ server.fixed.numpy()[::-1] + origin,
+        "errors": np.sqrt(np.diagonal(units @ server.uncertainty.numpy()[::-1, ::-1] @ units.T)),
+        "covariance": inner @ server.covariance.numpy()[turned][:, turned] @ inner.T,
+        "spread": np.sqrt(spread),
+        "noise": float(server.noise) * deviation["y"] ** 2,
+        "spread of noise": math.sqrt(float(server.spread_of_noise)) * deviation["y"] ** 2,
+        "deviance": deviance,
+        "own": dict(zip(run.names, own, strict=True)),
+        "own errors": [np.sqrt(np.diagonal(units @ covariance @ units.T)) for covariance in covariances],
+        "rounds": run.history.done,
+    }
+
+
+def ask_lme4(name, tables, place, estimate):
+    """The frame that lme4 has read, and its estimates."""
+    read, client, target, column, slopes = TABLES[name]
+    words = {"read": read.format(tables=tables), "client": client, "column": column, "target": target, "place": place}
+    words |= {"random": "1 + x" if slopes else "1", "reml": "TRUE" if estimate == "reml" else "FALSE"}
+    script = Path(place) / "lme4.R"
+    script.write_text("".join(line.format(**words) + "\n" for line in LME4.strip().splitlines()))
+    told = subprocess.run(["Rscript", str(script)], capture_output=True, text=True, check=True)
+    values = json.loads(told.stdout)
+    values = {key: np.array(value) for key, value in values.items()}
+    values["own"] = dict(zip(values.pop("clients").tolist(), values["own"], strict=True))
+    return pd.read_csv(Path(place) / "table.csv"), {**values, "deviance": float(values["deviance"][0])}
+
+
+def ask_statsmodels(frame, slopes, estimate):
+    """The fixed effects of statsmodels' MixedLM, or None if it is not installed."""
+    try:
+        from statsmodels.regression.mixed_linear_model import MixedLM
+    except ImportError:
+        return None
+    inputs = np.stack([np.ones(len(frame)), frame["x"]], 1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = MixedLM(frame["y"], inputs, frame["client"], inputs if slopes else inputs[:, :1])
+        fitted = model.fit(reml=estimate == "reml", method=["bfgs", "powell"])
+    return {"fixed": np.array(fitted.fe_params), "noise": fitted.scale, "deviance": -2 * fitted.llf}
+
+
+def differ(mine, theirs):
+    """The largest difference, relative to the largest of the values."""
+    return float(np.abs(np.asarray(mine) - np.asarray(theirs)).max() / np.abs(np.asarray(theirs)).max())
+
+
+def compare(tables):
+    """A line of differences for each table and estimate."""
+    lines = []
+    for name in TABLES:
+        for estimate in ("reml", "ml"):
+            with tempfile.TemporaryDirectory() as place:
+                frame, theirs = ask_lme4(name, tables, place, estimate)
+            mine = solve(frame, TABLES[name][-1], estimate)
+            parts = [differ(mine[key], theirs[key]) for key in ("fixed", "errors", "covariance", "noise")]
+            own = [mine["own"][client] for client in theirs["own"]]
+            parts += [differ(own, list(theirs["own"].values())), abs(mine["deviance"] - theirs["deviance"])]
+            other = ask_statsmodels(frame, TABLES[name][-1], estimate)
+            parts.append(math.nan if other is None else differ(mine["fixed"], other["fixed"]))
+            parts.append(math.nan if other is None else mine["deviance"] - other["deviance"])
+            size = f"{frame['client'].nunique()} x {round(len(frame) / frame['client'].nunique())}"
+            cells = [name, size, estimate, str(mine["rounds"]), *(f"{value:.0e}" for value in parts)]
+            lines.append(f"| {' | '.join(cells)} |")
+            print(lines[-1], flush=True)
+    return lines
+
+
+def cover(clients, rows, variances, federations=500):
+    """Per cent of intervals of 95 % that hold the truth: of fixed effects, variances, noise, clients' coefficients."""
+    draw, truth, inside = np.random.default_rng(0), np.array([1.0, 0.5]), []
+    for _ in range(federations):
+        own = truth + draw.normal(size=(clients, 2)) * np.sqrt(variances)
+        x = draw.normal(size=(clients, rows))
+        y = own[:, :1] + own[:, 1:] * x + draw.normal(size=(clients, rows))
+        names = np.repeat([f"c{i:03}" for i in range(clients)], rows)
+        found = solve(pd.DataFrame({"client": names, "x": x.ravel(), "y": y.ravel()}), True, "reml")
+        estimates = np.append(np.diagonal(found["covariance"]), found["noise"])
+        factors = np.exp(NORMAL * np.append(found["spread"], found["spread of noise"]) / estimates)
+        held = (estimates / factors < [*variances, 1.0]) & ([*variances, 1.0] < estimates * factors)
+        fixed = np.abs(found["fixed"] - truth) < NORMAL * found["errors"]
+        mine = np.abs(np.stack([*found["own"].values()]) - own) < NORMAL * np.stack(found["own errors"])
+        inside.append([fixed.mean(), held[:2].mean(), held[2], mine.mean()])
+    return 100 * np.mean(inside, 0)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--tables", type=Path, default=Path("."))
+    parser.add_argument("--federations", type=int, default=500)
+    parser.add_argument("--write", action="store_true")
+    args = parser.parse_args()
+    warnings.simplefilter("ignore")
+    heads = ["table", "clients x rows", "estimate", "rounds", "fixed effects", "their errors", "covariance", "noise"]
+    heads += ["clients' coefficients", "-2 log-likelihood", "statsmodels: fixed effects", "-2 log-likelihood less its"]
+    lines = [f"| {' | '.join(heads)} |", f"| --- | --- | --- |{' ---: |' * (len(heads) - 3)}"]
+    lines += compare(args.tables.resolve())
+    heads = ["clients x rows", "fixed effects", "variances", "noise", "clients' coefficients"]
+    lines += ["", f"| {' | '.join(heads)} |", f"| --- |{' ---: |' * (len(heads) - 1)}"]
+    for clients, rows in SIZES:
+        values = cover(clients, rows, np.array([0.5, 0.2]), args.federations)
+        lines.append(f"| {clients} x {rows} | {' | '.join(f'{value:.1f}' for value in values)} |")
+        print(lines[-1], flush=True)
+    if args.write:
+        put(
+            PAGE,
+            "mixed models",
+            "\n".join(["`python evidence/mixed_models.py --tables DIR`.", "", *lines]),
+            "Mixed models",
+        )
+
+
+if __name__ == "__main__":
+    main()

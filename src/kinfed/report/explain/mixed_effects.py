@@ -1,0 +1,187 @@
+"""Mixed effects: the table of a mixed model, in the units of its columns, as statistical programs print it."""
+
+import itertools
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...core.sharing import undivided
+from ...errors import UsageError
+from ...methods.solved.mixed_model import MixedModel
+from ...methods.solved.partial_pooling import coefficients_of
+from ...runs.run import FinalServer, OpenedRun, Run, client_index
+from ...runs.run_folder import RunFolder
+from ..tables.text_table import Grid
+
+Array = NDArray[np.float64]
+
+NORMAL = 1.959964  # deviations of a normal variable, within which 95 % lie
+CONSTANT = "constant"
+KINDS = {"reml": "restricted maximum likelihood", "ml": "maximum likelihood"}
+
+
+class MixedEffects(NamedTuple):
+    """A mixed model's estimates, in the units of columns and target."""
+
+    run: str
+    method: MixedModel
+    names: list[str]  # [f] of the fixed effects
+    fixed: Array  # [f]
+    errors: Array  # [f] their standard errors
+    random: list[str]  # [q] of the random effects
+    covariance: Array  # [q, q] of the random effects
+    spread: Array  # [q] standard errors of the variances of the random effects
+    noise: float
+    spread_of_noise: float
+    deviance: float  # -2 log-likelihood, with all its constants
+    clients: int
+    rows: int
+    by_client: dict[str, tuple[Array, Array]]  # coefficients [f] and their standard errors [f]
+
+    @classmethod
+    def read(cls, folder: RunFolder) -> "MixedEffects | None":
+        """Those of a finished run; None if it is of another method, or if its state is not kept."""
+        if not (folder.state.exists() and folder.models.exists() and folder.is_begun):
+            return None
+        saved = Run.open(folder.path)
+        if saved.method is None or not isinstance(undivided(saved.method), MixedModel):
+            return None
+        return cls.of(saved)
+
+    @classmethod
+    def of(cls, saved: OpenedRun) -> "MixedEffects":
+        """Those of a run of `mixed-model`; raises UsageError unless its model is one linear layer on a table."""
+        final = FinalServer(saved, saved.task)
+        method, server = undivided(final.method), final.server
+        assert isinstance(method, MixedModel)
+        if {entry.name for entry in final.model.layout.entries} != final.model.layout.head:
+            raise UsageError(
+                f"{saved.folder}: only a linear model has coefficients by column; run with model.name=linear"
+            )
+        fixed = server.fixed.numpy()
+        names, units, origin = _units(saved, len(fixed) - 1)
+        at = slice(None) if method.random == "all" else slice(-1, None)
+        uncertainty, covariance = server.uncertainty.numpy(), server.covariance.numpy()
+        scale = units[-1, -1]  # of the target
+        rows = int(server.size[1])
+        lost = len(fixed) if method.estimate == "reml" else 0
+        deviance = float(server.deviance) + (rows - lost) * math.log(2 * math.pi) + 2 * rows * math.log(scale)
+        if lost:
+            deviance -= 2 * float(np.linalg.slogdet(units)[1])
+        inner = units[at, at]
+        by_client = {}
+        for name in saved.names:
+            personal = saved.personal(name)
+            own = coefficients_of(final.model.layout, personal.theta)[:, 0].numpy()
+            spread = np.sqrt(np.diagonal(units @ personal.covariance.double().numpy() @ units.T))
+            by_client[name] = units @ own + origin, spread
+        return cls(
+            str(saved.folder),
+            method,
+            names,
+            units @ fixed + origin,
+            np.sqrt(np.diagonal(units @ uncertainty @ units.T)),
+            names[at],
+            inner @ covariance @ inner.T,
+            np.sqrt(np.einsum("ai,aj,ak,al,ijkl->a", inner, inner, inner, inner, server.spread.numpy())),
+            float(server.noise) * scale**2,
+            math.sqrt(float(server.spread_of_noise)) * scale**2,
+            deviance,
+            int(server.size[0]),
+            rows,
+            by_client,
+        )
+
+    def grids(self, client: str) -> list[Grid]:
+        """The fixed effects, the variances, and one client's coefficients, as tables."""
+        own, errors = self.by_client[list(self.by_client)[client_index(list(self.by_client), client)]]
+        kind = KINDS[self.method.estimate]
+        title = (
+            f"fixed effects in {self.run} (mixed-model by {kind}, {self.clients} clients, {self.rows:,} training rows)"
+        )
+        headings = ("", "estimate", "std. error", "95 % interval")
+        tables = [Grid("fixed", title, headings, [_lines(self.names, self.fixed, self.errors)])]
+        variances = [*np.diagonal(self.covariance), self.noise]
+        rows = []
+        for name, variance, spread in zip(
+            [*self.random, "rows"], variances, [*self.spread, self.spread_of_noise], strict=True
+        ):
+            rows.append([name, _text(variance), _text(math.sqrt(variance)), _variance_interval(variance, spread)])
+        notes = [
+            f"-2 log-likelihood: {self.deviance:.3f}" + (" (restricted)" if self.method.estimate == "reml" else "")
+        ]
+        if len(self.random) > 1 and self.method.covariance == "full":
+            notes.append(f"correlations: {self._correlations()}")
+        if len(self.random) == 1:
+            share = self.covariance[0, 0] / (self.covariance[0, 0] + self.noise)
+            notes.append(f"share of the variance that is between clients: {100 * share:.1f} %")
+        headings = ("variance between clients, and of rows", "variance", "deviation", "95 % interval of the variance")
+        tables.append(Grid("variances", "variances", headings, [rows], notes))
+        title = f"coefficients of '{client}': fixed effects and its own, by its rows"
+        notes = ["intervals are of what the client's coefficients are, the variances being taken as known"]
+        tables.append(
+            Grid(
+                "own", title, ("", "estimate", "std. error", "95 % interval"), [_lines(self.names, own, errors)], notes
+            )
+        )
+        return tables
+
+    def to_dict(self, client: str) -> dict[str, Any]:
+        """The same for JSON."""
+        names = list(self.by_client)
+        own, errors = self.by_client[names[client_index(names, client)]]
+        return {
+            "estimate": self.method.estimate,
+            "deviance": self.deviance,
+            "fixed": {
+                name: [float(a), float(b)] for name, a, b in zip(self.names, self.fixed, self.errors, strict=True)
+            },
+            "covariance": self.covariance.tolist(),
+            "noise": self.noise,
+            "client": {name: [float(a), float(b)] for name, a, b in zip(self.names, own, errors, strict=True)},
+        }
+
+    def _correlations(self) -> str:
+        """Those of the random effects, in pairs."""
+        root = np.sqrt(np.diagonal(self.covariance))
+        pairs = itertools.combinations(range(len(root)), 2)
+        values = {(i, j): self.covariance[i, j] / (root[i] * root[j]) for i, j in pairs if root[i] * root[j] > 0}
+        return ", ".join(f"{self.random[i]} and {self.random[j]} {value:.3f}" for (i, j), value in values.items())
+
+
+def _units(saved: OpenedRun, inputs: int) -> tuple[list[str], Array, Array]:
+    """[f] names, the constant last; matrix [f, f] and origin [f] that make coefficients of columns as they are."""
+    scale = saved.summary.data.scale or {}
+    parts = scale.get("inputs", {}) if saved.description is not None else {}
+    matrix, origin = np.eye(inputs + 1), np.zeros(inputs + 1)
+    if saved.description is None or len(parts) != inputs:
+        return [*(f"input {i + 1}" for i in range(inputs)), CONSTANT], matrix, origin
+    (target,) = scale["targets"].values()
+    means, deviations = ([part[what] for part in parts.values()] for what in ("mean", "deviation"))
+    matrix[-1, :-1] = -np.array(means) / np.array(deviations)
+    matrix[np.arange(inputs), np.arange(inputs)] = 1 / np.array(deviations)
+    origin[-1] = target["mean"]
+    return [*parts, CONSTANT], matrix * target["deviation"], origin
+
+
+def _lines(names: list[str], values: Array, errors: Array) -> list[list[str]]:
+    """A row for each coefficient, the constant first."""
+    rows = [
+        [name, _text(value), _text(error), f"{_text(value - NORMAL * error)} to {_text(value + NORMAL * error)}"]
+        for name, value, error in zip(names, values.tolist(), errors.tolist(), strict=True)
+    ]
+    return [rows[-1], *rows[:-1]]
+
+
+def _variance_interval(variance: float, spread: float) -> str:
+    """By the delta method on its logarithm; nothing of a variance that is none."""
+    if not spread or variance < 1e-7 * spread:
+        return ""
+    factor = math.exp(min(50.0, NORMAL * spread / variance))
+    return f"{_text(variance / factor)} to {_text(variance * factor)}"
+
+
+def _text(value: float) -> str:
+    return f"{value:.4g}"
