@@ -1,5 +1,6 @@
 """Example weights: a row of weight 2 answers as that row written twice, wherever training is exact."""
 
+import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -52,13 +53,15 @@ def repeated(data):
 TASKS = {"numbers": Regression(), "labels": Classification(2), "counts": Counts()}
 
 
-@pytest.mark.parametrize("method", ["partial-pooling", "personal-boosting"])
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize(
+    ("method", "task"),
+    [*itertools.product(["partial-pooling", "personal-boosting"], TASKS), ("mixed-model", "numbers")],
+)
 def test_solved_methods_take_a_weight_of_two_for_two_rows(method, task):
     data = federation(TASKS[task])
 
     def answers(of):
-        module = linear((3,), of.outputs) if method == "partial-pooling" else trees((3,), of.outputs)
+        module = trees((3,), of.outputs) if method == "personal-boosting" else linear((3,), of.outputs)
         run = fit(take(KNOWN, method, "method")(), of, module, rounds=12, execution=Execution("loop"))
         outputs = torch.stack([run.model(name)(of.x[:50]) for name in of.names])
         return outputs, run.history.test(run.history.chosen)

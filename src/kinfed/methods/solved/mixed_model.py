@@ -14,11 +14,12 @@ from ...core.mixins import Advises, Explains, Solves
 from ...core.tasks import Regression
 from ...core.trees import ModelOf, PerClient, Shared, Tree
 from ...errors import UsageError
-from .partial_pooling import coefficients_of, head_of, inputs_of, inverse, model_of
+from .partial_pooling import coefficients_of, head_of, inputs_of, model_of
 
 BEGIN = 0.1  # the first variance of random effects, of targets whose variance is 1
 NARROWEST, WIDEST = 0.1, 10.0  # how many times a variance grows in a round
 MOST = 32  # random effects, whose information has their fourth power of numbers
+ROUNDING = 1e-11  # of a matrix's largest eigenvalue, the least that is told from 0
 LEAST = 1e-8  # of the noise, a variance that is none
 SETTLED = 1e-10  # a relative change of parameters that is none
 
@@ -102,6 +103,8 @@ class MixedModel(Method, Explains, Advises, Solves):
             raise UsageError("mixed-model needs a last layer with a bias, and this model's has none")
         like: dict[str, Any] = {"dtype": torch.float64, "device": roster.theta.device}
         fixed = torch.zeros(len(coefficients_of(roster.layout, roster.theta)), **like)
+        if len(coefficients_of(roster.layout, roster.theta).T) > 1:
+            raise UsageError("mixed-model solves a single number, and this model gives several; use 'partial-pooling'")
         f, q = len(fixed), len(fixed) if self.random == "all" else 1
         if q > MOST:
             raise UsageError(
@@ -176,11 +179,9 @@ class MixedModel(Method, Explains, Advises, Solves):
 
     def take_step(self, server: Server, sums: Upload) -> Server:
         """The server after a step of Fisher's scoring by sums over clients."""
-        uncertainty = inverse(sums.precision)
+        uncertainty, determinant = invert(sums.precision)
         fixed = uncertainty @ sums.slope
-        deviance = sums.deviance
-        if self.estimate == "reml":
-            deviance = deviance + torch.logdet(sums.precision)
+        deviance = sums.deviance + (determinant if self.estimate == "reml" else 0.0)
         axes = Axes.of(server.covariance, server.noise, sums.score, self.covariance == "diagonal")
         bases = axes.bases(self.covariance == "diagonal")  # [p, q, q]
         between = torch.einsum("aij,ijkl,bkl->ab", bases, sums.information, bases)
@@ -188,7 +189,7 @@ class MixedModel(Method, Explains, Advises, Solves):
         information = torch.cat([between, across[:, None]], 1)
         information = torch.cat([information, torch.cat([across, sums.information_within[None]])[None]])
         score = torch.cat([torch.einsum("aij,ij->a", bases, sums.score), sums.score_of_noise[None]])
-        spread = inverse(information)
+        spread, _ = invert(information)
         step = spread @ score
         noise = server.noise * (1 + step[-1] / server.noise).clamp(NARROWEST, WIDEST)
         covariance = axes.advance(torch.einsum("a,aij->ij", step[:-1], bases), noise)
@@ -285,6 +286,18 @@ class Axes(NamedTuple):
         side = (self.moving + self.still @ (turn / turn.norm().clamp(min=1))) @ grown
         result: Tensor = side @ side.T + LEAST * noise * self.still @ self.still.T
         return result
+
+
+def invert(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """The inverse of a matrix: [f, f], not negative, and its log-determinant, in the directions in which it is not 0.
+
+    There are others where columns say the same, as those of all categories and the 1 do.
+    """
+    scale = matrix.diagonal().sqrt().clamp(min=torch.finfo(matrix.dtype).tiny)
+    values, axes = torch.linalg.eigh(matrix / torch.outer(scale, scale))
+    there = values > ROUNDING * values.amax(0)
+    axes, values = axes[:, there] / scale[:, None], values[there]
+    return axes / values @ axes.T, values.log().sum() + 2 * scale.log().sum()
 
 
 def _change(new: Tensor, old: Tensor) -> Tensor:
