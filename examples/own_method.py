@@ -12,7 +12,7 @@ import torch
 
 import kinfed
 from kinfed import Params, UsageError
-from kinfed.methods import Averaging
+from kinfed.methods import AveragedParams, Averaging
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class StayHome(Averaging):
 
     def train(self, client, state, received):
         theta = client.descend(self._between(state, received))
-        return Params(theta), Params(theta)
+        return Params(theta), AveragedParams(theta)
 
     def personalise(self, client, state, received):
         return {"between": Params(self._between(state, received)), "own": state}

@@ -19,7 +19,7 @@ from kinfed.core.client import towards
 from kinfed.core.engine import Participation, run
 from kinfed.core.history import History
 from kinfed.core.layout import Layout
-from kinfed.core.method import Params
+from kinfed.core.method import AveragedParams, Params
 from kinfed.core.mixins import Predicts, model_for
 from kinfed.core.model import Model
 from kinfed.core.optimiser import SGD
@@ -258,7 +258,7 @@ class Ditto(Averaging):
     def train(self, client, state, received):
         shared = client.descend(received.theta)
         own = client.descend(state.theta, penalty=towards(received.theta, self.pull))
-        return Own(own), Params(shared)
+        return Own(own), AveragedParams(shared)
 
     def personalise(self, client, state, received):
         return {"own": state, "shared": received}
@@ -293,7 +293,7 @@ class Stepper(Averaging):
         theta = received.theta
         for batch in client.batches():
             theta = theta - 0.1 * client.gradient(theta, batch)
-        return (), Params(theta)
+        return (), AveragedParams(theta)
 
     def personalise(self, client, state, received):
         return {"shared": received}

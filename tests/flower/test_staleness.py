@@ -9,7 +9,8 @@ from torch import nn
 from kinfed.core.fleet import Evaluation
 from kinfed.core.graph import Graph
 from kinfed.core.history import History
-from kinfed.core.method import Params, Roster
+from kinfed.core.method import AveragedParams, Params, Roster
+from kinfed.core.mixins import reduce_uploads
 from kinfed.core.model import Model
 from kinfed.core.rows import put
 from kinfed.core.seeding import tags
@@ -127,7 +128,8 @@ def test_without_stale_clients_nothing_is_different():
     method = FedAvg()
     around = StalenessWrapper(method, 0.0, lambda: torch.tensor([0, 1]))
     server = around.start(roster(2))
-    uploads = Params(torch.tensor([[1.0, 2, 3], [4, 5, 6]]))
+    uploads = AveragedParams(torch.tensor([[1.0, 2, 3], [4, 5, 6]]))
+    uploads = reduce_uploads(around, roster(2), torch.arange(2), uploads)
     after = around.aggregate(roster(2), server, torch.arange(2), uploads)
     expected = method.aggregate(roster(2), server.inner, torch.arange(2), uploads)
     assert torch.equal(after.inner.theta, expected.theta)

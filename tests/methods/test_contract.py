@@ -14,7 +14,7 @@ from kinfed.core.checkpoint import Progress
 from kinfed.core.engine import Participation, latecomers, run
 from kinfed.core.graph import Graph
 from kinfed.core.history import History
-from kinfed.core.mixins import Advises, Extends, Predicts, model_for
+from kinfed.core.mixins import Advises, Extends, Predicts, model_for, reduce_uploads
 from kinfed.core.optimiser import SGD
 from kinfed.core.seeding import tags
 from kinfed.core.tasks import Classification
@@ -210,6 +210,7 @@ def test_every_tensor_of_the_server_says_which_of_its_axes_count_clients(name):
     def sizes(listed, ids):
         server = method.start(listed)
         _, uploads = fleet.train(0, ids, method.send(listed, server, listed.everyone))
+        uploads = reduce_uploads(method, listed, listed.everyone, uploads)
         return trees.pack(method.aggregate(listed, server, listed.everyone, uploads))
 
     few = torch.tensor([0, 2, 3, 5])
@@ -288,6 +289,7 @@ def test_newcomers_are_dealt_with_as_if_they_had_been_there_and_never_taken_part
         method, fleet, _, _ = start(name)
         server = method.start(listed)
         _, uploads = fleet.train(0, known, method.send(listed, server, cohort))
+        uploads = reduce_uploads(method, listed, cohort, uploads)
         ends.append(method.aggregate(listed, server, cohort, uploads))
     before, there = ends
     kept = copy.deepcopy(trees.pack(before))

@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from kinfed.core.method import Params
+from kinfed.core.method import AveragedParams
+from kinfed.core.mixins import reduce_uploads
 from kinfed.core.optimiser import SGD
 from kinfed.core.training import Training
 from kinfed.errors import UsageError
@@ -26,6 +27,7 @@ def test_weights_are_shares_of_the_cohort(bowls):
     cohort = torch.tensor([0, 1])
     server = trial.method.start(trial.roster)
     _, uploads = trial.fleet.train(0, cohort, trial.method.send(trial.roster, server, cohort))
+    uploads = reduce_uploads(trial.method, trial.roster, cohort, uploads)
     server = trial.method.aggregate(trial.roster, server, cohort, uploads)
     assert float(server.theta) == pytest.approx(4.0, abs=1e-13)
     relation = trial.method.relation(trial.roster, server, cohort)
@@ -55,7 +57,7 @@ def test_noise_on_what_is_learned(examples, noisy, method, executor):
     assert torch.equal(added[~learned], torch.zeros(100, dtype=float64))
     assert float(added[learned].std()) == pytest.approx(0.01, rel=0.08)  # 2,201 numbers: deviation 1.5 %
     assert abs(float(added.mean())) < 1e-3
-    again = method.aggregate(replace(trial.roster, round=1), (), torch.arange(3), Params(found[2][0].expand(3, -1)))
+    again = method.aggregate(replace(trial.roster, round=1), (), torch.arange(3), AveragedParams(found[2][0]))
     assert (again.theta - found[2][0] - added).abs().max() > 0.01  # every round's is another
 
 

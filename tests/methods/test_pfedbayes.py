@@ -9,7 +9,8 @@ from torch import nn
 
 from kinfed import FedAvg, Local, UsageError
 from kinfed.core.engine import sample
-from kinfed.core.mixins import model_for
+from kinfed.core.method import AveragedParams
+from kinfed.core.mixins import model_for, reduce_uploads
 from kinfed.core.optimiser import SGD
 from kinfed.core.seeding import fold, key, normal, tags
 from kinfed.core.training import Training
@@ -152,7 +153,9 @@ def test_the_server_averages_means_and_rho_by_examples(roster):
     for beta in (1.0, 0.25):
         method = PFedBayes(beta=beta)
         server = method.start(known)
-        after = method.aggregate(known, server, torch.tensor([0, 2]), type(server)(theta[[0, 2]])).theta
+        cohort = torch.tensor([0, 2])
+        uploads = reduce_uploads(method, known, cohort, AveragedParams(theta[cohort]))
+        after = method.aggregate(known, server, cohort, uploads).theta
         wanted = (1 - beta) * known.theta.numpy() + beta * (2 / 7 * theta[0].numpy() + 5 / 7 * theta[2].numpy())
         np.testing.assert_allclose(after.numpy(), wanted, rtol=0, atol=1e-14)
 

@@ -3,6 +3,7 @@ import torch
 from hypothesis import given, strategies as st
 
 from kinfed.core.engine import Participation
+from kinfed.core.mixins import reduce_uploads
 from kinfed.core.optimiser import SGD, Adam
 from kinfed.core.training import Training
 from kinfed.errors import UsageError
@@ -24,7 +25,8 @@ def test_three_rounds_by_hand(bowls, executor):
     server = method.start(trial.roster)
     for round, (y, own, shared, x) in enumerate(TABLE):
         _, uploads = trial.fleet.train(round, everyone, method.send(trial.roster, server, everyone))
-        server = method.aggregate(trial.roster, server, everyone, uploads)
+        given = reduce_uploads(method, trial.roster, everyone, uploads)
+        server = method.aggregate(trial.roster, server, everyone, given)
         assert uploads.theta.squeeze(1).tolist() == pytest.approx(y, abs=1e-12)
         assert trial.fleet.state.control.squeeze(1).tolist() == pytest.approx(own, abs=1e-11)
         assert float(server.control) == pytest.approx(shared, abs=1e-11)
@@ -59,6 +61,7 @@ def test_half_a_cohort_moves_half_the_variate(bowls):
     method, cohort = trial.method, torch.tensor([0])
     server = method.start(trial.roster)
     _, uploads = trial.fleet.train(0, cohort, method.send(trial.roster, server, cohort))
+    uploads = reduce_uploads(method, trial.roster, cohort, uploads)
     server = method.aggregate(trial.roster, server, cohort, uploads)
     assert float(server.theta) == pytest.approx(0.81, abs=1e-14)  # the mean over the cohort
     assert float(server.control) == pytest.approx(0.475, abs=1e-13)  # the sum over the cohort, over all clients

@@ -13,7 +13,7 @@ from kinfed.cli import onboard as onboard_command
 from kinfed.cli.onboard import sentence
 from kinfed.cli.program import execute
 from kinfed.core import trees
-from kinfed.core.mixins import join
+from kinfed.core.mixins import join, reduce_uploads
 from kinfed.core.trees import Axis
 from kinfed.errors import UsageError
 from kinfed.methods import METHODS
@@ -85,7 +85,8 @@ def only_its_row_changes(frozen, one):
     before = {key: t.clone() for key, t in trees.pack(server).items()}
     sent = trees.pick(frozen.method.send(roster, server, roster.everyone), new)
     _, uploads = fleet.train(2, here, sent)
-    after = trees.pack(join(frozen.method, roster, server, new, uploads))
+    given = reduce_uploads(frozen.method, roster, new, uploads)
+    after = trees.pack(join(frozen.method, roster, server, new, given))
     axes = trees.pack(trees.axes(server))
     for key, old in before.items():
         if axes[key] is Axis.SHARED:

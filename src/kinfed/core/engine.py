@@ -15,13 +15,13 @@ from ..interrupts import defer_signals
 from .field_checks import CountOrZero, In, Settings, check
 from .fleet import Fleet, is_finite
 from .history import History
-from .method import Method, Roster
-from .mixins import Solves
+from .method import Method, Roster, measure_updates
+from .mixins import Solves, reduce_uploads
 from .round_records import RoundRecords, check_state
 from .round_selection import Selection
 from .rows import index, put
 from .seeding import fold, key
-from .sharing import undivided
+from .sharing import find_shared_layout, undivided
 from .training import Training
 from .trees import Axis, Tree, axes, bytes_down, pick, size
 
@@ -190,7 +190,7 @@ def run(
             continue
         cohort = torch.searchsorted(here, replied)
         examples = int(roster.training.count_examples(roster.sizes[cohort]).sum())
-        server = _aggregate(method, records, roster, server, cohort, uploads)
+        server, given = _aggregate(method, records, roster, server, cohort, uploads)
         evaluation = relation = diagnostics = None
         solved = solver.is_solved(server) and round + 1 >= drawn.joins
         if solved or history.is_due(round, rounds.last):
@@ -198,9 +198,7 @@ def run(
                 prospect, relation = _outlook(method, whole, roster, here, server, cohort)
             evaluation = fleet.evaluate(round, whole.everyone, prospect)
             sent = pick(sent, index(torch.isin(requested, cohort).nonzero().squeeze(1).tolist(), cohort.device))
-            with _server(method, round):
-                notes = method.diagnostics(roster, server, cohort, sent, uploads)
-                notes = records.check_diagnostics(round, notes, len(here))
+            notes = _take_notes(method, records, roster, server, cohort, sent, uploads, given)
             diagnostics = {name: whole.note(here, value) if value.ndim else value for name, value in notes.items()}
             relation = records.check_relation(round, relation)
         with defer_signals():  # an interruption comes before the round or after it
@@ -239,15 +237,36 @@ def _make_participation(participation: float | Participation, groups: Tensor | N
 
 def _aggregate(
     method: Method, records: RoundRecords, roster: Roster, server: Tree, cohort: Tensor, uploads: Tree
-) -> Tree:
-    """The server's next state; raises RunError if it holds NaN or infinity."""
+) -> tuple[Tree, Tree]:
+    """The server's next state, and what the method got of the uploads; raises RunError if it holds NaN or infinity."""
     round = roster.round
     with _server(method, round):
-        server = method.aggregate(roster, server, cohort, uploads)
+        given = reduce_uploads(method, roster, cohort, uploads)
+        server = method.aggregate(roster, server, cohort, given)
     check_state(records.method, round, server)
     if not all(is_finite(leaf) for leaf in tree_leaves(server)):
         raise RunError(f"round {round + 1}: the server's state holds NaN or infinity; lower the method's own rates")
-    return server
+    return server, given
+
+
+def _take_notes(
+    method: Method,
+    records: RoundRecords,
+    roster: Roster,
+    server: Tree,
+    cohort: Tensor,
+    sent: Tree,
+    uploads: Tree,
+    given: Tree,
+) -> dict[str, Tensor]:
+    """A round's diagnostics; the length of each update is among them also if the method does not get the uploads."""
+    with _server(method, roster.round):
+        notes = method.diagnostics(roster, server, cohort, sent, given)
+        notes = records.check_diagnostics(roster.round, notes, len(roster))
+    if given is uploads:
+        return notes
+    part = replace(roster, layout=find_shared_layout(method, roster.layout))
+    return measure_updates(part, cohort, sent, uploads) | notes
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from .rows import put
 from .seeding import fold, generator, key, normal
 from .tasks import Task
 from .training import Training
-from .trees import Axis, ModelOf, PerClient, Shared, Tree, axes, model_of
+from .trees import Averaged, Axis, ModelOf, PerClient, Shared, Tree, axes, model_of
 
 _T = TypeVar("_T")
 Normalisation = Literal["averaged", "local", "personal"]  # how normalisation layers are treated
@@ -34,6 +34,12 @@ class SharedParams(NamedTuple):
     """One model for all clients."""
 
     theta: ModelOf[Shared]  # [d]
+
+
+class AveragedParams(NamedTuple):
+    """A model that a client uploads, of which the server gets the mean over the clients of the round."""
+
+    theta: ModelOf[Averaged]  # [d] from one client; [d], their mean, for `aggregate`
 
 
 class Compared(NamedTuple):
@@ -183,7 +189,10 @@ class Method(Settings, ABC):
 
     @abstractmethod
     def aggregate(self, roster: Roster, server: Tree, cohort: Tensor, uploads: Tree) -> Tree:
-        """The server's next state from uploads: [K, ...]."""
+        """The server's next state from uploads: [K, ...]; of those declared `Averaged` or `Summed` their mean or sum.
+
+        That mean, [...], has the weights of `kinfed.methods.Averages`. Nothing else is given of these uploads.
+        """
 
     @abstractmethod
     def personalise(self, client: Client, state: Tree, received: Tree) -> dict[str, Tree]:
@@ -231,16 +240,30 @@ class Method(Settings, ABC):
         `server` is the state after the round; NaN means that there is no value. By default: the length of each
         update, from the model that was sent to the one that came back, if both messages have one.
         """
-        before, after = model_of(sent), model_of(uploads)
-        if before is None or after is None:
-            return {}
-        layout, width = roster.layout, after.shape[1]
-        buffers = layout.parameters < layout.size == width
-        learned = layout.trainable_on(cohort.device) if buffers else slice(None)
-        # Row by row, as a table of all changes would be as large as the models.
-        changes = ((new - old)[learned] for new, old in zip(after, before.expand_as(after), strict=True))
-        squares = torch.stack([change @ change for change in changes])
-        return {"update": roster.note(cohort, squares.sqrt())}
+        return measure_updates(roster, cohort, sent, uploads)
+
+
+class Around(Method):
+    """A method that calls another, which it is around."""
+
+    method: Method
+
+
+def measure_updates(roster: Roster, cohort: Tensor, sent: Tree, uploads: Tree) -> dict[str, Tensor]:
+    """[N] the length of each update of the cohort, from the model in `sent` to that in its upload, as `update`.
+
+    Nothing if one of them has none, or if `uploads` holds the mean of all.
+    """
+    before, after = model_of(sent), model_of(uploads)
+    if before is None or after is None or after.ndim < 2:
+        return {}
+    layout, width = roster.layout, after.shape[1]
+    buffers = layout.parameters < layout.size == width
+    learned = layout.trainable_on(cohort.device) if buffers else slice(None)
+    # Row by row, as a table of all changes would be as large as the models.
+    changes = ((new - old)[learned] for new, old in zip(after, before.expand_as(after), strict=True))
+    squares = torch.stack([change @ change for change in changes])
+    return {"update": roster.note(cohort, squares.sqrt())}
 
 
 def _is_same(former: Any, now: Any) -> bool:

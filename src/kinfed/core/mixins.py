@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
+from torch.utils._pytree import tree_leaves, tree_map
 
 from ..errors import UsageError
 from .client import Client
@@ -15,8 +16,9 @@ from .graph import Origin
 from .layout import head_of
 from .method import Compared, Method, Roster
 from .model import Model
+from .rows import weighted_mean
 from .seeding import generator
-from .trees import Tree, rows_replaced
+from .trees import Reduction, Tree, read_reductions, rows_replaced
 
 
 class Mixin:
@@ -49,6 +51,14 @@ class Explains(Mixin):
         None of a method whose models are no coefficients that are drawn to those of others.
         """
         return None
+
+
+class Averages(Mixin):
+    """A method that says by how much each client counts in the mean of what is declared `Averaged`."""
+
+    def weights(self, roster: Roster, cohort: Tensor) -> Tensor:
+        """[K] weights of the cohort, with any positive sum: by default as many as their training examples."""
+        return roster.weights[cohort]
 
 
 class Advises(Mixin):
@@ -132,6 +142,40 @@ def join(method: Method, roster: Roster, server: Tree, newcomers: Tensor, upload
     return method.join(roster, server, newcomers, uploads)
 
 
+def weigh(method: Method, roster: Roster, cohort: Tensor) -> Tensor:
+    """[K] by how much each of the cohort counts in the mean of what it uploads, see `Averages`."""
+    _check_base(method, Averages)  # here, as methods that upload no means may have weights of other kinds
+    return Averages.of(method).weights(roster, cohort)
+
+
+def reduce_uploads(method: Method, roster: Roster, cohort: Tensor, uploads: Tree) -> Tree:
+    """What `method.aggregate` gets of the uploads of cohort: [K], whose tensors are [K, ...].
+
+    Those that are declared `Averaged` or `Summed` lose that first axis, the others stay as they are.
+    """
+    kinds = read_reductions(uploads)
+    if all(kind is Reduction.NONE for kind in tree_leaves(kinds)):
+        return uploads
+    weights = weigh(method, roster, cohort)
+
+    def reduce(kind: Reduction, t: Tensor) -> Tensor:
+        if kind is Reduction.NONE:
+            return t
+        return t.sum(0) if kind is Reduction.SUM else weighted_mean(t.flatten(1), weights).view(t.shape[1:])
+
+    return tree_map(reduce, kinds, uploads)
+
+
+def take_mean(method: Method, theta: Tensor) -> Tensor:
+    """[d] the mean of uploads: [d]; raises UsageError if it is still the uploads, [K, d], as nothing declares them."""
+    if theta.ndim == 1:
+        return theta
+    raise UsageError(
+        f"{type(method).__name__} uses the mean of uploads alone, so its train must upload a NamedTuple that says so: "
+        "kinfed.methods.AveragedParams(theta), or fields with the annotation kinfed.methods.Averaged"
+    )
+
+
 def predict(method: Method, client: Client, personal: Tree, x: Tensor) -> Tensor:
     """Outputs for x: [B, ...] by one of the models that `personalise` names."""
     return method.predict(client, personal, x) if isinstance(method, Predicts) else client.model(personal.theta, x)
@@ -180,10 +224,14 @@ def model_for(
 def _check_bases(method: Method) -> None:
     """Raise UsageError if a method has what only counts in one that derives from a class above."""
     for base in (Explains, Advises, Solves, Admits, Extends, Predicts):
-        hooks = [name for name in vars(base) if not name.startswith("_") and hasattr(method, name)]
-        if hooks and not isinstance(method, base):
-            name = type(method).__name__
-            raise UsageError(
-                f"{name} has '{hooks[0]}', which counts in a method that derives from kinfed.methods.{base.__name__} "
-                f"only; add it to the bases of {name}, or choose another name"
-            )
+        _check_base(method, base)
+
+
+def _check_base(method: object, base: type) -> None:
+    hooks = [name for name in vars(base) if not name.startswith("_") and hasattr(method, name)]
+    if hooks and not isinstance(method, base):
+        name = type(method).__name__
+        raise UsageError(
+            f"{name} has '{hooks[0]}', which counts in a method that derives from kinfed.methods.{base.__name__} "
+            f"only; add it to the bases of {name}, or choose another name"
+        )

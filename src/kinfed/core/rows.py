@@ -121,3 +121,14 @@ def pieces(count: int, size: int) -> Iterator[slice]:
     each = max(1, PIECE // max(1, size))
     for start in range(0, count, each):
         yield slice(start, min(start + each, count))
+
+
+def weighted_mean(theta: Tensor, weights: Tensor) -> Tensor:
+    """[d] mean of theta: [K, d] with weights: [K] of any positive sum.
+
+    >>> import torch
+    >>> kinfed.methods.weighted_mean(torch.tensor([[0.0, 2.0], [4.0, 2.0]]), torch.tensor([3, 1]))
+    tensor([1., 2.])
+    """
+    weights = weights.to(theta.dtype)  # counts would be divided in float32
+    return weights / weights.sum() @ theta

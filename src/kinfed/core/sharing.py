@@ -24,8 +24,8 @@ from .client import Client, Objective, Quadratic
 from .field_checks import validate
 from .graph import Origin
 from .layout import BASE, Layout
-from .method import Compared, Method, Params, Roster
-from .mixins import Admits, Advises, Explains, Extends, Predicts, Solves, export, join, predict
+from .method import Around, Compared, Method, Params, Roster
+from .mixins import Admits, Advises, Averages, Explains, Extends, Predicts, Solves, export, join, predict, weigh
 from .model import Model
 from .trees import Tree
 
@@ -173,6 +173,15 @@ def undivided(method: Method) -> Method:
     return method.method if isinstance(method, Divided) else method
 
 
+def find_shared_layout(method: Method, layout: Layout) -> Layout:
+    """The layout of the part of a model that travels."""
+    while isinstance(method, Around):
+        if isinstance(method, Divided):
+            return method.sharing.shared
+        method = method.method
+    return layout
+
+
 class State(NamedTuple):
     """A client's private state."""
 
@@ -181,7 +190,7 @@ class State(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Divided(Method, Explains, Advises, Solves, Admits, Extends, Predicts):
+class Divided(Around, Explains, Averages, Advises, Solves, Admits, Extends, Predicts):
     """A method around another, which sees only the shared part of the model."""
 
     method: Method
@@ -208,6 +217,9 @@ class Divided(Method, Explains, Advises, Solves, Admits, Extends, Predicts):
 
     def send(self, roster: Roster, server: Tree, cohort: Tensor) -> Tree:
         return self.method.send(self._inner(roster), server, cohort)
+
+    def weights(self, roster: Roster, cohort: Tensor) -> Tensor:
+        return weigh(self.method, self._inner(roster), cohort)
 
     def aggregate(self, roster: Roster, server: Tree, cohort: Tensor, uploads: Tree) -> Tree:
         return self.method.aggregate(self._inner(roster), server, cohort, uploads)

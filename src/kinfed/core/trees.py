@@ -8,7 +8,12 @@ A field of a server state or of a message declares its tensors' axes:
         links: Pairwise  # [N, N]
 
 All code that sends, scores, saves or widens them reads that declaration. A client's private state and uploads need
-none: every field belongs to that client.
+none: every field belongs to that client. A field of an upload may declare that the server uses no more of it than the
+mean or the sum over the clients of a round, and then its method gets no more (`mixins.reduce_uploads`):
+
+    class Upload(NamedTuple):
+        theta: ModelOf[Averaged]  # [d] of a client; the server gets [d], their mean
+        control: Summed  # [d] of a client; the server gets [d], their sum
 """
 
 from collections import namedtuple
@@ -35,6 +40,14 @@ class Axis(Enum):
     PAIRWISE = "the last two"
 
 
+class Reduction(Enum):
+    """What the server gets of a tensor that clients upload."""
+
+    NONE = "that of each client"
+    MEAN = "the mean"
+    SUM = "the sum"
+
+
 class Role(Enum):
     """What else a field can declare."""
 
@@ -51,6 +64,8 @@ class Like:
 PerClient = Annotated[Tensor, Axis.PER_CLIENT]  # [N, ...] in a state, [K, ...] in a message to a cohort
 Shared = Annotated[Tensor, Axis.SHARED]  # [...] the same for all clients
 Pairwise = Annotated[Tensor, Axis.PAIRWISE]  # [..., N, N], in states only
+Averaged = Annotated[Tensor, Reduction.MEAN]  # [...] in an upload: the server gets the mean over the cohort, [...]
+Summed = Annotated[Tensor, Reduction.SUM]  # [...] in an upload: the server gets the sum over the cohort, [...]
 _T = TypeVar("_T")
 ModelOf = Annotated[_T, Role.MODEL]  # ModelOf[PerClient] or ModelOf[Shared]: the one field that is a model
 
@@ -87,6 +102,23 @@ def _axes(tree: Tree, axis: Axis | None, where: str) -> Tree:
     return axis
 
 
+def read_reductions(upload: Tree, outer: Reduction = Reduction.NONE) -> Tree:
+    """What the server gets of an upload: the same tree with a `Reduction` in place of each tensor.
+
+    A field's declaration holds for everything inside it that has none of its own.
+    """
+    kind: Any = type(upload)
+    if fields := _fields(kind):
+        return kind(
+            *(read_reductions(getattr(upload, name), field.reduction or outer) for name, field in fields.items())
+        )
+    if isinstance(upload, tuple):
+        return tuple(read_reductions(value, outer) for value in upload)
+    if isinstance(upload, dict):
+        return {key: read_reductions(value, outer) for key, value in upload.items()}
+    return outer
+
+
 def _parallel(state: Tree, leaves: list[Axis]) -> Tree:
     """The axes of an optimiser's state whose lists run parallel to tensors with axes `leaves`."""
     return type(state)(*(tuple(leaves[: len(part)]) if isinstance(part, tuple) else Axis.SHARED for part in state))
@@ -96,6 +128,7 @@ class _Field(NamedTuple):
     """What the annotation of a NamedTuple's field says."""
 
     axis: Axis | None
+    reduction: Reduction | None
     is_model: bool
     like: str
 
@@ -112,11 +145,13 @@ def _fields(kind: type) -> dict[str, _Field]:
         ) from None
     for name, hint in hints.items():
         marks = set(_marks(hint))
-        declared = [mark for mark in marks if isinstance(mark, Axis)]
+        declared = [mark for mark in marks if isinstance(mark, Axis | Reduction)]
         if len(declared) > 1:
             raise UsageError(f"{kind.__name__}.{name} declares several axes; use a field for each tensor")
+        axis = next((mark for mark in declared if isinstance(mark, Axis)), None)
+        reduction = next((mark for mark in declared if isinstance(mark, Reduction)), None)
         like = next((mark.field for mark in marks if isinstance(mark, Like)), "")
-        found[name] = _Field(declared[0] if declared else None, Role.MODEL in marks, like)
+        found[name] = _Field(axis, reduction, Role.MODEL in marks, like)
     return found
 
 

@@ -10,7 +10,7 @@ from typing import ClassVar, NamedTuple
 import torch
 
 from ..core.field_checks import Share
-from ..core.method import Params
+from ..core.method import AveragedParams, Params
 from ..core.mixins import Advises
 from ..core.optimiser import SGD
 from ..core.trees import ModelOf, PerClient
@@ -62,7 +62,7 @@ class APFL(Averaging, Advises):
             steps = (shared - lr * slope, own - lr * alpha * mine)
             after = [layout.flatten(layout.tensors(theta) | new) for theta, new in zip(steps, statistics, strict=True)]
             shared, own = batch.keep(shared, after[0]), batch.keep(own, after[1])
-        upload = Params(client.part(shared))
+        upload = AveragedParams(client.part(shared))
         return Own(client.part(own), alpha), upload  # a part of the model that stays is the personal model's
 
     def personalise(self, client, state, received):

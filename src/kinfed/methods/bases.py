@@ -10,21 +10,20 @@ from ..core.client import Client
 from ..core.field_checks import NonNegative
 from ..core.graph import Origin
 from ..core.method import Method, Params, Roster, SharedParams
-from ..core.mixins import Explains
+from ..core.mixins import Averages, Explains, take_mean
 from ..core.seeding import key, normal
 from ..core.trees import Tree
-from ..ops.mixing import mix, weighted_mean
+from ..ops.mixing import mix
 
 
-class Averaging(Method, Explains):
-    """The server half of a method that averages into one shared vector."""
+class Averaging(Method, Explains, Averages):
+    """The server half of a method that averages into one shared vector: clients upload `AveragedParams`."""
 
     weighs: ClassVar[str] = "all clients are sent the same mean, whatever they have in common"
     uniform: bool = False  # all clients have the same weight, however many examples they have
     noise: NonNegative = 0.0  # standard deviation of noise that is added to each learned number of the mean
 
     def weights(self, roster: Roster, cohort: Tensor) -> Tensor:
-        """[K] weights of the cohort's uploads, with any positive sum: by default as many as their training examples."""
         return torch.ones_like(cohort) if self.uniform else roster.weights[cohort]
 
     def start(self, roster: Roster) -> Tree:
@@ -34,7 +33,7 @@ class Averaging(Method, Explains):
         return SharedParams(server.theta)
 
     def aggregate(self, roster: Roster, server: Tree, cohort: Tensor, uploads: Tree) -> Tree:
-        theta = weighted_mean(uploads.theta, self.weights(roster, cohort))
+        theta = take_mean(self, uploads.theta)
         if self.noise:
             draw = key(roster.seed, "average.noise", roster.round, device=theta.device)
             theta = theta + self.noise * roster.layout.trainable_on(theta.device) * normal(draw, theta)

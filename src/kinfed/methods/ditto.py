@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from ..core.client import towards
 from ..core.field_checks import Count, NonNegative
-from ..core.method import Params
+from ..core.method import AveragedParams, Params
 from ..core.mixins import Advises
 from .bases import Averaging
 from .parts.pulls import check_pull
@@ -38,7 +38,7 @@ class Ditto(Averaging, Advises):
     def train(self, client, state, received):
         penalty = towards(received.theta, self.pull) if self.pull else None
         own = client.descend(state.theta, penalty=penalty, epochs=self.epochs)
-        return Params(own), Params(client.descend(received.theta, again=True))
+        return Params(own), AveragedParams(client.descend(received.theta, again=True))
 
     def personalise(self, client, state, received):
         return {"own": state, "shared": received}

@@ -6,7 +6,7 @@ Differs: nothing; epochs are those of the released code.
 from dataclasses import dataclass
 
 from ..core.field_checks import CountOrZero, NonNegative
-from ..core.method import Params
+from ..core.method import AveragedParams
 from .parts.classes import check_head
 from .parts.mixed_weights import LearnedMixture, Mixing
 
@@ -36,4 +36,4 @@ class FedAH(LearnedMixture):
             theta = client.descend(theta, only=layout.head, epochs=self.head_epochs)
         if self.base_epochs != 0:
             theta = client.descend(theta, only=layout.base, epochs=self.base_epochs)
-        return Mixing(theta, weight, state.started | True), Params(theta)
+        return Mixing(theta, weight, state.started | True), AveragedParams(theta)

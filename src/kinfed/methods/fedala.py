@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from ..core.field_checks import CountOrZero, In, NonNegative
-from ..core.method import Params
+from ..core.method import AveragedParams
 from .parts.mixed_weights import LearnedMixture, Mixing
 
 
@@ -31,4 +31,4 @@ class FedALA(LearnedMixture):
     def train(self, client, state, received):
         weight, theta = self.mix(client, state, received.theta)
         theta = client.descend(theta)
-        return Mixing(theta, weight, state.started | True), Params(theta)
+        return Mixing(theta, weight, state.started | True), AveragedParams(theta)

@@ -6,7 +6,7 @@ Differs: nothing.
 from dataclasses import dataclass
 
 from ..core.field_checks import NonNegative
-from ..core.method import Params
+from ..core.method import AveragedParams
 from .bases import Averaging
 
 
@@ -21,7 +21,7 @@ class FedAvg(Averaging):
     noise: NonNegative = 0.0  # standard deviation of noise that is added to each learned number of the mean
 
     def train(self, client, state, received):
-        return (), Params(client.descend(received.theta))
+        return (), AveragedParams(client.descend(received.theta))
 
     def personalise(self, client, state, received):
         return {"shared": received}

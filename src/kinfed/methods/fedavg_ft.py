@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ..core.field_checks import Count, CountOrZero
-from ..core.method import Params, SharedParams
+from ..core.method import AveragedParams, Params, SharedParams
 from .bases import Averaging
 
 
@@ -26,7 +26,7 @@ class FedAvgFT(Averaging):
         return None
 
     def train(self, client, state, received):
-        return (), Params(client.descend(received.theta, penalty=self.pull(received.theta)))
+        return (), AveragedParams(client.descend(received.theta, penalty=self.pull(received.theta)))
 
     def personalise(self, client, state, received):
         only = client.undivided.model.layout.head if self.scope == "head" else None

@@ -12,7 +12,7 @@ from torch import nn
 from ..core.copies import duplicate
 from ..core.field_checks import NonNegative
 from ..core.layers import PASS
-from ..core.method import Params
+from ..core.method import AveragedParams, Params
 from ..core.metrics import positive
 from ..core.mixins import Extends
 from ..core.seeding import fold, uniform
@@ -99,7 +99,7 @@ class FedCP(Averaging, Extends):
         )
         tensors = model.layout.tensors(trained)
         mixed = {n: (tensors[n] + tensors[n.replace(".generic.", ".personal_head.")]) / 2 for n in generic}
-        return (), Params(client.part(model.layout.flatten(tensors | mixed)))
+        return (), AveragedParams(client.part(model.layout.flatten(tensors | mixed)))
 
     def personalise(self, client, state, received):
         return {"split": Params(self._add_context(client, received.theta))}

@@ -14,9 +14,8 @@ from torch import Tensor, nn
 from ..core.field_checks import Count
 from ..core.mixins import Predicts
 from ..core.tasks import Classification
-from ..core.trees import ModelOf, PerClient, Shared
+from ..core.trees import Averaged, ModelOf, PerClient, Shared
 from ..errors import UsageError
-from ..ops.mixing import weighted_mean
 from .bases import Averaging
 from .parts.random_starts import shuffle_models
 
@@ -31,8 +30,8 @@ class Server(NamedTuple):
 class Upload(NamedTuple):
     """What a client sends back."""
 
-    theta: ModelOf[PerClient]  # [d] the first model after local training
-    others: PerClient  # [M - 1, d]
+    theta: ModelOf[Averaged]  # [d] the first model after local training
+    others: Averaged  # [M - 1, d]
 
 
 class Own(NamedTuple):
@@ -66,9 +65,7 @@ class FedEM(Averaging, Predicts):
         return server
 
     def aggregate(self, roster, server, cohort, uploads):
-        weights, (count, _, size) = self.weights(roster, cohort), uploads.others.shape
-        others = weighted_mean(uploads.others.reshape(count, -1), weights)
-        return Server(weighted_mean(uploads.theta, weights), others.view(-1, size))
+        return Server(uploads.theta, uploads.others)
 
     def init_client(self, client):
         return Own(client.model.theta.new_full((self.components,), 1 / self.components))

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from ..core.client import towards
 from ..core.field_checks import NonNegative
-from ..core.method import Params
+from ..core.method import AveragedParams
 from ..core.mixins import Advises
 from .bases import Averaging
 from .parts.pulls import check_pull
@@ -30,7 +30,7 @@ class FedProx(Averaging, Advises):
 
     def train(self, client, state, received):
         penalty = towards(received.theta, self.mu) if self.mu else None
-        return (), Params(client.descend(received.theta, penalty=penalty))
+        return (), AveragedParams(client.descend(received.theta, penalty=penalty))
 
     def personalise(self, client, state, received):
         return {"shared": received}

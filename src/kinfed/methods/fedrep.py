@@ -6,7 +6,7 @@ Differs: nothing; epochs are those of the released code.
 from dataclasses import dataclass, field
 
 from ..core.field_checks import CountOrZero
-from ..core.method import Params
+from ..core.method import AveragedParams
 from ..errors import UsageError
 from .bases import Averaging
 
@@ -30,7 +30,7 @@ class FedRep(Averaging):
         theta = received.theta
         if self.head_epochs:
             theta = client.descend(theta, only=client.personal, epochs=self.head_epochs)
-        return (), Params(client.descend(theta, only=client.model.layout.names, epochs=self.base_epochs))
+        return (), AveragedParams(client.descend(theta, only=client.model.layout.names, epochs=self.base_epochs))
 
     def personalise(self, client, state, received):
         return {"mixed": received}

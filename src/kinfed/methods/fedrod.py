@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from ..core.copies import duplicate
-from ..core.method import Params
+from ..core.method import AveragedParams, Params
 from ..core.mixins import Extends
 from .bases import Averaging
 from .parts.classes import check_head, members
@@ -51,7 +51,7 @@ class FedRoD(Averaging, Extends):
             balanced = cross_entropy(outputs + counts.log(), batch.y, reduction="none")
             return balanced + cross_entropy(outputs.detach() + own, batch.y, reduction="none")
 
-        return (), Params(client.descend(received.theta, objective=objective))
+        return (), AveragedParams(client.descend(received.theta, objective=objective))
 
     def personalise(self, client, state, received):
         theta, layout = client.whole(received.theta), client.undivided.model.layout

@@ -11,7 +11,7 @@ import torch
 from torch.nn.functional import one_hot
 
 from ..core.field_checks import Count, Positive, Share
-from ..core.method import Params
+from ..core.method import AveragedParams
 from ..core.metrics import positive
 from ..core.mixins import Predicts
 from ..core.tasks import Classification
@@ -66,7 +66,7 @@ class KNNPer(Averaging, Predicts):
         return Sent(server.theta, roster.sizes.max())
 
     def train(self, client, state, received):
-        return (), Params(client.descend(received.theta))
+        return (), AveragedParams(client.descend(received.theta))
 
     def personalise(self, client, state, received):
         if not isinstance(client.task, Classification):

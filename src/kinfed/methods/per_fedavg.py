@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from ..core.field_checks import Count, CountOrZero, NonNegative, Positive
-from ..core.method import Params
+from ..core.method import AveragedParams, Params
 from ..core.mixins import Advises
 from ..core.optimiser import SGD
 from ..core.training import Training
@@ -56,7 +56,7 @@ class PerFedAvg(Averaging, Advises):
                 grad = grad - self.alpha * (ahead - behind) / (2 * self.delta)
             moved = whole.pass_over(personal, d1)  # of the personal model; the step that made it has none
             w = layout.flatten(layout.tensors(w - beta * grad) | moved)
-        return state, Params(client.part(w))
+        return state, AveragedParams(client.part(w))
 
     def personalise(self, client, state, received):
         whole, theta = client.undivided, client.whole(received.theta)

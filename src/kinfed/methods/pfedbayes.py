@@ -15,7 +15,7 @@ from torch.nn.functional import softplus
 from torch.utils._pytree import tree_map
 
 from ..core.field_checks import Count, In, NonNegative, Positive
-from ..core.method import Params, SharedParams
+from ..core.method import AveragedParams, Params, SharedParams
 from ..core.mixins import Advises, Extends
 from ..core.optimiser import Adam
 from ..core.seeding import fold, normal
@@ -113,7 +113,7 @@ class PFedBayes(Averaging, Advises, Extends):
         def pack(gaussians):
             return client.part(theta.index_copy(0, places[0], gaussians[0]).index_copy(0, places[1], gaussians[1]))
 
-        upload = Params(pack(w))
+        upload = AveragedParams(pack(w))
         return Params(pack(q)), upload  # q is packed last, as a personal part of the model is that of q
 
     def personalise(self, client, state, received):

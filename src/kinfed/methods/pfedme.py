@@ -11,7 +11,7 @@ from typing import Annotated, ClassVar
 import torch
 
 from ..core.field_checks import Count, In, Positive
-from ..core.method import Params, SharedParams
+from ..core.method import AveragedParams, Params, SharedParams
 from ..core.mixins import Advises
 from ..core.optimiser import SGD
 from .bases import Averaging
@@ -68,7 +68,7 @@ class PFedMe(Averaging, Advises):
             theta = layout.flatten(layout.tensors(theta) | whole.pass_over(theta, batch))
             theta = batch.keep(before, theta)
             w = batch.keep(w, torch.lerp(w, theta, self.share))
-        upload = Params(client.part(w))
+        upload = AveragedParams(client.part(w))
         return Params(client.part(theta)), upload  # a part of the model that stays is the personal model's
 
     def personalise(self, client, state, received):

@@ -12,9 +12,8 @@ from ..core.client import Quadratic
 from ..core.field_checks import Positive
 from ..core.method import SharedParams
 from ..core.optimiser import SGD
-from ..core.trees import ModelOf, PerClient, Shared
+from ..core.trees import Averaged, ModelOf, PerClient, Shared, Summed
 from ..errors import UsageError
-from ..ops.mixing import weighted_mean
 from .bases import Averaging
 
 
@@ -28,8 +27,8 @@ class Server(NamedTuple):
 class Upload(NamedTuple):
     """What a client sends back."""
 
-    theta: ModelOf[PerClient]  # [d] its trained model
-    control: PerClient  # [d] the change of its own control variate
+    theta: ModelOf[Averaged]  # [d] its trained model
+    control: Summed  # [d] the change of its own control variate
 
 
 class Control(NamedTuple):
@@ -61,9 +60,8 @@ class Scaffold(Averaging):
         return server
 
     def aggregate(self, roster, server, cohort, uploads):
-        mean = weighted_mean(uploads.theta, self.weights(roster, cohort))
-        theta = server.theta + self.server_lr * (mean - server.theta)
-        return Server(theta, server.control + uploads.control.sum(0) / len(roster))
+        theta = server.theta + self.server_lr * (uploads.theta - server.theta)
+        return Server(theta, server.control + uploads.control / len(roster))
 
     def add_clients(self, roster, server, newcomers):
         # c is the mean of all c_i, and those of newcomers are zero.

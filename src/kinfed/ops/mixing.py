@@ -9,22 +9,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..core.layout import Layout
-from ..core.rows import blank
+from ..core.rows import blank, weighted_mean as weighted_mean
 from .similarity import columns_of, fast_product
 from .sparsify import project_simplex
 
 SPARSE = 20  # a sparse product is faster if at most one weight in this many is not zero
-
-
-def weighted_mean(theta: Tensor, weights: Tensor) -> Tensor:
-    """[d] mean of theta: [K, d] with weights: [K] of any positive sum.
-
-    >>> import torch
-    >>> kinfed.methods.weighted_mean(torch.tensor([[0.0, 2.0], [4.0, 2.0]]), torch.tensor([3, 1]))
-    tensor([1., 2.])
-    """
-    weights = weights.to(theta.dtype)  # counts would be divided in float32
-    return weights / weights.sum() @ theta
 
 
 def mix(weights: Tensor, theta: Tensor, layout: Layout, near: Tensor | None = None) -> Tensor:

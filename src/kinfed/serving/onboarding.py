@@ -13,7 +13,7 @@ from ..core import trees
 from ..core.graph import Graph
 from ..core.history import spread
 from ..core.method import Method, Roster
-from ..core.mixins import Admits, Extends, Predicts, exporter, join
+from ..core.mixins import Admits, Extends, Predicts, exporter, join, reduce_uploads
 from ..core.model import Model
 from ..core.seeding import tags
 from ..core.sharing import Divided, undivided
@@ -125,7 +125,8 @@ class FrozenServer(FinalServer):
         for at in range(begin, begin + rounds):
             now, sent = send(at)
             _, uploads = fleet.train(at, here, sent)
-            server = join(self.method, now, server, new, uploads)
+            given = reduce_uploads(self.method, now, new, uploads)
+            server = join(self.method, now, server, new, given)
         evaluation = fleet.evaluate(begin + rounds, here, send(begin + rounds)[1])
         named = {name: evaluation.scores[name, "test", self.task.metric] for name in evaluation.models}
         return {name: float(values[0]) for name, values in named.items()}, dict(evaluation.models)

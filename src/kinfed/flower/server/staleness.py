@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from ...core.graph import Origin, whole_relation
-from ...core.method import Method, Roster
-from ...core.mixins import Explains, Solves
+from ...core.method import Around, Method, Roster
+from ...core.mixins import Averages, Explains, Solves, weigh
 from ...core.rows import put
 from ...core.seeding import fold, key, uniform
 from ...core.trees import Axis, PerClient, Tree, axes
@@ -22,7 +22,7 @@ class StalenessState(NamedTuple):
     missed: PerClient  # [N] int64 rounds in a row in which a client did not reply
 
 
-class StalenessWrapper(Method, Explains, Solves):
+class StalenessWrapper(Around, Explains, Averages, Solves):
     """A method whose server ignores stale clients: those that missed rounds, until they reply again.
 
     The method is run on the tables of the others, as if there were nobody else; the rows of stale clients are kept and
@@ -73,6 +73,9 @@ class StalenessWrapper(Method, Explains, Solves):
             return t if axis is Axis.SHARED else t.new_zeros(len(cohort), *t.shape[1:]).index_copy(0, at, t)
 
         return tree_map(widen, axes(rows), rows)
+
+    def weights(self, roster: Roster, cohort: Tensor) -> Tensor:
+        return weigh(self.method, roster, cohort)
 
     def aggregate(self, roster: Roster, server: Tree, cohort: Tensor, uploads: Tree) -> Tree:
         stale = self.stale(roster, server)

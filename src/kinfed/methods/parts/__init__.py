@@ -14,36 +14,39 @@ if TYPE_CHECKING:
         Settings as Settings,
         Share as Share,
     )
-    from ...core.method import SharedParams as SharedParams
+    from ...core.method import AveragedParams as AveragedParams, SharedParams as SharedParams
     from ...core.mixins import (
         Admits as Admits,
         Advises as Advises,
+        Averages as Averages,
         Explains as Explains,
         Extends as Extends,
         Predicts as Predicts,
     )
     from ...core.optimiser import OptState as OptState
-    from ...core.rows import put as put, take as take
+    from ...core.rows import put as put, take as take, weighted_mean as weighted_mean
     from ...core.trees import (
+        Averaged as Averaged,
         Like as Like,
         ModelOf as ModelOf,
         Pairwise as Pairwise,
         PerClient as PerClient,
         Shared as Shared,
+        Summed as Summed,
     )
-    from ...ops.mixing import mix as mix, weighted_mean as weighted_mean
+    from ...ops.mixing import mix as mix
     from ..bases import Averaging as Averaging, GraphMethod as GraphMethod
 
 PARTS = {  # beside kinfed.Method, Params and Roster: by the module
     "core.client": ("Client", "Quadratic", "towards"),
-    "core.method": ("SharedParams",),
-    "core.mixins": ("Admits", "Advises", "Explains", "Extends", "Predicts"),
+    "core.method": ("AveragedParams", "SharedParams"),
+    "core.mixins": ("Admits", "Advises", "Averages", "Explains", "Extends", "Predicts"),
     "core.optimiser": ("OptState",),
-    "core.rows": ("put", "take"),
+    "core.rows": ("put", "take", "weighted_mean"),
     "core.field_checks": ("Count", "CountOrZero", "In", "NonNegative", "Positive", "Settings", "Share"),
-    "core.trees": ("Like", "ModelOf", "Pairwise", "PerClient", "Shared"),
+    "core.trees": ("Averaged", "Like", "ModelOf", "Pairwise", "PerClient", "Shared", "Summed"),
     "methods.bases": ("Averaging", "GraphMethod"),
-    "ops.mixing": ("mix", "weighted_mean"),
+    "ops.mixing": ("mix",),
 }
 MODULES = {name: module for module, names in PARTS.items() for name in names}
 
