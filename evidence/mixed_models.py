@@ -57,7 +57,7 @@ def federation_of(frame):
 
 
 def solve(frame, slopes, estimate):
-    """The estimates of `mixed-model` in the table's own units, the intercept first, as lme4's are told."""
+    """The estimates of `mixed-model` in the table's own units, the intercept first, as lme4 prints them."""
     mean, deviation = frame[["x", "y"]].mean(), frame[["x", "y"]].std()
     scaled = frame.assign(x=(frame["x"] - mean["x"]) / deviation["x"], y=(frame["y"] - mean["y"]) / deviation["y"])
     method = MixedModel(random="all" if slopes else "intercept", estimate=estimate)
@@ -72,7 +72,7 @@ def solve(frame, slopes, estimate):
     if lost:
         deviance -= 2 * np.linalg.slogdet(units)[1]
     origin = np.array([mean["y"], 0])
-    own = [units @ run.theta(name).double().numpy()[::-1] + origin for name in run.names]
+    coefficients = [units @ run.theta(name).double().numpy()[::-1] + origin for name in run.names]
     covariances = [run.personal(name).covariance.double().numpy()[::-1, ::-1] for name in run.names]
     spread = np.einsum("ai,aj,ak,al,ijkl->a", *[inner] * 4, server.spread.numpy()[np.ix_(*[turned] * 4)])
     return {
@@ -83,7 +83,7 @@ def solve(frame, slopes, estimate):
         "noise": float(server.noise) * deviation["y"] ** 2,
         "spread of noise": math.sqrt(float(server.spread_of_noise)) * deviation["y"] ** 2,
         "deviance": deviance,
-        "own": dict(zip(run.names, own, strict=True)),
+        "own": dict(zip(run.names, coefficients, strict=True)),
         "own errors": [np.sqrt(np.diagonal(units @ covariance @ units.T)) for covariance in covariances],
         "rounds": run.history.done,
     }
@@ -92,12 +92,12 @@ def solve(frame, slopes, estimate):
 def ask_lme4(name, tables, place, estimate):
     """The frame that lme4 has read, and its estimates."""
     read, client, target, column, slopes = TABLES[name]
-    words = {"read": read.format(tables=tables), "client": client, "column": column, "target": target, "place": place}
-    words |= {"random": "1 + x" if slopes else "1", "reml": "TRUE" if estimate == "reml" else "FALSE"}
+    parts = {"read": read.format(tables=tables), "client": client, "column": column, "target": target, "place": place}
+    parts |= {"random": "1 + x" if slopes else "1", "reml": "TRUE" if estimate == "reml" else "FALSE"}
     script = Path(place) / "lme4.R"
-    script.write_text("".join(line.format(**words) + "\n" for line in LME4.strip().splitlines()))
-    told = subprocess.run(["Rscript", str(script)], capture_output=True, text=True, check=True)
-    values = json.loads(told.stdout)
+    script.write_text("".join(line.format(**parts) + "\n" for line in LME4.strip().splitlines()))
+    answer = subprocess.run(["Rscript", str(script)], capture_output=True, text=True, check=True)
+    values = json.loads(answer.stdout)
     values = {key: np.array(value) for key, value in values.items()}
     values["own"] = dict(zip(values.pop("clients").tolist(), values["own"], strict=True))
     return pd.read_csv(Path(place) / "table.csv"), {**values, "deviance": float(values["deviance"][0])}
@@ -117,7 +117,7 @@ def ask_statsmodels(frame, slopes, estimate):
     return {"fixed": np.array(fitted.fe_params), "noise": fitted.scale, "deviance": -2 * fitted.llf}
 
 
-def differ(mine, theirs):
+def measure_difference(mine, theirs):
     """The largest difference, relative to the largest of the values."""
     return float(np.abs(np.asarray(mine) - np.asarray(theirs)).max() / np.abs(np.asarray(theirs)).max())
 
@@ -130,11 +130,14 @@ def compare(tables):
             with tempfile.TemporaryDirectory() as place:
                 frame, theirs = ask_lme4(name, tables, place, estimate)
             mine = solve(frame, TABLES[name][-1], estimate)
-            parts = [differ(mine[key], theirs[key]) for key in ("fixed", "errors", "covariance", "noise")]
-            own = [mine["own"][client] for client in theirs["own"]]
-            parts += [differ(own, list(theirs["own"].values())), abs(mine["deviance"] - theirs["deviance"])]
+            parts = [measure_difference(mine[key], theirs[key]) for key in ("fixed", "errors", "covariance", "noise")]
+            coefficients = [mine["own"][client] for client in theirs["own"]]
+            parts += [
+                measure_difference(coefficients, list(theirs["own"].values())),
+                abs(mine["deviance"] - theirs["deviance"]),
+            ]
             other = ask_statsmodels(frame, TABLES[name][-1], estimate)
-            parts.append(math.nan if other is None else differ(mine["fixed"], other["fixed"]))
+            parts.append(math.nan if other is None else measure_difference(mine["fixed"], other["fixed"]))
             parts.append(math.nan if other is None else mine["deviance"] - other["deviance"])
             size = f"{frame['client'].nunique()} x {round(len(frame) / frame['client'].nunique())}"
             cells = [name, size, estimate, str(mine["rounds"]), *(f"{value:.0e}" for value in parts)]
@@ -147,16 +150,17 @@ def cover(clients, rows, variances, federations=500):
     """Per cent of intervals of 95 % that hold the truth: of fixed effects, variances, noise, clients' coefficients."""
     draw, truth, inside = np.random.default_rng(0), np.array([1.0, 0.5]), []
     for _ in range(federations):
-        own = truth + draw.normal(size=(clients, 2)) * np.sqrt(variances)
+        coefficients = truth + draw.normal(size=(clients, 2)) * np.sqrt(variances)
         x = draw.normal(size=(clients, rows))
-        y = own[:, :1] + own[:, 1:] * x + draw.normal(size=(clients, rows))
+        y = coefficients[:, :1] + coefficients[:, 1:] * x + draw.normal(size=(clients, rows))
         names = np.repeat([f"c{i:03}" for i in range(clients)], rows)
-        found = solve(pd.DataFrame({"client": names, "x": x.ravel(), "y": y.ravel()}), True, "reml")
-        estimates = np.append(np.diagonal(found["covariance"]), found["noise"])
-        factors = np.exp(NORMAL * np.append(found["spread"], found["spread of noise"]) / estimates)
-        held = (estimates / factors < [*variances, 1.0]) & ([*variances, 1.0] < estimates * factors)
-        fixed = np.abs(found["fixed"] - truth) < NORMAL * found["errors"]
-        mine = np.abs(np.stack([*found["own"].values()]) - own) < NORMAL * np.stack(found["own errors"])
+        estimates = solve(pd.DataFrame({"client": names, "x": x.ravel(), "y": y.ravel()}), True, "reml")
+        spread = np.append(np.diagonal(estimates["covariance"]), estimates["noise"])
+        factors = np.exp(NORMAL * np.append(estimates["spread"], estimates["spread of noise"]) / spread)
+        held = (spread / factors < [*variances, 1.0]) & ([*variances, 1.0] < spread * factors)
+        fixed = np.abs(estimates["fixed"] - truth) < NORMAL * estimates["errors"]
+        off = np.abs(np.stack([*estimates["own"].values()]) - coefficients)
+        mine = off < NORMAL * np.stack(estimates["own errors"])
         inside.append([fixed.mean(), held[:2].mean(), held[2], mine.mean()])
     return 100 * np.mean(inside, 0)
 

@@ -14,7 +14,7 @@ from sklearn.linear_model import LinearRegression
 import kinfed
 from kinfed.cli import main
 from kinfed.errors import UsageError
-from kinfed.runs.prediction_intervals import half_widths
+from kinfed.runs.prediction_intervals import find_half_widths
 from kinfed.runs.run_folder import RunFolder
 
 
@@ -25,14 +25,14 @@ def columns(*errors):
 def test_clients_whose_errors_differ_by_chance_alone_share_the_quantile_of_all():
     """By hand: means 2.5, 2.5 and 2.5, so there is one scale; of nine errors the ninth is the 90 % quantile."""
     errors = columns([1, -4], [-2, 3], [2.5], [1, 4], [-3, 2])
-    assert half_widths(errors, 0.9)[:, 0] == pytest.approx([4] * 6)
+    assert find_half_widths(errors, 0.9)[:, 0] == pytest.approx([4] * 6)
 
 
 def test_a_client_whose_errors_are_larger_has_a_wider_interval_by_hand():
     """The second client is ten times as far off, and 2,000 rows say so."""
     draw = np.random.default_rng(0)
     small, large = draw.uniform(-1, 1, 2000), 10 * draw.uniform(-1, 1, 2000)
-    found = half_widths(columns(small, large), 0.9)[:, 0]
+    found = find_half_widths(columns(small, large), 0.9)[:, 0]
     assert found[:2] == pytest.approx([0.9, 9.0], rel=0.03)
     assert found[1] > found[2] > found[0]  # of a client without test rows
 
@@ -48,7 +48,7 @@ def test_as_many_new_rows_lie_inside_as_were_asked_for(clients, rows, spread, ta
         scale = np.exp(spread * draw.normal(size=(clients, 1)))
         errors = draw.standard_t(3, (clients, rows + 50)) if tails else draw.normal(size=(clients, rows + 50))
         errors *= scale
-        half = half_widths([client[:rows, None] for client in errors], 0.9)[:-1]
+        half = find_half_widths([client[:rows, None] for client in errors], 0.9)[:-1]
         inside.append((np.abs(errors[:, rows:]) <= half).mean())
     error = np.std(inside) / np.sqrt(len(inside))
     assert 0.9 - 3 * error < np.mean(inside) < 0.9 + 0.02 + 3 * error
@@ -61,22 +61,22 @@ def test_of_a_single_client_the_interval_is_that_of_mapie():
     model = LinearRegression().fit(x[:200], y[:200])
     theirs = SplitConformalRegressor(model, confidence_level=0.9, prefit=True).conformalize(x[200:], y[200:])
     low, high = theirs.predict_interval(x[:1])[1][0]
-    ours = half_widths([model.predict(x[200:])[:, None] - y[200:, None]], 0.9)
+    ours = find_half_widths([model.predict(x[200:])[:, None] - y[200:, None]], 0.9)
     assert ours[0, 0] == pytest.approx((high - low) / 2)
 
 
 def test_missing_truths_and_clients_without_test_rows_and_answers_without_error():
     errors = columns([1, np.nan, -1], [], [np.nan])
-    assert half_widths(errors, 0.5)[:, 0] == pytest.approx([1] * 4)
-    assert half_widths(columns([0] * 10, [0] * 10), 0.9)[:, 0] == pytest.approx([0] * 3)
-    two = half_widths([np.array([[1.0, 20]] * 10)], 0.9)
+    assert find_half_widths(errors, 0.5)[:, 0] == pytest.approx([1] * 4)
+    assert find_half_widths(columns([0] * 10, [0] * 10), 0.9)[:, 0] == pytest.approx([0] * 3)
+    two = find_half_widths([np.array([[1.0, 20]] * 10)], 0.9)
     assert two == pytest.approx(np.array([[1, 20]] * 2))
 
 
 @pytest.mark.parametrize(("rows", "level"), [(8, 0.9), (0, 0.5), (98, 0.99)])
 def test_too_few_rows_have_no_interval(rows, level):
     with pytest.raises(UsageError, match=f"need at least {round(level / (1 - level))} test rows .*; got {rows}"):
-        half_widths(columns([1] * rows), level)
+        find_half_widths(columns([1] * rows), level)
 
 
 @pytest.fixture(scope="module")

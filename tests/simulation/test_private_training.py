@@ -184,7 +184,7 @@ def test_what_uploads_nothing_needs_no_noise():
 
 
 def test_the_page_lists_every_method():
-    assert {*METHODS} == (ABLE | REFUSED) - {"partial-pooling", "personal-boosting"}
+    assert {*METHODS} == (ABLE | REFUSED) - {"partial-pooling", "mixed-model", "personal-boosting"}
     assert not ABLE & REFUSED
 
 

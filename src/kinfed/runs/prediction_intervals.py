@@ -17,7 +17,7 @@ from ..errors import UsageError
 Array = NDArray[np.float64]
 
 
-def half_widths(errors: Sequence[NDArray[Any]], level: float) -> Array:
+def find_half_widths(errors: Sequence[NDArray[Any]], level: float) -> Array:
     r"""[N + 1, C] half of each client's interval for C outputs, and at last that of a client without test rows.
 
     `errors` are those of test rows, [n, C] for each of N clients, NaN where the truth is missing. With $m_i$ the mean
@@ -28,10 +28,10 @@ def half_widths(errors: Sequence[NDArray[Any]], level: float) -> Array:
     Raises UsageError if there are fewer test rows than the level needs.
     """
     columns = [[np.abs(table[:, c][~np.isnan(table[:, c])]) for table in errors] for c in range(errors[0].shape[1])]
-    return np.stack([_half_widths(column, level) for column in columns], 1)
+    return np.stack([_find_of_output(column, level) for column in columns], 1)
 
 
-def _half_widths(errors: Sequence[Array], level: float) -> Array:
+def _find_of_output(errors: Sequence[Array], level: float) -> Array:
     """[N + 1] the same of a single output, whose absolute errors are: [n] for each client."""
     sizes = np.array([len(column) for column in errors])
     rows = int(sizes.sum())

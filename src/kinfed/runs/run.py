@@ -31,7 +31,7 @@ from . import baselines
 from .config import experiment as config
 from .config.experiment import Experiment
 from .final_state import StateFile
-from .prediction_intervals import half_widths
+from .prediction_intervals import find_half_widths
 from .predictor import Answers, Predictor, Source, Unknown
 from .run_folder import ALL, RunFolder
 from .test_scores import Tested
@@ -186,7 +186,7 @@ class Run(ABC):
         """
         name = None if client is None and position is None else self.name(client, position)
         predictor = Predictor.from_summary(self.summary, self.view_model, self.source, name, unknown)
-        return predictor if interval is None else replace(predictor, half=self._half_widths(interval))
+        return predictor if interval is None else replace(predictor, half=self._find_half_widths(interval))
 
     def predict(
         self,
@@ -202,8 +202,8 @@ class Run(ABC):
         """
         return self.predictor(client, unknown=unknown, interval=interval)(rows)
 
-    def _half_widths(self, level: float) -> Tensor:
-        """See `prediction_intervals.half_widths`; raises UsageError if the run has no errors of test rows."""
+    def _find_half_widths(self, level: float) -> Tensor:
+        """See `prediction_intervals.find_half_widths`; raises UsageError if the run has no errors of test rows."""
         if not isinstance(level, int | float) or not 0 < level < 1:
             raise UsageError(f"interval is the share of truths between its bounds, such as 0.9; got {level!r:.80}")
         errors = [self.errors_of(name) for name in self.names]
@@ -215,7 +215,7 @@ class Run(ABC):
                 "quantiles": "its answers are quantiles, which are bounds already",
             }.get(str(task), "it keeps no errors of test rows, as a run of a table or series does; run it again")
             raise UsageError(f"{self.summary.out or 'the run'} has no intervals: {why}")
-        return torch.from_numpy(half_widths(kept, level))
+        return torch.from_numpy(find_half_widths(kept, level))
 
     def score(self, client: int | str | None = None) -> float:
         """The test score of the chosen model, in the task's metric: of one client, or the mean over those that are

@@ -1,4 +1,4 @@
-"""Mixed model: the linear one of statistics, by maximum likelihood, from sums over clients."""
+"""Mixed model: the linear model of statistics, by maximum likelihood, from sums over clients."""
 
 import math
 from dataclasses import dataclass
@@ -111,18 +111,18 @@ class MixedModel(Method, Explains, Advises, Solves):
                 f"mixed-model with random=all takes at most {MOST} inputs, with their 1; this model has {q}; set "
                 "random=intercept, or use 'partial-pooling'"
             )
-        one = torch.ones((), **like)
+        unit = torch.ones((), **like)
         return Server(
             roster.theta,
             fixed,
             BEGIN * torch.eye(q, **like),
-            one,
+            unit,
             torch.zeros(f, f, **like),
             torch.zeros(q, q, q, q, **like),
-            0 * one,
-            math.inf * one,
+            0 * unit,
+            math.inf * unit,
             torch.zeros(2, **like),
-            math.inf * one,
+            math.inf * unit,
         )
 
     def send(self, roster: Roster, server: Tree, cohort: Tensor) -> Tree:
@@ -139,13 +139,13 @@ class MixedModel(Method, Explains, Advises, Solves):
         _, y, real = client.data
         target = task.scaled(y.double()).reshape(len(inputs), 1)
         table = torch.cat([inputs, target if link is None else link(target)], 1)
-        own = Products(table.T @ (real.double()[:, None] * table), real.double().sum())
-        return own, self.contribute(own, received, coefficients_of(client.model.layout, received.theta)[:, 0])
+        moments = Products(table.T @ (real.double()[:, None] * table), real.double().sum())
+        return moments, self.contribute(moments, received, coefficients_of(client.model.layout, received.theta)[:, 0])
 
-    def contribute(self, own: Products, received: Sent, fixed: Tensor) -> Upload:
+    def contribute(self, moments: Products, received: Sent, fixed: Tensor) -> Upload:
         """What a client's rows say of the parameters that it received, of which the fixed effects are: [f]."""
-        at = self._random(len(own.products) - 1)
-        noise, covariance, products, rows = received.noise, received.covariance, own.products, own.rows
+        at = self._random(len(moments.products) - 1)
+        noise, covariance, products, rows = received.noise, received.covariance, moments.products, moments.rows
         inner = products[at][:, at]  # Z'Z
         shrink = torch.linalg.solve(noise * torch.eye(len(inner)).to(inner) + covariance @ inner, covariance)  # [q, q]
         across = products[at]  # [q, f + 1], Z'[X y]
@@ -182,7 +182,7 @@ class MixedModel(Method, Explains, Advises, Solves):
         uncertainty, determinant = invert(sums.precision)
         fixed = uncertainty @ sums.slope
         deviance = sums.deviance + (determinant if self.estimate == "reml" else 0.0)
-        axes = Axes.of(server.covariance, server.noise, sums.score, self.covariance == "diagonal")
+        axes = Axes.from_covariance(server.covariance, server.noise, sums.score, self.covariance == "diagonal")
         bases = axes.bases(self.covariance == "diagonal")  # [p, q, q]
         between = torch.einsum("aij,ijkl,bkl->ab", bases, sums.information, bases)
         across = torch.einsum("aij,ij->a", bases, sums.information_of_noise)
@@ -214,26 +214,26 @@ class MixedModel(Method, Explains, Advises, Solves):
 
     def personalise(self, client: Client, state: Tree, received: Tree) -> dict[str, Tree]:
         layout = client.model.layout
-        own, covariance = self.predict_effects(state, received, coefficients_of(layout, received.theta)[:, 0])
-        mixed, fixed = model_of(layout, received.theta, own[None, :, None])[0], received.theta
+        coefficients, covariance = self.predict_effects(state, received, coefficients_of(layout, received.theta)[:, 0])
+        mixed, fixed = model_of(layout, received.theta, coefficients[None, :, None])[0], received.theta
         return {
             "mixed": Personal(mixed, covariance.to(mixed.dtype)),
             "fixed": Personal(fixed, received.uncertainty.to(fixed.dtype)),
         }
 
-    def predict_effects(self, own: Products, received: Sent, fixed: Tensor) -> tuple[Tensor, Tensor]:
+    def predict_effects(self, moments: Products, received: Sent, fixed: Tensor) -> tuple[Tensor, Tensor]:
         r"""[f] a client's coefficients $\beta + b_i$ by its rows, and [f, f] the covariance of their errors.
 
         Given $\beta$, $b_i$ has the covariance $\sigma^2 M$. As it follows $\beta$ by $-M Z^\top X$, the uncertainty of
         $\beta$ counts by the rest. That of $D$ and $\sigma^2$ does not count.
         """
-        at, identity = self._random(len(fixed)), torch.eye(len(fixed)).to(own.products)
-        inner, place = own.products[at][:, at], identity[:, at]
+        at, identity = self._random(len(fixed)), torch.eye(len(fixed)).to(moments.products)
+        inner, place = moments.products[at][:, at], identity[:, at]
         shrink = torch.linalg.solve(
             received.noise * identity[at][:, at] + received.covariance @ inner, received.covariance
         )
-        effects = shrink @ (own.products[at][:, -1] - own.products[at][:, :-1] @ fixed)
-        follows = identity - place @ shrink @ own.products[at][:, :-1]
+        effects = shrink @ (moments.products[at][:, -1] - moments.products[at][:, :-1] @ fixed)
+        follows = identity - place @ shrink @ moments.products[at][:, :-1]
         given = place @ (received.noise * shrink) @ place.T
         covariance = follows @ received.uncertainty @ follows.T + given
         return fixed + place @ effects, covariance
@@ -257,7 +257,7 @@ class Axes(NamedTuple):
     variances: Tensor  # [r] along those that move
 
     @classmethod
-    def of(cls, covariance: Tensor, noise: Tensor, score: Tensor, diagonal: bool) -> "Axes":
+    def from_covariance(cls, covariance: Tensor, noise: Tensor, score: Tensor, diagonal: bool) -> "Axes":
         """Those of a covariance: [q, q], by the score of its entries."""
         if diagonal:
             values, axes = covariance.diagonal(), torch.eye(len(covariance)).to(covariance)

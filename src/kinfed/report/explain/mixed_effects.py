@@ -48,10 +48,10 @@ class MixedEffects(NamedTuple):
         saved = Run.open(folder.path)
         if saved.method is None or not isinstance(undivided(saved.method), MixedModel):
             return None
-        return cls.of(saved)
+        return cls.from_run(saved)
 
     @classmethod
-    def of(cls, saved: OpenedRun) -> "MixedEffects":
+    def from_run(cls, saved: OpenedRun) -> "MixedEffects":
         """Those of a run of `mixed-model`; raises UsageError unless its model is one linear layer on a table."""
         final = FinalServer(saved, saved.task)
         method, server = undivided(final.method), final.server
@@ -74,9 +74,9 @@ class MixedEffects(NamedTuple):
         by_client = {}
         for name in saved.names:
             personal = saved.personal(name)
-            own = coefficients_of(final.model.layout, personal.theta)[:, 0].numpy()
+            coefficients = coefficients_of(final.model.layout, personal.theta)[:, 0].numpy()
             spread = np.sqrt(np.diagonal(units @ personal.covariance.double().numpy() @ units.T))
-            by_client[name] = units @ own + origin, spread
+            by_client[name] = units @ coefficients + origin, spread
         return cls(
             str(saved.folder),
             method,
@@ -96,7 +96,7 @@ class MixedEffects(NamedTuple):
 
     def grids(self, client: str) -> list[Grid]:
         """The fixed effects, the variances, and one client's coefficients, as tables."""
-        own, errors = self.by_client[list(self.by_client)[client_index(list(self.by_client), client)]]
+        coefficients, errors = self.by_client[list(self.by_client)[client_index(list(self.by_client), client)]]
         kind = KINDS[self.method.estimate]
         title = (
             f"fixed effects in {self.run} (mixed-model by {kind}, {self.clients} clients, {self.rows:,} training rows)"
@@ -123,7 +123,11 @@ class MixedEffects(NamedTuple):
         notes = ["intervals are of what the client's coefficients are, the variances being taken as known"]
         tables.append(
             Grid(
-                "own", title, ("", "estimate", "std. error", "95 % interval"), [_lines(self.names, own, errors)], notes
+                "own",
+                title,
+                ("", "estimate", "std. error", "95 % interval"),
+                [_lines(self.names, coefficients, errors)],
+                notes,
             )
         )
         return tables
@@ -131,7 +135,7 @@ class MixedEffects(NamedTuple):
     def to_dict(self, client: str) -> dict[str, Any]:
         """The same for JSON."""
         names = list(self.by_client)
-        own, errors = self.by_client[names[client_index(names, client)]]
+        coefficients, errors = self.by_client[names[client_index(names, client)]]
         return {
             "estimate": self.method.estimate,
             "deviance": self.deviance,
@@ -140,7 +144,7 @@ class MixedEffects(NamedTuple):
             },
             "covariance": self.covariance.tolist(),
             "noise": self.noise,
-            "client": {name: [float(a), float(b)] for name, a, b in zip(self.names, own, errors, strict=True)},
+            "client": {name: [float(a), float(b)] for name, a, b in zip(self.names, coefficients, errors, strict=True)},
         }
 
     def _correlations(self) -> str:
