@@ -12,7 +12,7 @@ from ...core.graph import Origin
 from ...core.method import Method, Roster
 from ...core.mixins import Advises, Explains, Solves
 from ...core.tasks import Regression
-from ...core.trees import ModelOf, PerClient, Shared, Tree
+from ...core.trees import ModelOf, PerClient, Shared, Summed, Tree
 from ...errors import UsageError
 from .partial_pooling import coefficients_of, head_of, inputs_of, model_of
 
@@ -48,18 +48,18 @@ class Personal(NamedTuple):
 
 
 class Upload(NamedTuple):
-    """What a client's rows say of the parameters: only sums of these over clients are used."""
+    """What a client's rows say of the parameters; the server gets the sums over clients."""
 
-    clients: PerClient  # [] 1
-    rows: PerClient  # []
-    precision: PerClient  # [f, f] X'V^-1 X
-    slope: PerClient  # [f] X'V^-1 y
-    score: PerClient  # [q, q] of the log-likelihood by the covariance
-    score_of_noise: PerClient  # []
-    information: PerClient  # [q, q, q, q] expected, of the covariance
-    information_of_noise: PerClient  # [q, q] of the covariance and the noise
-    information_within: PerClient  # [] of the noise
-    deviance: PerClient  # [] twice the negative log-likelihood, without its constant
+    clients: Summed  # [] 1
+    rows: Summed  # []
+    precision: Summed  # [f, f] X'V^-1 X
+    slope: Summed  # [f] X'V^-1 y
+    score: Summed  # [q, q] of the log-likelihood by the covariance
+    score_of_noise: Summed  # []
+    information: Summed  # [q, q, q, q] expected, of the covariance
+    information_of_noise: Summed  # [q, q] of the covariance and the noise
+    information_within: Summed  # [] of the noise
+    deviance: Summed  # [] twice the negative log-likelihood, without its constant
 
 
 class Server(NamedTuple):
@@ -174,11 +174,7 @@ class MixedModel(Method, Explains, Advises, Solves):
             determinant + residual @ once @ residual,
         )
 
-    def aggregate(self, roster: Roster, server: Tree, cohort: Tensor, uploads: Tree) -> Tree:
-        return self.take_step(server, Upload(*(part.sum(0) for part in uploads)))
-
-    def take_step(self, server: Server, sums: Upload) -> Server:
-        """The server after a step of Fisher's scoring by sums over clients."""
+    def aggregate(self, roster: Roster, server: Tree, cohort: Tensor, sums: Tree) -> Tree:
         uncertainty, determinant = invert(sums.precision)
         fixed = uncertainty @ sums.slope
         deviance = sums.deviance + (determinant if self.estimate == "reml" else 0.0)
