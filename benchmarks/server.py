@@ -24,14 +24,14 @@ from kinfed.core.graph import Graph
 from kinfed.core.method import Params, Roster
 from kinfed.core.model import Model
 from kinfed.core.rows import blank
-from kinfed.core.seeding import key, tags
+from kinfed.core.seeding import tags
 from kinfed.methods import SFL, FedAGHN, FedAMP, FedAvg, FedCedar, Kin, PFedGAT, fedaghn, pfedgat
 from kinfed.models import MODELS
 from kinfed.ops.clustering import distances, kmeans
 from kinfed.ops.gemm import has_amx, objection
 from kinfed.ops.mixing import mix, weighted_mean
 from kinfed.ops.similarity import fast_product, gram, inner_by_layer
-from kinfed.ops.sketch import nearest, sketch_models
+from kinfed.relations import Distance, Nearest, Softmax, relate
 from kinfed_papers.result_pages import version
 
 PAGE = Path(__file__).parents[1] / "docs" / "evidence" / "server.md"
@@ -234,11 +234,10 @@ def many(clock):
 def recall():
     """Share of the 30 nearest models that sketches lead to: 2,000 models in families of 40, noise between members."""
     lines, clients = [], roster(2000, nn.Linear(784, 10))
-    d, draw = clients.layout.size, torch.Generator().manual_seed(0)
+    d, draw, mass = clients.layout.size, torch.Generator().manual_seed(0), clients.sizes.float()
     for noise in (0.5, 1.0, 2.0):
         theta = torch.randn(50, d, generator=draw).repeat(40, 1) + noise * torch.randn(2000, d, generator=draw)
-        sketch = sketch_models(theta, key(0, "recall"), clients.layout.trainable)
-        near, _ = nearest(theta, sketch, clients.everyone, 30, clients.layout)
+        near = relate(Distance(), Softmax(), Nearest(30), clients, theta, mass, clients.everyone).weights.near
         true = gram(theta).distances.fill_diagonal_(torch.inf).topk(30, largest=False).indices
         family = (near[:, 1:] % 50 == (clients.everyone % 50)[:, None]).double().mean()
         kept = (near[:, 1:, None] == true[:, None]).any(2).double().mean()

@@ -14,6 +14,7 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
+import torch
 
 import kinfed
 from kinfed.cli import main, table_options
@@ -135,6 +136,20 @@ def test_the_recipe_for_a_method_is_complete(tmp_path, monkeypatch, capsys):
     assert "share = 0.5  (a number, in [0, 1])\n        s: 0 is Local, 1 is FedAvg" in capsys.readouterr().out
 
 
+def test_a_relation_is_composed_in_a_line_and_has_a_part_of_ones_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    _, _, line, part = python_blocks("docs/own-parts.md")[:4]
+    composed, own = {}, {}
+    exec(line, composed)
+    assert isinstance(composed["method"], kinfed.Mixture)
+    exec(part, own)
+    weights = own["Ranks"](0.5).weigh(torch.tensor([[[0.2, 0.9, 0.5]]]), torch.tensor([[1.0, 2.0, 0.0]]), None)
+    torch.testing.assert_close(weights, torch.tensor([[[1, 2, 0]]]) / 3)  # the last has not taken part
+    Path("ranks.py").write_text(part)
+    settings = ["method.weigh.name=ranks.py:Ranks", "method.weigh.factor=0.3", "rounds=2", "--out", "run", "--quiet"]
+    assert main(["run", "mixture", *settings]) == 0
+
+
 def commands(text):
     """Every kinfed command that a page shows, in a block of code or between backticks."""
     text = text.replace("\\\n", " ")  # a line that goes on
@@ -173,6 +188,7 @@ def test_every_command_on_a_page_is_one_that_kinfed_takes(page, tmp_path, monkey
     Path("stay_home.py").write_text(python_block("CONTRIBUTING.md"))
     Path("mine.py").write_text(python_block("docs/own-parts.md"))
     Path("loss.py").write_text(python_blocks("docs/own-parts.md")[1])
+    Path("ranks.py").write_text(python_blocks("docs/own-parts.md")[3])
     Path("config.toml").write_text('method = "local"\n' + experiment.DEFAULT.read_text())
     Path("evidence").symlink_to(ROOT / "evidence")
     Path("my-run").mkdir()

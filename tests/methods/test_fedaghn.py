@@ -16,7 +16,7 @@ from kinfed.core.optimiser import SGD
 from kinfed.core.tasks import Regression
 from kinfed.core.training import Training
 from kinfed.data.federation import Federation
-from kinfed.methods import FedAGHN, FedAvg, Local, fedaghn
+from kinfed.methods import FedAGHN, FedAvg, Local
 from kinfed.methods.fedaghn import Server, Upload
 from kinfed.ops.similarity import cosine
 from kinfed.ops.sketch import SIZE
@@ -359,8 +359,8 @@ def test_without_validation_examples_the_scalars_stay_as_they_are(validation, ex
 
 
 def test_a_round_attends_once_for_training_evaluation_and_the_next_rounds_cohort(roster, monkeypatch):
-    calls, real = [], fedaghn.cosines
-    monkeypatch.setattr(fedaghn, "cosines", lambda *a: calls.append(a) or real(*a))
+    calls, real = [], FedAGHN._attend
+    monkeypatch.setattr(FedAGHN, "_attend", lambda *a: calls.append(a) or real(*a))
     known, method = roster(4, two_layers()), paper()
     server = anything(known)
     for _ in range(2):

@@ -10,7 +10,8 @@ from kinfed.core.method import Params
 from kinfed.core.optimiser import SGD, Adam
 from kinfed.core.training import Training
 from kinfed.errors import RunError, UsageError
-from kinfed.methods import FedAMP, fedamp
+from kinfed.methods import FedAMP
+from kinfed.methods.parts import message_passing
 
 float64 = torch.float64
 THREE = torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.0, 2.0]], dtype=float64)
@@ -75,7 +76,7 @@ def test_distances_ignore_running_statistics(roster, perceptron):
 
 def test_warns_of_negative_self_weights(roster):
     known, same = roster(3), Params(torch.zeros(3, 1, dtype=float64))
-    with pytest.warns(UserWarning, match=r"own weight is negative; method.alpha up to sigma / \(N - 1\)"):
+    with pytest.warns(UserWarning, match=r"own weight is negative; alpha up to sigma / \(N - 1\)"):
         FedAMP(alpha=0.6, sigma=1.0).graph(known, same, known.everyone)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -102,7 +103,7 @@ def test_negative_weights_leave_running_variances_positive(roster, perceptron):
     torch.testing.assert_close(sent, graph @ theta, rtol=0, atol=1e-14)
 
 
-@pytest.mark.filterwarnings("ignore:fedamp")
+@pytest.mark.filterwarnings("ignore:(fedamp|kernel)")
 def test_batch_norm_trains_through_negative_weights(examples, noisy, perceptron, executor):
     # Five nearly equal models: own weights near -1, and clients whose activations have very different variances.
     x, y = noisy(5, 2)
@@ -135,7 +136,7 @@ def test_a_pull_that_overshoots_is_refused(bowls):
     trial.method.start(trial.roster)
 
 
-@pytest.mark.filterwarnings("ignore:fedamp")
+@pytest.mark.filterwarnings("ignore:(fedamp|kernel)")
 def test_divergence_names_the_weights_too(bowls, executor):
     # Own weights of -8: what is sent is thrown ever further out.
     trial = bowls(FedAMP(alpha=900.0, sigma=100.0), [1e3, 1001.0], lr=0.01, executor=executor)
@@ -145,7 +146,7 @@ def test_divergence_names_the_weights_too(bowls, executor):
         trial.fleet.train(0, trial.roster.everyone, sent)
 
 
-@pytest.mark.filterwarnings("ignore:fedamp")
+@pytest.mark.filterwarnings("ignore:(fedamp|kernel)")
 @given(st.integers(1, 9), st.integers(1, 9), st.integers(0, 10_000))
 def test_few_neighbours_are_still_a_mean_and_all_are_everyone(roster, count, neighbours, seed):
     known, method = roster(count, size=6), FedAMP(alpha=0.3, sigma=3.0, neighbours=neighbours)
@@ -191,8 +192,8 @@ def test_weights_that_tell_nobody_apart_are_told_once_with_what_helps(roster, ap
 
 def test_a_round_computes_distances_once(roster, monkeypatch):
     known, method, made = roster(3, size=2), FedAMP(alpha=0.5, sigma=2.0), []
-    real = fedamp.distances
-    monkeypatch.setattr(fedamp, "distances", lambda *what: made.append(1) or real(*what))
+    real = message_passing.relate
+    monkeypatch.setattr(message_passing, "relate", lambda *what: made.append(1) or real(*what))
     server = Params(THREE)
     for _ in range(2):
         method.send(known, server, known.everyone)

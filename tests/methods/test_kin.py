@@ -11,6 +11,7 @@ from torch import nn
 
 from kinfed.core.method import Params
 from kinfed.methods import Kin, kin
+from kinfed.relations import Drawn
 
 float64 = torch.float64
 SIZES = [3, 7, 5, 9, 4, 6]
@@ -174,12 +175,12 @@ def test_lists_are_drawn_so_that_on_average_everybody_counts(roster):
     cosines = torch.nn.functional.cosine_similarity(moved[:, None], moved[None], dim=2)
     expected = torch.exp(cosines) * known.sizes
     for seed in range(runs):
-        few = replace(everyone, neighbours=3)
-        near, missed = few._lists(replace(known, seed=seed), server, moved, known.everyone, known.everyone)
+        of_seed, mass = replace(known, seed=seed), known.sizes.double()
+        near, often = Drawn(3, 1.0).find(of_seed, moved, mass, server.trained, known.everyone, known.everyone)
         assert near.shape == (12, 4)
         assert (near[:, 0] == known.everyone).all()
-        assert (missed >= 0).all()
-        total += torch.zeros(12, 12, dtype=float64).scatter_add(1, near, missed.exp() * expected.gather(1, near))
+        assert (often >= 0).all()
+        total += torch.zeros(12, 12, dtype=float64).scatter_add(1, near, often.exp() * expected.gather(1, near))
     apart = ~torch.eye(12, dtype=torch.bool)
     close((total / runs)[apart] / expected[apart], torch.ones(132, dtype=float64), atol=0.15)
     close((total / runs).fill_diagonal_(0).sum(1) / (expected * apart).sum(1), torch.ones(12, dtype=float64), atol=0.02)
@@ -238,7 +239,7 @@ def test_with_hardly_any_temperature_who_moved_most_alike_is_all(roster, neighbo
     known = roster(4, size=2, sizes=[1, 2, 3, 1])
     moved = torch.tensor([[1, 0], [3, 0], [0, 2], [-1, 0]], dtype=torch.float32)
     known = replace(known, theta=known.theta.float())
-    method = Kin(tau=1e-320, credit=0.0, clip=torch.inf, neighbours=neighbours)
+    method = Kin(tau=1e-30, credit=0.0, clip=torch.inf, neighbours=neighbours)
     server = method.aggregate(known, method.start(known), known.everyone, Params(known.theta + moved))
     graph = method.graph(known, server, known.everyone)[0]
     close(graph.sum(1), torch.ones(4), atol=1e-6)

@@ -149,7 +149,7 @@ VARIANTS = {
         {"sharpness": 3.0, "home": 0.1, "pull": 0.2},
         {"sharpness": 10.0, "home": 0.7, "pull": 1.0, "neighbours": 2},
     ],
-    "pfedgraph": [{"alpha": 0.3, "pull": 0.5}, {"alpha": 0.3, "pull": 0.0, "bn": "local"}],
+    "pfedgraph": [{"alpha": 0.3, "pull": 0.5}, {"alpha": 0.3, "pull": 0.0, "bn": "local"}, {"neighbours": 2}],
     "fedfomo": [{"models": 2, "explore": 0.6, "feedback": "validation"}, {"feedback": "train"}, {"feedback": "test"}],
     "dpfl": [
         {"models": 3, "budget": 2, "explore": 0.6, "feedback": "validation"},

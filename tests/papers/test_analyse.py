@@ -51,7 +51,7 @@ def test_a_warning_that_comes_every_round_is_told_once(tmp_path, capsys):
     overrides = ("method.alpha=5000", "analysis.methods=['fedamp']")
     code, _, err = analyse(capsys, "curves", "fedamp", *SMALL, *overrides, "--out", str(tmp_path))
     assert code == 0
-    assert err.count("kinfed: warning: fedamp: a client resembles so many others") == 1
+    assert err.count("kinfed: warning: kernel: a client resembles so many others") == 1
 
 
 @pytest.mark.parametrize(

@@ -129,10 +129,10 @@ def test_what_is_said_of_a_method_is_what_its_server_takes(name, settings, monke
 def test_the_parts_by_hand():
     layout = Layout.of(nn.Linear(9, 1))  # 10 numbers, 1 layer
     models, uploads, pairs, relations = footprint(METHODS["fedamp"](), layout, 1000, 0.25, Rounds(20, evaluate_every=5))
-    assert [models.bytes, uploads.bytes] == [int(4 * 10 * 4.4 * 1000), int(4 * 10 * 0.6 * 250)]
-    assert [pairs.bytes, relations.bytes] == [4 * 8 * 1000**2, 4 * 4 * 1000**2]
+    assert [models.bytes, uploads.bytes] == [int(4 * 10 * 3.6 * 1000), int(4 * 10 * 0.6 * 250)]
+    assert [pairs.bytes, relations.bytes] == [4 * 9 * 1000**2, 4 * 4 * 1000**2]
     listed = footprint(METHODS["fedamp"](neighbours=20), layout, 1000, 0.25, Rounds(20))
-    assert listed[2].bytes == 4 * 8 * 1000 * 21
+    assert listed[2].bytes == 4 * 9 * 1000 * 21
     assert footprint(METHODS["fedamp"](), layout, 9000, 0.25, Rounds(20))[3].bytes == 0  # then none is kept
     three = Layout.of(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 2)))
     of_each, of_all = (footprint(METHODS[name](), three, 100, 1.0, Rounds(1)) for name in ("fedaghn", "fedamp"))

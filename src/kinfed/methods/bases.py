@@ -1,19 +1,15 @@
-"""Server halves that many methods share: averaging into one model, mixing along a graph."""
+"""The server half that many methods share: averaging into one model."""
 
-from abc import abstractmethod
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from ..core.client import Client
 from ..core.field_checks import NonNegative
-from ..core.graph import Origin
-from ..core.method import Method, Params, Roster, SharedParams
+from ..core.method import Method, Roster, SharedParams
 from ..core.mixins import Averages, Explains, take_mean
 from ..core.seeding import key, normal
 from ..core.trees import Tree
-from ..ops.mixing import mix
 
 
 class Averaging(Method, Explains, Averages):
@@ -43,26 +39,3 @@ class Averaging(Method, Explains, Averages):
         weights = self.weights(roster, cohort).to(roster.theta.dtype)
         row = torch.zeros(len(roster), dtype=weights.dtype, device=weights.device)
         return row.index_copy(0, cohort, weights / weights.sum())
-
-
-class GraphMethod(Method, Explains):
-    """The server half of a method that mixes the clients' own models, `server.theta: [N, d]`, along a graph."""
-
-    origin: ClassVar[Origin] = "learned"
-    mixes: ClassVar[str] = "theta"
-
-    @abstractmethod
-    def graph(self, roster: Roster, server: Tree, cohort: Tensor) -> Tensor:
-        """[K, N], or [L, K, N] with one graph a layer: rows of the cohort, each summing to one."""
-
-    def send(self, roster: Roster, server: Tree, cohort: Tensor) -> Tree:
-        return Params(mix(self.graph(roster, server, cohort), server.theta, roster.layout))
-
-    def relation(self, roster: Roster, server: Tree, cohort: Tensor) -> Tensor | None:
-        return self.graph(roster, server, roster.everyone)
-
-    def init_client(self, client: Client) -> Tree:
-        return Params(client.model.theta)
-
-    def personalise(self, client: Client, state: Tree, received: Tree) -> dict[str, Tree]:
-        return {"own": state, "mixed": received}

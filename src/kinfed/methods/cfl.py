@@ -84,11 +84,11 @@ class CFL(Method, Explains, Admits):
         mean, longest = lengths(change, layout)
         if mean >= self.eps1 or longest <= self.eps2:
             return [members]
-        alike = cosines(change, layout).cpu().numpy()
-        if not np.isfinite(alike).all():  # updates too long to be compared
+        values = cosines(change, layout).cpu().numpy()
+        if not np.isfinite(values).all():  # updates too long to be compared
             return [members]
-        first = halves(alike, self.linkage)
-        if np.sqrt(max(0.0, 1 - alike[np.ix_(first, ~first)].max()) / 2) <= self.gamma:
+        first = halves(values, self.linkage)
+        if np.sqrt(max(0.0, 1 - values[np.ix_(first, ~first)].max()) / 2) <= self.gamma:
             return [members]
         first = torch.from_numpy(first).to(members.device)
         return sorted((members[first], members[~first]), key=lambda part: int(part[0]))
@@ -111,19 +111,19 @@ class CFL(Method, Explains, Admits):
 
     def add_clients(self, roster, server, newcomers):
         """A newcomer is put into the largest cluster, from which its updates may split it."""
-        wide, known = super().add_clients(roster, server, newcomers), roster.others(newcomers)
+        wide, members = super().add_clients(roster, server, newcomers), roster.others(newcomers)
         crowd = torch.bincount(server.label)[server.label]  # [N - M] how many are in each one's cluster
-        by_name = roster.tags[known].argsort()  # so that of equal clusters the same is taken in any order of clients
+        by_name = roster.tags[members].argsort()  # so that of equal clusters the same is taken in any order of clients
         largest = server.label[by_name][crowd[by_name].argmax()]
         return wide._replace(label=put(wide.label, newcomers, largest.expand(len(newcomers))))
 
     def join(self, roster, server, newcomers, uploads):
         """A newcomer's first update says whose it is most like, on average over a cluster's members: there it stays."""
         moved = uploads.theta - self.send(roster, server, newcomers).theta
-        alike = inner_by_layer(moved, server.change, roster.layout).sum(0)
+        products = inner_by_layer(moved, server.change, roster.layout).sum(0)
         rows, columns = (t[:, roster.layout.trainable_on(t.device)].norm(dim=1) for t in (moved, server.change))
-        alike = cosine(alike, rows, columns, eps=0.0)  # [M, N]
-        mean = [alike[:, server.seen & (server.label == c)].mean(1) for c in range(len(server.theta))]
+        values = cosine(products, rows, columns, eps=0.0)  # [M, N]
+        mean = [values[:, server.seen & (server.label == c)].mean(1) for c in range(len(server.theta))]
         label = torch.stack(mean).nan_to_num(-torch.inf).argmax(0)  # NaN is the mean of nobody
         label = torch.where(server.seen[newcomers], server.label[newcomers], label)
         return server._replace(
@@ -132,8 +132,8 @@ class CFL(Method, Explains, Admits):
 
     def relation(self, roster, server, cohort):
         members = torch.zeros(len(server.theta)).to(server.label).index_add(0, server.label, server.seen.long())
-        known = server.seen | (members[server.label] == 0)  # in a cluster of which nobody has trained, all count
-        return cluster_weights(server.label, known, server.theta.dtype)
+        counted = server.seen | (members[server.label] == 0)  # in a cluster of which nobody has trained, all count
+        return cluster_weights(server.label, counted, server.theta.dtype)
 
     def similarity(self, roster, server):
         return Compared("cosine of updates", cosines(server.change, roster.layout))
@@ -161,11 +161,11 @@ def cosines(change: Tensor, layout: Layout) -> Tensor:
     return cosine(gram(change[:, layer.trainable] for layer in layout.layers).inner, eps=0.0)
 
 
-def halves(alike: np.ndarray, linkage: str) -> np.ndarray:
-    """[K] bool one of the two groups that hierarchical clustering by cosines: [K, K] merges last."""
+def halves(values: np.ndarray, linkage: str) -> np.ndarray:
+    """[K] bool one of the two groups that hierarchical clustering by cosines, values: [K, K], merges last."""
     from scipy.cluster import hierarchy  # here, as it would add to every start
     from scipy.spatial.distance import squareform
 
-    tree = hierarchy.linkage(squareform(1 - alike, checks=False), linkage)
+    tree = hierarchy.linkage(squareform(1 - values, checks=False), linkage)
     first: np.ndarray = hierarchy.cut_tree(tree, 2)[:, 0] == 0
     return first

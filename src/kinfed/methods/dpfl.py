@@ -34,7 +34,7 @@ class DPFL(FedFomo):
         total, size, best = state.theta, 1.0, loss(state.theta)
         weight = torch.zeros_like(received.models[:, 0])
         for _ in range(min(self.budget, len(weight))):
-            losses = torch.stack([loss((total + one) / (size + 1)) for one in received.models])
+            losses = torch.stack([loss((total + other) / (size + 1)) for other in received.models])
             losses = torch.where(received.there & (weight == 0), losses, torch.inf)
             added = one_hot(losses.argmin(), len(losses)) * (losses.min() < best)
             weight, size, best = weight + added, size + added.sum(), torch.minimum(best, losses.min())

@@ -60,16 +60,16 @@ class FedAtt(Averaging):
 
     def attend(self, moved):
         """[K] weights from how far a tensor moved: [K, m]."""
-        apart = moved.norm(p=self.norm, dim=1)
+        distance = moved.norm(p=self.norm, dim=1)
         if self.relative:
-            apart = apart / apart.mean().clamp(min=torch.finfo(apart.dtype).tiny)
-        return apart.softmax(0)
+            distance = distance / distance.mean().clamp(min=torch.finfo(distance.dtype).tiny)
+        return distance.softmax(0)
 
     def _warn(self, weights):
         """Say so if weights: [K, T] are a single client's for some tensor, or everybody's alike for all."""
         most, least = weights.amax(0), weights.amin(0)
-        alone, alike = int((most > 0.99).sum()), bool((most < 1.05 * least).all())
-        if len(weights) > 1 and (alone or alike):
+        alone, equal = int((most > 0.99).sum()), bool((most < 1.05 * least).all())
+        if len(weights) > 1 and (alone or equal):
             what = f"{alone} of {len(most)} tensors follow one client alone" if alone else "all clients weigh alike"
             warnings.warn(
                 f"fedatt: {what}, as clients' distances from the shared model differ by much "

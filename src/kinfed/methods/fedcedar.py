@@ -64,9 +64,9 @@ class FedCedar(Method, Explains, Advises, Admits):
         return self.deal(server, server.graph[:, server.label] * server.share, roster.everyone)
 
     def similarity(self, roster, server):
-        known = server.label >= 0  # in the last cohort
-        alike = server.alike[server.label][:, server.label].masked_fill(~(known[:, None] & known), torch.nan)
-        return Compared("cosine of the centres of clusters of models", alike)
+        heard = server.label >= 0  # in the last cohort
+        values = server.alike[server.label][:, server.label].masked_fill(~(heard[:, None] & heard), torch.nan)
+        return Compared("cosine of the centres of clusters of models", values)
 
     def deal(self, server: Server, nodes: Tensor, cohort: Tensor) -> Tensor:
         """[K, ...] the row of nodes: [C, ...] for each client, or their mean."""
@@ -77,8 +77,8 @@ class FedCedar(Method, Explains, Advises, Admits):
         """The cohort's models theta: [K, d] in clusters, and the cosines [C, C] of their centres."""
         vectors = gram((theta[:, layer.trainable] for layer in roster.layout.layers), torch.float64)
         draw = key(roster.seed, "fedcedar", roster.round, device=roster.tags.device)
-        found = cluster(vectors, self.clusters, draw, roster.tags[cohort])
-        return found, cosine(found.weights @ vectors.inner @ found.weights.T, eps=0.0)
+        clusters = cluster(vectors, self.clusters, draw, roster.tags[cohort])
+        return clusters, cosine(clusters.weights @ vectors.inner @ clusters.weights.T, eps=0.0)
 
     def aggregate(self, roster, server, cohort, uploads):
         if roster.round == 0 and self.clusters > len(cohort):
@@ -87,9 +87,9 @@ class FedCedar(Method, Explains, Advises, Admits):
                 "no more clusters than that; set fewer, or a higher participation",
                 stacklevel=2,
             )
-        clusters, alike = self.cluster(roster, cohort, uploads.theta)
-        alike.fill_diagonal_(1)  # also for a centre of length zero
-        rows = alike.clamp(min=0)
+        clusters, cosines = self.cluster(roster, cohort, uploads.theta)
+        cosines.fill_diagonal_(1)  # also for a centre of length zero
+        rows = cosines.clamp(min=0)
         graph = torch.linalg.matrix_power(rows / rows.sum(1, keepdim=True), self.steps)
         centres = mix(clusters.weights, uploads.theta, roster.layout)
         theta = mix(graph, centres, roster.layout)
@@ -105,8 +105,8 @@ class FedCedar(Method, Explains, Advises, Admits):
             )
         label = put(torch.full_like(server.label, -1), cohort, clusters.label)
         share = put(torch.zeros_like(server.share), cohort, clusters.weights.sum(0).to(server.share.dtype))
-        graph, alike, objective = (one.to(theta.dtype) for one in (graph, alike, clusters.distance.sum()))
-        return Server(theta, graph, alike, label, share, objective, spread, server.warned | collapsed)
+        graph, cosines, objective = (table.to(theta.dtype) for table in (graph, cosines, clusters.distance.sum()))
+        return Server(theta, graph, cosines, label, share, objective, spread, server.warned | collapsed)
 
     def join(self, roster, server, newcomers, uploads):
         """A newcomer is sent the mixed centre to which its first model comes nearest, trained from the mean of all."""
@@ -132,6 +132,6 @@ class FedCedar(Method, Explains, Advises, Admits):
 
 def spread_of(nodes: Tensor, layout: Layout) -> Tensor:
     """[] root of the summed squared distances of nodes: [C, d] to their mean, over trainable entries."""
-    apart = [nodes[:, layer.trainable] - nodes[:, layer.trainable].mean(0) for layer in layout.layers]
-    spread: Tensor = torch.stack([part.norm() for part in apart]).norm()
+    parts = [nodes[:, layer.trainable] - nodes[:, layer.trainable].mean(0) for layer in layout.layers]
+    spread: Tensor = torch.stack([part.norm() for part in parts]).norm()
     return spread

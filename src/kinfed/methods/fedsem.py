@@ -78,9 +78,9 @@ class FedSem(Method, Explains):
                 stacklevel=2,
             )
         draw = key(roster.seed, "centres", device=roster.tags.device)
-        found = cluster(gram(moved), self.clusters, draw, roster.tags[cohort])
-        first = torch.stack([roster.tags[cohort][found.label == c].min() for c in range(len(found.weights))])
-        return first.argsort().argsort()[found.label], len(first)  # numbered by their members' names
+        clusters = cluster(gram(moved), self.clusters, draw, roster.tags[cohort])
+        first = torch.stack([roster.tags[cohort][clusters.label == c].min() for c in range(len(clusters.weights))])
+        return first.argsort().argsort()[clusters.label], len(first)  # numbered by their members' names
 
     def add_clients(self, roster, server, newcomers):
         wide = super().add_clients(roster, server, newcomers)

@@ -79,5 +79,5 @@ class FedU(CohortMixing, Advises):
 
 def links(roster):
     """[N, N] a: the weights of the known graph, or 1 for all pairs without one; 0 of a client to itself."""
-    known = torch.ones(len(roster), len(roster)) if roster.graph is None else roster.graph.weights
-    return known.to(roster.theta).clone().fill_diagonal_(0)
+    weights = torch.ones(len(roster), len(roster)) if roster.graph is None else roster.graph.weights
+    return weights.to(roster.theta).clone().fill_diagonal_(0)

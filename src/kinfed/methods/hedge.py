@@ -9,10 +9,11 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from ..core.client import Client
 from ..core.field_checks import NonNegative, Positive
-from ..core.method import Compared, Params
+from ..core.method import Compared, Params, Roster
 from ..core.rows import put, take
-from ..core.trees import ModelOf, Pairwise, PerClient, Shared
+from ..core.trees import ModelOf, Pairwise, PerClient, Shared, Tree
 from ..ops.similarity import inner, inner_by_layer
 from .kin import Kin
 
@@ -52,87 +53,83 @@ class Hedge(Kin):
     lr: NonNegative = 1.0  # the largest change of log p and log q in a round; 0: they stay
     feedback: Literal["validation", "held-out", "train", "test"] = "validation"  # examples for p and q; test leaks
 
-    def start(self, roster):
-        begun, count = super().start(roster), len(roster)
-        home, sharpness = (begun.theta.new_full((), value).log() for value in (1.0, self.sharpness))
-        against, lessons = begun.theta.new_zeros(count, count), begun.theta.new_zeros(count)
-        return Server(*begun, against, lessons, home, sharpness)
+    def start(self, roster: Roster) -> Tree:
+        (theta, trained), count = super().start(roster), len(roster)
+        home, sharpness = (theta.new_full((), value).log() for value in (1.0, self.sharpness))
+        return Server(theta, trained, theta.new_zeros(count, count), theta.new_zeros(count), home, sharpness)
 
-    def train(self, client, state, received):
+    def weigh(self, server: Tree, logits: Tensor, cohort: Tensor, columns: Tensor) -> Tensor:
+        itself = cohort[:, None] == columns
+        home = logits.softmax(-1).mul(itself).sum(-1, keepdim=True)
+        home = home * server.home.exp() / (1 - home + home * server.home.exp())
+        logits = server.sharpness.exp() * scores(server, cohort, columns) + logits
+        others = logits.masked_fill(itself, -torch.inf).softmax(-1).nan_to_num()
+        return torch.where(itself, home, (1 - home) * others)
+
+    def train(self, client: Client, state: Tree, received: Tree) -> tuple[Tree, Tree]:
         grad = client.gradient(received.theta, client.held_out)
         theta = client.descend(received.theta)
         return Params(theta), Upload(theta, grad)
 
-    def aggregate(self, roster, server, cohort, uploads):
-        return (
-            super().aggregate(roster, server, cohort, uploads)._replace(**self._lesson(roster, server, cohort, uploads))
-        )
-
-    def _deal(self, server, logits, cohort, columns):
-        itself = cohort[:, None] == columns
-        own = logits.softmax(-1).mul(itself).sum(-1, keepdim=True)
-        others = self._sway(server, cohort, columns) + logits
-        others = others.masked_fill(itself, -torch.inf).softmax(-1).nan_to_num()
-        own = own * server.home.exp() / (1 - own + own * server.home.exp())
-        return torch.where(itself, own, (1 - own) * others)
-
-    def _scores(self, server, cohort, columns):
-        """[K, M] for clients of the columns: [N] or [K, M] and each of the cohort: [K], what q multiplies."""
-        against = server.against[cohort]
-        against = against[:, columns] if columns.ndim == 1 else against.gather(1, columns)
-        return -against / server.lessons[cohort, None].clamp(min=1).sqrt()
-
-    def _sway(self, server, cohort, columns):
-        return server.sharpness.exp() * self._scores(server, cohort, columns)
-
-    def _lesson(self, roster, server, cohort, uploads):
-        """What the last mixtures, of M models, have taught about the cohort: [K] that received them, by field."""
-        sent = self.send(roster, server, cohort).theta
-        mixed, layout = (server.trained > 0).nonzero().squeeze(1), roster.layout
-        itself = (cohort[:, None] == mixed).to(sent)  # [K, M]
-        apart = 1 - itself
-        if not apart.any():
-            return {}
+    def aggregate(self, roster: Roster, server: Tree, cohort: Tensor, uploads: Tree) -> Tree:
+        """What the last mixtures, of M models, have taught about the cohort: [K] that received them."""
+        after = super().aggregate(roster, server, cohort, uploads)
+        mixed = (server.trained > 0).nonzero().squeeze(1)
+        if not (cohort[:, None] != mixed).any():
+            return after
         models = take(server.theta, mixed)
-        harm = -inner((uploads.theta - sent) * layout.trainable_on(sent.device), models)
-        apart = apart * vary(harm)[:, None]  # where models are equal, what is left is rounding errors
-        harm = harm * apart
-        harm = (harm - harm.sum(1, keepdim=True) / apart.sum(1, keepdim=True).clamp(min=1)) * apart
-        harm = harm / (harm.square().sum() / apart.sum().clamp(min=1)).sqrt().clamp(min=1e-30)
-        by_home, by_sharpness = self._slopes(
-            roster, server, cohort, mixed, inner_by_layer(uploads.grad, models, layout)
+        change = (uploads.theta - self.send(roster, server, cohort).theta) * roster.layout.trainable_on(mixed.device)
+        harm = scale_harm(-inner(change, models), cohort[:, None] != mixed)
+        slopes = self.slopes(roster, server, cohort, mixed, inner_by_layer(uploads.grad, models, roster.layout))
+        moved = (
+            log - self.lr * agreed(slope) for log, slope in zip((server.home, server.sharpness), slopes, strict=True)
         )
-        return dict(
+        home, sharpness = (log.clamp(-LIMIT, LIMIT) for log in moved)
+        return after._replace(
             against=put(server.against, cohort, server.against[cohort].index_add(1, mixed, harm)),
             lessons=put(server.lessons, cohort, server.lessons[cohort] + 1),
-            home=(server.home - self.lr * agreed(by_home)).clamp(-LIMIT, LIMIT),
-            sharpness=(server.sharpness - self.lr * agreed(by_sharpness)).clamp(-LIMIT, LIMIT),
+            home=home,
+            sharpness=sharpness,
         )
 
-    def _slopes(self, roster, server, cohort, mixed, grad):
+    def slopes(self, roster: Roster, server: Tree, cohort: Tensor, mixed: Tensor, grad: Tensor) -> tuple[Tensor, ...]:
         """[K] slopes of feedback losses by log p, and by log q over q, from those by weights, grad: [L, K, M]."""
-        weights, still = self._attend(roster, server, cohort)
+        weights, unheard = self.weights(roster, server, cohort)
         rows = weights.dense(len(roster))[..., mixed]  # [L, K, M], or [K, M] of whole models
-        grad = grad if self.by_layer else grad.sum(0)
-        itself = cohort[:, None] == mixed
-        own = (rows * itself).sum(-1, keepdim=True)
-        others = rows * ~itself / (1 - own).clamp(min=torch.finfo(rows.dtype).tiny)
-        scores = self._scores(server, cohort, mixed)
-        centred = scores - (others * scores).sum(-1, keepdim=True)
-        by_home = own * (1 - own) * ((itself.to(rows) - others) * grad).sum(-1, keepdim=True)
-        by_sharpness = (1 - own) * (others * centred * grad).sum(-1, keepdim=True)
-        judged = vary(grad) & ~still
+        grad, itself = grad if self.by_layer else grad.sum(0), cohort[:, None] == mixed
+        home = (rows * itself).sum(-1, keepdim=True)
+        others = rows * ~itself / (1 - home).clamp(min=torch.finfo(rows.dtype).tiny)
+        score = scores(server, cohort, mixed)
+        centred = score - (others * score).sum(-1, keepdim=True)
+        by_home = home * (1 - home) * ((itself.to(rows) - others) * grad).sum(-1, keepdim=True)
+        by_sharpness = (1 - home) * (others * centred * grad).sum(-1, keepdim=True)
+        judged = vary(grad) & ~unheard
         return tuple((slope[..., 0] * judged).view(-1, len(cohort)).sum(0) for slope in (by_home, by_sharpness))
 
-    def similarity(self, roster, server):
-        against = self._scores(server, roster.everyone, roster.everyone).fill_diagonal_(torch.nan)
-        return Compared("evidence that its model lowers the loss", against)
+    def similarity(self, roster: Roster, server: Tree) -> Compared:
+        values = scores(server, roster.everyone, roster.everyone).fill_diagonal_(torch.nan)
+        return Compared("evidence that its model lowers the loss", values)
 
-    def diagnostics(self, roster, server, cohort, sent, uploads):
+    def diagnostics(self, roster: Roster, server: Tree, cohort: Tensor, sent: Tree, uploads: Tree) -> dict[str, Tensor]:
         return super().diagnostics(roster, server, cohort, sent, uploads) | {
             "p": server.home.exp(),
             "q": server.sharpness.exp(),
         }
+
+
+def scores(server: Server, cohort: Tensor, columns: Tensor) -> Tensor:
+    r"""[K, M] $-S_{ij} / \sqrt{T_i}$ of each of the cohort: [K] for clients of the columns: [M] or [K, M]."""
+    against = server.against[cohort]
+    against = against[:, columns] if columns.ndim == 1 else against.gather(1, columns)
+    return -against / server.lessons[cohort, None].clamp(min=1).sqrt()
+
+
+def scale_harm(harm: Tensor, others: Tensor) -> Tensor:
+    """[K, M] harm less its row's mean, in units of its root mean square, over others: [K, M] bool; 0 elsewhere."""
+    others = others.to(harm) * vary(harm)[:, None]  # where models are equal, what is left is rounding errors
+    harm = harm * others
+    harm = (harm - harm.sum(1, keepdim=True) / others.sum(1, keepdim=True).clamp(min=1)) * others
+    return harm / (harm.square().sum() / others.sum().clamp(min=1)).sqrt().clamp(min=1e-30)
 
 
 def agreed(slopes: Tensor) -> Tensor:

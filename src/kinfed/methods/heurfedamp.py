@@ -4,13 +4,18 @@ Differs: in its values only, as the paper has none for all data: the own weight,
 FedAGHN's tables give for HeurFedAMP.
 """
 
+import math
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from ..core.field_checks import NonNegative, Share
-from ..core.method import Compared
-from .fedamp import ALIKE, MessagePassing, distances
+from ..core.layout import Layout
+from ..core.method import Compared, Roster
+from ..core.trees import Tree
+from ..relations import Softmax
+from .parts.message_passing import ALIKE, MessagePassing
 
 
 @dataclass(frozen=True)
@@ -28,28 +33,26 @@ class HeurFedAMP(MessagePassing):
     remedy = "lower the learning rate or method.pull"
 
     @property
-    def strength(self):
+    def weighing(self) -> Softmax:
+        return Softmax(2 / self.sharpness if self.sharpness else math.inf, self.home)
+
+    @property
+    def strength(self) -> float:
         return self.pull
 
-    def vectors(self, theta, layout):
+    def place(self, theta: Tensor, layout: Layout) -> Tensor:
         """Of length 1, as the squared distance of two directions is 2 - 2 c; nearly equal ones lose no digits so."""
         length = torch.stack([theta[:, layer.trainable].norm(dim=1) for layer in layout.layers]).norm(dim=0)
         return theta / length.clamp(min=torch.finfo(theta.dtype).tiny)[:, None]
 
-    def weights(self, apart, itself):
-        if apart.shape[1] == 1:  # nobody else is there
-            return torch.ones_like(apart)
-        others = (self.sharpness / -2 * apart).masked_fill(itself, -torch.inf).softmax(1)
-        return torch.where(itself, self.home, (1 - self.home) * others)
-
-    def doubt(self, apart, others):
-        if not self.sharpness or self.home == 1 or others.max() >= ALIKE * others.min():
+    def describe_flatness(self, squares: Tensor) -> str:
+        spread = float(squares.max() - squares.min()) / 2
+        if not self.sharpness or self.home == 1 or self.sharpness * spread >= ALIKE:
             return ""
         return (
-            f"all others weigh alike, as cosines of models differ by {float(apart.max() - apart.min()) / 2:.1g} only; "
+            f"all others weigh alike, as cosines of models differ by {spread:.1g} only; "
             "raise method.sharpness, or use kin, which compares how far models moved"
         )
 
-    def similarity(self, roster, server):
-        apart = distances(self.vectors(server.theta, roster.layout), roster.layout)
-        return Compared("cosine of models", 1 - apart / 2)
+    def similarity(self, roster: Roster, server: Tree) -> Compared:
+        return Compared("cosine of models", 1 - super().similarity(roster, server).values / 2)

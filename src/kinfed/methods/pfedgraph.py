@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
-from ..core.field_checks import NonNegative, Positive
-from ..core.method import Compared, Params
-from ..core.rows import active, put
-from ..core.trees import ModelOf, PerClient
-from ..ops.mixing import mix
-from ..ops.similarity import cosine, gram
-from ..ops.sparsify import project_simplex
-from .bases import GraphMethod
+from ..core.client import Client
+from ..core.field_checks import CountOrZero, NonNegative, Positive
+from ..core.method import Params, Roster
+from ..core.rows import put
+from ..core.trees import ModelOf, PerClient, Tree
+from ..relations import Cosine, Everyone, Nearest, Relation, Simplex, Weights, relate
+from .parts.graph_mixing import RelationMixing
 
 
 class Server(NamedTuple):
@@ -34,7 +34,7 @@ class Sent(NamedTuple):
 
 
 @dataclass(frozen=True)
-class PFedGraph(GraphMethod):
+class PFedGraph(RelationMixing):
     r"""Row $i$ of the graph is the mean's weights nearest to $p + \frac{1}{2\alpha} s_i$.
 
     $s_{ij}$ is the cosine of how far the models of $i$ and $j$ moved from the initial one, $p$ the shares of examples.
@@ -44,43 +44,39 @@ class PFedGraph(GraphMethod):
     alpha: Positive = 0.8  # how near the weights are to the shares of examples; large: FedAvg, small: Local
     pull: NonNegative = 0.01  # lambda: towards the direction of the mixed models, from the second round on
 
-    def start(self, roster):
+    neighbours: CountOrZero = 0  # how many others are mixed for a client, of nearest models; 0: all, as in the paper
+
+    def start(self, roster: Roster) -> Tree:
         return Server(roster.copies(), torch.zeros(len(roster), dtype=torch.bool, device=roster.theta.device))
 
-    def graph(self, roster, server, cohort):
-        def make():
-            heard, alike = active(server.seen), self.similarity(roster, server).values[cohort]
-            sizes = (roster.weights * heard).to(alike.dtype)
-            rows = sizes / sizes.sum() + alike / (2 * self.alpha)
-            return project_simplex(rows.masked_fill(~heard, -torch.inf)).to(roster.theta.dtype)
+    def relate(self, roster: Roster, server: Tree, cohort: Tensor) -> Relation:
+        moved, mass = server.theta - roster.theta, self.mass(roster, server)
+        among = Nearest(self.neighbours) if self.neighbours else Everyone()
+        relation = relate(Cosine(), Simplex(self.alpha), among, roster, moved, mass, cohort)
+        return relation._replace(what="cosine of how far models moved")
 
-        return roster.memo.once("graph", (self, server.theta, server.seen, cohort), make)
-
-    def similarity(self, roster, server):
-        moved = (server.theta[:, e.at] - roster.theta[e.at] for e in roster.layout.entries if e.trainable)
-        alike = cosine(gram(moved).inner, eps=0.0)
-        known = server.seen[:, None] & server.seen  # who has not moved resembles nobody
-        return Compared("cosine of how far models moved", alike * known)
-
-    def send(self, roster, server, cohort):
-        rows = self.graph(roster, server, cohort)
+    def send(self, roster: Roster, server: Tree, cohort: Tensor) -> Tree:
+        (rows, near, _), unheard = self.weights(roster, server, cohort)
         parts = [server.theta[:, layer.trainable].norm(dim=1) for layer in roster.layout.layers]
-        length = torch.stack(parts).norm(dim=0).clamp(min=torch.finfo(rows.dtype).tiny)
-        return Sent(*(mix(weights, server.theta, roster.layout) for weights in (rows, rows / length)))
+        lengths = torch.stack(parts).norm(dim=0).clamp(min=torch.finfo(rows.dtype).tiny)
+        others = Weights(rows / (lengths if near is None else lengths[near]), near).mix(server.theta, roster.layout)
+        if unheard.any():
+            others[unheard] = (self.mass(roster, server) / lengths) @ server.theta / self.mass(roster, server).sum()
+        return Sent(super().send(roster, server, cohort).theta, others)
 
-    def aggregate(self, roster, server, cohort, uploads):
+    def aggregate(self, roster: Roster, server: Tree, cohort: Tensor, uploads: Tree) -> Tree:
         seen = put(server.seen, cohort, torch.ones_like(cohort, dtype=torch.bool))
         return Server(put(server.theta, cohort, uploads.theta), seen)
 
-    def train(self, client, state, received):
+    def train(self, client: Client, state: Tree, received: Tree) -> tuple[Tree, Tree]:
         learned = client.model.layout.trainable_on(received.theta.device)
         goal = learned * received.others
 
-        def penalty(theta):
+        def penalty(theta: Tensor) -> Tensor:
             return -self.pull * (goal @ theta) / (learned * theta).norm()
 
         theta = client.descend(received.theta, penalty=penalty if self.pull and client.round else None)
         return Params(theta), Params(theta)
 
-    def personalise(self, client, state, received):
+    def personalise(self, client: Client, state: Tree, received: Tree) -> dict[str, Tree]:
         return {"own": state, "mixed": Params(received.theta)}

@@ -19,7 +19,7 @@ from ..core.rows import active, put
 from ..core.trees import Axis, Like, Pairwise, PerClient, Tree, axes
 from ..errors import UsageError
 from ..ops.similarity import inner_by_layer
-from .bases import GraphMethod
+from .parts.graph_mixing import GraphMethod
 
 
 class Network(NamedTuple):

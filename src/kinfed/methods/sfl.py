@@ -81,26 +81,30 @@ class Similarity(Known):
         return "oracle" if roster.graph is not None and roster.graph.origin == "oracle" else "learned"
 
     def learn(self, roster: Roster, server: Server, newcomer: Tensor, pull: float) -> Tensor:
-        found, first = self.find(roster, server, pull), newcomer[:, None] & (roster.graph is None)
-        beta = first.to(found.dtype).clamp(min=self.beta)  # 1 where the first row, of the complete graph, says nothing
-        return torch.where(server.seen[:, None], torch.lerp(to_rows(server.links), to_rows(found), beta), server.links)
+        learned, first = self.find(roster, server, pull), newcomer[:, None] & (roster.graph is None)
+        beta = first.to(learned.dtype).clamp(
+            min=self.beta
+        )  # 1 where the first row, of the complete graph, says nothing
+        return torch.where(
+            server.seen[:, None], torch.lerp(to_rows(server.links), to_rows(learned), beta), server.links
+        )
 
     def find(self, roster: Roster, server: Server, pull: float) -> Tensor:
         """[N, N] the graph by the similarity of the current models."""
         square = self.similarity(roster, server).values.nan_to_num(0.0)
-        alike, itself = torch.exp(-square / 2), torch.eye(len(roster), dtype=torch.bool, device=square.device)
-        linked = largest(alike.masked_fill(~server.seen, -1).masked_fill(itself, torch.inf), self.neighbours)
+        kernel, itself = torch.exp(-square / 2), torch.eye(len(roster), dtype=torch.bool, device=square.device)
+        linked = largest(kernel.masked_fill(~server.seen, -1).masked_fill(itself, torch.inf), self.neighbours)
         linked &= server.seen | itself
-        return self.weigh(to_rows(alike * linked), linked, square, pull)
+        return self.weigh(to_rows(kernel * linked), linked, square, pull)
 
     def distances(self, roster: Roster, server: Server) -> Tensor:
         """[N, N] squared distances of the clients' models, over parameters."""
         entries = [server.theta[:, e.at] for e in roster.layout.entries if e.trainable]
         return gram(entries).distances.to(server.links.dtype)
 
-    def weigh(self, alike: Tensor, linked: Tensor, square: Tensor, pull: float) -> Tensor:
+    def weigh(self, kernel: Tensor, linked: Tensor, square: Tensor, pull: float) -> Tensor:
         """[N, N] rows of weights, from those by similarity, the links, and squared distances in medians."""
-        return alike
+        return kernel
 
     def similarity(self, roster: Roster, server: Server) -> Compared:
         both = server.seen[:, None] & server.seen
@@ -123,10 +127,10 @@ class QP(Similarity):
 
     gamma: Positive = 1.0  # weight of the distance to the similarities S
 
-    def weigh(self, alike: Tensor, linked: Tensor, square: Tensor, pull: float) -> Tensor:
+    def weigh(self, kernel: Tensor, linked: Tensor, square: Tensor, pull: float) -> Tensor:
         centre = torch.eye(len(square), dtype=torch.float64, device=square.device) - 1 / len(square)
         inner = -pull / 2 * centre @ square.double() @ centre  # lambda times the centred models' inner products
-        return nearest_mixtures(inner, alike.double(), linked, self.gamma).to(square.dtype)
+        return nearest_mixtures(inner, kernel.double(), linked, self.gamma).to(square.dtype)
 
 
 @dataclass(frozen=True)

@@ -41,13 +41,13 @@ def mix(weights: Tensor, theta: Tensor, layout: Layout, near: Tensor | None = No
 
 
 def mix_freely(weights: Tensor, theta: Tensor, layout: Layout, near: Tensor | None = None) -> Tensor:
-    """[K, d] the same for weights: [K, N], or [K, M] of lists, that may be negative and need not sum to one.
+    """[K, d] the same for weights that may be negative and need not sum to one.
 
     Running statistics are mixed by the nearest weights of a mean, because a variance must not become negative.
     """
     mixed, learned = mix(weights, theta, layout, near), layout.trainable_on(theta.device)
-    if not learned.all():
-        mixed[:, ~learned] = mix(project_simplex(weights), theta[:, ~learned], layout, near)
+    if not learned.all() and (weights < 0).any():
+        mixed[:, ~learned] = mix(project_simplex(weights), theta, layout, near)[:, ~learned]
     return mixed
 
 

@@ -1,16 +1,13 @@
-"""Approximate nearest clients without a table [N, N]: count sketches propose candidates, exact distances rank them."""
+"""Approximate nearest clients without a table [N, N]: count sketches propose them."""
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from ..core.layout import Layout
-from ..core.rows import take
 from ..core.seeding import fold
-from .similarity import distances_listed
 
 SIZE = 512  # numbers in a sketch: estimated cosines are off by 1 / sqrt(512) = 0.04
-SPARE = 2  # candidates ranked for each that is kept
+SPARE = 2  # candidates that are compared for each that is kept
 BLOCK = 1 << 24  # estimates in memory at once
 FOLD = 4093  # numbers in a folded sketch: a prime, so that a weight matrix's columns do not meet in one place
 
@@ -85,16 +82,13 @@ def draw_others(
     return torch.cat(chosen), torch.cat(counts)
 
 
-def nearest(theta: Tensor, sketch: Tensor, cohort: Tensor, count: int, layout: Layout) -> tuple[Tensor, Tensor]:
-    """[K, M] int64 clients, each of the cohort: [K] itself and then its nearest, and their squared distances [K, M].
+def nearest(sketch: Tensor, cohort: Tensor, count: int) -> Tensor:
+    """[K, M] int64 clients: each of the cohort: [K], and then those whose sketches are nearest, of sketch: [N, s].
 
-    theta: [N, d] are the models, sketch: [N, s] their sketches, M is `count` + 1, or N if that is less. Exact among
-    the candidates that the sketches propose.
+    M is `count` + 1, or N if that is less.
     """
     sketch = sketch - sketch.mean(0)  # nearby models far from the origin would lose all digits
     keys = torch.cat([sketch, sketch.square().sum(1, keepdim=True)], 1)
     queries = torch.cat([2 * sketch[cohort], -torch.ones_like(cohort, dtype=sketch.dtype)[:, None]], 1)
-    near = candidates(queries, keys, cohort, SPARE * count)  # 2 a b - b^2 is largest where (a - b)^2 is least
-    distances = distances_listed(take(theta, cohort), theta, near, layout)
-    distances, order = distances.topk(min(count, near.shape[1]), dim=1, largest=False)
-    return torch.cat([cohort[:, None], near.gather(1, order)], 1), F.pad(distances, (1, 0))
+    near = candidates(queries, keys, cohort, count)  # 2 a b - b^2 is largest where (a - b)^2 is least
+    return torch.cat([cohort[:, None], near], 1)

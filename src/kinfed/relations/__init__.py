@@ -1,5 +1,13 @@
 """Who learns from whom, in three parts: what is compared, how weights follow, and among whom."""
 
 from .comparisons import Comparison as Comparison, Cosine as Cosine, Distance as Distance
-from .neighbourhoods import Everyone as Everyone, Linked as Linked, Nearest as Nearest
+from .neighbourhoods import (
+    Drawn as Drawn,
+    Everyone as Everyone,
+    Linked as Linked,
+    Nearest as Nearest,
+    list_alike as list_alike,
+    sketch_directions as sketch_directions,
+)
+from .relation import Relation as Relation, Weights as Weights, relate as relate
 from .weighings import Kernel as Kernel, Simplex as Simplex, Softmax as Softmax, Weighing as Weighing

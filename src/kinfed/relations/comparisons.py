@@ -7,8 +7,8 @@ from torch import Tensor
 
 from ..core.field_checks import Settings
 from ..core.layout import Layout
-from ..ops.movements import compare
-from ..ops.similarity import distances_listed, inner
+from ..ops.similarity import distances_listed, gram, inner
+from .movements import compare
 
 
 class Comparison(Protocol):
@@ -28,7 +28,7 @@ class Cosine(Settings):
     by_layer: bool = False  # whether each layer is compared by itself
 
     def compare(self, rows: Tensor, others: Tensor, near: Tensor | None, layout: Layout) -> Tensor:
-        return compare(layout, rows, others, near, self.by_layer).cosines
+        return compare(layout, rows, others, near, self.by_layer).values
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,9 @@ class Distance(Settings):
     def compare(self, rows: Tensor, others: Tensor, near: Tensor | None, layout: Layout) -> Tensor:
         if near is not None:
             return -distances_listed(rows, others, near, layout)[None]
+        if rows is others:
+            squares = gram(others[:, layer.trainable] for layer in layout.layers).distances.to(rows.dtype)
+            return -squares[None]
         squares = rows.new_zeros(len(rows), len(others))
         for layer in layout.layers:  # less a common vector, so that nearby models far from the origin lose no digits
             middle = others[:, layer.trainable].mean(0)

@@ -4,13 +4,16 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+from torch.func import vmap
 
-from ..core.field_checks import Count, Settings
+from ..core.field_checks import Count, CountOrZero, Positive, Settings
 from ..core.method import Roster
-from ..core.seeding import key
+from ..core.rows import active
+from ..core.seeding import fold, key, normal
 from ..errors import UsageError
-from ..ops.sketch import nearest, sketch_models
+from ..ops.sketch import SPARE, candidates, draw_others, fold_models, nearest, sketch_models
 
 
 class Others(NamedTuple):
@@ -18,6 +21,7 @@ class Others(NamedTuple):
 
     near: Tensor | None = None  # [K, M] int64, the receiver first; None: all N clients, in their order
     linked: Tensor | None = None  # [K, N] bool; None: all of them
+    kept: int = 0  # how many of a list are kept beside the receiver, those most alike
 
 
 @dataclass(frozen=True)
@@ -31,16 +35,16 @@ class Everyone(Settings):
 
 @dataclass(frozen=True)
 class Nearest(Settings):
-    """The nearest few, by the distance of their vectors, without a table [N, N]: sketches propose, distances rank."""
+    """The few most alike, without a table [N, N]: distances of sketches propose them, what is compared ranks them."""
 
     count: Count = 20  # how many others
 
     def find(self, roster: Roster, vectors: Tensor, cohort: Tensor) -> Others:
         if self.count >= len(roster) - 1:
             return Others()
-        draw = key(roster.seed, "relations.sketch", device=vectors.device)
+        draw = key(roster.seed, "fedamp.sketch", device=vectors.device)
         sketch = sketch_models(vectors, draw, roster.layout.trainable_on(vectors.device))
-        return Others(nearest(vectors, sketch, cohort, self.count, roster.layout)[0])
+        return Others(nearest(sketch, cohort, SPARE * self.count), kept=self.count)
 
 
 @dataclass(frozen=True)
@@ -57,3 +61,57 @@ class Linked(Settings):
         links = (weights if weights.ndim == 2 else weights.sum(0)).to(vectors.device) != 0
         itself = torch.eye(len(roster), dtype=torch.bool, device=vectors.device)
         return Others(linked=(links | itself)[cohort])
+
+
+@dataclass(frozen=True)
+class Drawn(Settings):
+    r"""A few drawn by $a_{ij} = n_j e^{\hat c_{ij} / \tau}$, as the most alike would be those of the luckiest noise.
+
+    By priority sampling (Duffield, Lund and Thorup, 2007) sums over a list, in which each counts
+    $\max(1, z_i / a_{ij})$ times, are unbiased for sums over all. $z_i$ belongs to the first that was not taken, and
+    $\hat c$ are cosines of sketches.
+    """
+
+    count: CountOrZero = 20  # how many others; 0: all
+    temperature: Positive = 0.1  # tau
+
+    def find(
+        self, roster: Roster, moved: Tensor, mass: Tensor, turns: Tensor, receivers: Tensor, senders: Tensor
+    ) -> tuple[Tensor | None, Tensor | float]:
+        """[K, M] int64 whom of the senders: [N] receivers: [K] mix, and [K, M] logarithms of how often each counts.
+
+        moved: [N, d] is compared, mass: [N] is n. Draws change with a client's turns: [N]. A receiver is the first in
+        its list if the senders are everyone. None and 0 if all are mixed.
+        """
+        if not 0 < self.count < len(senders) - 1:
+            return None, 0.0
+        sketch = fold_models(moved, key(roster.seed, "kin.sketch", device=moved.device), roster.layout)
+        sketch = F.normalize(sketch, eps=torch.finfo(moved.dtype).tiny)
+        lots = fold(fold(key(roster.seed, "kin.lists", device=moved.device), roster.tags), turns)[receivers]
+        itself = receivers if len(senders) == len(roster) else None
+        queries, base, tags = sketch[receivers] / self.temperature, mass.log()[senders], roster.tags[senders]
+        others, often = draw_others(queries, sketch[senders], base, self.count, lots, tags, itself)
+        if itself is None:
+            return others, often
+        return torch.cat([receivers[:, None], others], 1), F.pad(often, (1, 0))
+
+
+def sketch_directions(roster: Roster, change: Tensor, size: int) -> Tensor:
+    """[K, size] sketches of the directions of updates: [K, d]; the same in all rounds, as a server keeps old ones."""
+    if not size:
+        return change.new_zeros(len(change), 0)
+    draw = key(roster.seed, "fedaghn.sketch", device=change.device)
+    return F.normalize(sketch_models(change, draw, roster.layout.trainable_on(change.device), size))
+
+
+def list_alike(roster: Roster, sketch: Tensor, seen: Tensor, cohort: Tensor, count: int) -> Tensor | None:
+    """[K, M] int64 each of the cohort, and then up to `count` others of most similar sketch: [N, s]; None for everyone.
+
+    A client without an update of its own, by seen: [N] bool, is listed others at random.
+    """
+    if not count:
+        return None
+    draw = fold(key(roster.seed, "fedaghn.look", roster.round, device=roster.tags.device), roster.tags[cohort])
+    random_direction = vmap(lambda client_key: normal(client_key, sketch[0]))(draw)
+    like = torch.where(seen[cohort, None], sketch[cohort], random_direction)
+    return torch.cat([cohort[:, None], candidates(like, sketch, cohort, count, active(seen))], 1)

@@ -1,12 +1,13 @@
 """How weights follow from similarities: each receiver's row sums to one."""
 
+import warnings
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Annotated, Protocol
 
 import torch
 from torch import Tensor
 
-from ..core.field_checks import NonNegative, Positive, Settings, Share
+from ..core.field_checks import In, NonNegative, Positive, Settings, Share
 from ..ops.sparsify import project_simplex
 
 
@@ -25,15 +26,15 @@ class Weighing(Protocol):
 class Softmax(Settings):
     r"""$w_{ij} \propto n_j e^{s_{ij} / \tau}$; with `self_weight` $w_{ii}$ is that, and the others share the rest."""
 
-    temperature: Positive = 0.1  # tau: the smaller, the more weight has who is more alike
+    temperature: Annotated[float, In("[1e-30, inf]")] = 0.1  # tau: the smaller, the more weight has who is more alike
     self_weight: Share | None = None  # a client's weight for its own model; left out: by its similarity with itself
 
     def weigh(self, similarity: Tensor, mass: Tensor, itself: Tensor) -> Tensor:
-        logits = similarity / self.temperature + mass.log()
+        logits = similarity * (1 / self.temperature) + mass.log()
         if self.self_weight is None:
             return logits.softmax(-1)
         others = logits.masked_fill(itself, -torch.inf).softmax(-1).nan_to_num()
-        share = torch.where(others.sum(-1, keepdim=True) > 0, self.self_weight, 1.0)
+        share = torch.full_like(others[..., :1], self.self_weight).masked_fill(~others.any(-1, keepdim=True), 1.0)
         return torch.where(itself, share, (1 - share) * others)
 
 
@@ -50,7 +51,14 @@ class Kernel(Settings):
 
     def weigh(self, similarity: Tensor, mass: Tensor, itself: Tensor) -> Tensor:
         rows = (self.alpha / self.sigma * torch.exp(similarity / self.sigma)).masked_fill(itself | (mass <= 0), 0)
-        return torch.where(itself, 1 - rows.sum(-1, keepdim=True), rows)
+        own_weight = 1 - rows.sum(-1, keepdim=True)
+        if (own_weight < 0).any():
+            warnings.warn(
+                "kernel: a client resembles so many others that its own weight is negative; alpha up to "
+                f"sigma / (N - 1), of a sigma of {self.sigma:g} and N clients a round, keeps weights positive",
+                stacklevel=2,
+            )
+        return torch.where(itself, own_weight, rows)
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,5 @@
 """What only the tables of FedAGHN's paper need: its sign, and the method without its parts."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -44,12 +43,6 @@ class Printed(FedAGHN):
             home=torch.zeros_like(home) if self.without in ("p", "p-q", "self") else home,
             sharpness=(torch.ones_like(sharpness) if self.without in ("q", "p-q") else sharpness)[:, : home.shape[1]],
         )
-
-    def step(self, values: Iterable[Tensor], grads: Iterable[Tensor]) -> tuple[Tensor, ...]:
-        moved: tuple[Tensor, ...] = super().step(
-            values, [g.sum(0, keepdim=True) for g in grads] if self.shared else grads
-        )
-        return moved
 
 
 @dataclass(frozen=True)

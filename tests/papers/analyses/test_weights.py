@@ -65,7 +65,7 @@ def test_every_run_has_its_methods_own_settings_and_the_partition_that_was_descr
     }
 
 
-@pytest.mark.filterwarnings("ignore:fedamp")
+@pytest.mark.filterwarnings("ignore:(fedamp|kernel)")
 def test_negative_weights_have_no_entropy_and_this_is_said(study):
     found = weights(study("fedamp", "method.alpha=5000"), methods=["fedamp"], partitions=["rotations"])
     assert found.rows[0]["self"] < 0

@@ -35,7 +35,8 @@ if TYPE_CHECKING:
         Summed as Summed,
     )
     from ...ops.mixing import mix as mix
-    from ..bases import Averaging as Averaging, GraphMethod as GraphMethod
+    from ..bases import Averaging as Averaging
+    from .graph_mixing import GraphMethod as GraphMethod, RelationMixing as RelationMixing
 
 PARTS = {  # beside kinfed.Method, Params and Roster: by the module
     "core.client": ("Client", "Quadratic", "towards"),
@@ -45,7 +46,8 @@ PARTS = {  # beside kinfed.Method, Params and Roster: by the module
     "core.rows": ("put", "take", "weighted_mean"),
     "core.field_checks": ("Count", "CountOrZero", "In", "NonNegative", "Positive", "Settings", "Share"),
     "core.trees": ("Averaged", "Like", "ModelOf", "Pairwise", "PerClient", "Shared", "Summed"),
-    "methods.bases": ("Averaging", "GraphMethod"),
+    "methods.bases": ("Averaging",),
+    "methods.parts.graph_mixing": ("GraphMethod", "RelationMixing"),
     "ops.mixing": ("mix",),
 }
 MODULES = {name: module for module, names in PARTS.items() for name in names}

@@ -1,0 +1,108 @@
+"""Server halves of methods that mix the clients' own models: along a graph, or by a relation of parts."""
+
+from abc import abstractmethod
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from ...core.client import Client
+from ...core.graph import Origin
+from ...core.method import Compared, Method, Params, Roster
+from ...core.mixins import Explains
+from ...core.rows import active, weighted_mean
+from ...core.trees import Tree
+from ...ops.mixing import mix
+from ...relations.relation import Relation, Weights
+
+
+class GraphMethod(Method, Explains):
+    """The server half of a method that mixes the clients' own models, `server.theta: [N, d]`, along a graph."""
+
+    origin: ClassVar[Origin] = "learned"
+    mixes: ClassVar[str] = "theta"
+
+    @abstractmethod
+    def graph(self, roster: Roster, server: Tree, cohort: Tensor) -> Tensor:
+        """[K, N], or [L, K, N] with one graph a layer: rows of the cohort, each summing to one."""
+
+    def send(self, roster: Roster, server: Tree, cohort: Tensor) -> Tree:
+        return Params(mix(self.graph(roster, server, cohort), server.theta, roster.layout))
+
+    def relation(self, roster: Roster, server: Tree, cohort: Tensor) -> Tensor | None:
+        return self.graph(roster, server, roster.everyone)
+
+    def init_client(self, client: Client) -> Tree:
+        return Params(client.model.theta)
+
+    def train(self, client: Client, state: Tree, received: Tree) -> tuple[Tree, Tree]:
+        theta = client.descend(received.theta)
+        return Params(theta), Params(theta)
+
+    def personalise(self, client: Client, state: Tree, received: Tree) -> dict[str, Tree]:
+        return {"own": state, "mixed": received}
+
+
+class RelationMixing(GraphMethod):
+    """A graph method whose weights follow from a comparison: of all clients, or of listed ones, without tables [N, N].
+
+    Until a client has taken part, it has no weight, and is sent the mean of those that have, by examples.
+    """
+
+    @abstractmethod
+    def relate(self, roster: Roster, server: Tree, cohort: Tensor) -> Relation:
+        """Whom the cohort: [K] learns from; it depends on nothing but the method, the server's state and the roster."""
+
+    def mark_seen(self, server: Tree) -> Tensor:
+        """[N] bool who has taken part."""
+        return server.seen
+
+    def mass(self, roster: Roster, server: Tree) -> Tensor:
+        """[N] by how much clients count: their training examples, once they have taken part; all before anybody has."""
+        return (roster.weights * active(self.mark_seen(server))).to(server.theta.dtype)
+
+    def weights(self, roster: Roster, server: Tree, cohort: Tensor) -> tuple[Weights, Tensor]:
+        """The weights of the cohort's mixtures, and [K] bool who is sent the mean instead."""
+        made_of = self.made_of(roster, server, cohort)
+        return roster.memo.once("weights", made_of, lambda: self.relate(roster, server, cohort)[:2])
+
+    def send(self, roster: Roster, server: Tree, cohort: Tensor) -> Tree:
+        def make() -> Params:
+            weights, unheard = self.weights(roster, server, cohort)
+            theta = weights.mix(server.theta, roster.layout)
+            if unheard.any():
+                theta[unheard] = weighted_mean(server.theta, self.mass(roster, server))
+            return Params(theta)
+
+        return roster.memo.once("mixtures", self.made_of(roster, server, cohort), make)
+
+    def graph(self, roster: Roster, server: Tree, cohort: Tensor) -> Tensor:
+        weights, unheard = self.weights(roster, server, cohort)
+        rows = weights.dense(len(roster))
+        if unheard.any():
+            mass = self.mass(roster, server)
+            rows = torch.where(unheard[:, None], mass / mass.sum(), rows)
+        return rows
+
+    def similarity(self, roster: Roster, server: Tree) -> Compared:
+        weights, _, values, what = self.relate(roster, server, roster.everyone)
+        values = values.mean(0)
+        if weights.near is not None:
+            values = values.new_full((len(roster),) * 2, torch.nan).scatter(1, weights.near, values)
+        return Compared(what, values)
+
+    def diagnostics(self, roster: Roster, server: Tree, cohort: Tensor, sent: Tree, uploads: Tree) -> dict[str, Tensor]:
+        weights, unheard = self.weights(roster, server, roster.everyone)
+        rows = weights.rows.view(-1, *weights.rows.shape[-2:])  # [L, N, M], without a table [N, N]
+        itself = roster.everyone[:, None] == (roster.everyone if weights.near is None else weights.near)
+        mean = self.mass(roster, server)
+        mean = mean / mean.sum()
+        mixed = torch.special.entr(rows.clamp(min=0)).sum(2).exp().mean(0)
+        return super().diagnostics(roster, server, cohort, sent, uploads) | {
+            "own weight": torch.where(unheard, mean, (rows * itself).sum(2).mean(0)),
+            "clients mixed": torch.where(unheard, torch.special.entr(mean).sum().exp(), mixed),  # of equal weights
+        }
+
+    def made_of(self, roster: Roster, server: Tree, cohort: Tensor) -> tuple[Any, ...]:
+        """All that weights depend on."""
+        return self, *server, roster.weights, roster.seed, cohort
