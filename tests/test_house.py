@@ -43,12 +43,12 @@ COMMON = {"personal", "frozen", "bn"}  # settings of every method, of which none
 FOLDERS, FLAT, DOUBLED, FIELDS = 15, 29, 4, 21
 # What `python benchmarks/house.py` counts as refused in src, evidence and benchmarks: new code adds none of it.
 REFUSED = {
-    "names": 537,
+    "names": 500,
     "texts times a truth value": 17,
     "functions without a verb": 87,
     "nested conditionals": 9,
     "nested generators": 3,
-    "words of other fields": 26,
+    "words of other fields": 20,
     "lines of functions and classes in __init__.py": 72,
 }
 
