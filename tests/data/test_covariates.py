@@ -391,3 +391,19 @@ def test_the_split_says_which_cells_give_scales_and_categories():
         if day > last + PAST + HORIZON:
             row |= {"price": 1e4, "sale": "half"}
     assert federated(later, split=Split(0.3, 0.1)).scale["covariates"] == federation.scale["covariates"]
+
+
+def test_a_forecast_is_of_the_part_of_its_targets_and_reads_what_was_known_before():
+    """Ten years of months with a past of two years: no target is in two parts, and test targets begin at the cut."""
+    months = [f"{2000 + t // 12}-{t % 12 + 1:02d}-01" for t in range(120)]
+    table = {"who": ["a"] * 120 + ["b"] * 120, "month": months * 2, "sold": [float(t) for t in range(240)]}
+    federation = kinfed.from_frame(
+        polars.DataFrame(table), client="who", target="sold", time="month", past=24, horizon=3
+    )
+    for i in range(2):
+        parts = [federation.y[federation.rows[name][i]] for name in ("train", "validation", "test")]
+        targets = [{*part.unique().tolist()} for part in parts]
+        assert [max(targets[0]) + 1, max(targets[1]) + 1] == [min(targets[1]), min(targets[2])]
+        scale = federation.scale["inputs"]["reading"]
+        first = federation.x[federation.rows["test"][i]][..., 0].double() * scale["deviation"] + scale["mean"]
+        assert float(first.min()) == pytest.approx(min(targets[2]) - 24, abs=1e-2)

@@ -13,7 +13,7 @@ from kinfed import Classification, Counts, Execution, Federation, Forecasting, Q
 from kinfed.cli import main
 from kinfed.core.engine import run
 from kinfed.core.history import History
-from kinfed.core.mixins import model_for
+from kinfed.core.mixins import model_for, reduce_uploads
 from kinfed.core.training import Training
 from kinfed.flower.server import plan
 from kinfed.methods.solved.personal_boosting import (
@@ -271,7 +271,7 @@ def test_a_newcomer_needs_its_own_rows_and_the_trees_alone():
     for step in range(26):
         sent = method.send(roster, server, everyone)
         _, uploads = fleet.train(step, everyone, sent)
-        server = method.aggregate(roster, server, everyone, uploads)
+        server = method.aggregate(roster, server, everyone, reduce_uploads(method, roster, everyone, uploads))
     there = fleet.evaluate(26, everyone, method.send(roster, server, everyone)).models["mixed"].theta
     other = Simulation(data, model_for(method, made), method, Training(), execution=Execution("vmap"))
     sent = method.send(roster, server._replace(corrected=torch.zeros(5, dtype=torch.int64)), everyone)

@@ -171,12 +171,12 @@ def _dataset(dataset: Dataset) -> dict[str, Any]:
         facts["classes"] = f"{dataset.task.classes}, {_spread(counts)} examples each"
     else:
         facts["target"] = _shape(dataset.y)
-    if isinstance(dataset.task, Forecasting) and dataset.time is not None and dataset.span > 1:
+    if isinstance(dataset.task, Forecasting) and dataset.time is not None and dataset.past + dataset.span > 1:
         numbers = dataset.y.as_strided((dataset.y.untyped_storage().nbytes() // dataset.y.element_size(),), (1,), 0)
         readings = numbers.view(len(dataset.owners), -1)  # [N, T]
         present = ~readings.isnan()
         gaps = int((dataset.time[: readings.shape[1]].diff() != 1).sum())
-        facts["steps"] = f"{readings.shape[1]:,} with {several(gaps, 'gap')}, windows of {dataset.span}"
+        facts["steps"] = f"{readings.shape[1]:,} with {several(gaps, 'gap')}, windows of {dataset.past + dataset.span}"
         share = 100 * (1 - present.double().mean(1))
         facts["missing readings"] = f"{float(share.mean()):.2f} %, at most {float(share.max()):.2f} % of a client's"
         values = readings[present]

@@ -24,7 +24,8 @@ class Dataset:
     graph: Graph | None = None  # a relation of those owners
     owners: Sequence[str] = ()  # their names
     time: Tensor | None = None  # [n] int64 the step at which each example begins, if examples have a time
-    span: int = 1  # how many steps an example covers
+    span: int = 1  # how many steps an example covers, from there on
+    past: int = 0  # how many steps before it an example reads, which may be of another part of a split
     blocks: Tensor | None = None  # [n] int64 whom or what each example is of, if several are of one
     stratify: bool = False  # whether the split is stratified by class unless the split says otherwise
     # Takes a data set with these examples, after a partition, and all training rows [n]; returns it scaled by the mean

@@ -344,7 +344,7 @@ def divide(
     if dataset.prepare:
         dataset = dataset.prepare(dataset, torch.cat([r for i, r in enumerate(rows["train"]) if i not in newcomers]))
     caution = "windows were split at random, so those tested on share readings with those trained on"
-    caution *= split.shuffle and dataset.span > 1
+    caution *= split.shuffle and dataset.past + dataset.span > 1
     return Federation(
         dataset.x,
         dataset.y,

@@ -170,7 +170,7 @@ class Split(Settings):
                         f"time order leaves none for {share}; change the shares, or leave time out"
                     )
                 raise UsageError(
-                    f"split: the {share} share covers {several(length, 'step')}, but a window needs {span}; "
+                    f"split: the {share} share covers {several(length, 'step')}, but an example covers {span}; "
                     "change the shares, or take shorter windows"
                 )
         return first, second

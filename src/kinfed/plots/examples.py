@@ -19,7 +19,7 @@ STEPS = 1008  # of a series: half a week of readings every 5 minutes
 
 def examples(dataset: Dataset, name: str, path: Path) -> None:
     """Draw what its kind of data needs and write it to `path`."""
-    if isinstance(dataset.task, Forecasting) and dataset.span > 1:
+    if isinstance(dataset.task, Forecasting) and dataset.past + dataset.span > 1:
         _series(dataset, name, path)
     elif dataset.x.ndim == 4 and dataset.x.shape[1] in (1, 3) and isinstance(dataset.task, Classification):
         _images(dataset, name, path)
@@ -59,7 +59,7 @@ def _series(dataset: Dataset, name: str, path: Path) -> None:
     readings = dataset.y.as_strided((dataset.y.untyped_storage().nbytes() // dataset.y.element_size(),), (1,), 0)
     readings = readings.view(count, -1)  # [N, T]
     assert dataset.time is not None
-    step = dataset.time[: readings.shape[1]]
+    step = dataset.time[: readings.shape[1]] - dataset.past
     step = torch.cat([step, step[-1] + 1 + torch.arange(readings.shape[1] - len(step))])
     at = np.linspace(0, count - 1, min(SERIES, count)).round().astype(int)
     owners = number_illegible(dataset.owners)

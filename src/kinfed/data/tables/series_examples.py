@@ -45,8 +45,8 @@ def cut_series(
     """Windows of one series per client, from rows in any order.
 
     place: [m] says where the clients' rows are among the clock's steps, without rows that belong to none. A warning
-    warns of faults of covariates. See `Covariates` for `scale` and `categories`. With the column `group` a
-    window is of the group of the first reading that is forecast.
+    warns of faults of covariates. A window is of the time of its first target. See `Covariates` for `scale` and
+    `categories`. With the column `group` a window is of the group of the first reading that is forecast.
     """
     rows = np.flatnonzero(held.who >= 0)
     grid = Grid(rows, held.who[rows], place, (len(held.names), len(clock.steps)))
@@ -64,6 +64,9 @@ def cut_series(
         pace = f"a step is {clock.length:g}{unit}, the smallest distance between two times in '{series.time}'"
         pace = pace if clock.paced else f"each time in '{series.time}' is a step, as they are not evenly spaced"
         raise UsageError(f"{frame.name}: {problem} ({pace})", problem.fault) from None
+    assert dataset.time is not None
+    # A forecast is of the part in which its targets lie: readings before are known by then, whatever part they are of.
+    dataset = replace(dataset, time=dataset.time + series.past, span=windows.horizon, past=series.past)
     if not group:
         return dataset
     blocks, shape = read_blocks(frame, group, rows).numpy(), (len(held.names), len(clock.steps))

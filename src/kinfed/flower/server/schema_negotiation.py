@@ -327,7 +327,7 @@ class Describing:
         }
 
     def _cut(self, clients: list[str], needed: int) -> None:
-        """Find where validation and test begin, by the steps at which any site's windows begin."""
+        """Find where validation and test begin, by the steps at which any site's forecasts begin."""
         agreed = self.facts["agreed"]
         last = clock_of(agreed).steps[-1]
 
@@ -341,7 +341,7 @@ class Describing:
         replies = self._ask(clients, needed, problem)
         begins = [disclosure.expand_stretches(reply.words["begins"]) for reply in replies.values()]
         steps = torch.tensor(sorted({round(step) for some in begins for step in some}))
-        agreed["cuts"] = list(self.planned.split.cuts(steps, agreed["past"] + agreed["horizon"]))
+        agreed["cuts"] = list(self.planned.split.cuts(steps, agreed["horizon"]))
 
 
 def why_not(agreed: Words, words: Words) -> str:

@@ -75,7 +75,7 @@ class SiteSeries(OwnTable):
         }
 
     def describe(self, agreed: Words, split: Split, seed: int) -> Words:
-        """At which steps windows begin, or, once the cuts between splits are known, statistics of training steps."""
+        """At which steps forecasts begin, or, once the cuts between splits are known, statistics of training steps."""
         dataset = self._windows(agreed)
         rows = _own(dataset)
         if "cuts" not in agreed and not split.own_times:

@@ -18,7 +18,7 @@ from ...core.mixins import Advises, Explains
 from ...core.rows import put
 from ...core.seeding import generator, uniform
 from ...core.tasks import Classification, Counts, Forecasting, Quantiles, Regression
-from ...core.trees import ModelOf, PerClient, Shared, Tree
+from ...core.trees import ModelOf, PerClient, Shared, Summed, Tree
 from ...errors import UsageError
 from ...models.trees import NOWHERE, Nodes, values
 
@@ -56,12 +56,12 @@ class Own(NamedTuple):
 
 
 class Upload(NamedTuple):
-    """Sums over a client's rows; what a round does not need is empty."""
+    """Sums over a client's rows, of which the server gets those over clients; what a round does not need is empty."""
 
-    cells: PerClient  # [S] rows in each cell, column by column, the last one of each being those without a value
-    targets: PerClient  # [2, k] known targets, and their sum
-    histograms: PerClient  # [k + h, J, S] derivatives and curvatures (one for all outputs, or one for each) of bins
-    leaves: PerClient  # [7, L, k] see `leaf_sums`
+    cells: Summed  # [S] rows in each cell, column by column, the last one of each being those without a value
+    targets: Summed  # [2, k] known targets, and their sum
+    histograms: Summed  # [k + h, J, S] derivatives and curvatures (one for all outputs, or one for each) of bins
+    leaves: Summed  # [7, L, k] see `leaf_sums`
 
 
 class Server(NamedTuple):
@@ -171,8 +171,7 @@ class PersonalBoosting(Method, Explains, Advises):
             histograms = _sums(index, rows.T, ((1 << depth) - 1) * size).reshape(rows.shape[1], -1, size)
         return state, Upload(none, none, histograms, leaves)
 
-    def aggregate(self, roster: Roster, server: Tree, cohort: Tensor, uploads: Tree) -> Tree:
-        sums = Upload(*(part.sum(0) for part in uploads))
+    def aggregate(self, roster: Roster, server: Tree, cohort: Tensor, sums: Tree) -> Tree:
         grown, theta = int(server.step) - REFINED, server.theta.clone()
         tensors = roster.layout.tensors(theta)
         after = server._replace(theta=theta, step=server.step + 1)
