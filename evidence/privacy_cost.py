@@ -1,4 +1,4 @@
-"""What an epsilon for rows costs, and whether it holds: python evidence/privacy_cost.py [ledger|opacus|shops|traps ...]
+"""What an epsilon costs, and whether it holds: python evidence/privacy_cost.py [ledger|opacus|shops|traps|clients ...]
 
 Rewrites the parts of docs/evidence/privacy-cost.md, between marks; without arguments all. `opacus` needs that package
 (pip install --no-deps opacus opt_einsum), which kinfed does not. The exit code is 1 if a promise of the page is broken.
@@ -85,10 +85,10 @@ def perceptron(seed: int, inputs: int, outputs: int, hidden: int = 32) -> nn.Mod
 
 
 def train_kinfed(
-    method: kinfed.Method, data: kinfed.Federation, net: nn.Module, seed: int, epsilon: float | None, **how
+    method: kinfed.Method, data: kinfed.Federation, net: nn.Module, seed: int, epsilon: float | None, unit="row", **how
 ):
     """The mean test accuracy in percent, of the last round, and the run."""
-    privacy = None if epsilon is None else kinfed.Privacy(epsilon, clip=how.pop("clip", 1.0))
+    privacy = None if epsilon is None else kinfed.Privacy(epsilon, clip=how.pop("clip", 1.0), unit=unit)
     rounds = how.pop("rounds", 10)
     how.pop("clip", None)
     training = kinfed.Training(privacy=privacy, **how)
@@ -240,6 +240,75 @@ def shops() -> tuple[str, bool]:
     return "\n".join(lines), max(losses["kin", [*STEPS][1]]) < 1
 
 
+def deal_digits(seed: int) -> kinfed.Federation:
+    """The digits of scikit-learn at 120 clients, each with three of the ten digits, some 15 rows."""
+    rng = np.random.default_rng(seed)
+    wanted = np.stack([rng.permutation(10)[:3] for _ in range(120)])
+    order = rng.permutation(len(DIGITS.target))
+    client = np.empty(len(order), np.int64)
+    for digit in range(10):
+        owners = np.flatnonzero((wanted == digit).any(1))
+        client[order[DIGITS.target[order] == digit]] = np.resize(owners, (DIGITS.target == digit).sum())
+    x, y = torch.from_numpy((DIGITS.data / 16).astype(np.float32)), torch.from_numpy(DIGITS.target.astype(np.int64))
+    split = kinfed.Split(stratify=False)
+    return kinfed.Federation.from_arrays(x, y, torch.from_numpy(client), split=split, seed=seed)
+
+
+def open_stores(seed: int) -> kinfed.Federation:
+    """300 stores of 30 customers, whose planes that split two classes scatter around a common one, in eight columns."""
+    rng = np.random.default_rng(seed)
+    weights = rng.normal(size=8) + 0.5 * rng.normal(size=(300, 1, 8))
+    x = rng.normal(size=(300, 30, 8))
+    y = (x * weights).sum(2) + 0.5 * rng.normal(size=(300, 30)) > 0
+    client = torch.arange(300).repeat_interleave(30)
+    x, y = torch.from_numpy(x.reshape(-1, 8).astype(np.float32)), torch.from_numpy(y.ravel().astype(np.int64))
+    return kinfed.Federation.from_arrays(x, y, client, split=kinfed.Split(stratify=False), seed=seed)
+
+
+def clients() -> tuple[str, bool]:
+    """Methods whose server needs the mean alone, at an epsilon for each client, beside learning alone."""
+    lines = [
+        "| clients | method | not private | epsilon 8 | epsilon 4 | epsilon 2 |",
+        "| --- | --- | ---: | ---: | ---: | ---: |",
+    ]
+    methods = {
+        "local": kinfed.Local,
+        "fedavg": kinfed.FedAvg,
+        "fedavg-ft": kinfed.methods.FedAvgFT,
+        "ditto": lambda: kinfed.methods.Ditto(pull=0.1),
+        "fedrep": lambda: kinfed.methods.FedRep(head_epochs=5, base_epochs=2),
+    }
+    better = True
+    for label, deal, hidden, rounds, rate in (
+        ("120 with three digits", deal_digits, True, 20, 0.3),
+        ("300 stores", open_stores, False, 10, 0.2),
+    ):
+        means = {}
+        for name, make in methods.items():
+            if name == "fedrep" and not hidden:  # which would share nothing
+                continue
+            scores = {}
+            for epsilon in (None, 8.0, 4.0, 2.0):
+                how = {"epochs": 2, "batch": 8, "optimiser": kinfed.SGD(rate), "rounds": rounds, "unit": "client"}
+                scores[epsilon] = [
+                    train_kinfed(
+                        make(), deal(seed), perceptron(seed, 64, 10) if hidden else plane(seed), seed, epsilon, **how
+                    )[0]
+                    for seed in SEEDS
+                ]
+            means[name] = {epsilon: np.mean(values) for epsilon, values in scores.items()}
+            lines.append(f"| {label} | `{name}` | {' | '.join(map(_mean, scores.values()))} |")
+        better &= means["fedavg-ft"][2.0] > means["local"][2.0]
+    return "\n".join(lines), better
+
+
+def plane(seed: int) -> nn.Module:
+    """A linear model of eight columns and two classes."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return nn.Linear(8, 2)
+
+
 def trap(layout: Layout, theta: Tensor, draw: torch.Generator) -> Tensor:
     """A model whose hidden neurons each answer to the few rows that lie farthest in a direction of their own."""
     way = torch.randn(HIDDEN, COLUMNS, generator=draw)
@@ -338,7 +407,13 @@ def traps() -> tuple[str, bool]:
     return "\n".join(lines), not any(read)
 
 
-PARTS: dict[str, Callable[[], tuple[str, bool]]] = {"ledger": ledger, "opacus": opacus, "shops": shops, "traps": traps}
+PARTS: dict[str, Callable[[], tuple[str, bool]]] = {
+    "ledger": ledger,
+    "opacus": opacus,
+    "shops": shops,
+    "traps": traps,
+    "clients": clients,
+}
 
 
 def main(wanted: list[str]) -> int:

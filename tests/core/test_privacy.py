@@ -30,7 +30,7 @@ accounting = pytest.importorskip("dp_accounting")
         ({"epsilon": 2, "delta": 0}, "delta must be in"),
         ({"epsilon": 2, "delta": 1}, "delta must be in"),
         ({"epsilon": 2, "clip": 0}, "clip must be positive"),
-        ({"epsilon": 2, "unit": "client"}, "protects single rows"),
+        ({"epsilon": 2, "unit": "site"}, "unit must be one of"),
         ({"epsilon": 2, "masked": True}, "cannot hide single uploads"),
     ],
 )

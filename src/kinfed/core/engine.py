@@ -17,6 +17,7 @@ from .fleet import Fleet, is_finite
 from .history import History
 from .method import Method, Roster, measure_updates
 from .mixins import Solves, reduce_uploads
+from .private.private_sums import protects_clients, sum_privately
 from .round_records import RoundRecords, check_state
 from .round_selection import Selection
 from .rows import index, put
@@ -190,7 +191,7 @@ def run(
             continue
         cohort = torch.searchsorted(here, replied)
         examples = int(roster.training.count_examples(roster.sizes[cohort]).sum())
-        server, given = _aggregate(method, records, roster, server, cohort, uploads)
+        server, given = _aggregate(method, records, roster, server, cohort, sent, uploads)
         evaluation = relation = diagnostics = None
         solved = solver.is_solved(server) and round + 1 >= drawn.joins
         if solved or history.is_due(round, rounds.last):
@@ -236,12 +237,15 @@ def _make_participation(participation: float | Participation, groups: Tensor | N
 
 
 def _aggregate(
-    method: Method, records: RoundRecords, roster: Roster, server: Tree, cohort: Tensor, uploads: Tree
+    method: Method, records: RoundRecords, roster: Roster, server: Tree, cohort: Tensor, sent: Tree, uploads: Tree
 ) -> tuple[Tree, Tree]:
     """The server's next state, and what the method got of the uploads; raises RunError if it holds NaN or infinity."""
     round = roster.round
     with _server(method, round):
-        given = reduce_uploads(method, roster, cohort, uploads)
+        if protects_clients(roster.training):
+            given = sum_privately(method, roster, cohort, sent, uploads)
+        else:
+            given = reduce_uploads(method, roster, cohort, uploads)
         server = method.aggregate(roster, server, cohort, given)
     check_state(records.method, round, server)
     if not all(is_finite(leaf) for leaf in tree_leaves(server)):
@@ -263,7 +267,7 @@ def _take_notes(
     with _server(method, roster.round):
         notes = method.diagnostics(roster, server, cohort, sent, given)
         notes = records.check_diagnostics(roster.round, notes, len(roster))
-    if given is uploads:
+    if given is uploads or protects_clients(roster.training):
         return notes
     part = replace(roster, layout=find_shared_layout(method, roster.layout))
     return measure_updates(part, cohort, sent, uploads) | notes

@@ -322,14 +322,15 @@ def _is_a(value: Any, kind: Any) -> bool:
 
 
 def describe_privacy(summary: Summary) -> str:
-    """What a run's uploads may reveal of a training row, and how much of that was spent, in a line.
+    """What a run's uploads may reveal of a training row, or of a client, and how much of that was spent, in a line.
 
     Empty without a limit.
     """
     privacy = summary.privacy
     if privacy is None:
         return ""
-    promise = f"epsilon {privacy['epsilon']:g} at delta {privacy['delta']:g} for each training row"
+    unit = "client" if privacy["unit"] == "client" else "training row"
+    promise = f"epsilon {privacy['epsilon']:g} at delta {privacy['delta']:g} for each {unit}"
     if "spent" not in privacy:
         return f"{promise}, in the run of each seed"
     spent, noise = privacy["spent"], [value for value in privacy["noise"] if value]

@@ -34,7 +34,7 @@ class Training(Settings):
     # "balanced", or a positive number for every class, by which the loss of its examples is multiplied
     class_weights: tuple[Positive, ...] | Literal["balanced"] | None = None
     clip: Annotated[float, In("(0, inf]")] = math.inf  # the greatest norm of a step's gradient; inf: no limit
-    privacy: Privacy | None = None  # what uploads may reveal of rows, in a config [privacy]; none: no limit
+    privacy: Privacy | None = None  # what uploads may reveal of rows or clients, in a config [privacy]; none: no limit
 
     def __post_init__(self) -> None:
         weights: Any = self.class_weights
@@ -42,7 +42,7 @@ class Training(Settings):
             with suppress(TypeError, ValueError, OverflowError):  # what is no list of numbers is refused below
                 object.__setattr__(self, "class_weights", tuple(map(float, weights)))
         super().__post_init__()
-        if self.privacy is not None and self.class_weights == "balanced":
+        if self.privacy is not None and self.privacy.unit == "row" and self.class_weights == "balanced":
             raise UsageError(
                 "training.class_weights 'balanced' counts a client's rows of each class, which has no price under "
                 "privacy; give a number for each class, or leave them out"

@@ -14,11 +14,12 @@ from ..core.method import Method
 from ..core.model import Model
 from ..core.private.privacy import NoisedSteps, Privacy, choose_interval, count_epsilon, noise_for
 from ..core.private.private_client import PrivateClient, StepCounter
+from ..core.private.private_sums import ABLE, find_noise
 from ..core.private.private_training import Lots, PrivateTrainer, SeededLots, count_steps
 from ..core.sharing import undivided
 from ..core.trees import Tree
 from ..core.trial import Trial, tried
-from ..errors import RunError
+from ..errors import RunError, UsageError
 
 
 class Budget:
@@ -115,14 +116,50 @@ class Budget:
         privacy, noise = self.privacy, self.noise.tolist()
         steps = [self.steps(rows, count, 0.0).steps for rows, count in zip(self.sizes, rounds, strict=True)]
         return {
-            "epsilon": privacy.epsilon,
-            "delta": privacy.delta,
-            "clip": privacy.clip,
-            "unit": privacy.unit,
+            **_describe_promise(privacy),
             "noise": noise,
             "steps": steps,
             "spent": self.count_spent(rounds),
         }
+
+
+class ClientBudget:
+    """What all clients' uploads together may reveal of any client.
+
+    Noise is as strong as a client needs that takes part in all rounds. It is added to sums, by `sum_privately`.
+    """
+
+    def __init__(self, privacy: Privacy, method: Method, rounds: int, clients: int) -> None:
+        privacy.check_count(clients)
+        self.privacy, self.method, self.rounds = privacy, method, rounds
+        self.uploads = True  # whether anything is uploaded, which is known once a round was trained
+
+    def check_statistics(self, statistics: Tree) -> None:
+        """Raise UsageError if clients report something before the first round."""
+        if tree_leaves(statistics):
+            raise UsageError(
+                f"{type(undivided(self.method)).__name__} has each client report statistics before the first round, "
+                f"which have no price under privacy; use another method, such as {ABLE}"
+            )
+
+    def describe(self, rounds: Sequence[int]) -> dict[str, Any]:
+        """What a summary says: the promise, and by client its noise, the rounds that it took part in and their cost."""
+        noise = find_noise(self.privacy, self.rounds) if self.uploads else 0.0
+        interval = choose_interval(self.privacy.epsilon)
+        costs = {
+            count: count_epsilon([NoisedSteps(1.0, noise, count)], self.privacy.delta, interval) if noise else 0.0
+            for count in {*rounds}
+        }
+        return {
+            **_describe_promise(self.privacy),
+            "noise": [noise] * len(rounds),
+            "steps": list(rounds),
+            "spent": [costs[count] for count in rounds],
+        }
+
+
+def _describe_promise(privacy: Privacy) -> dict[str, Any]:
+    return {key: getattr(privacy, key) for key in ("epsilon", "delta", "clip", "unit")}
 
 
 def check_rows_are_separate(model: Model, x: Tensor) -> None:

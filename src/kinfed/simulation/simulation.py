@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from ..core.batches import Pool
 from ..core.client import Client, Trainers
@@ -19,6 +19,7 @@ from ..core.mixins import Advises, Predicts, predict
 from ..core.model import Model
 from ..core.private.privacy import NoisedSteps
 from ..core.private.private_client import StepCounter
+from ..core.private.private_sums import protects_clients
 from ..core.seeding import generator, tags
 from ..core.sharing import divide, undivided
 from ..core.training import Training
@@ -32,7 +33,7 @@ from .devices import pick_device
 from .evaluation import Evaluator
 from .execution import Execution
 from .precision import check as check_precision, tf32
-from .privacy_budget import Budget, check_rows_are_separate
+from .privacy_budget import Budget, ClientBudget, check_rows_are_separate
 from .state_store import States
 
 WATCHED = 8  # examples of a client on which it is tried which buffers training moves
@@ -103,8 +104,11 @@ class Simulation:
         # Weak: reference cycles would keep all examples in memory until the garbage collector runs.
         self._itself = itself = weakref.proxy(self)
         self._evaluator = Evaluator(self.clients, self.model, method, lambda *args: itself._run_all(*args), folder)
-        self._folder, self.budget = folder, None
-        if training.privacy is not None:
+        self._folder, self.budget, self.client_budget = folder, None, None
+        if protects_clients(training):
+            assert training.privacy is not None
+            self.client_budget = ClientBudget(training.privacy, method, rounds, len(self.clients))
+        elif training.privacy is not None:
             check_rows_are_separate(self.model, self.clients.pool.x[self.clients.rows["train"][0][:WATCHED]])
             self.budget = Budget(training.privacy, method, rounds, self.names, self.clients.sizes["train"])
 
@@ -150,7 +154,12 @@ class Simulation:
 
     @property
     def weights(self) -> Tensor | None:
-        """[N] the sums of these examples' weights; None without any, and under privacy, as they depend on rows."""
+        """[N] the sums of these examples' weights; None without any, and under privacy, as they depend on rows.
+
+        They are 1 if clients are protected, because each must weigh the same.
+        """
+        if self.client_budget:
+            return self.sizes.new_ones(len(self.clients), dtype=self.model.theta.dtype)
         weights = None if self.budget else self.clients.pool.weight
         return None if weights is None else torch.stack([weights[rows].sum() for rows in self.clients.rows["train"]])
 
@@ -159,7 +168,10 @@ class Simulation:
         if type(undivided(self.method)).client_statistics is Method.client_statistics:
             return ()
         everyone = torch.arange(len(self.clients), device=self.device)
-        return self._each(0, everyone, self._first(self.method.client_statistics))
+        statistics = self._each(0, everyone, self._first(self.method.client_statistics))
+        if self.client_budget:
+            self.client_budget.check_statistics(statistics)
+        return statistics
 
     def roster(self, graph: Any = None) -> Roster:
         """What the server knows before round 1."""
@@ -188,6 +200,8 @@ class Simulation:
             self.names, round, cohort, (after, uploads), Advises.of(self.method).remedy, model_of(uploads)
         )
         self.states.put(cohort, after, before)
+        if self.client_budget:
+            self.client_budget.uploads = bool(tree_leaves(uploads))
         return cohort, uploads
 
     def _add_noise(self, budget: Budget, round: int, cohort: Tensor, states: Tree, sent: Tree) -> Callable[..., Any]:
@@ -212,6 +226,8 @@ class Simulation:
 
     def describe_privacy(self, rounds: Sequence[int]) -> dict[str, Any] | None:
         """What uploads may reveal and have cost after so many rounds of each client; None without a limit."""
+        if self.client_budget:
+            return self.client_budget.describe(rounds)
         return self.budget.describe(rounds) if self.budget and self.budget.is_planned else None
 
     def row_weights(self, round: int, cohort: Tensor, sent: Tree) -> Tensor | None:

@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 from ...errors import UsageError
 from ..field_checks import LARGEST, In, Positive, Settings
@@ -20,30 +20,30 @@ FINEST, SHARE = 1e-3, 1e-3  # interval of the accountant's losses: at most this,
 
 @dataclass(frozen=True)
 class Privacy(Settings):
-    """A guarantee for every training row of a client: all that the client uploads is (epsilon, delta)-private in it.
+    """A guarantee for every training row of a client, or for every client, by an (epsilon, delta).
 
-    It holds whatever the server sends, asks or already knows. Uploads are then made of noised steps alone: each row's
-    gradient is clipped, and Gaussian noise is added to the sum. How much noise is worked out from the steps of the
-    whole run.
+    With `unit="row"` all that a client uploads is private in each of its rows, whatever the server sends, asks or
+    already knows. Uploads are then made of noised steps alone: each row's gradient is clipped, and Gaussian noise is
+    added to the sum. With `unit="client"` what is made of all clients' uploads is private in each client: their
+    differences from what was sent are clipped and added up, and Gaussian noise is added to the sum in every round. How
+    much noise is worked out for the whole run.
 
     >>> kinfed.Privacy(epsilon=2.0).clip
     1.0
     """
 
-    epsilon: Positive  # by which factor, e^epsilon, the odds of any upload may change with a row
-    delta: Annotated[float, In("(0, 1)")] = 1e-5  # the chance that this does not hold; below 1 / rows of any client
-    clip: Positive = 1.0  # the greatest norm of a row's gradient
-    unit: str = "row"  # what is protected
+    epsilon: Positive  # by which factor, e^epsilon, the odds of anything may change with a row or client
+    delta: Annotated[float, In("(0, 1)")] = (
+        1e-5  # the chance that this does not hold; below 1 / rows of any client, or 1 / clients
+    )
+    clip: Positive = 1.0  # the greatest norm of a row's gradient, or of a client's upload in a round
+    unit: Literal["row", "client"] = "row"  # what is protected: each training row, or all that a client has
     masked: bool = False  # whether the server sees sums of uploads only
     # of tables at sites, what is public of each column: the least and the largest number, or its categories
     columns: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.unit != "row":
-            raise UsageError(
-                f"privacy.unit: this version protects single rows, so it must be 'row'; got {self.unit!r:.80}"
-            )
         if self.masked:
             raise UsageError(
                 "privacy.masked: this version cannot hide single uploads from the server; leave it out, as epsilon "
@@ -55,6 +55,14 @@ class Privacy(Settings):
                     f"privacy.columns.{name} must be the least and the largest number, such as [0, 100], or a list of "
                     f"categories; got {public!r:.80}"
                 )
+
+    def check_count(self, clients: int) -> None:
+        """Raise UsageError if delta is no promise for a client among so many."""
+        if clients * self.delta >= 1:
+            raise UsageError(
+                f"privacy.delta must be below 1 / clients, as publishing all of a client at random would keep to it "
+                f"otherwise; there are {clients:,}, so set it below {1 / clients:.2g}; got {self.delta:g}"
+            )
 
     def check_size(self, client: str, rows: int) -> None:
         """Raise UsageError if delta is no promise for a client with so many rows."""

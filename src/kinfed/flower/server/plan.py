@@ -11,6 +11,7 @@ from ...core.field_checks import Count, CountOrZero, In, NonNegative, Positive, 
 from ...core.graph import Graph
 from ...core.mixins import model_for
 from ...core.model import Model
+from ...core.private.private_sums import protects_clients
 from ...core.tasks import Classification, Counts, Forecasting, Quantiles, Regression, Task, check_quantiles
 from ...data.graph_files import GraphFile
 from ...data.split import Split
@@ -107,6 +108,11 @@ def resolve(raw: Table) -> Plan:
         raise UsageError("a federation runs one seed at a time; leave out seeds")
     if learning.rounds.patience:
         raise UsageError("sites agree to a number of rounds, so rounds=auto and patience are for simulations only")
+    if protects_clients(learning.training):
+        raise UsageError(
+            "privacy.unit='client' protects clients in a noised sum of uploads, and a server of sites sees each one; "
+            "use unit='row', which needs no trust in the server, or simulate the run"
+        )
     if getattr(learning.method, "sizes_vary", False):
         raise UsageError(
             f"{learning.method_name} sends messages whose sizes change from round to round, which sites do not take "

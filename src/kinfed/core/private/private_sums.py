@@ -1,0 +1,90 @@
+"""Private sums: what clients upload in a round, clipped, added up and noised, so that no client can be told from it.
+
+The Gaussian mechanism once a round. Two federations are neighbours if a client of one uploads only zeros in the other.
+A client may take part in all rounds, so no round is made cheaper by who was drawn.
+"""
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map
+
+from ...errors import UsageError
+from ..method import Method, Roster
+from ..mixins import weigh
+from ..seeding import fold, key, normal
+from ..sharing import find_shared_layout, undivided
+from ..training import Training
+from ..trees import Axis, Reduction, Tree, axes, pack, read_reductions, unpack
+from .privacy import Privacy, noise_for
+
+ABLE = "'fedavg', 'fedrep', 'ditto' or 'fedavg-ft'"  # methods that error messages name
+
+
+def protects_clients(training: Training) -> bool:
+    """Whether whole clients are protected, and not rows."""
+    return training.privacy is not None and training.privacy.unit == "client"
+
+
+def find_noise(privacy: Privacy, rounds: int) -> float:
+    """The deviation of a round's noise over the clip, if a client takes part in so many rounds."""
+    return noise_for(privacy.epsilon, privacy.delta, 1.0, rounds)
+
+
+def check_sums(method: Method, roster: Roster, uploads: Tree) -> None:
+    """Raise UsageError if a method makes use of single uploads, or if their sum could be no model."""
+    name = type(undivided(method)).__name__
+    for field, kind in pack(read_reductions(uploads)).items():
+        if kind is Reduction.NONE:  # type: ignore[comparison-overlap]
+            raise UsageError(
+                f"{name} uses '{field}' of each client's upload, and privacy.unit='client' protects clients in sums "
+                f"over all; use a method that needs the mean of uploads alone, such as {ABLE}, or unit='row'"
+            )
+    layout = find_shared_layout(method, roster.layout)
+    if tree_leaves(uploads) and layout.parameters < layout.size:
+        raise UsageError(
+            "the model's running statistics, as BatchNorm has them, are averaged over clients, and noise may make a "
+            "variance negative; set method.bn to 'local', or use GroupNorm or LayerNorm"
+        )
+
+
+def sum_privately(method: Method, roster: Roster, cohort: Tensor, sent: Tree, uploads: Tree) -> Tree:
+    """What `method.aggregate` gets of the uploads of cohort: [K], whose tensors are [K, ...]: means and sums, noised.
+
+    Of a mean it is the difference from the tensor of the same name that all were sent, if there is one, that is clipped
+    and noised. A client's differences and sums together, as one vector, are clipped to `clip`. All clients have the
+    same weight. A client whose upload is not finite counts as zero.
+    """
+    privacy = roster.training.privacy
+    assert privacy is not None
+    check_sums(method, roster, uploads)
+    if not tree_leaves(uploads):
+        return uploads
+    weights = weigh(method, roster, cohort)
+    if (weights != weights[0]).any():
+        raise UsageError(
+            f"{type(undivided(method)).__name__} weights clients unequally in a mean, and under privacy.unit='client' "
+            "all must weigh the same; let its `weights` be ones"
+        )
+    kinds: dict[str, Reduction] = pack(read_reductions(uploads))  # type: ignore[assignment]
+    tensors, origins = pack(uploads), _find_origins(sent)
+    begin = {
+        name: origins.get(name, t.new_zeros(())) if kinds[name] is Reduction.MEAN else t.new_zeros(())
+        for name, t in tensors.items()
+    }
+    moved = {name: (t - begin[name]).flatten(1) for name, t in tensors.items()}  # [K, m]
+    norms = torch.stack([change.square().sum(1) for change in moved.values()]).sum(0).sqrt()
+    usable = norms.isfinite()
+    share = torch.where(usable, (privacy.clip / norms.clamp(min=1e-12)).clamp(max=1), 0)
+    deviation = find_noise(privacy, roster.rounds) * privacy.clip
+    draw, results = key(roster.seed, "private.sum", roster.round, device=cohort.device), {}
+    for number, (name, change) in enumerate(moved.items()):
+        total = share @ torch.where(usable[:, None], change, 0)
+        total = (total + deviation * normal(fold(draw, number), total)).view(tensors[name].shape[1:])
+        results[name] = begin[name] + total / len(cohort) if kinds[name] is Reduction.MEAN else total
+    return unpack(results, tree_map(lambda t: t[0], uploads))
+
+
+def _find_origins(sent: Tree) -> dict[str, Tensor]:
+    """The tensors that all clients were sent, by name."""
+    kinds = pack(axes(sent))
+    return {name: t for name, t in pack(sent).items() if kinds[name] is Axis.SHARED}  # type: ignore[comparison-overlap]
