@@ -13,7 +13,6 @@ from torch.func import vjp
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from ..core.field_checks import Count, Positive
-from ..core.method import Params
 from ..core.optimiser import SGD, Adam, Optimiser, OptState
 from ..core.rows import active, put
 from ..core.trees import Axis, Like, Pairwise, PerClient, Tree, axes
@@ -115,10 +114,6 @@ class PFedLA(GraphMethod):
         after = tree_unflatten(values, structure), opt_state
         theta, seen = put(server.theta, cohort, uploads.theta), server.seen.index_fill(0, cohort, True)
         return Server(theta, seen, *tree_map(lambda *part: _put(cohort, *part), declared, before, after))
-
-    def train(self, client, state, received):
-        theta = client.descend(received.theta)
-        return Params(theta), Params(theta)
 
 
 def _rows(declared: Tree, tree: Tree, cohort: torch.Tensor) -> Tree:
