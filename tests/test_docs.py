@@ -143,7 +143,7 @@ def test_a_relation_is_composed_in_a_line_and_has_a_part_of_ones_own(tmp_path, m
     exec(line, composed)
     assert isinstance(composed["method"], kinfed.Mixture)
     exec(part, own)
-    weights = own["Ranks"](0.5).weigh(torch.tensor([[[0.2, 0.9, 0.5]]]), torch.tensor([[1.0, 2.0, 0.0]]), None)
+    weights = own["Ranks"](0.5).weigh(torch.tensor([[[0.2, 0.9, 0.5]]]), torch.tensor([[1.0, 2.0, 0.0]]), None, None)
     torch.testing.assert_close(weights, torch.tensor([[[1, 2, 0]]]) / 3)  # the last has not taken part
     Path("ranks.py").write_text(part)
     settings = ["method.weigh.name=ranks.py:Ranks", "method.weigh.factor=0.3", "rounds=2", "--out", "run", "--quiet"]

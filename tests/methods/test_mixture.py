@@ -9,11 +9,13 @@ from torch import nn
 import kinfed
 from kinfed import Execution, Federation, UsageError, fit
 from kinfed.cli import main
+from kinfed.core.method import Params
 from kinfed.methods import FedAMP, HeurFedAMP, Local, Mixture, PFedGraph
 from kinfed.relations.comparisons import Cosine, Distance
-from kinfed.relations.neighbourhoods import Linked, Nearest
+from kinfed.relations.neighbourhoods import Everyone, Linked, Nearest
 from kinfed.relations.weighings import Kernel, Simplex, Softmax
 
+KEYS = "own weight", "clients mixed"
 TRAINING = kinfed.Training(epochs=1, batch=8, optimiser=kinfed.SGD(lr=0.1))
 
 
@@ -59,15 +61,15 @@ def test_parts_compose_to_a_papers_method(composed, paper, federation):
 
 def test_weights_by_hand():
     similarity, mass = torch.tensor([[[1.0, 0.5, 0.0, 0.9]]]), torch.tensor([[2.0, 2.0, 4.0, 0.0]])
-    itself = torch.tensor([[True, False, False, False]])
+    itself, ones = torch.tensor([[True, False, False, False]]), torch.ones(1, 4)
     powers = torch.tensor([2.0, 1.0, 1.0, 0.0])  # 2 e^(ln 4), 2 e^(ln 2) and 4 e^0, over 4
-    plain = Softmax(0.5 / torch.tensor(2.0).log().item()).weigh(similarity, mass, itself)
+    plain = Softmax(0.5 / torch.tensor(2.0).log().item()).weigh(similarity, mass, itself, ones)
     torch.testing.assert_close(plain[0, 0], powers / powers.sum())
-    fixed = Softmax(0.5 / torch.tensor(2.0).log().item(), self_weight=0.6).weigh(similarity, mass, itself)
+    fixed = Softmax(0.5 / torch.tensor(2.0).log().item(), self_weight=0.6).weigh(similarity, mass, itself, ones)
     torch.testing.assert_close(fixed[0, 0], torch.tensor([0.6, 0.2, 0.2, 0.0]))
-    nearest = Simplex(1.0).weigh(similarity, mass, itself)  # of 0.25 + 0.5, 0.25 + 0.25 and 0.5, each less 0.25
+    nearest = Simplex(1.0).weigh(similarity, mass, itself, ones)  # of 0.25 + 0.5, 0.25 + 0.25 and 0.5, each less 0.25
     torch.testing.assert_close(nearest[0, 0], torch.tensor([0.5, 0.25, 0.25, 0.0]))
-    kernel = Kernel(0.5, 1.0).weigh(-similarity, mass, itself)
+    kernel = Kernel(0.5, 1.0).weigh(-similarity, mass, itself, ones)
     e = torch.exp(torch.tensor([-0.5, 0.0])) / 2
     torch.testing.assert_close(kernel[0, 0], torch.tensor([1 - float(e.sum()), *e, 0.0]))
 
@@ -106,8 +108,6 @@ def test_a_client_that_never_took_part_is_sent_the_mean_of_those_that_did(federa
 def test_among_whom(federation):
     everyone, many = (train(method, federation) for method in (Mixture(), Mixture(among=Nearest(11))))
     assert torch.equal(everyone.relation, many.relation)
-    few = train(Mixture(among=Nearest(3)), federation).relation
-    assert ((few > 0).sum(1) <= 4).all()
     graph = torch.zeros(12, 12)
     graph[range(11), range(1, 12)] = graph[range(1, 12), range(11)] = 1.0
     known = Federation(
@@ -119,11 +119,41 @@ def test_among_whom(federation):
         train(Mixture(among=Linked()), federation)
 
 
+@pytest.mark.parametrize("weigh", [Softmax(0.3), Softmax(0.3, self_weight=0.2), Kernel(0.05, 1.0), Simplex(0.5)])
+@pytest.mark.parametrize("by_layer", [False, True])
+def test_who_is_not_listed_counts_by_the_mean_of_the_rest_with_the_weight_that_the_rest_has(weigh, by_layer, roster):
+    module = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 2)).double()
+    known = roster(9, module, [3, 7, 5, 9, 4, 6, 2, 8, 1])
+    theta = known.theta + torch.randn(9, known.layout.size, generator=torch.Generator().manual_seed(0)).double()
+    theta[:, ~known.layout.trainable] = torch.rand(9, 6, generator=torch.Generator().manual_seed(1)).double()
+    seen = torch.arange(9) != 4
+    methods = [Mixture(Cosine(by_layer), weigh, among) for among in (Everyone(), Nearest(3))]
+    servers = [method.start(known)._replace(theta=theta, seen=seen) for method in methods]
+    full, few = (m.relation(known, s, known.everyone) for m, s in zip(methods, servers, strict=True))
+    weights, _ = methods[1].weights(known, servers[1], known.everyone)
+    listed = torch.zeros(9, 9, dtype=torch.bool).scatter(1, weights.near, True)
+    assert (listed.sum(1) == 4).all()
+    mass = known.sizes.double() * seen * ~listed
+    rest = torch.where(listed, 0.0, full).sum(-1, keepdim=True) * (mass / mass.sum(1, keepdim=True))
+    expected = torch.where(listed, full, rest)
+    close = {"rtol": 0, "atol": 1e-9}
+    torch.testing.assert_close(few[..., seen, :], expected[..., seen, :], **close)
+    rows = few if few.ndim == 3 else few.expand(len(known.layout.layers), 9, 9)
+    mixed = torch.cat([row @ theta[:, x.at] for row, x in zip(rows, known.layout.layers, strict=True)], 1)
+    torch.testing.assert_close(methods[1].send(known, servers[1], known.everyone).theta, mixed, **close)
+    own, mixed = (
+        methods[1].diagnostics(known, servers[1], known.everyone, Params(theta), Params(theta))[k] for k in KEYS
+    )
+    rows = few.view(-1, 9, 9)
+    torch.testing.assert_close(own, rows.diagonal(dim1=1, dim2=2).mean(0), **close)
+    torch.testing.assert_close(mixed, torch.special.entr(rows).sum(2).exp().mean(0), rtol=0, atol=1e-7)
+
+
 @dataclass(frozen=True)
 class Halves:
     """A user's part: half of the weight for oneself, half for the one other that is most alike."""
 
-    def weigh(self, similarity, mass, itself):
+    def weigh(self, similarity, mass, itself, counts):
         best = similarity.masked_fill(itself | (mass == 0), -torch.inf).argmax(-1, keepdim=True)
         rows = torch.zeros_like(similarity).scatter(-1, best, 0.5)
         return rows + 0.5 * itself
@@ -133,7 +163,7 @@ class Halves:
 class Wrong:
     value: float = 0.3
 
-    def weigh(self, similarity, mass, itself):
+    def weigh(self, similarity, mass, itself, counts):
         return torch.full_like(similarity, self.value)
 
 
@@ -149,7 +179,10 @@ def test_a_part_of_ones_own(federation):
 def test_a_config_composes_it_and_takes_a_part_from_a_file(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     source = ["from dataclasses import dataclass", "@dataclass(frozen=True)", "class Same:"]
-    source += ["    def weigh(self, similarity, mass, itself):", "        shares = mass / mass.sum(-1, keepdim=True)"]
+    source += [
+        "    def weigh(self, similarity, mass, itself, counts):",
+        "        shares = mass / mass.sum(-1, keepdim=True)",
+    ]
     source += ["        return shares.expand_as(similarity)"]
     (tmp_path / "mine.py").write_text("\n".join(source))
     small = ["rounds=2", "federation.clients=4", "model=mlp", "--beside", "none", "--quiet"]

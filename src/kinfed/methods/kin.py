@@ -54,13 +54,13 @@ class Kin(RelationMixing, Admits):
 
     def relate(self, roster: Roster, server: Tree, cohort: Tensor) -> Relation:
         moved, what = server.theta - roster.theta, "cosine of how far models moved"
-        cosines, (rows, near, _) = self.favour(roster, server, moved, cohort)
+        cosines, (rows, near, *_) = self.favour(roster, server, moved, cohort)
         lengths = lengths_of(roster.layout, moved, self.by_layer)  # [L, N]
         still = (lengths[:, cohort] == 0).all(0)
         guests = ((server.trained[cohort] == 0) & ~still).nonzero().squeeze(1)
         if len(guests):  # who joined a finished federation, and have trained from its mean
             moved = server.theta - weighted_mean(server.theta, self.mass(roster, server))
-            cosines[:, guests], (rows[:, guests], lists, _) = self.favour(roster, server, moved, cohort[guests])
+            cosines[:, guests], (rows[:, guests], lists, *_) = self.favour(roster, server, moved, cohort[guests])
             near = lists if near is None or lists is None else near.index_copy(0, guests, lists)
             what += "; of a newcomer, of how models differ from the members' mean"
         rows = clip(rows, lengths, near, self.clip)

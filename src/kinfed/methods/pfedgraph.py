@@ -13,9 +13,9 @@ from torch import Tensor
 from ..core.client import Client
 from ..core.field_checks import CountOrZero, NonNegative, Positive
 from ..core.method import Params, Roster
-from ..core.rows import put
+from ..core.rows import put, weighted_mean
 from ..core.trees import ModelOf, PerClient, Tree
-from ..relations import Cosine, Everyone, Nearest, Relation, Simplex, Weights, relate
+from ..relations import Cosine, Everyone, Nearest, Relation, Simplex, relate
 from .parts.graph_mixing import RelationMixing
 
 
@@ -44,7 +44,7 @@ class PFedGraph(RelationMixing):
     alpha: Positive = 0.8  # how near the weights are to the shares of examples; large: FedAvg, small: Local
     pull: NonNegative = 0.01  # lambda: towards the direction of the mixed models, from the second round on
 
-    neighbours: CountOrZero = 0  # how many others are mixed for a client, of nearest models; 0: all, as in the paper
+    neighbours: CountOrZero = 0  # how many others are listed for a client, most alike; the rest counts by its mean; 0: all
 
     def start(self, roster: Roster) -> Tree:
         return Server(roster.copies(), torch.zeros(len(roster), dtype=torch.bool, device=roster.theta.device))
@@ -56,12 +56,13 @@ class PFedGraph(RelationMixing):
         return relation._replace(what="cosine of how far models moved")
 
     def send(self, roster: Roster, server: Tree, cohort: Tensor) -> Tree:
-        (rows, near, _), unheard = self.weights(roster, server, cohort)
+        weights, unheard = self.weights(roster, server, cohort)
         parts = [server.theta[:, layer.trainable].norm(dim=1) for layer in roster.layout.layers]
-        lengths = torch.stack(parts).norm(dim=0).clamp(min=torch.finfo(rows.dtype).tiny)
-        others = Weights(rows / (lengths if near is None else lengths[near]), near).mix(server.theta, roster.layout)
+        lengths = torch.stack(parts).norm(dim=0).clamp(min=torch.finfo(server.theta.dtype).tiny)
+        directions = server.theta / lengths[:, None]
+        others = weights.mix(directions, roster.layout)
         if unheard.any():
-            others[unheard] = (self.mass(roster, server) / lengths) @ server.theta / self.mass(roster, server).sum()
+            others[unheard] = weighted_mean(directions, self.mass(roster, server))
         return Sent(super().send(roster, server, cohort).theta, others)
 
     def aggregate(self, roster: Roster, server: Tree, cohort: Tensor, uploads: Tree) -> Tree:

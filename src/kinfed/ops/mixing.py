@@ -45,7 +45,12 @@ def mix_freely(weights: Tensor, theta: Tensor, layout: Layout, near: Tensor | No
 
     Running statistics are mixed by the nearest weights of a mean, because a variance must not become negative.
     """
-    mixed, learned = mix(weights, theta, layout, near), layout.trainable_on(theta.device)
+    return mend_statistics(mix(weights, theta, layout, near), weights, theta, layout, near)
+
+
+def mend_statistics(mixed: Tensor, weights: Tensor, theta: Tensor, layout: Layout, near: Tensor | None) -> Tensor:
+    """[K, d] mixed: [K, d], in place, with running statistics by the nearest weights of a mean if any are negative."""
+    learned = layout.trainable_on(theta.device)
     if not learned.all() and (weights < 0).any():
         mixed[:, ~learned] = mix(project_simplex(weights), theta, layout, near)[:, ~learned]
     return mixed

@@ -4,14 +4,18 @@ import torch
 from torch import Tensor
 
 
-def project_simplex(rows: Tensor) -> Tensor:
-    """Euclidean projection of each row of [..., N] onto the probability simplex (Held et al., 1974)."""
+def project_simplex(rows: Tensor, counts: Tensor | None = None) -> Tensor:
+    """Euclidean projection of each row of [..., N] onto the probability simplex (Held et al., 1974).
+
+    With counts: [..., N] each entry stands for so many equal ones, and the result has the sum over these.
+    """
     rows = rows - rows.amax(-1, keepdim=True)  # the projection is the same, and beside large numbers 1 is not lost
-    ordered = rows.sort(dim=-1, descending=True).values
-    excess = ordered.cumsum(-1) - 1
-    rank = torch.arange(1, rows.shape[-1] + 1, device=rows.device, dtype=rows.dtype)
-    active = (ordered - excess / rank > 0).sum(-1, keepdim=True)
-    return (rows - excess.gather(-1, active - 1) / active).clamp(min=0)
+    ordered, order = rows.sort(dim=-1, descending=True)
+    counts = torch.ones_like(rows) if counts is None else counts.expand_as(rows)
+    many = counts.gather(-1, order)
+    level = ((ordered * many).cumsum(-1) - 1) / many.cumsum(-1)
+    active = (ordered - level > 0).sum(-1, keepdim=True)
+    return counts * (rows - level.gather(-1, active - 1)).clamp(min=0)
 
 
 def to_rows(weights: Tensor) -> Tensor:

@@ -35,7 +35,10 @@ class Everyone(Settings):
 
 @dataclass(frozen=True)
 class Nearest(Settings):
-    """The few most alike, without a table [N, N]: distances of sketches propose them, what is compared ranks them."""
+    """The few most alike, and the mean of the rest, without a table [N, N].
+
+    Distances of sketches propose them, and what is compared ranks them.
+    """
 
     count: Count = 20  # how many others
 

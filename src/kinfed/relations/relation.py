@@ -9,13 +9,22 @@ from torch import Tensor
 from ..core.layout import Layout
 from ..core.method import Roster
 from ..core.rows import take
+from ..core.seeding import fold, key
 from ..errors import UsageError
-from ..ops.mixing import mix_freely, spread_lists
+from ..ops.mixing import mend_statistics, mix, mix_freely, spread_lists
 from .comparisons import Comparison
 from .neighbourhoods import Everyone, Linked, Nearest
 from .weighings import Weighing
 
 ROUNDING = 1e-3  # by how much a row of weights may miss a sum of one
+SAMPLE = 64  # clients by which those are compared that are not on a list
+
+
+class Rest(NamedTuple):
+    """Those that a receiver does not list, which count by their mean."""
+
+    weight: Tensor  # [K] or [L, K] of all of them together
+    mass: Tensor  # [M] by how much each sender counts in the mean of those that are not listed
 
 
 class Weights(NamedTuple):
@@ -27,17 +36,51 @@ class Weights(NamedTuple):
     rows: Tensor  # [K, M] or [L, K, M]
     near: Tensor | None = None  # [K, M] int64 places among the senders, whose weights these are; None: all, in order
     senders: Tensor | None = None  # [M] int64 the clients that are mixed; None: all N
+    rest: Rest | None = None  # what those count that are not listed; None: nothing
 
     def mix(self, theta: Tensor, layout: Layout) -> Tensor:
         """[K, d] mixtures of theta: [N, d]; with lists no table [K, N] is made."""
-        return mix_freely(self.rows, theta if self.senders is None else take(theta, self.senders), layout, self.near)
+        theta = theta if self.senders is None else take(theta, self.senders)
+        if self.rest is None:
+            return mix_freely(self.rows, theta, layout, self.near)
+        rows, share = self._spread()
+        mixed, total = mix(rows, theta, layout, self.near), self.rest.mass.to(theta.dtype) @ theta
+        shares = share.expand(len(layout.layers), -1)  # [L, K]
+        for layer, part in zip(layout.layers, shares, strict=True):
+            mixed[:, layer.at].addr_(part.to(theta.dtype), total[layer.at])
+        return mend_statistics(mixed, self.rows, theta, layout, self.near)
 
     def dense(self, count: int) -> Tensor:
         """[K, N] or [L, K, N] the whole relation among N = `count` clients, 0 for those that are not mixed."""
         near = self.near if self.senders is None else self.senders
         if self.near is not None and self.senders is not None:
             near = self.senders[self.near]
-        return self.rows if near is None else spread_lists(self.rows, near, count)
+        if near is None:
+            return self.rows
+        if self.rest is None:
+            return spread_lists(self.rows, near, count)
+        rows, share = self._spread()
+        everyone = torch.zeros(count).to(self.rest.mass)
+        everyone = self.rest.mass if self.senders is None else everyone.index_copy(0, self.senders, self.rest.mass)
+        return spread_lists(rows, near, count) + share[..., None] * everyone
+
+    def entropy(self) -> Tensor:
+        """[K] or [L, K] of a receiver's weights over all senders."""
+        entropy: Tensor = torch.special.entr(self.rows.clamp(min=0)).sum(-1)
+        if self.rest is None:
+            return entropy
+        _, share = self._spread()
+        logs: Tensor = -torch.special.entr(self.rest.mass)  # m log m
+        return entropy - self.rest.weight * share.clamp(min=1e-30).log() - share * (logs.sum() - logs[self.near].sum(1))
+
+    def _spread(self) -> tuple[Tensor, Tensor]:
+        """Rows less what the mean of all senders has of those listed, and [K] or [L, K] the share of a unit of mass."""
+        assert self.rest is not None
+        assert self.near is not None
+        listed = self.rest.mass[self.near]
+        left = self.rest.mass.sum() - listed.sum(1)
+        share = torch.where(left > 0, self.rest.weight / left, 0.0)
+        return self.rows - share[..., None] * listed, share
 
 
 class Relation(NamedTuple):
@@ -66,19 +109,47 @@ def relate(
     near, linked, kept = among.find(roster, vectors, cohort)
     similarity = compare.compare(take(vectors, cohort), vectors, near, roster.layout)
     if near is not None:
-        best = F.pad(
-            similarity[..., 1:].mean(0).topk(min(kept, near.shape[1] - 1)).indices + 1, (1, 0)
-        )  # [K, 1 + M] places in a list
+        best = similarity[..., 1:].mean(0).topk(min(kept, near.shape[1] - 1)).indices + 1
+        best = F.pad(best, (1, 0))  # [K, 1 + M] places in a list
         near, similarity = near.gather(1, best), similarity.gather(2, best.expand(len(similarity), -1, -1))
     columns = roster.everyone.expand(len(cohort), -1) if near is None else near
-    itself, unheard, mass = columns == cohort[:, None], mass[cohort] == 0, mass[columns]
-    mass = mass if linked is None else mass * linked
-    mass = torch.where(itself & (mass.sum(1, keepdim=True) == 0), 1.0, mass)  # nobody else: its own model
-    rows = weigh.weigh(similarity, mass, itself)
+    itself, unheard, masses = columns == cohort[:, None], mass[cohort] == 0, mass[columns]
+    masses = masses if linked is None else masses * linked
+    masses = torch.where(itself & (masses.sum(1, keepdim=True) == 0), 1.0, masses)  # nobody else: its own model
+    counts, listed = torch.ones_like(masses), masses.shape[1]
+    if near is not None:
+        sampled = sample_rest(compare, roster, vectors, mass, cohort, near)
+        similarity, masses, counts = (
+            torch.cat(pair, -1) for pair in zip((similarity, masses, counts), sampled, strict=True)
+        )
+        itself = F.pad(itself, (0, masses.shape[1] - listed))
+    rows = weigh.weigh(similarity, masses, itself, counts)
     check_rows(rows, similarity, type(weigh).__name__)
-    rows = torch.where(unheard[:, None], mass / mass.sum(1, keepdim=True), rows)
-    weights = Weights(rows if len(rows) > 1 else rows[0], near)
-    return Relation(weights, unheard & (near is not None), similarity)
+    rows = torch.where(unheard[:, None], masses / masses.sum(1, keepdim=True), rows)
+    rows = rows if len(rows) > 1 else rows[0]
+    if near is None:
+        return Relation(Weights(rows), torch.zeros_like(unheard), similarity)
+    weights = Weights(rows[..., :listed], near, rest=Rest(rows[..., listed:].sum(-1), mass))
+    return Relation(weights, unheard, similarity[..., :listed])
+
+
+def sample_rest(
+    compare: Comparison, roster: Roster, vectors: Tensor, mass: Tensor, cohort: Tensor, near: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """[L, K, P] similarities of the cohort: [K] with P clients that stand for those that lists near: [K, M] lack.
+
+    The second and third results, [K, P], are the mass and the number of clients that each of them stands for, 0 of one
+    that is listed. The same P are drawn for all.
+    """
+    heard, draw = mass > 0, fold(key(roster.seed, "relations.sample", device=mass.device), roster.tags)
+    sample = draw.masked_fill(~heard, torch.iinfo(draw.dtype).max).argsort()[:SAMPLE]
+    free = heard[sample] & ~(near[:, :, None] == sample).any(1)  # [K, P]
+    left, number = (table.sum() - table[near].sum(1, keepdim=True) for table in (mass, heard.to(mass)))
+    masses, counts = mass[sample] * free, free.to(mass)
+    masses = masses * (left / masses.sum(1, keepdim=True)).nan_to_num(0.0, 0.0)
+    counts = counts * (number / counts.sum(1, keepdim=True)).nan_to_num(0.0, 0.0)
+    similarity = compare.compare(take(vectors, cohort), take(vectors, sample), None, roster.layout)
+    return similarity, masses, counts
 
 
 def check_rows(rows: Tensor, similarity: Tensor, name: str) -> None:

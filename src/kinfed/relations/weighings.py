@@ -14,11 +14,12 @@ from ..ops.sparsify import project_simplex
 class Weighing(Protocol):
     """A part of `kinfed.Mixture`: weights by similarities."""
 
-    def weigh(self, similarity: Tensor, mass: Tensor, itself: Tensor) -> Tensor:
+    def weigh(self, similarity: Tensor, mass: Tensor, itself: Tensor, counts: Tensor) -> Tensor:
         """[L, K, M] rows that sum to one, of similarity: [L, K, M].
 
         mass: [K, M] is how much the other counts, its training examples, and 0 of one that must get no weight;
-        itself: [K, M] bool is where a receiver is its own other.
+        itself: [K, M] bool is where a receiver is its own other. counts: [K, M] is how many clients a column stands
+        for: 1, and more where it is one of a few for all that are not on a list, whose mass it then has.
         """
 
 
@@ -29,7 +30,7 @@ class Softmax(Settings):
     temperature: Annotated[float, In("[1e-30, inf]")] = 0.1  # tau: the smaller, the more weight has who is more alike
     self_weight: Share | None = None  # a client's weight for its own model; left out: by its similarity with itself
 
-    def weigh(self, similarity: Tensor, mass: Tensor, itself: Tensor) -> Tensor:
+    def weigh(self, similarity: Tensor, mass: Tensor, itself: Tensor, counts: Tensor) -> Tensor:
         logits = similarity * (1 / self.temperature) + mass.log()
         if self.self_weight is None:
             return logits.softmax(-1)
@@ -49,8 +50,9 @@ class Kernel(Settings):
     alpha: NonNegative = 1.0  # length of the step towards the others
     sigma: Positive = 1.0  # squared distance over which weights fade
 
-    def weigh(self, similarity: Tensor, mass: Tensor, itself: Tensor) -> Tensor:
-        rows = (self.alpha / self.sigma * torch.exp(similarity / self.sigma)).masked_fill(itself | (mass <= 0), 0)
+    def weigh(self, similarity: Tensor, mass: Tensor, itself: Tensor, counts: Tensor) -> Tensor:
+        rows = self.alpha / self.sigma * torch.exp(similarity / self.sigma) * counts
+        rows = rows.masked_fill(itself | (mass <= 0), 0)
         own_weight = 1 - rows.sum(-1, keepdim=True)
         if (own_weight < 0).any():
             warnings.warn(
@@ -70,6 +72,7 @@ class Simplex(Settings):
 
     alpha: Positive = 0.8  # how near weights are to the shares of examples; large: one mean for all
 
-    def weigh(self, similarity: Tensor, mass: Tensor, itself: Tensor) -> Tensor:
-        rows = mass / mass.sum(-1, keepdim=True) + similarity / (2 * self.alpha)
-        return project_simplex(rows.masked_fill(mass <= 0, -torch.inf))
+    def weigh(self, similarity: Tensor, mass: Tensor, itself: Tensor, counts: Tensor) -> Tensor:
+        shares = mass / mass.sum(-1, keepdim=True) / counts.clamp(min=1)
+        rows = (shares + similarity / (2 * self.alpha)).masked_fill(mass <= 0, -torch.inf)
+        return project_simplex(rows, counts)

@@ -93,13 +93,12 @@ class RelationMixing(GraphMethod):
 
     def diagnostics(self, roster: Roster, server: Tree, cohort: Tensor, sent: Tree, uploads: Tree) -> dict[str, Tensor]:
         weights, unheard = self.weights(roster, server, roster.everyone)
-        rows = weights.rows.view(-1, *weights.rows.shape[-2:])  # [L, N, M], without a table [N, N]
         itself = roster.everyone[:, None] == (roster.everyone if weights.near is None else weights.near)
-        mean = self.mass(roster, server)
+        own_weight = (weights.rows * itself).sum(-1).view(-1, len(roster)).mean(0)
+        mixed, mean = weights.entropy().exp().view(-1, len(roster)).mean(0), self.mass(roster, server)
         mean = mean / mean.sum()
-        mixed = torch.special.entr(rows.clamp(min=0)).sum(2).exp().mean(0)
         return super().diagnostics(roster, server, cohort, sent, uploads) | {
-            "own weight": torch.where(unheard, mean, (rows * itself).sum(2).mean(0)),
+            "own weight": torch.where(unheard, mean, own_weight),
             "clients mixed": torch.where(unheard, torch.special.entr(mean).sum().exp(), mixed),  # of equal weights
         }
 

@@ -26,7 +26,7 @@ ALIKE = math.log(1.05)  # logarithms of weights that differ by less tell nobody 
 class MessagePassing(RelationMixing, Advises):
     """A cohort's models are mixed with each other alone, and count alike; each client trains on from its own."""
 
-    neighbours: CountOrZero = 0  # how many others are mixed for a client, those nearest to it; 0: all, as in the paper
+    neighbours: CountOrZero = 0  # how many others are listed for a client, the nearest; the rest counts by its mean; 0: all
 
     @property
     @abstractmethod
@@ -67,7 +67,7 @@ class MessagePassing(RelationMixing, Advises):
     def aggregate(self, roster: Roster, server: Tree, cohort: Tensor, uploads: Tree) -> Tree:
         after = Params(put(server.theta, cohort, uploads.theta))
         if roster.round == 0 and len(cohort) > 2:  # of two clients weights cannot tell anybody apart
-            (_, near, _), _, (similarity,), _ = self.relate(roster, after, cohort)
+            (_, near, *_), _, (similarity,), _ = self.relate(roster, after, cohort)
             places = torch.arange(len(cohort), device=cohort.device)
             others = (places if near is None else near) != places[:, None]
             if reason := self.describe_flatness(-similarity[others]):
