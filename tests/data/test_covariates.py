@@ -159,7 +159,7 @@ def rescaled(federation, known):
     x = federation.x.double().clone()
     for at, name in ((0, "sold"), (20, "heat"), (21, "price"), (26, "price")):
         raw = x[..., at] * own[name]["deviation"] + own[name]["mean"]
-        scaled = ((raw - others[name]["mean"]) / others[name]["deviation"] * 1e4).round()
+        scaled = ((raw - others[name]["mean"]) / others[name]["deviation"] * 1e3).round()
         x[..., at] = torch.where(x[..., at] == 0, 0.0, scaled)  # 0 is unknown on any scale
     return x
 

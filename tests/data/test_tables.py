@@ -161,7 +161,7 @@ def test_readings_become_windows_with_gaps_missing_values_and_time_of_day(tmp_pa
     assert data.y[first].tolist() == [103, 104]
     assert data.y[first + 1][1].isnan()
     torch.testing.assert_close(data.x[first, :, 1] * 144, torch.tensor([0.0, 1, 2]))
-    assert data.time[(data.client == 0)].tolist() == [*range(16), *range(22, 36)]
+    assert data.time[(data.client == 0)].tolist() == [*range(3, 19), *range(25, 39)]  # of the first target
 
 
 def test_scores_are_told_at_the_steps_ahead_that_are_asked_for(tmp_path):
@@ -381,7 +381,7 @@ def test_times_with_a_zone_are_brought_to_one_clock(tmp_path, zones):
             minutes = round(60 * (8 + i + hours[zone.strip()]))
             text += f"{who},2024-01-01T{minutes // 60:02d}:{minutes % 60:02d}:00{zone},{i * 1.5}\n"
     data = read(write(tmp_path, text), client="who", target="y", time="t", past=2)
-    assert data.time[data.client == 0].tolist() == data.time[data.client == 1].tolist() == list(range(6))
+    assert data.time[data.client == 0].tolist() == data.time[data.client == 1].tolist() == list(range(2, 8))
     torch.testing.assert_close(data.x[0, :, 1] * 24, torch.tensor([8.0, 9.0]))
 
 
@@ -396,7 +396,7 @@ def test_dates_without_marks_between_their_parts_are_dates(tmp_path, way):
 def test_whole_numbers_that_only_look_like_dates_are_numbers(tmp_path):
     rows = "".join(f"a,{20000101 + i},{i % 7}.5\n" for i in range(70))
     data = read(write(tmp_path, "who,t,y\n" + rows), client="who", target="y", time="t", past=5, horizon=2)
-    assert data.time[:64].tolist() == list(range(64))
+    assert data.time[:64].tolist() == list(range(5, 69))
 
 
 def test_numbers_far_from_zero_stay_apart(tmp_path):

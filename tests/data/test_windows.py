@@ -139,7 +139,7 @@ def test_a_stride_changes_neither_cuts_nor_what_a_share_must_hold():
     assert [len(few.rows[s][0]) for s in few.rows] == [16, 1, 5]
     assert max(few.rows["train"][0].tolist()) + 12 <= min(few.rows["validation"][0].tolist())
     assert max(few.rows["validation"][0].tolist()) + 12 <= min(few.rows["test"][0].tolist())
-    with pytest.raises(UsageError, match="the validation share covers 9 steps, but a window needs 12"):
+    with pytest.raises(UsageError, match="the validation share covers 9 steps, but an example covers 12"):
         dealt(counting(200, 2, past=6, horizon=6), Split(0.2, 0.05))
     assert len(every) == len(few)
 

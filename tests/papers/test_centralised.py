@@ -173,7 +173,7 @@ def test_the_command_leaves_a_folder_that_compares_with_runs(experiment, tmp_pat
     assert main([*WAVENET, *experiment, "reference.epoch=2"]) == 2
     assert "unknown key 'reference.epoch'; did you mean 'epochs'?" in capsys.readouterr().err
     assert main([*WAVENET, *experiment, "federation.split.validation=0.01"]) == 2
-    assert "the validation share covers 4 steps, but a window needs 24" in capsys.readouterr().err
+    assert "the validation share covers 4 steps, but an example covers 24" in capsys.readouterr().err
     assert main([*WAVENET, *experiment, "seeds=2"]) == 2
     assert "a reference is trained once: write seeds=1" in capsys.readouterr().err
     assert main([*WAVENET, *experiment, "reference.lr=1e30", "--out", "diverged"]) == 1

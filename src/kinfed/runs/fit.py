@@ -144,7 +144,7 @@ def fit(
     took = checkpointer.at.seconds
     made = TrainedRun(method, federation, model, history, origin, seed, fleet.how, fleet.reason, took, attack, final)
     made.privacy = fleet.describe_privacy(history.taken)
-    return check_agreement(made, fleet) if rounds.last == rounds.count else made  # a paused run is one to go on with
+    return made if rounds.until else check_agreement(made, fleet)  # a paused run is one to go on with
 
 
 def _check_kinds(method: Any, federation: Any, module: Any, **others: Any) -> None:
