@@ -30,6 +30,13 @@ class Products(NamedTuple):
     products: Tensor  # [f + 1, f + 1] of the inputs of the last layer, with its 1, and last the target
     rows: Tensor  # []
 
+    @classmethod
+    def empty(cls, client: Client) -> "Products":
+        """Those of no rows."""
+        f = len(coefficients_of(client.model.layout, client.model.theta)) + 1
+        none = client.model.theta.new_zeros(f, f).double()
+        return cls(none, none[0, 0].clone())
+
 
 class Sent(NamedTuple):
     """What every client receives."""
@@ -130,16 +137,10 @@ class MixedModel(Method, Explains, Advises, Solves):
         return Sent(theta, server.covariance, server.noise, server.uncertainty)
 
     def init_client(self, client: Client) -> Tree:
-        f = len(coefficients_of(client.model.layout, client.model.theta)) + 1
-        return Products(client.model.theta.new_zeros(f, f).double(), client.model.theta.new_zeros(()).double())
+        return Products.empty(client)
 
     def train(self, client: Client, state: Tree, received: Tree) -> tuple[Tree, Tree]:
-        inputs, _, link = inputs_of(client, received)
-        task: Any = client.task
-        _, y, real = client.data
-        target = task.scaled(y.double()).reshape(len(inputs), 1)
-        table = torch.cat([inputs, target if link is None else link(target)], 1)
-        moments = Products(table.T @ (real.double()[:, None] * table), real.double().sum())
+        moments = moments_of(client, received)
         return moments, self.contribute(moments, received, coefficients_of(client.model.layout, received.theta)[:, 0])
 
     def contribute(self, moments: Products, received: Sent, fixed: Tensor) -> Upload:
@@ -243,6 +244,16 @@ class MixedModel(Method, Explains, Advises, Solves):
     def _random(self, inputs: int) -> Tensor:
         """[q] int64 the places of the random effects among so many inputs, the 1 being the last."""
         return torch.arange(inputs) if self.random == "all" else torch.tensor([inputs - 1])
+
+
+def moments_of(client: Client, received: Tree) -> Products:
+    """What a client's rows say, with the inputs to the last layer that the model it received makes of them."""
+    inputs, _, link = inputs_of(client, received)
+    task: Any = client.task
+    _, y, real = client.data
+    target = task.scaled(y.double()).reshape(len(inputs), 1)
+    table = torch.cat([inputs, target if link is None else link(target)], 1)
+    return Products(table.T @ (real.double()[:, None] * table), real.double().sum())
 
 
 class Axes(NamedTuple):
