@@ -29,7 +29,7 @@ HEADS = (EACH, CLIENT, "partial pooling", "without noise", *(f"epsilon {budget}"
 
 
 def measure(name, folder):
-    """The root mean squared errors over the deviation of the test's targets; None of a table that is not asked about."""
+    """Root mean squared errors over the deviation of the test rows; None of labels, or of fewer clients."""
     frame, client, target = read(name, folder)
     if frame[target].dtype.kind not in "if" or frame[client].nunique() < CLIENTS:
         return None

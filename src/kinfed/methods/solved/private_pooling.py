@@ -1,4 +1,4 @@
-"""Private pooling: a mixed model by EM, of which clients upload bounded steps, so that their mean needs little noise."""
+"""Private pooling: a mixed model by EM, of which clients upload bounded steps, whose mean needs little noise."""
 
 import math
 from dataclasses import dataclass
