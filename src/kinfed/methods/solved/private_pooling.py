@@ -1,4 +1,4 @@
-"""Private pooling: a mixed model by EM, of which clients upload bounded steps, whose mean needs little noise."""
+"""Private pooling: a mixed model by EM, of which clients upload steps of a known length."""
 
 import math
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from ...errors import UsageError
 from .mixed_model import Products, moments_of
 from .partial_pooling import coefficients_of, head_of, model_of
 
-REACH = 1.5  # the length of a step over the root of the number of inputs, beyond which it is cut
+REACH = 1.5  # the unit of a step's length, over the root of the number of inputs: a usual step is 0.8 of it
 LEAST, MOST = 1e-3, 1e4  # bounds of variances, of targets whose variance is 1
 LARGEST = 4.0  # of a client's squared errors over the noise
 SHRINKS, GROWS = (0.05, 0.2), (8.0, 4.0)  # how far variances of coefficients, and the noise, change in a round
@@ -54,9 +54,9 @@ class PrivatePooling(Method, Averages, Explains, Solves):
 
     A client solves its own $c_i$ and their covariance $P_i$ at home by its exact rows and what all share. It uploads
     $a_i / \sqrt{D}$ with $a_i = c_i - \mu$, $((a_i^2 + \mathrm{diag} P_i) / D - 1) / 2$, and its squared errors over
-    $\sigma^2$, less 1: one vector, cut to a length. The mean of these over clients is the EM step (Laird and Ware 1982,
-    doi:10.2307/2529876) in units of what is already known, so clients with many rows count as much as others. Under
-    `privacy.unit="client"` the mean is noised. $c_i$ never leaves.
+    $\sigma^2$, less 1. The mean of this vector over clients is the step of EM (Laird and Ware 1982,
+    doi:10.2307/2529876) in units of what is already known, so it is of the same length whatever the rows, and a client
+    with many counts as much as others. Under `privacy.unit="client"` it is cut to `privacy.clip`, and the mean is noised. $c_i$ never leaves.
     """
 
     origin: ClassVar[Origin] = "fixed"
@@ -93,8 +93,7 @@ class PrivatePooling(Method, Averages, Explains, Solves):
         error = (squares / moments.rows.clamp(min=1) / received.noise).clamp(0, LARGEST)
         wider = ((away.square() + covariance.diagonal()) / received.spread - 1) / 2
         step = torch.cat([away / received.spread.sqrt(), wider, (error - 1)[None]])
-        step = step / (REACH * math.sqrt(len(away)))
-        return moments, Step((step / step.norm().clamp(min=1)).to(received.theta.dtype))
+        return moments, Step((step / (REACH * math.sqrt(len(away)))).to(received.theta.dtype))
 
     def solve(self, moments: Products, received: Sent, centre: Tensor) -> tuple[Tensor, Tensor]:
         """[f] how far a client's coefficients are from the centre: [f], and their covariance: [f, f]."""

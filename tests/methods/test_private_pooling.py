@@ -1,0 +1,83 @@
+"""Private pooling: EM of a mixed model by bounded steps, and what noise does to it."""
+
+import numpy as np
+import pytest
+import torch
+
+import kinfed
+from kinfed import Federation, Privacy, Split, Training, UsageError, fit
+from kinfed.methods.solved.mixed_model import MixedModel
+from kinfed.methods.solved.private_pooling import PrivatePooling
+from kinfed.models.linear import linear
+
+
+def drawn(clients, rows, seed=0, noise=0.7):
+    """A federation of clients whose coefficients differ; all rows train."""
+    draw = np.random.default_rng(seed)
+    own = np.array([0.5, -1.0, 1.0]) + draw.normal(size=(clients, 3)) * [0.6, 0.5, 0.8]
+    x = draw.normal(size=(clients, rows, 2))
+    y = np.einsum("nrf,nf->nr", x, own[:, :2]) + own[:, 2:] + noise * draw.normal(size=(clients, rows))
+    who = np.repeat([f"c{i:03}" for i in range(clients)], rows)
+    federation = Federation.from_arrays(x.reshape(-1, 2), y.ravel(), who, split=Split(validation=0))
+    federation.rows["train"] = [torch.arange(rows) + rows * i for i in range(clients)]
+    return federation, own
+
+
+def solve(data, method=None, rounds=8, seed=0, **privacy):
+    training = Training(privacy=Privacy(unit="client", **privacy) if privacy else None)
+    return fit(method or PrivatePooling(), data, linear((2,), 1).double(), rounds=rounds, training=training, seed=seed)
+
+
+def coefficients(run):
+    return torch.stack([run.theta(position=i) for i in range(len(run.names))]).numpy()
+
+
+def test_it_ends_where_the_likelihood_of_the_mixed_model_is_largest():
+    """With as many rows at each client, EM has the estimates of maximum likelihood with a diagonal covariance."""
+    data, _ = drawn(40, 12)
+    mine = solve(data, rounds=400)
+    theirs = solve(data, MixedModel(random="all", covariance="diagonal", estimate="ml"), rounds=100)
+    server, other = mine.final.progress.server, theirs.final.progress.server
+    assert server.centre.numpy() == pytest.approx(other.fixed.numpy(), abs=1e-3)
+    assert server.spread.numpy() == pytest.approx(other.covariance.diagonal().numpy(), rel=0.01)
+    assert float(server.noise) == pytest.approx(float(other.noise), rel=1e-3)
+    assert coefficients(mine) == pytest.approx(coefficients(theirs), abs=5e-3)
+
+
+def test_under_a_budget_no_client_moves_the_others_far():
+    """Outliers of one client move the centre by no more than two cut steps over the number of clients."""
+    data, _ = drawn(100, 6)
+    before = solve(data, rounds=1, epsilon=8.0).final.progress.server
+    data.y[:6] = 1e6
+    after = solve(data, rounds=1, epsilon=8.0).final.progress.server
+    assert 0 < float((after.centre - before.centre).norm()) <= 2 * 1.5 * 3**0.5 / 100 + 1e-6
+
+
+def test_an_epsilon_costs_little_with_many_clients():
+    data, own = drawn(300, 6)
+
+    def error(run):
+        return float(np.sqrt(np.square(coefficients(run) - own).mean()))
+
+    plain = error(solve(data))
+    private = np.mean([error(solve(data, seed=i, epsilon=4.0)) for i in range(3)])
+    alone = error(solve(data, kinfed.Local(), rounds=60))
+    assert plain < private < 1.1 * plain < alone
+    run = solve(data, epsilon=4.0)
+    assert run.privacy["unit"] == "client"
+    assert max(run.privacy["spent"]) == pytest.approx(4.0, rel=0.01)
+    assert not np.allclose(coefficients(run), coefficients(solve(data, seed=1, epsilon=4.0)))
+
+
+@pytest.mark.parametrize(
+    ("target", "module", "why"),
+    [
+        (torch.arange(60) % 2, linear((4,), 2), "solves a single number; for labels or counts"),
+        (torch.rand(60), torch.nn.Linear(4, 1, bias=False), "needs a last layer with one output and a bias"),
+        (torch.rand(60, 2), linear((4,), 2), "needs a last layer with one output and a bias"),
+    ],
+)
+def test_what_it_does_not_solve_is_told_in_one_line(target, module, why):
+    federation = Federation.from_arrays(torch.randn(60, 4), target, torch.arange(60) % 4)
+    with pytest.raises(UsageError, match=why):
+        fit(PrivatePooling(), federation, module, rounds=1)
