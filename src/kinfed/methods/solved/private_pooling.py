@@ -55,8 +55,9 @@ class PrivatePooling(Method, Averages, Explains, Solves):
     A client solves its own $c_i$ and their covariance $P_i$ at home by its exact rows and what all share. It uploads
     $a_i / \sqrt{D}$ with $a_i = c_i - \mu$, $((a_i^2 + \mathrm{diag} P_i) / D - 1) / 2$, and its squared errors over
     $\sigma^2$, less 1. The mean of this vector over clients is the step of EM (Laird and Ware 1982,
-    doi:10.2307/2529876) in units of what is already known, so it is of the same length whatever the rows, and a client
-    with many counts as much as others. Under `privacy.unit="client"` it is cut to `privacy.clip`, and the mean is noised. $c_i$ never leaves.
+    doi:10.2307/2529876) in units of what is already known. So it is of the same length whatever the rows, and a client
+    with many counts as much as others. Under `privacy.unit="client"` it is cut to `privacy.clip`, and the mean is
+    noised. $c_i$ never leaves.
     """
 
     origin: ClassVar[Origin] = "fixed"
