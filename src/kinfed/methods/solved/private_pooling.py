@@ -19,6 +19,7 @@ from .partial_pooling import coefficients_of, head_of, model_of
 
 REACH = 1.5  # the unit of a step's length, over the root of the number of inputs: a usual step is 0.8 of it
 LEAST, MOST = 1e-3, 1e4  # bounds of variances, of targets whose variance is 1
+FREE = 10.0  # how many times as far as others the constant may lie from 0, in a ridge of a client's own
 LARGEST = 4.0  # of a client's squared errors over the noise
 SHRINKS, GROWS = (0.05, 0.2), (8.0, 4.0)  # how far variances of coefficients, and the noise, change in a round
 SETTLED = 1e-4  # a step that is none
@@ -104,6 +105,22 @@ class PrivatePooling(Method, Averages, Explains, Solves):
         covariance = root[:, None] * torch.linalg.inv(inside) * root
         return covariance @ (slope - inputs @ centre) / received.noise, covariance
 
+    def choose_coefficients(self, moments: Products, received: Sent, centre: Tensor) -> Tensor:
+        """[f] a client's coefficients: by what all share, unless its own rows are likelier under a ridge of its own.
+
+        Both are judged by the density of the client's targets, its coefficients integrated out, so no row is held back
+        for it and nothing leaves. The ridge's two numbers are fitted to the rows, and pay for it as in BIC.
+        """
+        rows, inputs, slope = moments.rows, moments.products[:-1, :-1], moments.products[:-1, -1]
+        away, _ = self.solve(moments, received, centre)
+        root = received.spread.sqrt()
+        inside = torch.eye(len(root)).to(root) + root[:, None] * inputs * root / received.noise
+        squares = moments.products[-1, -1] - 2 * centre @ slope + centre @ inputs @ centre
+        left = (squares - away @ (slope - inputs @ centre)) / received.noise
+        together = -(rows * received.noise.log() + torch.logdet(inside) + left) / 2
+        alone, coefficients = _solve_alone(moments)
+        return torch.where(together >= alone - rows.clamp(min=1).log(), centre + away, coefficients)
+
     def aggregate(self, roster: Roster, server: Tree, cohort: Tensor, uploads: Tree) -> Tree:
         f = len(server.centre)
         step = uploads.step.double() * REACH * math.sqrt(f)
@@ -119,8 +136,7 @@ class PrivatePooling(Method, Averages, Explains, Solves):
 
     def personalise(self, client: Client, state: Tree, received: Tree) -> dict[str, Tree]:
         layout = client.model.layout
-        centre = coefficients_of(layout, received.theta)[:, 0]
-        own = centre + self.solve(state, received, centre)[0]
+        own = self.choose_coefficients(state, received, coefficients_of(layout, received.theta)[:, 0])
         return {
             "mixed": Params(model_of(layout, received.theta, own[None, :, None])[0]),
             "shared": Params(received.theta),
@@ -131,3 +147,17 @@ class PrivatePooling(Method, Averages, Explains, Solves):
 
     def diagnostics(self, roster: Roster, server: Tree, cohort: Tensor, sent: Tree, uploads: Tree) -> dict[str, Tensor]:
         return {"noise": server.noise, "moved": server.moved}
+
+
+def _solve_alone(moments: Products) -> tuple[Tensor, Tensor]:
+    """[] the logarithm of the density of a client's targets under the ridge that makes it largest, and its [f]."""
+    rows, inputs, slope = moments.rows.clamp(min=1), moments.products[:-1, :-1], moments.products[:-1, -1]
+    penalties = torch.logspace(-3, 4, 15).to(inputs)
+    root = torch.ones_like(slope).index_fill(0, torch.tensor([len(slope) - 1]), FREE)
+    inside = root[:, None] * inputs * root / penalties[:, None, None] + torch.eye(len(root)).to(root)
+    right = (root * slope).expand(len(penalties), -1)[..., None]
+    coefficients = root * torch.linalg.solve(inside, right)[..., 0] / penalties[:, None]  # [P, f]
+    left = (moments.products[-1, -1] - coefficients @ slope).clamp(min=LEAST * rows)
+    density = -(rows * (left / rows).log() + torch.logdet(inside) + rows) / 2
+    best = density.argmax()
+    return density.gather(0, best[None])[0], coefficients.gather(0, best.expand(1, len(slope)))[0]
