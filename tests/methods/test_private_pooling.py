@@ -6,8 +6,8 @@ import torch
 
 import kinfed
 from kinfed import Federation, Privacy, Split, Training, UsageError, fit
-from kinfed.methods.solved.mixed_model import MixedModel
-from kinfed.methods.solved.private_pooling import PrivatePooling
+from kinfed.methods.solved.mixed_model import MixedModel, Products
+from kinfed.methods.solved.private_pooling import PrivatePooling, Sent
 from kinfed.models.linear import linear
 
 
@@ -67,6 +67,21 @@ def test_an_epsilon_costs_little_with_many_clients():
     assert run.privacy["unit"] == "client"
     assert max(run.privacy["spent"]) == pytest.approx(4.0, rel=0.01)
     assert not np.allclose(coefficients(run), coefficients(solve(data, seed=1, epsilon=4.0)))
+
+
+def test_a_client_falls_back_on_a_ridge_of_its_own_where_what_all_share_is_wrong():
+    """With a centre far away and narrow, its rows are likelier by themselves; with a good one they are not."""
+    data, own = drawn(1, 60, seed=3)
+    rows = torch.cat([data.x, torch.ones(60, 1), data.y[:, None]], 1).double()
+    moments, method = Products(rows.T @ rows, torch.tensor(60.0).double()), PrivatePooling()
+    spread, noise = torch.full((3,), 0.01).double(), torch.tensor(0.5).double()
+    wrong = method.choose_coefficients(moments, Sent(None, spread, noise), torch.tensor([30.0, 30, -30]).double())
+    alone = torch.linalg.lstsq(rows[:, :3], rows[:, 3:]).solution[:, 0]
+    assert wrong.numpy() == pytest.approx(alone.numpy(), abs=0.05)
+    centre = torch.from_numpy(own[0])
+    away, _ = method.solve(moments, Sent(None, spread, noise), centre)
+    right = method.choose_coefficients(moments, Sent(None, spread, noise), centre)
+    assert right.numpy() == pytest.approx((centre + away).numpy(), abs=0.02)
 
 
 @pytest.mark.parametrize(

@@ -106,10 +106,11 @@ class PrivatePooling(Method, Averages, Explains, Solves):
         return covariance @ (slope - inputs @ centre) / received.noise, covariance
 
     def choose_coefficients(self, moments: Products, received: Sent, centre: Tensor) -> Tensor:
-        """[f] a client's coefficients: by what all share, unless its own rows are likelier under a ridge of its own.
+        """[f] a client's coefficients: the mean of those by what all share, and of a ridge of its own, as rows say.
 
-        Both are judged by the density of the client's targets, its coefficients integrated out, so no row is held back
-        for it and nothing leaves. The ridge's two numbers are fitted to the rows, and pay for it as in BIC.
+        Each has the weight of its density of the client's targets, coefficients integrated out (Hoeting et al. 1999,
+        doi:10.1214/ss/1009212519, Equations 1 to 3), so no row is held back for it and nothing leaves. The ridge's two
+        numbers are fitted to the rows, and pay for it as in BIC.
         """
         rows, inputs, slope = moments.rows, moments.products[:-1, :-1], moments.products[:-1, -1]
         away, _ = self.solve(moments, received, centre)
@@ -119,7 +120,8 @@ class PrivatePooling(Method, Averages, Explains, Solves):
         left = (squares - away @ (slope - inputs @ centre)) / received.noise
         together = -(rows * received.noise.log() + torch.logdet(inside) + left) / 2
         alone, coefficients = _solve_alone(moments)
-        return torch.where(together >= alone - rows.clamp(min=1).log(), centre + away, coefficients)
+        share = (together - alone + rows.clamp(min=1).log()).sigmoid()
+        return share * (centre + away) + (1 - share) * coefficients
 
     def aggregate(self, roster: Roster, server: Tree, cohort: Tensor, uploads: Tree) -> Tree:
         f = len(server.centre)
