@@ -71,17 +71,23 @@ def sum_privately(method: Method, roster: Roster, cohort: Tensor, sent: Tree, up
         name: origins.get(name, t.new_zeros(())) if kinds[name] is Reduction.MEAN else t.new_zeros(())
         for name, t in tensors.items()
     }
-    moved = {name: (t - begin[name]).flatten(1) for name, t in tensors.items()}  # [K, m]
-    norms = torch.stack([change.square().sum(1) for change in moved.values()]).sum(0).sqrt()
-    usable = norms.isfinite()
-    share = torch.where(usable, (privacy.clip / norms.clamp(min=1e-12)).clamp(max=1), 0)
+    totals = {name: torch.zeros_like(upload[0]) for name, upload in tensors.items()}
+    for client in range(len(cohort)):  # one by one, as a table of all differences would be as large as the models
+        for name, change in _clip({name: t[client] - begin[name] for name, t in tensors.items()}, privacy.clip).items():
+            totals[name] += change
     deviation = find_noise(privacy, roster.rounds) * privacy.clip
     draw, results = key(roster.seed, "private.sum", roster.round, device=cohort.device), {}
-    for number, (name, change) in enumerate(moved.items()):
-        total = share @ torch.where(usable[:, None], change, 0)
-        total = (total + deviation * normal(fold(draw, number), total)).view(tensors[name].shape[1:])
+    for number, (name, total) in enumerate(totals.items()):
+        total = total + deviation * normal(fold(draw, number), total)
         results[name] = begin[name] + total / len(cohort) if kinds[name] is Reduction.MEAN else total
     return unpack(results, tree_map(lambda t: t[0], uploads))
+
+
+def _clip(changes: dict[str, Tensor], clip: float) -> dict[str, Tensor]:
+    """The changes as one vector that is no longer than `clip`; zero if they are not finite."""
+    norm = torch.stack([change.square().sum() for change in changes.values()]).sum().sqrt()
+    share = (clip / norm.clamp(min=1e-12)).clamp(max=1)
+    return {name: torch.where(norm.isfinite(), share * change, 0) for name, change in changes.items()}
 
 
 def _find_origins(sent: Tree) -> dict[str, Tensor]:
