@@ -46,8 +46,8 @@ class Privacy(Settings):
         super().__post_init__()
         if self.masked:
             raise UsageError(
-                "privacy.masked: this version cannot hide single uploads from the server; leave it out, as epsilon "
-                "holds against the server without it"
+                "privacy.masked: this version cannot hide single uploads from a server of sites; leave it out, and set "
+                "unit='row', whose epsilon holds against the server without masks"
             )
         for name, public in (self.columns or {}).items():
             if not (_are_bounds(public) or _are_categories(public)):
