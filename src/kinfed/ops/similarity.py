@@ -66,16 +66,6 @@ def columns_of(table: Tensor, listed: Tensor) -> Iterator[tuple[slice, Tensor]]:
         yield columns, table[:, columns].index_select(0, listed)
 
 
-def distances_listed(a: Tensor, b: Tensor, near: Tensor, layout: Layout) -> Tensor:
-    """[K, M] squared distances of a: [K, d] from the rows of b: [N, d] that near: [K, M] lists, trainable entries."""
-    result = a.new_zeros(near.shape)
-    for layer in layout.layers:
-        tensors = a[:, layer.trainable]
-        for rows, columns, listed in panels(b[:, layer.trainable], near):
-            result[rows] += listed.sub_(tensors[rows, None, columns]).square_().sum(-1)
-    return result
-
-
 def cosine(inner: Tensor, rows: Tensor | None = None, columns: Tensor | None = None, eps: float = 1e-12) -> Tensor:
     """[..., K, N] cosines from inner products of vectors whose lengths are rows: [..., K] and columns: [..., N].
 
@@ -135,25 +125,6 @@ def in_medians(square: Tensor, pairs: Tensor) -> Tensor:
     distances = square[pairs]
     median = (distances.median() - (-distances).median()) / 2  # torch's median is the lower of the two in the middle
     return square / torch.where(median > 0, median, 1.0)  # 0: more than half are equal; NaN: there is no pair
-
-
-def panels(table: Tensor, near: Tensor) -> Iterator[tuple[slice, slice, Tensor]]:
-    """Rows of table: [N, m] by lists near: [K, M], as much at a time as fits in the cache.
-
-    Yields a slice of the K lists, a slice of the m columns, and [k, M, w] numbers that may be overwritten.
-    """
-    count, size = near.shape[1], table.shape[1]
-    if not count:  # a single client has no others to list
-        return
-    width = min(size, max(2 * PANEL // count, 256))
-    lists = max(1, 2 * PANEL // (count * width))
-    for left in range(0, size, width):
-        part = table[:, left : left + width]
-        memory = table.new_empty(lists * count, part.shape[1])
-        for top in range(0, len(near), lists):
-            some = near[top : top + lists].reshape(-1)
-            listed = torch.index_select(part, 0, some, out=memory[: len(some)])
-            yield slice(top, top + lists), slice(left, left + width), listed.view(-1, count, part.shape[1])
 
 
 def _inner(a: Tensor, b: Tensor) -> Tensor:

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from ..core.field_checks import Settings
 from ..core.layout import Layout
-from ..ops.similarity import distances_listed, gram, inner
-from .movements import compare
+from ..ops.similarity import gram, inner_by_layer, inner_listed
+from .movements import compare, lengths_of
 
 
 class Comparison(Protocol):
@@ -36,14 +36,14 @@ class Distance(Settings):
     """Minus the squared Euclidean distance over trainable entries."""
 
     def compare(self, rows: Tensor, others: Tensor, near: Tensor | None, layout: Layout) -> Tensor:
-        if near is not None:
-            return -distances_listed(rows, others, near, layout)[None]
-        if rows is others:
+        if near is None and rows is others:
             squares = gram(others[:, layer.trainable] for layer in layout.layers).distances.to(rows.dtype)
             return -squares[None]
-        squares = rows.new_zeros(len(rows), len(others))
-        for layer in layout.layers:  # less a common vector, so that nearby models far from the origin lose no digits
-            middle = others[:, layer.trainable].mean(0)
-            a, b = rows[:, layer.trainable] - middle, others[:, layer.trainable] - middle
-            squares += a.square().sum(1)[:, None] + b.square().sum(1) - 2 * inner(a, b)
-        return -squares.clamp(min=0)[None]
+        middle = others.mean(0)  # so that nearby models far from the origin lose no digits
+        rows, others = rows - middle, others - middle
+        lengths = lengths_of(layout, rows, by_layer=False).square()[0, :, None]
+        if near is None:
+            inner, square = inner_by_layer(rows, others, layout), lengths_of(layout, others, by_layer=False).square()
+        else:
+            inner, square = inner_listed(rows, others, near, layout)
+        return -(lengths + square.sum(0) - 2 * inner.sum(0)).clamp(min=0)[None]
