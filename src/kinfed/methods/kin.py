@@ -95,13 +95,8 @@ class Kin(RelationMixing, Admits):
 
         A client's own weight, against which those of the cohort count, is that of the share of clients in a round.
         """
-        moved, layout, mass, turns = (
-            server.theta - roster.theta,
-            roster.layout,
-            self.mass(roster, server),
-            server.trained,
-        )
-        near, often = Drawn(self.neighbours, self.tau).find(roster, moved, mass, turns, absent, cohort)
+        moved, layout, mass = server.theta - roster.theta, roster.layout, self.mass(roster, server)
+        near, often = Drawn(self.neighbours, self.tau).find(roster, moved, mass, server.trained, absent, cohort)
         cosines = compare(layout, take(moved, absent), take(moved, cohort), near, self.by_layer)
         logits = (cosines.values - 1) / self.tau + mass.log()[cohort if near is None else cohort[near]] + often
         own_mass = (mass[absent] * len(cohort) / len(roster)).log().expand(*logits.shape[:2])[..., None]
