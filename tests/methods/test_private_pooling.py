@@ -7,8 +7,10 @@ import torch
 import kinfed
 from kinfed import Federation, Privacy, Split, Training, UsageError, fit
 from kinfed.methods.solved.mixed_model import MixedModel, Products
+from kinfed.methods.solved.personal_boosting import PersonalBoosting
 from kinfed.methods.solved.private_pooling import PrivatePooling, Sent
 from kinfed.models.linear import linear
+from kinfed.models.trees import trees
 
 
 def drawn(clients, rows, seed=0, noise=0.7):
@@ -87,6 +89,15 @@ def test_a_client_falls_back_on_a_ridge_of_its_own_where_what_all_share_is_wrong
     away, _ = method.solve(moments, Sent(None, spread, noise), centre)
     right = method.choose_coefficients(moments, Sent(None, spread, noise), centre)
     assert right.numpy() == pytest.approx((centre + away).numpy(), abs=0.02)
+
+
+@pytest.mark.parametrize("method", [MixedModel(), PersonalBoosting()])
+def test_exact_sums_over_rows_are_refused_under_a_budget(method):
+    data, _ = drawn(20, 6)
+    module = trees((2,), 1) if isinstance(method, PersonalBoosting) else linear((2,), 1)
+    training = Training(privacy=Privacy(epsilon=8.0, unit="client"))
+    with pytest.raises(UsageError, match=r"uploads exact sums over rows, .* use 'private-pooling'"):
+        fit(method, data, module, rounds=2, training=training)
 
 
 @pytest.mark.parametrize(

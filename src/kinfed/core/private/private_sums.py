@@ -39,6 +39,11 @@ def check_sums(method: Method, roster: Roster, uploads: Tree) -> None:
                 f"{name} uses '{field}' of each client's upload, and privacy.unit='client' protects clients in sums "
                 f"over all; use a method that needs the mean of uploads alone, such as {ABLE}, or unit='row'"
             )
+    if getattr(undivided(method), "row_sums", False):
+        raise UsageError(
+            f"{name} uploads exact sums over rows, which no clip leaves of use, as privacy.unit='client' needs; use "
+            "'private-pooling' for tables of numbers, or unit='row' with another method"
+        )
     layout = find_shared_layout(method, roster.layout)
     if tree_leaves(uploads) and layout.parameters < layout.size:
         raise UsageError(

@@ -101,6 +101,7 @@ class MixedModel(Method, Explains, Advises, Solves):
     estimate: Literal["reml", "ml"] = "reml"  # restricted maximum likelihood, or maximum likelihood
     origin: ClassVar[Origin] = "fixed"
     solves: ClassVar[bool] = True
+    row_sums: ClassVar[bool] = True
     weighs: ClassVar[str] = "clients share fixed effects and variances, and no client learns from another"
 
     def start(self, roster: Roster) -> Tree:

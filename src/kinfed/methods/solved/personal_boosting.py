@@ -102,6 +102,7 @@ class PersonalBoosting(Method, Explains, Advises):
     columns: Annotated[float, In("(0, 1]")] = 1.0  # share of the columns, drawn for each tree, that it may read
     origin: ClassVar[Origin] = "fixed"
     class_means: ClassVar[bool] = True  # labels in a bin follow from the first sums
+    row_sums: ClassVar[bool] = True
     sizes_vary: ClassVar[bool] = True  # of messages, from round to round
     weighs: ClassVar[str] = "trees and leaves are made of sums over all rows"
 
