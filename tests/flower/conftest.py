@@ -65,6 +65,7 @@ import torch
 from torch import Tensor, nn
 
 import kinfed
+from kinfed.methods import Averaged
 
 
 class Kept(NamedTuple):
@@ -72,8 +73,8 @@ class Kept(NamedTuple):
 
 
 class Change(NamedTuple):
-    theta: Tensor
-    change: Tensor
+    theta: Averaged
+    change: Averaged
 
 
 @dataclass(frozen=True)

@@ -71,7 +71,7 @@ def test_windows_are_said_to_be_windows(tmp_path):
     path = write(tmp_path, series, head="who,when,y")
     said, _ = chosen(path, "federation.dataset.time=when", "federation.dataset.past=4")
     assert said["inputs"] == "the last 4 readings of `y`, to predict the next 1"
-    assert said["clients"] == "2, named by `who`: 48 windows each, 96 in all"
+    assert said["clients"] == "2, named by `who`: 56 windows each, 112 in all"
     assert said["split"].endswith("each client's windows in order of `when`")
 
 
