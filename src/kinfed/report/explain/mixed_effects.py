@@ -117,8 +117,8 @@ class MixedEffects(NamedTuple):
         if len(self.random) == 1:
             share = self.covariance[0, 0] / (self.covariance[0, 0] + self.noise)
             notes.append(f"share of the variance that is between clients: {100 * share:.1f} %")
-        headings = ("variance between clients, and of rows", "variance", "deviation", "95 % interval of the variance")
-        tables.append(Grid("variances", "variances", headings, [rows], notes))
+        headings = ("", "variance", "deviation", "95 % interval of the variance")
+        tables.append(Grid("variances", "variances between clients, and of rows", headings, [rows], notes))
         title = f"coefficients of '{client}': fixed effects and its own, by its rows"
         notes = ["intervals are of what the client's coefficients are, the variances being taken as known"]
         tables.append(
