@@ -169,6 +169,8 @@ def whole_numbers(name, rows):
         ("sold", "fedaghn", False, "embedded"),
         ("sold", "partial-pooling", False, "additive"),
         ("sold", "partial-pooling", False, "log-linear"),
+        ("sold", "mixed-model", False, "linear"),
+        ("sold", "private-pooling", False, "linear"),
         ("fruit", "partial-pooling", False, "additive"),
     ],
 )
