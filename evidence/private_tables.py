@@ -6,15 +6,13 @@ Beside it a ridge for each client, which needs nobody else, one of all rows, and
 kept in --keep, and the same command goes on; --write only writes docs/evidence/private-tables.md.
 """
 
-import argparse
-import json
 import warnings
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
-from tables import BOOK, CLIENT, EACH, GIVEN, MADE, SHELF, halves, read, standard
+from tables import CLIENT, EACH, halves, parse_arguments, read, read_kept, standard
 
 import kinfed
 from kinfed.methods.solved.partial_pooling import PartialPooling
@@ -63,12 +61,12 @@ def page(measured):
     heads = ["table", "clients x rows", "inputs", *HEADS, "2 over no noise", "2 over alone"]
     lines = [f"| {' | '.join(heads)} |", f"| --- | --- |{' ---: |' * (len(heads) - 2)}"]
     ratios = []
-    for name, found in measured.items():
-        errors = found["errors"]
+    for name, table in measured.items():
+        errors = table["errors"]
         ratios.append([errors["epsilon 2"] / errors["without noise"], errors["epsilon 2"] / errors[EACH]])
         cells = [f"{errors[head]:.3f}" for head in HEADS] + [f"{ratio:.2f}" for ratio in ratios[-1]]
-        size = f"{found['clients']} x {round(found['rows'] / found['clients'])}"
-        lines.append(f"| {' | '.join([name, size, str(found['inputs']), *cells])} |")
+        size = f"{table['clients']} x {round(table['rows'] / table['clients'])}"
+        lines.append(f"| {' | '.join([name, size, str(table['inputs']), *cells])} |")
     for what, summarise in (("mean", np.mean), ("worst", np.max)):
         cells = [f"{value:.2f}" for value in summarise(ratios, axis=0)]
         lines.append(f"| {what} |{' |' * (len(heads) - 3)} {' | '.join(cells)} |")
@@ -76,22 +74,14 @@ def page(measured):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("names", nargs="*", default=[*GIVEN, *BOOK, *SHELF, *MADE], metavar="NAME")
-    parser.add_argument("--tables", type=Path, default=Path("."))
-    parser.add_argument("--keep", type=Path, required=True)
-    parser.add_argument("--write", action="store_true")
-    args = parser.parse_args()
-    args.keep.mkdir(parents=True, exist_ok=True)
+    args = parse_arguments(__doc__)
     warnings.simplefilter("ignore")
     for name in () if args.write else args.names:
         path = args.keep / f"{name}.json"
         if not path.exists():
             keep(path, measure(name, args.tables))
         print(name, path.read_text(), flush=True)
-    kept = {name: args.keep / f"{name}.json" for name in (*GIVEN, *BOOK, *SHELF, *MADE)}
-    measured = {name: json.loads(path.read_text()) for name, path in kept.items() if path.exists()}
-    if measured := {name: found for name, found in measured.items() if found}:
+    if measured := {name: table for name, table in read_kept(args.keep).items() if table}:
         put(PAGE, "private tables", page(measured), "Tables under an epsilon for clients")
 
 

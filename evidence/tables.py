@@ -188,6 +188,7 @@ def fields(draw, n=50, t=40):
 
 
 MADE = {one.__name__: one for one in (schools, wages, production, farms, demand, kinds, clinics, fields)}
+NAMES = [*GIVEN, *BOOK, *SHELF, *MADE]
 
 
 def read(name, folder):
@@ -373,14 +374,26 @@ def compare_with(errors):
     return errors[EACH], min(errors[CLIENT], errors[BOOSTING])
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("names", nargs="*", default=[*GIVEN, *BOOK, *SHELF, *MADE], metavar="NAME")
+def parse_arguments(about):
+    """The arguments of a program about these tables, of which --keep is a folder that is there."""
+    parser = argparse.ArgumentParser(description=about.partition("\n")[0])
+    parser.add_argument("names", nargs="*", default=NAMES, metavar="NAME")
     parser.add_argument("--tables", type=Path, default=Path("."))
     parser.add_argument("--keep", type=Path, required=True)
     parser.add_argument("--write", action="store_true")
     args = parser.parse_args()
     args.keep.mkdir(parents=True, exist_ok=True)
+    return args
+
+
+def read_kept(folder):
+    """By name what was measured so far."""
+    paths = {name: folder / f"{name}.json" for name in NAMES}
+    return {name: json.loads(path.read_text()) for name, path in paths.items() if path.exists()}
+
+
+def main():
+    args = parse_arguments(__doc__)
     for name in () if args.write else args.names:
         path = args.keep / f"{name}.json"
         known = json.loads(path.read_text()) if path.exists() else {}
@@ -388,10 +401,9 @@ def main():
             known["now"] = measure(name, args.tables)
             keep(path, known)
         print(name, known["now"]["errors"], known["now"]["chosen"], flush=True)
-    kept = {name: args.keep / f"{name}.json" for name in (*GIVEN, *BOOK, *SHELF, *MADE)}
-    found = {name: json.loads(path.read_text()) for name, path in kept.items() if path.exists()}
-    if any("now" in one for one in found.values()):
-        put(PAGE, "tables", page(found), "Tables in the wild")
+    kept = read_kept(args.keep)
+    if any("now" in table for table in kept.values()):
+        put(PAGE, "tables", page(kept), "Tables in the wild")
 
 
 if __name__ == "__main__":

@@ -35,12 +35,12 @@ def _explain(args: argparse.Namespace, console: Console) -> None:
     from ..report.explain.reasons import TOP, explain, grids
     from ..runs.run_folder import RunFolder
 
-    effects = MixedEffects.read(RunFolder(args.run))
+    effects = MixedEffects.read(RunFolder(args.run), args.client)
     if effects is not None:
         if args.json:
-            print(to_json(effects.to_dict(args.client)))
+            print(to_json(effects.to_dict()))
             return
-        show(effects.grids(args.client), Literal(), soft_wrap=True)
+        show(effects.grids(), Literal(), soft_wrap=True)
         return
     shares = OwnRows.read(RunFolder(args.run))
     if shares is not None and args.of is None and not RunFolder(args.run).relations.exists():

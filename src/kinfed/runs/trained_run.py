@@ -154,7 +154,7 @@ class TrainedRun(Run):
         kept = [] if undefined or not self._averages(scores, split) else list(scores)
         if isinstance(task, Classification):
             return kept, confusion(answers, truth, sizes, task.classes), []
-        return kept, None, self._errors(answers, truth, sizes)
+        return kept, None, self._errors(answers, truth, sizes) if split == "test" else []
 
     def _errors(self, outputs: Tensor, truth: Tensor, sizes: Sequence[int]) -> list[Tensor]:
         """See `errors`; outputs: [n, ...] and truth: [n, ...] are of all clients after one another."""

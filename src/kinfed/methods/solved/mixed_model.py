@@ -148,8 +148,7 @@ class MixedModel(Method, Explains, Advises, Solves):
         """What a client's rows say of the parameters that it received, of which the fixed effects are: [f]."""
         at = self._random(len(moments.products) - 1)
         noise, covariance, products, rows = received.noise, received.covariance, moments.products, moments.rows
-        inner = products[at][:, at]  # Z'Z
-        shrink = torch.linalg.solve(noise * torch.eye(len(inner)).to(inner) + covariance @ inner, covariance)  # [q, q]
+        inner, shrink = _shrink(moments, received, at)
         across = products[at]  # [q, f + 1], Z'[X y]
         once = (products - across.T @ shrink @ across) / noise  # [X y]'V^-1 [X y]
         twice = (products - across.T @ (2 * shrink - shrink @ inner @ shrink) @ across) / noise.square()
@@ -226,10 +225,7 @@ class MixedModel(Method, Explains, Advises, Solves):
         $\beta$ counts by the rest. That of $D$ and $\sigma^2$ does not count.
         """
         at, identity = self._random(len(fixed)), torch.eye(len(fixed)).to(moments.products)
-        inner, place = moments.products[at][:, at], identity[:, at]
-        shrink = torch.linalg.solve(
-            received.noise * identity[at][:, at] + received.covariance @ inner, received.covariance
-        )
+        place, (_, shrink) = identity[:, at], _shrink(moments, received, at)
         effects = shrink @ (moments.products[at][:, -1] - moments.products[at][:, :-1] @ fixed)
         follows = identity - place @ shrink @ moments.products[at][:, :-1]
         given = place @ (received.noise * shrink) @ place.T
@@ -245,6 +241,16 @@ class MixedModel(Method, Explains, Advises, Solves):
     def _random(self, inputs: int) -> Tensor:
         """[q] int64 the places of the random effects among so many inputs, the 1 being the last."""
         return torch.arange(inputs) if self.random == "all" else torch.tensor([inputs - 1])
+
+
+def _shrink(moments: Products, received: Sent, at: Tensor) -> tuple[Tensor, Tensor]:
+    """[q, q] Z'Z of a client's rows, and M, of which its random effects are M Z'(y - X beta); at: [q] are their places.
+
+    M is (sigma^2 D^-1 + Z'Z)^-1, which exists if D is singular too.
+    """
+    inner = moments.products[at][:, at]
+    noise = received.noise * torch.eye(len(inner)).to(inner)
+    return inner, torch.linalg.solve(noise + received.covariance @ inner, received.covariance)
 
 
 def moments_of(client: Client, received: Tree) -> Products:

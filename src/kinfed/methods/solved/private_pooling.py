@@ -87,10 +87,10 @@ class PrivatePooling(Method, Averages, Explains, Solves):
         return Products.empty(client)
 
     def train(self, client: Client, state: Tree, received: Tree) -> tuple[Tree, Tree]:
-        moments = moments_of(client, received)
-        away, covariance = self.solve(moments, received, coefficients_of(client.model.layout, received.theta)[:, 0])
+        moments, centre = moments_of(client, received), coefficients_of(client.model.layout, received.theta)[:, 0]
+        away, covariance = self.solve(moments, received, centre)
         inputs, slope = moments.products[:-1, :-1], moments.products[:-1, -1]
-        own = coefficients_of(client.model.layout, received.theta)[:, 0] + away
+        own = centre + away
         squares = moments.products[-1, -1] - 2 * own @ slope + own @ inputs @ own + (inputs * covariance).sum()
         error = (squares / moments.rows.clamp(min=1) / received.noise).clamp(0, LARGEST)
         wider = ((away.square() + covariance.diagonal()) / received.spread - 1) / 2

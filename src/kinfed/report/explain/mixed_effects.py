@@ -11,14 +11,14 @@ from ...core.sharing import undivided
 from ...errors import UsageError
 from ...methods.solved.mixed_model import MixedModel
 from ...methods.solved.partial_pooling import coefficients_of
-from ...runs.run import FinalServer, OpenedRun, Run, client_index
+from ...runs.run import FinalServer, OpenedRun, Run
 from ...runs.run_folder import RunFolder
 from ..tables.text_table import Grid
 
 Array = NDArray[np.float64]
 
 NORMAL = 1.959964  # deviations of a normal variable, within which 95 % lie
-CONSTANT = "constant"
+NAME, CONSTANT = "mixed-model", "constant"
 KINDS = {"reml": "restricted maximum likelihood", "ml": "maximum likelihood"}
 
 
@@ -38,21 +38,23 @@ class MixedEffects(NamedTuple):
     deviance: float  # -2 log-likelihood, with all its constants
     clients: int
     rows: int
-    by_client: dict[str, tuple[Array, Array]]  # coefficients [f] and their standard errors [f]
+    client: str
+    coefficients: Array  # [f] of this client
+    coefficient_errors: Array  # [f] their standard errors
 
     @classmethod
-    def read(cls, folder: RunFolder) -> "MixedEffects | None":
-        """Those of a finished run; None if it is of another method, or if its state is not kept."""
+    def read(cls, folder: RunFolder, client: str) -> "MixedEffects | None":
+        """Those of a finished run and one client; None if it is of another method, or if its state is not kept."""
         if not (folder.state.exists() and folder.models.exists() and folder.is_begun):
             return None
-        saved = Run.open(folder.path)
-        if saved.method is None or not isinstance(undivided(saved.method), MixedModel):
+        if folder.read_summary().method != NAME:
             return None
-        return cls.from_run(saved)
+        return cls.from_run(Run.open(folder.path), client)
 
     @classmethod
-    def from_run(cls, saved: OpenedRun) -> "MixedEffects":
+    def from_run(cls, saved: OpenedRun, client: str) -> "MixedEffects":
         """Those of a run of `mixed-model`; raises UsageError unless its model is one linear layer on a table."""
+        client = saved.name(client)
         final = FinalServer(saved, saved.task)
         method, server = undivided(final.method), final.server
         assert isinstance(method, MixedModel)
@@ -71,12 +73,8 @@ class MixedEffects(NamedTuple):
         if lost:
             deviance -= 2 * float(np.linalg.slogdet(units)[1])
         inner = units[at, at]
-        by_client = {}
-        for name in saved.names:
-            personal = saved.personal(name)
-            coefficients = coefficients_of(final.model.layout, personal.theta)[:, 0].numpy()
-            spread = np.sqrt(np.diagonal(units @ personal.covariance.double().numpy() @ units.T))
-            by_client[name] = units @ coefficients + origin, spread
+        personal = saved.personal(client)
+        coefficients = coefficients_of(final.model.layout, personal.theta)[:, 0].numpy()
         return cls(
             str(saved.folder),
             method,
@@ -91,12 +89,13 @@ class MixedEffects(NamedTuple):
             deviance,
             int(server.size[0]),
             rows,
-            by_client,
+            client,
+            units @ coefficients + origin,
+            np.sqrt(np.diagonal(units @ personal.covariance.double().numpy() @ units.T)),
         )
 
-    def grids(self, client: str) -> list[Grid]:
-        """The fixed effects, the variances, and one client's coefficients, as tables."""
-        coefficients, errors = self.by_client[list(self.by_client)[client_index(list(self.by_client), client)]]
+    def grids(self) -> list[Grid]:
+        """The fixed effects, the variances, and the client's coefficients, as tables."""
         kind = KINDS[self.method.estimate]
         title = (
             f"fixed effects in {self.run} (mixed-model by {kind}, {self.clients} clients, {self.rows:,} training rows)"
@@ -119,32 +118,32 @@ class MixedEffects(NamedTuple):
             notes.append(f"share of the variance that is between clients: {100 * share:.1f} %")
         headings = ("", "variance", "deviation", "95 % interval of the variance")
         tables.append(Grid("variances", "variances between clients, and of rows", headings, [rows], notes))
-        title = f"coefficients of '{client}': fixed effects and its own, by its rows"
+        title = f"coefficients of '{self.client}': fixed effects and its own, by its rows"
         notes = ["intervals are of what the client's coefficients are, the variances being taken as known"]
         tables.append(
             Grid(
                 "own",
                 title,
                 ("", "estimate", "std. error", "95 % interval"),
-                [_lines(self.names, coefficients, errors)],
+                [_lines(self.names, self.coefficients, self.coefficient_errors)],
                 notes,
             )
         )
         return tables
 
-    def to_dict(self, client: str) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """The same for JSON."""
-        names = list(self.by_client)
-        coefficients, errors = self.by_client[names[client_index(names, client)]]
+
+        def by_name(values: Array, errors: Array) -> dict[str, list[float]]:
+            return {name: [float(a), float(b)] for name, a, b in zip(self.names, values, errors, strict=True)}
+
         return {
             "estimate": self.method.estimate,
             "deviance": self.deviance,
-            "fixed": {
-                name: [float(a), float(b)] for name, a, b in zip(self.names, self.fixed, self.errors, strict=True)
-            },
+            "fixed": by_name(self.fixed, self.errors),
             "covariance": self.covariance.tolist(),
             "noise": self.noise,
-            "client": {name: [float(a), float(b)] for name, a, b in zip(self.names, coefficients, errors, strict=True)},
+            "client": by_name(self.coefficients, self.coefficient_errors),
         }
 
     def _correlations(self) -> str:
