@@ -1,5 +1,6 @@
 """Runs one after the other and side by side."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pytest
 from kinfed.errors import RunError, UsageError
 from kinfed.runs.config import experiment as config
 from kinfed.runs.launch import Job, run_all
+from kinfed.runs.pool import share_work
 from kinfed.runs.run_folder import RunFolder
 from kinfed.simulation.execution import Execution
 
@@ -66,6 +68,7 @@ from pathlib import Path
 from kinfed.runs.config import experiment as config
 from kinfed.interrupts import catch_signals
 from kinfed.runs.launch import Job, run_all
+from kinfed.runs.pool import share_work
 from kinfed.simulation.execution import Execution
 small = sys.argv[2:]
 made = {n: config.resolve(config.read("local", [*small, f"seed={n}"])) for n in "12"}
@@ -118,3 +121,49 @@ def test_warnings_of_other_processes_are_heard(tmp_path):
     with pytest.warns(UserWarning, match="a client resembles so many others"):
         outcomes = list(BESIDE([Job("a", crowded, tmp_path / "a")]))
     assert outcomes == [("a", tmp_path / "a", None)]
+
+
+def test_copies_of_this_process_share_work(tmp_path):
+    def work(i):
+        while len(list(tmp_path.iterdir())) < 2 and i < 2:  # each of the first two waits for the other
+            (tmp_path / str(os.getpid())).touch()
+            time.sleep(0.01)
+        return i, os.getpid()
+
+    results = share_work(work, 20, 2)
+    assert [results[i][0] for i in range(20)] == list(range(20))
+    assert len({process for _, process in results.values()}) == 2
+    assert share_work(work, 20, 1).keys() == results.keys()
+    assert share_work(work, 0, 2) == {}
+    assert not active_children()
+
+
+def test_what_a_killed_copy_was_doing_is_missing(tmp_path):
+    here = os.getpid()
+
+    def work(i):
+        if os.getpid() == here:
+            while not (tmp_path / "killed").exists():
+                time.sleep(0.01)
+        else:
+            (tmp_path / "killed").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return i
+
+    assert len(share_work(work, 6, 2)) == 5
+
+
+def test_what_this_process_raises_ends_its_copies(tmp_path):
+    def work(i):
+        (tmp_path / str(os.getpid())).touch()
+        while len(list(tmp_path.iterdir())) < 2:
+            time.sleep(0.01)
+        if os.getpid() != here:
+            time.sleep(60)
+        raise KeyboardInterrupt
+
+    here, began = os.getpid(), time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        share_work(work, 2, 2)
+    assert time.monotonic() - began < 30
+    assert not active_children()

@@ -62,7 +62,8 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         default="",
         help=f"candidates (default: {','.join(TRIED)}, and {','.join(WITH_GRAPH)} where the graph is known)",
     )
-    choosing.add_argument("--jobs", type=int, default=1, metavar="N", help="runs in parallel (default: 1)")
+    usual = "as many as there are cores where they are small, otherwise 1"
+    choosing.add_argument("--jobs", type=int, metavar="N", help=f"candidates in parallel (default: {usual})")
     choosing.add_argument("--out", type=Path, metavar="DIR", help="the folder of the choice (default: choices/TIME)")
     add_dry_run(choosing)
     choosing.set_defaults(command=_choose)
@@ -96,7 +97,7 @@ def choose_for(
     if args.dry_run:
         request.check()
         arena = request.arena(execution(args), federation)
-        return dry_run(candidates(request, arena), args, console, request.jobs, federation=arena.federation)
+        return dry_run(candidates(request, arena), args, console, request.jobs or 1, federation=arena.federation)
     with Bar(console, args.quiet) as bar:
         remaining = ""
 

@@ -1,21 +1,25 @@
-"""Process pool: several tasks at a time, each in a process of its own."""
+"""Process pool: several tasks at a time, each in a process of its own, or in copies of this one."""
 
 import os
 import signal
+import sys
 import threading
 import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import fields
 from multiprocessing import connection, get_all_start_methods, get_context, parent_process
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from ..errors import RunError, UsageError, hear_warnings
 from ..interrupts import catch_signals, defer_signals
+from ..simulation.devices import pick_device
 from ..simulation.execution import Execution
+from ..simulation.workers import threads
 
+Result = TypeVar("Result")
 Task = Callable[[Execution], object]  # it is pickled
 
 
@@ -31,7 +35,7 @@ def side_by_side(
     context.set_forkserver_preload(["kinfed.runs.launch"])
     shown = ("progress", "planned")
     options = {field.name: getattr(execution, field.name) for field in fields(execution) if field.name not in shown}
-    threads = max(1, torch.get_num_threads() // parallel)
+    cores = max(1, torch.get_num_threads() // parallel)
     waiting = list(tasks.items())[::-1]
     running: dict[connection.Connection, tuple[str, Any]] = {}
     try:
@@ -40,7 +44,7 @@ def side_by_side(
                 name, task = waiting.pop()
                 on_begin(name)
                 receiver, sender = context.Pipe(duplex=False)
-                process = context.Process(target=_work, args=(sender, task, options, threads))
+                process = context.Process(target=_work, args=(sender, task, options, cores))
                 with defer_signals():  # an interrupt in between would leave a process that nobody ends
                     with _ignoring_interrupts():
                         process.start()
@@ -71,12 +75,62 @@ def side_by_side(
             process.join()
 
 
-def _work(pipe: connection.Connection, task: Task, options: dict[str, Any], threads: int) -> None:
+def can_copy(execution: Execution) -> bool:
+    """Whether copies of this process can compute: on Linux without a GPU, because no copy can use a GPU of this one."""
+    return sys.platform == "linux" and pick_device(execution.device).type == "cpu" and not torch.cuda.is_initialized()
+
+
+def share_work(work: Callable[[int], Result], count: int, processes: int) -> dict[int, Result]:
+    """What `work` returns for 0 to count - 1, done by this process and copies of it; each takes the next of them.
+
+    A copy begins at once and has all that this process holds. It computes on one core, because the threads of OpenMP
+    do not survive a copy. What a copy was doing when it was killed is missing in the result.
+    """
+    size, context = 4, get_context("fork")
+    waiting, writer = os.pipe()  # its capacity is 64 KiB; several processes never read the same bytes
+    os.write(writer, b"".join(i.to_bytes(size, "little") for i in range(count)))
+    os.close(writer)
+
+    def work_off() -> dict[int, Result]:
+        results = dict[int, Result]()
+        while number := os.read(waiting, size):
+            i = int.from_bytes(number, "little")
+            results[i] = work(i)
+        return results
+
+    def begin(sender: connection.Connection) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        threading.Thread(target=_end_with_parent, daemon=True).start()
+        sender.send(work_off())
+        os._exit(0)  # with no regard to what this process would do at its end
+
+    copies = []
+    try:
+        with threads(1):
+            for _ in range(processes - 1):
+                receiver, sender = context.Pipe(duplex=False)
+                with defer_signals(), _ignoring_interrupts():
+                    copies.append((context.Process(target=begin, args=(sender,)), receiver))
+                    copies[-1][0].start()
+                sender.close()
+            results = work_off()
+        for _, receiver in copies:
+            with suppress(EOFError):
+                results |= receiver.recv()
+        return results
+    finally:
+        os.close(waiting)
+        for process, _ in copies:
+            process.kill()
+            process.join()
+
+
+def _work(pipe: connection.Connection, task: Task, options: dict[str, Any], cores: int) -> None:
     """In a process of its own: do a task, and send its warnings (text) and its end (None or an exception)."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # for Windows, where `_ignoring_interrupts` does nothing
     threading.Thread(target=_end_with_parent, daemon=True).start()
     hear_warnings(pipe.send)
-    torch.set_num_threads(threads)
+    torch.set_num_threads(cores)
     try:
         with catch_signals():
             task(Execution(**options))

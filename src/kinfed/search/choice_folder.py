@@ -2,15 +2,19 @@
 
 import itertools
 import json
+import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
+
+from ..core.model import Model
 from ..core.summary import Summary
 from ..data.federation import Federation
 from ..errors import UsageError, log_failure
@@ -19,7 +23,7 @@ from ..interrupts import defer_signals
 from ..methods.solved import KNOWN
 from ..runs.config import experiment as config, plugins
 from ..runs.config.experiment import Experiment, Table
-from ..runs.pool import side_by_side
+from ..runs.pool import can_copy, share_work, side_by_side
 from ..runs.results import write_run
 from ..runs.run_folder import RunFolder
 from ..simulation import distributed
@@ -28,6 +32,8 @@ from .arena import Arena
 from .budget import begun_with, seconds_of, whole_request
 from .choose import Choice, Entrant, candidates, carry_out, solvable, usual
 from .successive_halving import Candidate, Entry, plan_rounds
+
+SMALL = 1e8  # rows times parameters of a federation of which one core computes a round about as fast as several
 
 
 class Chosen(NamedTuple):
@@ -47,14 +53,14 @@ class Request:
     data_dir: Path | None = None
     budget: str | None = None
     methods: Sequence[str] = ()  # none: the usual ones
-    jobs: int = 1
+    jobs: int | None = None  # candidates at a time; None: as many as there are cores where they are small
     grid: Mapping[str, Sequence[str]] = field(default_factory=dict)  # methods.NAME.KEY and the values that are tried
     models: bool = False  # whether models are candidates too, beside the config's
     refit: bool = False  # whether the models that are kept are trained once more, on all rows
 
     def check(self) -> None:
         """Raise UsageError for what can be refused before the data are read: the folder, and numbers."""
-        if self.jobs < 1:
+        if self.jobs is not None and self.jobs < 1:
             raise UsageError(f"jobs counts parallel runs, so it must be at least 1; got {self.jobs}")
         if self.budget is not None and not self.budget.isdecimal():
             seconds_of(self.budget)
@@ -141,8 +147,11 @@ def choose_in(
         begun_with(arena.folder, whole_request(arena, tried, terms))
         return Chosen(json.loads(folder.choice.read_text(encoding="utf-8")), folder.read_summary(), earlier=True)
     advance = partial(arena.advance, on_begin=on_begin)
-    if request.jobs > 1:
-        advance = partial(_side_by_side, request, arena, on_begin)
+    jobs = request.jobs or _usual_jobs(arena)
+    if jobs > 1 and can_copy(execution):
+        advance = partial(_advance_together, arena, jobs, on_begin)
+    elif jobs > 1:
+        advance = partial(_side_by_side, request, arena, jobs, on_begin)
     try:
         choice = carry_out(arena, tried, terms, advance, on_rung, request.refit)
     except KeyboardInterrupt as stop:
@@ -151,8 +160,40 @@ def choose_in(
         return _write(request, choice)
 
 
+def _usual_jobs(arena: Arena) -> int:
+    """How many candidates are trained at a time: one on each core where a round is too short to share among cores."""
+    module = arena.module(arena.seed)
+    parameters = (module if isinstance(module, Model) else Model(module)).theta.numel()
+    small = parameters * sum(map(len, arena.federation.rows["train"])) <= SMALL
+    return torch.get_num_threads() if small and can_copy(arena.execution) else 1
+
+
+def _advance_together(
+    arena: Arena, jobs: int, on_begin: Callable[[Entry], None], entries: Sequence[Entry], until: int
+) -> dict[Entry, str]:
+    """As `Arena.advance`, in this process and copies of it."""
+    entries = [entry for entry in entries if not arena.has_reached(entry, until)]
+    silent = replace(arena.execution, progress=Execution.progress, planned=Execution.planned)
+    here, alone = os.getpid(), replace(arena, execution=silent)
+
+    def advance(i: int) -> list[str]:
+        if os.getpid() == here:
+            on_begin(entries[i])
+        return list(alone.advance([entries[i]], until).values())
+
+    problems = share_work(advance, len(entries), min(jobs, len(entries)))
+    ended = {entries[i]: problem for i, lines in problems.items() for problem in lines}
+    left = [entry for entry in entries if entry not in ended]  # of copies that were killed
+    return ended | arena.advance(left, until, on_begin)
+
+
 def _side_by_side(
-    request: Request, arena: Arena, on_begin: Callable[[Entry], None], entries: Sequence[Entry], until: int
+    request: Request,
+    arena: Arena,
+    jobs: int,
+    on_begin: Callable[[Entry], None],
+    entries: Sequence[Entry],
+    until: int,
 ) -> dict[Entry, str]:
     """As `Arena.advance`, with several entries at a time."""
     waiting = {
@@ -162,7 +203,7 @@ def _side_by_side(
     }
     tasks = {name: partial(_train, request, candidate.name, fold, until) for name, (candidate, fold) in waiting.items()}
     ended: dict[Entry, str] = {}
-    with closing(side_by_side(tasks, arena.execution, request.jobs, lambda name: on_begin(waiting[name]))) as outcomes:
+    with closing(side_by_side(tasks, arena.execution, jobs, lambda name: on_begin(waiting[name]))) as outcomes:
         for name, problem in outcomes:
             if problem is not None:
                 ended[waiting[name]] = log_failure(problem)
