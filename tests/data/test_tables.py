@@ -17,7 +17,9 @@ from kinfed.cli import main
 from kinfed.core.tasks import Classification, Forecasting, Regression
 from kinfed.data.federation import divide
 from kinfed.data.partitions import IID, Dirichlet, LabelPermutations
+from kinfed.data.steps import calendar, usual_calendar
 from kinfed.data.tables.table_reader import TableReader
+from kinfed.data.windows import cut
 from kinfed.methods import SFL, FedAvg, Local
 
 HOUSES = "town,rooms,age,price\n" + "".join(
@@ -178,11 +180,40 @@ def test_scores_are_told_at_the_steps_ahead_that_are_asked_for(tmp_path):
             read(path, **how, horizons=[1, late])
 
 
-def test_months_count_as_a_step_each_and_have_no_time_of_day(tmp_path):
-    rows = "".join(f"a,{2000 + m // 12}-{m % 12 + 1:02d},{m % 7}.5\n" for m in range(30))
-    data = read(write(tmp_path, "s,m,v\n" + rows), client="s", target="v", time="m", past=2, horizon=1)
-    assert data.x.shape[1:] == (2, 1)
-    assert int((data.client == 0).sum()) == 28
+def test_months_count_as_a_step_each_and_tell_their_place_in_the_year(tmp_path):
+    rows = "".join(f"a,{2000 + m // 12}-{m % 12 + 1:02d},{m % 7}.5\n" for m in range(40))
+    series = {"client": "s", "target": "v", "time": "m", "horizon": 1}
+    data = read(write(tmp_path, "s,m,v\n" + rows), past=2, **series)
+    assert data.x.shape[1:] == (2, 1 + 12)
+    assert int((data.client == 0).sum()) == 38
+    assert data.x[3, 0, 1:].tolist() == [0.0] * 3 + [1.0] + [0.0] * 8  # April comes after three months
+    data = read(write(tmp_path, "s,m,v\n" + rows), past=12, **series)
+    assert data.x[3, :, 1].tolist() == [0.0] * 9 + [1.0] + [0.0] * 2  # of April to March, January is the tenth
+
+
+@pytest.mark.parametrize(
+    ("minutes", "past", "features"),
+    [
+        (60, 24, ("clock",)),
+        (24 * 60, 7, ("week",)),
+        (24 * 60, 6, ("weekday",)),
+        (7 * 24 * 60, 60, ()),
+        (30.44 * 24 * 60, 12, ("year",)),
+        (30.44 * 24 * 60, 11, ("month",)),
+        (365 * 24 * 60, 3, ()),
+    ],
+)
+def test_the_calendar_suits_the_steps(minutes, past, features):
+    assert usual_calendar(60 * minutes, past) == features
+
+
+def test_a_week_tells_a_linear_layer_what_the_weekday_does():
+    monday = np.datetime64("2024-01-01").astype("datetime64[s]").astype(np.float64)
+    days = monday + 86400 * np.arange(60.0)
+    both = [cut(torch.from_numpy(calendar(days, [name]))[None], 7, 54).flatten(1) for name in ("week", "weekday")]
+    ones = torch.ones(54, 1, dtype=torch.float64)
+    ranks = [int(torch.linalg.matrix_rank(torch.cat([ones, *parts], 1))) for parts in (both[:1], both[1:], both)]
+    assert ranks == [7, 7, 7]
 
 
 def test_a_damaged_parquet_file_that_its_reader_panics_at(tmp_path, monkeypatch):

@@ -112,7 +112,7 @@ def test_onnx_models_of_series_and_of_counts_answer_as_the_run_does(tmp_path):
     sold = polars.DataFrame({"who": ["a", "b"] * 40, "price": draw.normal(size=80), "sold": draw.poisson(3, 80)})
     sold.write_csv(tmp_path / "sold.csv")
     small = ["--client", "who", "--method", "local", "rounds=1", "--beside", "none", "--quiet"]
-    series = ["--target", "level", "--time", "day", "past=4", "horizon=2", "future=rain"]
+    series = ["--target", "level", "--time", "day", "past=4", "horizon=2", "future=rain", "calendar=[]"]
     inputs = [readings[:-2], rain[:-2], soil[:-2] == "dry", soil[:-2] == "wet", rain[2:]]
     inputs = np.stack(inputs).astype(
         np.float32

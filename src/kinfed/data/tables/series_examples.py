@@ -10,10 +10,10 @@ import torch
 
 from ...errors import UsageError
 from ..dataset import Dataset
-from ..steps import CLOCK, calendar
+from ..steps import calendar, usual_calendar
 from ..windows import Windows
 from .covariates import Covariates, Grid, cells_of, describe_faults
-from .frame import DAY, Frame
+from .frame import Frame
 from .new_readings import Series
 from .owners import Owners
 from .row_examples import read_blocks
@@ -22,10 +22,10 @@ from .times import Clock
 from .words import Codes
 
 
-def calendar_of(chosen: Sequence[str] | None, dated: bool, length: float, where: str) -> tuple[str, ...]:
+def calendar_of(chosen: Sequence[str] | None, dated: bool, length: float, past: int, where: str) -> tuple[str, ...]:
     """The features of times whose steps have this length; raises UsageError for those of times that are no dates."""
     if chosen is None:
-        return (CLOCK,) if dated and length < DAY else ()
+        return usual_calendar(length, past) if dated else ()
     if chosen and not dated:
         raise UsageError(f"{where}: times are numbers, which have no calendar; leave calendar out")
     return tuple(chosen)

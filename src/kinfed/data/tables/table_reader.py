@@ -58,8 +58,9 @@ class TableReader(FormatSettings):
     ahead in `horizons`, from 1, or these `quantiles` of each of them. A reading without a row, or without a value, is
     missing. Columns of inputs are covariates: their cells in the past steps are inputs too, those of the columns
     `future` also in the steps that are to be forecast; those of `static` are the same in all rows of a client. Inputs
-    by the `calendar` are the time of day (`clock`, as a share of it; the default if times are dates and steps are
-    shorter than a day), `hour` and `season` as angles, `weekday` and `month`.
+    by the `calendar` are the time of day (`clock`, as a share of it), `hour` and `season` as angles, `weekday` and
+    `month`, and whether it is the first day of the `week` or the first month of the `year`. If times are dates, the
+    default is what suits the steps: `clock`, `week` or `year`, or `weekday` or `month` where `past` is shorter.
 
     With `drop_missing` rows with any missing value are left out; clients with fewer than `least` rows, or known
     readings, are left out, and a warning names them. Links between clients are in a file, or in a `GraphFile`,
@@ -83,7 +84,9 @@ class TableReader(FormatSettings):
     quantiles: Sequence[float] = ()  # to forecast in place of one number, such as [0.1, 0.5, 0.9]
     future: Sequence[str] = ()  # columns of inputs that are known ahead
     static: Sequence[str] = ()  # columns of inputs that are the same in all rows of a client
-    calendar: Sequence[Literal["clock", "hour", "weekday", "month", "season"]] | None = None  # features of times
+    calendar: Sequence[Literal["clock", "hour", "weekday", "week", "month", "year", "season"]] | None = (
+        None  # features of times
+    )
     # file of links between clients, or a table of its path, weights, distances, directed, sigma and threshold
     edges: str | Path | GraphFile = ""
     drop_missing: bool = False  # whether rows that lack any value are left out
@@ -256,7 +259,7 @@ class TableReader(FormatSettings):
             self.horizon,
             clock.length if clock.paced else None,
             times.dated,
-            calendar_of(self.calendar, times.dated, clock.length, frame.place(0, time)),
+            calendar_of(self.calendar, times.dated, clock.length, self.past, frame.place(0, time)),
             kinds,
             tuple(self.future),
             tuple(self.static),

@@ -15,6 +15,7 @@ from ...core.private.private_sums import protects_clients
 from ...core.tasks import Classification, Counts, Forecasting, Quantiles, Regression, Task, check_quantiles
 from ...data.graph_files import GraphFile
 from ...data.split import Split
+from ...data.steps import Feature
 from ...data.tables.schema import Description
 from ...errors import UsageError
 from ...runs.config import experiment, parts, plugins
@@ -51,7 +52,7 @@ class Deployment(Settings):
     counts: bool = False  # of tables: whether the target counts something: whole numbers from 0
     horizons: Sequence[Count] = ()  # of series: steps ahead that are scored too, from 1
     quantiles: Sequence[float] = ()  # of series: to forecast in place of one number, such as [0.1, 0.5, 0.9]
-    calendar: Sequence[Literal["clock", "hour", "weekday", "month", "season"]] | None = None  # of series, as in a table
+    calendar: Sequence[Feature] | None = None  # of series, as in a table
     beside: Sequence[str] = ("local",)  # what each site compares its model with in the end: local, and perhaps fedavg
 
     def __post_init__(self) -> None:

@@ -312,13 +312,13 @@ class Describing:
                     "sites; if clocks differ (time zones), correct its times"
                 )
         first, clock = next(iter(alike.values())), Clock.from_times(whole)
-        dated = first["series"]["dated"]
+        dated, calendar = first["series"]["dated"], self.planned.deployment.calendar
         return {
             "targets": first["columns"][:1],
             "inputs": _inputs({client: one["kinds"] for client, one in series.items()}),
             "future": first["series"]["future"],
             "static": first["series"]["static"],
-            "calendar": list(calendar_of(self.planned.deployment.calendar, dated, clock.length, "flower.calendar")),
+            "calendar": list(calendar_of(calendar, dated, clock.length, first["shape"][0], "flower.calendar")),
             "dated": dated,
             "times": disclosure.stretches(whole.tolist(), disclosure.LONGEST),
             "past": first["shape"][0],

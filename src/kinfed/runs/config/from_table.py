@@ -14,7 +14,6 @@ from ...core.tasks import Classification, Counts, Forecasting, Quantiles, Regres
 from ...data.datasets import DATASETS, is_table
 from ...data.federation import Federation
 from ...data.split import SPLITS
-from ...data.steps import CLOCK
 from ...data.tables.cell_warnings import describe_odd_units
 from ...data.tables.columns import Category, Number, Unused
 from ...data.tables.frame import Frame
@@ -227,6 +226,9 @@ def _inputs(federation: Federation, reader: TableReader) -> str:
     return "; ".join(parts)
 
 
+CALLED = {"clock": "time of day", "week": "first day of the week", "year": "first month of the year"}  # as inputs
+
+
 def _describe_covariates(series: Series) -> str:
     """What else is an input of windows: columns, by when they are known, and the calendar."""
     names = [] if series.covariates is None else [column.name for column in series.covariates.inputs if column.parts]
@@ -239,7 +241,7 @@ def _describe_covariates(series: Series) -> str:
     if series.static:
         parts.append(f"{list_names(series.static)}, the same in all rows of a client")
     if series.calendar:
-        parts.append(f"the {' and '.join(series.calendar).replace(CLOCK, 'time of day')}")
+        parts.append(f"the {' and '.join(CALLED.get(feature, feature) for feature in series.calendar)}")
     return "".join(f"; {part}" for part in parts)
 
 
