@@ -18,6 +18,7 @@ from ..dataset import Dataset, Prepare, rows_by_owner
 from ..federation import Federation, divide
 from ..graph_files import GraphFile, read as read_graph
 from ..split import Split
+from ..steps import Feature
 from ..windows import Windows
 from . import cell_warnings
 from .cells import FormatSettings
@@ -84,9 +85,7 @@ class TableReader(FormatSettings):
     quantiles: Sequence[float] = ()  # to forecast in place of one number, such as [0.1, 0.5, 0.9]
     future: Sequence[str] = ()  # columns of inputs that are known ahead
     static: Sequence[str] = ()  # columns of inputs that are the same in all rows of a client
-    calendar: Sequence[Literal["clock", "hour", "weekday", "week", "month", "year", "season"]] | None = (
-        None  # features of times
-    )
+    calendar: Sequence[Feature] | None = None  # features of times; left out: those that suit the steps
     # file of links between clients, or a table of its path, weights, distances, directed, sigma and threshold
     edges: str | Path | GraphFile = ""
     drop_missing: bool = False  # whether rows that lack any value are left out
