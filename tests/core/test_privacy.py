@@ -31,7 +31,10 @@ accounting = pytest.importorskip("dp_accounting")
         ({"epsilon": 2, "delta": 1}, "delta must be in"),
         ({"epsilon": 2, "clip": 0}, "clip must be positive"),
         ({"epsilon": 2, "unit": "site"}, "unit must be one of"),
-        ({"epsilon": 2, "masked": True}, "cannot hide single uploads"),
+        ({}, "needs an epsilon"),
+        ({"masked": True, "unit": "client"}, "needs an epsilon"),
+        ({"masked": True, "members": 2}, "members must be"),
+        ({"masked": True, "largest": 0}, "largest must be positive"),
     ],
 )
 def test_settings_that_are_no_promise_are_refused(settings, why):

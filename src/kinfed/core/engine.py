@@ -13,11 +13,11 @@ from torch.utils._pytree import tree_leaves, tree_map
 from ..errors import RunError, UsageError, is_out_of_memory
 from ..interrupts import defer_signals
 from .field_checks import CountOrZero, In, Settings, check
-from .fleet import Fleet, is_finite
+from .fleet import Fleet, Reduced, is_finite
 from .history import History
 from .method import Method, Roster, measure_updates
 from .mixins import Solves, reduce_uploads
-from .private.private_sums import protects_clients, sum_privately
+from .private.private_sums import check_masks, protects_clients, sum_privately
 from .round_records import RoundRecords, check_state
 from .round_selection import Selection
 from .rows import index, put
@@ -204,7 +204,7 @@ def run(
             relation = records.check_relation(round, relation)
         with defer_signals():  # an interruption comes before the round or after it
             history.count_rounds(replied)
-            history.add(round, down, size(uploads), evaluation, relation, diagnostics, examples)
+            history.add(round, down, _count_bytes(uploads), evaluation, relation, diagnostics, examples)
             after(round, server)
         if solved:
             break
@@ -215,7 +215,7 @@ def run(
 
 def _select_by(selection: Selection, solver: Solves, training: Training) -> Selection:
     """How rounds are selected: of a solver, and under privacy, where scores have no price, it is the last."""
-    private = training.privacy is not None
+    private = training.noised is not None
     return selection._replace(last=solver.solves or private, unseen=private)
 
 
@@ -241,8 +241,13 @@ def _aggregate(
 ) -> tuple[Tree, Tree]:
     """The server's next state, and what the method got of the uploads; raises RunError if it holds NaN or infinity."""
     round = roster.round
+    privacy = roster.training.privacy
     with _server(method, round):
-        if protects_clients(roster.training):
+        if privacy is not None and privacy.masked and not isinstance(uploads, Reduced):
+            check_masks(method, sent, uploads, roster.client_statistics)
+        if isinstance(uploads, Reduced):
+            given = uploads.tree
+        elif protects_clients(roster.training):
             given = sum_privately(method, roster, cohort, sent, uploads)
         else:
             given = reduce_uploads(method, roster, cohort, uploads)
@@ -251,6 +256,11 @@ def _aggregate(
     if not all(is_finite(leaf) for leaf in tree_leaves(server)):
         raise RunError(f"round {round + 1}: the server's state holds NaN or infinity; lower the method's own rates")
     return server, given
+
+
+def _count_bytes(uploads: Tree) -> int:
+    """Bytes of all uploads of a round."""
+    return uploads.nbytes if isinstance(uploads, Reduced) else size(uploads)
 
 
 def _take_notes(
@@ -267,7 +277,7 @@ def _take_notes(
     with _server(method, roster.round):
         notes = method.diagnostics(roster, server, cohort, sent, given)
         notes = records.check_diagnostics(roster.round, notes, len(roster))
-    if given is uploads or protects_clients(roster.training):
+    if given is uploads or isinstance(uploads, Reduced) or protects_clients(roster.training):
         return notes
     part = replace(roster, layout=find_shared_layout(method, roster.layout))
     return measure_updates(part, cohort, sent, uploads) | notes

@@ -21,6 +21,13 @@ class Evaluation(NamedTuple):
     models: Mapping[str, Tree]  # [K, ...]
 
 
+class Reduced(NamedTuple):
+    """Uploads of which the server has seen no more than what a method's `aggregate` gets: their means and sums."""
+
+    tree: Tree  # without the clients' axis
+    nbytes: int  # of all uploads
+
+
 class Fleet(Protocol):
     """All clients, wherever they run. Results come in the order of the cohort's ids.
 
@@ -29,7 +36,8 @@ class Fleet(Protocol):
 
     names: Sequence[str]
 
-    def train(self, round: int, cohort: Tensor, sent: Tree) -> tuple[Tensor, Tree]: ...  # who replied, with what
+    # who replied, with what: [K, ...], or Reduced
+    def train(self, round: int, cohort: Tensor, sent: Tree) -> tuple[Tensor, Tree]: ...
 
     def evaluate(self, round: int, cohort: Tensor, sent: Tree) -> Evaluation | Callable[[], Evaluation]: ...
 

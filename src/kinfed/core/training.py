@@ -42,11 +42,16 @@ class Training(Settings):
             with suppress(TypeError, ValueError, OverflowError):  # what is no list of numbers is refused below
                 object.__setattr__(self, "class_weights", tuple(map(float, weights)))
         super().__post_init__()
-        if self.privacy is not None and self.privacy.unit == "row" and self.class_weights == "balanced":
+        if self.noised is not None and self.noised.unit == "row" and self.class_weights == "balanced":
             raise UsageError(
                 "training.class_weights 'balanced' counts a client's rows of each class, which has no price under "
                 "privacy; give a number for each class, or leave them out"
             )
+
+    @property
+    def noised(self) -> Privacy | None:
+        """Its privacy, if that has an epsilon: then noise is added, and what has no price does not leave a client."""
+        return None if self.privacy is None or self.privacy.epsilon is None else self.privacy
 
     def check(self, task: Task) -> None:
         """Raise UsageError unless the class weights fit the task."""

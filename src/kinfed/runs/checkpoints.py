@@ -69,11 +69,11 @@ class Checkpointer:
             "model": model.digest(),
             "select_by": rounds.select_by,
             "seed": seed,
-            "privacy": training.privacy and {**asdict(training.privacy), "rounds": rounds.count},
+            "privacy": training.noised and {**asdict(training.noised), "rounds": rounds.count},
         }
         if not self.resumed and self._former is None:
             return requested
-        if self._former is not None and training.privacy is not None:
+        if self._former is not None and training.noised is not None:
             raise UsageError(
                 f"the run in {self._former} has spent its privacy budget, which was planned for its own rounds; begin "
                 "a new run with as many rounds as you need"

@@ -184,7 +184,7 @@ def _gather(
 
 def _selecting(federation: Federation, rounds: Rounds, training: Training) -> Federation:
     """The federation with the score that selects rounds; raises UsageError if it cannot say when training ends."""
-    if rounds.patience and training.privacy is not None:
+    if rounds.patience and training.noised is not None:
         raise UsageError(
             "rounds=auto, or patience, stops by scores, which have no price under privacy, and noise is chosen for all "
             "rounds; give a number of rounds"

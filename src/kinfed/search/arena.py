@@ -45,7 +45,7 @@ class Arena:
     execution: Execution = Execution()
 
     def __post_init__(self) -> None:
-        if self.training.privacy is not None:
+        if self.training.noised is not None:
             raise UsageError(
                 "a choice trains many candidates on the same rows and scores them, and a privacy budget covers one "
                 "run; leave privacy out, or run one method"

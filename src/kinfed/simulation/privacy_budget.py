@@ -96,7 +96,7 @@ class Budget:
         privacy, multipliers = self.privacy, []
         for rows in self.sizes:
             rate, _, count = self.steps(rows, self.rounds, 0.0)
-            multipliers.append(noise_for(privacy.epsilon, privacy.delta, rate, count) if count else 0.0)
+            multipliers.append(noise_for(privacy.limit, privacy.delta, rate, count) if count else 0.0)
         return torch.tensor(multipliers, dtype=torch.float64)
 
     def count_spent(self, rounds: Sequence[int]) -> list[float]:
@@ -106,7 +106,7 @@ class Budget:
         for rows, noise, count in zip(self.sizes, self.noise.tolist(), rounds, strict=True):
             steps = self.steps(rows, count, noise)
             if steps not in costs:
-                interval = choose_interval(self.privacy.epsilon)
+                interval = choose_interval(self.privacy.limit)
                 costs[steps] = count_epsilon([steps], self.privacy.delta, interval) if steps.steps else 0.0
             result.append(costs[steps])
         return result
@@ -145,7 +145,7 @@ class ClientBudget:
     def describe(self, rounds: Sequence[int]) -> dict[str, Any]:
         """What a summary says: the promise, and by client its noise, the rounds that it took part in and their cost."""
         noise = find_noise(self.privacy, self.rounds) if self.uploads else 0.0
-        interval = choose_interval(self.privacy.epsilon)
+        interval = choose_interval(self.privacy.limit)
         costs = {
             count: count_epsilon([NoisedSteps(1.0, noise, count)], self.privacy.delta, interval) if noise else 0.0
             for count in {*rounds}

@@ -106,11 +106,11 @@ class Simulation:
         self._evaluator = Evaluator(self.clients, self.model, method, lambda *args: itself._run_all(*args), folder)
         self._folder, self.budget, self.client_budget = folder, None, None
         if protects_clients(training):
-            assert training.privacy is not None
-            self.client_budget = ClientBudget(training.privacy, method, rounds, len(self.clients))
-        elif training.privacy is not None:
+            assert training.noised is not None
+            self.client_budget = ClientBudget(training.noised, method, rounds, len(self.clients))
+        elif training.noised is not None:
             check_rows_are_separate(self.model, self.clients.pool.x[self.clients.rows["train"][0][:WATCHED]])
-            self.budget = Budget(training.privacy, method, rounds, self.names, self.clients.sizes["train"])
+            self.budget = Budget(training.noised, method, rounds, self.names, self.clients.sizes["train"])
 
     @cached_property
     def states(self) -> States:

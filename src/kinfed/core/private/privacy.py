@@ -1,4 +1,4 @@
-"""Privacy: how little the uploads of a client may depend on any single training row, and the noise that it takes.
+"""Privacy: how little uploads may depend on any single row or client, and the noise that it takes.
 
 Noised steps are those of differentially private SGD (Abadi et al., 2016). Two tables are neighbours if one has a row
 whose gradient counts as zero in the other; how many rows a client has is public.
@@ -11,7 +11,7 @@ from functools import cache
 from typing import Annotated, Any, Literal, NamedTuple
 
 from ...errors import UsageError
-from ..field_checks import LARGEST, In, Positive, Settings
+from ..field_checks import LARGEST, Count, In, Positive, Settings
 
 LEAST_NOISE, LARGEST_NOISE = 0.2, 1e4  # times the clip: what is always added, and in which nothing is learned
 PRECISION = 1e-3  # relative, to which a noise multiplier is found
@@ -26,28 +26,32 @@ class Privacy(Settings):
     already knows. Uploads are then made of noised steps alone: each row's gradient is clipped, and Gaussian noise is
     added to the sum. With `unit="client"` what is made of all clients' uploads is private in each client: their
     differences from what was sent are clipped and added up, and Gaussian noise is added to the sum in every round. How
-    much noise is worked out for the whole run.
+    much noise is worked out for the whole run. With `masked` a server of sites sees sums of uploads alone, with an
+    epsilon or without. Raises UsageError for what is no promise.
 
     >>> kinfed.Privacy(epsilon=2.0).clip
     1.0
     """
 
-    epsilon: Positive  # by which factor, e^epsilon, the odds of anything may change with a row or client
+    # by which factor, e^epsilon, the odds of anything may change with a row or client; none: masks without noise
+    epsilon: Positive | None = None
     delta: Annotated[float, In("(0, 1)")] = (
         1e-5  # the chance that this does not hold; below 1 / rows of any client, or 1 / clients
     )
     clip: Positive = 1.0  # the greatest norm of a row's gradient, or of a client's upload in a round
     unit: Literal["row", "client"] = "row"  # what is protected: each training row, or all that a client has
-    masked: bool = False  # whether the server sees sums of uploads only
+    masked: bool = False  # whether a server of sites sees sums of uploads only
+    members: Annotated[int, In("[3, 4096]")] = 3  # with masks, the fewest sites in a sum that the server sees
+    largest: Positive = 1e4  # with masks, the largest size of an uploaded number; with unit "client" it follows
+    rows: Count = 1_000_000  # with masks, as how many training rows a site may count in a mean at most
     # of tables at sites, what is public of each column: the least and the largest number, or its categories
     columns: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.masked:
+        if self.epsilon is None and (not self.masked or self.unit == "client"):
             raise UsageError(
-                "privacy.masked: this version cannot hide single uploads from a server of sites; leave it out, and set "
-                "unit='row', whose epsilon holds against the server without masks"
+                "privacy needs an epsilon, such as privacy.epsilon=2, unless it is privacy.masked=true alone"
             )
         for name, public in (self.columns or {}).items():
             if not (_are_bounds(public) or _are_categories(public)):
@@ -55,6 +59,12 @@ class Privacy(Settings):
                     f"privacy.columns.{name} must be the least and the largest number, such as [0, 100], or a list of "
                     f"categories; got {public!r:.80}"
                 )
+
+    @property
+    def limit(self) -> float:
+        """The epsilon, of a privacy that has one."""
+        assert self.epsilon is not None
+        return self.epsilon
 
     def check_count(self, clients: int) -> None:
         """Raise UsageError if delta is no promise for a client among so many."""

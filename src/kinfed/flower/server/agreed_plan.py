@@ -64,7 +64,7 @@ def agree(planned: Plan, broker: Broker) -> Words:
     alike = {client: words for client, words in clients.items() if validation.kind(words) == kind}
     first = next(iter(alike.values()))
     facts = {"experiment": broker.greeting["experiment"], **{key: first[key] for key in ("shape", "task", "columns")}}
-    privacy = planned.learning.training.privacy
+    privacy = planned.learning.training.noised
     if first["columns"] and privacy is not None:
         describing = Describing(planned, broker, facts | {"kind": kind})
         describing.agree(alike)

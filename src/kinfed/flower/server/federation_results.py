@@ -96,7 +96,7 @@ def _has_scores(history: History) -> bool:
 
 def _describe_privacy(planned: Plan, fleet: FlowerFleet, names: Sequence[str]) -> dict[str, Any] | None:
     """What a summary says of privacy, by what the sites say of their ledgers; None without a limit."""
-    privacy = planned.learning.training.privacy
+    privacy = planned.learning.training.noised
     if privacy is None:
         return None
     ledgers = [fleet.spent.get(name, {}) for name in names]

@@ -18,11 +18,12 @@ from torch.utils._pytree import tree_map
 from ...core import trees
 from ...core.fleet import Evaluation, Key
 from ...core.trees import Tree
-from ...errors import RunError
+from ...errors import RunError, UsageError
 from ..wire import messages
 from ..wire.messages import Message, Words
 from . import validation
 from .broker import Broker, Check, too_few
+from .masked_round import MaskedRound, TooFew
 from .nodes import LARGEST
 from .plan import Deployment
 from .shape_inference import DryRun
@@ -60,6 +61,7 @@ class FlowerFleet:
     stale: Callable[[], Tensor | None] = lambda: None
     told: Callable[[str], Words] = lambda client: {}
     private: bool = False  # whether scores stay at their sites
+    masks: MaskedRound | None = None  # how uploads are summed that no one sees; None: the server sees each
     names: Sequence[str] = ()
     state: FleetState = field(init=False)
     used: dict[str, list[int]] = field(default_factory=dict)  # by client, rounds from 1 whose upload was used
@@ -91,6 +93,8 @@ class FlowerFleet:
             requests[name], likes[name] = self._message(i), self.dry_run.upload(round, row)
             requests[name].words["round"] = round
             messages.put(row, requests[name], "train")
+        if self.masks is not None and rows:
+            return self._train_masked(self.masks, round, cohort, rows, requests, next(iter(likes.values())))
         self._add_evaluation(requests)
 
         def problem(client: str, reply: Message) -> str:
@@ -116,16 +120,60 @@ class FlowerFleet:
             del uploads[name], norms[name], moves[name]
         needed = max(1, math.ceil(self.deployment.quorum * len(likes)))
         if len(uploads) < needed:
-            self._skipped += 1
-            why = too_few(likes, uploads, needed, self.broker.problems)
-            if self._skipped == SKIPS:
-                raise RunError(f"round {round + 1}, the {SKIPS}rd in a row: {why}")
-            return self._skip(round, cohort, why)
+            return self._skip_again(round, cohort, too_few(likes, uploads, needed, self.broker.problems))
         self._skipped, self._norms = 0, [*self._norms, *norms.values()][-NORMS:]
         self._moves = [*self._moves, *moves.values()][-NORMS:]
         replied = [i for i in sorted(rows) if self.names[i] in uploads]
         self._account(round, cohort, replied)
         return torch.tensor(replied), tree_map(lambda *t: torch.stack(t), *(uploads[self.names[i]] for i in replied))
+
+    def _train_masked(
+        self,
+        masks: MaskedRound,
+        round: int,
+        cohort: Tensor,
+        rows: dict[int, Tree],
+        train: dict[str, Message],
+        like: Tree,
+    ) -> tuple[Tensor, Tree]:
+        """The same with masked uploads, of which no single one is seen; `rows` are alike, as all are sent the same."""
+        row = next(iter(rows.values()))
+        self.dry_run.check_masks(round, row)
+        if len(rows) < (least := masks.privacy.members):
+            raise UsageError(
+                f"{len(rows)} sites are drawn for a round, and privacy.members={least} must be in a sum; let more take "
+                "part (participation), or agree to fewer members"
+            )
+
+        pending, scored = self._pending, set[str]()
+
+        def ask(kind: str, requests: dict[str, Message], needed: int, check: Check) -> dict[str, Message]:
+            members, together = {*requests}, {**requests}
+            if kind == "round":
+                self._add_evaluation(together)
+            problem: Check = lambda client, reply: check(client, reply) if client in members else ""  # noqa: E731
+            replies = self._request(together, members, problem, kind, needed)
+            scored.update(name for name, reply in replies.items() if "evaluated" in reply.words)
+            return {name: replies[name] for name in requests if name in replies}
+
+        try:
+            opened = masks.open_sum(round, self.invitation, train, row, like, ask)
+        except TooFew as problem:
+            if pending is not None:  # those who did not answer are asked for their scores alone
+                left = {i: row for i, row in pending[1].items() if self.names[i] not in scored}
+                self._pending = (pending[0], left) if left else None
+            return self._skip_again(round, cohort, str(problem))
+        self._skipped, names = 0, {*opened.names}
+        replied = [i for i in sorted(rows) if self.names[i] in names]
+        self._account(round, cohort, replied)
+        return torch.tensor(replied), opened.uploads
+
+    def _skip_again(self, round: int, cohort: Tensor, why: str) -> tuple[Tensor, Tree]:
+        """Skip a round without enough good uploads; raises RunError if that happens SKIPS times in a row."""
+        self._skipped += 1
+        if self._skipped == SKIPS:
+            raise RunError(f"round {round + 1}, the {SKIPS}rd in a row: {why}")
+        return self._skip(round, cohort, why)
 
     def _skip(self, round: int, cohort: Tensor, why: str) -> tuple[Tensor, Tree]:
         self.broker.log(f"skipped round {round + 1}: {why}")
@@ -198,7 +246,7 @@ class FlowerFleet:
 
     def sizes(self) -> Tensor:
         """[N] int64 examples as they count: what a client claims, up to `size_bound` times the median of the others."""
-        claimed, bound = self.state.sizes.tolist(), self.deployment.size_bound
+        claimed, bound = self.state.sizes.tolist(), self._size_bound
         counted = validation.bounded(claimed, bound)
         before = self.bounded
         self.bounded = {name: (a, b) for name, a, b in zip(self.names, claimed, counted, strict=True) if a != b}
@@ -216,7 +264,7 @@ class FlowerFleet:
             return None
         sizes = self.state.sizes.tolist()
         claimed = [self.claimed_weights.get(name, float(size)) for name, size in zip(self.names, sizes, strict=True)]
-        bound = self.deployment.size_bound
+        bound = self._size_bound
         counted = validation.bounded(claimed, bound)
         for name, before, after in zip(self.names, claimed, counted, strict=True):
             if after < before:
@@ -225,6 +273,11 @@ class FlowerFleet:
                     f"median of the others (flower.size_bound); they count as {after:,.4g}"
                 )
         return torch.tensor(counted, dtype=torch.get_default_dtype())
+
+    @property
+    def _size_bound(self) -> float:
+        """Up to how many times the median of the others a client counts; 0, no bound, where each weighs itself."""
+        return self.deployment.size_bound if self.masks is None else 0.0
 
     @property
     def traffic(self) -> dict[str, dict[int, list[int]]]:
@@ -289,7 +342,12 @@ class FlowerFleet:
                     message.arrays[f"evaluate/{name}"] = array
 
     def _request(
-        self, requests: dict[str, Message], counted: Collection[str], problem: Check = lambda client, reply: ""
+        self,
+        requests: dict[str, Message],
+        counted: Collection[str],
+        problem: Check = lambda client, reply: "",
+        kind: str = "round",
+        needed: int = 0,
     ) -> dict[str, Message]:
         """Send requests by the broker, have sites that lost their state join again, and keep the scores reported."""
         lost = set()
@@ -300,16 +358,16 @@ class FlowerFleet:
                 return ""
             return problem(client, reply)
 
-        needed = math.ceil(self.deployment.quorum * len(counted))
-        replies = self.broker.request("round", requests, needed, counted, check)
+        needed = needed or math.ceil(self.deployment.quorum * len(counted))
+        replies = self.broker.request(kind, requests, needed, counted, check)
         if lost:
             self.broker.log(f"joining again, as their state is lost: {', '.join(sorted(lost))}")
             again = {}
             for name in sorted(lost):
                 del replies[name]
-                again[name] = self._invite(name, accepted=requests[name].words["accepted"])
+                again[name] = self._invite(name, accepted=int(self.state.accepted[self.names.index(name)]))
             back = self.broker.request("join", again)
-            replies |= self.broker.request("round", {name: requests[name] for name in back}, problem=problem)
+            replies |= self.broker.request(kind, {name: requests[name] for name in back}, problem=problem)
         for name, reply in replies.items():
             if isinstance(spent := reply.words.get("privacy"), dict):
                 self.spent[name] = {key: float(spent.get(key, math.nan)) for key in LEDGER}

@@ -13,6 +13,7 @@ from ...core.mixins import model_for
 from ...core.model import Model
 from ...core.private.private_sums import protects_clients
 from ...core.tasks import Classification, Counts, Forecasting, Quantiles, Regression, Task, check_quantiles
+from ...core.training import Training
 from ...data.graph_files import GraphFile
 from ...data.split import Split
 from ...data.steps import Feature
@@ -109,11 +110,6 @@ def resolve(raw: Table) -> Plan:
         raise UsageError("a federation runs one seed at a time; leave out seeds")
     if learning.rounds.patience:
         raise UsageError("sites agree to a number of rounds, so rounds=auto and patience are for simulations only")
-    if protects_clients(learning.training):
-        raise UsageError(
-            "privacy.unit='client' protects clients in a noised sum of uploads, and a server of sites sees each one; "
-            "use unit='row', which needs no trust in the server, or simulate the run"
-        )
     if getattr(learning.method, "sizes_vary", False):
         raise UsageError(
             f"{learning.method_name} sends messages whose sizes change from round to round, which sites do not take "
@@ -136,9 +132,34 @@ def resolve(raw: Table) -> Plan:
     if not isinstance(given, dict):
         raise UsageError(f"flower must be a table; got {given!r}")
     deployment, deployment_table = parts.call(Deployment, given, "flower")
+    _check_masks(learning.training, deployment if given else None)
     table = {**learning.table, "federation": {"split": split_table}, "flower": deployment_table}
     table |= plugins.code(table, raw.get("code", {}))
     return Plan(table, learning, split, deployment)
+
+
+def _check_masks(training: Training, deployment: Deployment | None) -> None:
+    """Raise UsageError for masks that a deployment cannot have, and for noise that needs masks.
+
+    Sites are sent a plan without its deployment.
+    """
+    privacy = training.privacy
+    if privacy is None:
+        return
+    if protects_clients(training) and not privacy.masked:
+        raise UsageError(
+            "privacy.unit='client' protects clients in a noised sum, and a server of sites sees each upload; set "
+            "privacy.masked=true as well, or unit='row', or simulate the run"
+        )
+    if not privacy.masked or deployment is None:
+        return
+    if deployment.clients < privacy.members:
+        raise UsageError(
+            f"privacy.members={privacy.members} sites must be in a masked sum, and round 1 begins with "
+            f"flower.clients={deployment.clients}; raise that to {privacy.members} or more"
+        )
+    if deployment.stale != "keep":
+        raise UsageError("flower.stale leaves single clients out of a mean, which masks hide; set it to 'keep'")
 
 
 def with_method(planned: Plan, name: str, **flower: Any) -> Plan:

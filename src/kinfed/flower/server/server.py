@@ -42,6 +42,7 @@ from .agreed_plan import agree, fitting
 from .broker import Broker
 from .federation_results import summarise, with_bytes
 from .flower_fleet import FleetState, FlowerFleet
+from .masked_round import MaskedRound
 from .monitoring import Watch
 from .nodes import Transport
 from .plan import Plan
@@ -143,7 +144,8 @@ class _Run:
             invitation,
             lambda: _selection(self.history),
             told=lambda client: schema_negotiation.for_one(self.facts, client),
-            private=planned.learning.training.privacy is not None,
+            private=planned.learning.training.noised is not None,
+            masks=_masks(planned),
         )
         self.history = History((), task, self.rounds.evaluate_every, selection=self.rounds.selection)
         self.method = self._wrapped(inner)
@@ -159,6 +161,9 @@ class _Run:
         self.log(f"{several(len(names), 'client')}: {', '.join(names)}; {several(parameters, 'parameter')}")
         sharing = Sharing.of(self.planned.learning.method, self.model.layout)
         self.log(f"tensors: {sharing.plan}")
+        if self.fleet.masks is not None:
+            least = self.fleet.masks.privacy.members
+            self.log(f"masks: uploads are seen in sums of {least} sites or more, so flower.norm_bound bounds nothing")
         self.watch.begin(self.fleet, self.history, self.at.seconds)
         self.roster, self.seconds_before = self._roster(), self.at.seconds
         if self.at.done:
@@ -342,6 +347,14 @@ class _Run:
             task=self.task,
             example_weights=self.fleet.weights(),
         )
+
+
+def _masks(planned: Plan) -> MaskedRound | None:
+    """How uploads are summed that the server does not see; None if it sees each."""
+    privacy = planned.learning.training.privacy
+    if privacy is None or not privacy.masked:
+        return None
+    return MaskedRound(privacy, planned.learning.rounds.count, planned.deployment.quorum)
 
 
 def _experiment(out: Path) -> str:

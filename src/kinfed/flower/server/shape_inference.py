@@ -1,5 +1,6 @@
 """The client's program, run by the server on made-up examples to know the form of what clients must send."""
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -8,10 +9,14 @@ from torch.utils._pytree import tree_map
 
 from ...core import trees
 from ...core.fleet import Key
+from ...core.mixins import weigh
 from ...core.model import Model
+from ...core.private.private_sums import check_masks
+from ...core.sharing import undivided
 from ...core.tasks import Classification, Quantiles, Task
 from ...core.trees import Tree
 from ...data.federation import Federation
+from ...errors import UsageError
 from ...runs.fit import check_fit
 from ...simulation.execution import Execution
 from ...simulation.simulation import Simulation
@@ -50,6 +55,30 @@ class DryRun:
         self._simulation.state = self._state
         scores = self._simulation.evaluate(round, ALONE, trees.for_one(received)).scores
         return [key for key in scores if self._validates or key[1] != "validation"]
+
+    def check_masks(self, round: int, received: Tree) -> None:
+        """Raise UsageError if a method cannot do with masked sums of what clients weigh by themselves."""
+        method, sim = self._simulation.method, self._simulation
+        check_masks(method, received, self.upload(round, received), self.client_statistics)
+        privacy = sim.training.privacy
+        equal = torch.ones(2) if privacy is not None and privacy.unit == "client" else None
+        pair = replace(
+            sim.roster(),
+            sizes=torch.tensor([3, 5]),
+            tags=torch.arange(2),
+            client_statistics=(),
+            example_weights=equal,
+        )
+        both, alone = (
+            weigh(method, pair, pair.everyone),
+            [weigh(method, pair.part(torch.tensor([i])), ALONE) for i in range(2)],
+        )
+        expected = both.new_tensor([1.0, 1.0]) if equal is not None else torch.cat(alone)
+        if not torch.allclose(both / both.sum(), expected / expected.sum()):
+            raise UsageError(
+                f"{type(undivided(method)).__name__} weighs a client by what others have, and with privacy.masked each "
+                "site weighs itself; use another method, or leave masks out"
+            )
 
     def upload(self, round: int, received: Tree) -> Tree:
         """What a client uploads in reply to `received`."""

@@ -37,7 +37,7 @@ class Score(NamedTuple):
 def wanted(planned: Plan) -> list[str]:
     """What a plan is compared with: of Local with nothing, of FedAvg with Local alone; nothing where scores stay."""
     name = planned.learning.method_name
-    if planned.learning.training.privacy is not None:
+    if planned.learning.training.noised is not None:
         return []
     return [other for other in planned.deployment.beside if name not in ("local", other)]
 

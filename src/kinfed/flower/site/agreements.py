@@ -30,7 +30,7 @@ def needs(planned: Plan) -> dict[str, int]:
     """The answers computed from rows that a run of a plan takes of a site, by kind."""
     count, every = planned.learning.rounds.count, planned.learning.rounds.evaluate_every
     scored = count // every + bool(count % every)
-    unpriced = int(planned.learning.training.privacy is None)  # what has no price does not leave
+    unpriced = int(planned.learning.training.noised is None)  # what has no price does not leave
     return {"description": unpriced, "joining": 1, "training": count, "evaluation": scored, "verdict": unpriced}
 
 
@@ -43,7 +43,7 @@ def summary(planned: Plan) -> list[str]:
     settings = {
         key: value for key, value in table["method"].items() if key.endswith(("epochs", "steps", "batch")) and value
     }
-    most, privacy = needs(planned), learning.training.privacy
+    most, privacy = needs(planned), learning.training.noised
     return [
         f"method {plugins.short_name(learning.method_name)}{_tell_settings(settings)}, model "
         f"{plugins.short_name(table['model']['name'])}{_tell_settings(model)}; "
@@ -68,7 +68,7 @@ def _tell_promise(privacy: Privacy, most: Mapping[str, int]) -> list[str]:
     """What an operator should know of answers with noise."""
     return [
         f"a run takes {several(most['training'], 'upload')} trained on this site's rows, with this site's own noise: "
-        f"epsilon {privacy.epsilon:g} at delta {privacy.delta:g} for each row, whatever the server sends or asks",
+        f"epsilon {privacy.limit:g} at delta {privacy.delta:g} for each row, whatever the server sends or asks",
         "scores and statistics of columns stay here; how many rows there are, the names of columns and classes, and "
         "why a file cannot be used, are not covered",
     ]
@@ -159,14 +159,22 @@ class Agreements:
         write_json(locate(self.folder, AGREED), agreed | {key: entry})
         self.give(table, experiment, ("joining",))
 
-    def give(self, table: Table, experiment: str, kinds: Sequence[str]) -> str:
+    def give(self, table: Table, experiment: str, kinds: Sequence[str], masked: int = -1) -> str:
         """Count answers of these kinds before they are computed; raises Withheld if the run has had them all.
 
-        Returns how many of each it has had now.
+        `masked` is the round whose upload is masked, if one is. Returns how many of each the run has had now.
         """
-        return self._give(self._key(table, experiment), experiment, kinds)
+        return self._give(self._key(table, experiment), experiment, kinds, masked)
 
-    def _give(self, key: str, experiment: str, kinds: Sequence[str]) -> str:
+    def check_masked(self, table: Table, experiment: str, round: int) -> None:
+        """Raise Withheld if an upload of this round, or of a later one, was masked: two sums could show it."""
+        self._check_masked(read_json(locate(self.folder, AGREED)).get(self._key(table, experiment), {}), round)
+
+    def _check_masked(self, entry: Mapping[str, Any], round: int) -> None:
+        if round <= (last := entry.get("masked", -1)):
+            raise Withheld(f"it has masked an upload of round {last + 1}, and masks none of that or an earlier round")
+
+    def _give(self, key: str, experiment: str, kinds: Sequence[str], masked: int = -1) -> str:
         agreed = read_json(locate(self.folder, AGREED))
         if (entry := agreed.get(key)) is None:
             raise self._not_agreed(f"its hash is {key[:16]}")
@@ -179,7 +187,11 @@ class Agreements:
                 f"the run has had {_tell_counts(entry['given'], most)}, which is all that its plan needs, and "
                 f"{REPEATED} repeated: this site answers it no more, unless its operator agrees again"
             )
-        write_json(locate(self.folder, AGREED), agreed | {key: entry | {"experiment": experiment, "given": given}})
+        entry |= {"experiment": experiment, "given": given}
+        if masked >= 0:
+            self._check_masked(entry, masked)
+            entry |= {"masked": masked}
+        write_json(locate(self.folder, AGREED), agreed | {key: entry})
         return _tell_counts({kind: given[kind] for kind in kinds}, most)
 
     def _check_run(self, entry: Mapping[str, Any], experiment: str) -> None:
@@ -195,7 +207,7 @@ class Agreements:
 
 def _make_entry(planned: Plan, table: Table) -> dict[str, Any]:
     """What is written down of a plan that is agreed to, and of which nothing was answered yet."""
-    private = planned.learning.training.privacy is not None
+    private = planned.learning.training.noised is not None
     terms = {"split": table["federation"]["split"], "seed": planned.learning.seed, "most": needs(planned)}
     return {**terms, "private": private, "experiment": "", "description": "", "given": {}}
 

@@ -96,7 +96,7 @@ class Ledger:
 
     def _count(self, runs: list[dict[str, Any]], privacy: Privacy) -> float:
         """The epsilon of all steps together."""
-        return count_epsilon(self._read_steps(runs), privacy.delta, choose_interval(privacy.epsilon))
+        return count_epsilon(self._read_steps(runs), privacy.delta, choose_interval(privacy.limit))
 
 
 def _round_up(epsilon: float) -> str:

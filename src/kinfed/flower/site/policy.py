@@ -5,7 +5,7 @@ import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from ...core.field_checks import Count, In, Positive, Settings
 from ...core.private.privacy import Privacy
@@ -41,6 +41,7 @@ class Policy(Settings):
     scores: Sequence[str] = ()  # that leave, such as loss and accuracy; none: all
     epsilon: Positive | None = None  # what all private runs may cost a row; then only such runs; none: the plan's
     delta: Annotated[float, In("(0, 1)")] = 1e-5  # at most that of a private plan
+    masked: Literal["", "required"] = ""  # "required": only plans whose server sees sums of uploads alone
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -72,19 +73,26 @@ class Policy(Settings):
 
     def _check_privacy(self, privacy: Privacy | None) -> None:
         """Raise Withheld for a plan that promises less than the rules ask for."""
+        if self.masked and (privacy is None or not privacy.masked):
+            raise Withheld("its policy asks for masks (masked = 'required'), and the plan has no privacy.masked=true")
         if self.epsilon is None:
             return
         most = f"[privacy] with an epsilon of at most {self.epsilon:g} and a delta of at most {self.delta:g}"
-        if privacy is None:
-            raise Withheld(f"its policy asks for {most}, and the plan has no [privacy]")
-        if privacy.epsilon > self.epsilon or privacy.delta > self.delta:
+        if privacy is None or privacy.epsilon is None:
+            raise Withheld(f"its policy asks for {most}, and the plan has no {'epsilon' if privacy else '[privacy]'}")
+        if privacy.unit == "client" and not self.masked:
             raise Withheld(
-                f"its policy asks for {most}, and the plan has epsilon {privacy.epsilon:g} and delta {privacy.delta:g}"
+                "its policy asks for an epsilon that needs no trust in others, and under unit='client' sites share the "
+                "noise; its operator may allow that with masked = 'required'"
+            )
+        if privacy.limit > self.epsilon or privacy.delta > self.delta:
+            raise Withheld(
+                f"its policy asks for {most}, and the plan has epsilon {privacy.limit:g} and delta {privacy.delta:g}"
             )
 
     def budget(self, privacy: Privacy) -> float:
         """What all private runs may cost a row."""
-        return privacy.epsilon if self.epsilon is None else self.epsilon
+        return privacy.limit if self.epsilon is None else self.epsilon
 
     def check_parameters(self, planned: Plan, shape: Sequence[int], outputs: int, described: Table | None) -> None:
         """Raise Withheld for a model of too many parameters, before it is built."""

@@ -1,10 +1,10 @@
 """One client at its own place: its examples, its private state, its personalised model.
 
-A site replies to five kinds of messages. "hello": the server asks who it is and what its examples look like.
+A site replies to these kinds of messages. "hello": the server asks who it is and what its examples look like.
 "describe": the server says what columns all sites have, and a site replies with counts and sums of its training rows.
 "join": the server invites it to an experiment, with the description of all sites' training rows. "round": evaluate the
 models of the previous round, and train for this one. "verdict": the run is over, and the site finds what learning
-from others was worth to it.
+from others was worth to it. Where uploads are masked, "offer", "share" and "reveal" come around a "round".
 Everything that a round changes is in one file, which is replaced as a whole; so a site that was killed replies again as
 if nothing had happened, and never trains the same round twice.
 """
@@ -25,7 +25,10 @@ from torch.utils._pytree import tree_map
 from ... import __version__
 from ...core import trees
 from ...core.metrics import ALWAYS, effective_rows
+from ...core.mixins import weigh
 from ...core.model import Model
+from ...core.private.privacy import NoisedSteps
+from ...core.private.private_sums import check_masks, find_noise
 from ...core.private.private_training import SecretLots
 from ...core.sharing import Sharing
 from ...core.trees import Axis, Tree
@@ -36,6 +39,7 @@ from ...runs.config import parts, plugins
 from ...simulation.devices import pick_device
 from ...simulation.execution import Execution
 from ...simulation.simulation import Simulation
+from ..masking.upload_numbers import find_largest, flatten_upload
 from ..server import plan
 from ..wire import contents, messages
 from ..wire.messages import Message, Words
@@ -43,6 +47,7 @@ from . import agreements, site_examples, site_verdict
 from .agreements import Agreements
 from .drawn_rows import Disclosure, Withheld
 from .ledger import Ledger
+from .masked_rounds import MaskedRounds
 from .model_store import ModelStore
 from .policy import LONGEST, Policy
 from .site_cohort import Outcome, Part, compute
@@ -53,6 +58,10 @@ from .site_reading import Reading
 from .site_series import SiteSeries
 
 T = TypeVar("T")
+NO_MASKS = (
+    "this site cannot take part in masked rounds, as nothing stays in its memory between messages; start it with "
+    "kinfed flower node"
+)
 SENT, PLAN, STAYS = "sent: ", "plan: ", "stays here: "  # begin what is told of a reply, of what is asked, of scores
 
 
@@ -64,6 +73,7 @@ class Work(NamedTuple):
     models: ModelStore
     state: SiteState
     part: Part
+    rounds: int  # of the plan
 
 
 class Site:
@@ -82,14 +92,16 @@ class Site:
         code: Sequence[Path] = (),
         report: Callable[[str], object] = lambda text: None,
         policy: Policy | None = None,
+        masks: MaskedRounds | None = None,
     ) -> None:
         """`report` is told what the site's operator should know; of a table, more than the server is told.
 
-        Without a policy only plans run that the operator has agreed to.
+        Without a policy only plans run that the operator has agreed to. Without `masks`, which a site keeps in memory
+        between messages, it takes part in no plan with masks.
         """
         self.name, self.folder = name, folder / name
         self._data, self._device, self._code = data, pick_device(device), code
-        self._reading, self._report = reading or Reading(), report
+        self._reading, self._report, self._masks = reading or Reading(), report, masks
         rules = self._policy = policy or Policy()
         self._agreements = Agreements(self.folder, rules.runs == "agreed")
         self.ask: Callable[[Sequence[plan.Plan]], object] = lambda plans: None  # told once of plans to be agreed to
@@ -183,6 +195,8 @@ class Site:
             raise UsageError(f"the server's model cannot be used: {problem}")
         _check_layout(words, simulation)
         self._report(f"tensors: {Sharing.of(planned.learning.method, simulation.model.layout).plan}")
+        if (privacy := planned.learning.training.privacy) is not None and privacy.masked:
+            check_masks(simulation.method, (), (), simulation.client_statistics())
         folder, accepted = self._at(words), messages.round_of(words, "accepted")
         self._agreements.join(planned, words)
         data = site_examples.find(self._data, self.name, self._reading)
@@ -200,6 +214,34 @@ class Site:
             state = tree_map(lambda t: t[0].clone(), simulation.state)
             folder.save_state(SiteState(state, state, accepted, accepted, "", Message({}, {}), {}))
         return reply
+
+    def _offer(self, message: Message) -> Message:
+        """Keys of this site's for a masked round."""
+        messages.check("offer", message.words)
+        invitation = self._at(message.words).invitation()
+        if invitation is None:
+            return Message({"client": self.name, "join": True}, {})
+        privacy = self._allowed(invitation).learning.training.privacy
+        if privacy is None or not privacy.masked or self._masks is None:
+            raise Withheld("the plan has no masks, so it makes no keys for them")
+        round = messages.round_of(message.words, "round")
+        self._agreements.check_masked(invitation.words["table"], invitation.words["experiment"], round)
+        context = messages.round_digest(invitation, round, message.words["model"])
+        return self._masks.offer_keys(privacy, context, message.words)
+
+    def _share(self, message: Message) -> Message:
+        """Shares of this site's secrets of a masked round, for all members."""
+        return self._masked("share", message).share_secrets(message)
+
+    def _reveal(self, message: Message) -> Message:
+        """Shares of others' secrets of a masked round, for the server."""
+        return self._masked("reveal", message).reveal_shares(message)
+
+    def _masked(self, kind: str, message: Message) -> MaskedRounds:
+        messages.check(kind, message.words)
+        if self._masks is None:
+            raise Withheld(NO_MASKS)
+        return self._masks
 
     def _round(self, message: Message) -> Message:
         begun = self.begin(message)
@@ -241,13 +283,15 @@ class Site:
         train = None if round is None else (round, _receive(message, "train", state.forms))
         if train is not None:
             self._check_sums(simulation, *train)
+        masked = self._open_shares(planned, invitation, message, train)
         kinds = ["evaluation"] * (evaluate is not None) + ["training"] * (train is not None)
         if kinds:  # counted before it is computed, so that a site that is killed has counted it
             table = invitation.words["table"]
-            self._given = f" ({self._agreements.give(table, message.words['experiment'], kinds)})"
+            self._given = f" ({self._agreements.give(table, message.words['experiment'], kinds, masked)})"
         if train is not None:
             self._spend(planned, simulation, base, train, state.reply, message.words["experiment"])
-        return Work(message.words, folder, models, state, Part(federation, simulation, base, evaluate, train))
+        rounds = planned.learning.rounds.count
+        return Work(message.words, folder, models, state, Part(federation, simulation, base, evaluate, train), rounds)
 
     def finish(self, work: "Work", outcome: Outcome) -> Message:
         """The reply of a round, once what was computed is saved."""
@@ -255,12 +299,25 @@ class Site:
         if work.part.evaluate is not None:
             self._keep_evaluation(work, outcome)
         if work.part.train is not None:
-            messages.put(tree_map(lambda t: t[0], outcome.upload), state.reply, "upload")
+            self._put_upload(work, tree_map(lambda t: t[0], outcome.upload))
             state.reply.words["round"] = work.part.train[0]
             own = tree_map(lambda t: t[0].clone(), outcome.state)
             state = state._replace(state=own, trained=work.part.train[0])
         work.folder.save_state(state)
         return state.reply
+
+    def _put_upload(self, work: "Work", upload: Tree) -> None:
+        """Add the upload to the reply of a round: under this site's masks, if the plan has them."""
+        simulation, train = work.part.simulation, work.part.train
+        privacy, reply = simulation.training.privacy, work.state.reply
+        if privacy is None or not privacy.masked or train is None or self._masks is None:
+            messages.put(upload, reply, "upload")
+            return
+        rounds, roster = work.rounds, simulation.roster()
+        check_masks(simulation.method, train[1], upload, roster.client_statistics)
+        weight = float(weigh(simulation.method, roster, roster.everyone)[0])
+        numbers = flatten_upload(privacy, rounds, train[1], upload, weight)
+        reply.arrays["masked"] = self._masks.mask(work.words, numbers, find_largest(privacy, rounds))
 
     def _keep_evaluation(self, work: "Work", outcome: Outcome) -> None:
         """Keep the models of a round, and reply with their scores, or tell them to the operator under privacy."""
@@ -278,7 +335,7 @@ class Site:
             if self._policy.lets_out(key[2])
         ]
         work.models.select(work.words)
-        if simulation.budget is None:
+        if simulation.training.noised is None:
             work.state.reply.words["scores"] = scores
             return
         metric = work.part.federation.task.metric
@@ -292,6 +349,17 @@ class Site:
         }
         received = _receive(message._replace(arrays=arrays | message.arrays), "evaluate", state.forms)
         return messages.round_of(message.words, "evaluated"), received
+
+    def _open_shares(
+        self, planned: plan.Plan, invitation: Message, message: Message, train: tuple[int, Tree] | None
+    ) -> int:
+        """Take what others have shared for a masked round; returns which round it is, -1 if none is masked."""
+        privacy = planned.learning.training.privacy
+        if privacy is None or not privacy.masked or train is None:
+            return -1
+        context = messages.round_digest(invitation, train[0], messages.model_digest(message))
+        self._masked("round", message).open_shares(message.words, context)
+        return train[0]
 
     def _check_sums(self, simulation: Simulation, round: int, received: Tree) -> None:
         """Raise Withheld for models at which a few rows decide what is uploaded."""
@@ -307,11 +375,14 @@ class Site:
 
         Raises Withheld if that is more than the budget.
         """
-        privacy, (round, received) = planned.learning.training.privacy, train
+        privacy, (round, received) = planned.learning.training.noised, train
         if privacy is None:
             return
         simulation.state = tree_map(lambda t: t[None].clone(), base)
-        steps = simulation.price_round(round, torch.tensor([0]), received)
+        if privacy.unit == "client":
+            steps = NoisedSteps(1.0, find_noise(privacy, planned.learning.rounds.count), 1)
+        else:
+            steps = simulation.price_round(round, torch.tensor([0]), received)
         if steps.steps:
             reply.words["privacy"] = Ledger(self.folder).spend(run, steps, privacy, self._policy.budget(privacy))
 
@@ -330,7 +401,7 @@ class Site:
         joined = folder.invitation()
         assert joined is not None
         planned = self._allowed(joined)
-        if planned.learning.training.privacy is not None:
+        if planned.learning.training.noised is not None:
             raise Withheld("scores have no price under privacy, so none leave")
         federation, model = self._examples(joined, planned)
         self._policy.check_score(federation.task.metric)
@@ -364,6 +435,8 @@ class Site:
         planned = self._plan(words)
         self._at(words)  # raises for a name that no folder can have
         self._policy.check(planned, words["table"], self.folder, words["experiment"])
+        if (privacy := planned.learning.training.privacy) is not None and privacy.masked and self._masks is None:
+            raise Withheld(NO_MASKS)
         self._agreements.check(words["table"], words)
         self._policy.check_disk(self.folder)
         return planned
@@ -413,7 +486,7 @@ class Site:
         """The examples of this client, and the model with the initial values that the server sent."""
         words = invitation.words
         data = site_examples.find(self._data, self.name, self._reading, self._limits)
-        private = planned.learning.training.privacy is not None
+        private = planned.learning.training.noised is not None
         if private and isinstance(data, SiteSeries):
             raise Withheld("series are scaled by their readings, which have no price under privacy")
         task = plan.read_task(words["task"])

@@ -128,8 +128,8 @@ def _leaving(left: dict[str, Message], training: Training | None) -> list[str]:
     if "describe" in left:
         lines += [f"columns   {line}" for line in _description(left["describe"].words)]
     lines.append("joining   how many training examples it has" + _arrays(left["join"]))
-    if training is not None and training.privacy is not None:
-        limit = f"epsilon {training.privacy.epsilon:g} at delta {training.privacy.delta:g}"
+    if training is not None and training.noised is not None:
+        limit = f"epsilon {training.noised.limit:g} at delta {training.noised.delta:g}"
         lines.append(f"round     no scores{_arrays(left['round'])}, trained with noise of this site's own:")
         lines.append(f"          {limit} for each training row, in all rounds together")
         return lines

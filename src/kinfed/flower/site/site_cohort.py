@@ -51,7 +51,7 @@ def compute(parts: Sequence[Part], simulation: Simulation | None = None) -> Outc
         try:
             evaluation = fleet.evaluate(one.evaluate[0], ids, received)
         except Exception as problem:
-            if fleet.budget is None:
+            if fleet.training.noised is None:
                 raise
             trouble = f"{type(problem).__name__}: {problem}"  # a refusal would say something of rows
     if one.train is not None:

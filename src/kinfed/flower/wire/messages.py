@@ -22,7 +22,11 @@ NEEDED: dict[str, dict[str, type]] = {  # what the server's messages must hold
     "describe": {"agreed": dict, "split": dict, "seed": int},
     "round": {"experiment": str, "layout": str},
     "verdict": {"experiment": str},
+    "offer": {"experiment": str, "round": int, "model": str},
+    "share": {"experiment": str, "round": int, "keys": dict},
+    "reveal": {"experiment": str, "round": int, "uploaded": list},
 }
+MASKED = ("offer", "share", "reveal")  # of a round of masked uploads
 OPTIONAL: dict[str, type] = {
     "selected": dict,
     "chosen": str,
@@ -32,6 +36,7 @@ OPTIONAL: dict[str, type] = {
     "covariates": dict,
     "fedavg": str,
     "plan": str,
+    "boxes": dict,
 }
 
 
@@ -145,6 +150,19 @@ def digest(message: Message) -> str:
         hashed.update(f"\0{name}\0{array.dtype}\0{list(array.shape)}\0".encode())
         hashed.update(array.numpy().tobytes())
     return hashed.hexdigest()
+
+
+def model_digest(message: Message) -> str:
+    """A hash of what training starts from."""
+    arrays = {name: t for name, t in message.arrays.items() if name.startswith("train/")}
+    return digest(Message({"train": message.words.get("train")}, arrays))
+
+
+def round_digest(invitation: Message, round: int, model: str) -> bytes:
+    """[32 bytes] a hash of all by which members of a masked round must be alike: run, plan, round and model."""
+    names = ("experiment", "table", "task", "shape", "outputs", "layout")
+    words = {name: invitation.words.get(name) for name in names} | {"round": round, "model": model}
+    return bytes.fromhex(digest(Message(words, {"theta": invitation.arrays["theta"]})))
 
 
 def layout_digest(layout: Layout) -> str:

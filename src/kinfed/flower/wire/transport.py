@@ -23,6 +23,9 @@ KINDS = {
     "join": "query.join",
     "round": "train.round",
     "verdict": "query.verdict",
+    "offer": "query.offer",
+    "share": "query.share",
+    "reveal": "query.reveal",
 }
 GONE = (3, 4, 5, 8)  # Flower's error codes for messages that were lost, whose node is offline, or whose app crashed
 

@@ -148,7 +148,7 @@ class Experiment(Learning):
 def read_split(federation: Table, training: Training) -> tuple[Split, Table]:
     """The split in the table `federation`, and its complete table; under privacy no row's part depends on labels."""
     requested = table_of(federation, "split", "federation.")
-    if training.privacy is not None:
+    if training.noised is not None:
         if requested.get("stratify"):
             raise UsageError(
                 "federation.split.stratify deals rows by the labels of all, which has no price under privacy; leave it "

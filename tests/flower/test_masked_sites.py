@@ -1,0 +1,347 @@
+"""Masked rounds of sites: equal to plain ones, whoever vanishes; nothing at the server holds an upload."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+import torch
+
+from kinfed.errors import RunError, UsageError
+from kinfed.flower.masking.member import Member
+from kinfed.flower.server import plan
+from kinfed.flower.server.nodes import Failure
+from kinfed.flower.server.server import serve
+from kinfed.flower.site.masked_rounds import MaskedRounds
+from kinfed.flower.site.policy import Policy
+from kinfed.flower.site.site import Site
+from kinfed.flower.site.site_check import Here
+from kinfed.flower.site.site_reading import Reading
+
+NAMES = [f"site{i}" for i in range(10)]
+
+
+class Network(Here):
+    """Sites in this process, of which some do not answer: `silent` holds (site, kind, round from 1)."""
+
+    def __init__(self, sites, silent=()):
+        super().__init__(sites)
+        self.silent, self.seen, self.changes = set(silent), [], {}
+
+    def push(self, node, kind, message, seconds):
+        name, round = self.sites[node].name, int(message.words.get("round", -1)) + 1
+        message = self.changes.get((name, kind, round), lambda sent: sent)(message)
+        self.seen.append((name, kind, "sent", message))
+        if (name, kind, round) in self.silent:
+            id = f"lost {len(self.seen)}"
+            self._arrived[id] = Failure("it crashed", False)
+            return id
+        id = super().push(node, kind, message, seconds)
+        self.seen.append((name, kind, "come", self._arrived[id]))
+        return id
+
+
+@pytest.fixture(autouse=True)
+def _hurry(monkeypatch):
+    for name, module in (("LOOK", "broker"), ("RETRY", "broker"), ("RETRY", "nodes"), ("LATER", "nodes")):
+        monkeypatch.setattr(f"kinfed.flower.server.{module}.{name}", 0.0)
+
+
+def make_sites(folder, names=NAMES, masks=MaskedRounds, **how):
+    draw, made = torch.Generator().manual_seed(5), []
+    for i, name in enumerate(names):
+        (folder / "sites").mkdir(exist_ok=True)
+        x = torch.randn(20 + i, 6, generator=draw)
+        y = (x[:, 0] + 0.3 * x[:, i % 6] > 0).long()
+        parts = {"test": slice(0, 4), "validation": slice(4, 8), "train": slice(8, None)}
+        arrays = {f"{k}_{part}": t[at].numpy() for part, at in parts.items() for k, t in (("x", x), ("y", y))}
+        path = folder / "sites" / f"{name}.npz"
+        np.savez(path, **arrays)
+        policy = how.get("policy") or Policy(runs="any")
+        made.append(Site(name, path, folder / "sites", "cpu", Reading(few_rows=True), policy=policy, masks=masks(name)))
+    return made
+
+
+def planned(method="fedavg", masked=True, rounds=3, model=None, participation=1.0, privacy=None, **flower):
+    private = {"privacy": {"masked": True, "members": 5, **(privacy or {})}} if masked else {}
+    table = {
+        "rounds": rounds,
+        "participation": participation,
+        "model": model or {"name": "mlp", "hidden": [5]},
+        "training": {"epochs": 1, "batch": 8},
+        "method": {"name": method} if isinstance(method, str) else method,
+        "flower": {"clients": 10, "classes": 2, "beside": [], "quorum": 0.3, **flower},
+    }
+    return plan.resolve(private | table)
+
+
+def run(folder, network, plan_, name="run"):
+    lines = []
+    summary = serve(plan_, network, folder / name, lines.append, 0.001)
+    return summary, lines
+
+
+def states(folder, experiment):
+    """Private states of all sites, and the last shared model that each has kept."""
+    from safetensors.torch import load_file
+
+    return {
+        path.parent.parent.name: {k: t for k, t in load_file(path).items() if k.startswith("state/")}
+        for path in (folder / "sites").glob(f"*/{experiment}/state.safetensors")
+    }
+
+
+def last_model(network):
+    """What the server has last sent to train from, or to evaluate."""
+    sent = [m.arrays for _, kind, way, m in network.seen if kind == "round" and way == "sent" and m.arrays]
+    return {name.partition("/")[2]: t for name, t in sent[-1].items()} if sent else {}
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedrep", "scaffold", "ditto", "fedem", "local"])
+def test_ten_masked_sites_learn_what_plain_ones_learn(tmp_path, method):
+    ends = {}
+    for masked in (False, True):
+        folder = tmp_path / str(masked)
+        folder.mkdir()
+        network = Network(make_sites(folder))
+        summary, lines = run(folder, network, planned(method, masked))
+        ends[masked] = last_model(network), summary.scores, states(folder, summary.sites.experiment)
+        assert summary.rounds == 3
+        assert any("masks:" in line for line in lines) is masked
+    for plain, hidden in zip(ends[False][:1], ends[True][:1], strict=True):
+        assert plain.keys() == hidden.keys()
+        for name, t in plain.items():
+            torch.testing.assert_close(hidden[name], t, rtol=1e-5, atol=1e-6)
+    for name, state in ends[False][2].items():
+        for field, t in state.items():
+            torch.testing.assert_close(ends[True][2][name][field], t, rtol=1e-5, atol=1e-6)
+
+
+def plain_uploads(folder, method="fedavg"):
+    """Each site's uploads, in rounds without masks; the same to rounding as those under masks."""
+    folder.mkdir()
+    network = Network(make_sites(folder))
+    run(folder, network, planned(method, masked=False))
+    return [
+        (name, m.words["round"], {k: t for k, t in m.arrays.items() if k.startswith("upload/")})
+        for name, kind, way, m in network.seen
+        if kind == "round" and way == "come" and "upload" in m.words
+    ]
+
+
+def test_nothing_that_the_server_has_holds_an_upload(tmp_path):
+    uploads = plain_uploads(tmp_path / "plain")
+    folder = tmp_path / "masked"
+    folder.mkdir()
+    network = Network(make_sites(folder))
+    _, lines = run(folder, network, planned())
+    seen = [m for _, _, way, m in network.seen if way == "come"]
+    assert not any(name.startswith("upload") for m in seen for name in m.arrays)
+    texts = b"".join(path.read_bytes() for path in sorted((folder / "run").rglob("*")) if path.is_file())
+    texts += json.dumps([m.words for m in seen]).encode() + "\n".join(lines).encode()
+    for _, round, arrays in uploads:
+        for t in arrays.values():
+            whole = t.numpy()
+            assert whole.tobytes()[:64] not in texts
+            if round:
+                continue  # of later rounds it differs in the last digits
+            for m in seen:
+                for array in m.arrays.values():
+                    numbers = array.numpy().reshape(-1).astype(np.float64)
+                    if len(numbers) < len(whole.reshape(-1)):
+                        continue
+                    part = numbers[: whole.size] - numbers[: whole.size].mean()
+                    assert abs(np.corrcoef(part, whole.reshape(-1))[0, 1]) < 0.7
+    stored = (folder / "sites").glob("*/*/state.safetensors")
+    assert not [path for path in stored if b"upload/" in path.read_bytes()]
+
+
+@pytest.mark.parametrize("kind", ["offer", "share", "round", "reveal"])
+def test_members_that_vanish_in_a_phase_cost_the_round_nothing(tmp_path, kind):
+    gone = [NAMES[2], NAMES[7]]
+    network = Network(make_sites(tmp_path), silent=[(name, kind, 2) for name in gone])
+    plain = tmp_path / "plain"
+    plain.mkdir()
+    unmasked = Network(make_sites(plain), silent=[(name, "round", 2) for name in gone] if kind != "reveal" else [])
+    how = {"deadline": 1.0}
+    summary, _ = run(tmp_path, network, planned(**how))
+    run(plain, unmasked, planned(masked=False, **how))
+    rows = [line.split(",") for line in (tmp_path / "run" / "bytes.csv").read_text().splitlines()[1:]]
+    used = {(name, int(round)) for name, round, *_, flag in rows if flag == "1"}
+    here = NAMES if kind == "reveal" else [name for name in NAMES if name not in gone]
+    assert {name for name, round in used if round == 2} == {*here}
+    assert {name for name, round in used if round == 3} == {*NAMES}
+    assert summary.rounds == 3
+    for name, t in last_model(unmasked).items():
+        torch.testing.assert_close(last_model(network)[name], t, rtol=1e-5, atol=1e-6)
+
+
+def test_a_round_of_too_few_members_is_skipped_and_the_next_goes_on(tmp_path):
+    network = Network(make_sites(tmp_path), silent=[(name, "reveal", 2) for name in NAMES[:5]])
+    summary, lines = run(tmp_path, network, planned(deadline=1.0))
+    assert any("skipped round 2: 5 sites gave revealed" in line for line in lines) or any(
+        re.search(r"skipped round 2: .* 6 must", line) for line in lines
+    )
+    assert summary.rounds == 3
+
+
+def restarted(network, name, masks=MaskedRounds):
+    """The site as it is after its program was started anew."""
+    at = next(i for i, site in enumerate(network.sites) if site.name == name)
+    old = network.sites[at]
+    network.sites[at] = Site(
+        name, old._data, old.folder.parent, "cpu", Reading(few_rows=True), policy=old._policy, masks=masks(name)
+    )
+
+
+@pytest.mark.parametrize("kind", ["share", "round", "reveal"])
+def test_a_site_that_is_started_anew_sits_out_the_round_and_takes_part_in_the_next(tmp_path, kind):
+    network = Network(make_sites(tmp_path))
+
+    def restart(message):
+        restarted(network, NAMES[3])
+        return message
+
+    network.changes[NAMES[3], kind, 2] = restart
+    summary, lines = run(tmp_path, network, planned(deadline=1.0))
+    assert summary.rounds == 3
+    assert any(f"left client {NAMES[3]} out: it has no keys of this round" in line for line in lines)
+    rounds = [
+        m.words["round"]
+        for name, k, way, m in network.seen
+        if (name, k, way) == (NAMES[3], "round", "come") and "masked" in m.arrays
+    ]
+    assert rounds == ([0, 2] if kind != "reveal" else [0, 1, 2])
+
+
+def last(network, site, kind, way="sent"):
+    """The last message of a kind to a site, or from it."""
+    found = [m for name, k, w, m in network.seen if (name, k, w) == (site.name, kind, way)]
+    return next(m for m in reversed(found) if kind != "round" or "round" in m.words)
+
+
+def ask(network, site, kind, **words):
+    """What a site answers to the last message of a kind with other words."""
+    message = last(network, site, kind)
+    return site.reply(kind, message._replace(words=message.words | words)).words
+
+
+def test_a_replay_is_answered_by_the_same_bytes_and_nothing_is_masked_twice(tmp_path):
+    network, replayed = Network(make_sites(tmp_path)), []
+
+    def replay(message):
+        """As its own upload of round 2 is to be opened, a site is sent the round again, as it was, and changed."""
+        site = network.sites[0]
+        sent, reply = last(network, site, "round"), last(network, site, "round", "come")
+        replayed.append((reply, site.reply("round", sent)))
+        boxes = dict(reversed(sent.words["boxes"].items()))
+        replayed.append(site.reply("round", sent._replace(words=sent.words | {"boxes": boxes, "judged": 0})).words)
+        return message
+
+    network.changes[NAMES[0], "reveal", 2] = replay
+    run(tmp_path, network, planned())
+    (first, second), changed = replayed
+    assert torch.equal(first.arrays["masked"], second.arrays["masked"])
+    assert "masked already" in changed["refused"]
+    site = network.sites[0]
+    assert "refused" in ask(network, site, "round")
+    assert "it has masked an upload of round 3, and masks none of that" in ask(network, site, "offer")["refused"]
+    restarted(network, site.name)
+    site = network.sites[0]
+    assert "it has masked an upload of round 3" in ask(network, site, "offer")["refused"]
+    assert "no keys of this round" in ask(network, site, "reveal")["refused"]
+
+
+def test_reveal_and_share_are_answered_once(tmp_path):
+    network = Network(make_sites(tmp_path))
+    run(tmp_path, network, planned())
+    site = network.sites[0]
+    first = ask(network, site, "reveal")
+    assert first == last(network, site, "reveal", "come").words
+    assert "once in a round" in ask(network, site, "reveal", uploaded=NAMES[:6])["refused"]
+    keys = last(network, site, "share").words["keys"]
+    others = keys | {NAMES[1]: Member(NAMES[1], 5, b"").keys.to_words()}
+    assert "shared its secrets of this round already" in ask(network, site, "share", keys=others)["refused"]
+
+
+def test_a_server_that_sends_one_site_another_model_gets_nothing_of_it(tmp_path):
+    network = Network(make_sites(tmp_path))
+
+    def crafted(message):
+        arrays = {k: t + 1 if k.startswith("train/") else t for k, t in message.arrays.items()}
+        return message._replace(arrays=arrays)
+
+    network.changes[NAMES[4], "round", 2] = crafted
+    _, lines = run(tmp_path, network, planned(deadline=1.0))
+    assert any(f"left client {NAMES[4]} out: the server has sent another model" in line for line in lines)
+
+    def lie(message):
+        return message._replace(words=message.words | {"model": "0" * 64})
+
+    (tmp_path / "run").rename(tmp_path / "first")
+    network = Network(make_sites(tmp_path))
+    network.changes[NAMES[4], "offer", 2] = lie
+    _, lines = run(tmp_path, network, planned(deadline=1.0, rounds=2))
+    assert any("cannot be opened" in line for line in lines)
+    assert any("skipped round 2" in line for line in lines)
+
+
+@pytest.mark.parametrize("name", ["kin", "fedaghn", "pfedgat", "ifca", "cfl"])
+def test_a_method_that_needs_single_uploads_is_refused_before_it_has_any(tmp_path, name):
+    network = Network(make_sites(tmp_path))
+    with pytest.raises(UsageError, match=r"of each client's upload, and privacy\.masked=true .*'fedavg'") as problem:
+        run(tmp_path, network, planned(name))
+    assert "\n" not in str(problem.value)
+    assert not {kind for _, kind, _, _ in network.seen} & {"offer", "round"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({"clients": 4}, r"privacy\.members=5 .* flower\.clients=4"),
+        ({"stale": "drop"}, r"flower\.stale"),
+        ({"privacy": {"epsilon": 2.0, "unit": "client", "masked": False}}, r"set privacy\.masked=true as well"),
+        ({"privacy": {"members": 2}}, r"privacy\.members must be"),
+    ],
+)
+def test_plans_whose_masks_could_not_hold_are_refused(settings, why):
+    with pytest.raises(UsageError, match=why) as problem:
+        planned(**settings)
+    assert "\n" not in str(problem.value)
+
+
+def test_a_draw_of_too_few_sites_is_refused(tmp_path):
+    with pytest.raises(UsageError, match=r"4 sites are drawn for a round, and privacy\.members=5"):
+        run(tmp_path, Network(make_sites(tmp_path)), planned(participation=0.4))
+
+
+def test_a_policy_that_requires_masks_wins_over_the_plan(tmp_path):
+    rules = Policy(runs="any", masked="required")
+    with pytest.raises(RunError):
+        run(tmp_path, network := Network(make_sites(tmp_path, policy=rules)), planned(masked=False))
+    told = [m.words for _, kind, way, m in network.seen if kind == "join" and way == "come"]
+    assert all("its policy asks for masks" in words["refused"] for words in told)
+    run(tmp_path, Network(make_sites(tmp_path, policy=rules)), planned(), "second")
+
+
+def test_a_site_without_memory_for_secrets_says_so(tmp_path):
+    with pytest.raises(RunError):
+        run(tmp_path, network := Network(make_sites(tmp_path, masks=lambda name: None)), planned())
+    told = [m.words for _, kind, way, m in network.seen if kind == "join" and way == "come"]
+    assert all("start it with kinfed flower node" in words["refused"] for words in told)
+
+
+@pytest.mark.parametrize(
+    ("privacy", "why"), [({"largest": 0.01}, r"above privacy\.largest"), ({"rows": 15}, r"more than privacy\.rows")]
+)
+def test_a_site_whose_numbers_the_plan_does_not_hold_says_so(tmp_path, privacy, why):
+    with pytest.raises(RunError):
+        run(tmp_path, network := Network(make_sites(tmp_path)), planned(privacy=privacy, deadline=1.0))
+    told = [m.words["refused"] for _, k, way, m in network.seen if way == "come" and "refused" in m.words]
+    assert any(re.search(why, line) for line in told)
+
+
+def test_no_single_upload_is_measured(tmp_path):
+    run(tmp_path, Network(make_sites(tmp_path)), planned())
+    table = tmp_path / "run" / "diagnostics.csv"
+    assert not table.exists() or "update" not in table.read_text()
