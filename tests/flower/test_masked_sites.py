@@ -7,8 +7,13 @@ import numpy as np
 import pytest
 import torch
 
+from kinfed.core.method import AveragedParams, SharedParams
+from kinfed.core.private.privacy import Privacy, noise_for
+from kinfed.core.private.private_training import SecretLots
 from kinfed.errors import RunError, UsageError
 from kinfed.flower.masking.member import Member
+from kinfed.flower.masking.upload_numbers import find_largest, flatten_upload, read_sum
+from kinfed.flower.programs import keys
 from kinfed.flower.server import plan
 from kinfed.flower.server.nodes import Failure
 from kinfed.flower.server.server import serve
@@ -259,8 +264,8 @@ def test_reveal_and_share_are_answered_once(tmp_path):
     first = ask(network, site, "reveal")
     assert first == last(network, site, "reveal", "come").words
     assert "once in a round" in ask(network, site, "reveal", uploaded=NAMES[:6])["refused"]
-    keys = last(network, site, "share").words["keys"]
-    others = keys | {NAMES[1]: Member(NAMES[1], 5, b"").keys.to_words()}
+    listed = last(network, site, "share").words["keys"]
+    others = listed | {NAMES[1]: Member(NAMES[1], 5, b"").keys.to_words()}
     assert "shared its secrets of this round already" in ask(network, site, "share", keys=others)["refused"]
 
 
@@ -345,3 +350,98 @@ def test_no_single_upload_is_measured(tmp_path):
     run(tmp_path, Network(make_sites(tmp_path)), planned())
     table = tmp_path / "run" / "diagnostics.csv"
     assert not table.exists() or "update" not in table.read_text()
+
+
+CLIENT = {"epsilon": 8.0, "delta": 1e-3, "unit": "client", "clip": 0.5}
+
+
+def shared_models(network):
+    """The models that the server has sent to train from, by round."""
+    return {
+        m.words["round"]: m.arrays["train/theta"].double()
+        for _, kind, way, m in network.seen
+        if kind == "round" and way == "sent" and "train" in m.words
+    }
+
+
+def test_clients_have_an_epsilon_by_noise_that_they_make_together(tmp_path):
+    pytest.importorskip("dp_accounting")
+    network = Network(make_sites(tmp_path))
+    summary, _ = run(tmp_path, network, planned(privacy=CLIENT))
+    assert summary.privacy["unit"] == "client"
+    assert summary.privacy["steps"] == [3] * 10
+    assert 0.97 * 8 < max(summary.privacy["spent"]) <= 8
+    ledger = json.loads((tmp_path / "sites" / "site3.privacy.json").read_text())
+    noise = noise_for(8.0, 1e-3, 1.0, 3)
+    assert ledger["runs"] == [{"run": summary.sites.experiment, "rate": 1.0, "noise": noise, "steps": 3}]
+    assert all("scores" not in m.words for _, _, way, m in network.seen if way == "come")
+    again = Network(make_sites(tmp_path))
+    with pytest.raises(RunError):
+        run(tmp_path, again, planned(privacy=CLIENT, deadline=1.0), "again")
+    told = [m.words["refused"] for _, k, way, m in again.seen if way == "come" and "refused" in m.words]
+    assert any("its rows have cost epsilon" in line for line in told)
+    assert not [m for _, _, way, m in again.seen if way == "come" and "masked" in m.arrays]
+
+
+def test_the_noise_of_the_least_number_of_sites_is_the_whole(monkeypatch):
+    """The sum of what `members` sites put under their masks, less what they would without noise."""
+    pytest.importorskip("dp_accounting")
+    privacy = Privacy(8.0, unit="client", clip=0.5, masked=True, members=4, delta=1e-3)
+    sent, upload = SharedParams(torch.ones(5000)), AveragedParams(torch.ones(5000) + 1.0)
+    drawn = sum(flatten_upload(privacy, 3, sent, upload, 7.0) for _ in range(4))
+    deviation = noise_for(8.0, 1e-3, 1.0, 3) * 0.5
+    clipped = 4 * 0.5 / 5000**0.5
+    assert drawn[-1] == 4
+    assert (drawn[:-1] - clipped).std() == pytest.approx(deviation, rel=0.05)
+    assert abs((drawn[:-1] - clipped).mean()) < 5 * deviation / 5000**0.5
+    given = read_sum(privacy, 3, sent, AveragedParams(torch.zeros(5000)), drawn)
+    torch.testing.assert_close(given.theta.double(), 1 + torch.from_numpy(drawn[:-1]) / 4, rtol=1e-6, atol=1e-6)
+    assert np.abs(drawn[:-1]).max() < 4 * find_largest(privacy, 3)
+    monkeypatch.setattr(SecretLots, "draw_normal", lambda self, key, like: torch.zeros_like(like))
+    quiet = flatten_upload(privacy, 3, sent, upload, 7.0)
+    assert np.linalg.norm(quiet[:-1]) == pytest.approx(0.5)
+
+
+def test_noise_is_the_sites_own_and_differs_from_run_to_run(tmp_path):
+    pytest.importorskip("dp_accounting")
+    ends = []
+    for name in ("first", "second"):
+        (folder := tmp_path / name).mkdir()
+        network = Network(make_sites(folder))
+        run(folder, network, planned(privacy=CLIENT))
+        ends.append(shared_models(network))
+    assert torch.equal(ends[0][0], ends[1][0])
+    assert float((ends[0][1] - ends[1][1]).norm()) > 0.01
+
+
+def test_a_policy_takes_shared_noise_only_if_it_says_so(tmp_path):
+    pytest.importorskip("dp_accounting")
+    for masked, name in (("", "trusts nobody"), ("required", "shares")):
+        (folder := tmp_path / name).mkdir()
+        network = Network(make_sites(folder, policy=Policy(runs="any", epsilon=9.0, delta=0.01, masked=masked)))
+        if masked:
+            assert run(folder, network, planned(privacy=CLIENT))[0].rounds == 3
+            continue
+        with pytest.raises(RunError):
+            run(folder, network, planned(privacy=CLIENT))
+        told = [m.words["refused"] for _, k, way, m in network.seen if way == "come" and "refused" in m.words]
+        assert all("needs no trust in others" in line for line in told)
+
+
+def test_signed_keys_of_members_alone_are_summed(tmp_path):
+    keys.make(tmp_path / "keys", [], NAMES)
+    trusted = tmp_path / "members.txt"
+    lines = [f"{name} {(tmp_path / 'keys' / 'sites' / name / 'key.pub').read_text()}" for name in NAMES]
+    trusted.write_text("".join(lines))
+
+    def signed(name):
+        return MaskedRounds(name, tmp_path / "keys" / "sites" / name / "key", str(trusted))
+
+    summary, _ = run(tmp_path, Network(make_sites(tmp_path, masks=signed)), planned())
+    assert summary.rounds == 3
+    trusted.write_text("".join(lines[:-1]))
+    network = Network(make_sites(tmp_path, masks=signed))
+    with pytest.raises(RunError, match="so its sum stays closed"):
+        run(tmp_path, network, planned(deadline=1.0), "with a stranger")
+    told = [m.words["refused"] for _, k, way, m in network.seen if k == "share" and "refused" in m.words]
+    assert all("site9, which is not in this site's file of members" in line for line in told)

@@ -23,6 +23,7 @@ from ..server.site_references import fedavg_of, wanted
 from ..site import site_examples
 from ..site.agreements import agree
 from ..site.gateway import Gateway, names_in, parted, table_of
+from ..site.masked_rounds import MaskedRounds
 from ..site.policy import Policy
 from ..site.site import Site
 from ..site.site_reading import Reading
@@ -84,10 +85,11 @@ def run(
         site: Site | Gateway
         if reading.client:
             files = parted(data, reading.client, client, home.resolve() / "clients")
-            site = Gateway(client, files, own, device, reading, own_code, tell, policy)
+            site = Gateway(client, files, own, device, reading, own_code, tell, policy, key)
             sites = [*site.sites.values()]
         else:
-            site = Site(client, data, own, device, reading, own_code, tell, policy)
+            masks = MaskedRounds(client, key, policy.members if policy else "")
+            site = Site(client, data, own, device, reading, own_code, tell, policy, masks)
             sites = [site]
         sites[0].ask = Prompt(client, state, [one.folder for one in sites], tell)  # for all
         link.wait_for_server(tell)

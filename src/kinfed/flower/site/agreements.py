@@ -50,12 +50,27 @@ def summary(planned: Plan) -> list[str]:
         f"{several(most['training'], 'round')} of {steps}, {several(length.batch, 'row')} a step; "
         f"{100 * split.test:g} % of rows for the test, {100 * split.validation:g} % for validation, "
         f"seed {learning.seed}",
-        *(_tell_limits(most) if privacy is None else _tell_promise(privacy, most)),
+        *(_tell_limits(most, length.privacy) if privacy is None else _tell_promise(privacy, most)),
     ]
 
 
-def _tell_limits(most: Mapping[str, int]) -> list[str]:
-    """What an operator should know of answers without noise."""
+def _tell_masks(privacy: Privacy) -> str:
+    """What an operator should know of masks."""
+    return (
+        f"uploads are masked: the server sees sums over {privacy.members} sites or more, and no upload; descriptions, "
+        "sizes and scores, where the plan has them, leave as they are"
+    )
+
+
+def _tell_limits(most: Mapping[str, int], privacy: Privacy | None) -> list[str]:
+    """What an operator should know of answers without noise, masked or not."""
+    if privacy is not None:
+        return [
+            _tell_masks(privacy),
+            f"a run takes {several(most['training'], 'masked upload')} trained on this site's rows and as many as "
+            f"{most['evaluation']:,} times its scores; the difference of two sums can show one upload, see "
+            "docs/privacy.md",
+        ]
     return [
         f"a run takes {several(most['training'], 'upload')} trained on this site's rows and as many as "
         f"{most['evaluation']:,} times its scores; {REPEATED} of these may be repeated, and then nothing more leaves",
@@ -66,7 +81,16 @@ def _tell_limits(most: Mapping[str, int]) -> list[str]:
 
 def _tell_promise(privacy: Privacy, most: Mapping[str, int]) -> list[str]:
     """What an operator should know of answers with noise."""
+    if privacy.unit == "client":
+        return [
+            _tell_masks(privacy),
+            f"a run takes {several(most['training'], 'masked upload')}: epsilon {privacy.limit:g} at delta "
+            f"{privacy.delta:g} for all of this site, in sums to which {privacy.members} honest sites add noise",
+            "scores and statistics of columns stay here; how many rows there are, the names of columns and classes, "
+            "and why a file cannot be used, are not covered",
+        ]
     return [
+        *([_tell_masks(privacy)] if privacy.masked else []),
         f"a run takes {several(most['training'], 'upload')} trained on this site's rows, with this site's own noise: "
         f"epsilon {privacy.limit:g} at delta {privacy.delta:g} for each row, whatever the server sends or asks",
         "scores and statistics of columns stay here; how many rows there are, the names of columns and classes, and "

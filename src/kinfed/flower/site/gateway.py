@@ -17,6 +17,7 @@ from ..programs.keys import NAME
 from ..wire import contents, messages
 from ..wire.messages import Message
 from . import site_cohort
+from .masked_rounds import MaskedRounds
 from .policy import Policy
 from .site import PLAN, SENT, Site, Work
 from .site_reading import Reading
@@ -77,13 +78,28 @@ class Gateway:
         code: Sequence[Path] = (),
         report: Callable[[str], object] = lambda text: None,
         policy: Policy | None = None,
+        key: Path | None = None,
     ) -> None:
-        """`files` are the clients' own, by their names; the column that names the client in them is no input."""
+        """`files` are the clients' own, by their names; the column that names the client in them is no input.
+
+        `key` is the site's, by which all of them sign their keys of masked rounds.
+        """
         ignore = [*reading.ignore, reading.columns.get(reading.client, reading.client)]
         own = replace(reading, ignore=ignore, client="")
         self.name, self._report, self._device = name, report, device
+        trusted = policy.members if policy else ""
         self.sites = {
-            client: Site(client, path, folder, device, own, code, self._teller(client), policy)
+            client: Site(
+                client,
+                path,
+                folder,
+                device,
+                own,
+                code,
+                self._teller(client),
+                policy,
+                MaskedRounds(client, key, trusted),
+            )
             for client, path in files.items()
         }
         self._gone: set[str] = set()  # clients that are asked for and not here, of which the operator was told

@@ -35,13 +35,13 @@ class _Begun(NamedTuple):
 class MaskedRounds:
     """The masked rounds of one client; one is in progress at a time."""
 
-    def __init__(self, name: str, key: Path | None = None, members: Path | None = None) -> None:
+    def __init__(self, name: str, key: Path | None = None, members: str = "") -> None:
         """`key` is the file by which its keys of a round are signed; `members` has the keys that its operator trusts.
 
         Raises UsageError for a file of members that is none.
         """
         self._name, self._key = name, key
-        self._trusted = None if members is None else read_members(members)
+        self._trusted = read_members(Path(members)) if members else None
         self._begun: _Begun | None = None
 
     def offer_keys(self, privacy: Privacy, context: bytes, words: Words) -> Message:

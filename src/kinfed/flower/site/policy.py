@@ -3,7 +3,7 @@
 import math
 import tomllib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -42,6 +42,7 @@ class Policy(Settings):
     epsilon: Positive | None = None  # what all private runs may cost a row; then only such runs; none: the plan's
     delta: Annotated[float, In("(0, 1)")] = 1e-5  # at most that of a private plan
     masked: Literal["", "required"] = ""  # "required": only plans whose server sees sums of uploads alone
+    members: str = ""  # with masks, a file of lines NAME KEY: no sum has others in it; "": whom the server names
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -56,8 +57,8 @@ class Policy(Settings):
         except (OSError, ValueError) as problem:
             why = getattr(problem, "strerror", problem)
             raise UsageError(f"{path} cannot be read as a policy: {why}") from None
-        found: Policy = parts.call(cls, table, "policy")[0]
-        return found
+        policy: Policy = parts.call(cls, table, "policy")[0]
+        return replace(policy, members=str(path.parent / policy.members)) if policy.members else policy
 
     def check(self, planned: Plan, table: Table, folder: Path, experiment: str) -> None:
         """Raise Withheld unless the site's rules allow an experiment; `table` is the plan as the server sent it."""

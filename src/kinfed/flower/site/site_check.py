@@ -1,7 +1,8 @@
 """A rehearsal at a site, with nobody else: whether its file and a run's model fit, and everything that would leave.
 
 The server's program runs here for one round, in a folder that is deleted, with this site and a twin of it, as most
-methods need two. What the site replies is listed; so the list is of the program that will run, not of its manual.
+methods need two, and masks three. What the site replies is listed; so the list is of the program that will run, not of
+its manual.
 """
 
 import tempfile
@@ -24,6 +25,7 @@ from ..wire import contents, messages
 from ..wire.messages import Message, Words
 from . import site_examples
 from .drawn_rows import REVEALS, STEP
+from .masked_rounds import MaskedRounds
 from .policy import Policy
 from .site import SENT, STAYS, Site
 from .site_reading import Reading
@@ -83,20 +85,27 @@ def rehearse(
         flower = shared if isinstance(shared, dict) else {}
         with tempfile.TemporaryDirectory(prefix="kinfed-check-") as folder:
             links = Path(folder) / "links.csv"
-            links.write_text(f"from,to\n{client},{client}-twin\n")
+            names = [client, f"{client}-twin", f"{client}-triplet"]
+            links.write_text(f"from,to\n{client},{names[1]}\n")
             kept = {key: flower[key] for key in KEPT if key in flower}
-            flower = kept | {"clients": 2, "patience": 1.0, "graph": str(links), "beside": []}
+            privacy = raw.get("privacy", {})
+            is_masked = isinstance(privacy, dict) and privacy.get("masked") is True
+            if isinstance(privacy, dict) and is_masked:
+                raw = {**raw, "privacy": {**privacy, "members": 3}}
+            names = names if is_masked else names[:2]
+            flower = kept | {"clients": len(names), "patience": 1.0, "graph": str(links), "beside": []}
             planned = plan.resolve(raw | {"rounds": 1, "evaluate_every": 1, "flower": flower})
             told: list[str] = []
             called = str(examples) if isinstance(examples, Path) else examples.name
             data = site_examples.kept(examples, Path(folder))
-            names = (client, f"{client}-twin")
 
             def hear(text: str) -> None:
                 told.append(text if data == examples else text.replace(str(data), called).replace(data.name, called))
 
             rules = replace(policy or Policy(), runs="any")
-            sites = [Site(name, data, Path(folder), device, reading, code, hear, rules) for name in names]
+            rules = replace(rules, members="")
+            at = Path(folder)
+            sites = [Site(n, data, at, device, reading, code, hear, rules, MaskedRounds(n)) for n in names]
             here = Here(sites)
             if "refused" in sites[0].reply("hello", Message({}, {})).words:
                 raise UsageError(told[0].removeprefix(f"client {client}: "))
@@ -131,7 +140,8 @@ def _leaving(left: dict[str, Message], training: Training | None) -> list[str]:
     if training is not None and training.noised is not None:
         limit = f"epsilon {training.noised.limit:g} at delta {training.noised.delta:g}"
         lines.append(f"round     no scores{_arrays(left['round'])}, trained with noise of this site's own:")
-        lines.append(f"          {limit} for each training row, in all rounds together")
+        kept = "for each training row" if training.noised.unit == "row" else "for all of this site, in sums alone"
+        lines.append(f"          {limit} {kept}, in all rounds together")
         return lines
     if training is not None:
         lines.append(f"round     its scores (validation and test){_arrays(left['round'])}")

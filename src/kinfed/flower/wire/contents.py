@@ -36,7 +36,7 @@ def describe_reply(fields: Words, sizes: Mapping[str, int], most: int | None = S
         lines.append(f"scores of round {fields['evaluated'] + 1}: {_scores(fields['scores'])}")
     if "privacy" in fields:
         spent = fields["privacy"]
-        lines.append(f"epsilon {spent['spent']:.3g} of {spent['budget']:g} is spent for each row")
+        lines.append(f"epsilon {spent['spent']:.3g} of {spent['budget']:g} is spent")
     if "baselines" in fields:
         scores = [f"{name} {test:.4g}" for name, (_, test) in fields["baselines"].items() if test is not None]
         lines.append(f"test scores of what it can do without others: {', '.join(scores) or 'none'}")

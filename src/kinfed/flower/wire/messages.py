@@ -26,7 +26,6 @@ NEEDED: dict[str, dict[str, type]] = {  # what the server's messages must hold
     "share": {"experiment": str, "round": int, "keys": dict},
     "reveal": {"experiment": str, "round": int, "uploaded": list},
 }
-MASKED = ("offer", "share", "reveal")  # of a round of masked uploads
 OPTIONAL: dict[str, type] = {
     "selected": dict,
     "chosen": str,
