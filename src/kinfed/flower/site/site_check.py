@@ -85,16 +85,11 @@ def rehearse(
         flower = shared if isinstance(shared, dict) else {}
         with tempfile.TemporaryDirectory(prefix="kinfed-check-") as folder:
             links = Path(folder) / "links.csv"
-            names = [client, f"{client}-twin", f"{client}-triplet"]
+            names, private = _name_twins(client, raw)
             links.write_text(f"from,to\n{client},{names[1]}\n")
             kept = {key: flower[key] for key in KEPT if key in flower}
-            privacy = raw.get("privacy", {})
-            is_masked = isinstance(privacy, dict) and privacy.get("masked") is True
-            if isinstance(privacy, dict) and is_masked:
-                raw = {**raw, "privacy": {**privacy, "members": 3}}
-            names = names if is_masked else names[:2]
             flower = kept | {"clients": len(names), "patience": 1.0, "graph": str(links), "beside": []}
-            planned = plan.resolve(raw | {"rounds": 1, "evaluate_every": 1, "flower": flower})
+            planned = plan.resolve(raw | private | {"rounds": 1, "evaluate_every": 1, "flower": flower})
             told: list[str] = []
             called = str(examples) if isinstance(examples, Path) else examples.name
             data = site_examples.kept(examples, Path(folder))
@@ -129,6 +124,14 @@ def rehearse(
     report("what leaves this site for the server, besides why it refuses a message when it does:")
     for line in _leaving(here.left, planned.learning.training if run else None):
         report(line)
+
+
+def _name_twins(client: str, raw: Words) -> tuple[list[str], Words]:
+    """The sites of a rehearsal, as many as a plan needs, and what the plan must say for so few."""
+    privacy = raw.get("privacy", {})
+    if isinstance(privacy, dict) and privacy.get("masked") is True:
+        return [client, f"{client}-twin", f"{client}-triplet"], {"privacy": {**privacy, "members": 3}}
+    return [client, f"{client}-twin"], {}
 
 
 def _leaving(left: dict[str, Message], training: Training | None) -> list[str]:
