@@ -602,6 +602,14 @@ def test_sites_with_series_end_with_the_models_of_a_simulation(meters, tmp_path,
 
 
 @pytest.mark.usefixtures("exact")
+def test_sites_with_changes_of_series_end_with_the_models_of_a_simulation(meters, tmp_path):
+    made = meters("partial-pooling", rounds=2, model="changes")
+    summary = made.serve()
+    how = {"client": "who", "target": "load", "time": "when", "past": 6, "horizon": 4}
+    compare(made, summary, kinfed.from_csv(tmp_path / "all.csv", **how, seed=11))
+
+
+@pytest.mark.usefixtures("exact")
 def test_sites_with_covariates_end_with_the_models_of_a_simulation(meters, tmp_path):
     columns = ("heat", "tariff", "region")
     made = meters("fedavg", rounds=2, covariates=columns, calendar=["hour", "weekday"])

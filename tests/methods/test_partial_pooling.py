@@ -4,6 +4,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
+import polars
 import pytest
 import torch
 from torch import nn
@@ -20,10 +21,12 @@ from kinfed import (
     Split,
     UsageError,
     fit,
+    from_frame,
 )
 from kinfed.methods.solved import partial_pooling
 from kinfed.methods.solved.partial_pooling import PartialPooling, Server, Sums, step, sums
 from kinfed.models.additive import additive
+from kinfed.models.changes import changes
 from kinfed.runs.config.experiment import default_model
 
 ROUNDS = 12
@@ -390,3 +393,36 @@ def test_units_of_labels_are_of_all_rows_alike_in_each_round():
     assert runs[0].history.done < 20
     torch.testing.assert_close(one[1:], other[1:], rtol=1e-3, atol=1e-3)
     torch.testing.assert_close(one[0, :6], 50 * other[0, :6], rtol=1e-3, atol=1e-3)
+
+
+def test_changes_are_solved_by_each_client_wherever_its_series_has_gone():
+    """Of y_t = y_(t-1) + phi_i (y_(t-1) - y_(t-2)) + noise with a drift, a client's head has its own phi_i."""
+    draw, phi = np.random.default_rng(0), np.array([-0.6, 0.0, 0.6])
+    values = np.zeros((400, 3))
+    for t in range(2, 400):
+        values[t] = values[t - 1] + phi * (values[t - 1] - values[t - 2]) + 1 + 0.5 * draw.normal(size=3)
+    rows = {"who": np.repeat(["a", "b", "c"], 400), "at": np.tile(np.arange(400), 3), "level": values.T.ravel()}
+    data = from_frame(polars.DataFrame(rows), client="who", target="level", time="at", past=2, horizon=1)
+    run = solved(data, changes((2, 1), 1), rounds=4)
+    for i in range(3):
+        head = run.model(position=i).head
+        assert -float(head.weight[0, 0]) == pytest.approx(phi[i], abs=0.1)
+        assert float(head.bias[0]) * data.task.deviation == pytest.approx(1, abs=0.15)
+    # Test readings lie above all of training, where a model of levels has seen nothing.
+    errors = {
+        name: model_of.summary.scores["mixed"]["mean"]
+        for name, model_of in (("changes", run), ("linear", solved(data, default_model(data, "linear"), rounds=4)))
+    }
+    assert errors["changes"] < 0.45  # 0.4 by the noise alone
+    assert errors["changes"] <= errors["linear"]
+
+
+def test_a_forecast_of_changes_rises_with_its_window():
+    module, x = changes((3, 2), 2), torch.randn(5, 3, 2, generator=torch.Generator().manual_seed(1))
+    rise = torch.tensor([7.0, 0.0])
+    torch.testing.assert_close(module(x + rise), module(x) + 7)
+    torch.nn.init.zeros_(module.head.weight)
+    torch.nn.init.zeros_(module.head.bias)
+    assert torch.equal(module(x), x[:, -1, :1].expand(-1, 2))
+    with pytest.raises(UsageError, match=r"must be a window of readings \[past, features\]; got shape \[4\]"):
+        changes((4,), 1)

@@ -176,10 +176,10 @@ def test_series_have_the_mean_at_their_time_of_day():
     train, test = (data.rows[split][1] for split in ("train", "test"))
     last = pool[:, -1, 1]
     expected = [y.reshape(380, 2)[train.numpy()][last[train] == last[row]].mean(0) for row in test.numpy()]
-    mean = found["the mean at this time of day"]
+    mean = found["the client's mean by the calendar"]
     np.testing.assert_allclose(mean[-len(test) :], expected)
     errors = {
         name: np.abs(answer - target[torch.cat(list(data.rows["test"]))].numpy()).mean()
         for name, answer in found.items()
     }
-    assert errors["the mean at this time of day"] < min(errors["the last season"], errors["the last value"])
+    assert errors["the client's mean by the calendar"] < min(errors["the last season"], errors["the last value"])

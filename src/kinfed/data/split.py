@@ -169,9 +169,11 @@ class Split(Settings):
                         f"split: all examples are from {len(steps)} time{'s' * (len(steps) > 1)}, so splitting in "
                         f"time order leaves none for {share}; change the shares, or leave time out"
                     )
+                enough = math.ceil(100 * (span + 0.5) / len(steps)) / 100
+                wider = f"validation={enough:g}" if share == "validation" else "test and split.validation smaller"
                 raise UsageError(
                     f"split: the {share} share covers {several(length, 'step')}, but an example covers {span}; "
-                    "change the shares, or take shorter windows"
+                    f"set federation.split.{wider}, or take shorter windows"
                 )
         return first, second
 

@@ -9,6 +9,7 @@ MODELS = Registry(
     {
         "linear": "linear:linear",
         "mlp": "mlp:mlp",
+        "changes": "changes:changes",
         "additive": "additive:additive",
         "log-linear": "log_linear:log_linear",
         "trees": "trees:trees",

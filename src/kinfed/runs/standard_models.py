@@ -188,18 +188,24 @@ def _of_series(data: _Data, steps: int) -> Iterator[_Recipe]:
     if past > 1:
         yield _Recipe("the last season", False, lambda: _tune(data, range(2, min(past, LONGEST) + 1), repeat))
     if data.dated and (means := _means_by_time(data)) is not None:
-        yield _Recipe("the mean at this time of day", False, lambda: means)
+        yield _Recipe("the client's mean by the calendar", False, lambda: means)
 
 
 def _means_by_time(data: _Data) -> Answers | None:
-    """A client's mean readings after windows that end at the same time, by the calendar; None where these are few.
+    """A client's mean readings after windows at the same time, by the calendar; None where these are few.
 
-    At a time that a client has no window of it is the mean of all its readings.
+    At a time that a client has no window of it is the mean of all its readings. Two windows are at the same time if the
+    calendar is the same at all their steps, which a sum with weights drawn at random tells.
     """
-    ends = {split: x[:, 1 - data.features :].round(6) for split, x in data.x.items()}
-    every, at = np.unique(np.vstack(list(ends.values())), axis=0, return_inverse=True)
-    sizes = [len(item) for item in ends.values()]
-    times = dict(zip(ends, np.split(at.reshape(-1), np.cumsum(sizes)[:-1]), strict=True))
+    past = data.x["train"].shape[1] // data.features
+    weights = np.random.default_rng(0).uniform(1, 2, past * (data.features - 1))
+    sums = {
+        split: x.reshape(len(x), past, data.features)[..., 1:].reshape(len(x), -1).round(6) @ weights
+        for split, x in data.x.items()
+    }
+    every, at = np.unique(np.concatenate(list(sums.values())).round(6), return_inverse=True)
+    sizes = [len(item) for item in sums.values()]
+    times = dict(zip(sums, np.split(at.reshape(-1), np.cumsum(sizes)[:-1]), strict=True))
     has_target = ~np.isnan(data.y["train"]).any(1)
     y, who, when = data.y["train"][has_target], data.who["train"][has_target], times["train"][has_target]
     if len(every) < 2 or len(y) < OFTEN * data.clients * len(every):

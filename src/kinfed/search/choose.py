@@ -41,7 +41,8 @@ TRIED = (*BASES, "fedrep", "kin", "hedge", "cfl", "fedavg-ft")
 WITH_GRAPH = ("sfl",)  # tried too where the clients' graph is known
 FACTORS = (1, 3, 1 / 3)  # of the rate of local training
 CAREFUL = (1 / 3, 1)  # the same of squared errors in the units of a table's target, which may have heavy tails
-SOLVED = ("linear", "log-linear", "additive")  # models that race, simplest first: partial pooling solves their head
+# models that race, simplest first, of which partial pooling solves the head
+SOLVED = ("linear", "changes", "log-linear", "additive")
 UNEQUAL = 0.3  # a target's deviation over its mean from which its logarithm is tried
 MANY = 1 << 22  # numbers in all clients' sums up to which solving takes a moment
 FEW = 1000  # validation examples, up to which the best solved models are compared on more draws
@@ -185,7 +186,8 @@ def solvable(federation: Federation) -> tuple[str, ...]:
     if isinstance(task, Quantiles) or not isinstance(task, Classification | Counts | Forecasting | Regression):
         return ()
     apart = 1 if isinstance(task, Regression) else federation.outputs
-    names = tuple(name for name in SOLVED if name != "log-linear" or _spans_orders(federation))
+    suits = {"log-linear": _spans_orders(federation), "changes": isinstance(task, Forecasting)}
+    names = tuple(name for name in SOLVED if suits.get(name, True))
     heads: dict[str, Any] = {name: [*default_model(federation, name).children()][-1] for name in names}
     return tuple(name for name in names if len(federation) * apart * (heads[name].in_features + 1) ** 2 <= MANY)
 

@@ -19,6 +19,7 @@ from ...core.rows import put
 from ...core.tasks import Classification, Counts, Forecasting, Quantiles, Regression
 from ...core.trees import Pairwise, PerClient, Shared, Tree
 from ...errors import UsageError
+from ...models.changes import Since
 from ...models.log_linear import Exponential
 
 LEAST, MOST = 1e-8, 1e8  # bounds of variances and of penalties, in squared standard deviations
@@ -230,6 +231,7 @@ def sums(
     if isinstance(task, Forecasting) and not isinstance(task, Quantiles):
         known = (~y.isnan()).double() * real[:, None]  # [n, H]
         target = (torch.where(y.isnan(), task.mean, y.double()) - task.mean) / task.deviation
+        target = target if link is None else link(target)
         curvature = torch.einsum("nk,nf,ng->kfg", known, x, x)
         return Sums(curvature, x.T @ (known * target), (known * target.square()).sum(0), known.sum(0), inputs)
     if isinstance(task, Regression):
@@ -262,10 +264,13 @@ def _derivatives(
 def inputs_of(client: Client, received: Tree) -> tuple[Tensor, Tensor, Callable[[Tensor], Tensor] | None]:
     """[n, f] the head's inputs of a client's rows, the coefficients [f, k] that it was sent, and the head's link."""
     inputs = client.model.features(received.theta, client.data[0]).flatten(1)
-    if client.model.layout.head and head_of(client.model.layout)[1]:
-        inputs = torch.cat([inputs, torch.ones_like(inputs[:, :1])], 1)
     head = client.model.module.get_submodule(client.model.head_name or "")
     link = head.link if isinstance(head, Exponential) else None
+    if isinstance(head, Since):
+        last = inputs[:, -1:].double()
+        inputs, link = inputs[:, :-1], partial(torch.sub, other=last)
+    if client.model.layout.head and head_of(client.model.layout)[1]:
+        inputs = torch.cat([inputs, torch.ones_like(inputs[:, :1])], 1)
     return inputs.double(), coefficients_of(client.model.layout, received.theta), link
 
 
