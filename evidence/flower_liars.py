@@ -554,8 +554,8 @@ def main():
     PAGE.write_text(
         f"{before}{HEADING}\nWritten by `python evidence/flower_liars.py`, and by the command above in the end: four "
         "hospitals of 90 invented rows in one process. *Possible* is what a site gives within a plan that its operator "
-        "agreed to, and what nothing in this version prevents: noise would, and there is none. *Bounded* is possible "
-        "as often as the line says.\n\n| attack | who | what happened | |\n| --- | --- | --- | --- |\n"
+        "agreed to without `[privacy]`; with an epsilon such an attack reads no row ([measured](privacy-cost.md)). "
+        "*Bounded* is possible as often as the line says.\n\n| attack | who | what happened | |\n| --- | --- | --- | --- |\n"
         f"{table}\n"
     )
     return any(row[3] == "OPEN" for row in rows)
