@@ -194,7 +194,9 @@ def test_compare_and_list(tmp_path, capsys):
     for family, methods in FAMILIES.items():
         (named,) = (block for block in re.split(r"\n(?! )", out) if block.startswith(f"{family}: "))
         assert set(methods) <= set(re.findall(r"[\w-]+", named))
-    own = "kin, hedge, attention, mixture, partial-pooling, mixed-model, private-pooling, personal-boosting"
+    own = (
+        "kin, hedge, attention, mixture, partial-pooling, mixed-model, private-pooling, private-kin, personal-boosting"
+    )
     assert " ".join(out.split()).startswith(f"kinfed's own: {own} Alone")
     code, out, _ = kinfed_run(capsys, "list", "methods", "--json")
     entries = json.loads(out)

@@ -171,6 +171,7 @@ def whole_numbers(name, rows):
         ("sold", "partial-pooling", False, "log-linear"),
         ("sold", "mixed-model", False, "linear"),
         ("sold", "private-pooling", False, "linear"),
+        ("sold", "private-kin", False, "linear"),
         ("fruit", "partial-pooling", False, "additive"),
     ],
 )

@@ -8,7 +8,7 @@ import kinfed
 from kinfed import Federation, Privacy, Split, Training, UsageError, fit
 from kinfed.methods.solved.mixed_model import MixedModel, Products
 from kinfed.methods.solved.personal_boosting import PersonalBoosting
-from kinfed.methods.solved.private_pooling import PrivatePooling, Sent
+from kinfed.methods.solved.private_pooling import PrivatePooling, Sent, place_client
 from kinfed.models.linear import linear
 from kinfed.models.trees import trees
 
@@ -43,12 +43,11 @@ def test_it_ends_where_the_likelihood_of_the_mixed_model_is_largest():
     assert server.centre.numpy() == pytest.approx(other.fixed.numpy(), abs=1e-3)
     assert server.spread.numpy() == pytest.approx(other.covariance.diagonal().numpy(), rel=0.01)
     assert float(server.noise) == pytest.approx(float(other.noise), rel=1e-3)
-    received = Sent(None, server.spread, server.noise)
     for i, at in enumerate(data.rows["train"]):
         rows = torch.cat([data.x[at], torch.ones(len(at), 1), data.y[at][:, None]], 1).double()
         moments = Products(rows.T @ rows, torch.tensor(float(len(at))).double())
-        own = server.centre + PrivatePooling().solve(moments, received, server.centre)[0]
-        assert own.numpy() == pytest.approx(theirs.theta(position=i).numpy(), abs=5e-3)
+        own = server.centre + place_client(moments, server.centres, server.spread, server.noise).away
+        assert own[0].numpy() == pytest.approx(theirs.theta(position=i).numpy(), abs=5e-3)
 
 
 def test_under_a_budget_no_client_moves_the_others_far():
@@ -81,14 +80,17 @@ def test_a_client_falls_back_on_a_ridge_of_its_own_where_what_all_share_is_wrong
     data, own = drawn(1, 60, seed=3)
     rows = torch.cat([data.x, torch.ones(60, 1), data.y[:, None]], 1).double()
     moments, method = Products(rows.T @ rows, torch.tensor(60.0).double()), PrivatePooling()
-    spread, noise = torch.full((3,), 0.01).double(), torch.tensor(0.5).double()
-    wrong = method.choose_coefficients(moments, Sent(None, spread, noise), torch.tensor([30.0, 30, -30]).double())
+    spread, noise, shares = torch.full((3,), 0.01).double(), torch.tensor(0.5).double(), torch.ones(1).double()
+
+    def choose(centre):
+        return method.choose_coefficients(moments, Sent(None, centre[None], shares, spread, noise, shares[0]))
+
+    wrong = choose(torch.tensor([30.0, 30, -30]).double())
     alone = torch.linalg.lstsq(rows[:, :3], rows[:, 3:]).solution[:, 0]
     assert wrong.numpy() == pytest.approx(alone.numpy(), abs=0.05)
     centre = torch.from_numpy(own[0])
-    away, _ = method.solve(moments, Sent(None, spread, noise), centre)
-    right = method.choose_coefficients(moments, Sent(None, spread, noise), centre)
-    assert right.numpy() == pytest.approx((centre + away).numpy(), abs=0.02)
+    away = place_client(moments, centre[None], spread, noise).away[0]
+    assert choose(centre).numpy() == pytest.approx((centre + away).numpy(), abs=0.02)
 
 
 @pytest.mark.parametrize("method", [MixedModel(), PersonalBoosting()])

@@ -15,7 +15,7 @@ ABLE = {part.strip(" `") for part in ROW.split("|")[2].split(",")}
 def play(name, **how):
     """A run of a method, of a table of numbers where it needs one."""
     method, data = KNOWN[name](**({"encoder": MLP()} if name == "panacea" else {})), federation()
-    if name in ("partial-pooling", "mixed-model", "private-pooling"):
+    if name in ("partial-pooling", "mixed-model", "private-pooling", "private-kin"):
         data = kinfed.Federation.from_arrays(data.x, data.x[:, :1].clone(), torch.arange(80) % 4)
         how["net"] = torch.nn.Sequential(torch.nn.Linear(5, 1))
     return train(method, data=data, rounds=2, **how)

@@ -37,7 +37,8 @@ REGISTRIES: dict[
 CITATIONS = "citations"  # how to cite kinfed and what it has its methods from
 TITLE = "kinfed: graph-guided personalised federated learning"
 OWN = "kinfed's own"  # the first family
-OWN_TOO = ("partial-pooling", "mixed-model", "private-pooling", "personal-boosting")  # and what else no paper has
+# and what else no paper has
+OWN_TOO = ("partial-pooling", "mixed-model", "private-pooling", "private-kin", "personal-boosting")
 WIDTH = 80
 
 

@@ -9,6 +9,7 @@ SOLVED = Registry(
         "partial-pooling": "partial_pooling:PartialPooling",
         "mixed-model": "mixed_model:MixedModel",
         "private-pooling": "private_pooling:PrivatePooling",
+        "private-kin": "private_kin:PrivateKin",
         "personal-boosting": "personal_boosting:PersonalBoosting",
     },
     base="kinfed.core.method:Method",

@@ -11,6 +11,7 @@ from ...core.client import Client
 from ...core.graph import Origin
 from ...core.method import Method, Params, Roster
 from ...core.mixins import Averages, Explains, Solves
+from ...core.private.private_sums import find_noise
 from ...core.tasks import Regression
 from ...core.trees import Averaged, ModelOf, Shared, Tree
 from ...errors import UsageError
@@ -23,30 +24,50 @@ FREE = 10.0  # how many times as far as others the constant may lie from 0, in a
 LARGEST = 4.0  # of a client's squared errors over the noise
 SHRINKS, GROWS = (0.05, 0.2), (8.0, 4.0)  # how far variances of coefficients, and the noise, change in a round
 SETTLED = 1e-4  # a step that is none
+FEWEST = 0.2  # of the share that each of several centres would have of all clients, what it has at least
 
 
 class Sent(NamedTuple):
     """What every client receives."""
 
-    theta: ModelOf[Shared]  # [d] the model with the centre
-    spread: Shared  # [f] the variances of clients' coefficients
+    theta: ModelOf[Shared]  # [d] the model with the mean of the centres
+    centres: Shared  # [K, f]
+    shares: Shared  # [K] of clients about each centre
+    spread: Shared  # [f] the variances of clients' coefficients about their centre
     noise: Shared  # [] the variance of targets about their predictions
+    sharpness: Shared  # [] how far likelihoods count for where a client belongs
 
 
 class Step(NamedTuple):
     """How a client would move what all share; the server gets the mean over clients."""
 
-    step: Averaged  # [2 f + 1] of the centre, of the variances, and of the noise, in units of REACH
+    # [K f + f + 1] of the centres, the variances and the noise, in units of REACH; and [K] shares, if K is above 1
+    step: Averaged
 
 
 class Server(NamedTuple):
     """The server's state."""
 
     body: Shared  # [d] the initial model, whose head is replaced
-    centre: Shared  # [f]
+    centres: Shared  # [K, f]
+    shares: Shared  # [K]
     spread: Shared  # [f]
     noise: Shared  # []
     moved: Shared  # [] the largest entry of the last step
+
+    @property
+    def centre(self) -> Tensor:
+        """[f] the mean over clients of their centres."""
+        mean: Tensor = self.shares @ self.centres
+        return mean
+
+
+class Placed(NamedTuple):
+    """A client beside each of the centres."""
+
+    away: Tensor  # [K, f] how far its coefficients are from the centre, by its rows and the variances
+    covariance: Tensor  # [f, f] of its coefficients
+    density: Tensor  # [K] the logarithm of the density of its targets, less a constant
 
 
 @dataclass(frozen=True)
@@ -66,14 +87,10 @@ class PrivatePooling(Method, Averages, Explains, Solves):
     weighs: ClassVar[str] = "clients share a centre and variances, and no client learns from another"
 
     def start(self, roster: Roster) -> Tree:
-        if not isinstance(roster.task, Regression) or roster.task.names[1:]:
-            raise UsageError("private-pooling solves a single number; for labels or counts use 'partial-pooling'")
-        coefficients = coefficients_of(roster.layout, roster.theta)  # [f, k]
-        if head_of(roster.layout)[1] is None or coefficients.shape[1] > 1:
-            raise UsageError("private-pooling needs a last layer with one output and a bias; use model.name=linear")
+        inputs = _count_inputs(roster)
         like: dict[str, Any] = {"dtype": torch.float64, "device": roster.theta.device}
-        ones = torch.ones(len(coefficients), **like)
-        return Server(roster.theta, 0 * ones, ones, ones[0], torch.tensor(math.inf, **like))
+        ones = torch.ones(inputs, **like)
+        return Server(roster.theta, 0 * ones[None], ones[:1], ones, ones[0], torch.tensor(math.inf, **like))
 
     def weights(self, roster: Roster, cohort: Tensor) -> Tensor:
         """[K] the same of all."""
@@ -81,66 +98,78 @@ class PrivatePooling(Method, Averages, Explains, Solves):
 
     def send(self, roster: Roster, server: Tree, cohort: Tensor) -> Tree:
         theta = model_of(roster.layout, server.body, server.centre[None, :, None])[0]
-        return Sent(theta, server.spread, server.noise)
+        sharpness = torch.full_like(server.noise, self.sharpness(roster))
+        return Sent(theta, server.centres, server.shares, server.spread, server.noise, sharpness)
+
+    def sharpness(self, roster: Roster) -> float:
+        """How far likelihoods count in this round for where a client belongs."""
+        return 1.0
 
     def init_client(self, client: Client) -> Tree:
         return Products.empty(client)
 
     def train(self, client: Client, state: Tree, received: Tree) -> tuple[Tree, Tree]:
-        moments, centre = moments_of(client, received), coefficients_of(client.model.layout, received.theta)[:, 0]
-        away, covariance = self.solve(moments, received, centre)
+        moments = moments_of(client, received)
         inputs, slope = moments.products[:-1, :-1], moments.products[:-1, -1]
-        own = centre + away
-        squares = moments.products[-1, -1] - 2 * own @ slope + own @ inputs @ own + (inputs * covariance).sum()
-        error = (squares / moments.rows.clamp(min=1) / received.noise).clamp(0, LARGEST)
-        wider = ((away.square() + covariance.diagonal()) / received.spread - 1) / 2
-        step = torch.cat([away / received.spread.sqrt(), wider, (error - 1)[None]])
-        return moments, Step((step / (REACH * math.sqrt(len(away)))).to(received.theta.dtype))
+        away, covariance, density = place_client(moments, received.centres, received.spread, received.noise)
+        belongs = (received.shares.log() + received.sharpness * density).softmax(0)  # [K]
+        own = received.centres + away
+        squares = moments.products[-1, -1] - 2 * own @ slope + torch.einsum("kf,fg,kg->k", own, inputs, own)
+        squares = squares + (inputs * covariance).sum()
+        errors = (squares / moments.rows.clamp(min=1) / received.noise).clamp(0, LARGEST)
+        wider = belongs @ ((away.square() + covariance.diagonal()) / received.spread - 1) / 2
+        shift = belongs[:, None] * away / received.spread.sqrt()
+        step = torch.cat([shift.flatten(), wider, belongs @ errors[:, None] - 1]) / (REACH * math.sqrt(len(wider)))
+        step = step if len(belongs) == 1 else torch.cat([step, belongs])
+        return moments, Step(step.to(received.theta.dtype))
 
-    def solve(self, moments: Products, received: Sent, centre: Tensor) -> tuple[Tensor, Tensor]:
-        """[f] how far a client's coefficients are from the centre: [f], and their covariance: [f, f]."""
-        inputs, slope = moments.products[:-1, :-1], moments.products[:-1, -1]
-        root = received.spread.sqrt()
-        inside = root[:, None] * inputs * root / received.noise + torch.eye(len(root)).to(root)
-        covariance = root[:, None] * torch.linalg.inv(inside) * root
-        return covariance @ (slope - inputs @ centre) / received.noise, covariance
-
-    def choose_coefficients(self, moments: Products, received: Sent, centre: Tensor) -> Tensor:
+    def choose_coefficients(self, moments: Products, received: Sent) -> Tensor:
         """[f] a client's coefficients: the mean of those by what all share, and of a ridge of its own, as rows say.
 
         Each has the weight of its density of the client's targets, coefficients integrated out (Hoeting et al. 1999,
         doi:10.1214/ss/1009212519, Equations 1 to 3), so no row is held back for it and nothing leaves. The ridge's two
-        numbers are fitted to the rows, and pay for it as in BIC.
+        numbers are fitted to the rows, and pay for it as in BIC. Several centres have half of the weight beside one for
+        all, about which coefficients vary as centres do, too.
         """
-        rows, inputs, slope = moments.rows, moments.products[:-1, :-1], moments.products[:-1, -1]
-        away, _ = self.solve(moments, received, centre)
-        root = received.spread.sqrt()
-        inside = torch.eye(len(root)).to(root) + root[:, None] * inputs * root / received.noise
-        squares = moments.products[-1, -1] - 2 * centre @ slope + centre @ inputs @ centre
-        left = (squares - away @ (slope - inputs @ centre)) / received.noise
-        together = -(rows * received.noise.log() + torch.logdet(inside) + left) / 2
+        centres, shares, spread, noise = received.centres, received.shares, received.spread, received.noise
+        near, _, likely = place_client(moments, centres, spread, noise)
+        own, likely = centres + near, likely + shares.log()
+        if len(shares) > 1:
+            mean = shares @ centres
+            wide = spread + shares @ (centres - mean).square()
+            far = place_client(moments, mean[None], wide, noise)
+            own, likely = torch.cat([own, mean + far.away]), torch.cat([likely, far.density]) - math.log(2)
         alone, coefficients = _solve_alone(moments)
-        share = (together - alone + rows.clamp(min=1).log()).sigmoid()
-        return share * (centre + away) + (1 - share) * coefficients
+        share = (likely.logsumexp(0) - alone + moments.rows.clamp(min=1).log()).sigmoid()
+        return share * (likely.softmax(0) @ own) + (1 - share) * coefficients
 
     def aggregate(self, roster: Roster, server: Tree, cohort: Tensor, uploads: Tree) -> Tree:
-        f = len(server.centre)
-        step = uploads.step.double() * REACH * math.sqrt(f)
-        shift, wider, error = step[:f], step[f : 2 * f], step[-1]
-        # Wider is about the former centre: what the centre moves explains a part of it.
-        spread = server.spread * (1 + 2 * wider - shift.square()).clamp(SHRINKS[0], GROWS[0])
+        count, f = server.centres.shape
+        step = uploads.step.double()
+        shares = server.shares if count == 1 else step[-count:].clamp(min=FEWEST / count)
+        step = step[: (count + 1) * f + 1] * REACH * math.sqrt(f)
+        shift, wider, error = step[: count * f].view(count, f) / shares[:, None], step[count * f : -1], step[-1]
+        # Wider is about the former centres: what these move, noise left aside, explains a part of it.
+        explained = (shift.square() - _vary(roster, cohort) * f / shares[:, None].square()).clamp(min=0)
+        grown = (1 + 2 * wider - shares @ explained).clamp(SHRINKS[0], GROWS[0])
+        spread = server.spread * self.limit_growth(roster, grown)
         noise = server.noise * (1 + error).clamp(SHRINKS[1], GROWS[1])
-        centre = server.centre + shift * server.spread.sqrt()
-        return Server(server.body, centre, spread.clamp(LEAST, MOST), noise.clamp(LEAST, MOST), step.abs().max())
+        centres = server.centres + shift * server.spread.sqrt()
+        moved = step.abs().max()
+        shares = shares / shares.sum()
+        return Server(server.body, centres, shares, spread.clamp(LEAST, MOST), noise.clamp(LEAST, MOST), moved)
+
+    def limit_growth(self, roster: Roster, grown: Tensor) -> Tensor:
+        """[f] by which variances of coefficients are multiplied in this round, where EM asks for grown: [f]."""
+        return grown
 
     def is_solved(self, server: Tree) -> bool:
         return bool(server.moved < SETTLED)
 
     def personalise(self, client: Client, state: Tree, received: Tree) -> dict[str, Tree]:
-        layout = client.model.layout
-        own = self.choose_coefficients(state, received, coefficients_of(layout, received.theta)[:, 0])
+        own = self.choose_coefficients(state, received)
         return {
-            "mixed": Params(model_of(layout, received.theta, own[None, :, None])[0]),
+            "mixed": Params(model_of(client.model.layout, received.theta, own[None, :, None])[0]),
             "shared": Params(received.theta),
         }
 
@@ -149,6 +178,35 @@ class PrivatePooling(Method, Averages, Explains, Solves):
 
     def diagnostics(self, roster: Roster, server: Tree, cohort: Tensor, sent: Tree, uploads: Tree) -> dict[str, Tensor]:
         return {"noise": server.noise, "moved": server.moved}
+
+
+def _count_inputs(roster: Roster) -> int:
+    """The inputs of the head, with its 1; raises UsageError unless it predicts a single number with a bias."""
+    if not isinstance(roster.task, Regression) or roster.task.names[1:]:
+        raise UsageError("private pooling solves a single number; for labels or counts use 'partial-pooling'")
+    coefficients = coefficients_of(roster.layout, roster.theta)  # [f, k]
+    if head_of(roster.layout)[1] is None or coefficients.shape[1] > 1:
+        raise UsageError("private pooling needs a last layer with one output and a bias; use model.name=linear")
+    return len(coefficients)
+
+
+def place_client(moments: Products, centres: Tensor, spread: Tensor, noise: Tensor) -> Placed:
+    """A client beside centres: [K, f], about which coefficients have the variances spread: [f]."""
+    inputs, slope = moments.products[:-1, :-1], moments.products[:-1, -1]
+    root = spread.sqrt()
+    inside = root[:, None] * inputs * root / noise + torch.eye(len(root)).to(root)
+    covariance = root[:, None] * torch.linalg.inv(inside) * root
+    rest = slope - centres @ inputs  # [K, f]
+    away = rest @ covariance / noise
+    squares = moments.products[-1, -1] - 2 * centres @ slope + torch.einsum("kf,fg,kg->k", centres, inputs, centres)
+    left = (squares - (away * rest).sum(1)) / noise
+    return Placed(away, covariance, -(moments.rows * noise.log() + torch.logdet(inside) + left) / 2)
+
+
+def _vary(roster: Roster, cohort: Tensor) -> float:
+    """The variance of the noise of an entry of the mean step, times the square of REACH."""
+    privacy = roster.training.privacy
+    return 0.0 if privacy is None else (REACH * privacy.clip * find_noise(privacy, roster.rounds) / len(cohort)) ** 2
 
 
 def _solve_alone(moments: Products) -> tuple[Tensor, Tensor]:
