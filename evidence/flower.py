@@ -3,6 +3,7 @@
     python evidence/flower.py bytes      every method at six sites in one process: what travels, by name
     python evidence/flower.py seconds    a server and its sites on this machine, over TLS
     python evidence/flower.py gateways   one site with 4, 20 and 50 clients
+    python evidence/flower.py masks      20 sites in one process, with masks and without
 
 Each writes its part of docs/evidence/flower.md.
 """
@@ -13,14 +14,16 @@ import json
 import re
 import statistics
 import tempfile
+import time
 from pathlib import Path
 
 import numpy as np
-from flower_federation import Federation, cpu_seconds, deal, environment, memory
+from flower_federation import EXAMPLES, Federation, cpu_seconds, deal, environment, memory
 
 from kinfed.core import trees
 from kinfed.flower.server import broker, plan, server
 from kinfed.flower.server.nodes import Node
+from kinfed.flower.site.masked_rounds import MaskedRounds
 from kinfed.flower.site.policy import Policy
 from kinfed.flower.site.site import Site
 from kinfed.flower.site.site_reading import Reading
@@ -160,6 +163,66 @@ def time_rounds(nodes, rounds):
     write("seconds", "Seconds per round", f"evidence/flower.py seconds --nodes {nodes}", head + "\n".join(lines))
 
 
+def time_masks(rounds, count=20):
+    """CPU seconds and bytes of a round of so many sites, with masks and without, in turns."""
+    broker.LOOK = 0.0
+    lines = []
+    for hidden in ([64], [600, 200]):
+        seconds, summaries = {"plain": [], "masked": []}, {}
+        for _ in range(3):
+            for name, taken in seconds.items():
+                times, summaries[name] = play_masks(name == "masked", hidden, rounds, count)
+                taken += times
+        plain, masked = (statistics.median(taken) for taken in seconds.values())
+        up = {name: summary.cost.bytes_per_client_and_round["up"] for name, summary in summaries.items()}
+        lines.append(
+            f"| {summaries['plain'].cost.parameters:,} | {plain:.3f} | {masked:.3f} | {masked / plain:.2f} | "
+            f"{min(seconds['masked']):.3f} to {max(seconds['masked']):.3f} | {up['plain']:,} | {up['masked']:,} |"
+        )
+        print(lines[-1], flush=True)
+    head = (
+        f"{environment()} {count} sites and the server in one process, so without the cost of messages; FedAvg on "
+        f"{EXAMPLES} digits a site, two epochs a round; three runs of {rounds} rounds each way, in turns, without "
+        "their first rounds. CPU seconds are those of all sites and the server together.\n\n"
+        "| parameters | CPU seconds a round, plain, median | with masks | ratio | with masks, least to most | bytes "
+        "up, a site and round, plain | with masks |\n| --- | --- | --- | --- | --- | --- | --- |\n"
+    )
+    write("masks", "Masked rounds", "evidence/flower.py masks", head + "\n".join(lines))
+
+
+def play_masks(masked, hidden, rounds, count):
+    """CPU seconds of each round but the first of a run in this process, and its summary."""
+    with tempfile.TemporaryDirectory() as folder:
+        folder, times = Path(folder), []
+        names = [f"site-{i}" for i in range(count)]
+        deal(folder, names)
+        sites = [
+            Site(
+                n,
+                folder / n / "data.npz",
+                folder / "state",
+                "cpu",
+                policy=Policy(runs="any"),
+                masks=MaskedRounds(n),
+            )
+            for n in names
+        ]
+        raw = {
+            "rounds": rounds,
+            "method": "fedavg",
+            "model": {"name": "mlp", "hidden": hidden},
+            "flower": {"clients": count, "classes": 10, "beside": []},
+        }
+        private = {"privacy": {"masked": True, "members": 11}} if masked else {}
+
+        def note(line):
+            if re.match(r"round \d+ of", line):
+                times.append(time.process_time())
+
+        summary = server.serve(plan.resolve(raw | private), InProcess(sites), folder / "out", log=note, poll=0)
+    return [after - before for before, after in itertools.pairwise(times)], summary
+
+
 def write(part, title, command, text):
     """One part of the page."""
     put(PAGE, part, f"## {title}\n\nWritten by `python {command}`, {version()}.\n\n{text}", "What a federation costs")
@@ -167,7 +230,7 @@ def write(part, title, command, text):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["bytes", "seconds", "gateways"])
+    parser.add_argument("what", choices=["bytes", "seconds", "gateways", "masks"])
     parser.add_argument("--nodes", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=6)
     args = parser.parse_args()
@@ -175,6 +238,8 @@ def main():
         count_bytes()
     elif args.what == "seconds":
         time_rounds(args.nodes, args.rounds)
+    elif args.what == "masks":
+        time_masks(args.rounds)
     else:
         measure_gateways((4, 20, 50), args.rounds)
 

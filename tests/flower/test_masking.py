@@ -156,7 +156,7 @@ def test_wrong_shares_and_uploads_show():
     played.deal()
     played.mask()
     shares = [played.members[name].reveal(played.names) for name in played.names][:5]
-    wrong = {name: share[:2] + bytes(32) for name, share in shares[0].items()}
+    wrong = {name: share[:2] + bytes(16) for name, share in shares[0].items()}
     with pytest.raises(UsageError, match="do not give the mask"):
         unmask(played.masked, [wrong, *shares[1:]], played.names, played.keys, b"plan")
     with pytest.raises(UsageError, match="no share"):
@@ -187,7 +187,7 @@ def test_fixed_point_never_wraps_at_its_bound():
 
 
 def test_shares_give_a_secret_from_enough_of_them():
-    secret = bytes(range(32))
+    secret = bytes(range(16))
     shares = split(secret, 3, 5)
     assert join(shares[1:4]) == join([shares[0], shares[4], shares[2]]) == secret
     assert join(shares[:2]) != secret

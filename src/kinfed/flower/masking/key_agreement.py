@@ -22,7 +22,7 @@ from ...errors import UsageError
 from .fixed_point import Whole
 
 PROTOCOL = b"kinfed masks 1|"
-LENGTH, HALF = 32, 16  # bytes of a secret, and of what Shamir's shares take at once
+LENGTH, SECRET = 32, 16  # bytes of a key, and of a secret that is shared: Shamir's shares take so many at once
 ONCE = bytes(12)  # the nonce of a key that encrypts one text
 
 
@@ -82,32 +82,23 @@ def expand(seed: bytes, count: int) -> Whole:
 
 
 def split(secret: bytes, threshold: int, count: int) -> list[bytes]:
-    """Shares of a secret of 32 bytes, of which `threshold` give it and fewer say nothing."""
-    halves = [Shamir.split(threshold, count, secret[at : at + HALF], False) for at in (0, HALF)]
-    return [struct.pack("<H", place) + first + second for (place, first), (_, second) in zip(*halves, strict=True)]
+    """Shares of a secret of 16 bytes, of which `threshold` give it and fewer say nothing."""
+    return [struct.pack("<H", place) + share for place, share in Shamir.split(threshold, count, secret, False)]
 
 
 def join(shares: Sequence[bytes]) -> bytes:
     """The secret of these shares, each of a place of its own; raises UsageError for what are none."""
     try:
-        halves = [
-            Shamir.combine([(struct.unpack("<H", share[:2])[0], share[at : at + HALF]) for share in shares], False)
-            for at in (2, 2 + HALF)
-        ]
+        pairs = [(struct.unpack("<H", share[:2])[0], share[2:]) for share in shares]
+        secret: bytes = Shamir.combine(pairs, False)
     except (ValueError, struct.error):
         raise UsageError("a site has sent what is no share of a secret") from None
-    return b"".join(halves)
+    return secret
 
 
-def read_private(secret: bytes) -> X25519PrivateKey:
-    """The private key of these bytes."""
-    return X25519PrivateKey.from_private_bytes(secret)
-
-
-def write_private(key: X25519PrivateKey) -> bytes:
-    """[32 bytes] a private key."""
-    raw = serialization.Encoding.Raw, serialization.PrivateFormat.Raw, serialization.NoEncryption()
-    return key.private_bytes(*raw)
+def make_key(secret: bytes, purpose: str) -> X25519PrivateKey:
+    """The private key that a secret stands for."""
+    return X25519PrivateKey.from_private_bytes(derive(secret, purpose, b""))
 
 
 def write_public(key: X25519PrivateKey) -> bytes:

@@ -9,10 +9,10 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from ...errors import UsageError
 from . import key_agreement
 from .fixed_point import Whole
-from .key_agreement import LENGTH, PublicKeys, expand
+from .key_agreement import SECRET, PublicKeys, expand
 
 MOST = 4096  # members of a round
-SHARE = 2 + LENGTH  # bytes
+SHARE = 2 + SECRET  # bytes
 Sign = Callable[[bytes], bytes]
 Check = Callable[[str, bytes, bytes], str]  # why a name's signature of a text is none; empty if it is one
 
@@ -37,8 +37,8 @@ class Member:
     def __init__(self, name: str, least: int, context: bytes, sign: Sign = lambda text: b"") -> None:
         """`least` members must be in the sum; `context` is a hash of the plan, the round and the model received."""
         self.name, self.least, self.context = name, least, context
-        self._mask_key, self._box_key = X25519PrivateKey.generate(), X25519PrivateKey.generate()
-        self._seed = os.urandom(LENGTH)
+        self._seed, self._key_seed = os.urandom(SECRET), os.urandom(SECRET)
+        self._mask_key, self._box_key = key_agreement.make_key(self._key_seed, "mask"), X25519PrivateKey.generate()
         mask, box = key_agreement.write_public(self._mask_key), key_agreement.write_public(self._box_key)
         keys = PublicKeys(mask, box, hashlib.sha256(self._seed).digest())
         self.keys = keys._replace(signature=sign(text_to_sign(context, name, keys)))
@@ -75,8 +75,7 @@ class Member:
                 raise UsageError(why)
         self._listed = dict(sorted(listed.items()))
         self._transcript = key_agreement.transcribe(self.context, self._listed)
-        secrets = self._seed, key_agreement.write_private(self._mask_key)
-        shares = [key_agreement.split(secret, self.threshold, self.count) for secret in secrets]
+        shares = [key_agreement.split(secret, self.threshold, self.count) for secret in (self._seed, self._key_seed)]
         return {
             name: key_agreement.lock(self._box(self.name, name), first + second, self._transcript)
             for name, first, second in zip(self._listed, *shares, strict=True)

@@ -33,7 +33,7 @@ def unmask(
                 raise UsageError(f"the shares that sites have revealed do not give the mask of {name}")
             total = total - expand(key_agreement.derive(secret, "own", transcript), size)
             continue
-        private = key_agreement.read_private(secret)
+        private = key_agreement.make_key(secret, "mask")
         if key_agreement.write_public(private) != keys[name].mask:
             raise UsageError(f"the shares that sites have revealed do not give the key of {name}")
         for other in masked:  # each has added its mask with the one that vanished, or taken it away

@@ -21,6 +21,7 @@ from ...files import replacing
 AUTHORITY, SERVER = 20, 2  # years that certificates are valid: a new authority's must be given to each site by hand
 SOON = datetime.timedelta(days=30)  # how long before its end there are warnings about a certificate
 YEAR = datetime.timedelta(days=365)
+MEMBERS = "members.txt"  # the public keys of all sites, for those that take part in masked sums
 LOOPBACK = ("localhost", "127.0.0.1")
 _RENEW_SERVER = "renew it: kinfed flower keys DIR --host NAME, then kinfed flower down and up"
 _RENEW_CA = "to make a new one, move ca.crt and ca.key away and run kinfed flower keys DIR; see docs/deploy.md"
@@ -78,6 +79,9 @@ def make(folder: Path, hosts: Sequence[str], clients: Sequence[str]) -> list[Pat
         write_key(site / "key", private, secret=True)
         write_key(site / "key.pub", public + b"\n")  # last: a site that has one is done
         made.append(site)
+    lines = [f"{path.parent.name} {path.read_text().strip()}\n" for path in sorted(folder.glob("sites/*/key.pub"))]
+    if lines:
+        write_key(folder / MEMBERS, "".join(lines).encode())
     return made
 
 

@@ -27,7 +27,7 @@ from ...core import trees
 from ...core.metrics import ALWAYS, effective_rows
 from ...core.mixins import weigh
 from ...core.model import Model
-from ...core.private.privacy import NoisedSteps
+from ...core.private.privacy import NoisedSteps, Privacy
 from ...core.private.private_sums import check_masks, find_noise
 from ...core.private.private_training import SecretLots
 from ...core.sharing import Sharing
@@ -221,9 +221,11 @@ class Site:
         invitation = self._at(message.words).invitation()
         if invitation is None:
             return Message({"client": self.name, "join": True}, {})
-        privacy = self._allowed(invitation).learning.training.privacy
-        if privacy is None or not privacy.masked or self._masks is None:
+        # What the site allows is looked at when it is asked for its upload.
+        settings = invitation.words["table"].get("privacy", {})
+        if self._masks is None or not settings.get("masked"):
             raise Withheld("the plan has no masks, so it makes no keys for them")
+        privacy: Privacy = parts.call(Privacy, settings, "privacy")[0]
         round = messages.round_of(message.words, "round")
         self._agreements.check_masked(invitation.words["table"], invitation.words["experiment"], round)
         context = messages.round_digest(invitation, round, message.words["model"])
