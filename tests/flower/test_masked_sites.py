@@ -17,6 +17,7 @@ from kinfed.flower.programs import keys
 from kinfed.flower.server import plan
 from kinfed.flower.server.nodes import Failure
 from kinfed.flower.server.server import serve
+from kinfed.flower.site.gateway import Gateway, parted
 from kinfed.flower.site.masked_rounds import MaskedRounds
 from kinfed.flower.site.policy import Policy
 from kinfed.flower.site.site import Site
@@ -307,6 +308,7 @@ def test_a_method_that_needs_single_uploads_is_refused_before_it_has_any(tmp_pat
         ({"stale": "drop"}, r"flower\.stale"),
         ({"privacy": {"epsilon": 2.0, "unit": "client", "masked": False}}, r"set privacy\.masked=true as well"),
         ({"privacy": {"members": 2}}, r"privacy\.members must be"),
+        ({"privacy": {"epsilon": 2.0, "unit": "client", "delta": 0.2}}, r"privacy\.delta must be below 1 / clients"),
     ],
 )
 def test_plans_whose_masks_could_not_hold_are_refused(settings, why):
@@ -445,3 +447,53 @@ def test_signed_keys_of_members_alone_are_summed(tmp_path):
         run(tmp_path, network, planned(deadline=1.0), "with a stranger")
     told = [m.words["refused"] for _, k, way, m in network.seen if k == "share" and "refused" in m.words]
     assert all("site9, which is not in this site's file of members" in line for line in told)
+
+
+def test_many_clients_of_gateways_are_members_of_their_own(tmp_path):
+    """Two gateways of 25 clients and two single sites, with masks and without."""
+    ends = []
+    for masked in (False, True):
+        (folder := tmp_path / str(masked)).mkdir()
+        made, draw = [], np.random.default_rng(1)
+        for site in ("g", "h"):
+            rows = [
+                f"{x:.3f},{z:.3f},{'yes' if x > z else 'no'},w{i % 25}"
+                for i, (x, z) in enumerate(draw.normal(size=(600, 2)))
+            ]
+            (folder / f"{site}.csv").write_text("\n".join(["p,q,y,ward", *rows]) + "\n")
+            files = parted(folder / f"{site}.csv", "ward", site, folder / "parts")
+            reading = Reading(target="y", few_rows=True, client="ward")
+            made.append(
+                Gateway(site, files, folder / "sites", "cpu", reading, (), lambda line: None, Policy(runs="any"))
+            )
+        for name in ("s", "t"):
+            lines = (folder / "g.csv").read_text().splitlines()
+            (folder / f"{name}.csv").write_text(
+                "\n".join(line.rpartition(",")[0] for line in lines[: 40 + 10 * (name == "t")]) + "\n"
+            )
+            reading = Reading(target="y", few_rows=True)
+            policy = Policy(runs="any")
+            made.append(
+                Site(
+                    name,
+                    folder / f"{name}.csv",
+                    folder / "sites",
+                    "cpu",
+                    reading,
+                    policy=policy,
+                    masks=MaskedRounds(name),
+                )
+            )
+        network = Here(made)
+        raw = {"rounds": 2, "method": "fedrep", "model": {"name": "mlp", "hidden": [4]}}
+        raw |= {"flower": {"clients": 52, "beside": []}} | (
+            {"privacy": {"masked": True, "members": 40}} if masked else {}
+        )
+        summary = serve(plan.resolve(raw), network, folder / "run", lambda line: None, 0.0)
+        assert summary.rounds == 2
+        assert len(summary.clients.names) == 52
+        ends.append(states(folder, summary.sites.experiment))
+    assert ends[0].keys() == ends[1].keys()
+    for name, state in ends[0].items():
+        for field, t in state.items():
+            torch.testing.assert_close(ends[1][name][field], t, rtol=1e-4, atol=1e-5)

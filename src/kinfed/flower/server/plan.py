@@ -158,6 +158,8 @@ def _check_masks(training: Training, deployment: Deployment | None) -> None:
             f"privacy.members={privacy.members} sites must be in a masked sum, and round 1 begins with "
             f"flower.clients={deployment.clients}; raise that to {privacy.members} or more"
         )
+    if protects_clients(training):
+        privacy.check_count(deployment.clients)
     if deployment.stale != "keep":
         raise UsageError("flower.stale leaves single clients out of a mean, which masks hide; set it to 'keep'")
 

@@ -68,12 +68,16 @@ class MaskedRounds:
             boxes = now.member.share(listed, lambda *signed: check_signature(trusted, *signed))
         return self._keep(now, message, boxes={name: box.hex() for name, box in boxes.items()})
 
-    def open_shares(self, words: Words, context: bytes) -> None:
-        """Take the others' shares that come with the model; raises UsageError unless all are of this very round."""
+    def open_shares(self, words: Words, context: bytes) -> int:
+        """Take the others' shares that come with the model; returns how many members are listed.
+
+        Raises UsageError unless all are of this very round.
+        """
         now = self._find(words)
         if now.member.context != context:
             raise Withheld("the server has sent another model than the one whose hash it had all members agree to")
         now.member.open(_read_bytes(words, "boxes"))
+        return now.member.count
 
     def mask(self, words: Words, numbers: Numbers, largest: float) -> Tensor:
         """[m] int64: the numbers under this site's masks."""

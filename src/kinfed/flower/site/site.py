@@ -360,7 +360,9 @@ class Site:
         if privacy is None or not privacy.masked or train is None:
             return -1
         context = messages.round_digest(invitation, train[0], messages.model_digest(message))
-        self._masked("round", message).open_shares(message.words, context)
+        count = self._masked("round", message).open_shares(message.words, context)
+        if privacy.unit == "client":
+            privacy.check_count(count)
         return train[0]
 
     def _check_sums(self, simulation: Simulation, round: int, received: Tree) -> None:
