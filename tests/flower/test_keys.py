@@ -13,6 +13,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
 
 from kinfed import UsageError
+from kinfed.flower.masking.signatures import read_members
 from kinfed.flower.programs import keys
 
 
@@ -67,7 +68,10 @@ def test_what_is_there_stays(tmp_path):
     keys.make(tmp_path, ["one.example.org"], ["a"])
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     assert keys.make(tmp_path, [], ["a", "c"]) == [tmp_path / "sites" / "c"]
+    publics = before.pop(tmp_path / "members.txt")  # lists all, one a line
     assert all(path.read_bytes() == content for path, content in before.items())
+    assert (tmp_path / "members.txt").read_bytes().startswith(publics)
+    assert [*read_members(tmp_path / "members.txt")] == ["a", "c"]
     keys.make(tmp_path, ["two.example.org"], [])
     assert (tmp_path / "ca.crt").read_bytes() == before[tmp_path / "ca.crt"]
     names = x509.load_pem_x509_certificate((tmp_path / "server.crt").read_bytes()).extensions
