@@ -88,7 +88,7 @@ def test_hidden_groups_come_to_light_under_an_epsilon_for_clients():
     indices = [adjusted_rand_score(group, find_members(data, run)) for run in runs]
     assert np.mean(indices) > 0.9
     assert max(runs[0].privacy["spent"]) == pytest.approx(8.0, rel=0.01)
-    assert runs[0].graph is None
+    assert runs[0].relation is None
 
 
 def test_variances_about_centres_are_those_within_groups():
