@@ -6,11 +6,12 @@ from typing import Any
 Words = dict[str, Any]
 
 SHOWN = 12  # names that a line lists, unless all are asked for
-FORMS = {"client", "kinfed", "upload", "client_statistics"}  # who replies, and how its tensors lie
+# Who replies, how its tensors lie, and what opens masks, of which the hash of a message is kept.
+FORMS = {"client", "kinfed", "upload", "client_statistics", "keys", "boxes", "shares"}
 
 
 def keep_for_log(fields: Words) -> Words:
-    """The fields of a reply that an audit log keeps: all, except the form of its tensors."""
+    """The fields of a reply that an audit log keeps: all, except the form of its tensors and what opens masks."""
     parts = fields.get("bundle")
     if isinstance(parts, dict):
         return {"clients": {name: keep_for_log(part) for name, part in parts.items() if isinstance(part, dict)}}
