@@ -206,7 +206,9 @@ def place_client(moments: Products, centres: Tensor, spread: Tensor, noise: Tens
 def _vary(roster: Roster, cohort: Tensor) -> float:
     """The variance of the noise of an entry of the mean step, times the square of REACH."""
     privacy = roster.training.privacy
-    return 0.0 if privacy is None else (REACH * privacy.clip * find_noise(privacy, roster.rounds) / len(cohort)) ** 2
+    if privacy is None or privacy.epsilon is None:
+        return 0.0
+    return (REACH * privacy.clip * find_noise(privacy, roster.rounds) / len(cohort)) ** 2
 
 
 def _solve_alone(moments: Products) -> tuple[Tensor, Tensor]:
