@@ -31,6 +31,7 @@ HEADING = "## A server and a site that lie\n"
 ANY = Policy(runs="any")
 NAMES = ["north", "east", "south", "west"]
 ROW = 100 / 3 / 16  # points that one of sixteen test rows at one of three sites is worth
+SEEDS = 3
 ROWS, ASKED, COLUMNS = 90, 120, ("age", "stay", "pressure")
 SERVER, SITE = "operator of the server, with a program of its own", "a site, with its own key"
 
@@ -507,23 +508,23 @@ def set_all_scales(note, folder):
     raw = USUAL | {"method": "fedavg"}
     raw.pop("flower")
     means = {}
-    for i, (name, lie) in enumerate(
-        {"none": None, "a mean of 1e30 of five rows": far, "numbers times 1000": times}.items()
-    ):
-        summary, _, lines = run(
-            hospitals(folder / str(i), {}), folder / f"{i}-run", {"describe": lie} if lie else {}, **raw
-        )
-        scores = dict(
-            zip(summary.clients.names, summary.to_dict()["by_client"]["scores"][summary.selection.chosen], strict=True)
-        )
-        means[name] = 100 * float(np.mean([scores[entry] for entry in NAMES[:3]]))
+    for name, lie in {"none": None, "a mean of 1e30 of five rows": far, "numbers times 1000": times}.items():
+        scores, screen = [], "nothing"
+        for seed in range(SEEDS):
+            place = folder / f"{name}-{seed}"
+            lies = {"describe": lie} if lie else {}
+            summary, _, lines = run(hospitals(place, {}), folder / f"{place.name}-run", lies, **raw, seed=seed)
+            of_seed = summary.to_dict()["by_client"]["scores"][summary.selection.chosen]
+            by_name = dict(zip(summary.clients.names, of_seed, strict=True))
+            scores += [by_name[hospital] for hospital in NAMES[:3]]
+            screen = next((line for line in lines if "does not count for the scale" in line), screen)
+        means[name] = 100 * float(np.mean(scores))
         if lie:
-            screen = next((line for line in lines if "does not count for the scale" in line), "nothing")
             note(
                 f"Claiming {name}, under FedAvg",
                 SITE,
-                f"mean test accuracy of the others {means[name]:.1f} %, and {means['none']:.1f} without the lie; the "
-                f"server's log: “{screen}”",
+                f"mean test accuracy of the others {means[name]:.1f} %, and {means['none']:.1f} without the lie, over "
+                f"{SEEDS} seeds; the server's log: “{screen}”",
                 "shut" if means[name] > means["none"] - 1.5 * ROW and screen != "nothing" else "OPEN",
             )
 
