@@ -29,7 +29,7 @@ class PrivateKin(PrivatePooling):
     (Ueda and Nakano 1998, doi:10.1016/S0893-6080(97)00133-0), and variances shrink, so that centres come apart.
     """
 
-    centres: Count = 6  # K, of which groups need as many as there are, or more
+    centres: Count = 6  # K, as many as there may be groups, 2 or more
 
     weighs: ClassVar[str] = "clients share centres and variances, and no one knows to which a client belongs"
 
