@@ -14,6 +14,7 @@ import statistics
 import sys
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -23,7 +24,7 @@ from kinfed import Training
 from kinfed.core.graph import Graph
 from kinfed.core.method import Params, Roster
 from kinfed.core.model import Model
-from kinfed.core.rows import blank
+from kinfed.core.rows import blank, take
 from kinfed.core.seeding import tags
 from kinfed.methods import SFL, FedAGHN, FedAMP, FedAvg, FedCedar, Kin, PFedGAT, fedaghn, pfedgat
 from kinfed.models import MODELS
@@ -237,7 +238,9 @@ def recall():
     d, draw, mass = clients.layout.size, torch.Generator().manual_seed(0), clients.sizes.float()
     for noise in (0.5, 1.0, 2.0):
         theta = torch.randn(50, d, generator=draw).repeat(40, 1) + noise * torch.randn(2000, d, generator=draw)
-        near = relate(Distance(), Softmax(), Nearest(30), clients, theta, mass, clients.everyone).weights.near
+        near = relate(
+            Distance(), Softmax(), Nearest(30), clients, partial(take, theta), mass, clients.everyone
+        ).weights.near
         true = gram(theta).distances.fill_diagonal_(torch.inf).topk(30, largest=False).indices
         family = (near[:, 1:] % 50 == (clients.everyone % 50)[:, None]).double().mean()
         kept = (near[:, 1:, None] == true[:, None]).any(2).double().mean()

@@ -276,7 +276,7 @@ def test_rows_that_were_left_out_are_dealt_to_nobody_and_a_partitions_changes_st
         assert sum(len(rows) for split in federation.rows.values() for rows in split) == 160
         assert federation.graph is None  # that of owners who are no clients any more
         assert torch.equal(federation.y, parts.dataset.y)
-        train = torch.cat(federation.rows["train"])
+        train = torch.cat(list(federation.rows["train"]))
         assert federation.x[train].mean().abs() < 1e-5
     assert not torch.equal(federation.y, data.y)  # the labels are renamed
 

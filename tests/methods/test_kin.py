@@ -8,10 +8,12 @@ import pytest
 import torch
 from small import random
 from torch import nn
+from torch.utils._pytree import tree_map
 
 from kinfed.core.method import Params
 from kinfed.methods import Kin, kin
 from kinfed.relations import Drawn
+from kinfed.relations.neighbourhoods import sketch_rows
 
 float64 = torch.float64
 SIZES = [3, 7, 5, 9, 4, 6]
@@ -226,7 +228,7 @@ def test_it_depends_neither_on_the_order_of_clients_nor_on_the_scale_of_movement
     known, method = roster(6, module(), SIZES), Kin(neighbours=neighbours)
     server = trained(method, known, [list(range(6))] * 2)
     order = torch.tensor([4, 2, 0, 5, 1, 3])
-    moved = method.relation(known.part(order), type(server)(*(table[order] for table in server)), known.everyone)
+    moved = method.relation(known.part(order), tree_map(lambda table: table[order], server), known.everyone)
     graph = method.relation(known, server, known.everyone)
     close(moved, graph[:, order][:, :, order])
     for scale in (1e-9, 1e9):
@@ -271,7 +273,8 @@ def test_newcomers_are_sent_the_mean_and_after_training_the_models_of_their_kin(
     close(method.send(known, joined, new).theta[0], weights @ before.theta)
     close(method.send(known, joined, known.everyone).theta[:3], method.send(few, before, few.everyone).theta)
     # With neighbours the same, among those that it lists; one that stays at the mean is sent that.
-    assert Kin(tau=0.1, neighbours=1).relation(known, joined, new)[0, 3, 2] > 0.999
+    listed = joined._replace(sketch=sketch_rows(known, joined.theta - known.theta))
+    assert Kin(tau=0.1, neighbours=1).relation(known, listed, new)[0, 3, 2] > 0.999
     stayed = method.join(known, wide, new, Params(known.theta[None]))
     close(method.send(known, stayed, new).theta[0], before.theta.mean(0))
 
@@ -279,7 +282,8 @@ def test_newcomers_are_sent_the_mean_and_after_training_the_models_of_their_kin(
 def test_what_a_round_needs_is_computed_once(roster, monkeypatch):
     known, method, asked = roster(6, module(), SIZES), Kin(), []
     server = trained(method, known)
-    monkeypatch.setattr(kin, "compare", lambda *of, made=kin.compare: asked.append(1) or made(*of))
+    compared = kin.compare_movements
+    monkeypatch.setattr(kin, "compare_movements", lambda *of: asked.append(1) or compared(*of))
     sent = method.send(known, server, known.everyone)
     method.relation(known, server, known.everyone[:2])
     method.diagnostics(known, server, known.everyone, sent, Params(sent.theta))

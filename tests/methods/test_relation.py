@@ -1,11 +1,14 @@
 """Weights of lists and of senders, and how relations of the nearest follow from a comparison."""
 
+from functools import partial
+
 import pytest
 import torch
 from small import random
 from torch import nn
 
 from kinfed.core.layout import Layout
+from kinfed.core.rows import take
 from kinfed.ops.sketch import SPARE
 from kinfed.relations import Distance, Nearest, Softmax, Weights, relate
 
@@ -58,7 +61,7 @@ def test_lists_have_the_nearest_where_there_are_families(roster, spread):
     families = random(50, 3000, seed=1).repeat(10, 1) if spread < 1 else 0
     vectors = 10 + random(1, 3000) + families + spread * random(500, 3000, seed=2)
     mass = torch.ones(500, dtype=float64)
-    near = relate(Distance(), Softmax(), Nearest(k), known, vectors, mass, known.everyone).weights.near
+    near = relate(Distance(), Softmax(), Nearest(k), known, partial(take, vectors), mass, known.everyone).weights.near
     assert torch.equal(near[:, 0], known.everyone)
     true = torch.cdist(vectors, vectors).fill_diagonal_(torch.inf).topk(k, largest=False).indices
     recall = (near[:, 1:, None] == true[:, None]).any(2).double().mean()
@@ -69,6 +72,8 @@ def test_lists_have_the_nearest_where_there_are_families(roster, spread):
 def test_what_is_compared_ranks_those_that_sketches_propose(roster):
     known = roster(5, size=1)
     vectors = torch.tensor([[0.0], [1.0], [2.5], [9.0], [8.0]], dtype=float64)
-    relation = relate(Distance(), Softmax(), Nearest(1), known, vectors, vectors[:, 0] * 0 + 1, torch.tensor([0, 3]))
+    relation = relate(
+        Distance(), Softmax(), Nearest(1), known, partial(take, vectors), vectors[:, 0] * 0 + 1, torch.tensor([0, 3])
+    )
     assert relation.weights.near.tolist() == [[0, 1], [3, 4]]
     assert relation.similarity.tolist() == [[[0, -1], [0, -1]]]

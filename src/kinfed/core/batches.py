@@ -1,16 +1,50 @@
 """Batches: which examples each of a client's steps uses, for one client and for many that run as one program."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import CancelledError
 from functools import cached_property
-from typing import NamedTuple
+from typing import NamedTuple, overload
 
 import torch
 from torch import Tensor
 
 from .metrics import weighted_mean
 from .seeding import fold, fold_numbers, key, number
+
+
+class Ragged(Sequence[Tensor]):
+    """The rows of N clients, one client's after another's; the view of each is made when it is asked for."""
+
+    def __init__(self, flat: Tensor, sizes: Tensor) -> None:
+        """flat: [n, ...] holds those of sizes: [N] int64, which sum to n."""
+        self.flat, self.sizes = flat, sizes
+        self._ends = sizes.cumsum(0)
+
+    @classmethod
+    def join(cls, parts: Sequence[Tensor]) -> "Ragged":
+        """The same numbers as these parts: [n_i, ...], whose views are not kept."""
+        return parts if isinstance(parts, cls) else cls(torch.cat(list(parts)), torch.tensor([len(p) for p in parts]))
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    @overload
+    def __getitem__(self, at: int) -> Tensor: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[Tensor]: ...
+    def __getitem__(self, at: int | slice) -> Tensor | list[Tensor]:
+        if isinstance(at, slice):
+            return [self[i] for i in range(len(self))[at]]
+        end = int(self._ends[at])
+        return self.flat[end - int(self.sizes[at]) : end]
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter(self.flat.split(self.sizes.tolist()))
+
+    def to(self, device: torch.device) -> "Ragged":
+        """The same on a device; where the rows begin stays on the CPU."""
+        return self if self.flat.device == device else Ragged(self.flat.to(device), self.sizes)
 
 
 class Examples(NamedTuple):

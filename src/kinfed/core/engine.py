@@ -8,19 +8,20 @@ from typing import Annotated, Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from ..errors import RunError, UsageError, is_out_of_memory
 from ..interrupts import defer_signals
 from .field_checks import CountOrZero, In, Settings, check
 from .fleet import Fleet, Reduced, is_finite
+from .graph import NeighbourLists, Relation
 from .history import History
 from .method import Method, Roster, measure_updates
-from .mixins import Solves, reduce_uploads
+from .mixins import Lists, Solves, reduce_uploads
 from .private.private_sums import check_masks, protects_clients, sum_privately
 from .round_records import RoundRecords, check_state
 from .round_selection import Selection
-from .rows import index, put
+from .rows import Written, copy_shared, index, put
 from .seeding import fold, key
 from .sharing import find_shared_layout, undivided
 from .training import Training
@@ -28,7 +29,8 @@ from .trees import Axis, Tree, axes, bytes_down, pick, size
 
 AUTO = 200, 0.25  # the most rounds, and the patience, of rounds="auto"
 LEAST, STEPS = 4, 100  # rounds without a better score, and local steps of the smallest client, before training stops
-RELATED = 1 << 13  # with more clients no relation is kept: it is an N x N table in every evaluated round
+RELATED = 1 << 13  # with more clients no relation is kept that is a table [N, N] in every evaluated round
+SENT = 1 << 30  # bytes of what everyone would be sent, above which a method with lists makes it piece by piece
 
 
 class ServerError(RunError):
@@ -190,22 +192,24 @@ def run(
                 after(round, server)
             continue
         cohort = torch.searchsorted(here, replied)
+        sent = _pick_replied(sent, requested, cohort, server)
         examples = int(roster.training.count_examples(roster.sizes[cohort]).sum())
-        server, given = _aggregate(method, records, roster, server, cohort, sent, uploads)
-        evaluation = relation = diagnostics = None
-        solved = solver.is_solved(server) and round + 1 >= drawn.joins
-        if solved or history.is_due(round, rounds.last):
-            with _server(method, round):
-                prospect, relation = _outlook(method, whole, roster, here, server, cohort)
-            evaluation = fleet.evaluate(round, whole.everyone, prospect)
-            sent = pick(sent, index(torch.isin(requested, cohort).nonzero().squeeze(1).tolist(), cohort.device))
-            notes = _take_notes(method, records, roster, server, cohort, sent, uploads, given)
-            diagnostics = {name: whole.note(here, value) if value.ndim else value for name, value in notes.items()}
-            relation = records.check_relation(round, relation)
-        with defer_signals():  # an interruption comes before the round or after it
-            history.count_rounds(replied)
-            history.add(round, down, _count_bytes(uploads), evaluation, relation, diagnostics, examples)
-            after(round, server)
+        with _give_away(roster, server) as written:
+            server, given = _aggregate(method, records, roster, server, cohort, sent, uploads, written)
+            evaluation = relation = diagnostics = None
+            solved = solver.is_solved(server) and round + 1 >= drawn.joins
+            if solved or history.is_due(round, rounds.last):
+                with _server(method, round):
+                    prospect, relation = _outlook(method, whole, roster, here, server, cohort)
+                evaluation = fleet.evaluate(round, whole.everyone, prospect)
+                notes = _take_notes(method, records, roster, server, cohort, sent, uploads, given)
+                diagnostics = {name: whole.note(here, value) if value.ndim else value for name, value in notes.items()}
+                relation = records.check_relation(round, relation)
+            with defer_signals():  # an interruption comes before the round or after it
+                history.count_rounds(replied)
+                history.add(round, down, _count_bytes(uploads), evaluation, relation, diagnostics, examples)
+                written.settle()
+                after(round, server)
         if solved:
             break
     whole.memo.clear()
@@ -236,8 +240,41 @@ def _make_participation(participation: float | Participation, groups: Tensor | N
     return drawn
 
 
+@contextmanager
+def _give_away(roster: Roster, server: Tree) -> Iterator[Written]:
+    """What a round may write in place of the server's state; a round that fails in this block changes nothing."""
+    kept = [roster.theta, *tree_leaves(roster.client_statistics)]
+    written = Written((t for t in tree_leaves(server) if isinstance(t, Tensor)), kept)
+    try:
+        yield written
+    except BaseException:
+        written.undo()
+        raise
+
+
+def _pick_replied(sent: Tree, requested: Tensor, cohort: Tensor, server: Tree) -> Tree:
+    """What the cohort was sent, of those requested: not the server's own rows, which are written next."""
+    if len(cohort) == len(requested):
+        return sent
+    places = torch.isin(requested, cohort).nonzero().squeeze(1).tolist()
+    return _unshare(pick(sent, index(places, cohort.device)), server)
+
+
+def _unshare(message: Tree, server: Tree) -> Tree:
+    """The message in memory of its own, where it is rows of the server's state themselves."""
+    leaves, structure = tree_flatten(message)
+    return tree_unflatten(copy_shared(leaves, tree_leaves(server)), structure)
+
+
 def _aggregate(
-    method: Method, records: RoundRecords, roster: Roster, server: Tree, cohort: Tensor, sent: Tree, uploads: Tree
+    method: Method,
+    records: RoundRecords,
+    roster: Roster,
+    server: Tree,
+    cohort: Tensor,
+    sent: Tree,
+    uploads: Tree,
+    written: Written,
 ) -> tuple[Tree, Tree]:
     """The server's next state, and what the method got of the uploads; raises RunError if it holds NaN or infinity."""
     round = roster.round
@@ -251,9 +288,10 @@ def _aggregate(
             given = sum_privately(method, roster, cohort, sent, uploads)
         else:
             given = reduce_uploads(method, roster, cohort, uploads)
-        server = method.aggregate(roster, server, cohort, given)
+        with written.allow():
+            server = method.aggregate(roster, server, cohort, given)
     check_state(records.method, round, server)
-    if not all(is_finite(leaf) for leaf in tree_leaves(server)):
+    if not all(map(is_finite, written.changes(tree_leaves(server)))):
         raise RunError(f"round {round + 1}: the server's state holds NaN or infinity; lower the method's own rates")
     return server, given
 
@@ -301,20 +339,26 @@ def _server(method: Method, round: int) -> Iterator[None]:
 
 def _outlook(
     method: Method, whole: Roster, roster: Roster, here: Tensor, server: Tree, cohort: Tensor
-) -> tuple[Tree, Tensor | None]:
+) -> tuple[Tree, Relation | None]:
     """The message that every client would be sent now, [N, ...], and the relation of all.
 
     `roster` lists the clients that have joined, here: [n]. The others are treated as if they joined now, and get the
     shared parts of the message to those that have joined.
     """
-    sent, few = method.send(roster, server, roster.everyone), len(whole) <= RELATED
+    lists = Lists.of(method)
+    few = len(whole) <= RELATED or lists.keeps_lists(len(whole))
     relation = method.relation(roster, server, cohort) if few else None
     if len(here) == len(whole):
-        return sent, relation
+        if lists.keeps_lists(len(whole)) and len(whole) * roster.theta.nbytes > SENT:
+            return lambda at: lists.prospect(roster, server, roster.everyone[at]), relation
+        return _unshare(method.send(roster, server, roster.everyone), server), relation
+    sent = method.send(roster, server, roster.everyone)
     joined = method.add_clients(whole, server, whole.others(here))
     prospect = method.send(whole, joined, whole.everyone)
     outlook = method.relation(whole, joined, here[cohort]) if few else None
-    if outlook is not None and relation is not None:
+    if isinstance(outlook, NeighbourLists):
+        outlook = outlook.with_rows(here, relation) if isinstance(relation, NeighbourLists) else None
+    elif isinstance(outlook, Tensor) and isinstance(relation, Tensor):
         if relation.ndim == 1:
             outlook = relation.new_zeros(len(whole)).index_copy(0, here, relation)
         else:

@@ -1,6 +1,7 @@
 """A relation graph between clients, as it is given to a method."""
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
 from typing import Literal
 
 import torch
@@ -26,6 +27,82 @@ class Graph:
 
     weights: Tensor
     origin: Origin
+
+
+@dataclass(frozen=True, eq=False)
+class NeighbourLists:
+    """A relation of very many clients, of whom each learns from a few that it lists, and from the mean of the rest.
+
+    It takes N x M numbers, where a table takes N x N. With one relation a layer weights have an axis of layers first.
+    """
+
+    weights: Tensor  # [N, M] or [L, N, M]
+    near: Tensor  # [N, M] int32 whose weights these are; one that is listed twice has the sum
+    rest: Tensor  # [N] or [L, N] the weight of all that a client does not list
+    mass: Tensor  # [N] by how much each counts in the mean of the rest
+
+    def __len__(self) -> int:
+        return self.near.shape[0]
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> "NeighbourLists":
+        """The same with each tensor changed."""
+        return NeighbourLists(*map(change, self.tensors.values()))
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """The four by name."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+    @property
+    def shape(self) -> torch.Size:
+        """That of the table that these lists stand for."""
+        return torch.Size([*self.weights.shape[:-1], len(self)])
+
+    def layer(self, place: int) -> "NeighbourLists":
+        """The lists of one of L layers."""
+        return replace(self, weights=self.weights[place], rest=self.rest[place])
+
+    def row(self, client: int) -> Tensor:
+        """[N] or [L, N] the weights of one client."""
+        near, weights = self.near[client].long(), self.weights[..., client, :]
+        rest = self.mass.to(weights).index_fill(0, near, 0)
+        rest = rest / rest.sum().clamp(min=torch.finfo(rest.dtype).tiny)
+        row: Tensor = (self.rest[..., client, None] * rest).index_add(-1, near, weights)
+        return row
+
+    def with_rows(self, clients: Tensor, other: "NeighbourLists") -> "NeighbourLists":
+        """The lists of these clients: [n] are those that other: n has among them alone."""
+        if other.near.shape[1] != self.near.shape[1]:
+            return self
+        near = self.near.index_copy(0, clients, clients.to(other.near)[other.near.long()])
+        weights = self.weights.index_copy(-2, clients, other.weights)
+        return NeighbourLists(weights, near, self.rest.index_copy(-1, clients, other.rest), self.mass)
+
+    @property
+    def own(self) -> Tensor:
+        """[N] each client's weight for itself, a mean over layers."""
+        itself = self.near == torch.arange(len(self), device=self.near.device)[:, None]
+        own: Tensor = (self.weights * itself).sum(-1).view(-1, len(self)).mean(0)
+        return own
+
+    def between(self, labels: Tensor, count: int) -> Tensor:
+        """[P, P] the weights that the clients of one part give those of another, added up; labels: [N] in 0..P - 1."""
+        labels = labels.to(self.near.device)
+        weights = self.weights.double().view(-1, *self.near.shape).mean(0)
+        rest, mass = self.rest.double().view(-1, len(self)).mean(0), self.mass.double()
+        near = self.near.long()
+        pairs = labels[:, None] * count + labels[near]
+        sums = torch.bincount(pairs.flatten(), weights.flatten(), count * count).view(count, count)
+        left = (mass.sum() - mass[near].sum(1)).clamp(min=1e-300)
+        share = torch.where(rest != 0, rest / left, 0.0)  # of a unit of mass
+        of_parts = torch.bincount(labels, mass, count)
+        sums += torch.bincount(labels, share, count)[:, None] * of_parts
+        listed = share[:, None] * mass[near]
+        sums -= torch.bincount(pairs.flatten(), listed.flatten(), count * count).view(count, count)
+        return sums
+
+
+Relation = Tensor | NeighbourLists  # [N, N], [L, N, N], or one row for all, [N]; or lists
 
 
 def check_graph(weights: Tensor, count: int) -> None:

@@ -5,7 +5,7 @@ import json
 import math
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,7 +18,7 @@ from ..errors import UsageError
 from ..files import replacing
 from . import trees
 from .fleet import Evaluation, Key
-from .graph import whole_relation
+from .graph import NeighbourLists, Relation, whole_relation
 from .metrics import ALWAYS, BY_CLASS, RECALL
 from .round_selection import Selection, select_model, select_round
 from .tasks import Task, is_higher_better
@@ -68,7 +68,7 @@ class History:
     every: int = 1
     rounds: list[int] = field(default_factory=list)
     scores: list[dict[Key, Tensor]] = field(default_factory=list)  # [N] each, one dict per evaluated round
-    kept_relations: list[Tensor] = field(default_factory=list)  # one per evaluated round, or none; see `relations`
+    kept_relations: list[Relation] = field(default_factory=list)  # one per evaluated round, or none; see `relations`
     diagnostics: list[dict[str, Tensor]] = field(default_factory=list)  # [] or [N] each, one dict per evaluated round
     bytes_down: int = 0  # sent by the server, whole run
     bytes_up: int = 0
@@ -94,7 +94,7 @@ class History:
         down: int,
         up: int,
         evaluation: Evaluation | Callable[[], Evaluation] | None = None,
-        relation: Tensor | None = None,
+        relation: Relation | None = None,
         diagnostics: dict[str, Tensor] | None = None,
         examples: int = 0,
     ) -> None:
@@ -124,7 +124,7 @@ class History:
         self,
         round: int,
         evaluation: Callable[[], Evaluation],
-        relation: Tensor | None = None,
+        relation: Relation | None = None,
         diagnostics: dict[str, Tensor] | None = None,
     ) -> None:
         """Keep the evaluation of a round that has already been added, once it is complete."""
@@ -142,7 +142,7 @@ class History:
             pending()
 
     def _keep(
-        self, round: int, evaluation: Evaluation, relation: Tensor | None, diagnostics: dict[str, Tensor] | None
+        self, round: int, evaluation: Evaluation, relation: Relation | None, diagnostics: dict[str, Tensor] | None
     ) -> None:
         self._check_models(round, {model for model, _, _ in evaluation.scores})
         self.rounds.append(round)
@@ -150,7 +150,7 @@ class History:
         if relation is None:  # now there are too many clients for it, or the method mixes no models
             self.kept_relations = []
         elif len(self.kept_relations) == len(self.rounds) - 1:
-            self.kept_relations.append(relation.detach().cpu().to(torch.float32))
+            self.kept_relations.append(_keep_relation(relation))
         self.diagnostics.append({name: value.detach().cpu() for name, value in (diagnostics or {}).items()})
         if self.selection.by:
             self._check_selection()
@@ -189,12 +189,17 @@ class History:
         return {n: t.expand(count, *t.shape) if n in self.shared else t for n, t in self.kept_models.items()}
 
     @property
+    def lists(self) -> list[NeighbourLists]:
+        """The relations of very many clients, one per evaluated round, or none at all."""
+        return [relation for relation in self.kept_relations if isinstance(relation, NeighbourLists)]
+
+    @property
     def relations(self) -> list[Tensor]:
-        """[N, N] or [L, N, N], one per evaluated round, or none at all; views of what is kept.
+        """[N, N] or [L, N, N], one per evaluated round, or none at all; views of what is kept. See `lists`.
 
         If some rounds have weights by layer, those of the others hold for each layer.
         """
-        relations = [whole_relation(relation) for relation in self.kept_relations]
+        relations = [whole_relation(r) for r in self.kept_relations if isinstance(r, Tensor)]
         layers = next((len(relation) for relation in relations if relation.ndim == 3), 0)
         return [r.expand(layers, -1, -1) if layers and r.ndim == 2 else r for r in relations]
 
@@ -232,7 +237,7 @@ class History:
             return torch.nn.functional.pad(t, (0, more) * axes, value=value)
 
         self.scores = [{k: pad(v, 1, torch.nan) for k, v in scores.items()} for scores in self.scores]
-        self.kept_relations = [pad(relation, 2, 0.0) for relation in self.relations]
+        self.kept_relations = [pad(relation, 2, 0.0) for relation in self.relations]  # lists are not kept
         self.diagnostics = [
             {k: pad(v, 1, torch.nan) if v.ndim else v for k, v in diagnostics.items()}
             for diagnostics in self.diagnostics
@@ -410,12 +415,16 @@ class History:
     def write_relations(self, path: Path, origin: str, layers: list[str]) -> None:
         """`round: [T]` (from 1), `relation: [T, N, N]` or [T, L, N, N], `origin`, `clients: [N]`, `layers: [L]`.
 
-        If the relations take more than `EXACT` bytes, those of all rounds but the selected one are rounded to float16,
-        and `selected: [N, N]` or [L, N, N] is the exact relation of that round; see `read_relations`. If they take
-        more than `WRITTEN` bytes, only the selected round's relation is written.
+        Of lists `relation` is [T, N, M] or [T, L, N, M], of the clients `near: [T, N, M]`; see `NeighbourLists` for
+        `rest` and `mass`. If the relations take more than `EXACT` bytes, those of all rounds but the selected one are
+        rounded to float16, and `selected: [N, N]` or [L, N, N] is the exact relation of that round; see
+        `read_relations`. If they take more than `WRITTEN` bytes, only the selected round's relation is written.
         """
         rounds, relations = self.rounds, self.relations
         at = rounds.index(self.select(self.chosen))
+        if lists := self.lists:
+            self._write_lists(path, lists, at, {"origin": np.array(origin), "clients": np.array(self.names)}, layers)
+            return
         size = sum(4 * relation.numel() for relation in relations)
         if size > WRITTEN:
             rounds, relations = [rounds[at]], [relations[at]]
@@ -427,7 +436,7 @@ class History:
             "clients": np.array(self.names),
             "layers": np.array(layers if stack.ndim == 4 else [], dtype=str),
         }
-        alike = all(relation.ndim == 1 for relation in self.kept_relations)  # these compress to almost nothing
+        alike = all(relation.shape[:-1] == () for relation in self.kept_relations)  # these compress to almost nothing
         small = alike or len(rounds) == 1 or size <= EXACT
         if not small and (rounded := stack.half()).isfinite().all():
             arrays |= {"relation": rounded.numpy(), "selected": relations[at].numpy()}
@@ -435,10 +444,33 @@ class History:
         with replacing(path) as part, part.open("wb") as file:
             save(file, **arrays)
 
+    def _write_lists(
+        self, path: Path, lists: list[NeighbourLists], at: int, words: dict[str, Array], layers: list[str]
+    ) -> None:
+        """The same of lists, all of them exact; of the selected round alone if they are too large."""
+        rounds, size = self.rounds, sum(t.nbytes for relation in lists for t in relation.tensors.values())
+        if size > WRITTEN:
+            rounds, lists = [rounds[at]], [lists[at]]
+        tables = {
+            name: torch.stack([relation.tensors[name] for relation in lists]).numpy() for name in lists[0].tensors
+        }
+        arrays = {
+            "round": np.array(rounds, np.int64) + 1,
+            "relation": tables.pop("weights"),
+            "layers": np.array(layers if lists[0].weights.ndim == 3 else [], dtype=str),
+        }
+        save: Callable[..., None] = np.savez_compressed if size <= EXACT else np.savez
+        with replacing(path) as part, part.open("wb") as file:
+            save(file, **arrays, **tables, **words)
+
     def pack(self) -> tuple[dict[str, Tensor], str]:
         """Arrays and a line of text from which `restore` makes the same history."""
         arrays = {f"score.{t}.{i}": v for t, scores in enumerate(self.scores) for i, v in enumerate(scores.values())}
-        arrays |= {f"relation.{t}": r for t, r in enumerate(self.kept_relations)}
+        for t, relation in enumerate(self.kept_relations):
+            if isinstance(relation, Tensor):
+                arrays[f"relation.{t}"] = relation
+            else:
+                arrays |= {f"relation.{t}.{name}": part for name, part in relation.tensors.items()}
         arrays |= {
             f"note.{t}.{name}": v for t, diagnostics in enumerate(self.diagnostics) for name, v in diagnostics.items()
         }
@@ -458,17 +490,37 @@ class History:
         if not all(type(count) is int for count in whole) or type(self.chosen) is not str:
             raise ValueError("its history has another format")
         self.scores = [{key: arrays[f"score.{t}.{i}"] for i, key in enumerate(named)} for t in range(len(self.rounds))]
-        self.kept_relations = [arrays[f"relation.{t}"] for t in range(len(self.rounds)) if f"relation.{t}" in arrays]
+        kept = (_find_relation(arrays, f"relation.{t}") for t in range(len(self.rounds)))
+        self.kept_relations = [relation for relation in kept if relation is not None]
         self.diagnostics = [{name: arrays[f"note.{t}.{name}"] for name in names} for t, names in enumerate(noted)]
         self.kept_models = {name.removeprefix("model."): t for name, t in arrays.items() if name.startswith("model.")}
 
 
-def read_relations(path: Path, selected: int) -> tuple[Array, Array, list[str], str]:
+def _keep_relation(relation: Relation) -> Relation:
+    """A relation in memory of the CPU, with numbers of four bytes."""
+    if isinstance(relation, Tensor):
+        return relation.detach().cpu().to(torch.float32)
+    return relation.map(lambda t: t.detach().cpu().to(torch.float32 if t.is_floating_point() else t.dtype))
+
+
+def _find_relation(arrays: dict[str, Tensor], name: str) -> Relation | None:
+    """The relation of this name among packed arrays."""
+    if name in arrays:
+        return arrays[name]
+    parts = [arrays.get(f"{name}.{part.name}") for part in fields(NeighbourLists)]
+    return None if parts[0] is None else NeighbourLists(*(part for part in parts if part is not None))
+
+
+def read_relations(path: Path, selected: int) -> tuple[Array, Array | list[NeighbourLists], list[str], str]:
     """What `write_relations` has written: rounds [T], float32 weights [T, N, N] or [T, L, N, N], layers and origin.
 
-    `selected` is the round, from 1, that the summary names; its weights are exact.
+    `selected` is the round, from 1, that the summary names; its weights are exact. Lists come in place of weights.
     """
     with np.load(path) as file:
+        if "near" in file:
+            tables = [torch.from_numpy(file[name]) for name in ("relation", "near", "rest", "mass")]
+            lists = [NeighbourLists(*parts) for parts in zip(*tables, strict=True)]
+            return file["round"], lists, file["layers"].tolist(), str(file["origin"])
         rounds, weights = file["round"], file["relation"].astype(np.float32)
         if "selected" in file:
             weights[rounds == selected] = file["selected"]

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_map
 
 from .client import Client
 from .field_checks import Settings
-from .graph import Graph
+from .graph import Graph, Relation
 from .layout import Layout
 from .rows import put
 from .seeding import fold, generator, key, normal
@@ -46,7 +46,15 @@ class Compared(NamedTuple):
     """What a server compares to choose whom each client learns from."""
 
     what: str  # in words, such as "cosine of updates"
-    values: Tensor  # [N, N]: row i as client i's weights are made of it
+    values: Tensor  # [N, N]: row i as client i's weights are made of it; or [N, M] of those that it lists
+    near: Tensor | None = None  # [N, M] int64 whom each client lists; None: everyone in order
+
+    def row(self, client: int, count: int) -> Tensor:
+        """[N] how all N = `count` clients compare with one; NaN of those that it does not list."""
+        if self.near is None:
+            return self.values[client]
+        nothing = self.values.new_full((count,), torch.nan)
+        return nothing.index_copy(0, self.near[client], self.values[client])
 
 
 class Memo:
@@ -199,11 +207,11 @@ class Method(Settings, ABC):
         """Models to score by name, the headline first; one whose tensors are `Shared` is the same for all clients."""
 
     @abstractmethod
-    def relation(self, roster: Roster, server: Tree, cohort: Tensor) -> Tensor | None:
+    def relation(self, roster: Roster, server: Tree, cohort: Tensor) -> Relation | None:
         """[N, N] or [L, N, N]: row i has the weight of each client's model in what client i would be sent now.
 
-        [N], a single row, if all are sent the same. `cohort` took part in the round just ended. None if no models are
-        mixed (hypernetworks).
+        [N], a single row, if all are sent the same; `NeighbourLists` of very many. `cohort` took part in
+        the round just ended. None if no models are mixed (hypernetworks).
         """
 
     def init_client(self, client: Client) -> Tree:

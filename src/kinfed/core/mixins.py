@@ -53,6 +53,18 @@ class Explains(Mixin):
         return None
 
 
+class Lists(Mixin):
+    """A method whose clients may each learn from a few others alone, which they list."""
+
+    def keeps_lists(self, count: int) -> bool:
+        """Whether what belongs to pairs of `count` clients is held as lists, also where it is reported."""
+        return False
+
+    def prospect(self, roster: Roster, server: Tree, ids: Tensor) -> Tree:
+        """What clients ids: [k] would be sent now if everyone was asked."""
+        raise NotImplementedError
+
+
 class Averages(Mixin):
     """A method that says by how much each client counts in the mean of what is declared `Averaged`."""
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from ..errors import UsageError
+from .graph import NeighbourLists, Relation
 from .trees import Tree
 
 
@@ -23,28 +24,33 @@ class RoundRecords:
     layers: int | None = None  # L of the first relation that has layers
     refused: set[str] = field(default_factory=set)
 
-    def check_relation(self, round: int, relation: Any) -> Tensor | None:
-        """The relation of a round if it is finite and [N], [N, N] or [L, N, N]; else None, and so from then on."""
+    def check_relation(self, round: int, relation: Any) -> Relation | None:
+        """The relation of a round if it is finite and [N], [N, N] or [L, N, N], or lists; else None, from then on."""
         if relation is None or "relation" in self.refused:
             return None
         why = self._find_fault(relation)
         if not why:
-            return relation if isinstance(relation, Tensor) else None
+            kept: Relation = relation
+            return kept
         self._refuse(round, "relation", f"relation(...) {why}")
         return None
 
     def _find_fault(self, relation: Any) -> str:
         """Why this is no relation; "" if it is one."""
-        if not isinstance(relation, Tensor):
+        if isinstance(relation, NeighbourLists):
+            shape, finite = list(relation.shape), all(bool(t.isfinite().all()) for t in relation.tensors.values())
+        elif isinstance(relation, Tensor):
+            shape, finite = list(relation.shape), bool(relation.isfinite().all())
+        else:
             return f"is a {type(relation).__name__}, and must be a tensor"
-        shape, form = list(relation.shape), f"[{self.count}, {self.count}]"
+        form = f"[{self.count}, {self.count}]"
         if shape[-2:] != [self.count] * len(shape[-2:]) or not 1 <= len(shape) <= 3:
             return f"is {shape}, and must be {form}, or [L, {self.count}, {self.count}] with a row for each layer"
         if len(shape) == 3:
             self.layers = self.layers or shape[0]
             if self.layers != shape[0]:
                 return f"has {shape[0]} layers, and had {self.layers} before"
-        if not relation.isfinite().all():
+        if not finite:
             return "holds NaN or infinity"
         return ""
 

@@ -22,10 +22,23 @@ from . import trees
 from .batches import Batch, Examples
 from .client import Client, Objective, Quadratic
 from .field_checks import validate
-from .graph import Origin
+from .graph import Origin, Relation
 from .layout import BASE, Layout
 from .method import Around, Compared, Method, Params, Roster
-from .mixins import Admits, Advises, Averages, Explains, Extends, Predicts, Solves, export, join, predict, weigh
+from .mixins import (
+    Admits,
+    Advises,
+    Averages,
+    Explains,
+    Extends,
+    Lists,
+    Predicts,
+    Solves,
+    export,
+    join,
+    predict,
+    weigh,
+)
 from .model import Model
 from .trees import Tree
 
@@ -190,7 +203,7 @@ class State(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Divided(Around, Explains, Averages, Advises, Solves, Admits, Extends, Predicts):
+class Divided(Around, Explains, Lists, Averages, Advises, Solves, Admits, Extends, Predicts):
     """A method around another, which sees only the shared part of the model."""
 
     method: Method
@@ -224,8 +237,14 @@ class Divided(Around, Explains, Averages, Advises, Solves, Admits, Extends, Pred
     def aggregate(self, roster: Roster, server: Tree, cohort: Tensor, uploads: Tree) -> Tree:
         return self.method.aggregate(self._inner(roster), server, cohort, uploads)
 
-    def relation(self, roster: Roster, server: Tree, cohort: Tensor) -> Tensor | None:
+    def relation(self, roster: Roster, server: Tree, cohort: Tensor) -> Relation | None:
         return self.method.relation(self._inner(roster), server, cohort)
+
+    def keeps_lists(self, count: int) -> bool:
+        return Lists.of(self.method).keeps_lists(count)
+
+    def prospect(self, roster: Roster, server: Tree, ids: Tensor) -> Tree:
+        return Lists.of(self.method).prospect(self._inner(roster), server, ids)
 
     def similarity(self, roster: Roster, server: Tree) -> Compared | None:
         return Explains.of(self.method).similarity(self._inner(roster), server)

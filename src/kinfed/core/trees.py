@@ -180,7 +180,12 @@ def model_of(tree: Tree) -> Tensor | None:
 
 
 def pick(message: Tree, at: Any) -> Tree:
-    """The part of a message to a cohort for the clients at these places; `at` is any index of a table."""
+    """The part of a message to a cohort for the clients at these places; `at` is any index of a table.
+
+    A message too large for memory is a function of these places.
+    """
+    if callable(message):
+        return message(at)
     return tree_map(lambda t, axis: t if axis is Axis.SHARED else t[at], message, axes(message))
 
 

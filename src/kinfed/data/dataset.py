@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from ..core.batches import Ragged
 from ..core.graph import Graph
 from ..core.tasks import Task
 from .tables.schema import Description
@@ -45,7 +46,7 @@ Prepare = Callable[[Dataset, Tensor], Dataset]
 class Parts(NamedTuple):
     """A data set dealt to clients."""
 
-    owned: list[Tensor]  # each client's rows, disjoint between clients unless there are lots
+    owned: Sequence[Tensor]  # each client's rows, disjoint between clients unless there are lots
     dataset: Dataset  # with examples changed by the partition, if it does so (turned images, renamed labels)
     groups: Tensor | None = None  # [N] the hidden group of each client, if there are groups
     lots: Tensor | None = None  # [n] in [0, 1), if clients share examples: puts each into the same split for all
@@ -61,9 +62,9 @@ class Partition(Protocol):
     def __call__(self, dataset: Dataset, clients: int, draw: torch.Generator) -> Parts: ...
 
 
-def rows_by_owner(dataset: Dataset) -> list[Tensor]:
+def rows_by_owner(dataset: Dataset) -> Sequence[Tensor]:
     """Each owner's rows of the data set, in their order; empty for an owner without any."""
     assert dataset.client is not None
     used = (dataset.client >= 0).nonzero().flatten()
     counts = torch.bincount(dataset.client[used], minlength=len(dataset.owners))  # [N]
-    return list(used[dataset.client[used].argsort(stable=True)].split(counts.tolist()))
+    return Ragged(used[dataset.client[used].argsort(stable=True)], counts)

@@ -6,13 +6,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from numbers import Integral
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
+from ..core.batches import Ragged
 from ..core.graph import Graph, check_graph
 from ..core.seeding import generators, tags
 from ..core.tasks import Classification, Forecasting, Regression, Task, outputs_of
@@ -76,16 +77,16 @@ class Federation:
                     f"{where}{f' (client {owner})' if owner is not None else ''}; fill or drop these values first"
                 )
         self.task.check(self.y)
-        validated = [r.numel() > 0 for r in self.rows["validation"]]
-        for split in ("train", "test") + (("validation",) if any(validated) else ()):
-            empty = [n for n, r in zip(self.names, self.rows[split], strict=True) if not r.numel()]
+        object.__setattr__(self, "rows", {split: Ragged.join(parts) for split, parts in self.rows.items()})
+        for split in ("train", "test") + (("validation",) if self._rows["validation"].sizes.any() else ()):
+            empty = [self.names[i] for i in (self._rows[split].sizes == 0).nonzero().flatten().tolist()]
             if empty:
                 raise UsageError(
                     f"{some(len(empty), count, 'client')} no {split} example: {list_names(empty)}; give them more "
                     "examples or leave these clients out"
                 )
         if isinstance(self.task, Classification) and count > 1:  # a single client cannot know the others' classes
-            seen, tested = (self.y[torch.cat(list(self.rows[split]))].unique().tolist() for split in ("train", "test"))
+            seen, tested = (self.y[self._rows[split].flat].unique().tolist() for split in ("train", "test"))
             if missing := sorted(set(tested) - set(seen)):
                 called = [self.classes[c] if self.classes else str(c) for c in missing]
                 problem = f"no client has a training example of class {', '.join(called)}, though some are tested on it"
@@ -95,21 +96,26 @@ class Federation:
         if self.graph is not None:
             check_graph(self.graph.weights, count)
         if isinstance(self.task, Classification) and self.task.by_class is None:
-            uneven = self.task.is_uneven(self.y[torch.cat(list(self.rows["train"]))])
+            uneven = self.task.is_uneven(self.y[self._rows["train"].flat])
             object.__setattr__(self, "task", replace(self.task, by_class=uneven))
 
     def __len__(self) -> int:
         return len(self.names)
 
     @property
+    def _rows(self) -> Mapping[str, Ragged]:
+        """The rows as they are held: no object a client."""
+        return cast(Mapping[str, Ragged], self.rows)
+
+    @property
     def sizes(self) -> Tensor:
         """[N] int64: training examples of each client."""
-        return torch.tensor([len(r) for r in self.rows["train"]])
+        return self._rows["train"].sizes.clone()
 
     def totals(self, split: str = "train") -> Tensor:
         """[N] float64: as how many rows a split of each client counts, the sums of its examples' weights."""
         if self.weights is None:
-            return torch.tensor([len(rows) for rows in self.rows[split]]).double()
+            return self._rows[split].sizes.double()
         return torch.stack([self.weights[rows].double().sum() for rows in self.rows[split]])
 
     def importance(self, split: str) -> list[Tensor] | None:
@@ -161,8 +167,7 @@ class Federation:
     def digest(self) -> str:
         """SHA-1 of examples, client names, task, splits and graph, to detect data that changed between runs."""
         digest = hashlib.sha1(repr((tuple(self.names), self.task)).encode(), usedforsecurity=False)
-        rows = [torch.cat(list(parts)) for parts in self.rows.values()]
-        sizes = torch.tensor([[len(part) for part in parts] for parts in self.rows.values()])
+        rows, sizes = [parts.flat for parts in self._rows.values()], torch.stack([p.sizes for p in self._rows.values()])
         links = [] if self.graph is None else [self.graph.weights]
         weights = [] if self.weights is None else [self.weights]
         for values in (_strip_repeats(self.x), _strip_repeats(self.y), sizes, *rows, *links, *weights):
@@ -193,7 +198,7 @@ class Federation:
 
     def to(self, device: torch.device) -> "Federation":
         """The same federation with its pool on a device."""
-        moved = {split: [r.to(device) for r in rows] for split, rows in self.rows.items()}
+        moved = {split: rows.to(device) for split, rows in self._rows.items()}
         weights = None if self.weights is None else self.weights.to(device)
         return replace(self, x=_to(self.x, device), y=_to(self.y, device), rows=moved, weights=weights)
 
@@ -256,6 +261,12 @@ class Federation:
         return divide(dataset, rows_by_owner(dataset), Split() if split is None else split, seed)
 
 
+def _leave_out(rows: Ragged, clients: Sequence[int]) -> Tensor:
+    """[n] the rows of all but these clients."""
+    left = [part for i, part in enumerate(rows) if i not in clients] if clients else []
+    return torch.cat(left) if clients else rows.flat
+
+
 def _check_split(split: Split, dataset: Dataset, in_order: bool, labelled: bool, shared: bool) -> None:
     """Raise UsageError for a setting that these examples make meaningless; `shared`: clients share examples."""
     if split.stratify and (in_order or shared or not labelled):
@@ -290,10 +301,10 @@ def _check_periods(split: Split, dataset: Dataset, owned: Sequence[Tensor], part
 
 
 def _check_parts(
-    names: Sequence[str], owned: Sequence[Tensor], parts: Sequence[Rows], in_order: bool, blocks: bool
+    names: Sequence[str], owned: Sequence[Tensor], enough: Sequence[bool], in_order: bool, blocks: bool
 ) -> None:
-    """Raise UsageError naming the clients whose examples are too few for all parts."""
-    short = [f"{name} ({len(rows)})" for name, rows, part in zip(names, owned, parts, strict=True) if not part]
+    """Raise UsageError naming the clients whose examples are too few for all parts, by enough: [N] whether they do."""
+    short = [f"{names[i]} ({len(owned[i])})" for i, e in enumerate(enough) if not e]
     if short:
         raise UsageError(
             f"{some(len(short), len(names), 'client')} too few examples for training, validation and test"
@@ -327,6 +338,8 @@ def divide(
     in_order = dataset.time is not None and not split.shuffle
     labelled = isinstance(dataset.task, Classification)
     _check_split(split, dataset, in_order, labelled, lots is not None)
+    parts: list[Rows] = []
+    rows: dict[str, Ragged] = {}
     if in_order:
         parts = split.by_time(dataset, owned, draws)
         _check_periods(split, dataset, owned, parts)
@@ -336,13 +349,15 @@ def divide(
         parts = split.by_block(owned, dataset.blocks, draws, seed)
     else:
         stratified = labelled and (dataset.stratify if split.stratify is None else split.stratify)
-        parts = split(owned, draws, dataset.y if stratified else None)
-        if stratified:
-            parts = _trained_on(parts, dataset.y)
-    _check_parts(names, owned, parts, in_order, dataset.blocks is not None)
-    rows = {name: [part[name] for part in parts] for name in SPLITS}
+        rows, fit = split.deal(owned, draws, dataset.y if stratified else None)
+        rows, enough = _trained_on(rows, dataset.y) if stratified and fit.all() else rows, fit.tolist()
+    if parts:
+        enough = [bool(part) for part in parts]
+    _check_parts(names, owned, enough, in_order, dataset.blocks is not None)
+    if parts:
+        rows = {name: Ragged.join([part[name] for part in parts]) for name in SPLITS}
     if dataset.prepare:
-        dataset = dataset.prepare(dataset, torch.cat([r for i, r in enumerate(rows["train"]) if i not in newcomers]))
+        dataset = dataset.prepare(dataset, _leave_out(rows["train"], newcomers))
     caution = "windows were split at random, so those tested on share readings with those trained on"
     caution *= split.shuffle and dataset.past + dataset.span > 1
     return Federation(
@@ -397,17 +412,16 @@ def check_weights(weights: Tensor, count: int) -> None:
         )
 
 
-def _trained_on(parts: list[Rows], y: Tensor) -> list[Rows]:
+def _trained_on(dealt: dict[str, Ragged], y: Tensor) -> dict[str, Ragged]:
     """The clients' rows such that somebody trains on each class: where nobody does, a client swaps two of its rows.
 
     One of the class, of its other splits, is trained on in place of one whose class others train on as well.
     """
-    if not all(parts):  # refused later, by name
-        return parts
     y = y.unique(return_inverse=True)[1]
-    count = torch.bincount(y[torch.cat([part["train"] for part in parts])], minlength=int(y.max()) + 1)
+    count = torch.bincount(y[dealt["train"].flat], minlength=int(y.max()) + 1)
     if count.all():
-        return parts
+        return dealt
+    parts = [dict(zip(dealt, part, strict=True)) for part in zip(*dealt.values(), strict=True)]  # views
     held = [{split: y[rows] for split, rows in part.items()} for part in parts]
     for part, labels in zip(parts, held, strict=True):
         for split in ("validation", "test"):
@@ -421,7 +435,7 @@ def _trained_on(parts: list[Rows], y: Tensor) -> list[Rows]:
                         taken = values["train"][place].clone()
                         values["train"][place] = values[split][at]
                         values[split][at] = taken
-    return parts
+    return dealt
 
 
 def _targets(y: ArrayLike | Tensor, task: Task | None, kind: torch.dtype) -> tuple[Tensor, Task, tuple[str, ...]]:

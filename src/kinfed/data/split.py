@@ -1,6 +1,5 @@
 """How each client's examples are split into training, validation and test."""
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Annotated
@@ -8,6 +7,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
+from ..core.batches import Ragged
 from ..core.field_checks import CountOrZero, In, Settings
 from ..core.seeding import generator
 from ..errors import UsageError, several
@@ -57,21 +57,37 @@ class Split(Settings):
     def __call__(
         self, owned: Sequence[Tensor], draws: Iterable[torch.Generator], labels: Tensor | None = None
     ) -> list[Rows]:
+        """Rows of every client, as by `deal`; a client with fewer rows than parts gets nothing."""
+        rows, enough = self.deal(owned, draws, labels)
+        parts = zip(*(rows[split] for split in SPLITS), strict=True)
+        return [
+            dict(zip(SPLITS, part, strict=True)) if e else {} for part, e in zip(parts, enough.tolist(), strict=True)
+        ]
+
+    def deal(
+        self, owned: Sequence[Tensor], draws: Iterable[torch.Generator], labels: Tensor | None = None
+    ) -> tuple[dict[str, Ragged], Tensor]:
         """Rows of every client, shuffled and cut; a share above zero gets at least one row, and so does training.
 
         With labels: [n], of the whole pool, a part is a systematic sample of the client's rows, sorted by label, which
-        changes nothing about its size. A client with fewer rows than parts gets nothing. All clients are handled at
-        once, as there may be a million.
+        changes nothing about its size. All clients are handled at once, as there may be a million. The second result,
+        [N] bool, is whether a client has as many rows as there are parts.
         """
-        orders, starts = [], []
-        for its_rows, draw in zip(owned, draws, strict=True):
-            orders.append(self._draw_places(its_rows.numel(), draw))
+        owned = Ragged.join(owned)
+        held = owned.sizes
+        drawn = self._count_drawn(held)  # [N]
+        order, starts = torch.empty(int(drawn.sum()), dtype=torch.int64), torch.empty(len(held), 2)
+        end = 0
+        for i, (count, size, draw) in enumerate(zip(held.tolist(), drawn.tolist(), draws, strict=True)):
+            begin, end = end, end + size
+            if size == count:
+                torch.randperm(count, generator=draw, out=order[begin:end])
+            else:
+                order[begin:end] = torch.randperm(count, generator=draw)[:size]
             if labels is not None:
-                starts.append(torch.rand(2, generator=draw))
-        drawn = torch.tensor([order.numel() for order in orders])  # [N]
-        held = torch.tensor([rows.numel() for rows in owned])
+                torch.rand(2, generator=draw, out=starts[i])
         client = torch.repeat_interleave(drawn)  # [n] the client of each row, in order, here and below
-        rows = torch.cat(list(owned))[torch.cat(orders) + (held.cumsum(0) - held)[client]]
+        rows = owned.flat[order + (held.cumsum(0) - held)[client]]
         parts = 2 + (self.validation > 0)
         test = _size(drawn, self.test, drawn - parts + 1)
         validation = _size(drawn, self.validation, drawn - 1 - test) * (drawn >= parts)
@@ -80,17 +96,19 @@ class Split(Settings):
             label = labels[rows].cpu().unique(return_inverse=True)[1]
             order = (client * len(rows) + label).argsort(stable=True)
         part = torch.full_like(client, 2)
-        begins = torch.stack(starts).unbind(1) if starts else (None, None)  # [N] each
+        begins = (None, None) if labels is None else starts.unbind(1)  # [N] each
         for i, (size, start) in enumerate(zip((test, validation), begins, strict=True)):
             left = order[part[order] == 2]
             part[left[sample(client[left], size, start)]] = i
-        bucket = 3 * client + part
-        sizes = torch.bincount(bucket, minlength=3 * len(owned)).tolist()
-        cut = rows[bucket.argsort(stable=True)].split_with_sizes(sizes)  # of each client test, validation, training
-        return [
-            {"test": cut[3 * i], **folded(cut[3 * i + 2], cut[3 * i + 1], self.fold)} if enough else {}
-            for i, enough in enumerate((drawn >= parts).tolist())
-        ]
+        dealt = {}
+        for i, name in enumerate(("test", "validation", "train")):
+            chosen = part == i
+            dealt[name] = Ragged(rows[chosen], torch.bincount(client[chosen], minlength=len(owned)))
+        if self.fold:
+            pairs = zip(dealt["train"], dealt["validation"], strict=True)
+            both = [folded(train, validation, self.fold) for train, validation in pairs]
+            dealt |= {name: Ragged.join([rows_of[name] for rows_of in both]) for name in both[0]}
+        return {name: dealt[name] for name in SPLITS}, drawn >= parts
 
     def by_block(
         self, owned: Sequence[Tensor], blocks: Tensor, draws: Iterable[torch.Generator], seed: int
@@ -121,14 +139,13 @@ class Split(Settings):
 
     def _draw_rows(self, rows: Tensor, draw: torch.Generator) -> Tensor:
         """The rows that a client uses, in random order."""
-        return rows[self._draw_places(rows.numel(), draw)]
+        return rows[torch.randperm(len(rows), generator=draw)[: int(self._count_drawn(torch.tensor(len(rows))))]]
 
-    def _draw_places(self, count: int, draw: torch.Generator) -> Tensor:
-        """The places of those rows among its `count`."""
-        order = torch.randperm(count, generator=draw)
+    def _count_drawn(self, count: Tensor) -> Tensor:
+        """[N] how many of its count: [N] rows each client uses."""
         if self.share < 1:
-            order = order[: max(LEAST, math.ceil(self.share * count))]
-        return order[: self.examples] if self.examples else order
+            count = (self.share * count.double()).ceil().long().clamp(min=LEAST).minimum(count)
+        return count.clamp(max=self.examples) if self.examples else count
 
     def by_time(self, dataset: Dataset, owned: Sequence[Tensor], draws: Iterable[torch.Generator]) -> list[Rows]:
         """Rows of every client, cut where the shares of all steps end; nothing for a client left without a part.

@@ -18,8 +18,7 @@ from ..core.mixins import Advises
 from ..core.rows import active, put, take
 from ..core.trees import ModelOf, PerClient, Tree
 from ..ops.similarity import inner_by_layer, inner_listed
-from ..ops.sketch import SIZE
-from ..relations import Cosine, Relation, Weights, list_alike, sketch_directions
+from ..relations import Cosine, Relation, Weights, list_alike, renew_directions, start_sketches
 from .parts.graph_mixing import RelationMixing
 
 
@@ -31,7 +30,7 @@ class Server(NamedTuple):
     seen: PerClient  # [N] bool, has taken part
     home: PerClient  # [N, L] p: how much it keeps of itself; [N, 1] if the layers share it
     sharpness: PerClient  # [N, L] q: how selective it is among the others
-    sketch: PerClient  # [N, s] of the direction of each update, to find candidates; [N, 0] if all are candidates
+    sketch: PerClient | tuple[()]  # [N, s] of the direction of each update, to find candidates; () if all are
 
 
 class Upload(NamedTuple):
@@ -100,7 +99,7 @@ class FedAGHN(RelationMixing, Advises):
         theta = roster.copies()
         ones = theta.new_ones(len(roster), len(roster.layout.layers))
         nobody = torch.zeros(len(roster), dtype=torch.bool, device=theta.device)
-        sketch = theta.new_zeros(len(roster), SIZE if self.neighbours else 0)
+        sketch = start_sketches(roster) if self.neighbours else ()
         return Server(theta, torch.ones_like(theta), nobody, self.home * ones, self.sharpness * ones, sketch)
 
     def attend(self, roster: Roster, server: Tree, cohort: Tensor) -> Attention:
@@ -156,7 +155,7 @@ class FedAGHN(RelationMixing, Advises):
             seen=put(server.seen, cohort, torch.ones_like(cohort, dtype=torch.bool)),
             home=put(server.home, cohort, p.clamp(min=0)),
             sharpness=put(server.sharpness, cohort, q),
-            sketch=put(server.sketch, cohort, sketch_directions(roster, change, server.sketch.shape[1])),
+            sketch=renew_directions(roster, server.sketch, cohort, change),
         )
 
     def diagnostics(self, roster: Roster, server: Tree, cohort: Tensor, sent: Tree, uploads: Tree) -> dict[str, Tensor]:

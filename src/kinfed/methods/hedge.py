@@ -25,6 +25,7 @@ class Server(NamedTuple):
 
     theta: PerClient  # [N, d] each client's model: the latest, and since then moved with those of its kin
     trained: PerClient  # [N] int64 how many times a client has trained
+    sketch: PerClient | tuple[()]  # [N, s] of how far each model moved; () without lists
     against: Pairwise  # [N, N] S: sums of how much worse than another model the column's was for the row's client
     lessons: PerClient  # [N] T: how many terms a row of it has
     home: Shared  # [] log of p, the factor of a client's own weight
@@ -54,9 +55,10 @@ class Hedge(Kin):
     feedback: Literal["validation", "held-out", "train", "test"] = "validation"  # examples for p and q; test leaks
 
     def start(self, roster: Roster) -> Tree:
-        (theta, trained), count = super().start(roster), len(roster)
+        (theta, trained, sketch), count = super().start(roster), len(roster)
         home, sharpness = (theta.new_full((), value).log() for value in (1.0, self.sharpness))
-        return Server(theta, trained, theta.new_zeros(count, count), theta.new_zeros(count), home, sharpness)
+        against, lessons = theta.new_zeros(count, count), theta.new_zeros(count)
+        return Server(theta, trained, sketch, against, lessons, home, sharpness)
 
     def weigh(self, server: Tree, logits: Tensor, cohort: Tensor, columns: Tensor) -> Tensor:
         itself = cohort[:, None] == columns
@@ -73,10 +75,9 @@ class Hedge(Kin):
 
     def aggregate(self, roster: Roster, server: Tree, cohort: Tensor, uploads: Tree) -> Tree:
         """What the last mixtures, of M models, have taught about the cohort: [K] that received them."""
-        after = super().aggregate(roster, server, cohort, uploads)
         mixed = (server.trained > 0).nonzero().squeeze(1)
         if not (cohort[:, None] != mixed).any():
-            return after
+            return super().aggregate(roster, server, cohort, uploads)
         models = take(server.theta, mixed)
         change = (uploads.theta - self.send(roster, server, cohort).theta) * roster.layout.trainable_on(mixed.device)
         harm = scale_harm(-inner(change, models), cohort[:, None] != mixed)
@@ -85,11 +86,15 @@ class Hedge(Kin):
             log - self.lr * agreed(slope) for log, slope in zip((server.home, server.sharpness), slopes, strict=True)
         )
         home, sharpness = (log.clamp(-LIMIT, LIMIT) for log in moved)
-        return after._replace(
-            against=put(server.against, cohort, server.against[cohort].index_add(1, mixed, harm)),
-            lessons=put(server.lessons, cohort, server.lessons[cohort] + 1),
-            home=home,
-            sharpness=sharpness,
+        return (
+            super()
+            .aggregate(roster, server, cohort, uploads)
+            ._replace(
+                against=put(server.against, cohort, server.against[cohort].index_add(1, mixed, harm)),
+                lessons=put(server.lessons, cohort, server.lessons[cohort] + 1),
+                home=home,
+                sharpness=sharpness,
+            )
         )
 
     def slopes(self, roster: Roster, server: Tree, cohort: Tensor, mixed: Tensor, grad: Tensor) -> tuple[Tensor, ...]:

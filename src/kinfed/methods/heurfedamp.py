@@ -55,4 +55,5 @@ class HeurFedAMP(MessagePassing):
         )
 
     def similarity(self, roster: Roster, server: Tree) -> Compared:
-        return Compared("cosine of models", 1 - super().similarity(roster, server).values / 2)
+        squares = super().similarity(roster, server)
+        return squares._replace(what="cosine of models", values=1 - squares.values / 2)

@@ -7,18 +7,31 @@ from dataclasses import dataclass
 from typing import Annotated, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ..core.client import Client
 from ..core.field_checks import CountOrZero, In, NonNegative
 from ..core.method import Roster
 from ..core.mixins import Admits
-from ..core.rows import active, put, take, weighted_mean
+from ..core.rows import active, put, take, zeros
 from ..core.trees import PerClient, Tree
-from ..relations.movements import carry, clip, compare, credit_own, lengths_of, shorten
-from ..relations.neighbourhoods import Drawn
+from ..relations.movements import (
+    Cosines,
+    carry,
+    clip,
+    compare,
+    compare_movements,
+    credit_own,
+    lengths_of,
+    shorten,
+)
+from ..relations.neighbourhoods import Drawn, renew, sketch_rows, start_sketches
 from ..relations.relation import Relation, Weights
 from .parts.graph_mixing import RelationMixing
+
+BLOCK = 1 << 10  # clients whose models are moved at once, where there may be very many
+FEW = 8  # clients of a cohort for each neighbour, up to which all of them are mixed: a product takes less time
 
 
 class Server(NamedTuple):
@@ -26,6 +39,7 @@ class Server(NamedTuple):
 
     theta: PerClient  # [N, d] each client's model: the latest, and since then moved with those of its kin
     trained: PerClient  # [N] int64 how many times a client has trained
+    sketch: PerClient | tuple[()]  # [N, s] of how far each model moved, by which lists are drawn; () without lists
 
 
 @dataclass(frozen=True)
@@ -47,35 +61,66 @@ class Kin(RelationMixing, Admits):
     neighbours: CountOrZero = 0  # how many others are drawn for a client's mixture, by their weights; 0: all are mixed
 
     def start(self, roster: Roster) -> Tree:
-        return Server(roster.copies(), torch.zeros_like(roster.sizes))
+        if not self.neighbours:
+            return Server(roster.copies(), torch.zeros_like(roster.sizes), ())
+        # A client that has never trained takes no memory, as nobody reads its row.
+        return Server(zeros(len(roster), roster.theta), torch.zeros_like(roster.sizes), start_sketches(roster))
 
     def mark_seen(self, server: Tree) -> Tensor:
         return server.trained > 0
 
-    def relate(self, roster: Roster, server: Tree, cohort: Tensor) -> Relation:
-        moved, what = server.theta - roster.theta, "cosine of how far models moved"
-        cosines, (rows, near, *_) = self.favour(roster, server, moved, cohort)
-        lengths = lengths_of(roster.layout, moved, self.by_layer)  # [L, N]
-        still = (lengths[:, cohort] == 0).all(0)
-        guests = ((server.trained[cohort] == 0) & ~still).nonzero().squeeze(1)
-        if len(guests):  # who joined a finished federation, and have trained from its mean
-            moved = server.theta - weighted_mean(server.theta, self.mass(roster, server))
-            cosines[:, guests], (rows[:, guests], lists, *_) = self.favour(roster, server, moved, cohort[guests])
-            near = lists if near is None or lists is None else near.index_copy(0, guests, lists)
-            what += "; of a newcomer, of how models differ from the members' mean"
-        rows = clip(rows, lengths, near, self.clip)
-        return Relation(Weights(rows if self.by_layer else rows[0], near), still, cosines, what)
+    def mean(self, roster: Roster, server: Tree) -> Tensor:
+        heard = server.trained.nonzero().squeeze(1)
+        if not self.neighbours:
+            return super().mean(roster, server)
+        if not len(heard):
+            return roster.theta
+        shares = self.mass(roster, server)[heard]
+        shares = (shares / shares.sum())[None]
+        return F.embedding_bag(heard[None], server.theta, mode="sum", per_sample_weights=shares)[0]
 
-    def favour(self, roster: Roster, server: Tree, moved: Tensor, cohort: Tensor) -> tuple[Tensor, Weights]:
-        """[L, K, M] cosines of moved: [N, d] and weights by them, of everyone or of lists: [K, M]."""
+    def relate(self, roster: Roster, server: Tree, cohort: Tensor) -> Relation:
+        if not 0 < self.neighbours < len(roster) - 1:
+            return self.relate_moved(roster, server, cohort)
+        moved = server.sketch[cohort].any(1)  # whoever has not is sent the mean, and no list is drawn for it
+        return self.relate_moved(roster, server, cohort[moved]).spread(cohort, moved, len(roster))
+
+    def relate_moved(self, roster: Roster, server: Tree, cohort: Tensor) -> Relation:
+        """The same, and in lists nobody of the cohort is still at the first model."""
+        (cosines, (rows, near, *_)), what = self.favour(roster, server, cohort), "cosine of how far models moved"
+        still = (cosines.length == 0).all(0)
+        guests = ((server.trained[cohort] == 0) & ~still).nonzero().squeeze(1)
+        values, lengths = cosines.values, cosines.others
+        if len(guests):  # who joined a finished federation, and have trained from its mean
+            origin = self.mean(roster, server)
+            theirs, (rows[:, guests], lists, *_) = self.favour(roster, server, cohort[guests], origin)
+            values[:, guests] = theirs.values
+            if near is not None and lists is not None:
+                near, lengths = near.index_copy(0, guests, lists), lengths.index_copy(1, guests, theirs.others)
+            what += "; of a newcomer, of how models differ from the members' mean"
+        rows = clip(rows, lengths, self.clip)
+        return Relation(Weights(rows if self.by_layer else rows[0], near), still, values, what)
+
+    def favour(
+        self, roster: Roster, server: Tree, cohort: Tensor, origin: Tensor | None = None
+    ) -> tuple[Cosines, Weights]:
+        """Cosines of how models moved from an origin: [d], by default the first, and [L, K, M] weights by them."""
+        theta, sketch, origin = server.theta, server.sketch, roster.theta if origin is None else origin
         mass, heard, turns = self.mass(roster, server), active(self.mark_seen(server)), server.trained
-        near, often = Drawn(self.neighbours, self.tau).find(roster, moved, mass, turns, cohort, roster.everyone)
+        near: Tensor | None = None
+        often: Tensor | float = 0.0
+        if self.neighbours:
+            if origin is not roster.theta:
+                sketch = sketch - sketch_rows(roster, (origin - roster.theta)[None])
+            near, often = Drawn(self.neighbours, self.tau).find(roster, sketch, mass, turns, cohort, roster.everyone)
+            if near is None and isinstance(sketch, Tensor):  # who has never trained has no row
+                theta = torch.where(server.sketch.any(1, keepdim=True), theta, roster.theta)
         columns = roster.everyone if near is None else near
-        again = ((turns[cohort] - 1).clamp(min=0) * roster.sizes[cohort]).to(moved.dtype)
-        cosines = compare(roster.layout, take(moved, cohort), moved, near, self.by_layer)
+        again = ((turns[cohort] - 1).clamp(min=0) * roster.sizes[cohort]).to(theta.dtype)
+        cosines = compare_movements(roster.layout, theta, origin, cohort, near, self.by_layer)
         values = credit_own(cosines, cohort[:, None] == columns, heard[columns], again, self.credit)
         rows = self.weigh(server, values / self.tau + mass.log()[columns] + often, cohort, columns)
-        return values, Weights(rows.nan_to_num().to(moved.dtype), near)  # NaN: of those that are sent the mean
+        return cosines._replace(values=values), Weights(rows.nan_to_num().to(theta.dtype), near)  # NaN: for the mean
 
     def weigh(self, server: Tree, logits: Tensor, cohort: Tensor, columns: Tensor) -> Tensor:
         """[L, K, M] weights of models for the cohort: [K], by logits: [L, K, M] of the clients of columns."""
@@ -83,32 +128,42 @@ class Kin(RelationMixing, Admits):
 
     def aggregate(self, roster: Roster, server: Tree, cohort: Tensor, uploads: Tree) -> Tree:
         present = torch.zeros_like(server.trained).index_fill(0, cohort, 1)
-        after = server._replace(theta=put(server.theta, cohort, uploads.theta), trained=server.trained + present)
         absent = ((server.trained > 0) & (present == 0)).nonzero().squeeze(1)
-        if not len(absent):
-            return after
-        change = uploads.theta - self.send(roster, server, cohort).theta
-        return after._replace(theta=put(after.theta, absent, self.follow(roster, after, absent, cohort, change)))
+        change = uploads.theta - self.send(roster, server, cohort).theta if len(absent) else uploads.theta
+        after = self.put(roster, server._replace(trained=server.trained + present), cohort, uploads.theta)
+        for ids in absent.split(BLOCK if self.neighbours else max(1, len(absent))):
+            after = self.put(roster, after, ids, self.follow(roster, after, ids, cohort, change))
+        return after
+
+    def put(self, roster: Roster, server: Tree, ids: Tensor, theta: Tensor) -> Tree:
+        """The server with new models theta: [K, d] of ids: [K]."""
+        sketch = renew(roster, server.sketch, ids, theta - roster.theta) if self.neighbours else ()
+        return server._replace(theta=put(server.theta, ids, theta), sketch=sketch)
 
     def follow(self, roster: Roster, server: Tree, absent: Tensor, cohort: Tensor, change: Tensor) -> Tensor:
         """[M, d] the models of those absent: [M], each moved with its kin by the cohort's change: [K, d].
 
         A client's own weight, against which those of the cohort count, is that of the share of clients in a round.
         """
-        moved, layout, mass = server.theta - roster.theta, roster.layout, self.mass(roster, server)
-        near, often = Drawn(self.neighbours, self.tau).find(roster, moved, mass, server.trained, absent, cohort)
-        cosines = compare(layout, take(moved, absent), take(moved, cohort), near, self.by_layer)
+        layout, mass = roster.layout, self.mass(roster, server)
+        near: Tensor | None = None
+        often: Tensor | float = 0.0
+        if 0 < self.neighbours < len(cohort) / FEW:
+            drawn = Drawn(self.neighbours, self.tau)
+            near, often = drawn.find(roster, server.sketch, mass, server.trained, absent, cohort)
+        models, theirs = take(server.theta, absent), take(server.theta, cohort) - roster.theta
+        cosines = compare(layout, models - roster.theta, theirs, near, self.by_layer)
         logits = (cosines.values - 1) / self.tau + mass.log()[cohort if near is None else cohort[near]] + often
         own_mass = (mass[absent] * len(cohort) / len(roster)).log().expand(*logits.shape[:2])[..., None]
         weights = torch.cat([own_mass, logits], -1).softmax(-1)[..., 1:]
         steps = lengths_of(layout, change, self.by_layer)  # [L, K]
         limit = self.clip * torch.minimum(cosines.length, steps.median(1, keepdim=True).values)
         weights = weights * shorten(steps[:, None] if near is None else steps[:, near], limit[..., None])
-        return carry(server.theta, absent, weights, cohort, change, layout, near)
+        return carry(models, weights, take(server.theta, cohort), change, layout, near)
 
     def join(self, roster: Roster, server: Tree, newcomers: Tensor, uploads: Tree) -> Tree:
         """A newcomer has trained for a short time, from the mean: its model is compared, but weighs nothing."""
-        return server._replace(theta=put(server.theta, newcomers, uploads.theta))
+        return self.put(roster, server, newcomers, uploads.theta)
 
     def personalise(self, client: Client, state: Tree, received: Tree) -> dict[str, Tree]:
         return {"mixed": received, "own": state}  # of equals by validation, the one that more clients have made

@@ -13,7 +13,7 @@ from ..core.mixins import Advises
 from ..core.rows import put, take
 from ..core.trees import PerClient, Tree
 from ..relations.comparisons import Comparison, Cosine, Distance
-from ..relations.neighbourhoods import Everyone, Linked, Nearest
+from ..relations.neighbourhoods import Everyone, Linked, Nearest, renew, sketch_rows, start_sketches
 from ..relations.relation import Relation, relate
 from ..relations.weighings import Kernel, Simplex, Softmax, Weighing
 from .parts.graph_mixing import RelationMixing
@@ -26,6 +26,7 @@ class Server(NamedTuple):
     theta: PerClient  # [N, d] each client's latest model
     update: PerClient | tuple[()]  # [N, d] how its last training moved it; () unless that is compared
     seen: PerClient  # [N] bool, has taken part
+    sketch: PerClient | tuple[()]  # [N, s] of what is compared, to find the nearest; () if nobody is left out
 
 
 @dataclass(frozen=True)
@@ -59,14 +60,28 @@ class Mixture(RelationMixing, Advises):
         check_pull("mixture", roster.training.optimiser, self.pull, "the mixture", "pull")
         theta = roster.copies()
         update = torch.zeros_like(theta) if self.vectors == "updates" else ()
-        return Server(theta, update, torch.zeros(len(roster), dtype=torch.bool, device=theta.device))
+        nobody = torch.zeros(len(roster), dtype=torch.bool, device=theta.device)
+        if not self.neighbours:
+            return Server(theta, update, nobody, ())
+        sketch = start_sketches(roster)
+        if self.vectors == "models":
+            sketch = sketch + sketch_rows(roster, roster.theta[None])
+        return Server(theta, update, nobody, sketch)
 
     def relate(self, roster: Roster, server: Tree, cohort: Tensor) -> Relation:
-        vectors = server.update if self.vectors == "updates" else server.theta
-        vectors = vectors - roster.theta if self.vectors == "movements" else vectors
+        def vectors(ids: Tensor) -> Tensor:
+            update = take(server.update, ids) if self.vectors == "updates" else server.update
+            return self.take_vectors(roster, take(server.theta, ids), update)
+
         mass = self.mass(roster, server)
-        relation = relate(self.compare, self.weigh, self.among, roster, vectors, mass, cohort)
+        relation = relate(self.compare, self.weigh, self.among, roster, vectors, mass, cohort, server.sketch)
         return relation._replace(what=f"{type(self.compare).__name__.lower()} of {self.vectors}")
+
+    def take_vectors(self, roster: Roster, theta: Tensor, update: Tree) -> Tensor:
+        """[K, d] what is compared, of models theta: [K, d] and the last update of each: [K, d]."""
+        if self.vectors == "updates":
+            return update
+        return theta - roster.theta if self.vectors == "movements" else theta
 
     def train(self, client: Client, state: Tree, received: Tree) -> tuple[Tree, Tree]:
         begin = received.theta if self.start_from == "mixture" else state.theta
@@ -74,10 +89,12 @@ class Mixture(RelationMixing, Advises):
         return Params(theta), Params(theta)
 
     def aggregate(self, roster: Roster, server: Tree, cohort: Tensor, uploads: Tree) -> Tree:
-        update = server.update
+        update = change = server.update
         if self.vectors == "updates":
             mixed = self.start_from == "mixture"
             begin = self.send(roster, server, cohort).theta if mixed else take(server.theta, cohort)
-            update = put(update, cohort, uploads.theta - begin)
+            change = uploads.theta - begin
+            update = put(update, cohort, change)
         seen = put(server.seen, cohort, torch.ones_like(cohort, dtype=torch.bool))
-        return Server(put(server.theta, cohort, uploads.theta), update, seen)
+        sketch = renew(roster, server.sketch, cohort, self.take_vectors(roster, uploads.theta, change))
+        return Server(put(server.theta, cohort, uploads.theta), update, seen, sketch)

@@ -13,9 +13,9 @@ from torch import Tensor
 from ..core.client import Client
 from ..core.field_checks import CountOrZero, NonNegative, Positive
 from ..core.method import Params, Roster
-from ..core.rows import put, weighted_mean
+from ..core.rows import put, take, weighted_mean
 from ..core.trees import ModelOf, PerClient, Tree
-from ..relations import Cosine, Everyone, Nearest, Relation, Simplex, relate
+from ..relations import Cosine, Everyone, Nearest, Relation, Simplex, Weights, relate, renew, start_sketches
 from .parts.graph_mixing import RelationMixing
 
 
@@ -24,6 +24,7 @@ class Server(NamedTuple):
 
     theta: PerClient  # [N, d] each client's latest model
     seen: PerClient  # [N] bool, has taken part
+    sketch: PerClient | tuple[()]  # [N, s] of how far it moved, to find the most alike; () if nobody is left out
 
 
 class Sent(NamedTuple):
@@ -46,27 +47,30 @@ class PFedGraph(RelationMixing):
     neighbours: CountOrZero = 0  # how many others are listed, the most alike; the rest counts by its mean; 0: all
 
     def start(self, roster: Roster) -> Tree:
-        return Server(roster.copies(), torch.zeros(len(roster), dtype=torch.bool, device=roster.theta.device))
+        sketch = start_sketches(roster) if self.neighbours else ()
+        return Server(roster.copies(), torch.zeros(len(roster), dtype=torch.bool, device=roster.theta.device), sketch)
 
     def relate(self, roster: Roster, server: Tree, cohort: Tensor) -> Relation:
-        moved, mass = server.theta - roster.theta, self.mass(roster, server)
-        among = Nearest(self.neighbours) if self.neighbours else Everyone()
-        relation = relate(Cosine(), Simplex(self.alpha), among, roster, moved, mass, cohort)
+        def take_moves(ids: Tensor) -> Tensor:
+            return take(server.theta, ids) - roster.theta
+
+        among, mass = Nearest(self.neighbours) if self.neighbours else Everyone(), self.mass(roster, server)
+        relation = relate(Cosine(), Simplex(self.alpha), among, roster, take_moves, mass, cohort, server.sketch)
         return relation._replace(what="cosine of how far models moved")
 
-    def send(self, roster: Roster, server: Tree, cohort: Tensor) -> Tree:
-        weights, unheard = self.weights(roster, server, cohort)
+    def compose(self, roster: Roster, server: Tree, weights: Weights, unheard: Tensor) -> Tree:
         parts = [server.theta[:, layer.trainable].norm(dim=1) for layer in roster.layout.layers]
         lengths = torch.stack(parts).norm(dim=0).clamp(min=torch.finfo(server.theta.dtype).tiny)
         directions = server.theta / lengths[:, None]
         others = weights.mix(directions, roster.layout)
         if unheard.any():
             others[unheard] = weighted_mean(directions, self.mass(roster, server))
-        return Sent(super().send(roster, server, cohort).theta, others)
+        return Sent(super().compose(roster, server, weights, unheard).theta, others)
 
     def aggregate(self, roster: Roster, server: Tree, cohort: Tensor, uploads: Tree) -> Tree:
         seen = put(server.seen, cohort, torch.ones_like(cohort, dtype=torch.bool))
-        return Server(put(server.theta, cohort, uploads.theta), seen)
+        sketch = renew(roster, server.sketch, cohort, uploads.theta - roster.theta)
+        return Server(put(server.theta, cohort, uploads.theta), seen, sketch)
 
     def train(self, client: Client, state: Tree, received: Tree) -> tuple[Tree, Tree]:
         learned = client.model.layout.trainable_on(received.theta.device)

@@ -29,10 +29,13 @@ def inner_by_layer(a: Tensor, b: Tensor, layout: Layout) -> Tensor:
         return torch.stack([_inner(x, x if a is b else y) for x, y in parts])
 
 
-def inner_listed(a: Tensor, b: Tensor, near: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
+def inner_listed(
+    a: Tensor, b: Tensor, near: Tensor, layout: Layout, origin: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """[L, K, M] inner products of a: [K, d] with the rows of b: [N, d] that near: [K, M] lists, layer by layer.
 
-    The second result, [L, K, M], is of each such row with itself. Both are over trainable entries.
+    The second result, [L, K, M], is of each such row with itself. Both are over trainable entries. With an origin: [d]
+    it is taken from the rows of b, of which no other table is made.
     """
     listed, place = near.unique(return_inverse=True)
     sorted_place, order = place.sort(1)
@@ -40,8 +43,10 @@ def inner_listed(a: Tensor, b: Tensor, near: Tensor, layout: Layout) -> tuple[Te
     inner, square = a.new_zeros(2, len(layout.layers), *near.shape)
     for layer, products, squares in zip(layout.layers, inner, square, strict=True):
         tensors, sums, lengths = a[:, layer.trainable], a.new_zeros(near.numel()), a.new_zeros(len(listed))
+        begin = None if origin is None else origin[layer.trainable]
         for columns, rows in columns_of(b[:, layer.trainable], listed):
-            mine = rows if a is b and len(listed) == len(b) else tensors[:, columns].contiguous()
+            rows = rows if begin is None else rows - begin[columns]
+            mine = rows if a is b and begin is None and len(listed) == len(b) else tensors[:, columns].contiguous()
             sums = _sample_products(begins, sorted_place, sums, mine, rows)
             lengths += torch.linalg.vecdot(rows, rows)
         products.scatter_(1, order, sums.view(near.shape))

@@ -7,7 +7,9 @@ from .neighbourhoods import (
     Linked as Linked,
     Nearest as Nearest,
     list_alike as list_alike,
-    sketch_directions as sketch_directions,
+    renew as renew,
+    renew_directions as renew_directions,
+    start_sketches as start_sketches,
 )
 from .relation import Relation as Relation, Weights as Weights, relate as relate
 from .weighings import Kernel as Kernel, Simplex as Simplex, Softmax as Softmax, Weighing as Weighing

@@ -16,20 +16,36 @@ class Cosines(NamedTuple):
 
     values: Tensor  # [L, K, N] or [L, K, M]
     length: Tensor  # [L, K] of the receivers' movements
+    others: Tensor  # [L, 1, N] or [L, K, M] of those that they are compared with
 
 
-def compare(layout: Layout, rows: Tensor, moved: Tensor, near: Tensor | None, by_layer: bool) -> Cosines:
-    """Rows: [K, d] compared with moved: [N, d], or with those of lists near: [K, M]; as wholes without `by_layer`."""
+def compare_movements(
+    layout: Layout, theta: Tensor, origin: Tensor, ids: Tensor, near: Tensor | None, by_layer: bool
+) -> Cosines:
+    """How models of ids: [K] have moved from an origin: [d], compared with those of theta: [N, d], or of lists."""
+    if near is None:
+        moved = theta - origin
+        return compare(layout, take(moved, ids), moved, None, by_layer)
+    return compare(layout, take(theta, ids) - origin, theta, near, by_layer, origin)
+
+
+def compare(
+    layout: Layout, rows: Tensor, moved: Tensor, near: Tensor | None, by_layer: bool, origin: Tensor | None = None
+) -> Cosines:
+    """Rows: [K, d] compared with moved: [N, d], or with those of lists near: [K, M]; as wholes without `by_layer`.
+
+    Of lists moved may be models, which have moved from an origin: [d].
+    """
     length = lengths_of(layout, rows, by_layer)
     if near is None:
         inner = inner_by_layer(rows, moved, layout)
         lengths = (length if rows is moved else lengths_of(layout, moved, by_layer))[:, None]
     else:
-        inner, square = inner_listed(rows, moved, near, layout)
+        inner, square = inner_listed(rows, moved, near, layout, origin)
         lengths = (square if by_layer else square.sum(0, keepdim=True)).sqrt()
     inner = inner if by_layer else inner.sum(0, keepdim=True)
     scale = length[..., None] * lengths
-    return Cosines(torch.where(scale > 0, inner / scale, 0.0).clamp(-1, 1), length)
+    return Cosines(torch.where(scale > 0, inner / scale, 0.0).clamp(-1, 1), length, lengths)
 
 
 def lengths_of(layout: Layout, moved: Tensor, by_layer: bool) -> Tensor:
@@ -51,13 +67,12 @@ def credit_own(cosines: Cosines, itself: Tensor, heard: Tensor, again: Tensor, c
     return torch.where(itself, own_cosine[..., None], cosines.values)
 
 
-def clip(weights: Tensor, lengths: Tensor, near: Tensor | None, limit: float) -> Tensor:
+def clip(weights: Tensor, lengths: Tensor, limit: float) -> Tensor:
     r"""[L, K, M] weights times $\min(1, \kappa \mu_i / \|m_j\|)$ in rows of sum one, of weights whose rows are so.
 
-    lengths: [L, N] are those of the movements m, and $\mu_i$ is the median of those of lists near, or of all, in which
-    each counts by its weight. So nobody gains weight by length.
+    lengths: [L, K, M], or [L, 1, M] for all, are those of the movements m, and $\mu_i$ is their median, in which each
+    counts by its weight. So nobody gains weight by length.
     """
-    lengths = lengths[:, None] if near is None else lengths[:, near]
     ordered, order = lengths.sort(-1)
     shorter = weights.gather(-1, order.expand_as(weights)).cumsum(-1) < 0.5
     at = shorter.sum(-1, keepdim=True).clamp(max=weights.shape[-1] - 1)
@@ -70,20 +85,18 @@ def shorten(lengths: Tensor, limit: Tensor) -> Tensor:
     return torch.where(lengths > limit, limit / lengths.clamp(min=torch.finfo(lengths.dtype).tiny), 1.0)
 
 
-def carry(
-    theta: Tensor, ids: Tensor, weights: Tensor, cohort: Tensor, change: Tensor, layout: Layout, near: Tensor | None
-) -> Tensor:
-    r"""[M, d] models of ids: [M], $\theta_j + \sum_k v_{jk} \delta_k$, by changes: [K, d] of the cohort: [K].
+def carry(moved: Tensor, weights: Tensor, theta: Tensor, change: Tensor, layout: Layout, near: Tensor | None) -> Tensor:
+    r"""[M, d] models moved: [M, d] to $\theta_j + \sum_k v_{jk} \delta_k$ by changes: [K, d] of models theta: [K, d].
 
-    theta: [N, d] holds all models, weights: [L or 1, M, K] the v, or those of lists near. Running statistics move by
+    weights: [L or 1, M, K] are the v, or those of lists near. Running statistics move by
     $v_{jk} (\theta_k - \theta_j)$, as a variance must not become negative.
     """
-    moved, buffers = take(theta, ids), ~layout.trainable_on(theta.device)
+    buffers = ~layout.trainable_on(theta.device)
     weights = weights.expand(len(layout.layers), *weights.shape[1:])
     if buffers.any():
-        change = torch.where(buffers, take(theta, cohort), change)
+        change = torch.where(buffers, theta, change)
         kept = moved * buffers
         for layer, share in zip(layout.layers, weights.sum(-1), strict=True):
             kept[:, layer.at] *= share[:, None]
         moved = moved - kept
-    return moved + mix(weights, change, layout, near)
+    return mix(weights, change, layout, near).add_(moved)

@@ -10,10 +10,11 @@ from torch.func import vmap
 
 from ..core.field_checks import Count, CountOrZero, Positive, Settings
 from ..core.method import Roster
-from ..core.rows import active
+from ..core.rows import active, put, zeros
 from ..core.seeding import fold, key, normal
+from ..core.trees import Tree
 from ..errors import UsageError
-from ..ops.sketch import SPARE, candidates, draw_others, fold_models, nearest, sketch_models
+from ..ops.sketch import SIZE, SPARE, candidates, draw_others, nearest, sketch_models
 
 
 class Others(NamedTuple):
@@ -28,8 +29,8 @@ class Others(NamedTuple):
 class Everyone(Settings):
     """All clients that have taken part."""
 
-    def find(self, roster: Roster, vectors: Tensor, cohort: Tensor) -> Others:
-        """Whom the cohort: [K] may learn from, of those whose vectors: [N, d] are compared."""
+    def find(self, roster: Roster, sketch: Tensor, cohort: Tensor, heard: Tensor) -> Others:
+        """Whom the cohort: [K] may learn from, by sketch: [N, s] of what is compared; heard: [N] bool counts at all."""
         return Others()
 
 
@@ -42,27 +43,25 @@ class Nearest(Settings):
 
     count: Count = 20  # how many others
 
-    def find(self, roster: Roster, vectors: Tensor, cohort: Tensor) -> Others:
+    def find(self, roster: Roster, sketch: Tensor, cohort: Tensor, heard: Tensor) -> Others:
         if self.count >= len(roster) - 1:
             return Others()
-        draw = key(roster.seed, "fedamp.sketch", device=vectors.device)
-        sketch = sketch_models(vectors, draw, roster.layout.trainable_on(vectors.device))
-        return Others(nearest(sketch, cohort, SPARE * self.count), kept=self.count)
+        return Others(nearest(sketch, cohort, SPARE * self.count, heard), kept=self.count)
 
 
 @dataclass(frozen=True)
 class Linked(Settings):
     """The neighbours in the clients' known graph; raises UsageError where there is none."""
 
-    def find(self, roster: Roster, vectors: Tensor, cohort: Tensor) -> Others:
+    def find(self, roster: Roster, sketch: Tensor, cohort: Tensor, heard: Tensor) -> Others:
         if roster.graph is None:
             raise UsageError(
                 "among=linked needs a known graph of the clients, and there is none; set federation.graph, or "
                 "among=everyone"
             )
         weights = roster.graph.weights
-        links = (weights if weights.ndim == 2 else weights.sum(0)).to(vectors.device) != 0
-        itself = torch.eye(len(roster), dtype=torch.bool, device=vectors.device)
+        links = (weights if weights.ndim == 2 else weights.sum(0)).to(cohort.device) != 0
+        itself = torch.eye(len(roster), dtype=torch.bool, device=cohort.device)
         return Others(linked=(links | itself)[cohort])
 
 
@@ -79,40 +78,56 @@ class Drawn(Settings):
     temperature: Positive = 0.1  # tau
 
     def find(
-        self, roster: Roster, moved: Tensor, mass: Tensor, turns: Tensor, receivers: Tensor, senders: Tensor
+        self, roster: Roster, sketch: Tensor, mass: Tensor, turns: Tensor, receivers: Tensor, senders: Tensor
     ) -> tuple[Tensor | None, Tensor | float]:
         """[K, M] int64 whom of the senders: [N] receivers: [K] mix, and [K, M] logarithms of how often each counts.
 
-        moved: [N, d] is compared, mass: [N] is n. Draws change with a client's turns: [N]. A receiver is the first in
-        its list if the senders are everyone. None and 0 if all are mixed.
+        sketch: [N, s] is of what is compared, mass: [N] is n. Draws change with a client's turns: [N]. A receiver is
+        the first in its list if the senders are everyone. None and 0 if all are mixed.
         """
         if not 0 < self.count < len(senders) - 1:
             return None, 0.0
-        sketch = fold_models(moved, key(roster.seed, "kin.sketch", device=moved.device), roster.layout)
-        sketch = F.normalize(sketch, eps=torch.finfo(moved.dtype).tiny)
-        lots = fold(fold(key(roster.seed, "kin.lists", device=moved.device), roster.tags), turns)[receivers]
-        itself = receivers if len(senders) == len(roster) else None
-        queries, base, tags = sketch[receivers] / self.temperature, mass.log()[senders], roster.tags[senders]
-        others, often = draw_others(queries, sketch[senders], base, self.count, lots, tags, itself)
+        lots = fold(key(roster.seed, "kin.lists", device=mass.device), roster.tags[receivers])
+        lots, itself = fold(lots, turns[receivers]), receivers if len(senders) == len(roster) else None
+        heard = (mass[senders] > 0).nonzero().squeeze(1)  # of the others no sketch is looked at
+        keys = zeros(len(senders), sketch[0]).index_copy_(0, heard, _directions(sketch[senders[heard]]))
+        queries, tags = _directions(sketch[receivers]) / self.temperature, roster.tags[senders]
+        others, often = draw_others(queries, keys, mass.log()[senders], self.count, lots, tags, itself)
         if itself is None:
             return others, often
         return torch.cat([receivers[:, None], others], 1), F.pad(often, (1, 0))
 
 
-def sketch_directions(roster: Roster, change: Tensor, size: int) -> Tensor:
-    """[K, size] sketches of the directions of updates: [K, d]; the same in all rounds, as a server keeps old ones."""
-    if not size:
-        return change.new_zeros(len(change), 0)
-    draw = key(roster.seed, "fedaghn.sketch", device=change.device)
-    return F.normalize(sketch_models(change, draw, roster.layout.trainable_on(change.device), size))
+def start_sketches(roster: Roster) -> Tensor:
+    """[N, s] the sketches of a server's first state, which nobody has."""
+    return zeros(len(roster), roster.theta.new_zeros(min(SIZE, len(roster.theta))))
 
 
-def list_alike(roster: Roster, sketch: Tensor, seen: Tensor, cohort: Tensor, count: int) -> Tensor | None:
+def sketch_rows(roster: Roster, vectors: Tensor) -> Tensor:
+    """[K, s] sketches of what is compared: [K, d]; the same in all rounds, as a server keeps old ones."""
+    return sketch_models(vectors, key(roster.seed, "relations.sketch", device=vectors.device), roster.layout)
+
+
+def renew(roster: Roster, sketch: Tree, ids: Tensor, vectors: Tensor) -> Tree:
+    """A server's sketches: [N, s] with those of ids: [K], whose vectors: [K, d] are new; () if it keeps none."""
+    return put(sketch, ids, sketch_rows(roster, vectors)) if isinstance(sketch, Tensor) else ()
+
+
+def renew_directions(roster: Roster, sketch: Tree, ids: Tensor, vectors: Tensor) -> Tree:
+    """The same of vectors whose lengths say nothing: sketches of length 1."""
+    return put(sketch, ids, _directions(sketch_rows(roster, vectors))) if isinstance(sketch, Tensor) else ()
+
+
+def _directions(sketch: Tensor) -> Tensor:
+    return F.normalize(sketch, eps=torch.finfo(sketch.dtype).tiny)
+
+
+def list_alike(roster: Roster, sketch: Tree, seen: Tensor, cohort: Tensor, count: int) -> Tensor | None:
     """[K, M] int64 each of the cohort, and then up to `count` others of most similar sketch: [N, s]; None for everyone.
 
     A client without an update of its own, by seen: [N] bool, is listed others at random.
     """
-    if not count:
+    if not isinstance(sketch, Tensor):
         return None
     draw = fold(key(roster.seed, "fedaghn.look", roster.round, device=roster.tags.device), roster.tags[cohort])
     random_direction = vmap(lambda client_key: normal(client_key, sketch[0]))(draw)

@@ -1,19 +1,22 @@
 """Who learns from whom: weights of clients' models, and how they follow from a comparison."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..core.graph import NeighbourLists
 from ..core.layout import Layout
 from ..core.method import Roster
 from ..core.rows import take
 from ..core.seeding import fold, key
+from ..core.trees import Tree
 from ..errors import UsageError
 from ..ops.mixing import mend_statistics, mix, mix_freely, spread_lists
 from .comparisons import Comparison
-from .neighbourhoods import Everyone, Linked, Nearest
+from .neighbourhoods import Everyone, Linked, Nearest, sketch_rows
 from .weighings import Weighing
 
 ROUNDING = 1e-3  # by how much a row of weights may miss a sum of one
@@ -64,6 +67,23 @@ class Weights(NamedTuple):
         everyone = self.rest.mass if self.senders is None else everyone.index_copy(0, self.senders, self.rest.mass)
         return spread_lists(rows, near, count) + share[..., None] * everyone
 
+    def rows_of(self, at: Tensor) -> "Weights":
+        """The same for the receivers at: [k] of the K."""
+        near = None if self.near is None else self.near[at]
+        rest = None if self.rest is None else self.rest._replace(weight=self.rest.weight[..., at])
+        return self._replace(rows=self.rows[..., at, :], near=near, rest=rest)
+
+    def lists(self, unheard: Tensor, mass: Tensor) -> NeighbourLists:
+        """The weights of lists among all N clients; those unheard: [N] bool are sent the mean by mass: [N]."""
+        assert self.near is not None
+        near = self.near if self.senders is None else self.senders[self.near]
+        mean = mass / mass.sum()
+        of_mean = mean[near]
+        weights = torch.where(unheard[:, None], of_mean, self.rows)
+        rest = torch.zeros_like(self.rows[..., 0]) if self.rest is None else self.rest.weight
+        rest = torch.where(unheard, 1 - of_mean.sum(1), rest)
+        return NeighbourLists(weights, near.int(), rest, mean)
+
     def entropy(self) -> Tensor:
         """[K] or [L, K] of a receiver's weights over all senders."""
         entropy: Tensor = torch.special.entr(self.rows.clamp(min=0)).sum(-1)
@@ -91,24 +111,50 @@ class Relation(NamedTuple):
     similarity: Tensor  # [L, K, N] or [L, K, M] what weights are made of
     what: str = ""  # is compared, in words
 
+    def spread(self, cohort: Tensor, at: Tensor, count: int) -> "Relation":
+        """The relation of a cohort: [K] of N = `count` clients, of whom those at: [K] bool have the lists of this one.
+
+        The others are unheard: they list some clients without weight.
+        """
+        (rows, near, *_), unheard, similarity, what = self
+        assert near is not None
+        if at.all():
+            return self
+        some = (cohort[:, None] + torch.arange(near.shape[1], device=cohort.device)) % count
+        places = at.nonzero().squeeze(1)
+        rows, similarity = (
+            table.new_zeros(*table.shape[:-2], len(cohort), near.shape[1]).index_copy(-2, places, table)
+            for table in (rows, similarity)
+        )
+        near = some.index_copy(0, places, near)
+        return Relation(Weights(rows, near), torch.ones_like(at).masked_scatter(at, unheard), similarity, what)
+
 
 def relate(
     compare: Comparison,
     weigh: Weighing,
     among: Everyone | Nearest | Linked,
     roster: Roster,
-    vectors: Tensor,
+    vectors: Callable[[Tensor], Tensor],
     mass: Tensor,
     cohort: Tensor,
+    sketch: Tree = (),
 ) -> Relation:
-    """Whom the cohort: [K] learns from, by vectors: [N, d] that are compared, and by how much clients count: [N].
+    """Whom the cohort: [K] learns from, by how much clients count: [N], and by vectors(ids): [m, d] of ids: [m].
 
-    A client that counts nothing has no weight, and equal ones for those that it may learn from. Raises UsageError
-    unless `weigh` gives rows of weights for what it is given.
+    The vectors are compared. sketch: [N, s] is of them; without it they are sketched here, if lists are made. A client
+    that counts nothing has no weight, and equal ones for those that it may learn from. Raises UsageError unless `weigh`
+    gives rows of weights for what it is given.
     """
-    near, linked, kept = among.find(roster, vectors, cohort)
-    similarity = compare.compare(take(vectors, cohort), vectors, near, roster.layout)
-    if near is not None:
+    if isinstance(among, Nearest) and not isinstance(sketch, Tensor):
+        sketch = sketch_rows(roster, vectors(roster.everyone))
+    near, linked, kept = among.find(roster, sketch, cohort, mass > 0)
+    if near is None:
+        everyone = vectors(roster.everyone)
+        similarity = compare.compare(take(everyone, cohort), everyone, None, roster.layout)
+    else:  # of no more than these the vectors are made
+        listed, place = near.unique(return_inverse=True)
+        similarity = compare.compare(vectors(cohort), vectors(listed), place, roster.layout)
         best = similarity[..., 1:].mean(0).topk(min(kept, near.shape[1] - 1)).indices + 1
         best = F.pad(best, (1, 0))  # [K, 1 + M] places in a list
         near, similarity = near.gather(1, best), similarity.gather(2, best.expand(len(similarity), -1, -1))
@@ -134,7 +180,12 @@ def relate(
 
 
 def sample_rest(
-    compare: Comparison, roster: Roster, vectors: Tensor, mass: Tensor, cohort: Tensor, near: Tensor
+    compare: Comparison,
+    roster: Roster,
+    vectors: Callable[[Tensor], Tensor],
+    mass: Tensor,
+    cohort: Tensor,
+    near: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """[L, K, P] similarities of the cohort: [K] with P clients that stand for those that lists near: [K, M] lack.
 
@@ -148,7 +199,7 @@ def sample_rest(
     masses, counts = mass[sample] * free, free.to(mass)
     masses = masses * (left / masses.sum(1, keepdim=True)).nan_to_num(0.0, 0.0)
     counts = counts * (number / counts.sum(1, keepdim=True)).nan_to_num(0.0, 0.0)
-    similarity = compare.compare(take(vectors, cohort), take(vectors, sample), None, roster.layout)
+    similarity = compare.compare(vectors(cohort), vectors(sample), None, roster.layout)
     return similarity, masses, counts
 
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from ..core import checkpoint, trees
 from ..core.copies import duplicate
+from ..core.graph import NeighbourLists, Relation
 from ..core.layout import Layout
 from ..core.method import Compared, Method
 from ..core.mixins import Explains, export, model_for
@@ -119,8 +120,11 @@ class Run(ABC):
 
     @property
     @abstractmethod
-    def relation(self) -> Tensor | None:
-        """[N, N] or [L, N, N] the relation at the chosen model's selected round; None if no models are mixed."""
+    def relation(self) -> Relation | None:
+        """[N, N] or [L, N, N] the relation at the chosen model's selected round; None if no models are mixed.
+
+        Of very many clients, of whom each learns from a few, `NeighbourLists`.
+        """
 
     @property
     @abstractmethod
@@ -320,11 +324,12 @@ class OpenedRun(Run):
         return self.summary.clients.names
 
     @property
-    def relation(self) -> Tensor | None:
+    def relation(self) -> Relation | None:
         if self.summary.relation is None or not self.folder.relations.exists():
             return None
         relations = self.folder.read_relations()
-        return torch.from_numpy(relations.weights[relations.selected])
+        kept = relations.kept[relations.selected]
+        return kept if isinstance(kept, NeighbourLists) else torch.from_numpy(kept)
 
     @property
     def validation(self) -> dict[str, float]:

@@ -7,6 +7,7 @@ import tomllib
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import unquote
@@ -19,6 +20,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from ..core import checkpoint
+from ..core.graph import NeighbourLists
 from ..core.history import History, Spent, read_relations
 from ..core.model import Model
 from ..core.summary import Summary
@@ -73,14 +75,52 @@ class TestedExamples(NamedTuple):
     totals: Array | None = None  # [N] as how many rows they count, if they have weights
 
 
-class Relations(NamedTuple):
+@dataclass(frozen=True)
+class Relations:
     """The relations of a run with one seed."""
 
     rounds: Array  # [T] evaluated, from 1
-    weights: Array  # [T, N, N], or [T, L, N, N] with one graph per layer
+    kept: Array | list[NeighbourLists]  # [T, N, N], or [T, L, N, N] with one graph per layer; or lists by round
     layers: list[str]  # [L]
     origin: str
     selected: int  # index in the first axis of the round that validation selects
+
+    @property
+    def lists(self) -> list[NeighbourLists]:
+        """By round, of very many clients of whom each learns from a few; none where there are tables."""
+        return self.kept if isinstance(self.kept, list) else []
+
+    @property
+    def weights(self) -> Array:
+        """[T, N, N] or [T, L, N, N]; raises UsageError where there are lists."""
+        if isinstance(self.kept, list):
+            raise UsageError(
+                f"each of {len(self.kept[0]):,} clients lists from whom it learns, and there is no table of all pairs; "
+                "ask for one client at a time: kinfed explain"
+            )
+        return self.kept
+
+    @property
+    def by_layer(self) -> Any:
+        """[T][L] tables [N, N], or lists; L is 1 if there is one for the whole model."""
+        if not isinstance(self.kept, list):
+            return self.kept if self.kept.ndim == 4 else self.kept[:, None]
+        return [[o.layer(i) for i in range(len(o.weights))] if o.weights.ndim == 3 else [o] for o in self.kept]
+
+    def mean(self, at: int) -> Any:
+        """The mean over layers of one round: [N, N], or lists."""
+        if not isinstance(self.kept, list):
+            return self.by_layer[at].mean(0)
+        lists = self.kept[at]
+        if lists.weights.ndim == 2:
+            return lists
+        return replace(lists, weights=lists.weights.mean(0), rest=lists.rest.mean(0))
+
+    def row(self, client: int) -> Array:
+        """[T, N] or [T, L, N] the weights of one client."""
+        if isinstance(self.kept, list):
+            return np.stack([lists.row(client).numpy() for lists in self.kept])
+        return self.kept[..., client, :]
 
 
 class RunFolder:
@@ -374,7 +414,7 @@ class RunFolder:
             history.write_cost(self.cost)
         if any(history.diagnostics):
             history.write_diagnostics(self.diagnostics)
-        if history.relations:
+        if history.kept_relations:
             history.write_relations(self.relations, origin, layers)
 
     def read_scores(self, model: str, metric: str, split: str = "test", missing: bool = False) -> tuple[Array, Array]:

@@ -205,7 +205,7 @@ def _over_clients(name: str, values: Tensor, names: Sequence[str]) -> dict[str, 
 
 def _relation(history: History, t: int) -> Tensor | None:
     """[N, N] or [L, N, N] who learned from whom in an evaluated round."""
-    return history.relations[t] if t < len(history.kept_relations) else None
+    return history.relations[t] if t < len(history.relations) else None
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ..core import trees
-from ..core.graph import Origin
+from ..core.graph import NeighbourLists, Origin, Relation
 from ..core.history import History
 from ..core.method import Method
 from ..core.mixins import Predicts, export, leak
@@ -24,7 +24,7 @@ from ..data.federation import Federation
 from ..errors import UsageError
 from ..simulation.attacks.attack import Attack
 from ..verdict.class_counts import confusion, count_correct, reweighted_accuracy
-from ..verdict.graph_quality import edge_auroc, group_weights
+from ..verdict.graph_quality import edge_auroc, group_weights, group_weights_of_lists
 from ..verdict.verdict import Verdict
 from .baselines import Baseline, standard_baselines
 from .final_state import FinalState
@@ -70,11 +70,11 @@ class TrainedRun(Run):
         return Sharing.of(self.method, self.architecture.layout)
 
     @property
-    def relation(self) -> Tensor | None:
-        if not self.history.relations:
+    def relation(self) -> Relation | None:
+        relations = self.history.lists or self.history.relations
+        if not relations:
             return None
-        at = self.history.rounds.index(self.history.select(self.history.chosen))
-        return self.history.relations[at]
+        return relations[self.history.rounds.index(self.history.select(self.history.chosen))]
 
     @property
     def names(self) -> list[str]:
@@ -315,7 +315,10 @@ class TrainedRun(Run):
         if relation is None:
             return None
         result: dict[str, Any] = {"origin": self.origin}
-        if groups is not None:
+        if isinstance(relation, NeighbourLists):
+            quality = {} if groups is None else group_weights_of_lists(relation, groups)._asdict()
+            result |= {name: value for name, value in quality.items() if math.isfinite(value)}
+        elif groups is not None:
             quality = {"auroc": edge_auroc(relation, groups), **group_weights(relation, groups)._asdict()}
             # Values that are undefined with a single group, or groups of one, are left out.
             result |= {name: value for name, value in quality.items() if math.isfinite(value)}

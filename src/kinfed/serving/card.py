@@ -91,12 +91,11 @@ def _listens(kept: OpenedRun, client: str) -> list[str]:
         relations = kept.folder.read_relations()
     except UsageError as problem:
         return [f"{problem}."]
-    weights: Any = relations.weights[relations.selected]
-    weights = weights.mean(0) if weights.ndim == 3 else weights  # over layers
-    row = weights if weights.ndim == 1 else weights[kept.names.index(client)]
+    weights: Any = relations.row(kept.names.index(client))[relations.selected]
+    row = weights.mean(0) if weights.ndim == 2 else weights  # over layers
     order = [i for i in np.argsort(-row, kind="stable")[:MOST] if row[i] > 0]
     listed = [f"- {_cell(kept.names[i])}{' (itself)' if kept.names[i] == client else ''}: {row[i]:.3f}" for i in order]
-    layers = ", the mean over layers" if relations.weights.ndim == 4 else ""
+    layers = ", the mean over layers" if weights.ndim == 2 else ""
     return [f"The largest weights in its mixture ({relations.origin} relation{layers}):", "", *listed]
 
 

@@ -2,12 +2,12 @@
 
 import copy
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from ..core.batches import Member, Pool, Rows
+from ..core.batches import Member, Pool, Ragged, Rows
 from ..core.client import OPEN, Client, Trainers
 from ..core.model import Model
 from ..core.tasks import Task
@@ -18,12 +18,18 @@ class Clients:
     """The clients of a simulation: their rows of the pool by split, and what else their programs need."""
 
     def __init__(
-        self, names: Sequence[str], tags: Tensor, rows: dict[str, list[Tensor]], pool: Pool, task: Task, seed: int
+        self,
+        names: Sequence[str],
+        tags: Tensor,
+        rows: Mapping[str, Sequence[Tensor]],
+        pool: Pool,
+        task: Task,
+        seed: int,
     ) -> None:
         self.names, self.tags, self.pool, self.task, self.seed = names, tags, pool, task, seed
-        self.sizes = {split: [len(r) for r in parts] for split, parts in rows.items()}
-        self._ragged = {split: _Ragged(torch.cat(parts), self.sizes[split]) for split, parts in rows.items()}
-        self.rows = {split: ragged.parts for split, ragged in self._ragged.items()}
+        self.rows = {split: Ragged.join(parts) for split, parts in rows.items()}
+        self.sizes = {split: parts.sizes.tolist() for split, parts in self.rows.items()}
+        self._ragged = {split: _Padded(parts, self.sizes[split]) for split, parts in self.rows.items()}
         self.noise = torch.zeros(len(tags), device=tags.device)  # [N] of noised steps over the clip
 
     def __len__(self) -> int:
@@ -64,12 +70,12 @@ class Clients:
         )
 
 
-class _Ragged:
-    """Every client's rows, one client's after another's."""
+class _Padded:
+    """Every client's rows, of several clients at once filled up to one length."""
 
-    def __init__(self, flat: Tensor, sizes: list[int]) -> None:
-        self.parts, self._flat, self._sizes = flat.split(sizes), flat, sizes
-        self._counts = torch.tensor(sizes, device=flat.device)
+    def __init__(self, parts: Ragged, sizes: list[int]) -> None:
+        self.parts, self._flat, self._sizes = parts, parts.flat, sizes
+        self._counts = parts.sizes.to(self._flat.device)
         self._begins = self._counts.cumsum(0) - self._counts
 
     def one(self, i: int) -> Rows:

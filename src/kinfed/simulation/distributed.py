@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from ..core import trees
+from ..core.batches import Ragged
 from ..core.fleet import Evaluation
 from ..core.method import Roster
 from ..core.seeding import tags
@@ -166,7 +167,8 @@ class Distributed:
     def _share(self, federation: Federation) -> Federation:
         """This process's clients. The whole federation has been checked; a part of it need not pass the checks."""
         part = copy.copy(federation)
-        rows = {split: [parts[i] for i in self._own_ids.tolist()] for split, parts in federation.rows.items()}
+        ids = self._own_ids.tolist()
+        rows = {split: Ragged.join([parts[i] for i in ids]) for split, parts in federation.rows.items()}
         for name, value in (
             ("rows", rows),
             ("names", [self.names[i] for i in self._own_ids.tolist()]),

@@ -293,9 +293,9 @@ class Simulation:
             yield
 
 
-def _set_aside(federation: Federation, method: Method, seed: int) -> dict[str, list[Tensor]]:
+def _set_aside(federation: Federation, method: Method, seed: int) -> dict[str, Sequence[Tensor]]:
     """Rows by split, with the method's feedback examples as `held_out`."""
-    rows = {split: list(parts) for split, parts in federation.rows.items()}
+    rows: dict[str, Sequence[Tensor]] = dict(federation.rows)
     name = type(undivided(method)).__name__
     if method.feedback == "train":
         rows["held_out"] = rows["train"]
@@ -308,12 +308,13 @@ def _set_aside(federation: Federation, method: Method, seed: int) -> dict[str, l
                 f"{name} sets a ninth of each client's training examples aside for feedback, but "
                 f"client {', '.join(short[:5])} has only one; use feedback='train' or give these clients more"
             )
-        rows["held_out"] = []
-        for i, (rows_of, tag) in enumerate(zip(rows["train"], tags(federation.names), strict=True)):
+        held_out, trained = [], []
+        for rows_of, tag in zip(rows["train"], tags(federation.names), strict=True):
             count = max(1, round(len(rows_of) / 9))
             order = torch.randperm(len(rows_of), generator=generator(seed, "held_out", int(tag))).to(rows_of.device)
-            rows["held_out"].append(rows_of[order[:count]])
-            rows["train"][i] = rows_of[order[count:]]
+            held_out.append(rows_of[order[:count]])
+            trained.append(rows_of[order[count:]])
+        rows |= {"held_out": held_out, "train": trained}
     elif method.feedback != "none":
         raise UsageError(f"feedback must be none, train, held-out, validation or test; got '{method.feedback}'")
     return rows

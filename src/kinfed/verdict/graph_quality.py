@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ..core.graph import NeighbourLists
 from ..errors import UsageError
 from .statistics import midranks
 
@@ -49,6 +50,20 @@ def group_weights(relation: Tensor, groups: Tensor) -> GroupWeights:
     same = _same(groups, len(weights))
     itself = torch.eye(len(weights), dtype=torch.bool)
     return GroupWeights(*(float(weights[pairs].mean()) for pairs in (itself, same & ~itself, ~same)))
+
+
+def group_weights_of_lists(relation: NeighbourLists, groups: Tensor) -> GroupWeights:
+    """The same of lists, without a table of all pairs."""
+    labels = _labels(groups).unique(return_inverse=True)[1]
+    sizes = torch.bincount(labels).double()
+    sums, own, count = relation.between(labels, len(sizes)), float(relation.own.double().sum()), len(labels)
+    inside, pairs = float(sums.diagonal().sum()), float(sizes.square().sum())
+    outside = float(sums.sum()) - inside
+    return GroupWeights(own / count, _divide(inside - own, pairs - count), _divide(outside, count**2 - pairs))
+
+
+def _divide(total: float, count: float) -> float:
+    return total / count if count else float("nan")
 
 
 def label_overlap(counts: Tensor) -> Tensor:

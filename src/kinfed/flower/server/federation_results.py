@@ -39,7 +39,8 @@ def summarise(
 ) -> Summary:
     """Write the results of a finished run to its folder, and return its summary."""
     at = history.rounds.index(history.select(history.chosen))
-    relation = history.relations[at] if history.relations else None
+    kept = history.lists or history.relations
+    relation = kept[at] if kept else None
     sharing, caution = Sharing.of(planned.learning.method, model.layout), leak(planned.learning.method)
     traffic = fleet.traffic
     out.write_history(history, origin, sharing.layers, caution)

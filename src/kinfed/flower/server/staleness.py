@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from ...core.graph import Origin, whole_relation
+from ...core.graph import Origin, Relation, whole_relation
 from ...core.method import Around, Method, Roster
 from ...core.mixins import Averages, Explains, Solves, weigh
 from ...core.rows import put
@@ -95,13 +95,13 @@ class StalenessWrapper(Around, Explains, Averages, Solves):
 
         return StalenessState(tree_map(restore, axes(after), server.inner, after), self.missed())
 
-    def relation(self, roster: Roster, server: Tree, cohort: Tensor) -> Tensor | None:
+    def relation(self, roster: Roster, server: Tree, cohort: Tensor) -> Relation | None:
         stale = self.stale(roster, server)
         if not stale.any():
             return self.method.relation(roster, server.inner, cohort)
         ids, place, inner = self._reduce(roster, server, ~stale)
         part = self.method.relation(roster.part(ids), inner, place[cohort[~stale[cohort]]])
-        if part is None:
+        if not isinstance(part, Tensor):
             return None
         part = whole_relation(part)
         whole = torch.eye(len(roster), dtype=part.dtype).expand(*part.shape[:-2], -1, -1).clone()

@@ -7,13 +7,15 @@ import torch
 from torch import Tensor
 
 from ...core.client import Client
-from ...core.graph import Origin
+from ...core.graph import Origin, Relation
 from ...core.method import Compared, Method, Params, Roster
-from ...core.mixins import Explains
+from ...core.mixins import Explains, Lists
 from ...core.rows import active, weighted_mean
 from ...core.trees import Tree
 from ...ops.mixing import mix
-from ...relations.relation import Relation, Weights
+from ...relations.relation import Relation as Related, Weights
+
+TABLE = 1 << 10  # clients up to which a table of all pairs is held, also where lists have made it
 
 
 class GraphMethod(Method, Explains):
@@ -29,7 +31,7 @@ class GraphMethod(Method, Explains):
     def send(self, roster: Roster, server: Tree, cohort: Tensor) -> Tree:
         return Params(mix(self.graph(roster, server, cohort), server.theta, roster.layout))
 
-    def relation(self, roster: Roster, server: Tree, cohort: Tensor) -> Tensor | None:
+    def relation(self, roster: Roster, server: Tree, cohort: Tensor) -> Relation | None:
         return self.graph(roster, server, roster.everyone)
 
     def init_client(self, client: Client) -> Tree:
@@ -43,15 +45,23 @@ class GraphMethod(Method, Explains):
         return {"own": state, "mixed": received}
 
 
-class RelationMixing(GraphMethod):
+class RelationMixing(GraphMethod, Lists):
     """A graph method whose weights follow from a comparison: of all clients, or of listed ones, without tables [N, N].
 
     Until a client has taken part, it has no weight, and is sent the mean of those that have, by examples.
     """
 
+    @property
+    def neighbours(self) -> int:
+        """How many others are listed for a client; 0: none are left out."""
+        return 0
+
     @abstractmethod
-    def relate(self, roster: Roster, server: Tree, cohort: Tensor) -> Relation:
+    def relate(self, roster: Roster, server: Tree, cohort: Tensor) -> Related:
         """Whom the cohort: [K] learns from; it depends on nothing but the method, the server's state and the roster."""
+
+    def keeps_lists(self, count: int) -> bool:
+        return self.neighbours > 0 and count > TABLE
 
     def mark_seen(self, server: Tree) -> Tensor:
         """[N] bool who has taken part."""
@@ -61,20 +71,43 @@ class RelationMixing(GraphMethod):
         """[N] by how much clients count: their training examples, once they have taken part; all before anybody has."""
         return (roster.weights * active(self.mark_seen(server))).to(server.theta.dtype)
 
+    def mean(self, roster: Roster, server: Tree) -> Tensor:
+        """[d] the mean of the models by examples."""
+        return weighted_mean(server.theta, self.mass(roster, server))
+
     def weights(self, roster: Roster, server: Tree, cohort: Tensor) -> tuple[Weights, Tensor]:
         """The weights of the cohort's mixtures, and [K] bool who is sent the mean instead."""
         made_of = self.made_of(roster, server, cohort)
         return roster.memo.once("weights", made_of, lambda: self.relate(roster, server, cohort)[:2])
 
-    def send(self, roster: Roster, server: Tree, cohort: Tensor) -> Tree:
-        def make() -> Params:
-            weights, unheard = self.weights(roster, server, cohort)
+    def compose(self, roster: Roster, server: Tree, weights: Weights, unheard: Tensor) -> Tree:
+        """What K clients are sent: mixtures by weights, and the mean where they are unheard: [K] bool."""
+        if not unheard.any():
+            return Params(weights.mix(server.theta, roster.layout))
+        mean = self.mean(roster, server)
+        if weights.near is None:
             theta = weights.mix(server.theta, roster.layout)
-            if unheard.any():
-                theta[unheard] = weighted_mean(server.theta, self.mass(roster, server))
+            theta[unheard] = mean
             return Params(theta)
+        heard = (~unheard).nonzero().squeeze(1)
+        mixed = weights.rows_of(heard).mix(server.theta, roster.layout)
+        return Params(mean.expand(len(unheard), -1).clone().index_copy_(0, heard, mixed))
 
-        return roster.memo.once("mixtures", self.made_of(roster, server, cohort), make)
+    def send(self, roster: Roster, server: Tree, cohort: Tensor) -> Tree:
+        made_of = self.made_of(roster, server, cohort)
+        return roster.memo.once(
+            "mixtures", made_of, lambda: self.compose(roster, server, *self.weights(roster, server, cohort))
+        )
+
+    def prospect(self, roster: Roster, server: Tree, ids: Tensor) -> Tree:
+        weights, unheard = self.weights(roster, server, roster.everyone)
+        return self.compose(roster, server, weights.rows_of(ids), unheard[ids])
+
+    def relation(self, roster: Roster, server: Tree, cohort: Tensor) -> Relation | None:
+        weights, unheard = self.weights(roster, server, roster.everyone)
+        if weights.near is None or not self.keeps_lists(len(roster)):
+            return self.graph(roster, server, roster.everyone)
+        return weights.lists(unheard, self.mass(roster, server))
 
     def graph(self, roster: Roster, server: Tree, cohort: Tensor) -> Tensor:
         weights, unheard = self.weights(roster, server, cohort)
@@ -87,6 +120,8 @@ class RelationMixing(GraphMethod):
     def similarity(self, roster: Roster, server: Tree) -> Compared:
         weights, _, values, what = self.relate(roster, server, roster.everyone)
         values = values.mean(0)
+        if weights.near is not None and self.keeps_lists(len(roster)):
+            return Compared(what, values, weights.near)
         if weights.near is not None:
             values = values.new_full((len(roster),) * 2, torch.nan).scatter(1, weights.near, values)
         return Compared(what, values)

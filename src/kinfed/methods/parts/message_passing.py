@@ -4,6 +4,7 @@ import math
 import warnings
 from abc import abstractmethod
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -57,12 +58,14 @@ class MessagePassing(RelationMixing, Advises):
     def relate(self, roster: Roster, server: Tree, cohort: Tensor) -> Relation:
         part, theta = roster.part(cohort), take(server.theta, cohort)
         among = Nearest(self.neighbours) if self.neighbours else Everyone()
-        vectors, mass = self.place(theta, roster.layout), torch.ones_like(theta[:, 0])
-        relation = relate(Distance(), self.weighing, among, part, vectors, mass, part.everyone)
+        placed, mass = self.place(theta, roster.layout), torch.ones_like(theta[:, 0])
+        among_them = partial(take, placed)
+        relation = relate(Distance(), self.weighing, among, part, among_them, mass, part.everyone)
         return relation._replace(weights=relation.weights._replace(senders=cohort))
 
     def similarity(self, roster: Roster, server: Tree) -> Compared:
-        return Compared("squared distance of models", -super().similarity(roster, server).values)
+        alike = super().similarity(roster, server)
+        return alike._replace(what="squared distance of models", values=-alike.values)
 
     def aggregate(self, roster: Roster, server: Tree, cohort: Tensor, uploads: Tree) -> Tree:
         after = Params(put(server.theta, cohort, uploads.theta))

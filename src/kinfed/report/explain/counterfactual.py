@@ -45,7 +45,7 @@ class Counterfactual:
         sent = trees.model_of(self._sent)
         if relation is None or sent is None:
             raise UsageError(f"what {summary.method} sends is no mixture of models")
-        self.row = relation[..., client, :]
+        self.row = relation[..., client, :] if isinstance(relation, Tensor) else relation.row(client)
         mixed, most = self.mixture(self.row), TOLERANCE * max(1.0, float(sent[0].abs().max()))
         if mixed.shape != sent[0].shape or bool((mixed - sent[0]).abs().max() > most):
             raise UsageError(

@@ -94,8 +94,9 @@ class _ClientWeights(NamedTuple):
     @classmethod
     def select(cls, relations: Relations, i: int) -> "_ClientWeights":
         """The weights of client i."""
-        one_layer = relations.weights.ndim == 3
-        weights = (relations.weights[:, None] if one_layer else relations.weights)[:, :, i].astype(np.float64)
+        row = relations.row(i).astype(np.float64)  # [T, N] or [T, L, N]
+        one_layer = row.ndim == 2
+        weights = row[:, None] if one_layer else row
         layers = () if one_layer or len(relations.layers) < 2 else tuple(relations.layers)
         return cls(weights, weights.mean(1), relations.rounds.tolist(), relations.selected, layers)
 
@@ -205,7 +206,9 @@ def _compare_models(
     if saved is None:
         return "", None
     if server is not None and (compared := server.compare_clients()) is not None:
-        return f"{compared.what}, after round {server.state.done}", compared.values[i].double().cpu().numpy()
+        return f"{compared.what}, after round {server.state.done}", compared.row(
+            i, len(saved.names)
+        ).double().cpu().numpy()
     weighs = "" if server is None else Explains.of(undivided(server.method)).weighs
     why = weighs or f"the run kept nothing of what {saved.summary.method} compares"
     notes.append(f"{why}; saved models are compared instead")

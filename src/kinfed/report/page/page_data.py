@@ -8,8 +8,10 @@ from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
+from ...core.graph import NeighbourLists
 from ...core.method import Compared
 from ...core.mixins import Explains
 from ...core.sharing import undivided
@@ -61,9 +63,13 @@ class Parts(NamedTuple):
             return values
         return np.stack([what(values[..., self.labels == i], -1) for i in range(len(self.names))], -1)
 
-    def relation(self, weights: Array) -> Array:
+    def relation(self, weights: Array | NeighbourLists) -> Array:
         """[N, N] to the mean weight that a client of one part gives those of another, all together."""
-        return self.mean(self.sum(weights).T).T
+        if not isinstance(weights, NeighbourLists):
+            return self.mean(self.sum(weights).T).T
+        assert self.labels is not None
+        sums: Array = weights.between(torch.from_numpy(self.labels), len(self.names)).numpy()
+        return sums / np.bincount(self.labels, minlength=len(self.names))[:, None]
 
 
 def contents(gathered: Gathered, parts_of_page: int = 1) -> tuple[dict[str, Any], list[str]]:
@@ -243,10 +249,10 @@ def _show_relation(row: Row, parts: Parts, most: int, notes: list[str]) -> dict[
     if summary.relation is None or not folder.relations.exists():
         return result | {"instead": _instead(summary, bool(clusters), "own" in result)}
     relations = folder.read_relations()
-    weights = relations.weights if relations.weights.ndim == 4 else relations.weights[:, None]  # [T, L, N, N]
+    weights = relations.by_layer
     layers, count = relations.layers, len(parts.names)
     links = count * min(STRONGEST if count > WHOLE else count, count)
-    several = len(layers) if weights.shape[1] > 1 else 0
+    several = len(layers) if len(weights[0]) > 1 else 0
     frames = max(1, most // links)
     shown = _thin_out(len(weights), max(1, frames // (1 + several)), [relations.selected])
     if frames < 1 + several or (len(shown) > max(1, frames) and frames < len(weights)):
@@ -255,14 +261,14 @@ def _show_relation(row: Row, parts: Parts, most: int, notes: list[str]) -> dict[
         notes.append(f"{row.method}: the graph has {len(shown)} of {len(weights)} rounds, to keep this page small")
     if count > WHOLE:
         notes.append(f"of each client's links the {STRONGEST} strongest are shown, as there are {count:,} clients")
-    result["frames"] = [
-        [_frame(parts.relation(layer)) for layer in (weights[t].mean(0), *weights[t][: several or 0])] for t in shown
-    ]
+    result["frames"] = [[_frame(parts, layer) for layer in (relations.mean(t), *weights[t][:several])] for t in shown]
     result |= _why(folder, row, parts)
     result["layers"] = ["mean of all layers", *layers] if several else ["whole model"]
     result["at"] = {"rounds": relations.rounds[shown].tolist(), "selected": shown.index(relations.selected)}
     result["seed"] = summary.seed
-    return result | {"selected": parts.relation(weights[relations.selected].mean(0))}
+    if relations.lists and parts.labels is None:  # in an order that needs no table of all pairs
+        return result
+    return result | {"selected": parts.relation(relations.mean(relations.selected))}
 
 
 def _why(folder: RunFolder, row: Row, parts: Parts) -> dict[str, Any]:
@@ -327,9 +333,16 @@ def _has_own_code(folder: RunFolder) -> bool:
     return names(folder.read_config())
 
 
-def _frame(weights: Array) -> dict[str, str]:
-    """A relation [N, N] as its links, row by row: where each row begins, its columns and weights; and own weights."""
-    others = weights.astype(np.float32).copy()
+def _frame(parts: Parts, relation: Array | NeighbourLists) -> dict[str, str]:
+    """A relation as its links, row by row: where each row begins, its columns and weights; and own weights."""
+    if isinstance(relation, NeighbourLists) and parts.labels is None:
+        own = torch.arange(len(relation))[:, None]
+        near, weights = relation.near.long(), relation.weights.masked_fill(relation.near == own, 0.0)
+        strongest = weights.topk(min(STRONGEST, weights.shape[1])).indices.sort(1).values
+        weights, near = weights.gather(1, strongest), near.gather(1, strongest)
+        linked = weights != 0
+        return _pack_links(linked.sum(1).numpy(), near[linked].numpy(), weights[linked].numpy(), relation.own.numpy())
+    others = parts.relation(relation).astype(np.float32).copy()
     own_weights = others.diagonal().copy()
     np.fill_diagonal(others, 0)
     count = len(others)
@@ -340,11 +353,14 @@ def _frame(weights: Array) -> dict[str, str]:
         keep = tied & (tied.cumsum(1) <= (STRONGEST - above)[:, None])
         others = np.where((others > weakest[:, None]) | keep, others, 0)
     rows, columns = np.nonzero(others)
-    starts = np.concatenate([[0], np.bincount(rows, minlength=count).cumsum()])
+    return _pack_links(np.bincount(rows, minlength=count), columns, others[rows, columns], own_weights)
+
+
+def _pack_links(counts: Array, columns: Array, weights: Array, own_weights: Array) -> dict[str, str]:
     return {
-        "starts": _pack(starts, "<u4"),
+        "starts": _pack(np.concatenate([[0], counts.cumsum()]), "<u4"),
         "to": _pack(columns, "<u2"),
-        "weights": _pack(others[rows, columns], "<f4"),
+        "weights": _pack(weights, "<f4"),
         "own": _pack(own_weights, "<f4"),
     }
 
