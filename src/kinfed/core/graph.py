@@ -82,10 +82,10 @@ class NeighbourLists:
     def own(self) -> Tensor:
         """[N] each client's weight for itself, a mean over layers."""
         itself = self.near == torch.arange(len(self), device=self.near.device)[:, None]
-        own: Tensor = (self.weights * itself).sum(-1).view(-1, len(self)).mean(0)
-        return own
+        kept: Tensor = (self.weights * itself).sum(-1).view(-1, len(self)).mean(0)
+        return kept
 
-    def between(self, labels: Tensor, count: int) -> Tensor:
+    def add_up(self, labels: Tensor, count: int) -> Tensor:
         """[P, P] the weights that the clients of one part give those of another, added up; labels: [N] in 0..P - 1."""
         labels = labels.to(self.near.device)
         weights = self.weights.double().view(-1, *self.near.shape).mean(0)

@@ -445,7 +445,7 @@ class History:
             save(file, **arrays)
 
     def _write_lists(
-        self, path: Path, lists: list[NeighbourLists], at: int, words: dict[str, Array], layers: list[str]
+        self, path: Path, lists: list[NeighbourLists], at: int, labels: dict[str, Array], layers: list[str]
     ) -> None:
         """The same of lists, all of them exact; of the selected round alone if they are too large."""
         rounds, size = self.rounds, sum(t.nbytes for relation in lists for t in relation.tensors.values())
@@ -461,7 +461,7 @@ class History:
         }
         save: Callable[..., None] = np.savez_compressed if size <= EXACT else np.savez
         with replacing(path) as part, part.open("wb") as file:
-            save(file, **arrays, **tables, **words)
+            save(file, **arrays, **tables, **labels)
 
     def pack(self) -> tuple[dict[str, Tensor], str]:
         """Arrays and a line of text from which `restore` makes the same history."""

@@ -1,5 +1,6 @@
 """How each client's examples are split into training, validation and test."""
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Annotated

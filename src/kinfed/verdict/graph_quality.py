@@ -56,10 +56,10 @@ def group_weights_of_lists(relation: NeighbourLists, groups: Tensor) -> GroupWei
     """The same of lists, without a table of all pairs."""
     labels = _labels(groups).unique(return_inverse=True)[1]
     sizes = torch.bincount(labels).double()
-    sums, own, count = relation.between(labels, len(sizes)), float(relation.own.double().sum()), len(labels)
+    sums, itself, count = relation.add_up(labels, len(sizes)), float(relation.own.double().sum()), len(labels)
     inside, pairs = float(sums.diagonal().sum()), float(sizes.square().sum())
     outside = float(sums.sum()) - inside
-    return GroupWeights(own / count, _divide(inside - own, pairs - count), _divide(outside, count**2 - pairs))
+    return GroupWeights(itself / count, _divide(inside - itself, pairs - count), _divide(outside, count**2 - pairs))
 
 
 def _divide(total: float, count: float) -> float:

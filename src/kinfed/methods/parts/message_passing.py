@@ -64,8 +64,8 @@ class MessagePassing(RelationMixing, Advises):
         return relation._replace(weights=relation.weights._replace(senders=cohort))
 
     def similarity(self, roster: Roster, server: Tree) -> Compared:
-        alike = super().similarity(roster, server)
-        return alike._replace(what="squared distance of models", values=-alike.values)
+        compared = super().similarity(roster, server)
+        return compared._replace(what="squared distance of models", values=-compared.values)
 
     def aggregate(self, roster: Roster, server: Tree, cohort: Tensor, uploads: Tree) -> Tree:
         after = Params(put(server.theta, cohort, uploads.theta))

@@ -68,7 +68,7 @@ class Parts(NamedTuple):
         if not isinstance(weights, NeighbourLists):
             return self.mean(self.sum(weights).T).T
         assert self.labels is not None
-        sums: Array = weights.between(torch.from_numpy(self.labels), len(self.names)).numpy()
+        sums: Array = weights.add_up(torch.from_numpy(self.labels), len(self.names)).numpy()
         return sums / np.bincount(self.labels, minlength=len(self.names))[:, None]
 
 
@@ -336,8 +336,8 @@ def _has_own_code(folder: RunFolder) -> bool:
 def _frame(parts: Parts, relation: Array | NeighbourLists) -> dict[str, str]:
     """A relation as its links, row by row: where each row begins, its columns and weights; and own weights."""
     if isinstance(relation, NeighbourLists) and parts.labels is None:
-        own = torch.arange(len(relation))[:, None]
-        near, weights = relation.near.long(), relation.weights.masked_fill(relation.near == own, 0.0)
+        itself = torch.arange(len(relation))[:, None]
+        near, weights = relation.near.long(), relation.weights.masked_fill(relation.near == itself, 0.0)
         strongest = weights.topk(min(STRONGEST, weights.shape[1])).indices.sort(1).values
         weights, near = weights.gather(1, strongest), near.gather(1, strongest)
         linked = weights != 0
