@@ -41,6 +41,8 @@ def inner_listed(
     sorted_place, order = place.sort(1)
     begins = torch.arange(near.shape[0] + 1, device=near.device) * near.shape[1]
     inner, square = a.new_zeros(2, len(layout.layers), *near.shape)
+    if not len(near):
+        return inner, square
     for layer, products, squares in zip(layout.layers, inner, square, strict=True):
         tensors, sums, lengths = a[:, layer.trainable], a.new_zeros(near.numel()), a.new_zeros(len(listed))
         begin = None if origin is None else origin[layer.trainable]

@@ -74,7 +74,7 @@ def draw_others(
     step = max(1, BLOCK // 8 // len(keys))  # draws take eight bytes each
     for at in range(0, len(queries), step):
         rows = slice(at, at + step)
-        logits = queries[rows] @ keys.T + base
+        logits = (queries[rows] @ keys.T + base).clamp(min=torch.finfo(keys.dtype).min)
         if itself is not None:
             logits.masked_fill_(itself[rows, None] == ids, -torch.inf)
         chance = ((fold(lots[rows, None], tags) >> 12 & (1 << 51) - 1).to(torch.float64) + 1) / 2**51  # in (0, 1]
