@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from numbers import Integral
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -105,7 +105,7 @@ class Federation:
     @property
     def _rows(self) -> Mapping[str, Ragged]:
         """The rows as they are held: no object a client."""
-        return cast(Mapping[str, Ragged], self.rows)
+        return {split: Ragged.join(rows) for split, rows in self.rows.items()}
 
     @property
     def sizes(self) -> Tensor:
