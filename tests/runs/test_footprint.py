@@ -131,6 +131,8 @@ def test_the_parts_by_hand():
     models, uploads, pairs, relations = footprint(METHODS["fedamp"](), layout, 1000, 0.25, Rounds(20, evaluate_every=5))
     assert [models.bytes, uploads.bytes] == [int(4 * 10 * 3.6 * 1000), int(4 * 10 * 0.6 * 250)]
     assert [pairs.bytes, relations.bytes] == [4 * 9 * 1000**2, 4 * 4 * 1000**2]
+    evidence = footprint(METHODS["hedge"](neighbours=20), layout, 1000, 0.25, Rounds(20))
+    assert evidence[2].bytes > 3 * 4 * 1000**2  # lists do not shorten what it knows of pairs
     listed = footprint(METHODS["fedamp"](neighbours=20), layout, 1000, 0.25, Rounds(20))
     assert listed[2].bytes == 4 * 9 * 1000 * 21
     assert footprint(METHODS["fedamp"](), layout, 9000, 0.25, Rounds(20))[3].bytes == 0  # then none is kept

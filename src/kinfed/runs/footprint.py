@@ -23,7 +23,8 @@ class Holds(NamedTuple):
 
     models: float = 0.0  # [N, d]
     uploads: float = 0.0  # [K, d]; at least two: those of a round, and of the one before until these have come
-    pairs: float = 0.0  # [N, N]
+    pairs: float = 0.0  # [N, N], or lists in their place
+    evidence: float = 0.0  # [N, N], whatever lists there are
     layer_pairs: float = 0.0  # [L, N, N]
     cohort_pairs: float = 0.0  # [K, K]
     graphs: float = 0.0  # [N, N] that are kept of each evaluated round
@@ -55,7 +56,7 @@ HOLDS = {  # of kinfed's methods and of their parts: measured, as tests/runs/tes
     "PFedGAT": Holds(models=5, cohort_pairs=30, graphs=1),
     "Dynamic": Holds(models=5, cohort_pairs=260, graphs=1),
     "FedU": Holds(models=3.5, pairs=1, cohort_pairs=1.5, graphs=1),
-    "Hedge": Holds(models=5, uploads=0.2, pairs=3, layer_pairs=5, layer_graphs=1),
+    "Hedge": Holds(models=5, uploads=0.2, evidence=3, layer_pairs=5, layer_graphs=1),
     "Logits": Holds(models=5, pairs=4, cohort_pairs=3, graphs=1),
     "Projected": Holds(models=5, pairs=7, cohort_pairs=3, graphs=1),
 }
@@ -98,6 +99,7 @@ def footprint(
     pairs = (holds.pairs + layers * holds.layer_pairs) * clients**2 + holds.cohort_pairs * cohort**2
     if neighbours := getattr(method, "neighbours", 0):  # lists in their place
         pairs *= min(1, (neighbours + 1) / clients)
+    pairs += holds.evidence * clients**2
     kept = (holds.graphs + layers * holds.layer_graphs) * evaluations if clients <= engine.RELATED else 0
     instead = next((INSTEAD[name] for name in names if name in INSTEAD), FEWER)
     one_model = (
