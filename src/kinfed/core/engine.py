@@ -203,6 +203,8 @@ def run(
                     prospect, relation = _outlook(method, whole, roster, here, server, cohort)
                 evaluation = fleet.evaluate(round, whole.everyone, prospect)
                 notes = _take_notes(method, records, roster, server, cohort, sent, uploads, given)
+                # Copies, as a note may be a view of the state, which the next round writes in place.
+                notes = {name: value.clone() for name, value in notes.items()}
                 diagnostics = {name: whole.note(here, value) if value.ndim else value for name, value in notes.items()}
                 relation = records.check_relation(round, relation)
             with defer_signals():  # an interruption comes before the round or after it

@@ -128,7 +128,8 @@ class Written:
         """Of the tables those are given away that are large, once in memory, and in none of those that are kept."""
         tables = list(tables)
         times = Counter(map(_memory_of, (*tables, *kept)))
-        fit = (t for t in tables if t.ndim > 1 and t.nbytes >= WORTH and t.is_contiguous())
+        plain = (t for t in tables if type(t) is Tensor)
+        fit = (t for t in plain if t.ndim > 1 and t.nbytes >= WORTH and t.is_contiguous())
         self._memories = {_memory_of(t) for t in fit if times[_memory_of(t)] == 1}
         self._rows: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []  # a table, whose rows, as before, as they are
 
@@ -174,7 +175,8 @@ _WRITTEN: ContextVar[Written | None] = ContextVar("written", default=None)
 
 
 def _memory_of(table: Tensor) -> int:
-    return table.untyped_storage().data_ptr()
+    """Where a table lies; one of a subclass, which may lie nowhere, is by itself."""
+    return table.untyped_storage().data_ptr() if type(table) is Tensor else id(table)
 
 
 def copy_shared(message: Iterable[Tensor], state: Iterable[Tensor]) -> list[Tensor]:

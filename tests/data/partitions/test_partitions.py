@@ -60,7 +60,7 @@ def test_every_example_has_one_owner_and_the_generator_decides(case):
     partition = PARTITIONS[name](**setting)
     parts = partition(dataset, clients, generator(seed, "partition"))
     assert len(parts.owned) == clients
-    assert torch.equal(torch.cat(parts.owned).sort().values, torch.arange(len(x)))
+    assert torch.equal(torch.cat(list(parts.owned)).sort().values, torch.arange(len(x)))
     assert min(map(len, parts.owned)) >= setting.get("min_size", 1)
     assert torch.equal(dataset.x, x), "the data set it was given has changed"
     assert torch.equal(dataset.y, y), "the data set it was given has changed"
