@@ -203,8 +203,6 @@ def run(
                     prospect, relation = _outlook(method, whole, roster, here, server, cohort)
                 evaluation = fleet.evaluate(round, whole.everyone, prospect)
                 notes = _take_notes(method, records, roster, server, cohort, sent, uploads, given)
-                # Copies, as a note may be a view of the state, which the next round writes in place.
-                notes = {name: value.clone() for name, value in notes.items()}
                 diagnostics = {name: whole.note(here, value) if value.ndim else value for name, value in notes.items()}
                 relation = records.check_relation(round, relation)
             with defer_signals():  # an interruption comes before the round or after it
@@ -313,10 +311,14 @@ def _take_notes(
     uploads: Tree,
     given: Tree,
 ) -> dict[str, Tensor]:
-    """A round's diagnostics; the length of each update is among them also if the method does not get the uploads."""
+    """A round's diagnostics; the length of each update is among them also if the method does not get the uploads.
+
+    They are copies, because what a method notes may be a view of its state, which the next round writes in place.
+    """
     with _server(method, roster.round):
         notes = method.diagnostics(roster, server, cohort, sent, given)
         notes = records.check_diagnostics(roster.round, notes, len(roster))
+        notes = {name: value.clone() for name, value in notes.items()}
     if given is uploads or isinstance(uploads, Reduced) or protects_clients(roster.training):
         return notes
     part = replace(roster, layout=find_shared_layout(method, roster.layout))
