@@ -278,9 +278,8 @@ def _aggregate(
 ) -> tuple[Tree, Tree]:
     """The server's next state, and what the method got of the uploads; raises RunError if it holds NaN or infinity."""
     round = roster.round
-    privacy = roster.training.privacy
     with _server(method, round):
-        if privacy is not None and privacy.masked and not isinstance(uploads, Reduced):
+        if roster.training.masks and not isinstance(uploads, Reduced):
             check_masks(method, sent, uploads, roster.client_statistics)
         if isinstance(uploads, Reduced):
             given = uploads.tree
@@ -350,10 +349,11 @@ def _outlook(
     shared parts of the message to those that have joined.
     """
     lists = Lists.of(method)
-    few = len(whole) <= RELATED or lists.keeps_lists(len(whole))
+    listed = lists.keeps_lists(len(whole))
+    few = len(whole) <= RELATED or listed
     relation = method.relation(roster, server, cohort) if few else None
     if len(here) == len(whole):
-        if lists.keeps_lists(len(whole)) and len(whole) * roster.theta.nbytes > SENT:
+        if listed and len(whole) * roster.theta.nbytes > SENT:
             return lambda at: lists.prospect(roster, server, roster.everyone[at]), relation
         return _unshare(method.send(roster, server, roster.everyone), server), relation
     sent = method.send(roster, server, roster.everyone)

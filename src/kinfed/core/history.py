@@ -440,9 +440,7 @@ class History:
         small = alike or len(rounds) == 1 or size <= EXACT
         if not small and (rounded := stack.half()).isfinite().all():
             arrays |= {"relation": rounded.numpy(), "selected": relations[at].numpy()}
-        save: Callable[..., None] = np.savez_compressed if small else np.savez  # compressing large arrays takes seconds
-        with replacing(path) as part, part.open("wb") as file:
-            save(file, **arrays)
+        _write_arrays(path, arrays, small)
 
     def _write_lists(
         self, path: Path, lists: list[NeighbourLists], at: int, labels: dict[str, Array], layers: list[str]
@@ -459,9 +457,7 @@ class History:
             "relation": tables.pop("weights"),
             "layers": np.array(layers if lists[0].weights.ndim == 3 else [], dtype=str),
         }
-        save: Callable[..., None] = np.savez_compressed if size <= EXACT else np.savez
-        with replacing(path) as part, part.open("wb") as file:
-            save(file, **arrays, **tables, **labels)
+        _write_arrays(path, arrays | tables | labels, size <= EXACT)
 
     def pack(self) -> tuple[dict[str, Tensor], str]:
         """Arrays and a line of text from which `restore` makes the same history."""
@@ -494,6 +490,13 @@ class History:
         self.kept_relations = [relation for relation in kept if relation is not None]
         self.diagnostics = [{name: arrays[f"note.{t}.{name}"] for name in names} for t, names in enumerate(noted)]
         self.kept_models = {name.removeprefix("model."): t for name, t in arrays.items() if name.startswith("model.")}
+
+
+def _write_arrays(path: Path, arrays: dict[str, Array], small: bool) -> None:
+    """Write arrays; compressed if they are small, because it takes seconds to compress large ones."""
+    save: Callable[..., None] = np.savez_compressed if small else np.savez
+    with replacing(path) as part, part.open("wb") as file:
+        save(file, **arrays)
 
 
 def _keep_relation(relation: Relation) -> Relation:

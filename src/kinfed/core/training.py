@@ -53,6 +53,11 @@ class Training(Settings):
         """Its privacy, if that has an epsilon: then noise is added, and what has no price does not leave a client."""
         return None if self.privacy is None or self.privacy.epsilon is None else self.privacy
 
+    @property
+    def masks(self) -> Privacy | None:
+        """Its privacy, if a server of sites is to see sums of uploads alone."""
+        return None if self.privacy is None or not self.privacy.masked else self.privacy
+
     def check(self, task: Task) -> None:
         """Raise UsageError unless the class weights fit the task."""
         weights = self.class_weights

@@ -51,6 +51,11 @@ class Arena:
                 "run; leave privacy out, or run one method"
             )
 
+    def build_model(self) -> Model:
+        """The usual model, before training."""
+        module = self.module(self.seed)
+        return module if isinstance(module, Model) else Model(module)
+
     def train(self, candidate: Candidate, fold: int, until: int) -> TrainedRun:
         """Train a candidate, from where it stands, and keep its checkpoint.
 

@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ..core.model import Model
 from ..errors import UsageError
 from ..files import make_folder, write_json
 from .arena import Arena
@@ -19,14 +18,13 @@ DRAWS, BEST = 3, 5  # draws of validation examples on which so many of the best 
 
 def whole_request(arena: Arena, tried: Sequence[Candidate], terms: dict[str, Any]) -> dict[str, Any]:
     """All that a choice that goes on must have in common with its begin."""
-    module = arena.module(arena.seed)
     return terms | {
         "rounds": repr(replace(arena.rounds, until=0)),
         "seed": arena.seed,
         "candidates": [f"{candidate.name}: {candidate.method}, {candidate.training}" for candidate in tried],
         "participation": repr(arena.participation),
         "data": arena.federation.digest(),
-        "model": (module if isinstance(module, Model) else Model(module)).digest(),
+        "model": arena.build_model().digest(),
     }
 
 

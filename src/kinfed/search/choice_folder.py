@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..core.model import Model
 from ..core.summary import Summary
 from ..data.federation import Federation
 from ..errors import UsageError, log_failure
@@ -162,9 +161,7 @@ def choose_in(
 
 def _usual_jobs(arena: Arena) -> int:
     """How many candidates are trained at a time: one on each core where a round is too short to share among cores."""
-    module = arena.module(arena.seed)
-    parameters = (module if isinstance(module, Model) else Model(module)).theta.numel()
-    small = parameters * sum(map(len, arena.federation.rows["train"])) <= SMALL
+    small = arena.build_model().theta.numel() * sum(map(len, arena.federation.rows["train"])) <= SMALL
     return torch.get_num_threads() if small and can_copy(arena.execution) else 1
 
 

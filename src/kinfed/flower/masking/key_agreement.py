@@ -70,9 +70,9 @@ def agree_on(own: X25519PrivateKey, other: bytes, purpose: str, transcript: byte
         raise UsageError("a member's public key cannot be used") from None
 
 
-def name_pair(one: str, other: str) -> str:
+def name_pair(first: str, second: str) -> str:
     """The purpose of the mask of two members."""
-    return "pair " + json.dumps(sorted((one, other)))
+    return "pair " + json.dumps(sorted((first, second)))
 
 
 def expand(seed: bytes, count: int) -> Whole:

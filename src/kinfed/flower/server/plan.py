@@ -143,15 +143,13 @@ def _check_masks(training: Training, deployment: Deployment | None) -> None:
 
     Sites are sent a plan without its deployment.
     """
-    privacy = training.privacy
-    if privacy is None:
-        return
-    if protects_clients(training) and not privacy.masked:
+    privacy = training.masks
+    if protects_clients(training) and privacy is None:
         raise UsageError(
             "privacy.unit='client' protects clients in a noised sum, and a server of sites sees each upload; set "
             "privacy.masked=true as well, or unit='row', or simulate the run"
         )
-    if not privacy.masked or deployment is None:
+    if privacy is None or deployment is None:
         return
     if deployment.clients < privacy.members:
         raise UsageError(

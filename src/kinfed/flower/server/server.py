@@ -351,8 +351,8 @@ class _Run:
 
 def _masks(planned: Plan) -> MaskedRound | None:
     """How uploads are summed that the server does not see; None if it sees each."""
-    privacy = planned.learning.training.privacy
-    if privacy is None or not privacy.masked:
+    privacy = planned.learning.training.masks
+    if privacy is None:
         return None
     return MaskedRound(privacy, planned.learning.rounds.count, planned.deployment.quorum)
 

@@ -195,7 +195,7 @@ class Site:
             raise UsageError(f"the server's model cannot be used: {problem}")
         _check_layout(words, simulation)
         self._report(f"tensors: {Sharing.of(planned.learning.method, simulation.model.layout).plan}")
-        if (privacy := planned.learning.training.privacy) is not None and privacy.masked:
+        if planned.learning.training.masks:
             check_masks(simulation.method, (), (), simulation.client_statistics())
         folder, accepted = self._at(words), messages.round_of(words, "accepted")
         self._agreements.join(planned, words)
@@ -311,10 +311,13 @@ class Site:
     def _put_upload(self, work: "Work", upload: Tree) -> None:
         """Add the upload to the reply of a round: under this site's masks, if the plan has them."""
         simulation, train = work.part.simulation, work.part.train
-        privacy, reply = simulation.training.privacy, work.state.reply
-        if privacy is None or not privacy.masked or train is None or self._masks is None:
+        privacy, reply = simulation.training.masks, work.state.reply
+        if privacy is None:
             messages.put(upload, reply, "upload")
             return
+        assert train is not None
+        if self._masks is None:
+            raise Withheld(NO_MASKS)
         rounds, roster = work.rounds, simulation.roster()
         check_masks(simulation.method, train[1], upload, roster.client_statistics)
         weight = float(weigh(simulation.method, roster, roster.everyone)[0])
@@ -356,8 +359,8 @@ class Site:
         self, planned: plan.Plan, invitation: Message, message: Message, train: tuple[int, Tree] | None
     ) -> int:
         """Take what others have shared for a masked round; returns which round it is, -1 if none is masked."""
-        privacy = planned.learning.training.privacy
-        if privacy is None or not privacy.masked or train is None:
+        privacy = planned.learning.training.masks
+        if privacy is None or train is None:
             return -1
         context = messages.round_digest(invitation, train[0], messages.model_digest(message))
         count = self._masked("round", message).open_shares(message.words, context)
@@ -439,7 +442,7 @@ class Site:
         planned = self._plan(words)
         self._at(words)  # raises for a name that no folder can have
         self._policy.check(planned, words["table"], self.folder, words["experiment"])
-        if (privacy := planned.learning.training.privacy) is not None and privacy.masked and self._masks is None:
+        if planned.learning.training.masks and self._masks is None:
             raise Withheld(NO_MASKS)
         self._agreements.check(words["table"], words)
         self._policy.check_disk(self.folder)

@@ -1,6 +1,5 @@
 """Private kin: private pooling about several centres, of which no one but a client knows to which it belongs."""
 
-import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -47,7 +46,7 @@ class PrivateKin(PrivatePooling):
         return server._replace(centres=draw.to(like) * APART, shares=shares, spread=like * NARROW, noise=like[0] / 2)
 
     def sharpness(self, roster: Roster) -> float:
-        return math.exp(math.log(BLUNT) * max(0.0, 1 - 2 * roster.round / max(roster.rounds, 1)))
+        return float(BLUNT ** max(0.0, 1 - 2 * roster.round / max(roster.rounds, 1)))
 
     def limit_growth(self, roster: Roster, grown: Tensor) -> Tensor:
         return grown.clamp(max=SHRINKS) if self.sharpness(roster) < 1 else grown

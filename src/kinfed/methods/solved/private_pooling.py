@@ -205,8 +205,8 @@ def place_client(moments: Products, centres: Tensor, spread: Tensor, noise: Tens
 
 def _vary(roster: Roster, cohort: Tensor) -> float:
     """The variance of the noise of an entry of the mean step, times the square of REACH."""
-    privacy = roster.training.privacy
-    if privacy is None or privacy.epsilon is None:
+    privacy = roster.training.noised
+    if privacy is None:
         return 0.0
     return (REACH * privacy.clip * find_noise(privacy, roster.rounds) / len(cohort)) ** 2
 
