@@ -27,7 +27,9 @@ from kinfed.methods.solved import partial_pooling
 from kinfed.methods.solved.partial_pooling import PartialPooling, Server, Sums, step, sums
 from kinfed.models.additive import additive
 from kinfed.models.changes import changes
+from kinfed.models.repeat import repeat
 from kinfed.runs.config.experiment import default_model
+from kinfed.search.choose import solvable, usual_season
 
 ROUNDS = 12
 
@@ -415,6 +417,33 @@ def test_changes_are_solved_by_each_client_wherever_its_series_has_gone():
     }
     assert errors["changes"] < 0.45  # 0.4 by the noise alone
     assert errors["changes"] <= errors["linear"]
+
+
+def test_a_repeated_season_is_solved_with_the_gain_and_the_way_back_of_each_client():
+    """Seasons of three, whose level moves by a share of its distance from the window's mean, and by a gain."""
+    draw, back, gain = np.random.default_rng(0), np.array([0.0, 0.5]), np.array([1.0, 0.0])
+    x = np.repeat(draw.normal(size=(400, 2)), 3, 1) + np.tile([0.0, 5.0, 2.0], 2)  # two seasons, each at its level
+    who = np.arange(400) % 2
+    away = x.mean(1) - x[:, 3:].mean(1)
+    y = np.tile(x[:, 3:], 2)[:, :4] + (back[who] * away + gain[who])[:, None]
+    data = Federation.from_arrays(*map(torch.from_numpy, (x[..., None], y, who)), task=Forecasting())
+    assert usual_season(data) == 3
+    assert solvable(data)[:2] == ("repeat", "repeat,season=3")
+    run = solved(data, default_model(data, "repeat", {"season": 3}), rounds=6)
+    for i in range(2):
+        head = run.model(position=i).head
+        np.testing.assert_allclose(head.weight.detach(), np.full((4, 1), back[i]), atol=0.02)
+        np.testing.assert_allclose(head.bias.detach(), np.full(4, gain[i]), atol=0.02)
+
+
+def test_a_repeated_season_begins_as_the_naive_forecast():
+    module, x = repeat((5, 2), 4, season=3), torch.randn(2, 5, 2, generator=torch.Generator().manual_seed(1))
+    torch.nn.init.zeros_(module.head.weight)
+    torch.nn.init.zeros_(module.head.bias)
+    assert torch.equal(module(x), x[:, [2, 3, 4, 2], 0])
+    for shape, season, why in (((5,), 1, "must be a window"), ((5, 2), 6, "from 1 to 5 steps"), ((5, 2), 0, "got 0")):
+        with pytest.raises(UsageError, match=why):
+            repeat(shape, 1, season=season)
 
 
 def test_a_forecast_of_changes_rises_with_its_window():

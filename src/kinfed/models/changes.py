@@ -23,11 +23,15 @@ class Changes(nn.Module):
 
 
 class Since(nn.Linear):
-    """Wx + b + last, of which `last` is one more input, the last."""
+    """Wx + b + a start, of which there are `starts`, the last inputs: one for each output, or one for all."""
+
+    def __init__(self, inputs: int, outputs: int, starts: int = 1) -> None:
+        super().__init__(inputs, outputs)
+        self.starts = starts
 
     def forward(self, z: Tensor) -> Tensor:
-        """[B, inputs + 1] to [B, outputs]."""
-        return super().forward(z[..., :-1]) + z[..., -1:]
+        """[B, inputs + starts] to [B, outputs]."""
+        return super().forward(z[..., : -self.starts]) + z[..., -self.starts :]
 
 
 def changes(shape: tuple[int, ...], classes: int) -> nn.Module:

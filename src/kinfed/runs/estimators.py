@@ -108,7 +108,7 @@ class _Grouped(BaseEstimator):  # type: ignore[misc]
         self.run_ = fit(
             take(KNOWN, self.method, "method")() if isinstance(self.method, str) else self.method,
             federation,
-            default_model(federation, self.model, seed),
+            default_model(federation, self.model, seed=seed),
             rounds=self.rounds,
             training=Training(epochs=self.epochs, batch=self.batch_size, optimiser=Adam(lr=self.learning_rate)),
             seed=seed,

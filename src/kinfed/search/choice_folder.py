@@ -80,7 +80,8 @@ class Request:
         if lr is not None:
             overrides.append(f"training.optimiser.lr={lr!r}")
         if model:
-            overrides.append(f'model.name="{model}"')
+            kind, *its_settings = model.split(",")
+            overrides += [f'model.name="{kind}"', *(f"model.{setting}" for setting in its_settings)]
         table = config.override(deepcopy(self.table), overrides)
         rounds = plan_rounds(config.resolve(table).rounds, most)
         often = {"rounds": rounds.count, "evaluate_every": rounds.evaluate_every, "patience": rounds.patience}

@@ -29,6 +29,7 @@ from ..runs.baselines import Baseline, floor, rows, verdict
 from ..runs.config.experiment import CLIP, default_model
 from ..runs.reference_runs import BASES
 from ..runs.run import client_index
+from ..runs.standard_models import LONGEST
 from ..runs.test_scores import NO_STANDARD, NO_VERDICT, Tested
 from ..runs.trained_run import TrainedRun
 from ..verdict.verdict import Verdict, decide
@@ -42,7 +43,8 @@ WITH_GRAPH = ("sfl",)  # tried too where the clients' graph is known
 FACTORS = (1, 3, 1 / 3)  # of the rate of local training
 CAREFUL = (1 / 3, 1)  # the same of squared errors in the units of a table's target, which may have heavy tails
 # models that race, simplest first, of which partial pooling solves the head
-SOLVED = ("linear", "changes", "log-linear", "additive")
+SOLVED = ("repeat", "linear", "changes", "log-linear", "additive")
+WINDOWS = 20_000  # of training, up to which seasons are compared
 UNEQUAL = 0.3  # a target's deviation over its mean from which its logarithm is tried
 MANY = 1 << 22  # numbers in all clients' sums up to which solving takes a moment
 FEW = 1000  # validation examples, up to which the best solved models are compared on more draws
@@ -172,7 +174,7 @@ def choose(
         how.setdefault("training", Training(clip=CLIP))
     with tempfile.TemporaryDirectory() if folder is None else nullcontext(folder) as place:
         own = () if module is not None else solvable(federation)
-        more = {name: partial(default_model, federation, name) for name in own}
+        more = {spec: partial(default_model, federation, *split_settings(spec)) for spec in own}
         usual_model = default_model(federation) if module is None else module
         arena = Arena(federation, lambda seed: usual_model, Path(place), more, **how)
         entrants = [named(one) for one in methods or usual(federation)]
@@ -181,15 +183,38 @@ def choose(
 
 
 def solvable(federation: Federation) -> tuple[str, ...]:
-    """The models of which partial pooling can solve the last layer, for the task and in a moment."""
+    """The models of which partial pooling can solve the last layer, for the task and in a moment, as name,key=value."""
     task = federation.task
     if isinstance(task, Quantiles) or not isinstance(task, Classification | Counts | Forecasting | Regression):
         return ()
-    apart = 1 if isinstance(task, Regression) else federation.outputs
-    suits = {"log-linear": _spans_orders(federation), "changes": isinstance(task, Forecasting)}
-    names = tuple(name for name in SOLVED if suits.get(name, True))
-    heads: dict[str, Any] = {name: [*default_model(federation, name).children()][-1] for name in names}
-    return tuple(name for name in names if len(federation) * apart * (heads[name].in_features + 1) ** 2 <= MANY)
+    matrices = 1 if isinstance(task, Regression) else federation.outputs
+    forecasts = isinstance(task, Forecasting)
+    suits = {"log-linear": _spans_orders(federation), "changes": forecasts, "repeat": forecasts}
+    names = [name for name in SOLVED if suits.get(name, True)]
+    if forecasts and (season := usual_season(federation)) > 1:
+        names.insert(1, f"repeat,season={season}")
+    heads: dict[str, Any] = {name: [*default_model(federation, *split_settings(name)).children()][-1] for name in names}
+    return tuple(name for name in names if len(federation) * matrices * (heads[name].in_features + 1) ** 2 <= MANY)
+
+
+def split_settings(spec: str) -> tuple[str, dict[str, int]]:
+    """A model's name and its settings, of name,key=value."""
+    name, *settings = spec.split(",")
+    pairs = [setting.split("=") for setting in settings]
+    return name, {key: int(value) for key, value in pairs}
+
+
+def usual_season(federation: Federation) -> int:
+    """The steps after which readings of training windows are most like they were; 1 if they are most like the last."""
+    rows = torch.cat(list(federation.rows["train"]))
+    rows = rows[:: -(-len(rows) // WINDOWS)]
+    task: Any = federation.task
+    readings, y = federation.x[rows][..., 0], (federation.y[rows] - task.mean) / task.deviation
+    past, steps = readings.shape[1], range(y.shape[1])
+    seasons = range(1, min(past, LONGEST) + 1)
+    places = ([past - season + step % season for step in steps] for season in seasons)
+    errors = torch.stack([(readings[:, at] - y).abs().nanmean() for at in places])
+    return int(errors.argmin()) + 1
 
 
 def _spans_orders(federation: Federation) -> bool:

@@ -267,8 +267,8 @@ def inputs_of(client: Client, received: Tree) -> tuple[Tensor, Tensor, Callable[
     head = client.model.module.get_submodule(client.model.head_name or "")
     link = head.link if isinstance(head, Exponential) else None
     if isinstance(head, Since):
-        last = inputs[:, -1:].double()
-        inputs, link = inputs[:, :-1], partial(torch.sub, other=last)
+        starts = inputs[:, -head.starts :].double()
+        inputs, link = inputs[:, : -head.starts], partial(torch.sub, other=starts)
     if client.model.layout.head and head_of(client.model.layout)[1]:
         inputs = torch.cat([inputs, torch.ones_like(inputs[:, :1])], 1)
     return inputs.double(), coefficients_of(client.model.layout, received.theta), link

@@ -172,9 +172,9 @@ def build_model(
         return model(tuple(shape), outputs, columns=columns)
 
 
-def default_model(federation: Federation, name: str = "mlp", seed: int = 0) -> nn.Module:
+def default_model(federation: Federation, name: str = "mlp", settings: Table | None = None, seed: int = 0) -> nn.Module:
     """A model for data of one's own, by default a small MLP, with initial values that are fixed by the seed."""
-    part, _ = make(MODELS, name, "model", given=2)
+    part, _ = make(MODELS, {"name": name, **(settings or {})}, "model", given=2)
     return build_model(part, seed, federation.x.shape[1:], federation.outputs, federation.columns)
 
 

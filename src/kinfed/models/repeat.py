@@ -1,0 +1,40 @@
+"""Repeat: forecasts of series as their last value or season once more, and by how much readings then differ from it."""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from ..core.field_checks import Count
+from ..errors import UsageError
+from .changes import Since
+
+
+class Repeat(nn.Module):
+    """The last `season` readings again and again, a constant, and a share of the way back to the window's mean."""
+
+    def __init__(self, past: int, outputs: int, season: int) -> None:
+        super().__init__()
+        self.season, self.places = season, [past - season + step % season for step in range(outputs)]
+        self.head = Since(1, outputs, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, past, F] windows, whose first feature is the reading, to [B, outputs]."""
+        readings = x[..., 0]
+        away = readings.mean(1, keepdim=True) - readings[:, -self.season :].mean(1, keepdim=True)
+        outputs: Tensor = self.head(torch.cat([away, readings[:, self.places]], 1))
+        return outputs
+
+
+def repeat(shape: tuple[int, ...], classes: int, *, season: Count = 1) -> nn.Module:
+    """[B, past, F] -> [B, classes], for windows of series: the last value, or season, by which forecasts are judged.
+
+    The head adds what series gain on average after so many steps, and a share of the distance from the season to the
+    window's mean. `partial-pooling` solves it; with zeros it is the naive forecast. Raises UsageError for examples that
+    are no windows, and for a season that is longer than the past.
+    """
+    if len(shape) != 2 or not math.prod(shape):
+        raise UsageError(f"repeat: an example must be a window of readings [past, features]; got shape {list(shape)}")
+    if not isinstance(season, int) or not 1 <= season <= shape[0]:
+        raise UsageError(f"repeat: a season has from 1 to {shape[0]} steps, those of the past; got {season!r}")
+    return Repeat(shape[0], classes, season)
