@@ -100,7 +100,7 @@ def test_sites_over_tls_end_with_the_models_of_a_simulation(name, federation, tr
     folder, do = federation
     monkeypatch.chdir(folder)
     Path("mine.py").write_text(own_code)  # the server's copy
-    trial = trial(name, rounds=ROUNDS, clients=len(NAMES))
+    trial = trial(name, rounds=ROUNDS, clients=len(NAMES), norm_bound=0.0)  # of three sites two may hardly move
     name = plugins.short_name(name)
     experiment.write(trial.planned.table, folder / f"{name}.toml")
     summary = json.loads(do("run", f"{name}.toml", "--out", name, "--json"))
