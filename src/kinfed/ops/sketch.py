@@ -5,11 +5,13 @@ from torch import Tensor
 
 from ..core.layout import Layout
 from ..core.seeding import fold
+from .cells import pools
 
 SIZE = 509  # numbers in a sketch: estimated cosines are off by 1 / sqrt(509) = 0.04; a prime, so that a weight
 #             matrix's columns do not meet in one place
 SPARE = 2  # candidates that are compared for each that is kept
 BLOCK = 1 << 24  # estimates in memory at once
+REST = 1 << 8  # clients that stand for all that a list is not drawn from
 
 
 def count_sketch(theta: Tensor, key: Tensor, size: int) -> Tensor:
@@ -38,51 +40,74 @@ def sketch_models(theta: Tensor, key: Tensor, layout: Layout) -> Tensor:
     return sketch
 
 
-def candidates(queries: Tensor, keys: Tensor, cohort: Tensor, count: int, present: Tensor | None = None) -> Tensor:
+def candidates(
+    queries: Tensor,
+    keys: Tensor,
+    cohort: Tensor,
+    count: int,
+    present: Tensor | None = None,
+    less: Tensor | float = 0.0,
+) -> Tensor:
     """[K, M] int64 clients: for each of the cohort: [K] the others whose keys have the largest products with its query.
 
-    queries: [K, s], keys: [N, s]; M is `count`, or N - 1 if that is less. Clients with present: [N] False come last,
-    and are looked at only if there are too few others.
+    queries: [K, s], keys: [N, s], and less: [N] is taken from the products; M is `count`, or N - 1 if that is less.
+    Clients with present: [N] False come last, and are looked at only if there are too few others. Of very many keys
+    those are looked at that lie in the cells near a query's own, see `pools`.
     """
-    ids = None if present is None else _audible(present, count)
-    keys = keys if ids is None else keys[ids]
-    chosen, step = [cohort.new_empty(0, min(count, len(keys) - 1))], max(1, BLOCK // len(keys))
-    for rows, itself in zip(queries.split(step), cohort.split(step), strict=True):
-        scores = rows @ keys.T
-        if present is None or ids is None:
-            scores.scatter_(1, itself[:, None], -torch.inf)
-        else:
-            scores.masked_fill_(~present[ids], torch.finfo(scores.dtype).min)
-            scores.masked_fill_(itself[:, None] == ids, -torch.inf)
-        chosen.append(scores.topk(min(count, len(keys) - 1), dim=1).indices)
-    return torch.cat(chosen) if ids is None else ids[torch.cat(chosen)]
+    ids = torch.arange(len(keys), device=keys.device) if present is None else _audible(present, count)
+    keys = keys if present is None else keys[ids]
+    silent = torch.zeros_like(ids, dtype=torch.bool) if present is None else ~present[ids]
+    less = keys.new_tensor(less).expand(len(silent)) if isinstance(less, float) else less[ids]
+    chosen = ids.new_empty(len(queries), min(count, len(keys) - 1))
+    for rows, at in pools(queries, keys, count + 2, BLOCK):
+        scores = queries[rows] @ keys[at].T - less[at]
+        scores.masked_fill_(silent[at], torch.finfo(scores.dtype).min)
+        scores.masked_fill_(cohort[rows, None] == ids[at], -torch.inf)
+        chosen[rows] = ids[at][scores.topk(chosen.shape[1], dim=1).indices]
+    return chosen
 
 
 def draw_others(
-    queries: Tensor, keys: Tensor, base: Tensor, count: int, lots: Tensor, tags: Tensor, itself: Tensor | None = None
+    queries: Tensor,
+    keys: Tensor,
+    base: Tensor,
+    count: int,
+    lots: Tensor,
+    tags: Tensor,
+    turn: Tensor,
+    temperature: float = 1.0,
+    itself: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """[K, M] int64 keys drawn for each query by its weight, and [K, M] logarithms of for how many each of them counts.
 
-    The logarithm of a weight is the product of queries: [K, s] and keys: [N, s], and base: [N]. Priority sampling
-    (Duffield, Lund and Thorup, 2007): sums over those that are drawn, each as many times, are unbiased for sums over
-    all keys. Draws depend on lots: [K] and tags: [N] only. itself: [K], if given, is the key that is left out of a row.
-    M is `count`, which is less than the number of the other keys. A key with a base of minus infinity is drawn last.
+    The logarithm of a weight is the product of queries: [K, s] and keys: [N, s] over a temperature, and base: [N].
+    Priority sampling (Duffield, Lund and Thorup, 2007): sums over those that are drawn, each as many times, are
+    unbiased for sums over all keys. Draws depend on lots: [K] and tags: [N], and on turn: []. itself: [K], if given, is
+    the key that is left out of a row. M is `count`, which is less than the number of the other keys. A key with a base
+    of minus infinity is drawn last. Of very many keys those are looked at that lie in the cells near a query's own, see
+    `pools`, and `REST` others, the same for all queries of a turn, which count for those that nobody looks at.
     """
     ids = _audible(base > -torch.inf, count)
     keys, base, tags = keys[ids], base[ids], tags[ids]
-    chosen, counts = [ids.new_empty(0, count)], [base.new_empty(0, count)]
-    step = max(1, BLOCK // 8 // len(keys))  # draws take eight bytes each
-    for at in range(0, len(queries), step):
-        rows = slice(at, at + step)
-        logits = (queries[rows] @ keys.T + base).clamp(min=torch.finfo(keys.dtype).min)
+    chosen, counts = ids.new_empty(len(queries), count), base.new_empty(len(queries), count)
+    sample = fold(tags, turn).argsort()[:REST]
+    for rows, at in pools(queries, keys, count + 2, BLOCK // 8):  # draws take eight bytes each
+        more = torch.zeros_like(base[at])
+        if isinstance(at, Tensor):
+            left = torch.ones_like(ids, dtype=torch.bool).index_fill(0, at, False)
+            rest = sample[left[sample]]
+            times = base.new_tensor((len(keys) - len(at)) / len(rest)).log()
+            at, more = torch.cat([at, rest]), torch.cat([more, times.expand(len(rest))])
+        logits = (queries[rows] / temperature) @ keys[at].T + (base[at] + more)
+        logits = logits.clamp(min=torch.finfo(keys.dtype).min)
         if itself is not None:
-            logits.masked_fill_(itself[rows, None] == ids, -torch.inf)
-        chance = ((fold(lots[rows, None], tags) >> 12 & (1 << 51) - 1).to(torch.float64) + 1) / 2**51  # in (0, 1]
+            logits.masked_fill_(itself[rows, None] == ids[at], -torch.inf)
+        chance = ((fold(lots[rows, None], tags[at]) >> 12 & (1 << 51) - 1).to(torch.float64) + 1) / 2**51  # in (0, 1]
         priority, order = (logits - chance.log().to(logits)).topk(count + 1, dim=1)
         order, least = order[:, :-1], priority[:, -1:]
-        chosen.append(order)
-        counts.append((least - logits.gather(1, order)).nan_to_num(0.0).clamp(min=0))
-    return ids[torch.cat(chosen)], torch.cat(counts)
+        chosen[rows] = ids[at][order]
+        counts[rows] = (least - logits.gather(1, order)).nan_to_num(0.0).clamp(min=0) + more[order]
+    return chosen, counts
 
 
 def _audible(present: Tensor, count: int) -> Tensor:
@@ -98,7 +123,5 @@ def nearest(sketch: Tensor, cohort: Tensor, count: int, present: Tensor | None =
     M is `count` + 1, or N if that is less. Clients with present: [N] False come last.
     """
     sketch = sketch - sketch.mean(0)  # nearby models far from the origin would lose all digits
-    keys = torch.cat([sketch, sketch.square().sum(1, keepdim=True)], 1)
-    queries = torch.cat([2 * sketch[cohort], -torch.ones_like(cohort, dtype=sketch.dtype)[:, None]], 1)
-    near = candidates(queries, keys, cohort, count, present)  # 2 a b - b^2 is largest where (a - b)^2 is least
-    return torch.cat([cohort[:, None], near], 1)
+    half = sketch.square().sum(1) / 2  # a b - b^2 / 2 is largest where (a - b)^2 is least
+    return torch.cat([cohort[:, None], candidates(sketch[cohort], sketch, cohort, count, present, half)], 1)

@@ -91,8 +91,8 @@ class Drawn(Settings):
         lots, itself = fold(lots, turns[receivers]), receivers if len(senders) == len(roster) else None
         heard = (mass[senders] > 0).nonzero().squeeze(1)  # of the others no sketch is looked at
         keys = zeros(len(senders), sketch[0]).index_copy_(0, heard, _directions(sketch[senders[heard]]))
-        queries, tags = _directions(sketch[receivers]) / self.temperature, roster.tags[senders]
-        others, often = draw_others(queries, keys, mass.log()[senders], self.count, lots, tags, itself)
+        queries, tags, base = _directions(sketch[receivers]), roster.tags[senders], mass.log()[senders]
+        others, often = draw_others(queries, keys, base, self.count, lots, tags, turns.sum(), self.temperature, itself)
         if itself is None:
             return others, often
         return torch.cat([receivers[:, None], others], 1), F.pad(often, (1, 0))

@@ -1,0 +1,68 @@
+"""Of very many sketches each is compared with those of near cells alone: as good, and never all pairs."""
+
+import pytest
+import torch
+from small import random
+
+from kinfed.core.seeding import key, tags
+from kinfed.ops import cells, sketch
+from kinfed.ops.cells import pools
+from kinfed.ops.sketch import draw_others, nearest
+
+
+@pytest.fixture
+def many(monkeypatch):
+    """Cells are used from 500 vectors on."""
+    monkeypatch.setattr(cells, "MANY", 500)
+    monkeypatch.setattr(cells, "POOL", 250)
+
+
+def families(count, size, noise=1.0):
+    """[count, 509] vectors in families of `size`, and [count] which."""
+    label = torch.arange(count) % (count // size)
+    return random(count // size, 509).float()[label] + noise * random(count, 509, seed=1).float(), label
+
+
+def test_no_more_than_a_pool_is_looked_at_for_each():
+    keys = families(10_000, 100)[0][:, :16]
+    parts = list(pools(keys, keys, 42, 1 << 24))
+    looked = sum(len(rows) * len(at) for rows, at in parts)
+    assert 10_000 * cells.POOL <= looked < 10_000 * 2 * cells.POOL
+    assert torch.equal(torch.cat([rows for rows, _ in parts]).sort().values, torch.arange(10_000))
+    assert max(len(rows) * len(at) for rows, at in pools(keys, keys, 42, 1 << 16)) <= 1 << 16
+
+
+def test_members_of_a_family_are_found(many):
+    vectors, label = families(3000, 30)
+    near = nearest(vectors, torch.arange(0, 3000, 7), 20)
+    assert (label[near] == label[near[:, :1]]).float().mean() > 0.99
+
+
+def test_identical_vectors_do_not_fill_a_pool_that_is_larger(many):
+    vectors = torch.zeros(3000, 8)
+    near = nearest(vectors, torch.arange(3000), 20)
+    assert all(len(row.unique()) == 21 for row in near)
+    assert max(len(at) for _, at in pools(vectors, vectors, 22, 1 << 24)) <= 2 * cells.POOL
+
+
+def test_a_list_does_not_depend_on_who_else_is_asked(many):
+    vectors, some = families(3000, 30)[0], torch.arange(5, 3000, 11)
+    assert torch.equal(nearest(vectors, torch.arange(3000), 20)[some], nearest(vectors, some, 20))
+
+
+@pytest.mark.parametrize("size", [30, 1000])
+def test_sums_over_those_that_are_drawn_have_no_bias(many, size):
+    """Over many turns the mean of the sums of weights comes near that over all keys, which no pool holds."""
+    vectors = torch.nn.functional.normalize(families(1000, size)[0])
+    names, base = tags([str(i) for i in range(1000)]), torch.linspace(-1, 1, 1000)
+    queries, whole = vectors[:8], (vectors[:8] @ vectors.T / 0.3 + base).exp()
+    sums = []
+    for t in range(400):
+        lots, turn = key(t, "test") + torch.arange(8), torch.tensor(t)
+        drawn, often = draw_others(queries, vectors, base, 20, lots, names, turn, 0.3)
+        weights = whole.gather(1, drawn) * often.exp()
+        sums.append(torch.stack([weights.sum(1), (weights * base[drawn]).sum(1)]))
+    mean, expected = torch.stack(sums).mean(0), torch.stack([whole.sum(1), whole @ base])
+    torch.testing.assert_close(mean[0], expected[0], rtol=0.06, atol=0)
+    torch.testing.assert_close(mean[1] / expected[0], expected[1] / expected[0], rtol=0, atol=0.06)
+    assert sketch.REST < 1000 - 2 * cells.POOL
