@@ -1,5 +1,8 @@
 """Private states in memory and in files: the same rows, made when needed, and put back after a broken round."""
 
+import mmap
+import os
+
 import pytest
 import torch
 
@@ -57,7 +60,7 @@ def test_rows_are_taken_put_and_put_back(large, monkeypatch):
     kept.undo()  # that round is over
     assert kept.take(ids)[0].theta.tolist() == [[0, 0], [0, 0]]
     if not large:
-        assert asked == [0, 4, 3, 5]  # each when it was needed, once
+        assert asked == [0, 4, 3, 5, 4, 3]  # each whenever it was needed, until it took part
     other = table([])
     other.restore(kept.keep())
     assert other.take(torch.arange(6))[0].theta.tolist() == kept.take(torch.arange(6))[0].theta.tolist()
@@ -86,11 +89,11 @@ def test_a_run_with_states_in_files_ends_with_the_same_bits(method, executor, mo
     with failing(4, "evaluate"):  # after the states of its cohort were replaced
         run(folder=tmp_path / "b")
     resumed = run(folder=tmp_path / "b")
-    for other in (filed, resumed):
-        assert torch.equal(other.history.models["theta"], whole.history.models["theta"])
-        for a, b in zip(other.history.scores, whole.history.scores, strict=True):
+    for other, same, atol in ((filed, whole, 1e-6), (resumed, filed, 0)):  # strangers are scored together
+        assert torch.equal(other.history.models["theta"], same.history.models["theta"])
+        for a, b in zip(other.history.scores, same.history.scores, strict=True):
             for key, values in b.items():
-                torch.testing.assert_close(a[key], values, rtol=0, atol=0, equal_nan=True)
+                torch.testing.assert_close(a[key], values, rtol=0, atol=atol, equal_nan=True)
 
 
 class Twice(Local):
@@ -130,12 +133,78 @@ def test_a_file_holds_only_the_states_of_those_who_took_part(monkeypatch, tmp_pa
     assert list(tmp_path.iterdir()) == []  # files without a name leave nothing behind
 
 
+class Sending(Local):
+    """Everyone is sent the first model, and keeps its own."""
+
+    tunes = False
+
+    def send(self, roster, server, cohort):
+        return Params(roster.theta.expand(len(cohort), -1).clone())
+
+    def personalise(self, client, state, received):
+        return {"own": Params(client.descend(state.theta)) if self.tunes else state, "mixed": received}
+
+
+@pytest.mark.parametrize("tunes", [False, True])
+def test_clients_that_have_never_taken_part_are_scored_at_once(tunes, monkeypatch, tmp_path):
+    """One of them is asked for its models, unless these are made for each; scores and models are those of each."""
+    asked = []
+    personalise = Sending.personalise
+
+    def count(self, client, state, received):
+        asked.append(1)
+        return personalise(self, client, state, received)
+
+    monkeypatch.setattr(Sending, "personalise", count)
+    monkeypatch.setattr(Sending, "tunes", tunes)
+
+    def evaluated(**limits):
+        for name, limit in limits.items():
+            monkeypatch.setattr(f"kinfed.simulation.{name}", limit)
+        fleet = Simulation(
+            federation(40), Model(module()), Sending(), TRAINING, execution=Execution("loop"), folder=tmp_path
+        )
+        everyone = torch.arange(40)
+        sent = fleet.method.send(fleet.roster(), (), everyone)
+        fleet.train(0, torch.tensor([2, 7]), ())
+        asked.clear()
+        found = fleet.evaluate(0, everyone, sent)
+        return found.scores, {name: model.theta.clone() for name, model in found.models.items()}, fleet
+
+    (scores, models, _), times = evaluated(), len(asked)
+    assert times == 40
+    again, same, fleet = evaluated(**{"state_store.LARGE": 0, "evaluation.KEPT": 0})
+    assert torch.equal(fleet.states.joined.nonzero().squeeze(1), torch.tensor([2, 7]))
+    assert len(asked) == (3 * 40 + 3 if tunes else 3 * 3)
+    for key, values in scores.items():
+        torch.testing.assert_close(again[key], values, equal_nan=True)
+    for name, theta in models.items():
+        torch.testing.assert_close(same[name], theta, rtol=0, atol=1e-6 * tunes)
+
+
+def test_a_file_takes_room_for_the_rows_that_are_written(monkeypatch, tmp_path):
+    monkeypatch.setattr("kinfed.simulation.state_store.LARGE", 0)
+    kept = table([], count=1 << 20)
+    ids = torch.tensor([5, 1 << 19])
+    kept.put(ids, kept.take(ids), kept.take(ids))
+    for file in kept._files:
+        assert os.fstat(file._file.fileno()).st_blocks * 512 <= 3 * mmap.PAGESIZE
+    before, nine = kept.take(torch.tensor([9])), torch.tensor([9])
+
+    def fill(*what):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", fill)
+    with pytest.raises(RunError, match=r"no room .*No space left on device"):
+        kept.put(nine, before, before)
+    kept.undo()
+    assert kept.joined.nonzero().squeeze(1).tolist() == []  # what was put before is undone, and the full file harmless
+
+
 def test_a_file_that_cannot_be_made_is_said(monkeypatch, tmp_path):
     monkeypatch.setattr("kinfed.simulation.state_store.LARGE", 0)
     fleet = Simulation(
         federation(), Model(module()), Local(), TRAINING, execution=Execution("loop"), folder=tmp_path / "none"
     )
-    with pytest.raises(
-        RunError, match=r"cannot make a file of 0\.0 GB for clients' states or models in .*none: No such file"
-    ):
+    with pytest.raises(RunError, match=r"no room for .* GB of clients' states or models in .*none: No such file"):
         fleet.train(0, torch.tensor([2, 7]), ())

@@ -156,7 +156,7 @@ class History:
             self._check_selection()
         chosen = self.preferred
         if self.select(chosen) == round:
-            self.chosen = chosen
+            self.chosen, self.kept_models = chosen, {}  # whose room the next may need
             model = evaluation.models[chosen] if evaluation.models else ()  # none if they stay at their sites
             self.kept_models = trees.pack(model)
             self.shared = trees.names(model, Axis.SHARED)

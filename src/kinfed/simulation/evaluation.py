@@ -23,7 +23,7 @@ from ..core.trees import Axis, Tree
 from ..errors import UsageError, lacks_gpu_memory
 from .client_tables import Gathered
 from .clients import Clients
-from .state_store import mapped
+from .state_store import RowFile, States
 from .workers import alike
 
 EVALUATED = ("validation", "test", "triggered")  # the last only under a backdoor attack
@@ -49,8 +49,8 @@ class Evaluator:
         self._clients, self._model, self._method, self._each, self._folder = clients, model, method, run_each, folder
         self._splits = [split for split in EVALUATED if split in clients.sizes and all(clients.sizes[split])]
 
-    def __call__(self, round: int, cohort: Tensor, states: Callable[[Tensor], Tree], sent: Tree) -> Evaluation:
-        """Evaluate cohort: [K]; `states(ids)` are private states, `sent` is the message to it."""
+    def __call__(self, round: int, cohort: Tensor, states: States, sent: Tree) -> Evaluation:
+        """Evaluate cohort: [K], by its private states; `sent` is the message to it."""
         plain = not isinstance(self._method, Predicts)
         forms: dict[str, _Form] = {}  # by name, headline first
         names = set[tuple[str, ...]]()  # of models, as each client has them
@@ -69,13 +69,19 @@ class Evaluator:
             return outputs, models if keep else {}
 
         scores, models = Gathered(len(cohort)), Gathered(len(cohort))
-        for places in self._groups(cohort):
+        for places in self._groups(cohort, states):
             ids = cohort[places]
             widths = {split: max(self._clients.sizes[split][i] for i in ids.tolist()) for split in self._splits}
             outputs, personal = {}, {}
-            if not shared:
+            if not shared and (strange := self._pass_on(round, ids, places, states, sent, forms)):
+                names.add(tuple(strange))
+                personal = {name: tuple(t.expand(len(ids), *t.shape[1:]) for t in own) for name, own in strange.items()}
+                for name, own in strange.items():
+                    theta = _join_own(tuple(leaf[0] for leaf in own), forms[name]).theta
+                    outputs[name] = self._predict_pooled(theta, ids)
+            elif not shared:
                 try:
-                    outputs, personal = self._each(round, ids, program, states(ids), trees.pick(sent, places))
+                    outputs, personal = self._each(round, ids, program, states.take(ids), trees.pick(sent, places))
                 except _Alike:
                     shared = True
             if len(names) > 1:
@@ -100,9 +106,34 @@ class Evaluator:
             keyed, _Again(forms, lambda name: self._again(name, forms[name], round, cohort, states, sent))
         )
 
-    def _again(
-        self, name: str, form: "_Form", round: int, cohort: Tensor, states: Callable[[Tensor], Tree], sent: Tree
-    ) -> Tree:
+    def _pass_on(
+        self, round: int, ids: Tensor, places: slice | Tensor, states: States, sent: Tree, forms: dict[str, "_Form"]
+    ) -> dict[str, tuple[Tensor, ...]]:
+        """[1, ...] by name, the models of all of ids: [k], who have never taken part and are sent the same.
+
+        Nothing if some have a state, or if `personalise` makes a model rather than handing one on.
+        """
+        if len(ids) < 2 or isinstance(self._method, Predicts) or states.joined[ids].any():
+            return {}
+        state, received = states.take(ids), trees.pick(sent, places)
+        declared = zip(tree_leaves(received), tree_leaves(trees.axes(received)), strict=True)
+        tables = [*tree_leaves(state), *(t for t, axis in declared if axis is not Axis.SHARED)]
+        if not all(map(_has_equal_rows, tables)):
+            return {}
+        made = list[Tensor]()
+
+        def program(client: Client, state: Tree, received: Tree) -> Tree:
+            given, models = set(map(id, tree_leaves((state, received)))), {}
+            for name, personal in self._method.personalise(client.limited(), state, received).items():
+                models[name], forms[name] = _split_own(name, personal)
+            made.extend(leaf for leaf in tree_leaves(models) if id(leaf) not in given)
+            return models
+
+        first = tree_map(lambda t: t[:1], state), trees.pick(received, slice(0, 1))
+        models: dict[str, tuple[Tensor, ...]] = self._each(round, ids[:1], program, *first)
+        return {} if made else models
+
+    def _again(self, name: str, form: "_Form", round: int, cohort: Tensor, states: States, sent: Tree) -> Tree:
         """[K, ...] one of the named models of the cohort; the parts that are each client's own are computed again."""
         if all(leaf is not None for leaf in form.leaves):
             return _join_own((), form)
@@ -110,19 +141,32 @@ class Evaluator:
         def program(client: Client, state: Tree, received: Tree) -> Tree:
             return _split_own(name, self._method.personalise(client.limited(), state, received)[name])[0]
 
-        models = Gathered(len(cohort), lambda count, like: mapped(count, like, self._folder)[0])
-        for places in self._groups(cohort):
+        files = list[RowFile]()
+
+        def make_room(count: int, like: Tensor) -> Tensor:
+            files.append(RowFile(count, like, self._folder))
+            files[-1].reserve(torch.arange(count))
+            return files[-1].table
+
+        models = Gathered(len(cohort), make_room)
+        for places in self._groups(cohort, states):
             ids = cohort[places]
-            personal = self._each(round, ids, program, states(ids), trees.pick(sent, places))
+            personal = self._pass_on(round, ids, places, states, sent, {}).get(name)
+            if personal is None:
+                personal = self._each(round, ids, program, states.take(ids), trees.pick(sent, places))
             models.put(places if isinstance(places, slice) else places.cpu(), tree_map(Tensor.cpu, personal))
+            for file in files:
+                file.rest()
         return _join_own(models.tree(), form)
 
-    def _groups(self, cohort: Tensor) -> Iterator[slice | Tensor]:
-        """Places in the cohort, see `index`, of clients with about as many examples."""
+    def _groups(self, cohort: Tensor, states: States) -> Iterator[slice | Tensor]:
+        """Places in the cohort, see `index`, of clients with about as many examples; of those without a state apart."""
         sizes = [sum(self._clients.sizes[split][i] for split in self._splits) for i in cohort.tolist()]
         most = max(1, min(GROUP, BYTES // self._model.theta.nbytes))
-        for group in alike(sizes, most):
-            yield index(group, cohort.device)
+        joined = states.joined[cohort]
+        for part in (joined.nonzero().squeeze(1).tolist(), (~joined).nonzero().squeeze(1).tolist()):
+            for group in alike([sizes[place] for place in part], most) if part else ():
+                yield index([part[i] for i in group], cohort.device)
 
     def _outputs(self, client: Client, personal: Tree, widths: dict[str, int]) -> dict[str, Tensor]:
         """By split, [n, ...] outputs for the client's examples, padded to the widths."""
@@ -194,6 +238,11 @@ class _Form(NamedTuple):
 
     structure: TreeSpec
     leaves: list[Tensor | None]  # the tensors that all clients share; None for a client's own
+
+
+def _has_equal_rows(table: Tensor) -> bool:
+    """Whether all rows of a table: [k, ...] are equal."""
+    return table.stride(0) == 0 or bool((table == table[:1]).all())
 
 
 def _split_own(name: str, personal: Tree) -> tuple[tuple[Tensor, ...], _Form]:

@@ -241,7 +241,7 @@ class Simulation:
     def evaluate(self, round: int, cohort: Tensor, sent: Tree) -> Evaluation:
         """Scores of the cohort's models on validation and test examples."""
         with self._set_precision():
-            scores = self._evaluator(round, cohort, self.states.take, sent)
+            scores = self._evaluator(round, cohort, self.states, sent)
         losses = {key: values for key, values in scores.scores.items() if key[2] == "loss"}
         # A model that is tuned to a client was not looked at before.
         raise_if_diverged(self.names, round, cohort, losses, Advises.of(self.method).remedy)

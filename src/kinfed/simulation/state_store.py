@@ -18,42 +18,56 @@ from ..errors import RunError
 LARGE = 1 << 30  # bytes of states, beyond which they are kept in files
 
 
-def mapped(count: int, like: Tensor, folder: Path | None) -> tuple[Tensor, mmap.mmap]:
-    """[count, ...] zeros like the rows of like: [k, ...], in a file without a name, and that file.
+class RowFile:
+    """A table [count, ...] like the rows of like: [k, ...], in a file without a name; rows take room once written."""
 
-    Raises RunError if there is no room for it.
-    """
-    dtype = torch.empty(0, dtype=like.dtype).numpy().dtype
-    numbers = count * like[:1].numel()
-    size = max(1, numbers) * like.element_size()
-    try:
-        with tempfile.TemporaryFile(dir=folder) as file:
-            if hasattr(os, "posix_fallocate"):  # not on macOS
-                os.posix_fallocate(
-                    file.fileno(), 0, size
-                )  # otherwise a full disk would kill the process without an error
-            else:
-                file.truncate(size)
-            memory = mmap.mmap(file.fileno(), size)
-    except OSError as problem:
-        where = folder or tempfile.gettempdir()
-        raise RunError(
-            f"cannot make a file of {size / 1e9:.1f} GB for clients' states or models in {where}: {problem.strerror}"
-        ) from None
-    return torch.from_numpy(np.frombuffer(memory, dtype)[:numbers]).view(count, *like.shape[1:]), memory
+    def __init__(self, count: int, like: Tensor, folder: Path | None) -> None:
+        """Raises RunError if there can be no such file in the folder."""
+        dtype = torch.empty(0, dtype=like.dtype).numpy().dtype
+        self._row, self._where = like[:1].nbytes, folder or tempfile.gettempdir()
+        self._reserved = [False] * count
+        try:
+            self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115, as it is open as long as the table
+            self._file.truncate(max(1, count * self._row))
+            self._memory = mmap.mmap(self._file.fileno(), max(1, count * self._row))
+        except OSError as problem:
+            raise self._full(count, problem) from None
+        numbers = np.frombuffer(self._memory, dtype)[: count * like[:1].numel()]
+        self.table = torch.from_numpy(numbers).view(count, *like.shape[1:])
+
+    def reserve(self, ids: Tensor) -> None:
+        """Take room for rows; raises RunError if there is none, which would otherwise kill the process in a write."""
+        new = [i for i in ids.tolist() if not self._reserved[i]]
+        try:
+            for i in new if hasattr(os, "posix_fallocate") and self._row else ():  # not on macOS
+                os.posix_fallocate(self._file.fileno(), i * self._row, self._row)
+                self._reserved[i] = True
+        except OSError as problem:
+            raise self._full(len(new), problem) from None
+
+    def rest(self) -> None:
+        """What was read or written is no longer in memory, but in the file."""
+        self._memory.madvise(mmap.MADV_DONTNEED)
+
+    def _full(self, rows: int, problem: OSError) -> RunError:
+        size = rows * self._row / 1e9
+        return RunError(
+            f"no room for {size:.3g} GB of clients' states or models in {self._where}: {problem.strerror}; free some, "
+            "or set TMPDIR or a run folder on a larger disk"
+        )
 
 
 class States:
     """A tree of tables [N, ...]. Only `take` and `put` touch it, and only the rows they name.
 
-    Large tables are files without a name, in `folder` or where temporary files go. There a client's first state is made
-    when it is first needed, so that neither time nor memory is spent on clients that never take part.
+    Large tables are files without a name, in `folder` or where temporary files go. There a client has a row once it has
+    taken part, and until then the first state is made whenever it is needed.
     """
 
     def __init__(self, count: int, join: Callable[[Tensor], Tree], device: torch.device, folder: Path | None) -> None:
         """`join(ids)` makes the first states, [k, ...], of clients ids: [k]."""
-        self._join, self._files = join, list[mmap.mmap]()
-        self._before: tuple[Tensor, Tree] | None = None
+        self._join, self._files = join, list[RowFile]()
+        self._before: tuple[Tensor, Tree, Tensor] | None = None
         first = join(torch.zeros(1, dtype=torch.int64, device=device))
         self.tables: Tree = first
         self.joined = torch.ones(count, dtype=torch.bool, device=device)
@@ -71,16 +85,24 @@ class States:
 
     def take(self, ids: Tensor) -> Tree:
         """[k, ...] the states of clients ids: [k]."""
-        new = ids[~self.joined[ids]]
-        if len(new):
-            self._write(new, self._join(new))
-            self.joined[new] = True
-        return tree_map(lambda table: table[ids.to(table.device)].to(ids.device), self.tables)
+        new = ~self.joined[ids]
+        if new.all():
+            return self._join(ids) if len(ids) else self._rows(ids)
+        if not new.any():
+            return self._rows(ids)
+        rows, first = self._rows(ids.masked_fill(new, int(ids[~new][0]))), self._join(ids[new])
+        return tree_map(lambda table, some: table.index_copy_(0, new.nonzero().squeeze(1), some), rows, first)
 
     def put(self, ids: Tensor, states: Tree, before: Tree) -> None:
-        """Replace the states of clients ids: [k], which `take` gave as `before`, by states: [k, ...]."""
-        self._before = ids, before
+        """Replace the states of clients ids: [k], which `take` gave as `before`, by states: [k, ...].
+
+        Raises RunError if there is no room for them.
+        """
+        for file in self._files:
+            file.reserve(ids)
+        self._before = ids, before, self.joined[ids]
         self._write(ids, states)
+        self.joined[ids] = True
 
     def settle(self) -> None:
         """The round is over: its states are final."""
@@ -89,8 +111,9 @@ class States:
     def undo(self) -> None:
         """Restore the states from before the current round, even if `put` was interrupted."""
         if self._before is not None:
-            self._write(*self._before)
-            self._before = None
+            ids, before, joined = self._before
+            self._write(ids, before)
+            self.joined[ids], self._before = joined, None
 
     def keep(self) -> tuple[Tensor, Tree]:
         """Ids: [M] of the clients that have a state, and their states: [M, ...], or `Part`s of files; for `restore`."""
@@ -100,16 +123,21 @@ class States:
     def restore(self, kept: tuple[Tensor, Tree]) -> None:
         """Restore the states that `keep` gave, or a file of them that can be sliced."""
         ids, states = kept
+        for file in self._files:
+            file.reserve(ids)
         for at in pieces(len(ids), sum(table[:1].nbytes for table in tree_leaves(self.tables))):
             self._write(ids[at], tree_map(lambda rows, at=at: rows[at], states))
         self.joined[ids.to(self.joined.device)] = True
 
+    def _rows(self, ids: Tensor) -> Tree:
+        """[k, ...] copies of rows."""
+        return tree_map(lambda table: table[ids.to(table.device)].to(ids.device), self.tables)
+
     def _write(self, ids: Tensor, states: Tree) -> None:
         tree_map(lambda table, rows: table.index_copy_(0, ids.to(table.device), rows.to(table)), self.tables, states)
         for file in self._files:
-            file.madvise(mmap.MADV_DONTNEED)  # no longer in memory, but in the file
+            file.rest()
 
     def _map_rows(self, count: int, like: Tensor, folder: Path | None) -> Tensor:
-        table, file = mapped(count, like, folder)
-        self._files.append(file)
-        return table
+        self._files.append(RowFile(count, like, folder))
+        return self._files[-1].table

@@ -85,6 +85,8 @@ class RelationMixing(GraphMethod, Lists):
         if not unheard.any():
             return Params(weights.mix(server.theta, roster.layout))
         mean = self.mean(roster, server)
+        if unheard.all():
+            return Params(mean.expand(len(unheard), -1))
         if weights.near is None:
             theta = weights.mix(server.theta, roster.layout)
             theta[unheard] = mean
