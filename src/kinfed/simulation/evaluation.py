@@ -53,6 +53,7 @@ class Evaluator:
         """Evaluate cohort: [K], by its private states; `sent` is the message to it."""
         plain = not isinstance(self._method, Predicts)
         forms: dict[str, _Form] = {}  # by name, headline first
+        strange: dict[int, Tree] = {}  # by name, models of all clients of a group, by its first client
         names = set[tuple[str, ...]]()  # of models, as each client has them
         keep, shared = True, False
 
@@ -73,10 +74,13 @@ class Evaluator:
             ids = cohort[places]
             widths = {split: max(self._clients.sizes[split][i] for i in ids.tolist()) for split in self._splits}
             outputs, personal = {}, {}
-            if not shared and (strange := self._pass_on(round, ids, places, states, sent, forms)):
-                names.add(tuple(strange))
-                personal = {name: tuple(t.expand(len(ids), *t.shape[1:]) for t in own) for name, own in strange.items()}
-                for name, own in strange.items():
+            handed = {} if shared else self._pass_on(round, ids, places, states, sent, forms)
+            if handed:
+                names.add(tuple(handed))
+                personal = strange[int(ids[0])] = {
+                    name: tuple(t.expand(len(ids), *t.shape[1:]) for t in own) for name, own in handed.items()
+                }
+                for name, own in handed.items():
                     theta = _join_own(tuple(leaf[0] for leaf in own), forms[name]).theta
                     outputs[name] = self._predict_pooled(theta, ids)
             elif not shared:
@@ -103,7 +107,7 @@ class Evaluator:
             personal = {} if shared else models.tree()
             return Evaluation(keyed, {name: _join_own(personal.get(name, ()), form) for name, form in forms.items()})
         return Evaluation(
-            keyed, _Again(forms, lambda name: self._again(name, forms[name], round, cohort, states, sent))
+            keyed, _Again(forms, lambda name: self._again(name, forms[name], round, cohort, states, sent, strange))
         )
 
     def _pass_on(
@@ -111,29 +115,44 @@ class Evaluator:
     ) -> dict[str, tuple[Tensor, ...]]:
         """[1, ...] by name, the models of all of ids: [k], who have never taken part and are sent the same.
 
-        Nothing if some have a state, or if `personalise` makes a model rather than handing one on.
+        Nothing unless their first states are the first model, and `personalise` hands that or the message on, the same
+        for each. All of them are asked, and no tables are made.
         """
         if len(ids) < 2 or isinstance(self._method, Predicts) or states.joined[ids].any():
             return {}
-        state, received = states.take(ids), trees.pick(sent, places)
-        declared = zip(tree_leaves(received), tree_leaves(trees.axes(received)), strict=True)
-        tables = [*tree_leaves(state), *(t for t, axis in declared if axis is not Axis.SHARED)]
-        if not all(map(_has_equal_rows, tables)):
+        received = trees.pick(sent, places)
+        leaves, axes = tree_leaves(received), tree_leaves(trees.axes(received))
+        if not all(axis is Axis.SHARED or _has_equal_rows(t) for t, axis in zip(leaves, axes, strict=True)):
             return {}
-        made = list[Tensor]()
+        handed, made = set[tuple[tuple[str, tuple[int, ...]], ...]](), list[Tensor]()
 
-        def program(client: Client, state: Tree, received: Tree) -> Tree:
-            given, models = set(map(id, tree_leaves((state, received)))), {}
+        def program(client: Client, _: Tree, received: Tree) -> Tensor:
+            given = [id(t) for t in (client.model.theta, *tree_leaves(received))]
+            state, models = self._method.init_client(client.limited()), dict[str, tuple[Tensor, ...]]()
             for name, personal in self._method.personalise(client.limited(), state, received).items():
                 models[name], forms[name] = _split_own(name, personal)
-            made.extend(leaf for leaf in tree_leaves(models) if id(leaf) not in given)
-            return models
+            made.extend(t for t in tree_leaves(state) if id(t) != given[0])
+            made.extend(t for t in tree_leaves(models) if id(t) not in given)
+            handed.add(
+                tuple((name, tuple(given.index(id(t)) for t in own)) for name, own in models.items() if not made)
+            )
+            return client.model.theta[:0]
 
-        first = tree_map(lambda t: t[:1], state), trees.pick(received, slice(0, 1))
-        models: dict[str, tuple[Tensor, ...]] = self._each(round, ids[:1], program, *first)
-        return {} if made else models
+        self._each(round, ids, program, (), received)
+        rows = [t if axis is Axis.SHARED else t[0] for t, axis in zip(leaves, axes, strict=True)]
+        rows, (first, *others) = [self._model.theta, *rows], handed
+        return {} if made or others else {name: tuple(rows[i][None] for i in own) for name, own in first}
 
-    def _again(self, name: str, form: "_Form", round: int, cohort: Tensor, states: States, sent: Tree) -> Tree:
+    def _again(
+        self,
+        name: str,
+        form: "_Form",
+        round: int,
+        cohort: Tensor,
+        states: States,
+        sent: Tree,
+        strange: Mapping[int, Tree],
+    ) -> Tree:
         """[K, ...] one of the named models of the cohort; the parts that are each client's own are computed again."""
         if all(leaf is not None for leaf in form.leaves):
             return _join_own((), form)
@@ -151,8 +170,9 @@ class Evaluator:
         models = Gathered(len(cohort), make_room)
         for places in self._groups(cohort, states):
             ids = cohort[places]
-            personal = self._pass_on(round, ids, places, states, sent, {}).get(name)
-            if personal is None:
+            if handed := strange.get(int(ids[0])):
+                personal = handed[name]
+            else:
                 personal = self._each(round, ids, program, states.take(ids), trees.pick(sent, places))
             models.put(places if isinstance(places, slice) else places.cpu(), tree_map(Tensor.cpu, personal))
             for file in files:
