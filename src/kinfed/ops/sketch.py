@@ -5,7 +5,7 @@ from torch import Tensor
 
 from ..core.layout import Layout
 from ..core.seeding import fold
-from .cells import pools
+from .inverted_file import pools
 
 SIZE = 509  # numbers in a sketch: estimated cosines are off by 1 / sqrt(509) = 0.04; a prime, so that a weight
 #             matrix's columns do not meet in one place

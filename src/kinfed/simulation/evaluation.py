@@ -73,24 +73,16 @@ class Evaluator:
         for places in self._groups(cohort, states):
             ids = cohort[places]
             widths = {split: max(self._clients.sizes[split][i] for i in ids.tolist()) for split in self._splits}
-            outputs, personal = {}, {}
-            handed = {} if shared else self._pass_on(round, ids, places, states, sent, forms)
-            if handed:
-                names.add(tuple(handed))
-                personal = strange[int(ids[0])] = {
-                    name: tuple(t.expand(len(ids), *t.shape[1:]) for t in own) for name, own in handed.items()
-                }
-                for name, own in handed.items():
-                    theta = _join_own(tuple(leaf[0] for leaf in own), forms[name]).theta
-                    outputs[name] = self._predict_pooled(theta, ids)
+            outputs, personal = ({}, {}) if shared else self._pass_on(round, ids, places, states, sent, forms)
+            if outputs:
+                names.add(tuple(outputs))
+                strange[int(ids[0])] = personal
             elif not shared:
                 try:
                     outputs, personal = self._each(round, ids, program, states.take(ids), trees.pick(sent, places))
                 except _Alike:
                     shared = True
-            if len(names) > 1:
-                sets = " and ".join(sorted(map(", ".join, names)))
-                raise UsageError(f"personalise names other models for some clients: {sets}; name the same for all")
+            _check_names(names)
             for name in forms.keys() - outputs.keys():
                 outputs[name] = self._predict_pooled(_join_own((), forms[name]).theta, ids)
             scores.put(places, {name: self._score(ids, outputs[name]) for name in forms})
@@ -112,18 +104,18 @@ class Evaluator:
 
     def _pass_on(
         self, round: int, ids: Tensor, places: slice | Tensor, states: States, sent: Tree, forms: dict[str, "_Form"]
-    ) -> dict[str, tuple[Tensor, ...]]:
-        """[1, ...] by name, the models of all of ids: [k], who have never taken part and are sent the same.
+    ) -> tuple[dict[str, dict[str, Tensor]], dict[str, tuple[Tensor, ...]]]:
+        """By name, outputs and models, [k, ...], of ids: [k], who have never taken part and are sent the same.
 
         Nothing unless their first states are the first model, and `personalise` hands that or the message on, the same
         for each. All of them are asked, and no tables are made.
         """
         if len(ids) < 2 or isinstance(self._method, Predicts) or states.joined[ids].any():
-            return {}
+            return {}, {}
         received = trees.pick(sent, places)
         leaves, axes = tree_leaves(received), tree_leaves(trees.axes(received))
         if not all(axis is Axis.SHARED or _has_equal_rows(t) for t, axis in zip(leaves, axes, strict=True)):
-            return {}
+            return {}, {}
         handed, made = set[tuple[tuple[str, tuple[int, ...]], ...]](), list[Tensor]()
 
         def program(client: Client, _: Tree, received: Tree) -> Tensor:
@@ -141,7 +133,11 @@ class Evaluator:
         self._each(round, ids, program, (), received)
         rows = [t if axis is Axis.SHARED else t[0] for t, axis in zip(leaves, axes, strict=True)]
         rows, (first, *others) = [self._model.theta, *rows], handed
-        return {} if made or others else {name: tuple(rows[i][None] for i in own) for name, own in first}
+        if made or others:
+            return {}, {}
+        own = {name: tuple(rows[i] for i in at) for name, at in first}
+        outputs = {name: self._predict_pooled(_join_own(own[name], forms[name]).theta, ids) for name in own}
+        return outputs, {name: tuple(t.expand(len(ids), *t.shape) for t in parts) for name, parts in own.items()}
 
     def _again(
         self,
@@ -258,6 +254,13 @@ class _Form(NamedTuple):
 
     structure: TreeSpec
     leaves: list[Tensor | None]  # the tensors that all clients share; None for a client's own
+
+
+def _check_names(names: set[tuple[str, ...]]) -> None:
+    """Raise UsageError unless all clients name the same models."""
+    if len(names) > 1:
+        sets = " and ".join(sorted(map(", ".join, names)))
+        raise UsageError(f"personalise names other models for some clients: {sets}; name the same for all")
 
 
 def _has_equal_rows(table: Tensor) -> bool:

@@ -82,18 +82,16 @@ class RelationMixing(GraphMethod, Lists):
 
     def compose(self, roster: Roster, server: Tree, weights: Weights, unheard: Tensor) -> Tree:
         """What K clients are sent: mixtures by weights, and the mean where they are unheard: [K] bool."""
-        if not unheard.any():
-            return Params(weights.mix(server.theta, roster.layout))
-        mean = self.mean(roster, server)
         if unheard.all():
-            return Params(mean.expand(len(unheard), -1))
-        if weights.near is None:
+            return Params(self.mean(roster, server).expand(len(unheard), -1))
+        if weights.near is None or not unheard.any():
             theta = weights.mix(server.theta, roster.layout)
-            theta[unheard] = mean
+            if unheard.any():
+                theta[unheard] = self.mean(roster, server)
             return Params(theta)
         heard = (~unheard).nonzero().squeeze(1)
         mixed = weights.rows_of(heard).mix(server.theta, roster.layout)
-        return Params(mean.expand(len(unheard), -1).clone().index_copy_(0, heard, mixed))
+        return Params(self.mean(roster, server).expand(len(unheard), -1).clone().index_copy_(0, heard, mixed))
 
     def send(self, roster: Roster, server: Tree, cohort: Tensor) -> Tree:
         made_of = self.made_of(roster, server, cohort)

@@ -1,4 +1,4 @@
-"""Cells: an inverted file of vectors, so that one is compared with those of the cells nearest to its own alone."""
+"""An inverted file of vectors: one is compared with those of the cells nearest to its own alone."""
 
 from collections.abc import Iterator
 

@@ -5,16 +5,16 @@ import torch
 from small import random
 
 from kinfed.core.seeding import key, tags
-from kinfed.ops import cells, sketch
-from kinfed.ops.cells import pools
+from kinfed.ops import inverted_file, sketch
+from kinfed.ops.inverted_file import pools
 from kinfed.ops.sketch import draw_others, nearest
 
 
 @pytest.fixture
 def many(monkeypatch):
     """Cells are used from 500 vectors on."""
-    monkeypatch.setattr(cells, "MANY", 500)
-    monkeypatch.setattr(cells, "POOL", 250)
+    monkeypatch.setattr(inverted_file, "MANY", 500)
+    monkeypatch.setattr(inverted_file, "POOL", 250)
 
 
 def families(count, size, noise=1.0):
@@ -27,7 +27,7 @@ def test_no_more_than_a_pool_is_looked_at_for_each():
     keys = families(10_000, 100)[0][:, :16]
     parts = list(pools(keys, keys, 42, 1 << 24))
     looked = sum(len(rows) * len(at) for rows, at in parts)
-    assert 10_000 * cells.POOL <= looked < 10_000 * 2 * cells.POOL
+    assert 10_000 * inverted_file.POOL <= looked < 10_000 * 2 * inverted_file.POOL
     assert torch.equal(torch.cat([rows for rows, _ in parts]).sort().values, torch.arange(10_000))
     assert max(len(rows) * len(at) for rows, at in pools(keys, keys, 42, 1 << 16)) <= 1 << 16
 
@@ -42,7 +42,7 @@ def test_identical_vectors_do_not_fill_a_pool_that_is_larger(many):
     vectors = torch.zeros(3000, 8)
     near = nearest(vectors, torch.arange(3000), 20)
     assert all(len(row.unique()) == 21 for row in near)
-    assert max(len(at) for _, at in pools(vectors, vectors, 22, 1 << 24)) <= 2 * cells.POOL
+    assert max(len(at) for _, at in pools(vectors, vectors, 22, 1 << 24)) <= 2 * inverted_file.POOL
 
 
 def test_a_list_does_not_depend_on_who_else_is_asked(many):
@@ -65,4 +65,4 @@ def test_sums_over_those_that_are_drawn_have_no_bias(many, size):
     mean, expected = torch.stack(sums).mean(0), torch.stack([whole.sum(1), whole @ base])
     torch.testing.assert_close(mean[0], expected[0], rtol=0.06, atol=0)
     torch.testing.assert_close(mean[1] / expected[0], expected[1] / expected[0], rtol=0, atol=0.06)
-    assert sketch.REST < 1000 - 2 * cells.POOL
+    assert sketch.REST < 1000 - 2 * inverted_file.POOL
