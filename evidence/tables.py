@@ -87,6 +87,13 @@ SHELF = {  # data set of the package, client, target, columns left out
     "labour": ("LaborSupply", "id", "lnhr", []),
     "firms": ("Snmesp", "firm", "n", []),
     "verbagg": ("VerbAgg", "id", "r2", ["resp"]),
+    "computers": ("Computers", "trend", "price", []),
+    "star": ("Star", "schidkn", "tmathssk", ["treadssk"]),
+    "vietnam": ("VietNamH", "commune", "lnrlfood", ["lntotal", "lnmed", "lnexp12m"]),
+    "cars": ("mpg", "manufacturer", "hwy", ["cty", "model"]),
+    "california": ("Caschool", "county", "testscr", ["distcod", "district", "readscr", "mathscr"]),
+    "movies": ("movies", "year", "rating", ["title", *(f"r{i}" for i in range(1, 11))]),
+    "benefits": ("Benefits", "state", "ui", []),
 }
 PERCENT = 90  # of truths between the bounds of an answer
 FORMS = (["{:.2f}"] * 4 + ["{:.1f}"], ["{:+.1f}"] * 2 + ["{:.3f}", "{:.1f}"])  # of numbers, of labels

@@ -29,7 +29,7 @@ from kinfed.models.additive import additive
 from kinfed.models.changes import changes
 from kinfed.models.repeat import repeat
 from kinfed.runs.config.experiment import default_model
-from kinfed.search.choose import solvable, usual_season
+from kinfed.search.choose import candidate_models, usual_season
 
 ROUNDS = 12
 
@@ -428,7 +428,7 @@ def test_a_repeated_season_is_solved_with_the_gain_and_the_way_back_of_each_clie
     y = np.tile(x[:, 3:], 2)[:, :4] + (back[who] * away + gain[who])[:, None]
     data = Federation.from_arrays(*map(torch.from_numpy, (x[..., None], y, who)), task=Forecasting())
     assert usual_season(data) == 3
-    assert solvable(data)[:2] == ("repeat", "repeat,season=3")
+    assert candidate_models(data)[:2] == ("repeat", "repeat,season=3")
     run = solved(data, default_model(data, "repeat", {"season": 3}), rounds=6)
     for i in range(2):
         head = run.model(position=i).head

@@ -8,12 +8,14 @@ from torch import nn
 from torch.utils._pytree import tree_map
 
 from kinfed import SGD, Execution, FedAvg, Federation, Regression, Split, Training, UsageError, choose, fit
+from kinfed.core.engine import Rounds
 from kinfed.errors import explain
 from kinfed.methods import FedAGHN, FedRep
 from kinfed.methods.solved.partial_pooling import PartialPooling
 from kinfed.runs.config.experiment import default_model
 from kinfed.search import choose as choose_module
 from kinfed.search.arena import Arena
+from kinfed.search.choose import candidate_models
 
 METHODS = ("fedrep", "cfl")
 
@@ -152,6 +154,34 @@ def test_a_solved_model_is_the_same_whatever_the_rounds_and_the_budget_of_a_race
         assert arena_run.history.done == standing.trained < 20  # it has converged
     assert torch.equal(*thetas)
     assert len(rounds) == 1
+
+
+def test_trees_are_chosen_where_targets_jump_and_leave_early_where_they_do_not(monkeypatch):
+    """Targets rise in one corner alone, which is no sum of curves; a line needs no tree."""
+    monkeypatch.setattr("kinfed.search.choose.GROWING", Rounds(107, evaluate_every=10, patience=0.5))
+    draw = torch.Generator().manual_seed(0)
+    x, client = torch.rand(600, 2, generator=draw), torch.arange(600) % 6
+    noise = 0.1 * torch.randn(600, generator=draw)
+    corner = 2.0 * (x > 0.5).all(1) + client / 6 + noise
+    how = {"budget": 600, "methods": ["fedavg-ft"], "rounds": 4, "training": Training(batch=50)}
+    jumps = choose(Federation.from_arrays(x, corner, client), refit=True, **how)
+    name = "personal-boosting,trees"
+    assert jumps.winner.candidate.name == name
+    trees = jumps.winner.trained
+    assert trees > 60  # it went on after it had been compared
+    assert jumps.refits["kin"].history.done == jumps.run.history.select("mixed") + 1  # as many as validation chose
+    line = choose(Federation.from_arrays(x, x.sum(1) + client / 6 + noise, client), **how)
+    assert line.winner.candidate.method_name == "partial-pooling"
+    assert next(row for row in line.standings if row.candidate.name == name).trained < trees
+
+
+def test_trees_stay_out_where_examples_are_no_rows_or_too_many_for_a_moment(monkeypatch):
+    x, client = torch.randn(60, 3), torch.arange(60) % 3
+    rows = Federation.from_arrays(x, x[:, 0], client)
+    assert "trees" in candidate_models(rows)
+    assert "trees" not in candidate_models(Federation.from_arrays(x[:, None], x[:, 0], client))
+    monkeypatch.setattr("kinfed.search.choose.ROWS", 20)
+    assert "trees" not in candidate_models(rows)
 
 
 @pytest.mark.parametrize("failing", ["cfl", "fedavg", "local"])

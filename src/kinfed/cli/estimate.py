@@ -34,7 +34,7 @@ class Planned(NamedTuple):
 
 
 def candidates(request: Request, arena: Arena) -> list[Planned]:
-    """The runs of a choice among networks and of one among solved models, as the choice plans them at most.
+    """The runs of a choice among networks, and of those with rounds of their own, as the choice plans them at most.
 
     A network's is priced as a candidate is on the mean over the methods.
     """
@@ -44,16 +44,17 @@ def candidates(request: Request, arena: Arena) -> list[Planned]:
     allowed = allowed_rounds(arena, tried, {"budget": request.budget, "seeds": seeds})
     plan = plan_rungs(arena, tried, allowed, seeds)
     begin, end = plan[0].until, plan[-1].until
-    solved = [candidate for candidate in tried[: plan[0].enter] if candidate.most]
-    models = {candidate.model for candidate in solved}  # of each of which one stays to the end
-    rounds = successive_halving.cost(plan, seeds) - seeds * (begin * len(solved) + (end - begin) * len(models))
-    network = Planned("a network", request.experiment("fedavg"), rounds / arena.rounds.count + request.refit, PRICE)
-    if not solved:
-        return [network]
-    last = solved[-1]
-    experiment = request.experiment(last.method_name, last.settings, model=last.model, most=last.most)
-    count = seeds * len(solved) + count_draws(solved) / last.most
-    return [network, Planned("a solved model", experiment, count)]
+    others = [candidate for candidate in tried[: plan[0].enter] if candidate.own]
+    models = {candidate.model for candidate in others}  # of each of which one stays to the end
+    rounds = successive_halving.cost(plan, seeds) - seeds * (begin * len(others) + (end - begin) * len(models))
+    planned = [Planned("a network", request.experiment("fedavg"), rounds / arena.rounds.count + request.refit, PRICE)]
+    for method in dict.fromkeys(candidate.method_name for candidate in others):
+        kind = [candidate for candidate in others if candidate.method_name == method]
+        last = kind[-1]
+        experiment = request.experiment(last.method_name, last.settings, model=last.model, own=last.own)
+        count = seeds * len(kind) + count_draws(kind) / last.most
+        planned.append(Planned("a solved model" if last.is_solved else "boosted trees", experiment, count))
+    return planned
 
 
 def dry_run(

@@ -12,7 +12,6 @@ from torch import nn
 from ..core import checkpoint
 from ..core.engine import Participation, Rounds
 from ..core.history import History
-from ..core.mixins import Solves
 from ..core.model import Model
 from ..core.training import Training
 from ..data.federation import Federation
@@ -69,7 +68,7 @@ class Arena:
                 candidate.method,
                 self.federation.take_fold(fold),
                 self.models.get(candidate.model, self.module)(self.seed + fold),
-                rounds=plan_rounds(self.rounds, candidate.most, until),
+                rounds=plan_rounds(self.rounds, candidate.own, candidate.reach(until, self.rounds)),
                 training=candidate.training,
                 participation=self.participation,
                 seed=self.seed + fold,
@@ -85,7 +84,7 @@ class Arena:
         """
         rows = self.federation.rows
         every = [torch.cat(parts) for parts in zip(rows["train"], rows["validation"], rows["test"], strict=True)]
-        count = candidate.most or run.history.select(run.history.chosen) + 1
+        count = candidate.most if candidate.is_solved else run.history.select(run.history.chosen) + 1
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return fit(
@@ -105,8 +104,8 @@ class Arena:
 
     def history(self, entry: Entry) -> History:
         """The scores of a run so far; no rounds if it has not begun."""
-        every = plan_rounds(self.rounds, entry.candidate.most).evaluate_every
-        selection = self.rounds.selection._replace(last=Solves.of(entry.candidate.method).solves)
+        every = plan_rounds(self.rounds, entry.candidate.own).evaluate_every
+        selection = self.rounds.selection._replace(last=entry.candidate.is_solved)
         history = History(tuple(self.federation.names), self.federation.task, every, selection=selection)
         path = RunFolder(self.place(*entry)).checkpoint
         if path.exists():
@@ -115,11 +114,13 @@ class Arena:
 
     def look(self, entry: Entry, until: int) -> Array:
         """[N] the clients' validation scores after so many rounds."""
-        return successive_halving.read_validation(self.history(entry), entry.candidate.most or until)
+        return successive_halving.read_validation(self.history(entry), entry.candidate.reach(until, self.rounds))
 
     def has_reached(self, entry: tuple[Candidate, int], until: int) -> bool:
         """Whether a run has come so far already."""
-        return self.history(Entry(*entry)).done >= plan_rounds(self.rounds, entry[0].most, until).last
+        candidate, fold = entry
+        last = plan_rounds(self.rounds, candidate.own, candidate.reach(until, self.rounds)).last
+        return self.history(Entry(candidate, fold)).done >= last
 
     def advance(
         self, entries: Sequence[Entry], until: int, on_begin: Callable[[Entry], None] = lambda entry: None

@@ -72,7 +72,7 @@ def plan_rungs(arena: Arena, tried: Sequence[Candidate], allowed: int, seeds: in
 
 def count_draws(tried: Sequence[Candidate]) -> int:
     """The most rounds that comparing the best solved models on more draws of validation examples takes."""
-    return (DRAWS - 1) * sum(sorted(candidate.most for candidate in tried)[-BEST:])
+    return (DRAWS - 1) * sum(sorted(candidate.most for candidate in tried if candidate.is_solved)[-BEST:])
 
 
 def begun_with(folder: Path, terms: dict[str, Any]) -> int | None:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ..core.engine import Rounds
 from ..core.summary import Summary
 from ..data.federation import Federation
 from ..errors import UsageError, log_failure
@@ -29,7 +30,7 @@ from ..simulation import distributed
 from ..simulation.execution import Execution
 from .arena import Arena
 from .budget import begun_with, seconds_of, whole_request
-from .choose import Choice, Entrant, candidates, carry_out, solvable, usual
+from .choose import Choice, Entrant, candidate_models, candidates, carry_out, usual
 from .successive_halving import Candidate, Entry, plan_rounds
 
 SMALL = 1e8  # rows times parameters of a federation of which one core computes a round about as fast as several
@@ -73,9 +74,14 @@ class Request:
         return config.resolve(config.override(deepcopy(self.table), ['method.name="local"'])).seeds
 
     def experiment(
-        self, method: str, settings: Sequence[str] = (), lr: float | None = None, model: str = "", most: int = 0
+        self,
+        method: str,
+        settings: Sequence[str] = (),
+        lr: float | None = None,
+        model: str = "",
+        own: Rounds | None = None,
     ) -> Experiment:
-        """The experiment, once, with this method, these settings of it, this rate, this model, these rounds at most."""
+        """The experiment, once, with a method and settings of it, a rate, a model, and rounds of its own."""
         overrides = [f'method.name="{method}"', *(f"method.{setting}" for setting in settings)]
         if lr is not None:
             overrides.append(f"training.optimiser.lr={lr!r}")
@@ -83,7 +89,7 @@ class Request:
             kind, *its_settings = model.split(",")
             overrides += [f'model.name="{kind}"', *(f"model.{setting}" for setting in its_settings)]
         table = config.override(deepcopy(self.table), overrides)
-        rounds = plan_rounds(config.resolve(table).rounds, most)
+        rounds = plan_rounds(config.resolve(table).rounds, own)
         often = {"rounds": rounds.count, "evaluate_every": rounds.evaluate_every, "patience": rounds.patience}
         return config.resolve({**table, **often, "seeds": 1})
 
@@ -93,7 +99,7 @@ class Request:
         if made.attack is not None:
             raise UsageError("choosing takes no attack; leave it out, and run the method that is chosen under attack")
         federation = federation or made.federation(self.data_dir, made.seed)
-        solved = solvable(federation) if self.models and not self.methods else ()
+        solved = candidate_models(federation) if self.models and not self.methods else ()
         return Arena(
             federation,
             partial(made.module, federation),
@@ -153,7 +159,7 @@ def choose_in(
     elif jobs > 1:
         advance = partial(_side_by_side, request, arena, jobs, on_begin)
     try:
-        choice = carry_out(arena, tried, terms, advance, on_rung, request.refit)
+        choice = carry_out(arena, tried, terms, advance, on_rung, on_begin, request.refit)
     except KeyboardInterrupt as stop:
         raise type(stop)(f"interrupted; run the same command with --out {request.out} to go on") from None
     with defer_signals():
@@ -218,7 +224,7 @@ def _write(request: Request, choice: Choice) -> Chosen:
         methods = (*request.methods, *KNOWN)
         name = next(name for name in methods if plugins.short_name(name) == candidate.method_name)
         lr = getattr(candidate.training.optimiser, "lr", None)
-        table = request.experiment(name, candidate.settings, lr, candidate.model, candidate.most).table
+        table = request.experiment(name, candidate.settings, lr, candidate.model, candidate.own).table
         config.write(table, folder.config)
         verdict, problems = (choice.verdict, choice.problems) if folder is out else (None, ())
         again = choice.refits.get("kin" if folder is out else folder.path.name)

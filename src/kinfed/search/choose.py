@@ -47,6 +47,9 @@ SOLVED = ("repeat", "linear", "changes", "log-linear", "additive")
 WINDOWS = 20_000  # of training, up to which seasons are compared
 UNEQUAL = 0.3  # a target's deviation over its mean from which its logarithm is tried
 MANY = 1 << 22  # numbers in all clients' sums up to which solving takes a moment
+GROWN = "trees"  # the model that personal boosting grows
+GROWING = Rounds(207, evaluate_every=10, patience=0.5)  # of 200 trees; a round counts bins, or finishes a tree
+ROWS, LEAVES = 100_000, 1 << 24  # training rows up to which they are grown, and numbers in all clients' trees
 FEW = 1000  # validation examples, up to which the best solved models are compared on more draws
 SOLVING = 20  # rounds in which a model is solved, at the latest
 CLOSE = 0.02  # of a score, a difference from which a model is worse than another
@@ -173,7 +176,7 @@ def choose(
     if module is None and federation.columns is not None:
         how.setdefault("training", Training(clip=CLIP))
     with tempfile.TemporaryDirectory() if folder is None else nullcontext(folder) as place:
-        own = () if module is not None else solvable(federation)
+        own = () if module is not None else candidate_models(federation)
         more = {spec: partial(default_model, federation, *split_settings(spec)) for spec in own}
         usual_model = default_model(federation) if module is None else module
         arena = Arena(federation, lambda seed: usual_model, Path(place), more, **how)
@@ -182,8 +185,11 @@ def choose(
         return carry_out(arena, tried, {"budget": budget, "seeds": seeds}, arena.advance, refit=refit)
 
 
-def solvable(federation: Federation) -> tuple[str, ...]:
-    """The models of which partial pooling can solve the last layer, for the task and in a moment, as name,key=value."""
+def candidate_models(federation: Federation) -> tuple[str, ...]:
+    """The models that are candidates too, as name,key=value: those that suit the task and take moments or minutes.
+
+    Partial pooling solves the last layer of each, and boosting grows the trees.
+    """
     task = federation.task
     if isinstance(task, Quantiles) or not isinstance(task, Classification | Counts | Forecasting | Regression):
         return ()
@@ -194,7 +200,16 @@ def solvable(federation: Federation) -> tuple[str, ...]:
     if forecasts and (season := usual_season(federation)) > 1:
         names.insert(1, f"repeat,season={season}")
     heads: dict[str, Any] = {name: [*default_model(federation, *split_settings(name)).children()][-1] for name in names}
-    return tuple(name for name in names if len(federation) * matrices * (heads[name].in_features + 1) ** 2 <= MANY)
+    solved = [name for name in names if len(federation) * matrices * (heads[name].in_features + 1) ** 2 <= MANY]
+    return (*solved, GROWN) if _can_grow(federation) else tuple(solved)
+
+
+def _can_grow(federation: Federation) -> bool:
+    """Whether trees suit the examples, rows of numbers, and are grown in minutes and kept in little memory."""
+    trees = default_model(federation, GROWN)
+    leaves = len(federation) * sum(leaf.numel() for leaf in trees.parameters())
+    is_table = federation.x.ndim == 2 and not isinstance(federation.task, Forecasting)
+    return is_table and leaves <= LEAVES and sum(map(len, federation.rows["train"])) <= ROWS
 
 
 def split_settings(spec: str) -> tuple[str, dict[str, int]]:
@@ -254,7 +269,7 @@ def named(method: str | Method) -> Entrant:
 def candidates(entrants: Sequence[Entrant], arena: Arena) -> list[Candidate]:
     """Every method at every rate, Local and FedAvg first; a method with rates of its own once.
 
-    Of models that race too partial pooling solves the last layer, in each of its `FORMS`.
+    Of models that race too partial pooling solves the last layer, in each of its `FORMS`, and boosting grows the trees.
     """
     factors = CAREFUL if arena.models and isinstance(arena.federation.task, Regression) else FACTORS
     entrants = list(dict.fromkeys(entrants))
@@ -276,18 +291,26 @@ def candidates(entrants: Sequence[Entrant], arena: Arena) -> list[Candidate]:
                 full, how = f"{full},lr={lr:g}", replace(how, optimiser=replace(optimiser, lr=lr))
             result[full] = Candidate(full, name, method, how, settings)
     found = list(result.values())
-    return [*found[: len(BASES)], *_solved(arena), *found[len(BASES) :]]
+    return [*found[: len(BASES)], *_solved(arena), *_boosted(arena), *found[len(BASES) :]]
 
 
 def _solved(arena: Arena) -> list[Candidate]:
     """Partial pooling of each of the models that race too."""
     name, made = "partial-pooling", []
     most = SOLVING if arena.participation in (1.0, Participation()) else max(SOLVING, arena.rounds.count)
-    for model, form in itertools.product(arena.models, FORMS):
+    for model, form in itertools.product([model for model in arena.models if model != GROWN], FORMS):
         settings = tuple(f"{key}={value}" for key, value in form.items())
         full, method = ",".join([name, model, *settings]), KNOWN[name](**form)
-        made.append(Candidate(full, name, method, arena.training, settings, model, most))
+        made.append(Candidate(full, name, method, arena.training, settings, model, Rounds(most)))
     return made
+
+
+def _boosted(arena: Arena) -> list[Candidate]:
+    """Personal boosting, where trees are among the models; it ends when validation has stopped improving."""
+    if GROWN not in arena.models:
+        return []
+    name = "personal-boosting"
+    return [Candidate(f"{name},{GROWN}", name, KNOWN[name](), arena.training, (), GROWN, GROWING)]
 
 
 def carry_out(
@@ -296,6 +319,7 @@ def carry_out(
     asked: dict[str, Any],
     advance: Advance,
     on_rung: Callable[[int, Sequence[Candidate]], None] = lambda rung, left: None,
+    on_begin: Callable[[Entry], None] = lambda entry: None,
     refit: bool = False,
 ) -> Choice:
     """Run the race, and train its winner, Local and FedAvg to the end on the first fold.
@@ -315,13 +339,13 @@ def carry_out(
     allowed = allowance(arena, tried, asked)
     plan = plan_rungs(arena, tried, allowed, folds)
     standings = successive_halving.run(tried, plan, folds, advance, arena.look, on_rung)
-    bases, runs, problems = _train_bases(arena, standings)
+    bases, runs, problems = _train_bases(arena, standings, on_begin)
     if folds == 1 and not arena.federation.in_order and sum(map(len, arena.federation.rows["validation"])) < FEW:
         left = allowed - sum(sum(_count_rounds(standing, arena, folds)) for standing in standings)
         best = _take_best(standings, arena.rounds.count, left)
         _compare_again(sorted(best, key=lambda standing: tried.index(standing.candidate)), arena, advance)
         standings.sort(key=successive_halving.rank)
-    won = _train_to_end(arena, partial(successive_halving.winner, standings))
+    won = _train_to_end(arena, partial(successive_halving.winner, standings), on_begin)
     if won is None:
         raise RunError(f"no candidate could be trained: {'; '.join(problems)}")
     answers, worth = dict.fromkeys(arena.federation.names, "kin"), None
@@ -342,17 +366,20 @@ def carry_out(
         with note_failure(problems, "models are not trained once more on all rows"):
             every = {"kin": won, **{base: (bases[base], runs[base]) for base in runs}}
             keep = {kind: one for kind, one in every.items() if kind == "kin" or kind in answers.values()}
-            again = {kind: arena.refit(run, one.candidate) for kind, (one, run) in keep.items()}
+            for kind, (one, run) in keep.items():
+                on_begin(Entry(one.candidate, 0))
+                again[kind] = arena.refit(run, one.candidate)
     return Choice(standings, *won, runs, bases, answers, worth, problems, folds, allowed, trained, standard, again)
 
 
 def _train_bases(
-    arena: Arena, standings: Sequence[Standing]
+    arena: Arena, standings: Sequence[Standing], on_begin: Callable[[Entry], None]
 ) -> tuple[dict[str, Standing], dict[str, TrainedRun], list[str]]:
     """Local and FedAvg at their best rates, and their finished runs; and why one is missing."""
     bases, runs, problems = dict[str, Standing](), dict[str, TrainedRun](), list[str]()
     for base in BASES:
-        if (trained := _train_to_end(arena, partial(successive_halving.base_of, standings, base))) is not None:
+        trained = _train_to_end(arena, partial(successive_halving.base_of, standings, base), on_begin)
+        if trained is not None:
             bases[base], runs[base] = trained
         else:
             failed = (standing for standing in standings if standing.candidate.base == base)
@@ -363,7 +390,7 @@ def _train_bases(
 
 def _take_best(standings: Sequence[Standing], rounds: int, left: int) -> list[Standing]:
     """The best solved models, as many as the rounds that are left admit on more draws."""
-    solved = [s for s in standings if s.candidate.model and s.rounds and not s.problem]
+    solved = [s for s in standings if s.candidate.is_solved and s.rounds and not s.problem]
     best: list[Standing] = []
     for standing in sorted(solved, key=lambda standing: -standing.mean)[:BEST]:
         left -= (DRAWS - 1) * (standing.candidate.most or rounds)
@@ -391,9 +418,12 @@ def _compare_again(solved: Sequence[Standing], arena: Arena, advance: Advance) -
         one.values = one.values[:1]
 
 
-def _train_to_end(arena: Arena, pick: Callable[[], Standing | None]) -> tuple[Standing, TrainedRun] | None:
+def _train_to_end(
+    arena: Arena, pick: Callable[[], Standing | None], on_begin: Callable[[Entry], None]
+) -> tuple[Standing, TrainedRun] | None:
     """A picked candidate and its finished run; one that fails is out, and another is picked. None if none is left."""
     while (one := pick()) is not None:
+        on_begin(Entry(one.candidate, 0))
         try:
             return one, arena.train(one.candidate, 0, 0)
         except Exception as problem:

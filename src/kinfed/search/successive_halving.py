@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from ..core.engine import Rounds
 from ..core.history import History
 from ..core.method import Method
+from ..core.mixins import Solves
 from ..core.training import Training
 from ..runs.reference_runs import BASES
 from ..verdict.statistics import student
@@ -32,7 +33,17 @@ class Candidate:
     training: Training
     settings: tuple[str, ...] = ()  # of the method, as overrides, key=value, where a config has none of them
     model: str = ""  # by its name among the models that are candidates; "": the usual one
-    most: int = 0  # rounds in which a solver ends at the latest; 0: it trains in those of the choice
+    own: Rounds | None = None  # in place of those of the choice
+
+    @property
+    def most(self) -> int:
+        """The most rounds of its own; 0 where it trains in those of the choice."""
+        return 0 if self.own is None else self.own.count
+
+    @property
+    def is_solved(self) -> bool:
+        """Whether its rounds are steps of a solver, which learns by itself how far to pool."""
+        return Solves.of(self.method).solves
 
     @property
     def base(self) -> str:
@@ -42,7 +53,16 @@ class Candidate:
     @property
     def stays(self) -> str:
         """What it is the example of that stays a candidate whatever its score, as it is simple; "" if it may leave."""
-        return self.base or self.model
+        return self.base or (self.model if self.is_solved else "")
+
+    def reach(self, until: int, rounds: Rounds) -> int:
+        """After how many rounds it is compared when the choice has come to `until`: a solver at its end."""
+        if self.own is None or not until:
+            return until
+        if self.is_solved:
+            return self.own.count
+        count, every = self.own.count, self.own.evaluate_every
+        return min(count, math.ceil(count * until / rounds.count / every) * every)
 
 
 class Entry(NamedTuple):
@@ -114,10 +134,10 @@ def trim_mean(values: Array, share: float = 0.1) -> tuple[float, float]:
     return float(inner.mean()), math.sqrt(squares / (len(inner) * (len(inner) - 1)))
 
 
-def plan_rounds(rounds: Rounds, most: int = 0, until: int = 0) -> Rounds:
-    """A candidate's rounds, scored often enough to be compared after a quarter; a solver's, `most`, are not divided."""
-    if most:
-        return Rounds(most, select_by=rounds.select_by, until=most if until else 0)
+def plan_rounds(rounds: Rounds, own: Rounds | None = None, until: int = 0) -> Rounds:
+    """A candidate's rounds, those of its own or of the choice, which are scored often enough to compare a quarter."""
+    if own is not None:
+        return replace(own, select_by=rounds.select_by, until=until)
     return replace(rounds, evaluate_every=min(rounds.evaluate_every, max(1, rounds.count // 4)), until=until)
 
 
@@ -209,12 +229,12 @@ def winner(standings: Sequence[Standing]) -> Standing | None:
     one that is `preferred` is taken. None if all have ended.
     """
     left = [standing for standing in standings if standing.rounds and not standing.problem]
-    solved = [standing for standing in left if standing.candidate.model]
+    solved = [standing for standing in left if standing.candidate.is_solved]
     bar = max(solved, key=lambda standing: (standing.rounds, standing.mean), default=None)  # that others must clear
     chosen = next((standing for standing in solved if standing.preferred), bar)
     for kind in (
         [standing for standing in left if standing.candidate.base],
-        [standing for standing in left if not standing.candidate.model],
+        [standing for standing in left if not standing.candidate.is_solved],
     ):
         best = max(kind, key=lambda standing: (standing.rounds, standing.mean), default=None)
         if best is not None and (bar is None or best.is_clearly_above(bar)):
