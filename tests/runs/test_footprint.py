@@ -135,6 +135,10 @@ def test_the_parts_by_hand():
     assert evidence[2].bytes > 3 * 4 * 1000**2  # lists do not shorten what it knows of pairs
     listed = footprint(METHODS["fedamp"](neighbours=20), layout, 1000, 0.25, Rounds(20))
     assert listed[2].bytes == 4 * 9 * 1000 * 21
+    large = Layout.of(nn.Linear(62_005, 1))
+    models = footprint(METHODS["kin"](neighbours=20), large, 100_000, 0.001, Rounds(20))[0]
+    assert models.bytes == int(4.2 * 20 * 100 * 4 * 62_006) + engine.SENT  # of those that ever take part
+    assert footprint(METHODS["kin"](), large, 100_000, 0.001, Rounds(20))[0].bytes == int(4.2 * 100_000 * 4 * 62_006)
     assert footprint(METHODS["fedamp"](), layout, 9000, 0.25, Rounds(20))[3].bytes == 0  # then none is kept
     three = Layout.of(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 2)))
     of_each, of_all = (footprint(METHODS[name](), three, 100, 1.0, Rounds(1)) for name in ("fedaghn", "fedamp"))

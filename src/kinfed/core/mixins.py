@@ -56,6 +56,8 @@ class Explains(Mixin):
 class Lists(Mixin):
     """A method whose clients may each learn from a few others alone, which they list."""
 
+    sparse: ClassVar[bool] = False  # whether its tables take memory only of clients that have taken part, with lists
+
     def keeps_lists(self, count: int) -> bool:
         """Whether what belongs to pairs of `count` clients is held as lists, also where it is reported."""
         return False

@@ -60,6 +60,8 @@ class Kin(RelationMixing, Admits):
     by_layer: bool = True  # whether each layer has weights of its own
     neighbours: CountOrZero = 0  # how many others are drawn for a client's mixture, by their weights; 0: all are mixed
 
+    sparse = True
+
     def start(self, roster: Roster) -> Tree:
         if not self.neighbours:
             return Server(roster.copies(), torch.zeros_like(roster.sizes), ())

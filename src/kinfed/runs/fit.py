@@ -39,6 +39,7 @@ from .checkpoints import Checkpointer
 from .config import plugins
 from .config.experiment import default_model
 from .footprint import check, footprint
+from .pace import Pace
 from .run_folder import RunFolder
 from .trackers import track_run
 from .trained_run import TrainedRun
@@ -119,17 +120,19 @@ def fit(
     at, origin = checkpointer.resume(divided, roster, fleet, history), Explains.of(divided).origin_of(roster)
     execution.planned(sharing)
     tracked = track_run(execution.track, checkpointer.folder, rounds.count, origin, sharing.layers)
+    pace = Pace(all_clients, method, rounds, at.done)
     with checkpointer.lock(), tracked as follow, checkpointer.guard():
 
         def record_round(round: int, server: Tree) -> None:
             checkpointer.record_round(round, server, rounds.last)
+            pace.check(round + 1)
             execution.progress(history, rounds.count)
             follow(history)
 
         engine.run(
             divided,
             roster,
-            all_clients,
+            pace,
             history,
             rounds=rounds,
             participation=participation,
