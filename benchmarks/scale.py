@@ -3,8 +3,9 @@
 A client has 16 examples, drawn from one small pool, and a model of 62,006 parameters. Each case runs in a process of
 its own, so that its peak of resident memory is its own. A method's part has training rounds alone: an evaluation of
 everybody has to look at everybody. The part `whole` has runs with `kinfed.fit` that end with an evaluation and are
-saved. Private states in files take 25 GB of disk. Writes its parts of docs/evidence/scale.md; `--most 1000` stops at so
-many clients and writes nothing.
+saved. The part `lists` has twenty rounds with two evaluations of methods with `neighbours`, each beside FedAvg in one
+process, in seconds of CPU time. Private states in files take 25 GB of disk. Writes its parts of docs/evidence/scale.md;
+`--most 1000` stops at so many clients and writes nothing.
 """
 
 import argparse
@@ -16,6 +17,7 @@ import sys
 import tempfile
 import time
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -29,6 +31,7 @@ from kinfed.methods import METHODS
 from kinfed.methods.sfl import Similarity
 from kinfed.models import MODELS
 from kinfed.runs import results
+from kinfed.simulation.execution import Execution
 from kinfed.simulation.simulation import Simulation
 from kinfed_papers.panacea.chunks import ChunkedHeads
 from kinfed_papers.result_pages import put, version
@@ -48,13 +51,18 @@ TRIED = {  # with what is set for many clients, and the most clients that memory
     "panacea": ({"decoder": ChunkedHeads()}, 10_000),
 }
 WHOLE = [("fedavg", 1_000), ("fedavg", 10_000), ("fedavg", 100_000), ("fedrep", 1_000), ("fedrep", 10_000)]
+LISTED = [  # with lists of 20 neighbours: clients, and numbers of a model
+    ("kin", 100_000, 62_006),
+    ("kin", 10_000, 62_006),
+    *((name, 100_000, 874) for name in ("kin", "fedamp", "pfedgraph", "fedaghn", "heurfedamp")),
+]
 TRAINING = Training(epochs=1, batch=16, optimiser=SGD(lr=0.01))
-POOL, EACH, ROUNDS = 2_000, 16, 5
+POOL, EACH, ROUNDS, TWENTY = 2_000, 16, 5, 20
 
 
-def federation(clients):
+def federation(clients, shape=(3, 32, 32)):
     draw = torch.Generator().manual_seed(0)
-    x = torch.randn(POOL, 3, 32, 32, generator=draw)
+    x = torch.randn(POOL, *shape, generator=draw)
     y = torch.randint(10, (POOL,), generator=draw)
     y[:10] = torch.arange(10)
     owned = torch.randint(POOL, (clients, EACH + 1), generator=draw)
@@ -106,25 +114,81 @@ def whole(name, clients):
     return {"fit": trained - begun, "save": time.perf_counter() - trained, "files": files, "peak": memory()[1]}
 
 
+def listed(name, clients, numbers):
+    """CPU seconds of FedAvg's and of a method's rounds and evaluations, and MB at the peak of both."""
+    few = numbers == 874
+    data = federation(clients, (21,) if few else (3, 32, 32))
+    seconds = {}
+    for run, method in (
+        ("fedavg", METHODS["fedavg"]()),
+        (name, METHODS[name](neighbours=20)),
+    ):
+        torch.manual_seed(0)
+        module = MODELS["mlp"]((21,), 10, hidden=(27,)) if few else MODELS["cnn"]((3, 32, 32), 10)
+        assert Model(module).layout.size == numbers
+        marks = []
+        how = Execution(progress=lambda *_, marks=marks: marks.append(time.process_time()), keep_state=False)
+        rounds = Rounds(TWENTY, evaluate_every=TWENTY // 2)
+        fit(method, data, module, rounds=rounds, training=TRAINING, participation=100 / clients, execution=how)
+        took = [b - a for a, b in pairwise(marks)]  # of all rounds but the first
+        scored = [TWENTY // 2 - 2, TWENTY - 2]
+        plain = statistics.fmean(t for i, t in enumerate(took) if i not in scored)
+        seconds[run] = plain, statistics.fmean(took[i] for i in scored) - plain
+    (fedavg, _), (plain, scores) = seconds["fedavg"], seconds[name]
+    return {"round": plain, "times": plain / fedavg, "evaluation": scores, "peak": memory()[1]}
+
+
 def run_alone(*arguments):
     """What a case finds in a process of its own."""
     command = [sys.executable, __file__, "--case", *map(str, arguments)]
     return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
 
 
+PARTS = {"case": case, "whole": whole, "listed": listed}
+
+
+def write_lists(machine, most):
+    """The part on methods with lists."""
+    lines = [
+        "## Lists of neighbours",
+        "",
+        f"{TWENTY} rounds of 100 clients with `neighbours=20`, two of them evaluated: CPU seconds of a round, as the",
+        "mean of those that are not evaluated, how many times FedAvg's in the same process that is, what an evaluation",
+        f"takes beside a round, and memory at the peak. {machine}",
+        "",
+        "| method | clients | numbers | seconds a round | times FedAvg's | seconds an evaluation | MB at the peak |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for name, clients, numbers in LISTED:
+        if clients <= most:
+            figures = run_alone(f"listed:{name}", clients, numbers)
+            cells = (
+                f"{figures['round']:.2f} | {figures['times']:.1f} | {figures['evaluation']:.1f} | {figures['peak']:.0f}"
+            )
+            lines.append(f"| {name} | {clients:,} | {numbers:,} | {cells} |")
+            print(lines[-1], flush=True)
+    if most >= CLIENTS[-1]:
+        put(PAGE, "lists", "\n".join(lines), "Rounds with many clients")
+
+
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("methods", nargs="*", choices=[[], "whole", *TRIED], metavar="PART", help="default: all")
+    parser.add_argument(
+        "methods", nargs="*", choices=[[], "whole", "lists", *TRIED], metavar="PART", help="default: all"
+    )
     parser.add_argument("--case", nargs="+")
     parser.add_argument("--most", type=int, default=CLIENTS[-1])
     args = parser.parse_args()
     if args.case:
         name, *numbers = args.case
-        print(json.dumps((case if len(numbers) == 2 else whole)(name, *map(int, numbers))))
+        part, name = name.split(":")
+        print(json.dumps(PARTS[part](name, *map(int, numbers))))
         return
     threads = torch.get_num_threads()
     machine = f"{version()}, PyTorch {torch.__version__}, Python {platform.python_version()}, {threads} threads."
-    parts = args.methods or ["whole", *TRIED]
+    parts = args.methods or ["whole", "lists", *TRIED]
+    if "lists" in parts:
+        write_lists(machine, args.most)
     if "whole" in parts:
         lines = [
             "## Whole runs",
@@ -135,13 +199,13 @@ def main():
             "| --- | --- | --- | --- | --- | --- |",
         ]
         for name, clients in WHOLE:
-            figures = run_alone(name, clients) if clients <= args.most else {}
+            figures = run_alone(f"whole:{name}", clients) if clients <= args.most else {}
             cells = (f"{figures[key]:.0f}" if figures else "" for key in ("fit", "save", "files", "peak"))
             lines.append(f"| {name} | {clients:,} | {' | '.join(cells)} |")
             print(lines[-1], flush=True)
         if args.most >= CLIENTS[-1]:
             put(PAGE, "whole", "\n".join(lines), "Rounds with many clients")
-    for name in (part for part in parts if part != "whole"):
+    for name in (part for part in parts if part not in ("whole", "lists")):
         settings, room = TRIED[name]
         changed = ", ".join(f"`{key}={value}`" for key, value in settings.items())
         lines = [
@@ -154,7 +218,7 @@ def main():
         ]
         for cohort in COHORTS:
             for clients in (n for n in CLIENTS if n <= min(args.most, room)):
-                figures = run_alone(name, clients, cohort)
+                figures = run_alone(f"case:{name}", clients, cohort)
                 lines.append(
                     f"| {cohort:,} | {clients:,} | {figures['seconds']:.2f} "
                     f"| {figures['before']:.0f} | {figures['peak'] - figures['before']:.0f} |"

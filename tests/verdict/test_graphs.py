@@ -6,10 +6,12 @@ import torch
 from hypothesis import given
 from sklearn.metrics import rand_score, roc_auc_score
 
+from kinfed.core.graph import NeighbourLists
 from kinfed.errors import UsageError
 from kinfed.verdict.graph_quality import (
     adjusted_rand_index,
     clusters,
+    communities,
     consensus,
     distance_from_uniform,
     edge_auroc,
@@ -223,3 +225,27 @@ def test_rand_index_over_rounds():
     assert found[0].tolist() == pytest.approx([0.8, adjusted_rand_index(torch.tensor([0, 0, 1, 2, 2, 2]), truth[:6])])
     assert found[1].tolist() == [1, 1]
     assert rand_by_round(torch.zeros(0, 7, dtype=torch.int64), truth).shape == (0, 2)
+
+
+def test_lists_show_who_belongs_together():
+    """Groups of 300, 40 and 40, in which each lists some of its own, and a stranger by less; five that nobody heard."""
+    sizes = [300, 40, 40]
+    groups = torch.repeat_interleave(torch.arange(3), torch.tensor(sizes))[torch.randperm(380)]
+    near = torch.randint(380, (385, 8))
+    for group in range(3):
+        near[:380][groups == group, 1:7] = (
+            (groups == group).nonzero().squeeze(1)[torch.randint(sizes[group], (sizes[group], 6))]
+        )
+    near[:, 0] = torch.arange(385)
+    weights = torch.tensor([0.5, *[0.06] * 6, 0.03]).expand(385, -1)
+    mass = torch.cat([torch.full((380,), 1 / 380), torch.zeros(5)])
+    found = communities(NeighbourLists(weights, near.int(), 1 - weights.sum(1), mass))
+    assert (found[380:] == -1).all()
+    assert rand_score(groups, found[:380]) == 1
+    assert (found[:380][groups == 0] == 0).all()  # the largest comes first
+
+
+def test_lists_of_clients_that_are_alike_show_one_cluster():
+    near = torch.cat([torch.arange(500)[:, None], torch.randint(500, (500, 20))], 1)
+    weights = torch.full((500, 21), 0.04)
+    assert (communities(NeighbourLists(weights, near.int(), 1 - weights.sum(1), torch.full((500,), 0.002))) == 0).all()

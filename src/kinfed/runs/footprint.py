@@ -94,16 +94,16 @@ def footprint(
     `method` is as it was given to `fit`; `layout` is of what travels, d numbers of `number` bytes each.
     """
     cohort, evaluations = max(1, round(share * clients)), -(-rounds.last // rounds.evaluate_every)
-    names, one = list(_names(method)), number * layout.size
+    names, row = list(_names(method)), number * layout.size
     holds = Holds(*map(sum, zip(*(HOLDS[name] for name in names), strict=True)))
     layers = len(layout.layers) if getattr(method, "by_layer", True) else 1
     pairs = (holds.pairs + layers * holds.layer_pairs) * clients**2 + holds.cohort_pairs * cohort**2
     if neighbours := getattr(method, "neighbours", 0):  # lists in their place
         pairs *= min(1, (neighbours + 1) / clients)
     pairs += holds.evidence * clients**2
-    lists, tables = Lists.of(method), holds.models * clients * one
+    lists, tables = Lists.of(method), holds.models * clients * row
     if lists.sparse and lists.keeps_lists(clients):  # who has never taken part has no row
-        tables = holds.models * min(clients, rounds.last * cohort) * one + min(engine.SENT, clients * one)
+        tables = holds.models * min(clients, rounds.last * cohort) * row + min(engine.SENT, clients * row)
     kept = (holds.graphs + layers * holds.layer_graphs) * evaluations if clients <= engine.RELATED else 0
     one_model = (
         "freeze a part of the model or keep it personal (method.frozen, method.personal), or use a method whose server "
@@ -112,7 +112,7 @@ def footprint(
     few = "have fewer clients take part in a round, such as participation=0.1"
     return [
         Part(int(tables), "models of all clients", one_model),
-        Part(int(one * holds.uploads * cohort), "uploads of a round", few),
+        Part(int(row * holds.uploads * cohort), "uploads of a round", few),
         Part(int(NUMBER * pairs), "tables over pairs of clients", find_cheaper(method)),
         Part(int(NUMBER * kept * clients**2), "relations of evaluated rounds", "set evaluate_every=10 or higher"),
     ]

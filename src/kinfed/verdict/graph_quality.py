@@ -16,6 +16,8 @@ from ..core.graph import NeighbourLists
 from ..errors import UsageError
 from .statistics import midranks
 
+SPREADS = 30  # rounds of label propagation, at most
+
 
 class GroupWeights(NamedTuple):
     """Mean weights of a relation; NaN where there is no such pair."""
@@ -183,6 +185,37 @@ def clusters(relation: Tensor) -> Tensor:
     weights = _mean_over_layers(relation)
     label: Tensor = weights.unique(dim=0, return_inverse=True)[1]
     return label.masked_fill((weights == 0).all(0), -1)
+
+
+def communities(lists: NeighbourLists) -> NDArray[Any]:
+    """[N] int64 who learns much from each other, the largest first: 0, 1, ...; -1 for clients whom nobody learns from.
+
+    By label propagation (Raghavan, Albert and Kumara, 2007) over the weights of lists in both directions, as far as
+    they exceed those of the mean of all. A client alone is in one of its own.
+    """
+    from scipy.sparse import csr_array, diags_array
+
+    count, near = len(lists), lists.near.long()
+    weights = lists.weights.double().view(-1, *near.shape).mean(0) - lists.mass.double()[near]
+    weights = weights.masked_fill(near == torch.arange(count)[:, None], 0)
+    begins = np.arange(count + 1) * near.shape[1]
+    links = csr_array((weights.clamp(min=0).numpy().ravel(), near.numpy().ravel(), begins), (count, count))
+    links = links + links.T
+    links = links + diags_array(links.max(axis=1).toarray().ravel() / 2)  # so that two do not swap labels for ever
+    labels = np.arange(count)
+    for _ in range(SPREADS):
+        votes = links @ csr_array((np.ones(count), labels, np.arange(count + 1)), (count, count))
+        votes.sort_indices()
+        before, labels = labels, votes.argmax(axis=1)
+        if np.array_equal(before, labels):
+            break
+    heard = lists.mass.numpy() > 0
+    kinds, places, sizes = np.unique(labels[heard], return_inverse=True, return_counts=True)
+    ranks = np.empty(len(kinds), np.int64)
+    ranks[np.argsort(-sizes, kind="stable")] = np.arange(len(kinds))
+    community = np.full(count, -1)
+    community[heard] = ranks[places]
+    return community
 
 
 def rand_by_round(labels: Tensor, groups: Tensor) -> Tensor:

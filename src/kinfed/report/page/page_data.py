@@ -24,7 +24,7 @@ from ...runs.reference_runs import BASES
 from ...runs.run import FinalServer, Run
 from ...runs.run_folder import RunFolder
 from ...runs.test_scores import Tested, by_examples
-from ...verdict.graph_quality import order_by_links
+from ...verdict.graph_quality import communities, order_by_links
 from ..explain.own_rows import OwnRows
 from ..tables.compare import floor_of, read_tested
 from ..tables.run_rows import Row
@@ -35,6 +35,7 @@ T = TypeVar("T")
 
 WHOLE, STRONGEST = 200, 20  # clients up to which every link is shown, and links of each above that
 MANY, TENTHS = 5000, 10  # clients up to which each is shown, and parts that they are shown in above that
+CLUSTERS = 25  # parts that clusters are shown in, the smaller ones together
 CURVES, LINKS = 200_000, 240_000  # numbers in the curves of clients, and links in all frames: about 2 MB each
 SHORT = {"auc", "mae", "mape", "mse", "nmae", "nmse", "rmse"}  # metrics that are abbreviations
 COMPARED = 400  # clients up to which the page has what a method compared: 0.9 MB
@@ -84,7 +85,7 @@ def contents(gathered: Gathered, parts_of_page: int = 1) -> tuple[dict[str, Any]
     summary, facts, notes = first.read_summary(), first.read_clients(), list[str]()
     names = summary.clients.names
     facts = facts if facts.get("names") == names else {}
-    parts = _parts(names, facts, _scores(tested[gathered.main], names), notes)
+    parts = _parts(names, facts, first, _scores(tested[gathered.main], names), notes)
     baseline, alone = _read_baseline(gathered)
     graphs = max(1, sum(row.method not in BASES for row in gathered.rows))
     methods = []
@@ -142,13 +143,23 @@ def _scores(runs: Mapping[int, Tested], names: Sequence[str]) -> Array:
     return mean
 
 
-def _parts(names: list[str], facts: dict[str, Any], scores: Array, notes: list[str]) -> Parts:
-    """Who is shown: above `MANY` clients their groups, or tenths of them by score."""
+def _parts(names: list[str], facts: dict[str, Any], folder: RunFolder, scores: Array, notes: list[str]) -> Parts:
+    """Who is shown: above `MANY` clients their groups, clusters by who learns from whom, or tenths of them by score."""
     if len(names) <= MANY:
         return Parts(names)
+    lists: list[NeighbourLists] = []
+    if "groups" not in facts and folder.read_summary().relation is not None and folder.relations.exists():
+        relations = folder.read_relations()
+        lists = relations.lists and [relations.lists[relations.selected]]
     if "groups" in facts:
         groups, labels = np.unique(facts["groups"], return_inverse=True)
         called = [f"group {group}" for group in groups]
+    elif lists and (label := communities(lists[0])).max() > 0:
+        labels = np.where(label < 0, CLUSTERS, np.minimum(label, CLUSTERS - 1))
+        called = [f"cluster {i + 1}" for i in range(CLUSTERS - 1)] + ["smaller clusters", "never took part"]
+        used, labels = np.unique(labels, return_inverse=True)
+        called = [called[i] for i in used]
+        notes.append("a cluster are clients that learn much from each other, by the weights of their lists")
     else:
         ranks = np.argsort(np.argsort(np.nan_to_num(scores, nan=-math.inf)))
         labels = ranks * TENTHS // len(names)
