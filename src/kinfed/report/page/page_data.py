@@ -159,7 +159,7 @@ def _parts(names: list[str], facts: dict[str, Any], folder: RunFolder, scores: A
         called = [f"cluster {i + 1}" for i in range(CLUSTERS - 1)] + ["smaller clusters", "never took part"]
         used, labels = np.unique(labels, return_inverse=True)
         called = [called[i] for i in used]
-        notes.append("a cluster are clients that learn much from each other, by the weights of their lists")
+        notes.append("clients of a cluster learn much from each other, by the weights of their lists")
     else:
         ranks = np.argsort(np.argsort(np.nan_to_num(scores, nan=-math.inf)))
         labels = ranks * TENTHS // len(names)
