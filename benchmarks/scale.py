@@ -114,7 +114,7 @@ def whole(name, clients):
     return {"fit": trained - begun, "save": time.perf_counter() - trained, "files": files, "peak": memory()[1]}
 
 
-def listed(name, clients, numbers):
+def compare_lists(name, clients, numbers):
     """CPU seconds of FedAvg's and of a method's rounds and evaluations, and MB at the peak of both."""
     few = numbers == 874
     data = federation(clients, (21,) if few else (3, 32, 32))
@@ -144,7 +144,7 @@ def run_alone(*arguments):
     return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
 
 
-PARTS = {"case": case, "whole": whole, "listed": listed}
+PARTS = {"case": case, "whole": whole, "lists": compare_lists}
 
 
 def write_lists(machine, most):
@@ -161,7 +161,7 @@ def write_lists(machine, most):
     ]
     for name, clients, numbers in LISTED:
         if clients <= most:
-            figures = run_alone(f"listed:{name}", clients, numbers)
+            figures = run_alone(f"lists:{name}", clients, numbers)
             cells = (
                 f"{figures['round']:.2f} | {figures['times']:.1f} | {figures['evaluation']:.1f} | {figures['peak']:.0f}"
             )

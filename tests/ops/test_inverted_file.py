@@ -6,7 +6,7 @@ from small import random
 
 from kinfed.core.seeding import key, tags
 from kinfed.ops import inverted_file, sketch
-from kinfed.ops.inverted_file import pools
+from kinfed.ops.inverted_file import gather_pools
 from kinfed.ops.sketch import draw_others, nearest
 
 
@@ -25,11 +25,11 @@ def families(count, size, noise=1.0):
 
 def test_no_more_than_a_pool_is_looked_at_for_each():
     keys = families(10_000, 100)[0][:, :16]
-    parts = list(pools(keys, keys, 42, 1 << 24))
+    parts = list(gather_pools(keys, keys, 42, 1 << 24))
     looked = sum(len(rows) * len(at) for rows, at in parts)
     assert 10_000 * inverted_file.POOL <= looked < 10_000 * 2 * inverted_file.POOL
     assert torch.equal(torch.cat([rows for rows, _ in parts]).sort().values, torch.arange(10_000))
-    assert max(len(rows) * len(at) for rows, at in pools(keys, keys, 42, 1 << 16)) <= 1 << 16
+    assert max(len(rows) * len(at) for rows, at in gather_pools(keys, keys, 42, 1 << 16)) <= 1 << 16
 
 
 def test_members_of_a_family_are_found(many):
@@ -42,7 +42,7 @@ def test_identical_vectors_do_not_fill_a_pool_that_is_larger(many):
     vectors = torch.zeros(3000, 8)
     near = nearest(vectors, torch.arange(3000), 20)
     assert all(len(row.unique()) == 21 for row in near)
-    assert max(len(at) for _, at in pools(vectors, vectors, 22, 1 << 24)) <= 2 * inverted_file.POOL
+    assert max(len(at) for _, at in gather_pools(vectors, vectors, 22, 1 << 24)) <= 2 * inverted_file.POOL
 
 
 def test_a_list_does_not_depend_on_who_else_is_asked(many):

@@ -11,10 +11,10 @@ from kinfed.errors import UsageError
 from kinfed.verdict.graph_quality import (
     adjusted_rand_index,
     clusters,
-    communities,
     consensus,
     distance_from_uniform,
     edge_auroc,
+    find_communities,
     group_weights,
     isolation,
     label_overlap,
@@ -239,7 +239,7 @@ def test_lists_show_who_belongs_together():
     near[:, 0] = torch.arange(385)
     weights = torch.tensor([0.5, *[0.06] * 6, 0.03]).expand(385, -1)
     mass = torch.cat([torch.full((380,), 1 / 380), torch.zeros(5)])
-    found = communities(NeighbourLists(weights, near.int(), 1 - weights.sum(1), mass))
+    found = find_communities(NeighbourLists(weights, near.int(), 1 - weights.sum(1), mass))
     assert (found[380:] == -1).all()
     assert rand_score(groups, found[:380]) == 1
     assert (found[:380][groups == 0] == 0).all()  # the largest comes first
@@ -248,4 +248,6 @@ def test_lists_show_who_belongs_together():
 def test_lists_of_clients_that_are_alike_show_one_cluster():
     near = torch.cat([torch.arange(500)[:, None], torch.randint(500, (500, 20))], 1)
     weights = torch.full((500, 21), 0.04)
-    assert (communities(NeighbourLists(weights, near.int(), 1 - weights.sum(1), torch.full((500,), 0.002))) == 0).all()
+    assert (
+        find_communities(NeighbourLists(weights, near.int(), 1 - weights.sum(1), torch.full((500,), 0.002))) == 0
+    ).all()

@@ -10,7 +10,9 @@ POOL = 1 << 11  # vectors with which one is compared at least, and the most of o
 TURNS, SAMPLE = 5, 16  # of Lloyd's algorithm, and vectors for each centre in them
 
 
-def pools(queries: Tensor, keys: Tensor, count: int, block: int) -> Iterator[tuple[Tensor | slice, Tensor | slice]]:
+def gather_pools(
+    queries: Tensor, keys: Tensor, count: int, block: int
+) -> Iterator[tuple[Tensor | slice, Tensor | slice]]:
     """Which of keys: [n, s] each of queries: [K, s] is compared with: places [k] of queries, and those [m] of keys.
 
     All up to `MANY`, and else those of the cells nearest to a query's own: at least `count` and `POOL`. They depend on

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from ..core.layout import Layout
 from ..core.seeding import fold
-from .inverted_file import pools
+from .inverted_file import gather_pools
 
 SIZE = 509  # numbers in a sketch: estimated cosines are off by 1 / sqrt(509) = 0.04; a prime, so that a weight
 #             matrix's columns do not meet in one place
@@ -52,14 +52,14 @@ def candidates(
 
     queries: [K, s], keys: [N, s], and less: [N] is taken from the products; M is `count`, or N - 1 if that is less.
     Clients with present: [N] False come last, and are looked at only if there are too few others. Of very many keys
-    those are looked at that lie in the cells near a query's own, see `pools`.
+    those are looked at that lie in the cells near a query's own, see `gather_pools`.
     """
     ids = torch.arange(len(keys), device=keys.device) if present is None else _audible(present, count)
     keys = keys if present is None else keys[ids]
     silent = torch.zeros_like(ids, dtype=torch.bool) if present is None else ~present[ids]
     less = keys.new_tensor(less).expand(len(silent)) if isinstance(less, float) else less[ids]
     chosen = ids.new_empty(len(queries), min(count, len(keys) - 1))
-    for rows, at in pools(queries, keys, count + 2, BLOCK):
+    for rows, at in gather_pools(queries, keys, count + 2, BLOCK):
         scores = queries[rows] @ keys[at].T - less[at]
         scores.masked_fill_(silent[at], torch.finfo(scores.dtype).min)
         scores.masked_fill_(cohort[rows, None] == ids[at], -torch.inf)
@@ -85,13 +85,13 @@ def draw_others(
     unbiased for sums over all keys. Draws depend on lots: [K] and tags: [N], and on turn: []. itself: [K], if given, is
     the key that is left out of a row. M is `count`, which is less than the number of the other keys. A key with a base
     of minus infinity is drawn last. Of very many keys those are looked at that lie in the cells near a query's own, see
-    `pools`, and `REST` others, the same for all queries of a turn, which count for those that nobody looks at.
+    `gather_pools`, and `REST` others, the same for all queries of a turn, which count for those that nobody looks at.
     """
     ids = _audible(base > -torch.inf, count)
     keys, base, tags = keys[ids], base[ids], tags[ids]
     chosen, counts = ids.new_empty(len(queries), count), base.new_empty(len(queries), count)
     sample = fold(tags, turn).argsort()[:REST]
-    for rows, at in pools(queries, keys, count + 2, BLOCK // 8):  # draws take eight bytes each
+    for rows, at in gather_pools(queries, keys, count + 2, BLOCK // 8):  # draws take eight bytes each
         more = torch.zeros_like(base[at])
         if isinstance(at, Tensor):
             left = torch.ones_like(ids, dtype=torch.bool).index_fill(0, at, False)

@@ -126,7 +126,7 @@ class Evaluator:
             made.extend(t for t in tree_leaves(state) if id(t) != given[0])
             made.extend(t for t in tree_leaves(models) if id(t) not in given)
             handed.add(
-                tuple((name, tuple(given.index(id(t)) for t in own)) for name, own in models.items() if not made)
+                tuple((name, tuple(given.index(id(t)) for t in parts)) for name, parts in models.items() if not made)
             )
             return client.model.theta[:0]
 
@@ -135,9 +135,9 @@ class Evaluator:
         rows, (first, *others) = [self._model.theta, *rows], handed
         if made or others:
             return {}, {}
-        own = {name: tuple(rows[i] for i in at) for name, at in first}
-        outputs = {name: self._predict_pooled(_join_own(own[name], forms[name]).theta, ids) for name in own}
-        return outputs, {name: tuple(t.expand(len(ids), *t.shape) for t in parts) for name, parts in own.items()}
+        parts = {name: tuple(rows[i] for i in at) for name, at in first}
+        outputs = {name: self._predict_pooled(_join_own(parts[name], forms[name]).theta, ids) for name in parts}
+        return outputs, {name: tuple(t.expand(len(ids), *t.shape) for t in rows) for name, rows in parts.items()}
 
     def _again(
         self,
@@ -172,7 +172,7 @@ class Evaluator:
                 personal = self._each(round, ids, program, states.take(ids), trees.pick(sent, places))
             models.put(places if isinstance(places, slice) else places.cpu(), tree_map(Tensor.cpu, personal))
             for file in files:
-                file.rest()
+                file.forget()
         return _join_own(models.tree(), form)
 
     def _groups(self, cohort: Tensor, states: States) -> Iterator[slice | Tensor]:

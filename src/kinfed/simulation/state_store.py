@@ -45,7 +45,7 @@ class RowFile:
         except OSError as problem:
             raise self._full(len(new), problem) from None
 
-    def rest(self) -> None:
+    def forget(self) -> None:
         """What was read or written is no longer in memory, but in the file."""
         self._memory.madvise(mmap.MADV_DONTNEED)
 
@@ -136,7 +136,7 @@ class States:
     def _write(self, ids: Tensor, states: Tree) -> None:
         tree_map(lambda table, rows: table.index_copy_(0, ids.to(table.device), rows.to(table)), self.tables, states)
         for file in self._files:
-            file.rest()
+            file.forget()
 
     def _map_rows(self, count: int, like: Tensor, folder: Path | None) -> Tensor:
         self._files.append(RowFile(count, like, folder))

@@ -187,7 +187,7 @@ def clusters(relation: Tensor) -> Tensor:
     return label.masked_fill((weights == 0).all(0), -1)
 
 
-def communities(lists: NeighbourLists) -> NDArray[Any]:
+def find_communities(lists: NeighbourLists) -> NDArray[Any]:
     """[N] int64 who learns much from each other, the largest first: 0, 1, ...; -1 for clients whom nobody learns from.
 
     By label propagation (Raghavan, Albert and Kumara, 2007) over the weights of lists in both directions, as far as

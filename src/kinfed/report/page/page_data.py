@@ -24,7 +24,7 @@ from ...runs.reference_runs import BASES
 from ...runs.run import FinalServer, Run
 from ...runs.run_folder import RunFolder
 from ...runs.test_scores import Tested, by_examples
-from ...verdict.graph_quality import communities, order_by_links
+from ...verdict.graph_quality import find_communities, order_by_links
 from ..explain.own_rows import OwnRows
 from ..tables.compare import floor_of, read_tested
 from ..tables.run_rows import Row
@@ -154,7 +154,7 @@ def _parts(names: list[str], facts: dict[str, Any], folder: RunFolder, scores: A
     if "groups" in facts:
         groups, labels = np.unique(facts["groups"], return_inverse=True)
         called = [f"group {group}" for group in groups]
-    elif lists and (label := communities(lists[0])).max() > 0:
+    elif lists and (label := find_communities(lists[0])).max() > 0:
         labels = np.where(label < 0, CLUSTERS, np.minimum(label, CLUSTERS - 1))
         called = [f"cluster {i + 1}" for i in range(CLUSTERS - 1)] + ["smaller clusters", "never took part"]
         used, labels = np.unique(labels, return_inverse=True)
