@@ -376,3 +376,20 @@ def test_root_mean_squared_errors_select_by_the_clients_mean_squared_error():
         history.add(round, 0, 0, Evaluation(scores, {}))
     assert history.select("own") == 1
     assert history.summary()["own"]["validation"] == pytest.approx(3.2)
+
+
+def test_probabilities_of_all_clients_are_judged_together():
+    """By hand, of models that give every row the same probability, of which three in four are right."""
+    x, client, y = torch.zeros(80, 1), torch.arange(80) % 10, (torch.arange(80) // 10 % 4 < 3).long()
+    data = Federation.from_arrays(x, y, client)
+    run = fit(FedAvg(), data, nn.Linear(1, 2), rounds=1)
+    truth = [data.y[rows] for rows in data.rows["test"]]
+    with torch.no_grad():
+        chances = [run.model(position=i)(x[:1]).softmax(1)[0] for i in range(10)]
+    confidence, label = zip(*((float(chance.max()), int(chance.argmax())) for chance in chances), strict=True)
+    shares = [float((labels == predicted).double().mean()) for labels, predicted in zip(truth, label, strict=True)]
+    scores = run.summary.scores[run.history.chosen]
+    assert len(set(label)) == 1
+    assert scores["ece"] == pytest.approx(np.mean(np.abs(np.subtract(shares, confidence))), abs=1e-6)
+    assert scores["ece_pooled"] == pytest.approx(abs(np.mean(shares) - np.mean(confidence)), abs=1e-6)
+    assert scores["ece_pooled"] < scores["ece"]

@@ -14,6 +14,7 @@ from ..core import trees
 from ..core.graph import NeighbourLists, Origin, Relation
 from ..core.history import History
 from ..core.method import Method
+from ..core.metrics import calibration_errors
 from ..core.mixins import Predicts, export, leak
 from ..core.model import Model
 from ..core.sharing import Sharing
@@ -34,6 +35,7 @@ from .run_folder import TestedExamples
 from .test_scores import Tested, intervals, of_examples
 
 BLOCK = 512  # test examples in one pass through a model
+CALIBRATED = 2000  # clients up to which their probabilities are judged together, model by model
 SCALED = "columns are scaled by statistics of all training rows, which the epsilon does not cover"
 
 
@@ -247,6 +249,19 @@ class TrainedRun(Run):
         total = torch.bincount(y, weights, task.classes)
         return reweighted_accuracy(torch.stack(correct), total, counts / counts.sum(1, keepdim=True))
 
+    def _pooled_calibration(self) -> float:
+        """The expected calibration error over all clients' test examples, each by its client's model.
+
+        One client's examples are too few for its bins, so that the mean of clients' errors is mostly chance.
+        """
+        federation = self.federation.to(torch.device("cpu"))
+        rows = list(federation.rows["test"])
+        with torch.no_grad():
+            outputs = [self.view_model(name)(federation.x[at]) for name, at in zip(self.names, rows, strict=True)]
+        at = torch.cat(rows)
+        weight = torch.ones(len(at)) if federation.weights is None else federation.weights[at]
+        return float(calibration_errors(torch.cat(outputs).double(), federation.y[at], weight.double())["ece"])
+
     def _score_pooled(self, model: str) -> dict[str, float]:
         """The test metric over the test examples of all clients pooled, if it is a mean over examples."""
         task = self.federation.task
@@ -265,6 +280,9 @@ class TrainedRun(Run):
         recall = {}
         if isinstance(task, Classification) and task.by_class:
             recall = history.recall(federation.class_names, federation.class_counts(["test"], weighted=True).cpu())
+        judged = history.models and len(federation) <= CALIBRATED and not isinstance(self.method, Predicts)
+        if isinstance(task, Classification) and task.by_class and judged:
+            scores[history.chosen]["ece_pooled"] = self._pooled_calibration()
         if isinstance(task, Classification) and task.reweighted and history.models:  # none where they stay at sites
             scores[history.chosen]["reweighted"] = float(self.reweighted_accuracy().nanmean())
         return Summary.of(
