@@ -32,7 +32,7 @@ from kinfed_papers.result_pages import keep, put, version
 
 PAGE = Path(__file__).parents[1] / "docs" / "boosting.md"
 NAMES = ("empluk", "hedonic", "fatality", "crime", "exam", "males", "cigar", "schools", "wages", "production", "demand")
-NAMES += ("kinds", "males-union", "clinics")
+NAMES += ("kinds", "males-union", "clinics", "computers", "vietnam", "cars", "california", "benefits")
 TREES, DEPTH, GRID = 120, 4, (1.0, 3.0, 10.0)
 ESTIMATED, CHOSEN, POOLED = "lambda estimated", "lambda from a grid", "lambda infinite"
 POOLING, LIGHT, LINE = "partial pooling", "LightGBM", "best one-liner"
