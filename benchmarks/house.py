@@ -135,7 +135,7 @@ def refused_forms(path: Path) -> Iterator[tuple[str, int, str]]:
     """The form, line and text of everything in a file that no text or name should be."""
     text = path.read_text()
     for number, line in enumerate(text.splitlines(), 1):
-        for match in WORDS.finditer(line):
+        for match in () if line.startswith("WORDS = ") else WORDS.finditer(line):
             yield "words of other fields", number, match[0]
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id in NAMES:

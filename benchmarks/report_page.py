@@ -110,7 +110,7 @@ def made_up(path, count):
         data = DataFacts(dataset="made up", federation={"dataset": {"name": "made up"}}, clients=count)
         cost = RunCost(parameters=1000, executor="loop", seconds=1.0, bytes_up=0, bytes_down=0)
         relation = {"origin": "learned"} if history.kept_relations else None
-        summary = Summary.of(history, method=base, seeds=[0], data=data, cost=cost, relation=relation)
+        summary = Summary.from_history(history, method=base, seeds=[0], data=data, cost=cost, relation=relation)
         folder.write_history(history, "learned", [])
         right = [(np.arange(50) < round(50 * score)).astype(np.float32) for score in scores.tolist()]
         folder.write_tested(TestedExamples(right, [np.arange(50)] * len(right)))

@@ -106,7 +106,7 @@ def train_light(data):
         for rows in data.rows.values():
             client[rows[i]] = i
     x = torch.cat([data.x, client[:, None]], 1).numpy()
-    y = data.y.numpy() if labels else data.task.scaled(data.y.double()).flatten().numpy()
+    y = data.y.numpy() if labels else data.task.standardise(data.y.double()).flatten().numpy()
     parts = {split: torch.cat(list(rows)).numpy() for split, rows in data.rows.items()}
     results = []
     for leaves in (7, 31):

@@ -22,7 +22,7 @@ import kinfed
 from kinfed.files import replacing
 from kinfed.search import successive_halving
 from kinfed.search.arena import Arena
-from kinfed.search.choose import TRIED, candidates, named
+from kinfed.search.choose import TRIED, candidates, find_entrant
 from kinfed_papers import result_pages as page
 
 PAGE = Path(__file__).parents[1] / "docs" / "choose.md"
@@ -50,7 +50,7 @@ def train(case, place):
         history = arena.train(candidate, 0, ROUNDS).history
         seconds = time.process_time() - begun
         seen = [successive_halving.read_validation(history, until).tolist() for until in range(1, ROUNDS + 1)]
-        results[candidate.name] = [seen, 100 * float(history.test(history.preferred).nanmean()), seconds]
+        results[candidate.name] = [seen, 100 * float(history.test(history.preference).nanmean()), seconds]
         with replacing(file) as part:
             part.write_text(json.dumps(results))
     return results
@@ -58,7 +58,7 @@ def train(case, place):
 
 def make_candidates(methods):
     """The candidates of these methods."""
-    return candidates([named(name) for name in methods], kinfed.Training())
+    return candidates([find_entrant(name) for name in methods], kinfed.Training())
 
 
 def worth(methods, everything):

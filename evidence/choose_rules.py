@@ -22,7 +22,7 @@ from tune_federations import cases
 import kinfed
 from kinfed.search import successive_halving
 from kinfed.search.arena import Arena
-from kinfed.search.choose import TRIED, Entrant, candidates, named
+from kinfed.search.choose import TRIED, Entrant, candidates, find_entrant
 from kinfed_papers import result_pages as page
 
 PAGE = Path(__file__).parents[1] / "docs" / "choose.md"
@@ -36,7 +36,7 @@ def train_candidates(case, seed, place):
     torch.manual_seed(seed)
     net = torch.nn.Sequential(torch.nn.Linear(x.shape[1], 64), torch.nn.ReLU(), torch.nn.Linear(64, classes))
     arena = Arena(federation, lambda _: net, place, kinfed.Rounds(ROUNDS), seed=seed)
-    runs, tried = {}, candidates([Entrant(*named(name)) for name in TRIED], arena)
+    runs, tried = {}, candidates([Entrant(*find_entrant(name)) for name in TRIED], arena)
     for candidate in tried:
         for fold in range(FOLDS):
             begun = time.perf_counter()
@@ -54,8 +54,8 @@ def best(standings):
 def look(runs, around, by, entry, until):
     """What a rule sees of an entry: validation scores, averaged over so many rounds on either side of the best."""
     history = successive_halving.early(replace(runs[entry.candidate.name, entry.fold][0], select_by=by), until)
-    curve = history.curve(history.preferred, "validation", history.selects).double()
-    at = history.rounds.index(history.select(history.preferred))
+    curve = history.curve(history.preference, "validation", history.selects).double()
+    at = history.rounds.index(history.select(history.preference))
     return curve[max(0, at - around) : at + around + 1].mean(0).numpy() * (1 if history.selects_highest else -1)
 
 

@@ -48,7 +48,7 @@ class InProcess:
     def push(self, node, kind, message, seconds):
         id = str(next(self._ids))
         self._answers[id] = answer = self.sites[node].reply(kind, message)
-        assert "refused" not in answer.words, answer.words
+        assert "refused" not in answer.fields, answer.fields
         for way, message_sent in (("down", message), ("up", answer)):
             for name, array in message_sent.arrays.items():
                 key = (way, f"{kind}/{name}" if kind != "round" else name)

@@ -68,9 +68,9 @@ if what and "flower node" in program:
 
     def spoiling(self, kind, message):
         global spoiled
-        spoiled = kind == "round" and message.words.get("round", 0) % 2 == 1
+        spoiled = kind == "round" and message.fields.get("round", 0) % 2 == 1
         reply = real(self, kind, message)
-        if not spoiled or "upload" not in reply.words:
+        if not spoiled or "upload" not in reply.fields:
             return reply
         if what == "late":
             time.sleep({LATE})
@@ -79,7 +79,7 @@ if what and "flower node" in program:
             "shape": lambda t: t[:-1],
             "norm": lambda t: t * 1e6,
         }}.get(what, lambda t: t)
-        return Message(reply.words, {{name: change(t) for name, t in reply.arrays.items()}})
+        return Message(reply.fields, {{name: change(t) for name, t in reply.arrays.items()}})
 
     def full(arrays, path, metadata=None):
         if what == "disk" and spoiled:

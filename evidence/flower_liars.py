@@ -55,9 +55,9 @@ class Twisted(Here):
 def change_message(message, change):
     if change is None:
         return message
-    fields = json.loads(json.dumps(message.words))
+    fields = json.loads(json.dumps(message.fields))
     change(fields)
-    return message._replace(words=fields)
+    return message._replace(fields=fields)
 
 
 def hospitals(folder, screens, policy=ANY):
@@ -108,7 +108,7 @@ def ask_again_and_again(note, folder):
     agreed = {"targets": ["sick"], "inputs": inputs, "classes": ["0", "1"], "counts": False}
     fields = [{"agreed": agreed, "split": {"stratify": False}, "seed": seed} for seed in range(ASKED)]
     fields += [{**fields[0], "agreed": agreed | {"classes": ["1"]}}, {**fields[0], "split": {"test": 0.5}}]
-    replies = [site.reply("describe", Message(entry, {})).words for entry in fields]
+    replies = [site.reply("describe", Message(entry, {})).fields for entry in fields]
     answers = [reply for reply in replies if "refused" not in reply]
     note(
         f"{ASKED} requests for descriptions of one table with as many seeds, then with other classes and another "
@@ -145,8 +145,8 @@ def train_without_end(note, folder):
     _, carried, _ = run(sites, folder / "run")
     joins, rounds = ([m for n, k, m, _ in carried.seen if (n, k) == ("west", kind)] for kind in ("join", "round"))
     again = {"experiment": "again"}
-    sites[-1].reply("join", joins[0]._replace(words=joins[0].words | again))
-    message, uploads = rounds[0]._replace(words=rounds[0].words | again), 0
+    sites[-1].reply("join", joins[0]._replace(fields=joins[0].fields | again))
+    message, uploads = rounds[0]._replace(fields=rounds[0].fields | again), 0
     for i in range(ASKED):
         other = {name: t + i / 100 if t.is_floating_point() else t for name, t in message.arrays.items()}
         uploads += bool(sites[-1].reply("round", message._replace(arrays=other)).arrays)
@@ -199,7 +199,7 @@ def make_up_columns(note, folder):
         "a mean and deviation of 1e308": lambda fields: fields["statistics"]["age"].update(mean=1e308, deviation=1e308),
         "2^40 - 1 rows of which none is counted, an index out of range": lambda fields: fields["statistics"][
             "age"
-        ].update(known=(1 << 40) - 1, near=[]),
+        ].update(present=(1 << 40) - 1, near=[]),
         "2^40 training rows": lambda fields: fields.update(rows=1 << 40),
         "60 made-up categories of 2^33 rows each": many_categories,
     }
@@ -264,7 +264,7 @@ class Traps:
     """Models whose first layer has a neuron for each thin slice of each ward: a slice with one row gives that row."""
 
     def __init__(self, planned, invitation, width):
-        fields = invitation.words
+        fields = invitation.fields
         self.layout = planned.model(tuple(fields["shape"]), fields["outputs"], fields["description"]).layout
         self.inputs, self.width = fields["description"]["inputs"], width
         names = [part for entry in self.inputs for part in entry.get("categories", [entry["name"]])]
@@ -342,7 +342,7 @@ def ask_without_agreement(note, folder):
     planned, sent = record_rows(folder / "honest", WIDE)
     site, screens, reply = victim(folder / "west", planned, sent, agrees=False)
     reply = site.reply("round", sent["round"][0])
-    fields = {*site.reply("hello", sent["hello"][0]).words} | {*reply.words}
+    fields = {*site.reply("hello", sent["hello"][0]).fields} | {*reply.fields}
     note(
         "A plan that would read rows, with a first layer of 4,098, of which its operator knows nothing",
         SERVER,
@@ -359,10 +359,10 @@ def read_training_rows(note, folder):
     for i in range(20):
         theta = traps.model()
         message = copy.deepcopy(sent["round"][0])
-        message.words.update(accepted=i - 1, round=i)
+        message.fields.update(accepted=i - 1, round=i)
         message.arrays.update({n: theta for n, t in message.arrays.items() if t.shape == theta.shape})
         reply = site.reply("round", message)
-        if "refused" in reply.words:
+        if "refused" in reply.fields:
             break
         uploads += 1
         read |= read_rows(traps, traps.rows(theta, reply.arrays["upload/theta"]), folder / "west" / "west.csv")
@@ -370,7 +370,7 @@ def read_training_rows(note, folder):
     note(
         "The same plan, agreed to: thresholds as bins in the first layer, one step on all rows",
         SERVER,
-        f"**{counts[0]} of its {joined.words['size']} training rows whole, with label, from the first upload**, "
+        f"**{counts[0]} of its {joined.fields['size']} training rows whole, with label, from the first upload**, "
         f"{counts[-1]} from {uploads}, each on its operator's screen; then “{site_said(screens)}”",
         "possible" if uploads <= 1 + REPEATED else "OPEN",
     )
@@ -383,19 +383,19 @@ def read_by_scores(note, folder):
     answered, digits = 0, set()
     for i in range(400):
         message = copy.deepcopy(sent["round"][0])
-        fields = {n: v for n, v in message.words.items() if n not in ("train", "round")}
-        fields |= {"evaluate": message.words["train"], "evaluated": i, "accepted": -1}
+        fields = {n: v for n, v in message.fields.items() if n not in ("train", "round")}
+        fields |= {"evaluate": message.fields["train"], "evaluated": i, "accepted": -1}
         arrays = {
             n.replace("train/", "evaluate/"): t * (1 + i / 10) if t.is_floating_point() else t
             for n, t in message.arrays.items()
         }
         reply = site.reply("round", Message(fields, arrays))
-        if "refused" in reply.words:
+        if "refused" in reply.fields:
             break
         answered += 1
         digits |= {
             float(value).as_integer_ratio()[0].bit_length()
-            for _, _, _, value in reply.words["scores"]
+            for _, _, _, value in reply.fields["scores"]
             if value == value
         }
     note(
@@ -413,14 +413,14 @@ def change_the_description(note, folder):
     planned, sent = record_rows(folder / "honest", USUAL)
     site, _, _ = victim(folder / "west", planned, sent)
     invitation = copy.deepcopy(sent["join"][0])
-    for entry in invitation.words["description"]["inputs"]:
+    for entry in invitation.fields["description"]["inputs"]:
         entry.update({"deviation": entry["deviation"] * 4} if "deviation" in entry else {})
     reply = site.reply("join", invitation)
     note(
         "Another description in the midst of a run, with deviations four times as large, so that no input is cut",
         SERVER,
-        f"“{reply.words.get('refused', 'accepted')}”",
-        "shut" if "refused" in reply.words else "OPEN",
+        f"“{reply.fields.get('refused', 'accepted')}”",
+        "shut" if "refused" in reply.fields else "OPEN",
     )
 
 
@@ -453,7 +453,7 @@ def single_out_a_row(note, folder):
     draw, sums = np.random.default_rng(0), 0
     for i in range(50):
         message = copy.deepcopy(sent["round"][0])
-        message.words.update(round=i, accepted=i - 1)
+        message.fields.update(round=i, accepted=i - 1)
         for name, t in message.arrays.items():
             if t.is_floating_point() and t.numel() > 2:
                 message.arrays[name] = torch.tensor(draw.normal(0, 300, t.shape), dtype=t.dtype)
@@ -473,15 +473,15 @@ def fill_the_memory(note, folder):
     screens = {}
     site = hospitals(folder / "west", screens, Policy(runs="any", parameters=1000))[-1]
     invitation = copy.deepcopy(sent["join"][0])
-    invitation.words["table"]["model"]["hidden"] = [200_000, 200_000]
+    invitation.fields["table"]["model"]["hidden"] = [200_000, 200_000]
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     reply = site.reply("join", invitation)
     more = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
     note(
         "hidden = [200000, 200000] under a policy with parameters = 1000",
         SERVER,
-        f"“{reply.words.get('refused', 'accepted')}”; {more:.0f} MiB more at most",
-        "shut" if "refused" in reply.words and more < 100 else "OPEN",
+        f"“{reply.fields.get('refused', 'accepted')}”; {more:.0f} MiB more at most",
+        "shut" if "refused" in reply.fields and more < 100 else "OPEN",
     )
 
 
@@ -495,7 +495,7 @@ def set_all_scales(note, folder):
 
     def far(fields):
         fields["statistics"]["age"].update(
-            mean=1e30, deviation=0.0, known=5, missing=fields["rows"] - 5, near=[[1e30, 5]]
+            mean=1e30, deviation=0.0, present=5, missing=fields["rows"] - 5, near=[[1e30, 5]]
         )
 
     def times(fields):

@@ -639,7 +639,7 @@ class Post:
 
     def push(self, node, kind, message, seconds):
         number = str(next(self.count))
-        message = Message(json.loads(json.dumps(message.words)), dict(message.arrays))
+        message = Message(json.loads(json.dumps(message.fields)), dict(message.arrays))
         try:
             answer = self.sites[node].reply(kind, self.change(message) if self.way == "order" else message)
         except (Exception, SystemExit):
@@ -650,7 +650,7 @@ class Post:
     def change(self, message):
         if self.draw.random() < 0.8:
             return message
-        fields_sent = mutate(self.draw, message.words, 0.3)
+        fields_sent = mutate(self.draw, message.fields, 0.3)
         if self.draw.random() < 0.3:
             named = [
                 "kinfed.__main__:main",

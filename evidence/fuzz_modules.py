@@ -441,7 +441,7 @@ def hooks_of_parameters(draw):
 
 
 @family()
-def tied(draw):
+def tie_weights(draw):
     def make():
         match way:
             case "parameter":
@@ -651,7 +651,7 @@ def statistics_of_examples(draw):
 
 
 @family()
-def counted(draw):
+def count_calls(draw):
     def forward(m, x):
         m.calls += 1
         m.seen.append(len(x))
@@ -922,7 +922,7 @@ def overridden(draw):
 
 
 @family()
-def wrapped(draw):
+def wrap_module(draw):
     kind = draw.choice([nn.DataParallel, torch.jit.script, lambda m: torch.jit.trace(m, torch.zeros(2, 6))])
     return lambda: kind(dense(nn.Tanh()))
 

@@ -142,12 +142,14 @@ def clothes():
 class OwnWeight(Kin):
     """Kin with a fixed weight for a client's own model."""
 
-    own: float = 0.3
+    own_weight: float = 0.3
 
     def _deal(self, server, logits, cohort, columns):
         itself = cohort[:, None] == columns
         others = logits.masked_fill(itself, -torch.inf).softmax(-1).nan_to_num()
-        return torch.where(itself, 1 - (1 - self.own) * others.sum(-1, keepdim=True), (1 - self.own) * others)
+        return torch.where(
+            itself, 1 - (1 - self.own_weight) * others.sum(-1, keepdim=True), (1 - self.own_weight) * others
+        )
 
 
 @dataclass(frozen=True)

@@ -334,7 +334,7 @@ def canary() -> tuple[str, bool]:
     data = kinfed.Federation.from_arrays(torch.randn(80, 4), torch.arange(80) % 2, torch.arange(80) // 20)
     for epsilon in (8.0, 4.0, 2.0, 1.0):
         training = kinfed.Training(privacy=kinfed.Privacy(epsilon, unit="client"))
-        known = replace(Simulation(data, Model(nn.Linear(4, 2)), kinfed.FedAvg(), training).roster(), rounds=rounds)
+        roster = replace(Simulation(data, Model(nn.Linear(4, 2)), kinfed.FedAvg(), training).roster(), rounds=rounds)
         shown = []
         for moved in (0.0, 100.0):
             uploads = torch.zeros(4, 8)
@@ -342,7 +342,7 @@ def canary() -> tuple[str, bool]:
             sums = []
             for trial in range(trials):
                 for round in range(rounds):
-                    now = replace(known, seed=trial + trials * (moved > 0), round=round)
+                    now = replace(roster, seed=trial + trials * (moved > 0), round=round)
                     given = sum_privately(kinfed.FedAvg(), now, cohort, sent, AveragedParams(uploads))
                     sums.append(4 * float(given.theta[0]))
             shown.append(np.reshape(sums, (trials, rounds)).sum(1))
@@ -421,9 +421,9 @@ def read_rows(privacy: float | None, folder: Path, bins: bool) -> tuple[int, int
     layout, draw, rows_read, answered = model.layout, torch.Generator().manual_seed(1), set(), 0
     for round in range(30):
         theta = (line_up if bins else trap)(layout, model.theta, draw)
-        fields = kept["round"].words | {"round": round, "accepted": round - 1}
-        reply = victim.reply("round", kept["round"]._replace(words=fields, arrays={"train/theta": theta}))
-        if "refused" in reply.words:
+        fields = kept["round"].fields | {"round": round, "accepted": round - 1}
+        reply = victim.reply("round", kept["round"]._replace(fields=fields, arrays={"train/theta": theta}))
+        if "refused" in reply.fields:
             break
         answered += 1
         moved = {

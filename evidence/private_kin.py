@@ -81,7 +81,10 @@ def main():
         alone = np.mean([measure_alone(x, y, rows) for x, y, _ in federations])
         for epsilon in BUDGETS:
             kin, pooled = (
-                np.mean([measure(*one, rows, method, epsilon, seed) for seed, one in enumerate(federations)], axis=0)
+                np.mean(
+                    [measure(*federation, rows, method, epsilon, seed) for seed, federation in enumerate(federations)],
+                    axis=0,
+                )
                 for method in (PrivateKin(centres=centres), PrivatePooling())
             )
             index = f"{kin[0]:.2f}" if groups > 1 else ""

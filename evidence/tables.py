@@ -102,11 +102,11 @@ EACH, CLIENT, BOOSTING = "ridge for each client", "ridge of all rows", "boosting
 
 def table(clients, rows, client, target, columns):
     """A frame of clients with so many rows each; columns are [clients, rows], or [clients] for what stays the same."""
-    whole = {
+    values_of = {
         name: np.broadcast_to(np.reshape(values, (clients, -1)), (clients, rows)) for name, values in columns.items()
     }
     frame = pd.DataFrame({client: np.repeat([f"{client} {i + 1}" for i in range(clients)], rows)})
-    return frame.assign(**{name: values.ravel() for name, values in whole.items()}), client, target
+    return frame.assign(**{name: values.ravel() for name, values in values_of.items()}), client, target
 
 
 def production(draw, n=48, t=16):
@@ -194,7 +194,7 @@ def fields(draw, n=50, t=40):
     return table(n, t, "farm", "crop", columns | {"crop": np.array(["rye", "oats", "peas", "hay"])[crop]})
 
 
-MADE = {one.__name__: one for one in (schools, wages, production, farms, demand, kinds, clinics, fields)}
+MADE = {made.__name__: made for made in (schools, wages, production, farms, demand, kinds, clinics, fields)}
 NAMES = [*GIVEN, *BOOK, *SHELF, *MADE]
 
 
@@ -247,18 +247,20 @@ def standard(train, test, client, target):
     ridge = RidgeCV(np.logspace(-3, 4, 15))
     every = LogisticRegressionCV(Cs=8, max_iter=300, cv=4) if labels else ridge
     alone = LogisticRegression(C=0.3, max_iter=300) if labels else ridge
-    known = [*columns, client]
-    pooled = linear(train, known, every).fit(train[known], train[target]).predict(test[known])
-    each = pd.Series(index=test.index, dtype=object if labels else float)
-    for name, own in train.groupby(client):
-        asked = test[test[client] == name]
-        if own[target].nunique() == 1:
-            each[asked.index] = own[target].iloc[0]
-        elif len(asked):
-            each[asked.index] = linear(train, columns, alone).fit(own[columns], own[target]).predict(asked[columns])
+    names = [*columns, client]
+    pooled = linear(train, names, every).fit(train[names], train[target]).predict(test[names])
+    by_client = pd.Series(index=test.index, dtype=object if labels else float)
+    for name, of_client in train.groupby(client):
+        questions = test[test[client] == name]
+        if of_client[target].nunique() == 1:
+            by_client[questions.index] = of_client[target].iloc[0]
+        elif len(questions):
+            by_client[questions.index] = (
+                linear(train, columns, alone).fit(of_client[columns], of_client[target]).predict(questions[columns])
+            )
     level = train[target] if not labels else (train[target] == train[target].mode()[0]).astype(float)
-    found = level.groupby(train[client]).agg(["mean", "size"])
-    mean = (found["mean"] * found["size"] + 5 * level.mean()) / (found["size"] + 5)
+    levels = level.groupby(train[client]).agg(["mean", "size"])
+    mean = (levels["mean"] * levels["size"] + 5 * level.mean()) / (levels["size"] + 5)
     rows = pd.concat([train, test])
     inputs = rows[columns].assign(level=rows[client].map(mean))
     inputs = inputs.assign(
@@ -268,7 +270,7 @@ def standard(train, test, client, target):
     boosted = kind(categorical_features="from_dtype", random_state=0, early_stopping=True)
     boosted.fit(inputs.loc[train.index], train[target])
     return {
-        EACH: each.to_numpy(),
+        EACH: by_client.to_numpy(),
         CLIENT: pooled,
         BOOSTING: boosted.predict(inputs.loc[test.index]),
     }
@@ -294,28 +296,30 @@ def measure(name, folder):
         train.to_csv(place / "train.csv", index=False)
         test.drop(columns=[target]).to_csv(place / "new.csv", index=False)
         command = [sys.executable, "-m", "kinfed"]
-        asked = [*command, "run", str(place / "train.csv"), "--client", client, "--target", target, "--json"]
-        told = subprocess.run([*asked, "--out", str(place / "run")], capture_output=True, text=True, check=True)
-        choice = json.loads(told.stdout.strip().splitlines()[-1])
-        asked = [*command, "predict", str(place / "run"), str(place / "new.csv")]
-        asked += [] if labels else ["--interval", str(PERCENT)]
-        answers = subprocess.run(asked, capture_output=True, text=True, check=True)
+        command_line = [*command, "run", str(place / "train.csv"), "--client", client, "--target", target, "--json"]
+        output = subprocess.run(
+            [*command_line, "--out", str(place / "run")], capture_output=True, text=True, check=True
+        )
+        choice = json.loads(output.stdout.strip().splitlines()[-1])
+        command_line = [*command, "predict", str(place / "run"), str(place / "new.csv")]
+        command_line += [] if labels else ["--interval", str(PERCENT)]
+        answers = subprocess.run(command_line, capture_output=True, text=True, check=True)
         (place / "answers.csv").write_text(answers.stdout)
         answers = pd.read_csv(place / "answers.csv")
         by_model = {"kinfed": answers[target]}
         judged = calibration(answers, target, truth) if labels else {}
-    said = {"chosen": choice["candidate"], "sentence": (choice.get("verdict") or {}).get("sentence", "")}
-    said["diverged"] = sum("diverged" in row.get("problem", "") for row in choice["ranking"])
+    record = {"chosen": choice["candidate"], "sentence": (choice.get("verdict") or {}).get("sentence", "")}
+    record["diverged"] = sum("diverged" in row.get("problem", "") for row in choice["ranking"])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         by_model |= standard(train, test, client, target)
-    found = {model: error(answers) for model, answers in by_model.items()}
+    errors = {model: error(answers) for model, answers in by_model.items()}
     if not labels:
         judged["absolute"] = {model: absolute_error(answers) for model, answers in by_model.items()}
         inside = (answers[f"{target} low"] <= truth) & (truth <= answers[f"{target} high"])
         judged["inside"] = 100 * float(inside.mean())
     size = f"{train[client].nunique()} x {round(len(train) / train[client].nunique())}"
-    return {"size": size, "errors": found, "version": version(), "labels": labels, **said, **judged}
+    return {"size": size, "errors": errors, "version": version(), "labels": labels, **record, **judged}
 
 
 def calibration(answers, target, truth):
@@ -326,24 +330,24 @@ def calibration(answers, target, truth):
     """
     names = sorted(set(truth))
     chances = answers[[f"P({name})" for name in names]].to_numpy()
-    own = chances[np.arange(len(truth)), [names.index(name) for name in truth]]
+    chances_of_truth = chances[np.arange(len(truth)), [names.index(name) for name in truth]]
     top, right = chances.max(1), np.asarray(names)[chances.argmax(1)] == truth
     bins = np.minimum((10 * top).astype(int), 9)
     off = sum(abs((top - right)[bins == i].sum()) for i in range(10)) / len(truth)
-    return {"log_loss": float(-np.log(np.maximum(own, 1e-12)).mean()), "ece": 100 * float(off)}
+    return {"log_loss": float(-np.log(np.maximum(chances_of_truth, 1e-12)).mean()), "ece": 100 * float(off)}
 
 
-def page(known):
+def page(tables):
     """The two tables, and below them what the command said."""
-    now = {name: kept["now"] for name, kept in known.items() if "now" in kept}
-    lines = compared({name: one for name, one in now.items() if not one.get("labels")})
+    now = {name: kept["now"] for name, kept in tables.items() if "now" in kept}
+    lines = compare_tables({name: measured for name, measured in now.items() if not measured.get("labels")})
     lines += ["", "Of labels, the share of right ones in per cent, and how many points kinfed is ahead:", ""]
-    lines += compared({name: one for name, one in now.items() if one.get("labels")}, labels=True)
-    lines += ["", *(f"- {name}, `{one['chosen']}`: {one['sentence']}" for name, one in now.items())]
+    lines += compare_tables({name: measured for name, measured in now.items() if measured.get("labels")}, labels=True)
+    lines += ["", *(f"- {name}, `{measured['chosen']}`: {measured['sentence']}" for name, measured in now.items())]
     return "\n".join(["`python evidence/tables.py --tables DIR --keep DIR`.", "", *lines])
 
 
-def compared(tables, labels=False):
+def compare_tables(tables, labels=False):
     """A table of errors, with kinfed's over the best others; or of right labels in per cent, with points ahead."""
     models = [name.replace("ridge", "logistic regression") if labels else name for name in (EACH, CLIENT, BOOSTING)]
     if labels:
@@ -403,11 +407,11 @@ def main():
     args = parse_arguments(__doc__)
     for name in () if args.write else args.names:
         path = args.keep / f"{name}.json"
-        known = json.loads(path.read_text()) if path.exists() else {}
-        if "now" not in known:
-            known["now"] = measure(name, args.tables)
-            keep(path, known)
-        print(name, known["now"]["errors"], known["now"]["chosen"], flush=True)
+        measured = json.loads(path.read_text()) if path.exists() else {}
+        if "now" not in measured:
+            measured["now"] = measure(name, args.tables)
+            keep(path, measured)
+        print(name, measured["now"]["errors"], measured["now"]["chosen"], flush=True)
     kept = read_kept(args.keep)
     if any("now" in table for table in kept.values()):
         put(PAGE, "tables", page(kept), "Tables in the wild")

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import kinfed
-from kinfed.data.graphs import identity, shuffled
+from kinfed.data.graphs import identity, shuffled_graph
 
 
 def main(rounds: int = 20) -> None:
@@ -27,7 +27,7 @@ def main(rounds: int = 20) -> None:
     training = kinfed.Training(epochs=1, batch=8, optimiser=kinfed.SGD(lr=0.05))
     for name, graph in (
         ("the road", federation.graph),
-        ("wrong sensors", shuffled(federation, 0)),
+        ("wrong sensors", shuffled_graph(federation, 0)),
         ("no graph", identity(federation, 0)),
     ):
         related = replace(federation, graph=graph)

@@ -1,7 +1,8 @@
 """kinfed: graph-guided personalised federated learning."""
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from .core.registry import lazy_attributes
 
 if TYPE_CHECKING:
     from . import methods as methods, models as models, relations as relations
@@ -82,29 +83,16 @@ _PLACES = {  # each public name, by its module
     "verdict.verdict": ("Verdict",),
 }
 _REGISTRIES = {  # and packages of parts that have names, such as kinfed.methods.FedRep
-    "attacks": "simulation.attacks",
-    "datasets": "data.datasets",
-    "graphs": "data.graphs",
-    "methods": "methods",
-    "models": "models",
-    "partitions": "data.partitions",
-    "relations": "relations",
+    "attacks": "kinfed.simulation.attacks",
+    "datasets": "kinfed.data.datasets",
+    "graphs": "kinfed.data.graphs",
+    "methods": "kinfed.methods",
+    "models": "kinfed.models",
+    "partitions": "kinfed.data.partitions",
+    "relations": "kinfed.relations",
 }
-_MODULES = {name: module for module, names in _PLACES.items() for name in names}
+_MODULES = {name: f"kinfed.{module}:{name}" for module, names in _PLACES.items() for name in names}
 
 __all__ = sorted([*_MODULES, *_REGISTRIES])
-
-
-def __getattr__(name: str) -> Any:
-    """A public name, when it is first asked for: until then PyTorch is not imported, which takes a second."""
-    if name in _REGISTRIES:
-        globals()[name] = import_module(f".{_REGISTRIES[name]}", __name__)
-    elif name in _MODULES:
-        globals()[name] = getattr(import_module(f".{_MODULES[name]}", __name__), name)
-    else:
-        raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
-    return globals()[name]
-
-
-def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
+__dir__ = __all__.copy
+__getattr__ = lazy_attributes(__name__, _MODULES | _REGISTRIES)  # so that PyTorch is not imported, which takes a second

@@ -319,7 +319,9 @@ def _rivals(protocol: Protocol, claim: Claim, dataset: str, setting: str, metric
         row.printed: row.kind for row in protocol.rows.values() if row.kind not in (CONTROL, UNPRINTED, REFERENCE)
     }
     here = [name for name in others if (dataset, setting, name, metric) in protocol.numbers]
-    return [name for name in (here if len(here) > 1 else others) if name != claim.method and name not in claim.apart]
+    return [
+        name for name in (here if len(here) > 1 else others) if name != claim.method and name not in claim.except_for
+    ]
 
 
 def _falls(claim: Claim, world: World, metrics: Sequence[str]) -> Iterator[Comparison]:

@@ -20,7 +20,7 @@ class Claim:
     where: str  # in the paper
     method: str  # as printed, like all names here
     against: Sequence[str] = ()
-    apart: Sequence[str] = ()
+    except_for: Sequence[str] = ()
     datasets: Sequence[str] = ()
     settings: Sequence[str] = ()
     but: Sequence[Sequence[str]] = ()
@@ -48,7 +48,7 @@ class Answered:
     paper: str
     says: str
     where: str  # in the paper
-    found: str  # yes or no, of what was measured or proved; "open" if neither
+    answer_there: str  # yes or no, of what was measured or proved; "open" if neither
     on: str  # which data, or a proof
     shows: str  # with the page's numbers
     page: str = ""  # in docs
@@ -58,10 +58,10 @@ class Answered:
     def answer(self) -> str:
         """Yes, no or cannot tell: data that the paper does not use decide nothing."""
         if self.on == PROOF:
-            return self.found
+            return self.answer_there
         if not self.why and self.on in read_claims_file()["data"][self.paper]:
-            return f"{self.found} at this scale, on {self.on}"
-        why = self.why or f"measured on {self.on} alone, which the paper does not use: {self.found} there"
+            return f"{self.answer_there} at this scale, on {self.on}"
+        why = self.why or f"measured on {self.on} alone, which the paper does not use: {self.answer_there} there"
         return f"cannot tell ({why})"
 
 

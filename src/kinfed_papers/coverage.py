@@ -37,7 +37,7 @@ class Covered(NamedTuple):
     run: int
     measured: int  # of these ahead of what needs no network
     trained: int  # of these with all rounds, on whatever data are at hand
-    whole: int  # of these with all rounds, on all of the paper's own data
+    complete: int  # of these with all rounds, on all of the paper's own data
     seeded: int  # of these with three seeds or more
     gaps: Mapping[str, int]  # figures by the reason why they are not measured
 

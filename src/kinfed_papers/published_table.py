@@ -14,8 +14,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kinfed.data.datasets import YOURS
 from kinfed.data.datasets.files import IMAGES
+from kinfed.data.datasets.your_files import YOURS
 from kinfed.errors import UsageError, nearest
 from kinfed.methods import METHODS
 

@@ -103,7 +103,7 @@ def test_inspect_says_what_run_would_do(shops, capsys):
     _, out, _ = kinfed(capsys, "list", "shops.csv", *COLUMNS, "--ignore", "note", "--json")
     told = json.loads(out)
     assert told["choices"]["clients"] == "4, named by `shop`: 30 rows each, 120 in all"
-    assert told["doubts"] == []
+    assert told["warnings"] == []
 
 
 def test_a_dry_run_of_a_table_trains_nothing(shops, capsys, monkeypatch):

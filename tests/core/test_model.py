@@ -22,7 +22,7 @@ def network():
 
 
 def test_layout_lists_layers_with_their_buffers_behind_their_parameters():
-    layout = Layout.of(network())
+    layout = Layout.from_module(network())
     assert [layer.name for layer in layout.layers] == ["0", "1", "4"]
     assert [(layer.at.start, layer.at.stop) for layer in layout.layers] == [(0, 15), (15, 27), (27, 53)]
     assert [(layer.trainable.start, layer.trainable.stop) for layer in layout.layers] == [(0, 15), (15, 21), (27, 53)]
@@ -34,22 +34,22 @@ def test_layout_lists_layers_with_their_buffers_behind_their_parameters():
 
 
 def test_positions_are_worked_out_once_wherever_that_is_asked():
-    layout = Layout.of(network())
+    layout = Layout.from_module(network())
     assert layout.trainable_on(CPU).tolist() == layout.trainable.tolist()
     found = []
 
     def slope(theta):  # what is first made within these must serve outside
-        found.append(layout.index(layout.learned))
+        found.append(layout.index(layout.trainable_names))
         return theta[found[-1]].square().sum()
 
     theta = torch.randn(2, layout.size)
     vmap(grad(slope))(theta)
-    assert layout.index(layout.learned, CPU) is found[0]
-    assert torch.equal(layout.index(layout.learned), layout.trainable.nonzero().squeeze(1))
-    assert torch.equal(theta[:, layout.index(layout.learned)], theta[:, layout.trainable])
+    assert layout.index(layout.trainable_names, CPU) is found[0]
+    assert torch.equal(layout.index(layout.trainable_names), layout.trainable.nonzero().squeeze(1))
+    assert torch.equal(theta[:, layout.index(layout.trainable_names)], theta[:, layout.trainable])
     fewer = replace(layout, entries=layout.entries[:1])
-    assert fewer.index(layout.learned).tolist() == list(range(layout.entries[0].shape.numel()))
-    assert layout == Layout.of(network())
+    assert fewer.index(layout.trainable_names).tolist() == list(range(layout.entries[0].shape.numel()))
+    assert layout == Layout.from_module(network())
 
 
 def test_flatten_undoes_tensors():
@@ -91,19 +91,19 @@ def test_a_model_is_a_copy_in_the_type_of_its_data():
 
 
 def test_patterns_choose_tensors_and_name_the_nearest():
-    layout = Layout.of(network())
+    layout = Layout.from_module(network())
     assert layout.match(["4.*", "*.running_mean"]) == {"4.weight", "4.bias", "1.running_mean"}
     with pytest.raises(UsageError, match=r"did you mean '4\.weight'"):
         layout.match(["4.wieght"])
     with pytest.raises(UsageError, match="no layer 'haed'"):
-        Layout.of(network(), head="haed")
-    assert Layout.of(nn.Linear(2, 1)).head == {"weight", "bias"}
+        Layout.from_module(network(), head="haed")
+    assert Layout.from_module(nn.Linear(2, 1)).head == {"weight", "bias"}
     with pytest.raises(UsageError, match="no trainable parameter"):
-        Layout.of(nn.ReLU())
+        Layout.from_module(nn.ReLU())
     spectral = network()
     spectral[0].register_parameter("phase", nn.Parameter(torch.zeros(2, dtype=torch.complex64)))
     with pytest.raises(UsageError, match=r"'0\.phase' of the model is complex; keep it as real numbers"):
-        Layout.of(spectral)
+        Layout.from_module(spectral)
 
 
 def test_training_pass_is_the_stock_modules_with_its_moved_statistics():

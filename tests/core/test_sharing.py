@@ -122,8 +122,8 @@ def test_every_method_shares_what_it_should_and_nothing_else(name, settings):
             outcome(method)
         return
     server, fleet, history = outcome(method)
-    sharing = Sharing.of(method, fleet.model.layout)
-    numbers = sharing.shared.size
+    sharing = Sharing.from_method(method, fleet.model.layout)
+    numbers = sharing.shared_layout.size
     assert numbers == sharing.count("shared")[1] < sharing.layout.whole.size
     assert history.bytes_up == (UPLOADS.get(name, 1) * numbers + BESIDES.get(name, 0)) * 8 * len(SIZES) * ROUNDS
     theta, initial = history.models["theta"], fleet.model.theta  # [N, d] and [d]
@@ -143,7 +143,7 @@ def test_every_method_shares_what_it_should_and_nothing_else(name, settings):
     assert theta.shape[1] == len(initial) == sharing.layout.size
     # A private state keeps a personal part once, and of the model no more than is shared besides.
     assert fleet.state.personal.shape == (len(SIZES), sharing.count("personal")[1])
-    assert all(t[0].numel() <= numbers for t in tree_leaves(fleet.state.own))
+    assert all(t[0].numel() <= numbers for t in tree_leaves(fleet.state.inner))
     sizes = {sharing.layout.size, sharing.layout.whole.size} - {numbers}
     assert all(t.shape[-1] not in sizes for t in tree_leaves(server) if t.ndim)
 
@@ -209,7 +209,7 @@ def test_fedavg_with_a_personal_part_is_what_a_loop_over_dictionaries_gives(sett
     roster = fleet.roster()
     sent = fleet.method.send(roster, server, roster.everyone)
     found = fleet.evaluate(ROUNDS, roster.everyone, sent).models["shared"].theta  # [N, d]
-    layout = Layout.of(module())
+    layout = Layout.from_module(module())
     for theta, wanted in zip(found, by_hand(module(), stays, epochs=2), strict=True):
         for name, tensor in layout.tensors(theta).items():
             torch.testing.assert_close(tensor, wanted[name], rtol=0, atol=1e-12, msg=name)
@@ -282,7 +282,7 @@ def test_a_personal_part_is_trained_on_by_each_descend_in_turn():
         first = step(begin, rows)
         second = step(begin | {name: first[name] for name in head}, rows)  # the pull begins at zero
         torch.testing.assert_close(uploads.theta[i], flat(first, *base), rtol=0, atol=1e-12)
-        torch.testing.assert_close(fleet.state.own.theta[i], flat(second, *base), rtol=0, atol=1e-12)
+        torch.testing.assert_close(fleet.state.inner.theta[i], flat(second, *base), rtol=0, atol=1e-12)
         torch.testing.assert_close(fleet.state.personal[i], flat(second, *head), rtol=0, atol=1e-12)
 
 
@@ -305,7 +305,7 @@ class Tuner(FedAvg):
 
 
 def test_steps_of_ones_own_that_leave_the_personal_part_behind_are_refused():
-    with pytest.raises(UsageError, match=r"Stepper takes its own local steps, .* client\.undivided"):
+    with pytest.raises(UsageError, match=r"Stepper takes its own local steps, .* client\.for_whole_model"):
         outcome(Stepper(personal=("head",)))
     outcome(Stepper(frozen=("head",)))
     with pytest.raises(UsageError, match=r"Tuner\.personalise trains, so it must say .* 'tuned': return client\.whole"):
@@ -351,22 +351,22 @@ def test_features_are_those_of_the_whole_model():
 
 
 def test_names_mean_what_they_say():
-    layout = Layout.of(module())
+    layout = Layout.from_module(module())
     assert layout.match(["head"]) == layout.match(["head.*"]) == {"5.weight", "5.bias"}
-    assert Layout.of(module(), head="3").match(["head.*"]) == {"3.weight", "3.bias"}
+    assert Layout.from_module(module(), head="3").match(["head.*"]) == {"3.weight", "3.bias"}
     assert layout.norms == {"1.weight", "1.bias", "1.running_mean", "1.running_var"}
-    sharing = Sharing.of(FedAvg(personal=("0.*",), bn="personal", frozen=("1.b*", "1.running_mean")), layout)
+    sharing = Sharing.from_method(FedAvg(personal=("0.*",), bn="personal", frozen=("1.b*", "1.running_mean")), layout)
     assert sharing.personal == {"0.weight", "0.bias", "1.weight", "1.running_var"}  # a name goes before bn
     assert sharing.frozen == {"1.bias", "1.running_mean"}
     assert [sharing.count(part) for part in ("shared", "personal", "frozen")] == [(4, 35), (4, 24), (2, 8)]
     still = module()
     still[0].weight.requires_grad_(False)  # as good as named
-    assert Sharing.of(FedAvg(), Layout.of(still)).frozen == {"0.weight"}
+    assert Sharing.from_method(FedAvg(), Layout.from_module(still)).frozen == {"0.weight"}
 
 
 def test_parts_make_the_whole_and_have_a_layout_of_their_own():
-    layout = Layout.of(module())
-    sharing = Sharing.of(FedAvg(personal=("1.weight", "5.bias"), frozen=("3.weight",)), layout)
+    layout = Layout.from_module(module())
+    sharing = Sharing.from_method(FedAvg(personal=("1.weight", "5.bias"), frozen=("3.weight",)), layout)
     theta = torch.arange(float(layout.size)).expand(2, -1)
     tensors = layout.tensors(theta[0])
     theta = sharing.layout.without_frozen(theta)
@@ -374,11 +374,11 @@ def test_parts_make_the_whole_and_have_a_layout_of_their_own():
     assert torch.equal(sharing.layout.without_frozen(theta), theta)
     shared, personal = sharing.cut(theta), sharing.cut(theta, "personal")
     assert torch.equal(sharing.compose(shared, personal), theta)
-    for name, tensor in sharing.shared.tensors(shared[0]).items():
+    for name, tensor in sharing.shared_layout.tensors(shared[0]).items():
         assert torch.equal(tensor, tensors[name])
     assert torch.equal(personal[0], torch.cat([tensors["1.weight"], tensors["5.bias"]]))
     # 0 is whole; of 1 the bias (4) is left and its statistics (8), of 3 the bias (4), of 5 the weight (12).
-    assert [(layer.name, layer.at, layer.trainable) for layer in sharing.shared.layers] == [
+    assert [(layer.name, layer.at, layer.trainable) for layer in sharing.shared_layout.layers] == [
         ("0", slice(0, 16), slice(0, 16)),
         ("1", slice(16, 28), slice(16, 20)),
         ("3", slice(28, 32), slice(28, 32)),
@@ -448,14 +448,14 @@ def test_an_attacker_lies_about_what_is_shared_and_keeps_its_own_part():
     fleet, roster, _ = start(FedAvg(personal=("head",), bn="local"))
     method, cohort = fleet.method, roster.everyone
     attackers = torch.tensor([True, False, False, True])
-    attacked = AttackedFleet(fleet, Poison(share=0.5, factor=1.0), attackers, method.sharing.shared, 5)
+    attacked = AttackedFleet(fleet, Poison(share=0.5, factor=1.0), attackers, method.sharing.shared_layout, 5)
     sent = method.send(roster, method.start(roster), cohort)
     begun = State((), fleet.state.personal.clone())
     _, honest = fleet.train(0, cohort, sent)
     kept = fleet.state.personal.clone()
     fleet.state = begun
     _, told = attacked.train(0, cohort, sent)
-    assert told.theta.shape == (4, method.sharing.shared.size)
+    assert told.theta.shape == (4, method.sharing.shared_layout.size)
     assert torch.equal(told.theta[1:3], honest.theta[1:3])
     torch.testing.assert_close(told.theta[attackers], (2 * sent.theta - honest.theta)[attackers], rtol=0, atol=1e-14)
     assert torch.equal(fleet.state.personal, kept)
@@ -467,7 +467,7 @@ def test_the_plan_names_what_travels_stays_and_never_moves_before_training(tmp_p
     method = FedAvg(personal=("2.*",), frozen=("0.*",))
     plan = "shared 1.weight, 1.bias (20 numbers); personal 2.weight, 2.bias (10 numbers); "
     plan += "frozen 0.weight, 0.bias (16 numbers)"
-    assert Sharing.of(method, Model(net).layout).plan == plan
+    assert Sharing.from_method(method, Model(net).layout).plan == plan
     said = []
     x, client = torch.randn(24, 3), torch.arange(24) % 2
     federation = Federation.from_arrays(x, (x[:, 0] > 0).long(), client)

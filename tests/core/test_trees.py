@@ -7,7 +7,20 @@ import torch
 from torch import Tensor
 
 from kinfed.core.optimiser import SGD, Adam, OptState
-from kinfed.core.trees import Axis, Like, ModelOf, Pairwise, PerClient, Shared, Tree, axes, model_field, pick
+from kinfed.core.trees import (
+    Axis,
+    Like,
+    ModelOf,
+    Pairwise,
+    PerClient,
+    Shared,
+    Tree,
+    axes,
+    model_field,
+    pack,
+    pick,
+    unpack,
+)
 from kinfed.errors import UsageError
 
 T = torch.zeros(2)
@@ -100,3 +113,20 @@ def test_of_a_message_each_client_gets_its_rows_and_what_is_shared_as_it_is():
 def test_which_field_is_the_model():
     assert model_field(state(SGD())) == "theta"
     assert model_field(Half(T, T)) == model_field(()) == model_field(T) == ""
+
+
+class Former(NamedTuple):
+    """Had other names for both fields in earlier versions."""
+
+    seen: PerClient
+    inner: Half
+
+
+def test_a_file_of_an_earlier_version_is_read_under_the_names_of_now():
+    like = Former(T, Half(T, T))
+    earlier = {"server.known": T + 1, "server.own.theta": T + 2, "server.own.extra": T + 3}
+    read = unpack(earlier, like, "server.")
+    assert [t[0].item() for t in (read.seen, *read.inner)] == [1, 2, 3]
+    assert unpack(pack(read, "server."), like, "server.").seen is read.seen
+    with pytest.raises(KeyError, match=r"server\.seen"):
+        unpack({"server.unknown": T} | pack(read.inner, "server.inner."), like, "server.")

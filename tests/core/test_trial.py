@@ -9,7 +9,7 @@ from kinfed import SGD, Adam, Execution, FedAvg, Federation, Local, Training, Us
 from kinfed.core.copies import check_tensors, duplicate
 from kinfed.core.model import Model
 from kinfed.core.seeding import key
-from kinfed.core.trial import Trial, differ, tried
+from kinfed.core.trial import Trial, differ, run_trial
 
 SIZES = (9, 20, 14, 11, 17)  # so that batches of four are filled up where clients are batched
 X = torch.randn(sum(SIZES), 4, generator=torch.Generator().manual_seed(0))
@@ -260,8 +260,8 @@ def test_a_trial_draws_none_of_the_callers_random_numbers():
     torch.manual_seed(3)
     expected = torch.rand(2)
     torch.manual_seed(3)
-    tried(model, X, Trial.check_predictions)
-    assert tried(model, X, Trial.check_training).draws
+    run_trial(model, X, Trial.check_predictions)
+    assert run_trial(model, X, Trial.check_training).draws
     assert torch.equal(torch.rand(2), expected)
 
 
@@ -279,7 +279,7 @@ def test_rounding_is_no_difference_where_double_precision_shows_none():
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(4, 64), nn.BatchNorm1d(64), nn.Linear(64, 64), nn.BatchNorm1d(64), nn.Linear(64, 2))
     x = X[:6] * 1e-4 + 1
-    tried(Model(net), x, Trial.check_filling)
+    run_trial(Model(net), x, Trial.check_filling)
     assert not differ(torch.ones(3), torch.ones(3) + 1e-4)
     assert differ(torch.ones(3), torch.ones(3) + 1e-4, rounded=False)
     assert differ(torch.ones(3), torch.ones(3) + 0.1)

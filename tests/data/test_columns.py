@@ -75,7 +75,7 @@ def test_medians_are_those_of_the_values_to_a_thousandth():
         known = NumberStatistics.from_values(np.append(values, np.nan))
         assert known.median == pytest.approx(np.median(cut(values)), abs=1e-12)
         assert np.all(np.abs(cut(values) - values) <= np.abs(values) / 1000)
-        assert (known.known, known.missing) == (size, 1)
+        assert (known.present, known.missing) == (size, 1)
     assert NumberStatistics.from_values(np.array([2012.0, 2011, 2013])).median == 2012
     assert NumberStatistics.from_values(np.array([np.nan])).median == 0
 
@@ -86,7 +86,7 @@ def test_merged_statistics_are_those_of_all_rows():
     found = merge_statistics([NumberStatistics.from_values(part) for part in np.split(values, [1, 1, 30])])
     assert found.median == whole.median
     assert found.near == whole.near
-    assert (found.known, found.mean, found.deviation) == pytest.approx((50, whole.mean, whole.deviation))
+    assert (found.present, found.mean, found.deviation) == pytest.approx((50, whole.mean, whole.deviation))
     words = merge_statistics([WordStatistics({"a": 2}, 1), WordStatistics({"b": 1, "a": 1}, 0)])
     assert words == WordStatistics({"a": 3, "b": 1}, 1)
     flags = [NumberStatistics.from_values(np.array(part, float)) for part in ([0, 1], [1, 1])]

@@ -19,7 +19,7 @@ def test_every_value_that_is_told_stands_for_several_rows(seed):
     draw = np.random.default_rng(seed)
     values = draw.lognormal(3, 1 + seed, 30 * 4**seed)
     told = coarse(numbers(*values))
-    assert sum(told.near.values()) == told.known == len(values)
+    assert sum(told.near.values()) == told.present == len(values)
     assert min(told.near.values()) >= FEWEST
     assert not {*told.distinct} & {*values}
     rank = (values < told.median).mean()
@@ -87,11 +87,11 @@ GOOD = to_json(coarse(numbers(*range(40))))
         (GOOD, "category"),
         (GOOD | {"mean": float("nan")}, "number"),
         (GOOD | {"mean": 1e308, "deviation": 1e308}, "number"),
-        (GOOD | {"known": 1 << 39, "near": []}, "number"),  # so that the one in the middle would be none
-        (GOOD | {"known": -1}, "number"),
-        (GOOD | {"known": 41}, "number"),  # not the sum of its counts
+        (GOOD | {"present": 1 << 39, "near": []}, "number"),  # so that the one in the middle would be none
+        (GOOD | {"present": -1}, "number"),
+        (GOOD | {"present": 41}, "number"),  # not the sum of its counts
         (GOOD | {"near": [["a", 40]]}, "number"),
-        (GOOD | {"near": [[i, 1] for i in range(9999)], "known": 9999}, "number"),
+        (GOOD | {"near": [[i, 1] for i in range(9999)], "present": 9999}, "number"),
         ({"counts": {"a": 1.5}, "missing": 0, "others": 0, "unnamed": 0}, "category"),
         ({"counts": ["a"], "missing": 0, "others": 0, "unnamed": 0}, "category"),
         ({"years": GOOD, "clock": 1}, "date"),

@@ -107,7 +107,7 @@ def test_many_whole_numbers_are_numbers_and_several_targets_are_scaled_each(tmp_
     assert isinstance(data.task, Regression)
     scaled = data.prepare(data, torch.arange(20))
     assert scaled.y[:, 1].tolist() == [100.0 * i for i in range(30)]
-    y = scaled.task.scaled(scaled.y)
+    y = scaled.task.standardise(scaled.y)
     torch.testing.assert_close(y[:, 0], y[:, 1])
     assert y[:20].mean(0).abs().max() < 1e-6
     assert data.x.shape == (30, 1)

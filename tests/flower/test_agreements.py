@@ -80,7 +80,7 @@ def honest(ward, tmp_path, raw=None, folder="site"):
 
 
 def changed(message, **words):
-    return message._replace(words=message.words | words)
+    return message._replace(fields=message.fields | words)
 
 
 def test_a_plan_that_was_not_agreed_to_gets_nothing_but_a_name(ward, tmp_path):
@@ -91,15 +91,15 @@ def test_a_plan_that_was_not_agreed_to_gets_nothing_but_a_name(ward, tmp_path):
     for _ in range(3):
         reply = site.reply("hello", sent["hello"][0])
         assert reply.arrays == {}
-        assert reply.words.keys() == {"client", "kinfed", "refused", "waits"}
+        assert reply.fields.keys() == {"client", "kinfed", "refused", "waits"}
     assert len(asked) == 1
     assert "4 rounds of 2 epochs, 8 rows a step; 20 % of rows for the test" in " ".join(said)
     for kind in ("describe", "join", "round"):
         for message in sent[kind]:
             reply = site.reply(kind, message)
             assert reply.arrays == {}
-            assert reply.words.keys() <= {"client", "refused", "join"}
-    assert agreements.read_asked(site.folder) == sent["hello"][0].words["plans"]
+            assert reply.fields.keys() <= {"client", "refused", "join"}
+    assert agreements.read_asked(site.folder) == sent["hello"][0].fields["plans"]
 
 
 def test_a_run_begins_once_its_operators_have_agreed(ward, tmp_path):
@@ -118,20 +118,22 @@ def test_a_run_begins_once_its_operators_have_agreed(ward, tmp_path):
 def test_an_agreement_is_for_one_run_with_one_description(ward, tmp_path):
     sent = honest(ward, tmp_path)
     site, _ = ward()
-    assert "refused" not in site.reply("hello", sent["hello"][0]).words
-    another = site.reply("hello", changed(sent["hello"][0], experiment="another")).words
+    assert "refused" not in site.reply("hello", sent["hello"][0]).fields
+    another = site.reply("hello", changed(sent["hello"][0], experiment="another")).fields
     assert "agreed to one run of this plan, which is another one" in another["refused"]
     assert (
         "one run of this plan"
-        in site.reply("describe", changed(sent["describe"][0], experiment="another")).words["refused"]
+        in site.reply("describe", changed(sent["describe"][0], experiment="another")).fields["refused"]
     )
-    assert "one run of this plan" in site.reply("join", changed(sent["join"][0], experiment="another")).words["refused"]
+    assert (
+        "one run of this plan" in site.reply("join", changed(sent["join"][0], experiment="another")).fields["refused"]
+    )
     invitation = copy.deepcopy(sent["join"][0])
-    (age,) = (one for one in invitation.words["description"]["inputs"] if one["name"] == "age")
+    (age,) = (one for one in invitation.fields["description"]["inputs"] if one["name"] == "age")
     age["deviation"] *= 4
-    assert "is not the one that this run began with" in site.reply("join", invitation).words["refused"]
+    assert "is not the one that this run began with" in site.reply("join", invitation).fields["refused"]
     agree([planned()], site.folder)  # for another run
-    assert "refused" not in site.reply("hello", changed(sent["hello"][0], experiment="another")).words
+    assert "refused" not in site.reply("hello", changed(sent["hello"][0], experiment="another")).fields
 
 
 @pytest.mark.parametrize("kinds", [("train",), ("evaluate",), ("train", "evaluate")])
@@ -140,27 +142,27 @@ def test_answers_of_all_kinds_count_against_one_limit_and_each_is_shown(ward, tm
     site, said = ward(folder="other")
     agree([planned()], site.folder)
     for kind in ("hello", "describe", "join"):
-        assert "refused" not in site.reply(kind, sent[kind][0]).words
+        assert "refused" not in site.reply(kind, sent[kind][0]).fields
     first, said[:] = sent["round"][0], []
     given = dict.fromkeys(("training", "evaluation"), 0)
     for i in range(60):
-        words = {name: value for name, value in first.words.items() if name not in ("train", "round")}
+        words = {name: value for name, value in first.fields.items() if name not in ("train", "round")}
         if "train" in kinds:
-            words |= {"train": first.words["train"], "round": i, "accepted": i - 1}
+            words |= {"train": first.fields["train"], "round": i, "accepted": i - 1}
         if "evaluate" in kinds:
-            words |= {"evaluate": first.words["train"], "evaluated": i}
+            words |= {"evaluate": first.fields["train"], "evaluated": i}
         other = {name: t + i / 100 if t.is_floating_point() else t for name, t in first.arrays.items()}
         other |= {name.replace("train/", "evaluate/"): t for name, t in other.items()} if kinds == ("evaluate",) else {}
         if kinds == ("evaluate",):
             other = {name: t for name, t in other.items() if name.startswith("evaluate/")}
         reply = site.reply("round", Message(words, other))
-        if "refused" in reply.words:
+        if "refused" in reply.fields:
             break
-        given["training"] += "round" in reply.words
-        given["evaluation"] += "scores" in reply.words
+        given["training"] += "round" in reply.fields
+        given["evaluation"] += "scores" in reply.fields
     assert sum(max(0, count - 4) for count in given.values()) <= REPEATED
     assert max(given.values()) <= 4 + REPEATED
-    assert "this site answers it no more" in reply.words["refused"]
+    assert "this site answers it no more" in reply.fields["refused"]
     shown = [line for line in said if line.startswith("sent: ")]
     assert len(shown) == max(given.values())
     if "evaluate" in kinds:
@@ -176,7 +178,7 @@ def test_numbers_are_cut_at_the_sites_own_deviations(ward, tmp_path):
     path.write_text("\n".join([text[0], "9999,kind-1,1", *text[2:]]) + "\n")
     (tmp_path / "other" / "west.draws.json").unlink(missing_ok=True)
     invitation = copy.deepcopy(sent["join"][0])
-    for one in invitation.words["description"]["inputs"]:
+    for one in invitation.fields["description"]["inputs"]:
         if one["name"] == "age":
             one |= {"mean": 0.0, "deviation": 1e9}
     federation, _ = site._examples(invitation, planned())
@@ -208,9 +210,9 @@ def test_a_model_of_too_many_parameters_is_refused_before_it_is_built(ward, tmp_
     sent = honest(ward, tmp_path)
     site, _ = ward(folder="other", policy=Policy(runs="any", parameters=1000))
     invitation = copy.deepcopy(sent["join"][0])
-    invitation.words["table"]["model"]["hidden"] = [200_000, 200_000]  # 160 GB
+    invitation.fields["table"]["model"]["hidden"] = [200_000, 200_000]  # 160 GB
     monkeypatch.setattr(plan.Plan, "model", lambda *_: pytest.fail("it was built"))
-    assert "allows 1,000 parameters, and the plan has 40,0" in site.reply("join", invitation).words["refused"]
+    assert "allows 1,000 parameters, and the plan has 40,0" in site.reply("join", invitation).fields["refused"]
 
 
 def test_class_weights_at_which_a_row_counts_alone_are_refused(ward, tmp_path):
@@ -223,7 +225,7 @@ def test_class_weights_at_which_a_row_counts_alone_are_refused(ward, tmp_path):
     transport = Noting([site, other])
     with pytest.raises(Exception, match="check west"):
         serve(wanted, transport, tmp_path / "run", lambda line: None, 0.0)
-    refused = [reply.words["refused"] for name, kind, _, reply in transport.seen if (name, kind) == ("west", "join")]
+    refused = [reply.fields["refused"] for name, kind, _, reply in transport.seen if (name, kind) == ("west", "join")]
     assert "by training.class_weights 3.0 rows of this site's 42 decide" in refused[0]
 
 
@@ -235,22 +237,22 @@ def test_coefficients_at_which_a_row_counts_alone_get_no_sums(ward, tmp_path):
     for kind in ("hello", "describe", "join"):
         site.reply(kind, sent[kind][0])
     first = sent["round"][0]
-    assert "refused" not in site.reply("round", first).words
+    assert "refused" not in site.reply("round", first).fields
     federation, model = site._examples(sent["join"][0], wanted)
     x = federation.x[federation.rows["train"][0]]
     width, column = x.shape[1], int((x.sort(0).values[-1] - x.sort(0).values[-2]).argmax())
     theta = torch.zeros_like(model.theta)  # a weight [2, d] and a bias [2]
     theta[width + column], theta[-1] = 1e4, -1e4 * float(x[:, column].max())  # only there the loss is curved
     steep = {name: theta if t.shape == theta.shape else t for name, t in first.arrays.items()}
-    steep = first._replace(words=first.words | {"round": 1, "accepted": 0}, arrays=steep)
-    assert "rows of this site's 42 decide what it would upload" in site.reply("round", steep).words["refused"]
+    steep = first._replace(fields=first.fields | {"round": 1, "accepted": 0}, arrays=steep)
+    assert "rows of this site's 42 decide what it would upload" in site.reply("round", steep).fields["refused"]
 
 
 def test_scores_say_no_more_than_their_rows_support(ward, tmp_path):
     sites = [ward("west", policy=Policy(runs="any"))[0], ward("east", policy=Policy(runs="any"))[0]]
     transport = Noting(sites)
     serve(planned(), transport, tmp_path / "run", lambda line: None, 0.0)
-    scores = [one for _, _, _, reply in transport.seen for one in reply.words.get("scores", [])]
+    scores = [one for _, _, _, reply in transport.seen for one in reply.fields.get("scores", [])]
     assert scores
     for _, split, _, value in scores:
         if np.isfinite(value):
@@ -266,12 +268,12 @@ def test_a_gateway_waits_for_one_yes_for_all_its_clients(ward, tmp_path):
     reading = Reading("sick", client="ward")
     gateway = Gateway("hub", files, tmp_path / "hub", "cpu", reading, (), said.append)
     next(iter(gateway.sites.values())).ask = asked.append
-    reply = gateway.reply("hello", sent["hello"][0]).words
+    reply = gateway.reply("hello", sent["hello"][0]).fields
     assert (reply["client"], reply["waits"], len(asked)) == ("hub", True, 1)
     assert len([line for line in said if "asks for a run" in line]) == 1
     for site in gateway.sites.values():
         agree(asked[0], site.folder)
-    assert set(gateway.reply("hello", sent["hello"][0]).words["clients"]) == {"hub.a", "hub.b"}
+    assert set(gateway.reply("hello", sent["hello"][0]).fields["clients"]) == {"hub.a", "hub.b"}
 
 
 def test_the_command_agrees_to_what_the_server_asked_for_with_the_options_of_the_node(ward, tmp_path, capsys):
@@ -281,13 +283,13 @@ def test_the_command_agrees_to_what_the_server_asked_for_with_the_options_of_the
     home = tmp_path / "other" / "west" / "node"
     home.mkdir(parents=True)
     node.keep_options(home, tmp_path / "west.csv", Reading("sick", columns={"Alter": "age"}), [])
-    assert node.kept_options(home)[1] == Reading("sick", columns={"Alter": "age"})
+    assert node.read_options(home)[1] == Reading("sick", columns={"Alter": "age"})
     node.keep_options(home, tmp_path / "west.csv", Reading("sick"), [])
     assert main(["flower", "agree", "west", "--state", str(tmp_path / "other"), "--device", "cpu"]) == 0
     printed = " ".join(capsys.readouterr().err.split())
     assert "what leaves this site for the server" in printed
     assert "agreed: west takes part in one run of this plan" in printed
-    assert "refused" not in site.reply("hello", sent["hello"][0]).words
+    assert "refused" not in site.reply("hello", sent["hello"][0]).fields
 
 
 def test_an_operator_says_yes_at_the_terminal(ward, tmp_path, monkeypatch):
@@ -331,7 +333,7 @@ def lie(draw, sent):
         "1e400",
     ]
     for _ in range(draw.randint(1, 3)):
-        place = message.words
+        place = message.fields
         while True:
             key = draw.choice([*place]) if isinstance(place, dict) and place else None
             if key is None or not isinstance(place[key], dict) or draw.random() < 0.3:
@@ -355,11 +357,11 @@ def test_a_hundred_lying_plans_get_nothing_and_end_in_a_line(ward, tmp_path, cap
         before = len(said)
         reply = site.reply(kind, message)
         assert reply.arrays == {}, (i, kind)
-        assert reply.words.keys() <= {"client", "kinfed", "refused", "waits", "join"}, (i, kind, reply.words)
-        assert "unexpected" not in str(reply.words.get("refused")), (i, kind, message.words, reply.words)
-        assert "\n" not in str(reply.words), (i, kind)
+        assert reply.fields.keys() <= {"client", "kinfed", "refused", "waits", "join"}, (i, kind, reply.fields)
+        assert "unexpected" not in str(reply.fields.get("refused")), (i, kind, message.fields, reply.fields)
+        assert "\n" not in str(reply.fields), (i, kind)
         told = said[before:]
-        assert told or reply.words.get("waits") or reply.words.get("join"), (i, kind)
+        assert told or reply.fields.get("waits") or reply.fields.get("join"), (i, kind)
         assert not any("Error:" in line or "Errno" in line for line in told), (i, kind, told)
     assert "Traceback" not in capsys.readouterr().err
     assert not (tmp_path / "other" / "west.draws.json").exists()
@@ -376,10 +378,10 @@ def test_a_hundred_lies_in_an_agreed_run_end_in_a_line_and_within_its_limit(ward
         kind, message = lie(draw, sent)
         before = len(said)
         reply = site.reply(kind, message)
-        trained += "upload" in reply.words
-        assert "unexpected" not in str(reply.words.get("refused")), (i, kind, message.words, said[before:])
+        trained += "upload" in reply.fields
+        assert "unexpected" not in str(reply.fields.get("refused")), (i, kind, message.fields, said[before:])
         assert not any("Errno" in line for line in said[before:]), (i, said[before:])
-        assert said[before:] or kind == "hello" or reply.words.keys() <= {"client", "join"}, (i, kind, reply.words)
+        assert said[before:] or kind == "hello" or reply.fields.keys() <= {"client", "join"}, (i, kind, reply.fields)
     assert trained <= 4 + REPEATED
     assert "Traceback" not in capsys.readouterr().err
     assert torch.is_tensor(next(iter(sent["join"][0].arrays.values())))

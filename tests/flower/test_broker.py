@@ -39,7 +39,7 @@ class Transport:
         self.clock, self.clients = clock, dict(enumerate(clients, 1))
         self.online = {node: "first" for node in self.clients}
         self.delay, self.replies, self.sent, self._due = 1.0, {}, [], {}
-        self.versions, self.keys, self.words = {}, {}, {}
+        self.versions, self.keys, self.fields = {}, {}, {}
         self.delays, self.hiccups, self._free = {}, {}, {}
         self.refusals = []  # (client, why)
 
@@ -52,11 +52,11 @@ class Transport:
         self.sent.append((client, kind, self.clock.now))
         if kind == "hello":
             words = {"client": client, "kinfed": self.versions.get(client, __version__)}
-            answer = Message(words | EXAMPLES | self.words.get(client, {}), {})
-            if "refused" in message.words:
-                self.refusals.append((client, message.words["refused"]))
+            answer = Message(words | EXAMPLES | self.fields.get(client, {}), {})
+            if "refused" in message.fields:
+                self.refusals.append((client, message.fields["refused"]))
         else:
-            answer = self.replies.get(client, lambda m: Message({"client": client, "did": m.words["do"]}, {}))(message)
+            answer = self.replies.get(client, lambda m: Message({"client": client, "did": m.fields["do"]}, {}))(message)
         if answer is not None:
             took = self.delays.get(client, self.delay) if kind != "hello" else self.delay
             if kind != "hello" and self.hiccups.get(client):
@@ -93,7 +93,7 @@ def test_everyone_gets_one_request_and_replies_are_told_apart(world):
     _, transport, broker, _ = world("abc")
     meet(broker, "abc")
     replies = broker.request("round", requests("abc"))
-    assert {client: answer.words["did"] for client, answer in replies.items()} == {c: f"{c}'s" for c in "abc"}
+    assert {client: answer.fields["did"] for client, answer in replies.items()} == {c: f"{c}'s" for c in "abc"}
     assert [kind for _, kind, _ in transport.sent] == ["hello"] * 3 + ["round"] * 3
     assert set(broker.traffic) == set("abc")
     for rounds in broker.traffic.values():
@@ -124,7 +124,7 @@ def test_a_site_that_is_late_once_misses_one_round(world, share, hiccup):
     for round in range(6):
         began = clock.now
         replies = broker.request("round", {c: Message({"do": f"{c} in {round}"}, {}) for c in "abc"}, needed=2)
-        assert all(answer.words["did"] == f"{c} in {round}" for c, answer in replies.items())
+        assert all(answer.fields["did"] == f"{c} in {round}" for c, answer in replies.items())
         assert clock.now - began < 2 * 100
         answered.append("b" in replies)
     assert answered == [True, False, True, True, True, True]
@@ -175,7 +175,7 @@ def test_a_reply_to_an_earlier_request_is_not_taken_for_another(world):
     assert set(broker.request("round", requests("ac"))) == {"a", "c"}
     assert clock.now - began < 5
     clock.sleep(100)
-    assert broker.request("round", {"b": Message({"do": "more"}, {})})["b"].words["did"] == "more"
+    assert broker.request("round", {"b": Message({"do": "more"}, {})})["b"].fields["did"] == "more"
 
 
 def test_below_the_quorum_it_waits_on_and_then_gives_up(world):
@@ -379,7 +379,7 @@ def test_a_refused_node_is_told_why_once(world):
 )
 def test_a_greeting_that_is_made_up_does_not_disturb(world, words, why):
     _, transport, broker, lines = world("ab")
-    transport.words["b"] = words
+    transport.fields["b"] = words
     meet(broker, "a")
     assert set(broker.nodes.clients) == {"a"}
     (line,) = [line for line in lines if "node 2" in line]
@@ -410,7 +410,9 @@ def test_a_dismissed_site_that_is_started_again_is_greeted_at_once(world):
 
 def test_before_the_first_round_a_restarted_site_is_greeted_again(world):
     clock, transport, broker, _ = world("ab")
-    clock.plans.append((20, lambda: transport.words.update(b={"outputs": 5}) or transport.online.update({2: "second"})))
+    clock.plans.append(
+        (20, lambda: transport.fields.update(b={"outputs": 5}) or transport.online.update({2: "second"}))
+    )
     broker.discover(lambda: broker.nodes.clients.get("b", {}).get("outputs") == 5, "b with five outputs")
     assert 20 < clock.now < 40
 

@@ -113,11 +113,11 @@ def test_a_message_is_taken_and_answered_and_no_program_is_ever_asked_for(fleet)
         arrived = line.receive()
         assert arrived.kind == "query.hello"
         message = transport.unpack(arrived.content)
-        assert message.words == {"seed": 3}
+        assert message.fields == {"seed": 3}
         torch.testing.assert_close(message.arrays["theta"], torch.arange(6.0))
         line.answer(arrived, transport.pack(Message({"client": "a"}, {"upload": torch.ones(2, 2)})))
     reply = flower_names_inflate(fleet)
-    assert reply.words == {"client": "a"}
+    assert reply.fields == {"client": "a"}
     torch.testing.assert_close(reply.arrays["upload"], torch.ones(2, 2))
     assert "GetFab" not in fleet.calls
     assert "GetRun" not in fleet.calls
@@ -150,7 +150,7 @@ def test_a_reply_is_sent_again_until_it_has_arrived(fleet):
         fleet.problems["PushMessages"] = [httpx.ConnectError("refused")] * 3
         fleet.problems["PushObject"] = [refused(502, "")]
         line.answer(arrived, transport.pack(Message({"client": "a"}, {})))
-    assert flower_names_inflate(fleet).words == {"client": "a"}
+    assert flower_names_inflate(fleet).fields == {"client": "a"}
 
 
 def test_a_node_whose_key_is_no_longer_a_members_ends(fleet):

@@ -55,7 +55,7 @@ def hospital(tmp_path):
 
 def describe(site, split=None, seed=0, **agreed):
     words = {"agreed": AGREED | agreed, "split": split or {}, "seed": seed}
-    return site.reply("describe", Message(words, {})).words
+    return site.reply("describe", Message(words, {})).fields
 
 
 def invite(site, experiment="e", **raw):
@@ -77,7 +77,7 @@ def invite(site, experiment="e", **raw):
         "layout": messages.layout_digest(model.layout),
         "accepted": -1,
     }
-    return site.reply("join", Message(words, {"theta": model.theta})).words
+    return site.reply("join", Message(words, {"theta": model.theta})).fields
 
 
 def test_a_server_cannot_compute_rows_from_the_differences_of_descriptions(hospital):
@@ -163,7 +163,7 @@ def test_no_sites_model_lies_in_the_folder_that_newcomers_are_given(trial, name,
 
     def watched(self, work, outcome):
         reply = finish(self, work, outcome)
-        if reply.words.get("round") == 1:
+        if reply.fields.get("round") == 1:
             uploads.extend(t.flatten() for key, t in reply.arrays.items() if t.numel() > 10)
         return reply
 
@@ -195,9 +195,9 @@ class Told(Here):
         id = super().push(node, kind, message, seconds)
         reply = self._arrived[id]
         if self.sites[node].name == LIAR and kind in self.lie:
-            words = json.loads(json.dumps(reply.words))
+            words = json.loads(json.dumps(reply.fields))
             self.lie[kind](words)
-            self._arrived[id] = reply._replace(words=words)
+            self._arrived[id] = reply._replace(fields=words)
         return id
 
 
@@ -232,8 +232,8 @@ def numbers_of(words, **changes):
     "lie",
     [
         lambda words: numbers_of(words, mean=1e308, deviation=1e308),
-        lambda words: numbers_of(words, mean=-3e38, near=[[1e39, 63]], known=63),
-        lambda words: numbers_of(words, known=(1 << 40) - 1, near=[]),
+        lambda words: numbers_of(words, mean=-3e38, near=[[1e39, 63]], present=63),
+        lambda words: numbers_of(words, present=(1 << 40) - 1, near=[]),
         lambda words: words.update(rows=1 << 40),
         lambda words: words.update(rows=3),
         lambda words: words.update(rows="many"),
@@ -251,7 +251,7 @@ def test_what_a_site_makes_up_of_its_columns_ends_no_run_and_names_it(federation
 def test_a_site_that_claims_many_rows_decides_neither_scales_nor_categories(federation):
     def lie(words):
         words["rows"] = 1 << 39
-        numbers_of(words, mean=80_000.0, deviation=1.0, known=1 << 39, near=[[80_000.0, 1 << 39]])
+        numbers_of(words, mean=80_000.0, deviation=1.0, present=1 << 39, near=[[80_000.0, 1 << 39]])
         words["statistics"]["ward"]["counts"] = {f"made up {i}": 1 << 33 for i in range(60)}
 
     summary, lines = federation(describe=lie)

@@ -257,7 +257,7 @@ def served(monkeypatch):
     bound = socket.socket()
     bound.bind(("127.0.0.1", 0))
     port, listener = bound.getsockname()[1], connections.Listener(bound)
-    server = authentication.guarded(told, authentication.Doorman(SECRET, None), admit=listener.admit)
+    server = authentication.make_server(told, authentication.Doorman(SECRET, None), admit=listener.admit)
     thread = threading.Thread(target=lambda: asyncio.run(server.serve([listener])), daemon=True)
     thread.start()
     while not server.started:

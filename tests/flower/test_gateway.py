@@ -13,7 +13,7 @@ from kinfed import UsageError
 from kinfed.flower.server import broker, nodes, plan
 from kinfed.flower.server.server import serve
 from kinfed.flower.site import site_cohort
-from kinfed.flower.site.gateway import Gateway, parted
+from kinfed.flower.site.gateway import Gateway, split_by_client
 from kinfed.flower.site.policy import Policy
 from kinfed.flower.site.site import Site
 from kinfed.flower.site.site_check import Here
@@ -62,7 +62,7 @@ def federation(tmp_path, monkeypatch, request):
             if not site:
                 grouped.append(Site(name, path, tmp_path / "grouped", "cpu", reading, policy=Policy(runs="any")))
         if site:
-            files = parted(write(tmp_path / f"{site}.csv", table), "ward", site, tmp_path / "parts")
+            files = split_by_client(write(tmp_path / f"{site}.csv", table), "ward", site, tmp_path / "parts")
             many = replace(reading, client="ward")
             made = Gateway(site, files, tmp_path / "grouped", "cpu", many, (), told.append, Policy(runs="any"))
             grouped.append(made)
@@ -137,24 +137,24 @@ def test_a_gateway_speaks_for_names_that_begin_with_its_own_alone():
 
 def test_what_is_no_bundle_or_of_no_client_here_is_refused(federation):
     gateway = federation[0][0]
-    assert "no bundle" in gateway.reply("round", Message({"experiment": "e"}, {})).words["refused"]
+    assert "no bundle" in gateway.reply("round", Message({"experiment": "e"}, {})).fields["refused"]
     gateway._report = (told := []).append
     for _ in range(2):
         reply = gateway.reply("verdict", messages.bundle({"eve": Message({"experiment": "e"}, {})}))
-    assert messages.unbundle(reply)["eve"].words["refused"] == "no row of its site's file names it"
+    assert messages.unbundle(reply)["eve"].fields["refused"] == "no row of its site's file names it"
     assert told == ["client eve: no row of this site's file names it, so the run goes on without it"]
 
 
 def test_a_column_of_clients_must_name_clients(tmp_path):
     path = write(tmp_path / "t.csv", {"a": rows("a", 3), "b": rows("b", 3)})
     with pytest.raises(UsageError, match="wards"):
-        parted(path, "wards", "h", tmp_path / "parts")
+        split_by_client(path, "wards", "h", tmp_path / "parts")
     bad = write(tmp_path / "bad.csv", {"a": rows("a", 3), "b/c": rows("b", 3)})
     with pytest.raises(UsageError, match=r"'h\.b/c' cannot be a client's name"):
-        parted(bad, "ward", "h", tmp_path / "parts")
+        split_by_client(bad, "ward", "h", tmp_path / "parts")
     empty = write(tmp_path / "empty.csv", {"a": rows("a", 3), "": rows("b", 3)})
     with pytest.raises(UsageError, match=r"line 5, column 'ward' is empty, so its row is no client's"):
-        parted(empty, "ward", "h", tmp_path / "parts")
+        split_by_client(empty, "ward", "h", tmp_path / "parts")
     (tmp_path / "x.npz").touch()
     with pytest.raises(UsageError, match="--client names a column of a table"):
-        parted(tmp_path / "x.npz", "ward", "h", tmp_path / "parts")
+        split_by_client(tmp_path / "x.npz", "ward", "h", tmp_path / "parts")

@@ -27,7 +27,7 @@ def test_a_message_comes_back():
     }
     words = {"round": 3, "name": "Bern \u00e9", "selected": {"own": 2}, "evaluate": ["tuple", None]}
     back = transport.unpack(transport.pack(Message(words, arrays)))
-    assert back.words == words
+    assert back.fields == words
     assert back.arrays.keys() == arrays.keys()
     for name, array in arrays.items():
         assert back.arrays[name].dtype == array.dtype

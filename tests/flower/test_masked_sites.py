@@ -17,7 +17,7 @@ from kinfed.flower.programs import keys
 from kinfed.flower.server import plan
 from kinfed.flower.server.nodes import Failure
 from kinfed.flower.server.server import serve
-from kinfed.flower.site.gateway import Gateway, parted
+from kinfed.flower.site.gateway import Gateway, split_by_client
 from kinfed.flower.site.masked_rounds import MaskedRounds
 from kinfed.flower.site.policy import Policy
 from kinfed.flower.site.site import Site
@@ -35,7 +35,7 @@ class Network(Here):
         self.silent, self.seen, self.changes = set(silent), [], {}
 
     def push(self, node, kind, message, seconds):
-        name, round = self.sites[node].name, int(message.words.get("round", -1)) + 1
+        name, round = self.sites[node].name, int(message.fields.get("round", -1)) + 1
         message = self.changes.get((name, kind, round), lambda sent: sent)(message)
         self.seen.append((name, kind, "sent", message))
         if (name, kind, round) in self.silent:
@@ -129,9 +129,9 @@ def plain_uploads(folder, method="fedavg"):
     network = Network(make_sites(folder))
     run(folder, network, planned(method, masked=False))
     return [
-        (name, m.words["round"], {k: t for k, t in m.arrays.items() if k.startswith("upload/")})
+        (name, m.fields["round"], {k: t for k, t in m.arrays.items() if k.startswith("upload/")})
         for name, kind, way, m in network.seen
-        if kind == "round" and way == "come" and "upload" in m.words
+        if kind == "round" and way == "come" and "upload" in m.fields
     ]
 
 
@@ -144,7 +144,7 @@ def test_nothing_that_the_server_has_holds_an_upload(tmp_path):
     seen = [m for _, _, way, m in network.seen if way == "come"]
     assert not any(name.startswith("upload") for m in seen for name in m.arrays)
     texts = b"".join(path.read_bytes() for path in sorted((folder / "run").rglob("*")) if path.is_file())
-    texts += json.dumps([m.words for m in seen]).encode() + "\n".join(lines).encode()
+    texts += json.dumps([m.fields for m in seen]).encode() + "\n".join(lines).encode()
     for _, round, arrays in uploads:
         for t in arrays.values():
             whole = t.numpy()
@@ -213,7 +213,7 @@ def test_a_site_that_is_started_anew_sits_out_the_round_and_takes_part_in_the_ne
     assert summary.rounds == 3
     assert any(f"left client {NAMES[3]} out: it has no keys of this round" in line for line in lines)
     rounds = [
-        m.words["round"]
+        m.fields["round"]
         for name, k, way, m in network.seen
         if (name, k, way) == (NAMES[3], "round", "come") and "masked" in m.arrays
     ]
@@ -223,13 +223,13 @@ def test_a_site_that_is_started_anew_sits_out_the_round_and_takes_part_in_the_ne
 def last(network, site, kind, way="sent"):
     """The last message of a kind to a site, or from it."""
     found = [m for name, k, w, m in network.seen if (name, k, w) == (site.name, kind, way)]
-    return next(m for m in reversed(found) if kind != "round" or "round" in m.words)
+    return next(m for m in reversed(found) if kind != "round" or "round" in m.fields)
 
 
 def ask(network, site, kind, **words):
     """What a site answers to the last message of a kind with other words."""
     message = last(network, site, kind)
-    return site.reply(kind, message._replace(words=message.words | words)).words
+    return site.reply(kind, message._replace(fields=message.fields | words)).fields
 
 
 def test_a_replay_is_answered_by_the_same_bytes_and_nothing_is_masked_twice(tmp_path):
@@ -240,8 +240,8 @@ def test_a_replay_is_answered_by_the_same_bytes_and_nothing_is_masked_twice(tmp_
         site = network.sites[0]
         sent, reply = last(network, site, "round"), last(network, site, "round", "come")
         replayed.append((reply, site.reply("round", sent)))
-        boxes = dict(reversed(sent.words["boxes"].items()))
-        replayed.append(site.reply("round", sent._replace(words=sent.words | {"boxes": boxes, "judged": 0})).words)
+        boxes = dict(reversed(sent.fields["boxes"].items()))
+        replayed.append(site.reply("round", sent._replace(fields=sent.fields | {"boxes": boxes, "judged": 0})).fields)
         return message
 
     network.changes[NAMES[0], "reveal", 2] = replay
@@ -263,10 +263,10 @@ def test_reveal_and_share_are_answered_once(tmp_path):
     run(tmp_path, network, planned())
     site = network.sites[0]
     first = ask(network, site, "reveal")
-    assert first == last(network, site, "reveal", "come").words
+    assert first == last(network, site, "reveal", "come").fields
     assert "once in a round" in ask(network, site, "reveal", uploaded=NAMES[:6])["refused"]
-    listed = last(network, site, "share").words["keys"]
-    others = listed | {NAMES[1]: Member(NAMES[1], 5, b"").keys.to_words()}
+    listed = last(network, site, "share").fields["keys"]
+    others = listed | {NAMES[1]: Member(NAMES[1], 5, b"").keys.to_json()}
     assert "shared its secrets of this round already" in ask(network, site, "share", keys=others)["refused"]
 
 
@@ -282,7 +282,7 @@ def test_a_server_that_sends_one_site_another_model_gets_nothing_of_it(tmp_path)
     assert any(f"left client {NAMES[4]} out: the server has sent another model" in line for line in lines)
 
     def lie(message):
-        return message._replace(words=message.words | {"model": "0" * 64})
+        return message._replace(fields=message.fields | {"model": "0" * 64})
 
     (tmp_path / "run").rename(tmp_path / "first")
     network = Network(make_sites(tmp_path))
@@ -326,7 +326,7 @@ def test_a_policy_that_requires_masks_wins_over_the_plan(tmp_path):
     rules = Policy(runs="any", masked="required")
     with pytest.raises(RunError):
         run(tmp_path, network := Network(make_sites(tmp_path, policy=rules)), planned(masked=False))
-    told = [m.words for _, kind, way, m in network.seen if kind == "join" and way == "come"]
+    told = [m.fields for _, kind, way, m in network.seen if kind == "join" and way == "come"]
     assert all("its policy asks for masks" in words["refused"] for words in told)
     run(tmp_path, Network(make_sites(tmp_path, policy=rules)), planned(), "second")
 
@@ -334,7 +334,7 @@ def test_a_policy_that_requires_masks_wins_over_the_plan(tmp_path):
 def test_a_site_without_memory_for_secrets_says_so(tmp_path):
     with pytest.raises(RunError):
         run(tmp_path, network := Network(make_sites(tmp_path, masks=lambda name: None)), planned())
-    told = [m.words for _, kind, way, m in network.seen if kind == "join" and way == "come"]
+    told = [m.fields for _, kind, way, m in network.seen if kind == "join" and way == "come"]
     assert all("start it with kinfed flower node" in words["refused"] for words in told)
 
 
@@ -344,7 +344,7 @@ def test_a_site_without_memory_for_secrets_says_so(tmp_path):
 def test_a_site_whose_numbers_the_plan_does_not_hold_says_so(tmp_path, privacy, why):
     with pytest.raises(RunError):
         run(tmp_path, network := Network(make_sites(tmp_path)), planned(privacy=privacy, deadline=1.0))
-    told = [m.words["refused"] for _, k, way, m in network.seen if way == "come" and "refused" in m.words]
+    told = [m.fields["refused"] for _, k, way, m in network.seen if way == "come" and "refused" in m.fields]
     assert any(re.search(why, line) for line in told)
 
 
@@ -368,7 +368,7 @@ def test_a_server_that_was_killed_in_a_phase_skips_the_round_at_most(tmp_path, k
     assert summary.rounds == 4
     skipped = any(line.startswith("skipped round 2") for line in lines)
     assert skipped is (kind != "share")  # else most sites have masked an upload of it, and mask no other
-    sent = [m.words["round"] for _, k, way, m in network.seen[begun:] if k == "reveal" and way == "sent"]
+    sent = [m.fields["round"] for _, k, way, m in network.seen[begun:] if k == "reveal" and way == "sent"]
     assert {*sent} == ({1, 2, 3} if not skipped else {2, 3})
 
 
@@ -384,9 +384,9 @@ CLIENT = {"epsilon": 8.0, "delta": 1e-3, "unit": "client", "clip": 0.5}
 def shared_models(network):
     """The models that the server has sent to train from, by round."""
     return {
-        m.words["round"]: m.arrays["train/theta"].double()
+        m.fields["round"]: m.arrays["train/theta"].double()
         for _, kind, way, m in network.seen
-        if kind == "round" and way == "sent" and "train" in m.words
+        if kind == "round" and way == "sent" and "train" in m.fields
     }
 
 
@@ -400,11 +400,11 @@ def test_clients_have_an_epsilon_by_noise_that_they_make_together(tmp_path):
     ledger = json.loads((tmp_path / "sites" / "site3.privacy.json").read_text())
     noise = noise_for(8.0, 1e-3, 1.0, 3)
     assert ledger["runs"] == [{"run": summary.sites.experiment, "rate": 1.0, "noise": noise, "steps": 3}]
-    assert all("scores" not in m.words for _, _, way, m in network.seen if way == "come")
+    assert all("scores" not in m.fields for _, _, way, m in network.seen if way == "come")
     again = Network(make_sites(tmp_path))
     with pytest.raises(RunError):
         run(tmp_path, again, planned(privacy=CLIENT, deadline=1.0), "again")
-    told = [m.words["refused"] for _, k, way, m in again.seen if way == "come" and "refused" in m.words]
+    told = [m.fields["refused"] for _, k, way, m in again.seen if way == "come" and "refused" in m.fields]
     assert any("its rows have cost epsilon" in line for line in told)
     assert not [m for _, _, way, m in again.seen if way == "come" and "masked" in m.arrays]
 
@@ -450,7 +450,7 @@ def test_a_policy_takes_shared_noise_only_if_it_says_so(tmp_path):
             continue
         with pytest.raises(RunError):
             run(folder, network, planned(privacy=CLIENT))
-        told = [m.words["refused"] for _, k, way, m in network.seen if way == "come" and "refused" in m.words]
+        told = [m.fields["refused"] for _, k, way, m in network.seen if way == "come" and "refused" in m.fields]
         assert all("needs no trust in others" in line for line in told)
 
 
@@ -469,7 +469,7 @@ def test_signed_keys_of_members_alone_are_summed(tmp_path):
     network = Network(make_sites(tmp_path, masks=signed))
     with pytest.raises(RunError, match="so its sum stays closed"):
         run(tmp_path, network, planned(deadline=1.0), "with a stranger")
-    told = [m.words["refused"] for _, k, way, m in network.seen if k == "share" and "refused" in m.words]
+    told = [m.fields["refused"] for _, k, way, m in network.seen if k == "share" and "refused" in m.fields]
     assert all("site9, which is not in this site's file of members" in line for line in told)
 
 
@@ -485,7 +485,7 @@ def test_many_clients_of_gateways_are_members_of_their_own(tmp_path):
                 for i, (x, z) in enumerate(draw.normal(size=(600, 2)))
             ]
             (folder / f"{site}.csv").write_text("\n".join(["p,q,y,ward", *rows]) + "\n")
-            files = parted(folder / f"{site}.csv", "ward", site, folder / "parts")
+            files = split_by_client(folder / f"{site}.csv", "ward", site, folder / "parts")
             reading = Reading(target="y", few_rows=True, client="ward")
             made.append(
                 Gateway(site, files, folder / "sites", "cpu", reading, (), lambda line: None, Policy(runs="any"))

@@ -198,9 +198,9 @@ def test_shares_give_a_secret_from_enough_of_them():
 @pytest.mark.parametrize("words", [None, [], ["zz"], ["00"] * 3, ["00" * 32] * 2, ["00" * 32] * 5, {"mask": 1}])
 def test_what_are_no_keys_is_refused(words):
     with pytest.raises(UsageError, match="no keys"):
-        PublicKeys.of_words(words)
+        PublicKeys.from_json(words)
     keys = Member("a", 2, b"").keys
-    assert PublicKeys.of_words(keys.to_words()) == keys
+    assert PublicKeys.from_json(keys.to_json()) == keys
 
 
 def test_only_members_in_the_file_are_believed(tmp_path):

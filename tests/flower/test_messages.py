@@ -87,11 +87,11 @@ def test_a_digest_tells_every_word_name_type_shape_and_number():
 
 def test_a_layout_is_told_by_names_shapes_and_order():
     linear = torch.nn.Linear(2, 3)
-    same = messages.layout_digest(Layout.of(torch.nn.Linear(2, 3)))
-    assert messages.layout_digest(Layout.of(linear)) == same
-    assert messages.layout_digest(Layout.of(torch.nn.Linear(3, 2))) != same
+    same = messages.layout_digest(Layout.from_module(torch.nn.Linear(2, 3)))
+    assert messages.layout_digest(Layout.from_module(linear)) == same
+    assert messages.layout_digest(Layout.from_module(torch.nn.Linear(3, 2))) != same
     named = torch.nn.Sequential(collections.OrderedDict(head=torch.nn.Linear(2, 3)))
-    assert messages.layout_digest(Layout.of(named)) != same
+    assert messages.layout_digest(Layout.from_module(named)) != same
 
 
 def test_arrays_are_compared_with_what_they_should_be():

@@ -46,7 +46,7 @@ def node(tmp_path, monkeypatch, server, examples):
                 return waiting.pop(0)
 
             def answer(self, arrived, content):
-                answers.append(transport.unpack(content).words)
+                answers.append(transport.unpack(content).fields)
 
         monkeypatch.setattr(module, "Connection", Connection)
         where = (Link(address), None, "cpu", [])

@@ -49,12 +49,12 @@ def test_sites_with_the_file_end_with_the_models_of_a_simulation(trial, mine, ow
     trial.compare(expected, "abcde")
     assert summary["by_client"]["scores"]["own"] == pytest.approx(expected.history.test("own").tolist(), abs=1e-5)
     for _, _, message in trial.grid.sent:  # a name and a hash: neither a folder nor code
-        words = json.dumps(message.words)
+        words = json.dumps(message.fields)
         assert str(mine.parent) not in words
         assert "lerp" not in words
     (invitation,) = [message for client, kind, message in trial.grid.sent if (client, kind) == ("a", "join")]
-    assert invitation.words["table"]["method"] == trial.planned.table["method"] | {"name": "mine.py:Between"}
-    assert invitation.words["table"]["code"] == {"mine.py": digest(own_code)}
+    assert invitation.fields["table"]["method"] == trial.planned.table["method"] | {"name": "mine.py:Between"}
+    assert invitation.fields["table"]["code"] == {"mine.py": digest(own_code)}
     why = (
         f"SHA-256 {digest(own_code)}, this site's is none: it has no such file; if you trust the server's, get the same"
     )
@@ -129,12 +129,12 @@ def test_a_server_cannot_name_other_code_of_a_site(trial, mine, own_code, part, 
     give(trial, own_code)
     trial.serve()  # a good run, whose invitation is then changed
     (invitation,) = [message for client, kind, message in trial.grid.sent if (client, kind) == ("a", "join")]
-    invitation.words["table"][part] = {"name": named}
+    invitation.fields["table"][part] = {"name": named}
     config = next(iter(trial.grid.sites.values()))
     site = Site(
         "a", Path(config["data"]), Path(config["state-dir"]), code=[Path(config["code"])], policy=Policy(runs="any")
     )
-    assert why in site.reply("join", invitation).words["refused"]
+    assert why in site.reply("join", invitation).fields["refused"]
 
 
 def test_a_fresh_process_knows_the_types_of_its_state(trial, mine, own_code):

@@ -66,7 +66,7 @@ def test_by_default_only_plans_run_that_the_operator_agreed_to(asked, tmp_path, 
     assert asked(Policy(runs="any"), "training.epochs=3").rounds == 3
     joined = max((tmp_path / "site" / "a").glob("*/join.safetensors"), key=lambda path: path.stat().st_mtime_ns)
     site = Site("a", tmp_path / "a.csv", tmp_path / "site", "cpu", Reading(), policy=Policy())
-    later = site.reply("round", Message({"experiment": joined.parent.name, "layout": ""}, {})).words["refused"]
+    later = site.reply("round", Message({"experiment": joined.parent.name, "layout": ""}, {})).fields["refused"]
     assert later.startswith("its operator has not agreed to this plan")  # though it had joined it before
     with pytest.raises(RunError, match="crafted ones can read rows"):
         asked(Policy(), "seed=1")
@@ -121,15 +121,15 @@ def test_statistics_are_of_as_many_rows_as_the_policy_asks(tmp_path):
     for rows in (5, 20):
         rules = Policy(runs="any", statistic_rows=rows)
         site = Site("a", tmp_path / "a.csv", tmp_path / "site", "cpu", Reading(), (), print, rules)
-        told[rows] = site.reply("describe", Message(words, {})).words["statistics"]
+        told[rows] = site.reply("describe", Message(words, {})).fields["statistics"]
     assert set(told[5]["q"]["counts"]) == {"rare", "often"}
     assert set(told[20]["q"]["counts"]) == {"often"}
     assert told[20]["q"]["others"] == told[5]["q"]["counts"]["rare"]
     assert all(count >= 20 for _, count in told[20]["p"]["near"])
-    assert sum(count for _, count in told[20]["p"]["near"]) == told[5]["p"]["known"]
+    assert sum(count for _, count in told[20]["p"]["near"]) == told[5]["p"]["present"]
     strict = Policy(runs="any", statistic_rows=1000)
     site = Site("a", tmp_path / "a.csv", tmp_path / "site", "cpu", Reading(), (), print, strict)
-    assert site.reply("describe", Message(words, {})).words["statistics"]["p"]["known"] == 0
+    assert site.reply("describe", Message(words, {})).fields["statistics"]["p"]["present"] == 0
 
 
 @pytest.mark.parametrize(

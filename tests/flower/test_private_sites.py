@@ -53,7 +53,7 @@ def test_sites_train_with_noise_and_send_neither_scores_nor_statistics(trial):
 
 def asked(trial, name, kind="round"):
     """The last message of a kind that was sent to a site, and that site as it is now."""
-    message = [m for client, k, m in trial.grid.sent if client == name and k == kind and "train" in m.words][-1]
+    message = [m for client, k, m in trial.grid.sent if client == name and k == kind and "train" in m.fields][-1]
     folder = trial.folder / "sites" / name
     return message, Site(
         name,
@@ -68,8 +68,8 @@ def asked(trial, name, kind="round"):
 def ask_more(trial, name="d", round=3):
     """What a site answers when the server asks for another round than the plan has."""
     message, site = asked(trial, name)
-    words = message.words | {"round": round, "accepted": round - 1}
-    return site.reply("round", message._replace(words=words)).words
+    words = message.fields | {"round": round, "accepted": round - 1}
+    return site.reply("round", message._replace(fields=words)).fields
 
 
 def test_noise_is_secret_and_never_that_of_the_seed(trial):
@@ -79,12 +79,12 @@ def test_noise_is_secret_and_never_that_of_the_seed(trial):
     uploads = []
     for _ in range(2):
         _, site = asked(begun, "d")
-        site.folder.joinpath(state.words["experiment"], "state.safetensors").unlink()
+        site.folder.joinpath(state.fields["experiment"], "state.safetensors").unlink()
         site.folder.parent.joinpath("d.privacy.json").unlink()
         site.folder.joinpath("ledger.json").unlink()
         site.folder.parent.joinpath("d.agreed.json").unlink()
         invitation = next(m for client, kind, m in begun.grid.sent if client == "d" and kind == "join")
-        assert "refused" not in site.reply("join", invitation).words
+        assert "refused" not in site.reply("join", invitation).fields
         uploads.append(site.reply("round", state).arrays["upload/theta"])
     assert float((uploads[0] - uploads[1]).norm()) > 0.1
     seeded = begun.simulate().history.models
@@ -161,8 +161,8 @@ def test_what_has_no_price_does_not_leave(trial):
     begun = run(trial)
     begun.serve()
     message, site = asked(begun, "d")
-    told = site.reply("verdict", message._replace(words={"experiment": message.words["experiment"]}, arrays={}))
-    assert "no price" in told.words["refused"]
+    told = site.reply("verdict", message._replace(fields={"experiment": message.fields["experiment"]}, arrays={}))
+    assert "no price" in told.fields["refused"]
     kinds = {kind for _, kind, _ in begun.grid.sent}
     assert not kinds & {"describe", "verdict"}
 
@@ -172,10 +172,10 @@ def test_a_model_that_breaks_the_evaluation_says_nothing_of_rows(trial):
     begun.serve()
     (begun.folder / "sites" / "d" / "d.privacy.json").unlink()
     message, site = asked(begun, "d")
-    words = {key: value for key, value in message.words.items() if key not in ("train", "round")}
-    words |= {"evaluate": message.words["train"], "evaluated": 1, "accepted": 2}
+    words = {key: value for key, value in message.fields.items() if key not in ("train", "round")}
+    words |= {"evaluate": message.fields["train"], "evaluated": 1, "accepted": 2}
     theta = torch.full_like(message.arrays["train/theta"], 1e30)
-    reply = site.reply("round", message._replace(words=words, arrays={"evaluate/theta": theta})).words
+    reply = site.reply("round", message._replace(fields=words, arrays={"evaluate/theta": theta})).fields
     assert reply == {"client": "d", "evaluated": 1}
 
 
@@ -237,7 +237,7 @@ def test_tables_become_inputs_by_what_is_public_of_their_columns(tmp_path):
     summary, seen = serve_tables(tables(tmp_path), tmp_path, PUBLIC)
     assert max(summary.privacy["spent"]) > 19
     assert "describe" not in {kind for kind, _ in seen}
-    assert "zeta" not in str([message.words for _, message in seen])
+    assert "zeta" not in str([message.fields for _, message in seen])
     scale = summary.data.scale["inputs"]
     assert (scale["age"]["mean"], scale["age"]["deviation"]) == (50.0, 25.0)
     description = json.loads(next((tmp_path / "east").glob("*/description.json")).read_text())

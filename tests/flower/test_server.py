@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from kinfed.errors import RunError, UsageError
 from kinfed.flower.server import plan, server as serving
 from kinfed.flower.server.agreed_plan import agree
-from kinfed.flower.server.validation import bounded, too_many_classes
+from kinfed.flower.server.validation import bound_sizes, too_many_classes
 from kinfed.flower.site import site, site_files
 from kinfed.flower.wire import transport as carrier
 from kinfed.runs.run_folder import RunFolder
@@ -39,7 +39,7 @@ def claiming(**words):
 
     def fault(answer):
         message = carrier.unpack(answer.content)
-        answer.content = carrier.pack(message._replace(words=message.words | words))
+        answer.content = carrier.pack(message._replace(fields=message.fields | words))
         return answer
 
     return fault
@@ -430,7 +430,7 @@ def lie(monkeypatch):
 
         def lying(self, order):
             answer = real(self, order)
-            return answer._replace(words=answer.words | claims) if self.name == name else answer
+            return answer._replace(fields=answer.fields | claims) if self.name == name else answer
 
         monkeypatch.setattr(site.Site, when, lying)
 
@@ -459,13 +459,13 @@ def test_a_size_that_is_made_up_does_not_make_one_site_the_average(trial, lie, m
 
 
 def test_sizes_are_bounded_by_the_median_of_the_others():
-    assert bounded([50, 50, 10**12], 10) == [50, 50, 500]
-    assert bounded([10, 1000, 1000], 10) == [10, 1000, 1000]
-    assert bounded([3, 9, 8, 17, 4, 12], 10) == [3, 9, 8, 17, 4, 12]
-    assert bounded([5, 10**12], 10) == [5, 50]
-    assert bounded([1, 10, 11, 10**12, 10**12], 10) == [1, 10, 11, 105, 105]  # two of five
-    assert bounded([50, 50, 10**12], 0) == [50, 50, 10**12]
-    assert bounded([10**12], 10) == [10**12]
+    assert bound_sizes([50, 50, 10**12], 10) == [50, 50, 500]
+    assert bound_sizes([10, 1000, 1000], 10) == [10, 1000, 1000]
+    assert bound_sizes([3, 9, 8, 17, 4, 12], 10) == [3, 9, 8, 17, 4, 12]
+    assert bound_sizes([5, 10**12], 10) == [5, 50]
+    assert bound_sizes([1, 10, 11, 10**12, 10**12], 10) == [1, 10, 11, 105, 105]  # two of five
+    assert bound_sizes([50, 50, 10**12], 0) == [50, 50, 10**12]
+    assert bound_sizes([10**12], 10) == [10**12]
 
 
 def test_classes_that_are_made_up_do_not_end_the_run_for_all(trial, lie):
@@ -652,7 +652,7 @@ def test_with_decay_no_site_is_ever_sent_a_model_of_zeros(trial, seed):
     trial.serve()
     for client, kind, message in trial.grid.sent:
         for name, array in message.arrays.items():
-            assert not name.endswith("theta") or array.any(), (client, kind, message.words)
+            assert not name.endswith("theta") or array.any(), (client, kind, message.fields)
 
 
 def test_a_round_for_which_nobody_is_there_passes(trial):

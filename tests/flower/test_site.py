@@ -60,19 +60,19 @@ def invitation(model):
 
 @pytest.fixture
 def joined(site, invitation):
-    assert "refused" not in site.reply("join", invitation).words
+    assert "refused" not in site.reply("join", invitation).fields
     return site
 
 
 def request(invitation, round=0, accepted=-1, scale=1.0, evaluate=None, **words):
-    layout = invitation.words["layout"]
+    layout = invitation.fields["layout"]
     message = Message({"experiment": "e1", "layout": layout, "accepted": accepted, **words}, {})
     tree = Params(invitation.arrays["theta"] * scale)
     if round is not None:
-        message.words["round"] = round
+        message.fields["round"] = round
         messages.put(tree, message, "train")
     if evaluate is not None:
-        message.words["evaluated"] = evaluate
+        message.fields["evaluated"] = evaluate
         messages.put(tree, message, "evaluate")
     return message
 
@@ -89,7 +89,7 @@ def theta(site, part="state"):
 def test_a_greeting_is_answered_with_what_the_server_must_know_and_no_more(site):
     words = site.reply("hello", Message({}, {}))
     assert words.arrays == {}
-    assert words.words == {
+    assert words.fields == {
         "client": "d",
         "kinfed": __version__,
         "shape": [6],
@@ -103,7 +103,7 @@ def test_a_message_answered_before_is_answered_again_from_memory(joined, invitat
     first = joined.reply("round", request(invitation))
     monkeypatch.setattr(module.Simulation, "train", lambda *_: pytest.fail("trained twice"))
     again = joined.reply("round", request(invitation))
-    assert again.words == first.words
+    assert again.fields == first.fields
     assert torch.equal(again.arrays["upload/theta"], first.arrays["upload/theta"])
 
 
@@ -122,7 +122,7 @@ def test_training_that_the_server_did_not_count_is_undone(joined, invitation):
 def test_a_server_or_site_with_older_files_is_refused(joined, invitation):
     joined.reply("round", request(invitation, 0))
     joined.reply("round", request(invitation, 1, accepted=0))
-    words = joined.reply("round", request(invitation, 2, accepted=-1)).words["refused"]
+    words = joined.reply("round", request(invitation, 2, accepted=-1)).fields["refused"]
     assert "the server last accepted round 0 of this client, but this site remembers only rounds 1 and 2" in words
     assert "delete" in words
 
@@ -131,7 +131,7 @@ def test_a_server_cannot_have_it_train_without_end(joined, invitation):
     """Each time from another model, and as if no upload had ever arrived: its nine rounds, and five again."""
     uploads = [joined.reply("round", request(invitation, 0, scale=1 + i / 100)) for i in range(15)]
     assert all("upload/theta" in reply.arrays for reply in uploads[:14])
-    assert "training 14 of 9, which is all that its plan needs, and 5 repeated" in uploads[14].words["refused"]
+    assert "training 14 of 9, which is all that its plan needs, and 5 repeated" in uploads[14].fields["refused"]
 
 
 @pytest.mark.parametrize(
@@ -142,17 +142,20 @@ def test_a_server_cannot_have_it_train_without_end(joined, invitation):
         (lambda m: m.arrays.update({"train/theta": m.arrays["train/theta"].double()}), "is torch.float64"),
         (lambda m: m.arrays.update({"train/more": torch.ones(1)}), "also has train/more"),
         (lambda m: m.arrays.clear(), "lacks train/theta"),
-        (lambda m: m.words.update(layout="other"), "other layers than this site's"),
-        (lambda m: m.words.update(train=["os:system", None]), "structure that this version of kinfed does not know"),
-        (lambda m: m.words.update(experiment="../../etc"), "an experiment's name consists of letters"),
-        (lambda m: m.words.update(round=0), "round 1 is over: the server accepted this client's round 1"),
-        (lambda m: m.words.update(round="1"), "the server's round must be a round; got '1'"),
-        (lambda m: m.words.update(accepted=0.0), "the server's accepted must be a round; got 0.0"),
-        (lambda m: m.words.update(evaluate=m.words["train"], evaluated="../../e2/state"), "evaluated must be a round"),
-        (lambda m: m.words.update(round=2**70), "the server's round must be a round; got 11805"),
-        (lambda m: m.words.pop("experiment"), "the server's experiment must be str; got None"),
-        (lambda m: m.words.update(selected=[3]), r"the server's selected must be dict; got \[3\]"),
-        (lambda m: m.words.update(train=nested(600)), "the message's train is nested too deeply"),
+        (lambda m: m.fields.update(layout="other"), "other layers than this site's"),
+        (lambda m: m.fields.update(train=["os:system", None]), "structure that this version of kinfed does not know"),
+        (lambda m: m.fields.update(experiment="../../etc"), "an experiment's name consists of letters"),
+        (lambda m: m.fields.update(round=0), "round 1 is over: the server accepted this client's round 1"),
+        (lambda m: m.fields.update(round="1"), "the server's round must be a round; got '1'"),
+        (lambda m: m.fields.update(accepted=0.0), "the server's accepted must be a round; got 0.0"),
+        (
+            lambda m: m.fields.update(evaluate=m.fields["train"], evaluated="../../e2/state"),
+            "evaluated must be a round",
+        ),
+        (lambda m: m.fields.update(round=2**70), "the server's round must be a round; got 11805"),
+        (lambda m: m.fields.pop("experiment"), "the server's experiment must be str; got None"),
+        (lambda m: m.fields.update(selected=[3]), r"the server's selected must be dict; got \[3\]"),
+        (lambda m: m.fields.update(train=nested(600)), "the message's train is nested too deeply"),
     ],
 )
 def test_a_wrong_message_is_refused_and_changes_nothing(joined, invitation, spoil, why):
@@ -160,7 +163,7 @@ def test_a_wrong_message_is_refused_and_changes_nothing(joined, invitation, spoi
     before = (Path(joined.folder) / "e1" / "state.safetensors").read_bytes()
     message = request(invitation, 1, accepted=0)
     spoil(message)
-    words = joined.reply("round", message).words["refused"]
+    words = joined.reply("round", message).fields["refused"]
     assert re.search(why, words), words
     assert (Path(joined.folder) / "e1" / "state.safetensors").read_bytes() == before
 
@@ -168,29 +171,31 @@ def test_a_wrong_message_is_refused_and_changes_nothing(joined, invitation, spoi
 def test_a_wrong_first_message_is_refused_by_the_model(joined, invitation):
     message = request(invitation)
     message.arrays["train/theta"] = torch.ones(7)
-    assert "refused" in joined.reply("round", message).words
+    assert "refused" in joined.reply("round", message).fields
 
 
 def test_it_joins_only_what_it_runs_itself(site, invitation):
-    other = Message(invitation.words | {"kinfed": "0.0.9"}, invitation.arrays)
-    assert f"runs kinfed {__version__}, the server 0.0.9" in site.reply("join", other).words["refused"]
-    other = Message(invitation.words | {"shape": [7]}, invitation.arrays)
-    assert "an example is [6] here but [7] at other sites" in site.reply("join", other).words["refused"]
+    other = Message(invitation.fields | {"kinfed": "0.0.9"}, invitation.arrays)
+    assert f"runs kinfed {__version__}, the server 0.0.9" in site.reply("join", other).fields["refused"]
+    other = Message(invitation.fields | {"shape": [7]}, invitation.arrays)
+    assert "an example is [6] here but [7] at other sites" in site.reply("join", other).fields["refused"]
     other = invitation._replace(arrays={"theta": torch.zeros(9)})
-    assert "the server's model has 9 numbers, but this site's has 53" in site.reply("join", other).words["refused"]
+    assert "the server's model has 9 numbers, but this site's has 53" in site.reply("join", other).fields["refused"]
     other = invitation._replace(arrays={"theta": invitation.arrays["theta"] * torch.nan})
-    assert "theta holds NaN or infinity" in site.reply("join", other).words["refused"]
-    other = Message(invitation.words | {"layout": "another"}, invitation.arrays)
-    assert "other layers than this site's" in site.reply("join", other).words["refused"]
-    other = Message(invitation.words | {"outputs": 4}, invitation.arrays)
-    assert "d.npz needs 3 outputs, but the server's model has 4" in site.reply("join", other).words["refused"]
-    other = Message(invitation.words | {"outputs": 10**15}, invitation.arrays)  # of which nothing is built
-    assert "allows 10,000,000 parameters" in site.reply("join", other).words["refused"]
-    other = Message(invitation.words | {"shape": "six"}, invitation.arrays)
-    assert "the server's shape must be list; got 'six'" in site.reply("join", other).words["refused"]
-    assert "the server's message lacks the model" in site.reply("join", invitation._replace(arrays={})).words["refused"]
+    assert "theta holds NaN or infinity" in site.reply("join", other).fields["refused"]
+    other = Message(invitation.fields | {"layout": "another"}, invitation.arrays)
+    assert "other layers than this site's" in site.reply("join", other).fields["refused"]
+    other = Message(invitation.fields | {"outputs": 4}, invitation.arrays)
+    assert "d.npz needs 3 outputs, but the server's model has 4" in site.reply("join", other).fields["refused"]
+    other = Message(invitation.fields | {"outputs": 10**15}, invitation.arrays)  # of which nothing is built
+    assert "allows 10,000,000 parameters" in site.reply("join", other).fields["refused"]
+    other = Message(invitation.fields | {"shape": "six"}, invitation.arrays)
+    assert "the server's shape must be list; got 'six'" in site.reply("join", other).fields["refused"]
+    assert (
+        "the server's message lacks the model" in site.reply("join", invitation._replace(arrays={})).fields["refused"]
+    )
     assert not list(Path(site.folder).glob("*/*"))
-    assert site.reply("round", request(invitation)).words == {"client": "d", "join": True}
+    assert site.reply("round", request(invitation)).fields == {"client": "d", "join": True}
 
 
 def test_joining_twice_forgets_nothing(joined, invitation):
@@ -202,14 +207,14 @@ def test_joining_twice_forgets_nothing(joined, invitation):
 def test_another_experiment_is_another_folder(joined, invitation):
     joined.reply("round", request(invitation, 0))
     before = theta(joined)
-    joined.reply("join", Message(invitation.words | {"experiment": "e2"}, invitation.arrays))
+    joined.reply("join", Message(invitation.fields | {"experiment": "e2"}, invitation.arrays))
     assert torch.equal(theta(joined), before)
     assert (Path(joined.folder) / "e2" / "state.safetensors").exists()
 
 
 def test_damaged_files_are_reported_with_what_to_do(joined, invitation):
     (Path(joined.folder) / "e1" / "state.safetensors").write_bytes(b"broken")
-    words = joined.reply("round", request(invitation)).words["refused"]
+    words = joined.reply("round", request(invitation)).fields["refused"]
     assert "cannot be read" in words
     assert "delete its folder to join again" in words
 
@@ -218,14 +223,14 @@ def test_damaged_files_are_reported_with_what_to_do(joined, invitation):
 def test_a_state_from_elsewhere_is_reported_with_what_to_do(joined, invitation, words):
     path = Path(joined.folder) / "e1" / "state.safetensors"
     path.write_bytes(save(load_file(path), words))
-    words = joined.reply("round", request(invitation)).words["refused"]
+    words = joined.reply("round", request(invitation)).fields["refused"]
     assert re.search(r"state.safetensors is not what this site wrote .* delete its folder to join again", words)
 
 
 def test_scores_leave_the_site_and_models_do_not(joined, invitation):
     reply = joined.reply("round", request(invitation, None, evaluate=0))
     assert reply.arrays == {}
-    assert {tuple(key) for *key, _ in reply.words["scores"]} == {
+    assert {tuple(key) for *key, _ in reply.fields["scores"]} == {
         (name, split, metric)
         for name in ("own", "mixed")
         for split in ("validation", "test")

@@ -151,7 +151,7 @@ def test_the_description_found_in_a_federation_is_that_of_all_rows(tables, tmp_p
     # No site is told of the scales of another.
     for name, kind, message in made.grid.sent:
         if kind == "join":
-            assert set(message.words["description"]["clients"]) <= {name}
+            assert set(message.fields["description"]["clients"]) <= {name}
 
 
 def whole_numbers(name, rows):
@@ -240,8 +240,8 @@ def test_a_site_predicts_its_rows_as_its_model_was_scored(tables, tmp_path, caps
     assert {(row["client"], row["method"]) for row in rows} == {("b", method)}
     data = site_examples.find(tmp_path / "sites" / "b" / "data.csv", "b", Reading(target, {"Gewicht": "weight"}))
     invitation = ExperimentFolder(folder.parent, folder.name).invitation()
-    task = plan.read_task(invitation.words["task"])
-    federation = data.federate(invitation.words, task, made.planned.split, made.planned.learning.seed, cut)
+    task = plan.read_task(invitation.fields["task"])
+    federation = data.federate(invitation.fields, task, made.planned.split, made.planned.learning.seed, cut)
     kept = [i for i, line in enumerate(table(1)) if line[HEADING.index(target)]]
     with torch.inference_mode():
         outputs = predictor_at(folder).module("b")(federation.x)
@@ -468,7 +468,7 @@ def test_each_site_reads_dates_and_numbers_in_the_formats_of_its_own_file(tmp_pa
         federation = data.federate(words, Regression(), Split(), 0)
         found[name] = federation.x
         new.write_text(f"when,price\n{','.join(cells[2])}\n")  # 3 March, and a thousand and 15
-        kept = Description.from_dict(data.kept(words, federation)["columns"])
+        kept = Description.from_dict(data.describe_reading(words, federation)["columns"])
         assert kept.encode(open_table(new))[0].equal(found[name][2])
     assert found["day"].equal(found["iso"])
     assert found["month"].equal(found["iso"])
@@ -651,7 +651,7 @@ def test_no_message_that_leaves_a_site_holds_what_is_in_a_row(tables):
 
     def keep(ids):
         found = pull(ids)
-        replies.extend(json.dumps(unpack(one.content).words) for one in found if one.has_content())
+        replies.extend(json.dumps(unpack(one.content).fields) for one in found if one.has_content())
         return found
 
     made.grid.pull_messages = keep
@@ -669,7 +669,7 @@ def test_the_site_itself_says_what_is_in_the_cell(tmp_path):
     site = Site("d", tmp_path / "d.csv", tmp_path, "cpu", report=said.append, policy=Policy(runs="any"))
     agreed = {"targets": ["y"], "counts": False, "inputs": [["a", "number"]], "classes": None}
     words = {"agreed": agreed, "split": {}, "seed": 0}
-    refused = site.reply("describe", messages.Message(words, {})).words["refused"]
+    refused = site.reply("describe", messages.Message(words, {})).fields["refused"]
     assert refused == (
         "its file cannot be used: a cell is not a number, in column 'a' (line 4); its own screen says more"
     )
@@ -690,7 +690,7 @@ def asked(tmp_path):
         site = Site("d", tmp_path / "d.csv", tmp_path, "cpu", reading, report=said.append, policy=Policy(runs="any"))
         agreed = {"targets": ["y"], "inputs": [["a", "number"]], "classes": ["0", "1"], "counts": False} | agreed
         words = {"agreed": {key: one for key, one in agreed.items() if one != []}, "split": {}, "seed": 0}
-        return site.reply("describe", messages.Message(words, {})).words, said
+        return site.reply("describe", messages.Message(words, {})).fields, said
 
     return ask
 
@@ -747,7 +747,7 @@ def test_a_table_that_cannot_be_used_is_refused_when_greeted(tmp_path, text, why
         "hello", messages.Message({}, {})
     )
     where = ", in column 'y' (line 3)" if fault == "NUMBER" else ""
-    assert reply.words["refused"] == (f"its file cannot be used: {Fault[fault]}{where}; its own screen says more")
+    assert reply.fields["refused"] == (f"its file cannot be used: {Fault[fault]}{where}; its own screen says more")
     assert why in said[0]
 
 
@@ -901,7 +901,7 @@ def test_a_site_names_as_many_categories_as_its_operator_allows(tables, tmp_path
     def keep(ids):
         found = pull(ids)
         for one in found:
-            words = unpack(one.content).words
+            words = unpack(one.content).fields
             if "statistics" in words:
                 said[words["client"]] = words["statistics"]["fruit"]
         return found
@@ -926,7 +926,7 @@ def test_one_class_and_many_categories_are_told_to_the_operator(tmp_path):
         "classes": ["no", "yes"],
     }
     reply = site.reply("describe", messages.Message({"agreed": agreed, "split": {}, "seed": 0}, {}))
-    assert len(reply.words["statistics"]["b"]["counts"]) == 1000
+    assert len(reply.fields["statistics"]["b"]["counts"]) == 1000
     assert said.pop(0).startswith("sent: description of 2,800 training rows: a: count 2,800")
     assert said == [
         "d.csv: 'b' has 1,431 categories, of which the 1,000 most frequent are named to the server (categories)",
@@ -1017,10 +1017,10 @@ def test_rows_in_order_of_time_are_split_by_each_sites_own_times(tables, tmp_pat
     compare(made, summary, federation)
     config = next(iter(made.grid.sites.values()))
     site = Site("a", Path(config["data"]), tmp_path, "cpu", readings["a"], policy=Policy(runs="any"))
-    hello = site.reply("hello", messages.Message({}, {})).words
+    hello = site.reply("hello", messages.Message({}, {})).fields
     assert hello["table"].keys() == {"targets", "kinds", "labels", "units", "in_order"}
     asked = next(one for _, kind, one in made.grid.sent if kind == "describe")
-    said = site.reply("describe", asked).words
+    said = site.reply("describe", asked).fields
     assert said.keys() - {"answers"} == {"client", "statistics", "rows"}
     assert "bought" not in json.dumps([hello, said])
 
@@ -1042,8 +1042,8 @@ def test_rows_of_a_group_stay_together_at_a_site_and_count_as_one_there(tables, 
     compare(made, summary, federation)
     config = next(iter(made.grid.sites.values()))
     site = Site("a", Path(config["data"]), tmp_path, "cpu", readings["a"], policy=Policy(runs="any"))
-    hello = site.reply("hello", messages.Message({}, {})).words
-    said = site.reply("describe", next(one for _, kind, one in made.grid.sent if kind == "describe")).words
+    hello = site.reply("hello", messages.Message({}, {})).fields
+    said = site.reply("describe", next(one for _, kind, one in made.grid.sent if kind == "describe")).fields
     assert "bought" not in json.dumps([hello, said])
 
 
@@ -1053,11 +1053,11 @@ def test_windows_of_a_group_count_as_one_at_a_site(meters, tmp_path):
     summary = made.serve()
     how = {"client": "who", "target": "load", "time": "when", "past": 6, "horizon": 4, "horizons": [2], "seed": 11}
     compare(made, summary, kinfed.from_csv(tmp_path / "all.csv", group="crew", **how))
-    assert "crew" not in json.dumps([message.words for _, _, message in made.grid.sent])
+    assert "crew" not in json.dumps([message.fields for _, _, message in made.grid.sent])
     config = next(iter(made.grid.sites.values()))
     reading = Reading(**json.loads(config["reading"]))
     site = Site("a", Path(config["data"]), tmp_path, "cpu", reading, policy=Policy(runs="any"))
-    assert "crew" not in json.dumps(site.reply("hello", messages.Message({}, {})).words)
+    assert "crew" not in json.dumps(site.reply("hello", messages.Message({}, {})).fields)
 
 
 def test_sites_that_do_not_split_by_time_are_named(tables):
@@ -1078,7 +1078,7 @@ def test_a_series_is_cut_by_its_own_times_if_the_run_says_so(meters, tmp_path):
         rounds=1, split={"own_times": True}, change=lambda name: {"late": 10 * (ord(name) - ord("a"))}, horizons=[2]
     )
     summary = made.serve()
-    assert not [one for _, _, one in made.grid.sent if "cuts" in one.words.get("agreed", {})]
+    assert not [one for _, _, one in made.grid.sent if "cuts" in one.fields.get("agreed", {})]
     federation = kinfed.from_csv(
         tmp_path / "all.csv",
         client="who",
@@ -1209,7 +1209,7 @@ def test_a_check_of_a_database_says_what_the_file_would(check, tmp_path, monkeyp
     expected, lines = check(Reading("sold")), []
     as_sqlite(tmp_path / "d.csv", tmp_path / "d.db")
     kept = sorted(path.name for path in tmp_path.iterdir())
-    examples = site_examples.opened("sqlite:///d.db", "SELECT * FROM sales", Reading("sold"))
+    examples = site_examples.open_examples("sqlite:///d.db", "SELECT * FROM sales", Reading("sold"))
     rehearse("d", examples, Reading("sold"), [tmp_path / "net.py"], "cpu", tmp_path / "plan.toml", lines.append)
     assert lines[0].startswith("file      sqlite:///d.db, the query fits: ")
     of_rows = ("file", "note", "columns")  # which come in another order, so that others are for training
@@ -1226,15 +1226,15 @@ def test_what_a_database_answered_stays_as_it_was(tmp_path, monkeypatch):
     reading = Reading("sold", {"price": "weight"}, ignore=["notes"])
     query = "SELECT weight AS price, fruit, sold, x'00' AS notes FROM sales"
     with pytest.raises(UsageError, match=r"column 'notes' holds .*, not numbers, text or dates; convert it, or leave"):
-        site_examples.opened("sqlite:///d.db", query, replace(reading, ignore=()))
-    path = site_examples.kept(site_examples.opened("sqlite:///d.db", query, reading), tmp_path)
+        site_examples.open_examples("sqlite:///d.db", query, replace(reading, ignore=()))
+    path = site_examples.keep_examples(site_examples.open_examples("sqlite:///d.db", query, reading), tmp_path)
     (tmp_path / "d.db").unlink()
     said = site_examples.find(path, "d", reading).hello()
     assert said["table"]["kinds"] == {"weight": "number", "fruit": "category"}
     with pytest.raises(UsageError, match=r"d\.csv is not a database"):
-        site_examples.opened("d.csv", "SELECT 1", Reading())
+        site_examples.open_examples("d.csv", "SELECT 1", Reading())
     with pytest.raises(UsageError, match=r"there is no file e\.csv"):
-        site_examples.opened("e.csv", "", Reading())
+        site_examples.open_examples("e.csv", "", Reading())
 
 
 def test_scores_that_a_task_can_have_are_believed():
@@ -1257,7 +1257,7 @@ def test_sites_select_labels_as_a_simulation_of_their_table_does(tables, tmp_pat
     made = tables("fruit", rounds=1)
     made.serve()
     [folder] = [path.parent for path in (tmp_path / "sites" / "b").rglob("join.safetensors")]
-    words = ExperimentFolder(folder.parent, folder.name).invitation().words["task"]
+    words = ExperimentFolder(folder.parent, folder.name).invitation().fields["task"]
     simulated = kinfed.from_csv(tmp_path / "all.csv", client="who", target="fruit").task
     assert plan.read_task(words).selects == simulated.selects == "loss"
     assert plan.describe_task(plan.read_task(words)) == words

@@ -81,7 +81,7 @@ def test_each_site_compares_with_learning_alone_and_with_one_model_for_all(trial
     )
     replies = [message for _, kind, message in made.grid.sent if kind == "verdict"]
     assert len(replies) == 6
-    assert all({*message.words} == {"experiment", "fedavg"} and not message.arrays for message in replies)
+    assert all({*message.fields} == {"experiment", "fedavg"} and not message.arrays for message in replies)
 
 
 def test_a_model_learnt_alone_is_kept_and_fedavg_is_compared_with_it_alone(trial, tmp_path):

@@ -51,7 +51,7 @@ class Trial:
         state = self.fleet.state
         if not isinstance(state, State):
             return state.theta
-        return self.method.sharing.compose(state.own.theta, state.personal)
+        return self.method.sharing.compose(state.inner.theta, state.personal)
 
     def loss(self, model):
         """[N] test loss of a named model at the last round."""

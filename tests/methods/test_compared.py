@@ -125,11 +125,11 @@ def test_fedcedar_compares_centres_of_clusters_and_of_who_was_absent_nothing(fed
     roster, server = finished(method, federation, participation=0.8)
     found, label, absent = method.similarity(roster, server), server.label, server.label < 0
     assert found.what == "cosine of the centres of clusters of models"
-    assert (int(absent.sum()), len(server.alike)) == (1, 2)
+    assert (int(absent.sum()), len(server.cosines)) == (1, 2)
     assert torch.equal(found.values.isnan(), absent[:, None] | absent)
     for i, j in torch.cartesian_prod(*[(~absent).nonzero()[:, 0]] * 2).tolist():
-        assert found.values[i, j] == (1 if label[i] == label[j] else server.alike[0, 1])
-    rows = server.alike.clamp(min=0)
+        assert found.values[i, j] == (1 if label[i] == label[j] else server.cosines[0, 1])
+    rows = server.cosines.clamp(min=0)
     rows = rows / rows.sum(1, keepdim=True)
     same(rows @ rows, server.graph)
 

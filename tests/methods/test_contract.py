@@ -314,7 +314,7 @@ def test_newcomers_are_dealt_with_as_if_they_had_been_there_and_never_taken_part
 def test_methods_with_rates_of_their_own_are_those_that_leave_the_optimiser_aside(name):
     one, other = unbroken(name)[2], outcome(name, lr=0.01)[2]
     alike = all(torch.equal(value, other.models[key]) for key, value in one.models.items())
-    assert alike == bool(Advises.of(make(name)).rates)
+    assert alike == bool(Advises.from_method(make(name)).rates)
 
 
 def test_nobody_joins(name):

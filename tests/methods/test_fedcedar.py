@@ -57,7 +57,7 @@ def test_graph_and_mixing_by_hand(example):
     numbers, known, leaders = example
     server = after(FedCedar(clusters=3, steps=1), known, numbers["client_models"])
     order = server.label[leaders]
-    close(server.alike[order][:, order], numbers["cos"])
+    close(server.cosines[order][:, order], numbers["cos"])
     close(server.graph[order][:, order], numbers["R_relu"])
     close(server.theta[order], numbers["what_P1_relu"])
     server = after(FedCedar(clusters=3), known, numbers["client_models"])

@@ -9,7 +9,7 @@ from kinfed.core.tasks import Classification
 from kinfed.core.training import Training
 from kinfed.errors import UsageError
 from kinfed.methods import FedEM
-from kinfed.methods.fedem import Mixed, mixed
+from kinfed.methods.fedem import Mixed, mix_outputs
 
 
 def halves(clients=6, each=24):
@@ -30,7 +30,7 @@ def test_the_mixture_by_hand():
     outputs = torch.tensor([[[0.0, 0.0]], [[0.8, 0.2]]], dtype=torch.float64)
     outputs[1] = outputs[1].log()
     share = torch.tensor([0.25, 0.75], dtype=torch.float64)
-    assert float(mixed(outputs, share)[0, 0].exp()) == pytest.approx(0.725, abs=1e-12)
+    assert float(mix_outputs(outputs, share)[0, 0].exp()) == pytest.approx(0.725, abs=1e-12)
 
 
 @pytest.mark.parametrize("executor", ["loop", "vmap"])

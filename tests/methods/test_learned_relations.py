@@ -300,7 +300,7 @@ def test_models_that_would_have_raised_the_loss_are_asked_for_after_those_never_
     server = method.start(six)._replace(seen=torch.ones(6, dtype=torch.bool))
     asked = []
     for _ in range(2):
-        chosen = method.chosen(six, server, cohort)
+        chosen = method.choose_models(six, server, cohort)
         asked.append(set(chosen[0].tolist()))
         upload = Upload(torch.zeros(1, 1, dtype=float64), torch.tensor([[-0.5, -0.2]], dtype=float64))
         server = method.aggregate(six, server, cohort, upload)
@@ -319,7 +319,7 @@ def test_who_is_sent_what(roster):
     server = Fomo(server.theta, seen, liking, server.weight)
     first, drawn = 0, set()
     for t in range(400):
-        chosen = method.chosen(replace(ten, round=t), server, torch.tensor([0, 5]))
+        chosen = method.choose_models(replace(ten, round=t), server, torch.tensor([0, 5]))
         assert chosen.shape == (2, 4)
         mine = chosen[0].tolist()
         assert len(set(mine)) == 4
@@ -328,8 +328,8 @@ def test_who_is_sent_what(roster):
         drawn |= set(mine)
     assert drawn == {1, 2, 3, 4, 6, 7, 8, 9}
     assert abs(first / 400 - (0.5 + 0.5 / 8)) < 0.1  # four standard deviations: greedily, or by chance among eight
-    assert FedFomo(models=4, explore=0.0).chosen(ten, server, torch.tensor([0]))[0, :2].tolist() == [7, 3]
-    few = method.chosen(ten.part(torch.arange(3)), method.start(ten.part(torch.arange(3))), torch.arange(3))
+    assert FedFomo(models=4, explore=0.0).choose_models(ten, server, torch.tensor([0]))[0, :2].tolist() == [7, 3]
+    few = method.choose_models(ten.part(torch.arange(3)), method.start(ten.part(torch.arange(3))), torch.arange(3))
     assert few.tolist() == [[i] * 4 for i in range(3)]
 
 

@@ -253,11 +253,11 @@ def test_initial_models_are_a_tenth_of_the_common_one_apart(known):
     clients = known(path(6), module)
     for layers in (1, 3):
         method = Panacea(decoder=FullHeads(layers=layers))
-        sharing = Sharing.of(method, clients.layout)
+        sharing = Sharing.from_method(method, clients.layout)
         method = Divided(method, sharing)
         theta = method.send(clients, method.start(clients), clients.everyone).theta
         added = theta - sharing.cut(clients.theta)
-        for entry in sharing.shared.entries:
+        for entry in sharing.shared_layout.entries:
             wanted = 0.1 * sharing.cut(clients.theta)[entry.at].std(
                 correction=0
             )  # a constant, as a norm's scale, stays as it is

@@ -237,7 +237,7 @@ def test_the_variance_of_clients_logits_is_found(classes):
         found = [sums(Classification(classes), one, y[i], real, server.coefficients[i]) for i in range(clients)]
         server = server._replace(sums=Sums(*map(torch.stack, zip(*found, strict=True))))
         for _ in range(3):
-            server = step(server, squared=False, common=5.0, told=1 - 1 / classes)
+            server = step(server, squared=False, common=5.0, identified=1 - 1 / classes)
     # The difference of two logits has twice their variance, and so has that of two outputs.
     assert server.spread.mean() == pytest.approx(deviation**2, rel=0.15)
 

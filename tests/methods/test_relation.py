@@ -18,7 +18,7 @@ float64 = torch.float64
 @pytest.fixture
 def layout():
     """Two layers, the first with running statistics."""
-    return Layout.of(nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 1)))
+    return Layout.from_module(nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 1)))
 
 
 @pytest.mark.parametrize("layers", [(), (2,)])

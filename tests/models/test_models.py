@@ -72,13 +72,13 @@ def test_buffers_of_batch_norm():
     module = MODELS["cnn-bn"]((3, 32, 32), 10)
     # Two means and variances of 32 and 64 channels, and two counters, which are no part of theta.
     assert sum(b.numel() for b in module.buffers()) == 194
-    assert Layout.of(module).size == 878_730 + 192
+    assert Layout.from_module(module).size == 878_730 + 192
     assert sum(b.numel() for b in MODELS["resnet18"]((3, 32, 32), 10).buffers()) == 9_620
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_the_last_layer_is_the_head(name):
-    layout = Layout.of(made(name, 5))
+    layout = Layout.from_module(made(name, 5))
     assert layout.head == ({"head.weight"} if name == "resnet9" else {"head.weight", "head.bias"})
 
 

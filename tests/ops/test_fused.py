@@ -127,7 +127,7 @@ def naive(module, layout, theta, x, y, task, batches, descent, only=None):
 def fused(name, sizes=SIZES, spread=0.4):
     module, x, task, y = CASES[name]()
     module = module.double()
-    layout = Layout.of(module)
+    layout = Layout.from_module(module)
     theta = spread * draw(len(sizes), layout.size)
     return module, layout, theta, x, y, task, Fused.build(module, layout, task, x.shape[1:])
 
@@ -169,7 +169,7 @@ def test_only_what_may_move_moves(name):
         agree(found, naive(module, layout, theta, x, y, task, batches(SIZES, 8, 1), descent, only))
     dict(module.named_parameters())[names[0]].requires_grad_(False)
     if len(names) > 1:
-        frozen = Layout.of(module)
+        frozen = Layout.from_module(module)
         found = Fused.build(module, frozen, task, x.shape[1:]).descend(theta, x, y, batches(SIZES, 8, 1), descent)
         agree(found, naive(module, frozen, theta, x, y, task, batches(SIZES, 8, 1), descent))
 
@@ -197,7 +197,7 @@ def test_the_first_layer_moves_in_the_span_of_its_inputs_where_that_is_less_work
         draw(N, 400),
         *CASES["relu"]()[2:],
     )
-    layout = Layout.of(module)
+    layout = Layout.from_module(module)
     form = Fused.build(module.double(), layout, task, x.shape[1:])
     theta = draw(len(SIZES), layout.size)
     form.descend(theta, x, y, batches(SIZES, 8, 1), Descent(0.1))
@@ -271,7 +271,7 @@ def tied():
 )
 def test_what_has_no_fused_form_is_named(module, shape, why):
     with pytest.raises(Unfused, match=why):
-        Fused.build(module, Layout.of(module), Classification(2), torch.Size(shape))
+        Fused.build(module, Layout.from_module(module), Classification(2), torch.Size(shape))
 
 
 @pytest.mark.parametrize(
@@ -281,7 +281,7 @@ def test_unusual_recurrent_layers_have_no_fused_form(setting):
     model = recurrent("gru")
     model.encoder = nn.GRU(2, 7, **{"batch_first": True, **setting})
     with pytest.raises(Unfused, match=f"a recurrent layer with {next(iter(setting))}="):
-        Fused.build(model, Layout.of(model), Regression(), torch.Size((6, 2)))
+        Fused.build(model, Layout.from_module(model), Regression(), torch.Size((6, 2)))
 
 
 def test_a_task_of_ones_own_has_no_fused_form():
@@ -291,7 +291,7 @@ def test_a_task_of_ones_own_has_no_fused_form():
 
     module = nn.Linear(4, 2)
     with pytest.raises(Unfused, match="the loss of Cubed has no fused form"):
-        Fused.build(module, Layout.of(module), Cubed(), torch.Size((4,)))
+        Fused.build(module, Layout.from_module(module), Cubed(), torch.Size((4,)))
 
 
 @pytest.mark.parametrize("name", ["wide", "rnn", "gru"])

@@ -25,7 +25,7 @@ def close(found, expected, atol=1e-13):
 @pytest.fixture(scope="module")
 def layout():
     """Two linear layers around a norm, which has running statistics beside what it learns."""
-    return Layout.of(nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2), nn.Linear(2, 2)))
+    return Layout.from_module(nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2), nn.Linear(2, 2)))
 
 
 def test_put_replaces_rows_of_a_copy():

@@ -26,7 +26,7 @@ def lists(rows, count, length, seed=0):
 @pytest.fixture(scope="module")
 def layout():
     """Layers of 30 + 6 + 12 learned + 12 running and 14 entries."""
-    return Layout.of(nn.Sequential(nn.Linear(5, 6), nn.BatchNorm1d(6), nn.Linear(6, 2)))
+    return Layout.from_module(nn.Sequential(nn.Linear(5, 6), nn.BatchNorm1d(6), nn.Linear(6, 2)))
 
 
 @pytest.mark.parametrize("panel", [1, 40, 1 << 19])  # one list and 256 columns at a time, some, all
@@ -53,7 +53,7 @@ def test_listed_products_are_the_dense_ones(layout, monkeypatch, panel):
 
 def test_columns_of_a_long_model_are_taken_in_turn(monkeypatch):
     monkeypatch.setattr(similarity, "PANEL", 300)
-    layout = Layout.of(nn.Linear(999, 1))
+    layout = Layout.from_module(nn.Linear(999, 1))
     near, a, b = lists(2, 4, 2), random(2, 1000, seed=1), random(4, 1000)
     close(mix(random(2, 2), b, layout, near), mix(spread_lists(random(2, 2), near, 4), b, layout))
     close(inner_listed(a, b, near, layout)[0][0], (a @ b.T).gather(1, near), atol=1e-11)

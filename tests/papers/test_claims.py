@@ -215,7 +215,7 @@ def test_falling_numbers_and_weights(monkeypatch):
 def test_claims_speak_of_what_is_printed(claim):
     protocol = published_table.load(claim.table)
     printed = {row.printed for row in protocol.rows.values()}
-    assert {claim.method, *claim.against, *claim.apart} <= printed
+    assert {claim.method, *claim.against, *claim.except_for} <= printed
     places = {(data, at) for data, at, _, _ in protocol.numbers}
     assert {*claim.datasets} <= {data for data, _ in places}
     steps = [at for step in claim.falling for at in step.split("|")]

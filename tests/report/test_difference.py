@@ -42,7 +42,7 @@ def test_edges_rows_and_collapse_by_hand(two):
     assert whole.overlap == pytest.approx((0.5 + 0.75 + 1) / 3)
     # ann's weights for the others turned round; bob's were equal before, cid's are always: these are not defined
     assert whole.correlation == pytest.approx(-1)
-    assert (whole.before.own, whole.after.own) == pytest.approx((2 / 3, 2 / 3))
+    assert (whole.before.own_weight, whole.after.own_weight) == pytest.approx((2 / 3, 2 / 3))
     # rows of ann and bob have 0.75 in common, of ann and cid 0, of bob and cid 0.25; then 0.5 each
     assert whole.before.consensus == pytest.approx((0.75 + 0 + 0.25) / 3)
     assert whole.after.consensus == pytest.approx(0.5)

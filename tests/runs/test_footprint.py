@@ -106,7 +106,7 @@ def counted(method, clients, width, share):
     history = Unscored(tuple(data.names), data.task)
     with live:
         engine.run(fleet.method, roster, Fleet(fleet, live), history, rounds=2, participation=share)
-    shared = Sharing.of(method, model.layout).shared
+    shared = Sharing.from_method(method, model.layout).shared_layout
     parts = footprint(method, shared, clients, share, Rounds(1))
     return live.peak, sum(part.bytes for part in parts[:3])
 
@@ -127,7 +127,7 @@ def test_what_is_said_of_a_method_is_what_its_server_takes(name, settings, monke
 
 
 def test_the_parts_by_hand():
-    layout = Layout.of(nn.Linear(9, 1))  # 10 numbers, 1 layer
+    layout = Layout.from_module(nn.Linear(9, 1))  # 10 numbers, 1 layer
     models, uploads, pairs, relations = footprint(METHODS["fedamp"](), layout, 1000, 0.25, Rounds(20, evaluate_every=5))
     assert [models.bytes, uploads.bytes] == [int(4 * 10 * 3.6 * 1000), int(4 * 10 * 0.6 * 250)]
     assert [pairs.bytes, relations.bytes] == [4 * 9 * 1000**2, 4 * 4 * 1000**2]
@@ -135,12 +135,12 @@ def test_the_parts_by_hand():
     assert evidence[2].bytes > 3 * 4 * 1000**2  # lists do not shorten what it knows of pairs
     listed = footprint(METHODS["fedamp"](neighbours=20), layout, 1000, 0.25, Rounds(20))
     assert listed[2].bytes == 4 * 9 * 1000 * 21
-    large = Layout.of(nn.Linear(62_005, 1))
+    large = Layout.from_module(nn.Linear(62_005, 1))
     models = footprint(METHODS["kin"](neighbours=20), large, 100_000, 0.001, Rounds(20))[0]
     assert models.bytes == int(4.2 * 20 * 100 * 4 * 62_006) + engine.SENT  # of those that ever take part
     assert footprint(METHODS["kin"](), large, 100_000, 0.001, Rounds(20))[0].bytes == int(4.2 * 100_000 * 4 * 62_006)
     assert footprint(METHODS["fedamp"](), layout, 9000, 0.25, Rounds(20))[3].bytes == 0  # then none is kept
-    three = Layout.of(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 2)))
+    three = Layout.from_module(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 2)))
     of_each, of_all = (footprint(METHODS[name](), three, 100, 1.0, Rounds(1)) for name in ("fedaghn", "fedamp"))
     assert of_each[3].bytes == 3 * of_all[3].bytes
 
@@ -164,7 +164,7 @@ def test_the_parts_by_hand():
 )
 def test_what_will_not_fit_is_refused_with_the_setting_that_helps(name, settings, clients, width, said, monkeypatch):
     monkeypatch.setattr(module, "free_memory", lambda device: 16_000_000_000)
-    parts = footprint(METHODS[name](**settings), Layout.of(nn.Linear(width, 1)), clients, 1.0, Rounds(100))
+    parts = footprint(METHODS[name](**settings), Layout.from_module(nn.Linear(width, 1)), clients, 1.0, Rounds(100))
     with pytest.raises(
         kinfed.UsageError, match=rf"for {clients:,} clients the server needs .* 16 GB are free; .*{said}"
     ):

@@ -343,7 +343,7 @@ def test_a_task_of_ones_own_takes_the_scale_of_numbers_from_the_table():
         "from dataclasses import dataclass\nfrom torch.nn.functional import huber_loss\nimport kinfed\n"
         "@dataclass(frozen=True)\nclass Huber(kinfed.Regression):\n    beyond: kinfed.methods.Positive = 1.0\n"
         "    def loss(self, outputs, y):\n"
-        "        return huber_loss(outputs, self.scaled(y), reduction='none', delta=self.beyond).mean(-1)\n"
+        "        return huber_loss(outputs, self.standardise(y), reduction='none', delta=self.beyond).mean(-1)\n"
     )
     arguments = [*patients("p.csv")[:-1], "marker", "--ignore", "outcome", "rounds=2", "--method", "local", "--quiet"]
     assert main(["run", *arguments, "federation.task=huber.py:Huber", "--out", "out"]) == 0

@@ -93,7 +93,7 @@ def test_a_choice_races_models_says_what_a_ridge_does_and_gets_all_rows():
     assert choice.winner.candidate.method_name == "partial-pooling"
     lines = lines_of([choice.standard], False)
     assert lines[-1]["name"] == "the client's own mean"
-    assert choice.verdict.baselines["alone"] in [line["name"] for line in lines if line["needs"] == "nobody else"]
+    assert choice.verdict.baselines["alone"] in [line["name"] for line in lines if line["needs"] == "no other client"]
     assert choice.verdict.baselines["alone"] in choice.verdict.sentence
     again = choice.refits["kin"]
     assert [len(a) for a in again.federation.rows["train"]] == [12] * 8

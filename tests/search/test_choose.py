@@ -104,7 +104,7 @@ def test_a_folder_goes_on_with_its_own_request_only(tmp_path):
 
 def test_a_time_becomes_a_number_of_rounds_once(tmp_path):
     first = chosen(folder=tmp_path, budget="10s")
-    kept = json.loads((tmp_path / "race.json").read_text())
+    kept = json.loads((tmp_path / "budget.json").read_text())
     assert kept["asked"]["budget"] == "10s"
     assert kept["budget"] == first.budget >= first.trained
     kept["budget"] = first.budget  # whatever another machine would have measured
@@ -254,7 +254,7 @@ class Broken(FedAvg):
 def test_a_request_that_cannot_work_is_one_line(wrong, said, tmp_path):
     with pytest.raises(UsageError, match=said):
         chosen(folder=tmp_path / "out", **wrong)
-    assert not (tmp_path / "out" / "race.json").exists()
+    assert not (tmp_path / "out" / "budget.json").exists()
 
 
 class Ordered(Regression):

@@ -118,7 +118,7 @@ def test_local_is_replaced_only_by_what_is_better_by_more_than_a_standard_error(
     local, fedavg = standing("local", [0.5, 0.5, 0.75, 0.75]), standing("fedavg", [0.4, 0.4, 0.4, 0.4])
     # Gains of 1/8, -1/8, 1/8 and 1/8: mean 1/16, standard deviation 1/8, standard error 1/16.
     close = standing("x", [0.625, 0.375, 0.875, 0.875])
-    assert close.over(local)[:2] == (1 / 16, 1 / 16)
+    assert close.gain_over(local)[:2] == (1 / 16, 1 / 16)
     assert winner([close, local, fedavg]) is local
     clear = standing("x", [0.625, 0.4, 0.875, 0.875])
     assert winner([clear, local, fedavg]) is clear
@@ -143,7 +143,7 @@ def test_what_is_trained_must_beat_a_solved_model_by_more_than_a_standard_error(
     assert winner([linear([0.4, 0.4, 0.5, 0.4]), local]) is local  # by 0.075
     assert winner([linear([0.4, 0.4, 0.5, 0.4]), local, standing("x", [0.6, 0.4, 0.6, 0.5])]) is local
     close, clear = standing("fedaghn", [0.7, 0.5, 0.7, 0.4]), standing("fedaghn", [0.8, 0.6, 0.7, 0.5])
-    assert close.over(solved)[:2] == (pytest.approx(0.025), pytest.approx(0.025))
+    assert close.gain_over(solved)[:2] == (pytest.approx(0.025), pytest.approx(0.025))
     assert winner([close, solved, local]) is solved
     assert winner([clear, solved, local]) is clear
     other = replace(linear([0.6, 0.4, 0.6, 0.4]), preferred=True)
@@ -159,10 +159,10 @@ def test_what_is_trained_must_beat_a_solved_model_by_more_than_a_standard_error(
 
 def test_gains_are_paired_by_client_and_averaged_over_folds():
     one, other = standing("x", [1.0, 0.0], [0.5, np.nan]), standing("local", [0.5, 0.0], [0.0, np.nan])
-    mean, error, half = one.over(other)
+    mean, error, half = one.gain_over(other)
     assert (mean, error) == (pytest.approx(0.25), pytest.approx(0.25))  # of 0.5 and 0
     assert half == pytest.approx(0.25 * 12.7062, rel=1e-4)  # Student's with one degree of freedom
-    assert standing("x", [1.0]).over(standing("local", [0.5]))[1] == np.inf
+    assert standing("x", [1.0]).gain_over(standing("local", [0.5]))[1] == np.inf
 
 
 def history(curves, task, every=1):

@@ -129,7 +129,7 @@ def _show_choice(chosen: Chosen, args: argparse.Namespace, console: Console) -> 
         console.print(line, soft_wrap=True)
     console.print()
     describe(summary, console, verbose=args.verbose)
-    console.print(f"repeat the winner with: kinfed run {choice['out']}/best.toml --out DIR", soft_wrap=True)
+    console.print(f"to train the winner again: kinfed run {choice['out']}/best.toml --out DIR", soft_wrap=True)
 
 
 def _ranking(choice: dict[str, Any], summary: Summary) -> Table:
@@ -145,7 +145,7 @@ def _ranking(choice: dict[str, Any], summary: Summary) -> Table:
             gain = f"{_format_signed(row['gain'], share)}{between}"
         rows.append([name, f"{row['rounds']}", score_text(sign * row["validation"], share), gain])
     score = f"validation\n{metric}, %" if share else f"validation\n{metric}"
-    return draw(["candidate", "rounds", score, "over the better of\nLocal and FedAvg"], rows, vertical="bottom")
+    return draw(["candidate", "rounds", score, "gain over the better\nof Local and FedAvg"], rows, vertical="bottom")
 
 
 def _format_signed(value: float, share: bool) -> str:
@@ -156,16 +156,18 @@ def _notes(choice: dict[str, Any]) -> Iterator[str]:
     """Remarks, one line each."""
     more = max(0, sum("problem" not in row for row in choice["ranking"]) - SHOWN)
     refit = choice.get("refit_rounds")
-    again = f", and {refit:,} to train what is kept on all rows" if refit else ""
-    took = f"after {choice['training_rounds']:,} of at most {choice['budget']:,} training rounds{again}"
-    yield f"* chosen on validation examples, {took}" + (f"; {more} more candidates in choice.json" if more > 0 else "")
+    again = f", and {refit:,} more to train the saved models on all rows" if refit else ""
+    took = f"{choice['training_rounds']:,} of at most {choice['budget']:,} training rounds{again}"
+    yield f"* chosen on validation examples; the choice took {took}"
+    if more > 0:
+        yield f"choice.json lists {several(more, 'more candidate')}"
     problems: dict[str, list[str]] = {}
     for row in choice["ranking"]:
         if "problem" in row:
             problems.setdefault(re.sub(r" at clients? .*", "", row["problem"]), []).append(row["candidate"])
     for problem, names in problems.items():
         if problem == LEFT_OUT:
-            yield f"* {several(len(names), 'candidate')} did not enter; a larger --budget admits more"
+            yield f"the budget left out {several(len(names), 'candidate')}; a larger --budget admits more"
         else:
             yield f"! {'; '.join(names[:4])}{f' and {len(names) - 4} more' if len(names) > 4 else ''}: {problem}"
     for key, kept in (("keep_own_model", "its own model"), ("keep_fedavg_model", "FedAvg's")):

@@ -12,8 +12,9 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from ..core.graph import Graph
 from ..core.tasks import Classification, Forecasting
 from ..data.dataset import Dataset
-from ..data.datasets import DATASETS, TABLES, YOURS, display_name
+from ..data.datasets import DATASETS
 from ..data.datasets.sources.originals import ORIGINALS, obtain, sha256
+from ..data.datasets.your_files import TABLES, YOURS, display_name
 from ..data.federation import Federation
 from ..data.split import SPLITS
 from ..errors import UsageError, nearest, several
@@ -131,7 +132,7 @@ def inspect(args: argparse.Namespace) -> None:
     if yours:
         facts["input"] = _shape(federation.x)
     if args.json:
-        chosen: dict[str, Any] = {} if choices is None else {"choices": choices.sentences, "doubts": choices.warnings}
+        chosen: dict[str, Any] = {} if choices is None else {"choices": choices.sentences, "warnings": choices.warnings}
         chosen |= {} if columns is None or choices is None else {"columns": columns.to_dict()}
         print(to_json({"name": display_name(settings), **facts, **chosen}))
         return

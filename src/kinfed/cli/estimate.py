@@ -44,14 +44,14 @@ def candidates(request: Request, arena: Arena) -> list[Planned]:
     allowed = allowed_rounds(arena, tried, {"budget": request.budget, "seeds": seeds})
     plan = plan_rungs(arena, tried, allowed, seeds)
     begin, end = plan[0].until, plan[-1].until
-    others = [candidate for candidate in tried[: plan[0].enter] if candidate.own]
+    others = [candidate for candidate in tried[: plan[0].enter] if candidate.own_rounds]
     models = {candidate.model for candidate in others}  # of each of which one stays to the end
     rounds = successive_halving.cost(plan, seeds) - seeds * (begin * len(others) + (end - begin) * len(models))
     planned = [Planned("a network", request.experiment("fedavg"), rounds / arena.rounds.count + request.refit, PRICE)]
     for method in dict.fromkeys(candidate.method_name for candidate in others):
         kind = [candidate for candidate in others if candidate.method_name == method]
         last = kind[-1]
-        experiment = request.experiment(last.method_name, last.settings, model=last.model, own=last.own)
+        experiment = request.experiment(last.method_name, last.settings, model=last.model, own_rounds=last.own_rounds)
         count = seeds * len(kind) + count_draws(kind) / last.most
         planned.append(Planned("a solved model" if last.is_solved else "boosted trees", experiment, count))
     return planned

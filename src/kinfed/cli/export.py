@@ -51,7 +51,7 @@ def _export(args: argparse.Namespace, console: Console) -> None:
         return
     rows = []
     for model in made[:20]:
-        gap = "" if model.apart is None else f"{model.apart:.0e}"
+        gap = "" if model.difference is None else f"{model.difference:.0e}"
         rows.append([model.client, str(model.path), f"{model.size / 1e3:,.0f}", f"{model.seconds:.2f}", gap])
     console.print(draw(("client", "file", "kB", "seconds", "from PyTorch"), rows, (0, 1), range(5)))
     console.print(f"{several(len(made), 'model')} in {args.out}, a card beside each", soft_wrap=True)

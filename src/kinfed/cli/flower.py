@@ -134,8 +134,8 @@ def _add_examples(node: argparse.ArgumentParser, needed: bool = True) -> None:
         "--policy",
         type=Path,
         metavar="FILE.toml",
-        help="within which limits this site takes part; see docs/deploy.md (default: in runs that its operator agrees "
-        "to)",
+        help="the limits within which this site takes part; see docs/deploy.md (default: its operator agrees to each "
+        "run)",
     )
     node.add_argument(
         "--state",
@@ -165,9 +165,11 @@ def _add_reading(node: argparse.ArgumentParser) -> None:
         "--group",
         default="",
         metavar="COLUMN",
-        help="whom or what a row is of, such as a person with several rows: they are split and tested together",
+        help="a person or thing that has several rows; these stay in one part of the split",
     )
-    table.add_argument("--weight", default="", metavar="COLUMN", help="as how many rows each row counts; it stays here")
+    table.add_argument(
+        "--weight", default="", metavar="COLUMN", help="how many rows each row counts for; it stays here"
+    )
 
 
 def _add_run(actions: Any, common: argparse.ArgumentParser) -> None:
@@ -188,7 +190,7 @@ def _add_run(actions: Any, common: argparse.ArgumentParser) -> None:
     run.add_argument(
         "--beside",
         metavar="WHICH",
-        help="what each site compares its model with in the end: local, which sites train by themselves; local,fedavg, "
+        help="baselines that each site compares its model with: local, which sites train by themselves; local,fedavg, "
         "which takes as many rounds again; or none (default: local)",
     )
     run.add_argument("--quiet", action="store_true", help="print only the results")
@@ -251,7 +253,7 @@ def _node(args: argparse.Namespace, console: Console) -> None:
     link = Link(args.server, str(keys / "ca.crt") if keys else "")
     key = keys / "key" if keys else None
     rules = _rules(args)
-    examples = site_examples.opened(args.data, args.query, reading)
+    examples = site_examples.open_examples(args.data, args.query, reading)
     report = _printer(console)
     if args.agree:
         names = node.names_of(args.site, examples, reading)
@@ -264,7 +266,7 @@ def _check(args: argparse.Namespace, plan: Path | None, console: Console) -> Non
     from ..flower.site import site_examples
 
     reading = _reading(args)
-    examples = site_examples.opened(args.data, args.query, reading)
+    examples = site_examples.open_examples(args.data, args.query, reading)
     _rehearse(args, examples, reading, args.code, plan, console)
 
 
@@ -359,10 +361,10 @@ def _agree(args: argparse.Namespace, console: Console) -> None:
 
     examples: Any
     if args.data is None:
-        examples, reading, code = node.kept_options(args.state / args.site / "node")
+        examples, reading, code = node.read_options(args.state / args.site / "node")
     else:
         reading, code = _reading(args), args.code
-        examples = site_examples.opened(args.data, args.query, reading)
+        examples = site_examples.open_examples(args.data, args.query, reading)
     names = node.names_of(args.site, examples, reading)
     with plugins.local(code), tempfile.TemporaryDirectory(prefix="kinfed-plan-") as folder:
         path = Path(args.plan or Path(folder) / "plan.toml")

@@ -190,7 +190,7 @@ def show_entries(entries: dict[str, dict[str, Any]]) -> None:
 
 
 def _describe_part(registry: Registry, name: str, given: int) -> dict[str, Any]:
-    from ..core.field_checks import described, kinds_of, sentences
+    from ..core.field_checks import describe_setting, kinds_of, sentences
     from ..runs.config import parts, plugins
 
     part = parts.take(registry, name, "list", given)
@@ -198,7 +198,7 @@ def _describe_part(registry: Registry, name: str, given: int) -> dict[str, Any]:
     settings = [
         {
             "name": key,
-            "kind": described(kinds.get(key, Any)),
+            "kind": describe_setting(kinds.get(key, Any)),
             "default": None if p.default is inspect.Parameter.empty else parts.plain(p.default),
             "use": uses.get(key, ""),
         }

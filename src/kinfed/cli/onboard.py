@@ -28,8 +28,8 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     parser = commands.add_parser(
         "onboard",
         parents=[place(), common],
-        description="Give new clients models from a finished run, whose federation is frozen, by the method's own "
-        "rule, and compare these with learning alone, FedAvg and the best existing model. Nothing in the run changes.",
+        description="Give new clients models from a finished run, by the method's own rule. The run does not change. "
+        "Each new model is compared with learning alone, FedAvg and the best existing model.",
         epilog="examples: kinfed onboard my-run --data ulm.csv --shots 0,10,50; for clients that "
         "federation.newcomers=4 left out of a run: kinfed onboard my-run",
     )

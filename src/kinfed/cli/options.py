@@ -66,11 +66,11 @@ def columns() -> argparse.ArgumentParser:
     group.add_argument("--client", metavar="COLUMN", default="", help="which client a row belongs to")
     group.add_argument("--target", metavar="COLUMN", default="", help="what to predict; several columns as a,b")
     group.add_argument("--ignore", metavar="COLUMN,...", default="", help="columns that are not inputs")
-    group.add_argument("--time", metavar="COLUMN", default="", help="times, in whose order rows are split")
-    what = "whom or what a row is of, such as a person with several rows: they are split and tested together"
+    group.add_argument("--time", metavar="COLUMN", default="", help="times: rows are split in their order")
+    what = "a person or thing that has several rows; these stay in one part of the split"
     group.add_argument("--group", metavar="COLUMN", default="", help=what)
-    group.add_argument("--weight", metavar="COLUMN", default="", help="as how many rows each row counts")
-    group.add_argument("--query", metavar="FILE.sql", default="", help="of a database: the SELECT, as a file or text")
+    group.add_argument("--weight", metavar="COLUMN", default="", help="how many rows each row counts for")
+    group.add_argument("--query", metavar="FILE.sql", default="", help="the SELECT for a database, as a file or text")
     return parser
 
 
@@ -78,14 +78,14 @@ def add_settings(
     parser: argparse.ArgumentParser, what: str = "settings to change, such as training.epochs=5", how: bool = True
 ) -> None:
     """Add the settings of an experiment, and of `how` it is carried out if the command does that."""
-    help = f"{what}; how.executor=loop, how.workers=2 and the like say how it is carried out" if how else what
+    help = f"{what}; how.KEY=value, such as how.workers=2, says how it is computed" if how else what
     parser.add_argument("overrides", nargs="*", default=[], metavar="key=value", help=help)
     parser.set_defaults(carries_out=how)
 
 
 def add_dry_run(parser: argparse.ArgumentParser) -> None:
     """Add the option to be told of the cost, and train nothing."""
-    what = "train nothing; say how much time and memory it takes"
+    what = "train nothing; estimate the time and memory"
     parser.add_argument("--dry-run", action="store_true", help=what)
 
 

@@ -71,8 +71,8 @@ def add_unknown(parser: argparse.ArgumentParser, default: Unknown) -> None:
         "--unknown",
         choices=["error", "skip", "mean"],
         default=default,
-        help="rows of a client that the run does not know, or of none: an error; skipped with a warning, while there "
-        f"are others; or answered by the mean of all clients' models (default: {default})",
+        help="for rows of an unknown client, or of none: stop with an error; skip them with a warning, if other rows "
+        f"remain; or answer by the mean of all clients' models (default: {default})",
     )
 
 
@@ -82,7 +82,7 @@ def add_interval(parser: argparse.ArgumentParser) -> None:
         "--interval",
         metavar="PERCENT",
         type=float,
-        help="bounds beside each answer that is a number, between which so many per cent of truths lie, such as 90",
+        help="also predict bounds for each number, which hold so many per cent of the true values, such as 90",
     )
 
 

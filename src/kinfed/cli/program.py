@@ -43,7 +43,7 @@ COMMANDS = {
     "onboard": Command("onboard", "give new clients models from a finished run"),
     "flower": Command("flower", "run a real federation, a machine per client"),
     "list": Command("list", "list methods, data sets and other parts; look at data"),
-    "papers": Command("kinfed_papers.cli", "run a published table again, and analyse its methods"),
+    "papers": Command("kinfed_papers.cli.papers", "run a published table again, and analyse its methods"),
 }
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 
 from ..core.summary import Summary
-from ..data.datasets import display_name
+from ..data.datasets.your_files import display_name
 from ..data.federation import Federation
 from ..errors import UsageError
 from ..runs import reference_runs, trackers
@@ -52,7 +52,9 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     run.add_argument(
         "--method", metavar="NAME", default="", help="for a table (default: the one that kinfed choose finds)"
     )
-    run.add_argument("--budget", metavar="ROUNDS|TIME", help="without --method: what finding one may take")
+    run.add_argument(
+        "--budget", metavar="ROUNDS|TIME", help="without --method: the most that the choice of one may take"
+    )
     add_settings(run, "settings, such as training.epochs=5 or seeds=3")
     run.add_argument(
         "--from",
@@ -91,8 +93,8 @@ def _add_resume(commands: Any, running: argparse.ArgumentParser, common: argpars
     again = commands.add_parser(
         "resume",
         parents=[running, common],
-        description="Continue an interrupted run, to the same bytes: executor, precision, workers and device are those "
-        "that it began with, unless you name others here. A different precision is refused.",
+        description="Continue an interrupted run. It ends with the same bytes as without the interruption. Executor, "
+        "workers and device stay as they were, unless you name others here. The precision cannot change.",
     )
     again.add_argument("folder", type=Path, metavar="DIR", help="the run's folder")
     add_how(again)

@@ -24,8 +24,8 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         "serve",
         parents=[common],
         description="Serve predictions over HTTP, from the models of a finished run: POST /predict/CLIENT, as JSON or "
-        "CSV. Only this machine can reach it, unless --host says otherwise, which needs a token "
-        f"that requests must send: ${TOKEN}.",
+        "CSV. By default only this machine can reach the server. With another --host, requests must send the token in "
+        f"${TOKEN}.",
         epilog="example: kinfed serve my-run --port 8080",
     )
     serve.add_argument("run", type=Path, metavar="RUN", help="the folder of a run, a choice or a site")

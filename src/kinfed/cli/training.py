@@ -79,7 +79,7 @@ class Bar:
 
     def plan(self, sharing: Sharing) -> None:
         """Say which tensors travel, stay and never move, unless all travel; once for several runs that are alike."""
-        if sharing.divided and self._tells_plan and sharing.plan != self._planned:
+        if sharing.is_divided and self._tells_plan and sharing.plan != self._planned:
             self._planned = sharing.plan
             self._console.print(f"tensors   {sharing.plan}", soft_wrap=True)
 
@@ -198,10 +198,10 @@ def _is_selected(summary: Summary) -> bool:
 def _notes(summary: Summary) -> Iterator[str]:
     """Remarks on the scores, one line each."""
     if len(summary.scores) > 1:
-        by = f"chosen by validation {summary.selection.by.replace('_', ' ').replace('auc', 'AUC')}"
+        by = f"the best by validation {summary.selection.by.replace('_', ' ').replace('auc', 'AUC')}"
         blind = "there are no validation data" if summary.privacy is None else "scores choose nothing under privacy"
         why = by if _is_selected(summary) else f"the first named, as {blind}"
-        yield f"* {why}: the models that are saved"
+        yield f"* saved: {why}"
         yield "; ".join(f"{name}: {KINDS[name]}" for name in summary.scores if name in KINDS)
     score = summary.scores[summary.selection.chosen]
     count = summary.data.clients
@@ -218,7 +218,7 @@ def _notes(summary: Summary) -> Iterator[str]:
     if summary.privacy is not None:
         yield f"privacy: {describe_privacy(summary)}"
     if summary.provenance.refit:
-        yield "the models that are saved were trained once more, on all rows; the scores are those of the split"
+        yield "the saved models were then trained on all rows; the scores are those before that"
     yield from (f"! {warning}" for warning in summary.warnings)
     yield from (f"! {name}: {other.extremes}" for name, other in _read_references(summary).items() if other.extremes)
     if summary.provenance.former is not None:

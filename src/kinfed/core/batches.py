@@ -133,8 +133,8 @@ class Draw(NamedTuple):
 class Shuffler:
     """A client's training rows in the order in which its steps use them.
 
-    `alone` and `together` give the same batches: `alone` for a single client, whose tag and size Python may read,
-    `together` for clients that run as one program, with `sizes` the number of training examples of each.
+    `draw_alone` and `draw_together` give the same batches: the first for a single client, whose tag and size Python may
+    read, the second for clients that run as one program, with `sizes` the number of training examples of each.
     """
 
     def __init__(
@@ -150,18 +150,18 @@ class Shuffler:
     ) -> None:
         self.pool, self.rows, self.sizes = pool, rows, sizes
         self._tag, self._round, self._seed, self._dtype = tag, round, seed, dtype
-        self.halt = halt  # set when the run ends early: `alone` then stops at its next batch
+        self.halt = halt  # set when the run ends early: `draw_alone` then stops at its next batch
 
-    def alone(self, draw: Draw) -> Iterator[Batch]:
+    def draw_alone(self, draw: Draw) -> Iterator[Batch]:
         """The batches of a single client."""
         x, y, _ = self.pool
         start = fold_numbers(number(self._seed, "batches", self._round, draw.number), int(self._tag))
-        each = -(-self.sizes[0] // draw.size)  # steps in one epoch
-        total = draw.epochs * each if draw.steps is None else draw.steps
-        epoch_keys, keys = (
-            torch.tensor([fold_numbers(start, i) for i in counters], dtype=torch.int64, device=x.device)
-            for counters in (range(-(-total // each)), (~t for t in range(total)))
-        )
+        steps = -(-self.sizes[0] // draw.size)  # steps in one epoch
+        total = draw.epochs * steps if draw.steps is None else draw.steps
+        epochs = -(-total // steps)
+        counters = [*range(epochs), *range(-1, -1 - total, -1)]  # of epochs, then of steps
+        drawn = torch.tensor([fold_numbers(start, i) for i in counters], dtype=torch.int64, device=x.device)
+        epoch_keys, keys = drawn[:epochs], drawn[epochs:]
         order = self.rows.at[_random_keys(epoch_keys, len(self.rows.at)).argsort(stable=True)]
         parts = [part.unbind() for part in order.split(draw.size, dim=1)]
         ordered = (at for epoch in zip(*parts, strict=True) for at in epoch)
@@ -170,7 +170,7 @@ class Shuffler:
                 raise CancelledError
             yield Batch(x.index_select(0, at), y.index_select(0, at), None, None, step_key, self.importance(at))
 
-    def together(self, draw: Draw) -> Iterator[Batch]:
+    def draw_together(self, draw: Draw) -> Iterator[Batch]:
         """One client's batches under vmap, with as many steps and rows as the longest of all `sizes` has."""
         plan = self.plan(draw)
         keys = fold(self._start(draw), ~torch.arange(len(plan.valid), device=self._tag.device))
@@ -193,7 +193,7 @@ class Shuffler:
             )
 
     def plan(self, draw: Draw) -> Plan:
-        """All steps of `together` at once."""
+        """All steps of `draw_together` at once."""
         epoch_steps, totals = self._lengths(draw)
         epoch_count = max(-(-total // steps) for total, steps in zip(totals, epoch_steps, strict=True))
         (at, count), size = self.rows, draw.size

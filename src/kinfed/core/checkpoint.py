@@ -52,8 +52,8 @@ def save(path: Path, progress: Progress, history: History) -> None:
     """Replace the former checkpoint; if writing fails it is left as it was."""
     arrays, text = history.pack()
     arrays |= trees.pack(progress.server, "server.") | trees.pack(progress.state, "state.")
-    words = {"history": text, "done": progress.done, "seconds": progress.seconds, "how": json.dumps(progress.how)}
-    write(arrays, path, {name: str(word) for name, word in words.items()})
+    metadata = {"history": text, "done": progress.done, "seconds": progress.seconds, "how": json.dumps(progress.how)}
+    write(arrays, path, {name: str(word) for name, word in metadata.items()})
 
 
 def load(path: Path, server: Tree, state: Tree, history: History) -> Progress:
@@ -122,10 +122,10 @@ def write(arrays: Mapping[str, Tensor | Part], path: Path, metadata: dict[str, s
     for name, array in ordered:
         begin, end = end, end + math.prod(array.shape) * array.dtype.itemsize
         header[name] = {"dtype": TYPES[array.dtype], "shape": list(array.shape), "data_offsets": [begin, end]}
-    words = json.dumps(header).encode()
-    words += b" " * (-len(words) % 8)
+    encoded = json.dumps(header).encode()
+    encoded += b" " * (-len(encoded) % 8)
     with replacing(path) as part, part.open("wb") as file:
-        file.write(len(words).to_bytes(8, "little") + words)
+        file.write(len(encoded).to_bytes(8, "little") + encoded)
         for _, array in ordered:
             for piece in _pieces(array):
                 file.write(trees.raw(piece))

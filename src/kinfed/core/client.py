@@ -153,7 +153,7 @@ class Client:
         real = is_real(rows).to(self.model.theta.dtype)
         return real if weights is None else real * weights[rows.at]
 
-    def limited(self, splits: Collection[str] = OPEN) -> "Client":
+    def restrict(self, splits: Collection[str] = OPEN) -> "Client":
         """The same client with the examples of these splits only: what a method's code sees."""
         other = copy.copy(self)
         other._rows = {split: rows for split, rows in self._rows.items() if split in splits}
@@ -207,7 +207,7 @@ class Client:
         return self.loss_and_buffers(self.model.tensors(self.own(theta)), batch, objective)[0]
 
     @property
-    def undivided(self) -> "Client":
+    def for_whole_model(self) -> "Client":
         """This client, for which every theta: [d] is the whole model, for methods that take their own steps."""
         return self
 

@@ -70,7 +70,11 @@ def check_tensors(module: nn.Module) -> None:
     last = -1, ""  # where the memory of all tensors so far ends, and whose that is
     for begin, end, name in spans:
         pair = sorted((last[1], name), key=[*held, ""].index)
-        if begin < last[0] and any(held[one].requires_grad for one in pair) and _overlap(*(held[one] for one in pair)):
+        if (
+            begin < last[0]
+            and any(held[name].requires_grad for name in pair)
+            and _overlap(*(held[name] for name in pair))
+        ):
             raise UsageError(
                 f"'{pair[0]}' and '{pair[1]}' of the model are two tensors in one place of memory, which a copy would "
                 "separate; let both be the same parameter, such as second.weight = first.weight, or clone one of them"
@@ -106,14 +110,14 @@ def _span(t: Tensor) -> tuple[int, int]:
     return t.data_ptr(), t.data_ptr() + (last + 1) * t.element_size()
 
 
-def _overlap(one: Tensor, two: Tensor) -> bool:
+def _overlap(first: Tensor, second: Tensor) -> bool:
     """Whether two tensors whose spans overlap have numbers in common, and do not just alternate."""
-    begin, end = min(_span(one)[0], _span(two)[0]), max(_span(one)[1], _span(two)[1])
-    width = one.element_size()
-    if width != two.element_size() or (one.data_ptr() - two.data_ptr()) % width:
+    begin, end = min(_span(first)[0], _span(second)[0]), max(_span(first)[1], _span(second)[1])
+    width = first.element_size()
+    if width != second.element_size() or (first.data_ptr() - second.data_ptr()) % width:
         return True
     numbers = torch.arange((end - begin) // width)
-    first, second = (
-        numbers.as_strided(t.shape, t.stride(), (t.data_ptr() - begin) // width).flatten() for t in (one, two)
+    first_numbers, second_numbers = (
+        numbers.as_strided(t.shape, t.stride(), (t.data_ptr() - begin) // width).flatten() for t in (first, second)
     )
-    return bool(torch.isin(first, second).any())
+    return bool(torch.isin(first_numbers, second_numbers).any())

@@ -23,7 +23,7 @@ from .round_records import RoundRecords, check_state
 from .round_selection import Selection
 from .rows import Written, copy_shared, index, put
 from .seeding import fold, key
-from .sharing import find_shared_layout, undivided
+from .sharing import find_shared_layout, unwrap
 from .training import Training
 from .trees import Axis, Tree, axes, bytes_down, pick, size
 
@@ -89,9 +89,11 @@ class Rounds:
             raise UsageError(f"until must be a round that is evaluated, {when}; got {self.until}")
 
     @classmethod
-    def of(cls, given: Any) -> "Rounds":
+    def parse(cls, given: Any) -> "Rounds":
         """Rounds as they are given: how many, or "auto", or themselves."""
-        return given if isinstance(given, Rounds) else cls(AUTO[0], patience=AUTO[1]) if given == "auto" else cls(given)
+        if isinstance(given, Rounds):
+            return given
+        return cls(AUTO[0], patience=AUTO[1]) if given == "auto" else cls(given)
 
     @property
     def selection(self) -> Selection:
@@ -115,7 +117,7 @@ class Rounds:
         """Whether after so many rounds validation has stopped improving; a run's last round is evaluated."""
         history.settle()
         scored = history.rounds[-1:] == [done - 1]
-        return scored and done - 1 - history.select(history.preferred) > max(LEAST, self.patience * done)
+        return scored and done - 1 - history.select(history.preference) > max(LEAST, self.patience * done)
 
 
 def check_count(name: str, count: Any, least: int, below: int) -> None:
@@ -165,22 +167,22 @@ def run(
     `roster` and `groups: [N]`, which `participation` may draw from, list all clients, late ones too. `server` is the
     state to resume from if `begin` is not 0; `after(round, server)` is called after each round.
     """
-    rounds, drawn = Rounds.of(rounds), _make_participation(participation, groups)
+    rounds, drawn = Rounds.parse(rounds), _make_participation(participation, groups)
     roster = replace(roster, rounds=rounds.count)
-    records = RoundRecords(type(undivided(method)).__name__, len(roster))
-    whole, late = roster, latecomers(roster.seed, roster.tags, drawn.late)
-    here = whole.others(late) if begin <= drawn.joins else whole.everyone  # [n] who has joined, in the server's order
-    roster = whole.part(here) if len(here) < len(whole) else whole
-    history.selection = _select_by(history.selection, solver := Solves.of(method), roster.training)
+    records = RoundRecords(type(unwrap(method)).__name__, len(roster))
+    full, late = roster, latecomers(roster.seed, roster.tags, drawn.late)
+    here = full.others(late) if begin <= drawn.joins else full.everyone  # [n] who has joined, in the server's order
+    roster = full.part(here) if len(here) < len(full) else full
+    history.selection = _select_by(history.selection, solver := Solves.from_method(method), roster.training)
     if begin == 0:
         server = _start(method, roster)
     elif begin >= drawn.joins and solver.is_solved(server):
         return server
-    for round in rounds.go_on(begin, history, whole, drawn.share):
-        whole, roster = replace(whole, round=round), replace(roster, round=round)
+    for round in rounds.go_on(begin, history, full, drawn.share):
+        full, roster = replace(full, round=round), replace(roster, round=round)
         with _server(method, round):
             if round == drawn.joins and len(late):
-                here, roster, server = whole.everyone, whole, method.add_clients(whole, server, late)
+                here, roster, server = full.everyone, full, method.add_clients(full, server, late)
             by_group = drawn.by_group and (round + 1) % drawn.by_group == 0
             cohort = sample(roster, drawn.share, groups[here] if by_group and groups is not None else None)
             sent = method.send(roster, server, cohort)
@@ -200,10 +202,10 @@ def run(
             solved = solver.is_solved(server) and round + 1 >= drawn.joins
             if solved or history.is_due(round, rounds.last):
                 with _server(method, round):
-                    prospect, relation = _outlook(method, whole, roster, here, server, cohort)
-                evaluation = fleet.evaluate(round, whole.everyone, prospect)
+                    prospect, relation = _outlook(method, full, roster, here, server, cohort)
+                evaluation = fleet.evaluate(round, full.everyone, prospect)
                 notes = _take_notes(method, records, roster, server, cohort, sent, uploads, given)
-                diagnostics = {name: whole.note(here, value) if value.ndim else value for name, value in notes.items()}
+                diagnostics = {name: full.note(here, value) if value.ndim else value for name, value in notes.items()}
                 relation = records.check_relation(round, relation)
             with defer_signals():  # an interruption comes before the round or after it
                 history.count_rounds(replied)
@@ -212,14 +214,14 @@ def run(
                 after(round, server)
         if solved:
             break
-    whole.memo.clear()
+    full.memo.clear()
     history.settle()
     return server
 
 
 def _select_by(selection: Selection, solver: Solves, training: Training) -> Selection:
     """How rounds are selected: of a solver, and under privacy, where scores have no price, it is the last."""
-    private = training.noised is not None
+    private = training.noise is not None
     return selection._replace(last=solver.solves or private, unseen=private)
 
 
@@ -334,37 +336,37 @@ def _server(method: Method, round: int) -> Iterator[None]:
     except Exception as problem:
         if is_out_of_memory(problem):
             raise
-        name = type(undivided(method)).__name__
+        name = type(unwrap(method)).__name__
         raise ServerError(
             f"round {round + 1}: the server's part of {name} failed: {type(problem).__name__}: {problem}"
         ) from problem
 
 
 def _outlook(
-    method: Method, whole: Roster, roster: Roster, here: Tensor, server: Tree, cohort: Tensor
+    method: Method, full: Roster, roster: Roster, here: Tensor, server: Tree, cohort: Tensor
 ) -> tuple[Tree, Relation | None]:
     """The message that every client would be sent now, [N, ...], and the relation of all.
 
     `roster` lists the clients that have joined, here: [n]. The others are treated as if they joined now, and get the
     shared parts of the message to those that have joined.
     """
-    lists = Lists.of(method)
-    listed = lists.keeps_lists(len(whole))
-    few = len(whole) <= RELATED or listed
+    lists = Lists.from_method(method)
+    listed = lists.keeps_lists(len(full))
+    few = len(full) <= RELATED or listed
     relation = method.relation(roster, server, cohort) if few else None
-    if len(here) == len(whole):
-        if listed and len(whole) * roster.theta.nbytes > SENT:
+    if len(here) == len(full):
+        if listed and len(full) * roster.theta.nbytes > SENT:
             return lambda at: lists.prospect(roster, server, roster.everyone[at]), relation
         return _unshare(method.send(roster, server, roster.everyone), server), relation
     sent = method.send(roster, server, roster.everyone)
-    joined = method.add_clients(whole, server, whole.others(here))
-    prospect = method.send(whole, joined, whole.everyone)
-    outlook = method.relation(whole, joined, here[cohort]) if few else None
+    joined = method.add_clients(full, server, full.others(here))
+    prospect = method.send(full, joined, full.everyone)
+    outlook = method.relation(full, joined, here[cohort]) if few else None
     if isinstance(outlook, NeighbourLists):
         outlook = outlook.with_rows(here, relation) if isinstance(relation, NeighbourLists) else None
     elif isinstance(outlook, Tensor) and isinstance(relation, Tensor):
         if relation.ndim == 1:
-            outlook = relation.new_zeros(len(whole)).index_copy(0, here, relation)
+            outlook = relation.new_zeros(len(full)).index_copy(0, here, relation)
         else:
             outlook = outlook.clone()
             outlook[..., here, :] = 0

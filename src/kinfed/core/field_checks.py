@@ -102,7 +102,7 @@ def check(value: Any, kind: Any, where: str, part: Any = None) -> None:
 def _check(value: Any, kind: Any, where: str) -> None:
     options = options_of(kind)
     for option in options:
-        base, bound = parted(option)
+        base, bound = split_interval(option)
         if _is(value, base):
             if bound is not None and value not in bound:
                 high = "finite" if bound.high == math.inf else f"below {bound.end}"
@@ -114,8 +114,11 @@ def _check(value: Any, kind: Any, where: str) -> None:
             for i, inner in enumerate(value if _inner(base) else ()):
                 _check(inner, _inner(base), f"{where}[{i}]")
             return
-    words = [f"{one.__name__}(...)" if isinstance(one, type) and is_dataclass(one) else wanted(one) for one in options]
-    raise UsageError(f"{where} must be {' or '.join(words)}; got {value!r:.80}")
+    expected = [
+        f"{option.__name__}(...)" if isinstance(option, type) and is_dataclass(option) else describe_kind(option)
+        for option in options
+    ]
+    raise UsageError(f"{where} must be {' or '.join(expected)}; got {value!r:.80}")
 
 
 @cache
@@ -132,7 +135,7 @@ def options_of(kind: Any) -> tuple[Any, ...]:
     return typing.get_args(kind) if typing.get_origin(kind) in (types.UnionType, typing.Union) else (kind,)
 
 
-def parted(kind: Any) -> tuple[Any, In | None]:
+def split_interval(kind: Any) -> tuple[Any, In | None]:
     """A kind and its interval."""
     if typing.get_origin(kind) is Annotated:
         base, *notes = typing.get_args(kind)
@@ -142,25 +145,24 @@ def parted(kind: Any) -> tuple[Any, In | None]:
 
 def name_of(kind: type) -> str:
     """What a config calls a class: KnownGraph is "known-graph", QP is "qp"."""
-    letters = [
-        "-" * (i > 0 and letter.isupper() and (before.islower() or before.isdigit() or after.islower())) + letter
-        for i, (before, letter, after) in enumerate(
-            zip(" " + kind.__name__, kind.__name__, kind.__name__[1:] + " ", strict=False)
-        )
-    ]
-    return "".join(letters).lower()
+    name, spaced = kind.__name__, ""
+    for before, letter, after in zip(f" {name}", name, f"{name[1:]} ", strict=False):
+        begins = letter.isupper() and (before.islower() or before.isdigit() or after.islower())
+        spaced += f"-{letter}" if spaced and begins else letter
+    return spaced.lower()
 
 
-def wanted(kind: Any) -> str:
+def describe_kind(kind: Any) -> str:
     """A kind in words."""
-    base, _ = parted(kind)
-    words = {float: "a number", int: "a whole number", str: "text", bool: "true or false", type(None): "left out"}
-    words[Path] = "a path"
-    if base in words:
-        return words[base]
+    base, _ = split_interval(kind)
+    names = {float: "a number", int: "a whole number", str: "text", bool: "true or false", type(None): "left out"}
+    names[Path] = "a path"
+    if base in names:
+        return names[base]
     if typing.get_origin(base) is typing.Literal:
         values = typing.get_args(base)
-        return "one of " * (len(values) > 1) + ", ".join(map(repr, values))
+        listed = ", ".join(map(repr, values))
+        return f"one of {listed}" if len(values) > 1 else listed
     if _inner(base):
         return "a list"
     if isinstance(base, type):
@@ -168,19 +170,19 @@ def wanted(kind: Any) -> str:
     return str(base)
 
 
-def described(kind: Any) -> str:
+def describe_setting(kind: Any) -> str:
     """A kind in words, with the interval that a number must lie in."""
     result = []
     for option in options_of(kind):
-        _, bound = parted(option)
-        result.append(wanted(option) if bound is None else f"{wanted(option)}, {bound}")
+        _, bound = split_interval(option)
+        result.append(describe_kind(option) if bound is None else f"{describe_kind(option)}, {bound}")
     return " or ".join(result)
 
 
 def sentences(part: Callable[..., Any]) -> dict[str, str]:
     """The comment on each setting of a part, by its name, as it stands in the source."""
     parts = reversed(part.__mro__) if inspect.isclass(part) else (part,)
-    result = {name: text for one in parts for name, text in _comments(one).items()}
+    result = {name: text for source in parts for name, text in _comments(source).items()}
     return {name: text for name, text in result.items() if text}
 
 
@@ -195,7 +197,7 @@ def _comments(part: Callable[..., Any]) -> dict[str, str]:
     if isinstance(node, ClassDef):
         named = {n.target.id: n for n in node.body if isinstance(n, AnnAssign) and isinstance(n.target, Name)}
     elif isinstance(node, FunctionDef | AsyncFunctionDef):
-        named = {one.arg: one for one in [*node.args.args, *node.args.kwonlyargs]}
+        named = {argument.arg: argument for argument in [*node.args.args, *node.args.kwonlyargs]}
     lines = source.splitlines()
     tokens = tokenize.generate_tokens(io.StringIO(source).readline)
     comments = {token.start[0]: token.string[1:] for token in tokens if token.type == tokenize.COMMENT}
@@ -226,7 +228,7 @@ def _is(value: Any, kind: Any) -> bool:
     if kind in (int, float):
         return isinstance(value, Integral if kind is int else Real) and not isinstance(value, bool)
     if typing.get_origin(kind) is typing.Literal:
-        return any(value == one and type(value) is type(one) for one in typing.get_args(kind))
+        return any(value == choice and type(value) is type(choice) for choice in typing.get_args(kind))
     if _inner(kind):
         return isinstance(value, list | tuple)
     if isinstance(kind, type):

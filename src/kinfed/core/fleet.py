@@ -71,6 +71,6 @@ def _divergence_error(names: Any, round: int, ids: Tensor, where: str, remedy: s
     """The error for clients ids: [M] of which training went to `where`."""
     bad = [names[i] for i in ids.tolist()]
     return RunError(
-        f"round {round + 1}: training diverged to {where} at client{'s' * (len(bad) > 1)} {', '.join(bad[:5])}"
+        f"round {round + 1}: training diverged to {where} at client{'s' if len(bad) > 1 else ''} {', '.join(bad[:5])}"
         f"{f' and {len(bad) - 5} more' if len(bad) > 5 else ''}; {remedy}"
     )

@@ -154,7 +154,7 @@ class History:
         self.diagnostics.append({name: value.detach().cpu() for name, value in (diagnostics or {}).items()})
         if self.selection.by:
             self._check_selection()
-        chosen = self.preferred
+        chosen = self.preference
         if self.select(chosen) == round:
             self.chosen, self.kept_models = chosen, {}  # whose room the next may need
             model = evaluation.models[chosen] if evaluation.models else ()  # none if they stay at their sites
@@ -214,7 +214,7 @@ class History:
         return is_higher_better(self.task, self.selects)
 
     @property
-    def preferred(self) -> str:
+    def preference(self) -> str:
         """The named model that validation prefers so far, unless one is to be kept; the headline under privacy."""
         if self.selection.keep in self.named_models:
             return self.selection.keep
@@ -321,14 +321,14 @@ class History:
         scores, means = self.scores[self.rounds.index(self.select(model))], {}
         for (name, split, metric), values in scores.items():
             values = self._honest_only(values)
-            known = values[~values.isnan()]
+            defined = values[~values.isnan()]
             excluded = metric in (self.task.metric, "loss", ALWAYS) or metric.startswith(RECALL)
-            if (name, split) != (model, "test") or excluded or not len(known) or not known.isfinite().all():
+            if (name, split) != (model, "test") or excluded or not len(defined) or not defined.isfinite().all():
                 continue
-            means[metric] = mean_over_clients(known, metric)
+            means[metric] = mean_over_clients(defined, metric)
             clients = len(values) if self.honest is None else int(self.honest.sum())
-            if metric in BY_CLASS or (metric.partition("@")[0] == "r2" and len(known) < clients):
-                means[f"{metric}_clients"] = len(known)
+            if metric in BY_CLASS or (metric.partition("@")[0] == "r2" and len(defined) < clients):
+                means[f"{metric}_clients"] = len(defined)
         return means
 
     def recall(self, classes: Sequence[str], counts: Tensor | None = None) -> dict[str, Any]:
@@ -346,13 +346,13 @@ class History:
         names = dict(enumerate(classes))
         every = torch.stack([scores[model, "test", f"{RECALL}{c}"] for c in names], 1).double()  # [N, C]
         recall = every if self.honest is None else every[self.honest]
-        known = ~recall.isnan()
+        has_examples = ~recall.isnan()
         rows: list[dict[str, Any]] = []
         for c, name in names.items():
-            recalls = recall[known[:, c], c]
+            recalls = recall[has_examples[:, c], c]
             row = {"class": name, "clients": len(recalls), "recall": float(recalls.mean()) if len(recalls) else None}
             if counts is not None:
-                weights = (counts if self.honest is None else counts[self.honest])[known[:, c], c].double()
+                weights = (counts if self.honest is None else counts[self.honest])[has_examples[:, c], c].double()
                 row["examples"] = int(weights.sum())
                 row["pooled"] = float(recalls @ weights / weights.sum()) if len(recalls) else None
             rows.append(row)
@@ -396,9 +396,9 @@ class History:
         with replacing(path) as part, part.open("w", newline="", encoding="utf-8") as file:
             table = csv.writer(file)
             table.writerow(Spent._fields)
-            for one in self.spent:
-                seconds = "" if one.seconds is None else f"{one.seconds:.3f}"
-                table.writerow([one.round + 1, *one[1:-1], seconds])
+            for cost in self.spent:
+                seconds = "" if cost.seconds is None else f"{cost.seconds:.3f}"
+                table.writerow([cost.round + 1, *cost[1:-1], seconds])
 
     def write_diagnostics(self, path: Path) -> None:
         """One tidy table: round (from 1), client (empty for a value of all clients), note, value; NaN is left out."""
@@ -436,8 +436,10 @@ class History:
             "clients": np.array(self.names),
             "layers": np.array(layers if stack.ndim == 4 else [], dtype=str),
         }
-        alike = all(relation.shape[:-1] == () for relation in self.kept_relations)  # these compress to almost nothing
-        small = alike or len(rounds) == 1 or size <= EXACT
+        constant = all(
+            relation.shape[:-1] == () for relation in self.kept_relations
+        )  # these compress to almost nothing
+        small = constant or len(rounds) == 1 or size <= EXACT
         if not small and (rounded := stack.half()).isfinite().all():
             arrays |= {"relation": rounded.numpy(), "selected": relations[at].numpy()}
         _write_arrays(path, arrays, small)
@@ -480,10 +482,10 @@ class History:
         """Become the history that was packed; raises KeyError, TypeError or ValueError if this is not one."""
         self.rounds, keys, noted, *counts, self.chosen, self.shared, spent, self.taken = json.loads(text)
         self.bytes_down, self.bytes_up, self.examples, self.done = counts
-        self.spent = [Spent(*one) for one in spent]
+        self.spent = [Spent(*values) for values in spent]
         named: list[Key] = [(str(model), str(split), str(metric)) for model, split, metric in keys]
-        whole = (*self.rounds, *counts, *self.taken)
-        if not all(type(count) is int for count in whole) or type(self.chosen) is not str:
+        integers = (*self.rounds, *counts, *self.taken)
+        if not all(type(count) is int for count in integers) or type(self.chosen) is not str:
             raise ValueError("its history has another format")
         self.scores = [{key: arrays[f"score.{t}.{i}"] for i, key in enumerate(named)} for t in range(len(self.rounds))]
         kept = (_find_relation(arrays, f"relation.{t}") for t in range(len(self.rounds)))
@@ -536,7 +538,7 @@ def _warn(always: dict[str, list[str]], several: int, clients: int) -> list[str]
     if not count:
         return []
     subject = f"{count} of {several}" if count < several else f"all {several}"
-    subject += " clients" + " that are tested on several classes" * (several < clients)
+    subject += " clients that are tested on several classes" if several < clients else " clients"
     if len(always) == 1:
         return [f"the models of {subject} always answer '{next(iter(always))}'"]
     answers = ", ".join(f"'{name}' ({len(group)})" for name, group in always.items())
@@ -547,10 +549,11 @@ def over_seeds(summaries: Sequence[dict[str, dict[str, float]]]) -> dict[str, di
     """Means over seeds of several summaries; `std_seeds` is the deviation over seeds of the mean over clients."""
     scores = {}
     for name, first in summaries[0].items():
-        shared = [key for key in first if key != "round" and all(key in one[name] for one in summaries)]
-        each = {key: [one[name][key] for one in summaries] for key in shared}
-        scores[name] = {key: statistics.fmean(values) for key, values in each.items()}
-        scores[name]["std_seeds"] = statistics.stdev(each["mean"]) if len(summaries) > 1 else 0.0
+        of_model = [summary[name] for summary in summaries]
+        shared = set[str].intersection(*map(set, of_model)) - {"round"}
+        by_seed = {key: [scores_of_seed[key] for scores_of_seed in of_model] for key in first if key in shared}
+        scores[name] = {key: statistics.fmean(values) for key, values in by_seed.items()}
+        scores[name]["std_seeds"] = statistics.stdev(by_seed["mean"]) if len(summaries) > 1 else 0.0
     return scores
 
 

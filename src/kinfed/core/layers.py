@@ -41,9 +41,9 @@ PASS = _Pass()
 
 def is_plain(part: nn.Module) -> bool:
     """Whether a call of this module is its class's forward pass and nothing else: no hooks, no forward of its own."""
-    own = vars(part)
-    hooked = own["_forward_hooks"] or own["_forward_pre_hooks"] or own["_backward_hooks"] or own["_backward_pre_hooks"]
-    return not (hooked or "forward" in own or _has_any_global_hook())
+    state = vars(part)
+    hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    return not (any(state[name] for name in hooks) or "forward" in state or _has_any_global_hook())
 
 
 class Norm(nn.modules.batchnorm._BatchNorm):
@@ -147,14 +147,14 @@ class _Pooling(nn.Sequential):
         return parts
 
 
-def _commute(one: nn.Module, two: nn.Module | None = None) -> bool:
+def _commute(first: nn.Module, second: nn.Module | None = None) -> bool:
     """Whether these are a ReLU and a pooling whose order does not matter. A ReLU in place may be seen by others."""
     return (
-        type(one) is nn.ReLU
-        and type(two) is nn.MaxPool2d
-        and not (one.inplace or two.return_indices)
-        and is_plain(one)
-        and is_plain(two)
+        type(first) is nn.ReLU
+        and type(second) is nn.MaxPool2d
+        and not (first.inplace or second.return_indices)
+        and is_plain(first)
+        and is_plain(second)
     )
 
 
@@ -179,9 +179,9 @@ def _without_cudnn(layer: nn.RNNBase) -> None:
     layer.__class__ = type(kind.__name__, (kind,), {"forward": forward, "flatten_parameters": lambda self: None})
 
 
-def _in_place_of(own: type, kind: type, **settings: int) -> type:
+def _in_place_of(ours: type, kind: type, **settings: int) -> type:
     """Our layer as a subclass of PyTorch's, as modules may ask what a layer is."""
-    return type(own.__name__, (own, kind), settings)
+    return type(ours.__name__, (ours, kind), settings)
 
 
 KINDS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)

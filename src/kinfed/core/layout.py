@@ -29,10 +29,10 @@ class Entry(NamedTuple):
     dtype: torch.dtype | None = None  # of integers and truth values, each byte of which is a number of theta
 
     def __repr__(self) -> str:
-        known = self._asdict()
+        fields = self._asdict()
         if self.dtype is None:  # as it was before there were such entries: digests of models are made of it
-            del known["dtype"]
-        return f"Entry({', '.join(f'{key}={value!r}' for key, value in known.items())})"
+            del fields["dtype"]
+        return f"Entry({', '.join(f'{key}={value!r}' for key, value in fields.items())})"
 
 
 def head_of(module: nn.Module) -> str | None:
@@ -63,7 +63,7 @@ class Layout:
     )
 
     @staticmethod
-    def of(module: nn.Module, head: str | None = None, counters: Collection[str] = ()) -> "Layout":
+    def from_module(module: nn.Module, head: str | None = None, counters: Collection[str] = ()) -> "Layout":
         """Read the layout off a module; `head` names its classifier layer (default: the last nn.Linear).
 
         Of the buffers of integers and truth values only those that `counters` names are part of it.
@@ -170,7 +170,7 @@ class Layout:
         return frozenset(e.name for e in self.entries)
 
     @property
-    def learned(self) -> frozenset[str]:
+    def trainable_names(self) -> frozenset[str]:
         """Everything but buffers such as BatchNorm's running statistics."""
         return frozenset(e.name for e in self.entries if e.trainable)
 
@@ -195,17 +195,19 @@ class Layout:
         chosen, names = set[str](), self.whole.names
         for pattern in patterns:
             if pattern in (*HEAD, BASE) and not self.head:
+                meant = "all but the head" if pattern == BASE else "the head"
                 raise UsageError(
-                    f"'{pattern}' means {'all but ' * (pattern == BASE)}the head, and the model has no nn.Linear that "
-                    "could be its head; name the layer that is one: kinfed.Model(module, head='NAME')"
+                    f"'{pattern}' means {meant}, and the model has no nn.Linear that could be its head; name the "
+                    "layer that is one: kinfed.Model(module, head='NAME')"
                 )
             if pattern == BASE and not self.base:
                 raise UsageError("'base' means all layers but the head, and the model is nothing but its head")
-            hits = self.head if pattern in HEAD else self.base if pattern == BASE else fnmatch.filter(names, pattern)
+            parts = dict.fromkeys(HEAD, self.head) | {BASE: self.base}
+            hits = parts[pattern] if pattern in parts else fnmatch.filter(names, pattern)
             if not hits:
                 layers = {f"{name.rpartition('.')[0]}.*" for name in names if "." in name}
-                known = layers.union(names, (*HEAD, BASE) if self.head else ())
-                raise UsageError(f"no tensor of the model matches '{pattern}'; {nearest(pattern, known)}")
+                choices = layers.union(names, (*HEAD, BASE) if self.head else ())
+                raise UsageError(f"no tensor of the model matches '{pattern}'; {nearest(pattern, choices)}")
             chosen.update(hits)
         return frozenset(chosen)
 

@@ -229,14 +229,14 @@ class Method(Settings, ABC):
         `start` would give it, as if it had been there all along and never taken part; a method that can do better
         overrides this. Pure: what `send` then returns for a newcomer is its first model, before it has ever trained.
         """
-        known = roster.others(newcomers)
+        earlier = roster.others(newcomers)
 
         def widen(axis: Axis, now: Tensor, wide: Tensor) -> Tensor:
             if axis is Axis.PER_CLIENT:
-                return put(wide, known, now)
+                return put(wide, earlier, now)
             if axis is Axis.PAIRWISE:
                 wide = wide.clone()
-                wide[..., known[:, None], known] = now
+                wide[..., earlier[:, None], earlier] = now
                 return wide
             return now
 

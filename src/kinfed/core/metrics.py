@@ -92,9 +92,9 @@ def roc_auc(outputs: Tensor, of_class: Tensor) -> Tensor:
 
 def r2_score(squared: Tensor, truth: Tensor, weight: Tensor) -> Tensor:
     """[k] the share of the variance of truth: [B, k] that is left by mean squared errors: [k], taken from 1."""
-    each, real = weight[:, None], (weight > 0)[:, None]
-    middle = (truth * each).sum(0) / each.sum()
-    variance = ((truth - middle).square() * each).sum(0) / each.sum()
+    column, real = weight[:, None], (weight > 0)[:, None]
+    middle = (truth * column).sum(0) / column.sum()
+    variance = ((truth - middle).square() * column).sum(0) / column.sum()
     high, low = torch.where(real, truth, -torch.inf).amax(0), torch.where(real, truth, torch.inf).amin(0)
     return torch.where(high > low, 1 - squared / variance, torch.nan)
 

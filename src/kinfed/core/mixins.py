@@ -18,14 +18,14 @@ from .method import Compared, Method, Roster
 from .model import Model
 from .rows import weighted_mean
 from .seeding import generator
-from .trees import Reduction, Tree, read_reductions, rows_replaced
+from .trees import Reduction, Tree, read_reductions, replace_rows
 
 
 class Mixin:
     """A base whose attributes hold for every method that does not derive from it, too."""
 
     @classmethod
-    def of(cls, method: object) -> Self:
+    def from_method(cls, method: object) -> Self:
         """The method itself if it derives from this class, else an object with the defaults."""
         return method if isinstance(method, cls) else cls()
 
@@ -116,7 +116,7 @@ class Admits(Mixin):
         By default newcomers get the rows that `aggregate` would give them; a method that compares them with others
         only where these take part as well overrides this.
         """
-        return rows_replaced(server, newcomers, self.aggregate(roster, server, newcomers, uploads))
+        return replace_rows(server, newcomers, self.aggregate(roster, server, newcomers, uploads))
 
 
 class Extends(Mixin):
@@ -159,7 +159,7 @@ def join(method: Method, roster: Roster, server: Tree, newcomers: Tensor, upload
 def weigh(method: Method, roster: Roster, cohort: Tensor) -> Tensor:
     """[K] by how much each of the cohort counts in the mean of what it uploads, see `Averages`."""
     _check_base(method, Averages)  # here, as methods that upload no means may have weights of other kinds
-    return Averages.of(method).weights(roster, cohort)
+    return Averages.from_method(method).weights(roster, cohort)
 
 
 def reduce_uploads(method: Method, roster: Roster, cohort: Tensor, uploads: Tree) -> Tree:
@@ -226,12 +226,12 @@ def model_for(
         return Model(module, name)  # which raises the error
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(generator(seed, "extend").initial_seed())
-        extended = Extends.of(method).extend(module, name)
+        extended = Extends.from_method(method).extend(module, name)
     if not isinstance(extended, nn.Module):
         raise UsageError(f"{type(method).__name__}.extend must return an nn.Module; got {extended!r:.80}")
     part = None if name is None else layers[name]
-    found = dict(extended.named_modules())
-    at = next((path for path, layer in found.items() if layer is part), name if name in found else None)
+    paths = {id(layer): path for path, layer in extended.named_modules()}
+    at = paths.get(id(part), name if name in paths.values() else None)
     return Model(extended, at, dtype)
 
 

@@ -17,7 +17,7 @@ from ..errors import UsageError
 from .copies import check_tensors, duplicate
 from .layers import PASS, adapt
 from .layout import Layout, head_of
-from .seeding import seeded
+from .seeding import seed_torch
 from .trees import raw
 
 
@@ -101,7 +101,7 @@ class Model:
         self.original = duplicate(module).cpu()  # whatever device it was on
         module = adapt(self.original)
         self.head_name = head_of(module) if head is None else head  # None: it has none
-        self.layout = Layout.of(module, self.head_name)
+        self.layout = Layout.from_module(module, self.head_name)
         self.original.to(dtype)
         self._run_with(module.to(dtype))
         self.theta = self.layout.flatten({n: slots[k].detach() for n, slots, k in self._slots})
@@ -163,7 +163,7 @@ class Model:
         other._bind()
         return other
 
-    def converted(self, dtype: torch.dtype) -> "Model":
+    def convert(self, dtype: torch.dtype) -> "Model":
         """The same model with all floating-point numbers of another type, frozen ones among them."""
         other = copy.copy(self)
         other.original, other.theta = duplicate(self.original).to(dtype), self.theta.to(dtype)
@@ -186,11 +186,11 @@ class Model:
 
     def carry(self, names: Collection[str]) -> "Model":
         """The same model, around the same module, whose theta holds the named buffers of integers or truth values."""
-        known = self.counters.intersection(names)
-        if not known:
+        counters = self.counters.intersection(names)
+        if not counters:
             return self
         other = copy.copy(self)
-        other.layout = Layout.of(self.module, self.head_name, known).freeze(self.layout.frozen)
+        other.layout = Layout.from_module(self.module, self.head_name, counters).freeze(self.layout.frozen)
         other._twins = []
         other._bind()
         now = {n: slots[k].detach() for n, slots, k in other._slots}
@@ -256,7 +256,7 @@ class Model:
         # Under vmap a copy for each client, if theta is one: what all share cannot change in place.
         return self.layout.tensors(theta) | {name: torch.where(theta[0] > 0, t, t) for name, t in self._still.items()}
 
-    def named(self, theta: Tensor) -> dict[str, Tensor]:
+    def all_tensors(self, theta: Tensor) -> dict[str, Tensor]:
         """All tensors of a model: [d] by name, frozen ones among them."""
         return self.layout.tensors(theta) | self.frozen
 
@@ -282,12 +282,12 @@ class Model:
     def _check_fixed(self, training: bool) -> None:
         """Undo what a pass did to integer buffers that are no part of theta; raise UsageError if that was training."""
         for name, slots, key in self._fixed:
-            now, (known, version) = slots[key], self._known[name]
-            if now is known and now._version == version:
+            now, (former, version) = slots[key], self._known[name]
+            if now is former and now._version == version:
                 continue
             first = self.original.get_buffer(name)
             same = not is_batchedtensor(now) and now.shape == first.shape and torch.equal(now.cpu(), first)
-            slots[key] = first.to(known.device, copy=True)
+            slots[key] = first.to(former.device, copy=True)
             self._known[name] = slots[key], slots[key]._version
             if training and not same:
                 raise UsageError(
@@ -329,7 +329,7 @@ class Model:
         """Outputs of a training pass with the bound tensors; it updates buffers, in place or as new tensors."""
         PASS.begin(weight, key)
         try:
-            with seeded(key) if self.draws else nullcontext():
+            with seed_torch(key) if self.draws else nullcontext():
                 if not self.bf16:
                     return self._apply(x)
                 with torch.autocast(x.device.type, torch.bfloat16):
@@ -353,8 +353,8 @@ class Model:
         if self.writes:
             tensors = {name: t.clone() for name, t in tensors.items()}
         if self._recurrent and is_batchedtensor(x):  # vmap adds to a state in place, which must be of every client
-            own = x.sum() > 0
-            tensors = {name: t if is_batchedtensor(t) else torch.where(own, t, t) for name, t in tensors.items()}
+            condition = x.sum() > 0
+            tensors = {name: t if is_batchedtensor(t) else torch.where(condition, t, t) for name, t in tensors.items()}
         return self._evaluate(tensors, lambda: read(self._apply(x)))
 
     def features(self, theta: Tensor, x: Tensor) -> Tensor:
@@ -420,9 +420,9 @@ def failed_in_training(problem: Exception, count: int) -> UsageError:
 
 def _slots(module: nn.Module, names: Collection[str]) -> list[tuple[str, dict[str, Any], str]]:
     """Where in its parts' own tables each of a module's named tensors is; a shared one is in several."""
-    found = {id(t): n for n, t in (*module.named_parameters(), *module.named_buffers()) if n in names}
+    names_by_id = {id(t): n for n, t in (*module.named_parameters(), *module.named_buffers()) if n in names}
     tables: list[dict[str, Any]] = [t for part in module.modules() for t in (part._parameters, part._buffers)]
-    return [(found[id(t)], table, key) for table in tables for key, t in table.items() if id(t) in found]
+    return [(names_by_id[id(t)], table, key) for table in tables for key, t in table.items() if id(t) in names_by_id]
 
 
 def _replace(module: nn.Module, values: dict[str, Tensor], learned: bool = False) -> None:

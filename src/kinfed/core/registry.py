@@ -2,16 +2,29 @@
 
 import ast
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
 
 def load(place: str) -> Any:
-    """What "package.module:attribute" names, such as what `kinfed_papers` has, which the program imports nowhere."""
+    """What "package.module:attribute" names, such as what `kinfed_papers` has, or a package without an attribute."""
     module, _, attribute = place.partition(":")
-    return getattr(import_module(module), attribute)
+    return getattr(import_module(module), attribute) if attribute else import_module(module)
+
+
+def lazy_attributes(package: str, places: Mapping[str, str]) -> Callable[[str], Any]:
+    """A package's `__getattr__`: its names by their places, of which each is imported when it is first asked for."""
+
+    def find(name: str) -> Any:
+        if name not in places:
+            raise AttributeError(f"module '{package}' has no attribute '{name}'")
+        value = load(places[name])
+        setattr(sys.modules[package], name, value)
+        return value
+
+    return find
 
 
 class Made(NamedTuple):
@@ -19,6 +32,15 @@ class Made(NamedTuple):
 
     place: str  # of the function
     summary: str
+
+
+class Listed(NamedTuple):
+    """A method: where it is, and where it was published first, if one paper proposed it."""
+
+    place: str
+    authors: str = ""
+    year: int | None = None
+    title: str = ""
 
 
 class Registry(Mapping[str, Any]):
@@ -40,7 +62,7 @@ class Registry(Mapping[str, Any]):
 
     def __getitem__(self, name: str) -> Any:
         place = self._places[name]
-        return self._at(name, place) if isinstance(place, str) else self._at(name, place.place)(name)
+        return self._load(name, place) if isinstance(place, str) else self._load(name, place.place)(name)
 
     def __contains__(self, name: object) -> bool:
         return name in self._places
@@ -61,6 +83,11 @@ class Registry(Mapping[str, Any]):
         """How people import that class; kinfed's own from the top."""
         module, _, attribute = self._base.partition(":")
         return f"{'kinfed' if module.startswith('kinfed.') else module}.{attribute}"
+
+    @property
+    def places(self) -> dict[str, str]:
+        """The same as "package.module:attribute", by the attribute."""
+        return {attribute: f"{module}:{attribute}" for attribute, module in self.attributes.items()}
 
     @property
     def attributes(self) -> dict[str, str]:
@@ -89,13 +116,14 @@ class Registry(Mapping[str, Any]):
         place = self._places[name]
         text = "" if not isinstance(place, str) else ast.get_docstring(self._source(name, place)) or ""
         paragraphs = (" ".join(paragraph.split()) for paragraph in text.split("\n\n"))
-        return next((one.removeprefix("Differs: ") for one in paragraphs if one.startswith("Differs: ")), "")
+        mark = "Differs: "
+        return next((paragraph.removeprefix(mark) for paragraph in paragraphs if paragraph.startswith(mark)), "")
 
     def _source(self, name: str, place: str) -> ast.Module:
         """The syntax tree of a part's file."""
         folder = Path(sys.modules[self._packages[name]].__path__[0])
         return ast.parse((folder / f"{place.partition(':')[0]}.py").read_text(encoding="utf-8"))
 
-    def _at(self, name: str, place: str) -> Any:
+    def _load(self, name: str, place: str) -> Any:
         module, _, attribute = place.partition(":")
         return getattr(import_module(f"{self._packages[name]}.{module}"), attribute)

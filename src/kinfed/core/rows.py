@@ -211,9 +211,9 @@ class Part:
 
 def pieces(count: int, size: int) -> Iterator[slice]:
     """Slices of a table of `count` rows of `size` bytes each, at most a `PIECE` at a time."""
-    each = max(1, PIECE // max(1, size))
-    for start in range(0, count, each):
-        yield slice(start, min(start + each, count))
+    rows = max(1, PIECE // max(1, size))
+    for start in range(0, count, rows):
+        yield slice(start, min(start + rows, count))
 
 
 def weighted_mean(theta: Tensor, weights: Tensor) -> Tensor:

@@ -72,7 +72,7 @@ def generator(seed: int, purpose: str, *ids: int) -> torch.Generator:
 
 
 @contextmanager
-def seeded(key: Tensor) -> Iterator[None]:
+def seed_torch(key: Tensor) -> Iterator[None]:
     """Within this context, which one thread at a time can enter, PyTorch's own random numbers begin at a key: []."""
     with _SEEDED, torch.random.fork_rng([key.device] if key.device.type == "cuda" else []):
         torch.manual_seed(int(key))
@@ -82,5 +82,5 @@ def seeded(key: Tensor) -> Iterator[None]:
 def generators(seed: int, purpose: str, ids: Sequence[int]) -> Iterator[torch.Generator]:
     """`generator` for each of many ids. It is the same object, seeded anew: use each before taking the next."""
     draw, start = torch.Generator(), number(seed, purpose)
-    for one in ids:
-        yield draw.manual_seed(fold_numbers(start, one) & 0x7FFFFFFFFFFFFFFF)
+    for id in ids:
+        yield draw.manual_seed(fold_numbers(start, id) & 0x7FFFFFFFFFFFFFFF)

@@ -55,10 +55,10 @@ class Sharing:
     personal: frozenset[str]  # names
 
     @staticmethod
-    def of(method: Method, layout: Layout) -> "Sharing":
+    def from_method(method: Method, layout: Layout) -> "Sharing":
         """The sharing that a method's settings mean for a model; raises UsageError if the two do not fit."""
         validate(method)
-        whole, kept = layout.whole, layout.match(Extends.of(method).keeps)
+        full, kept = layout.whole, layout.match(Extends.from_method(method).keeps)
         personal = kept | layout.match(pattern for pattern in method.personal if pattern != BASE)
         frozen = layout.match(pattern for pattern in method.frozen if pattern != BASE)
         if BASE in method.frozen:  # the model's: not what a method adds beside its head
@@ -70,14 +70,14 @@ class Sharing:
                 f"'{both[0]}' cannot be both personal, which is trained, and frozen; take it out of "
                 f"personal={list(method.personal)} or of frozen={list(method.frozen)}"
             )
-        frozen |= layout.frozen | {e.name for e in whole.entries if not (e.trainable or e.buffer)}
+        frozen |= layout.frozen | {e.name for e in full.entries if not (e.trainable or e.buffer)}
         if BASE in method.personal:
             personal |= layout.match((BASE,))
-        personal |= {e.name for e in whole.entries if e.buffer and (e.dtype or method.bn != "averaged")}
+        personal |= {e.name for e in full.entries if e.buffer and (e.dtype or method.bn != "averaged")}
         if method.bn == "personal":
             personal |= layout.norms
         result = Sharing(layout.freeze(frozen), personal - frozen)
-        if not result.shared.layers:
+        if not result.shared_layout.layers:
             raise UsageError(
                 "nothing is left to share: every trainable tensor is personal or frozen; name fewer, use a model with "
                 "more layers, or let every client train alone with method 'local'"
@@ -85,7 +85,7 @@ class Sharing:
         return result
 
     @cached_property
-    def shared(self) -> Layout:
+    def shared_layout(self) -> Layout:
         """The layout of the part that travels."""
         return self.layout.part(self.layout.names - self.personal)
 
@@ -97,17 +97,17 @@ class Sharing:
     @property
     def layers(self) -> list[str]:
         """Names of the layers of which something travels: a relation may have a graph for each of these."""
-        return [layer.name for layer in self.shared.layers]
+        return [layer.name for layer in self.shared_layout.layers]
 
     @property
-    def divided(self) -> bool:
+    def is_divided(self) -> bool:
         """Whether anything does not travel."""
         return bool(self.personal or self.frozen)
 
     @property
-    def trained(self) -> bool:
+    def trains_personal(self) -> bool:
         """Whether any personal tensor is trained."""
-        return not self.personal.isdisjoint(self.layout.learned)
+        return not self.personal.isdisjoint(self.layout.trainable_names)
 
     def count(self, part: Part) -> tuple[int, int]:
         """How many tensors a part of the model has, and how many numbers."""
@@ -117,13 +117,13 @@ class Sharing:
     @property
     def plan(self) -> str:
         """Which tensors travel, stay with the clients and never move, in a line."""
-        said = []
+        lines = []
         for part in PARTS:
             names = [e.name for e in self.layout.whole.entries if self._part(e.name) == part]
             if names:
-                listed = ", ".join(names[:SHOWN]) + f" and {len(names) - SHOWN} more" * (len(names) > SHOWN)
-                said.append(f"{part} {listed} ({self.count(part)[1]:,} numbers)")
-        return "; ".join(said)
+                more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+                lines.append(f"{part} {', '.join(names[:SHOWN])}{more} ({self.count(part)[1]:,} numbers)")
+        return "; ".join(lines)
 
     def summary(self, down: int, up: int, rounds: int) -> dict[str, Any]:
         """Tensors and numbers of each part, and the mean over rounds of the bytes down to the clients and up again."""
@@ -144,7 +144,9 @@ class Sharing:
         return torch.cat(parts, -1) if len(parts) > 1 else parts[0]
 
     def _part(self, name: str) -> Part:
-        return "frozen" if name in self.frozen else "personal" if name in self.personal else "shared"
+        if name in self.frozen:
+            return "frozen"
+        return "personal" if name in self.personal else "shared"
 
     @cached_property
     def _runs(self) -> list[tuple[Part, slice, slice]]:
@@ -175,13 +177,13 @@ def divide(method: Method, model: Model) -> tuple[Method, Model]:
     """The method and the model to run so that only the shared part travels; unchanged if everything is shared."""
     if isinstance(method, Divided):
         return method, model
-    sharing = Sharing.of(method, model.layout)
-    if not sharing.divided:
+    sharing = Sharing.from_method(method, model.layout)
+    if not sharing.is_divided:
         return method, model
     return Divided(method, sharing, method.feedback), model.freeze(sharing.layout)
 
 
-def undivided(method: Method) -> Method:
+def unwrap(method: Method) -> Method:
     """The method as it was given to `divide`."""
     return method.method if isinstance(method, Divided) else method
 
@@ -190,7 +192,7 @@ def find_shared_layout(method: Method, layout: Layout) -> Layout:
     """The layout of the part of a model that travels."""
     while isinstance(method, Around):
         if isinstance(method, Divided):
-            return method.sharing.shared
+            return method.sharing.shared_layout
         method = method.method
     return layout
 
@@ -198,7 +200,7 @@ def find_shared_layout(method: Method, layout: Layout) -> Layout:
 class State(NamedTuple):
     """A client's private state."""
 
-    own: Tree  # the method's
+    inner: Tree  # the method's
     personal: Tensor  # [d_p] the client's own part of its model
 
 
@@ -213,17 +215,17 @@ class Divided(Around, Explains, Lists, Averages, Advises, Solves, Admits, Extend
 
     @property
     def remedy(self) -> str:
-        return Advises.of(self.method).remedy
+        return Advises.from_method(self.method).remedy
 
     @property
     def solves(self) -> bool:  # type: ignore[override]
-        return Solves.of(self.method).solves
+        return Solves.from_method(self.method).solves
 
     def is_solved(self, server: Tree) -> bool:
-        return Solves.of(self.method).is_solved(server)
+        return Solves.from_method(self.method).is_solved(server)
 
     def origin_of(self, roster: Roster) -> Origin:
-        return Explains.of(self.method).origin_of(self._inner(roster))
+        return Explains.from_method(self.method).origin_of(self._inner(roster))
 
     def start(self, roster: Roster) -> Tree:
         return self.method.start(self._inner(roster))
@@ -241,16 +243,16 @@ class Divided(Around, Explains, Lists, Averages, Advises, Solves, Admits, Extend
         return self.method.relation(self._inner(roster), server, cohort)
 
     def keeps_lists(self, count: int) -> bool:
-        return Lists.of(self.method).keeps_lists(count)
+        return Lists.from_method(self.method).keeps_lists(count)
 
     def prospect(self, roster: Roster, server: Tree, ids: Tensor) -> Tree:
-        return Lists.of(self.method).prospect(self._inner(roster), server, ids)
+        return Lists.from_method(self.method).prospect(self._inner(roster), server, ids)
 
     def similarity(self, roster: Roster, server: Tree) -> Compared | None:
-        return Explains.of(self.method).similarity(self._inner(roster), server)
+        return Explains.from_method(self.method).similarity(self._inner(roster), server)
 
     def own_weights(self, roster: Roster, server: Tree) -> Tensor | None:
-        return Explains.of(self.method).own_weights(self._inner(roster), server)
+        return Explains.from_method(self.method).own_weights(self._inner(roster), server)
 
     def add_clients(self, roster: Roster, server: Tree, newcomers: Tensor) -> Tree:
         return self.method.add_clients(self._inner(roster), server, newcomers)
@@ -262,32 +264,32 @@ class Divided(Around, Explains, Lists, Averages, Advises, Solves, Admits, Extend
         return self.method.diagnostics(self._inner(roster), server, cohort, sent, uploads)
 
     def client_statistics(self, client: Client) -> Tree:
-        return self.method.client_statistics(self._view(client).typed)
+        return self.method.client_statistics(self._view(client).as_client)
 
     def init_client(self, client: Client) -> Tree:
         view = self._view(client)
-        return State(self.method.init_client(view.typed), view.kept)
+        return State(self.method.init_client(view.as_client), view.kept)
 
     def train(self, client: Client, state: State, received: Tree) -> tuple[Tree, Tree]:
         view = self._view(client, state)
-        own, upload = self.method.train(view.typed, state.own, received)
-        if self.sharing.trained and not view.moved:
+        inner, upload = self.method.train(view.as_client, state.inner, received)
+        if self.sharing.trains_personal and not view.moved:
             raise UsageError(
                 f"{type(self.method).__name__} takes its own local steps, which would not train personal tensors; take "
-                "them with client.undivided from client.whole(theta), and upload client.part(theta)"
+                "them with client.for_whole_model from client.whole(theta), and upload client.part(theta)"
             )
-        return State(own, view.kept), upload
+        return State(inner, view.kept), upload
 
     def personalise(self, client: Client, state: State, received: Tree) -> dict[str, Tree]:
         view = self._view(client, state)
-        result = self.method.personalise(view.typed, state.own, received)
+        result = self.method.personalise(view.as_client, state.inner, received)
         return {name: self._complete(view, name, personal) for name, personal in result.items()}
 
     def predict(self, client: Client, personal: Tree, x: Tensor) -> Tensor:
         return predict(self.method, client, personal, x)
 
     def extend(self, module: nn.Module, head: str | None) -> nn.Module:
-        return Extends.of(self.method).extend(module, head)
+        return Extends.from_method(self.method).extend(module, head)
 
     def export(self, model: Model, personal: Tree) -> nn.Module:
         return export(self.method, model, personal)
@@ -322,21 +324,21 @@ class Divided(Around, Explains, Lists, Averages, Advises, Solves, Admits, Extend
     def _inner(self, roster: Roster) -> Roster:
         if self._cut.get("whole") is not roster.theta:  # it is the same in all rounds
             self._cut.update(whole=roster.theta, shared=self.sharing.cut(roster.theta))
-        return replace(roster, theta=self._cut["shared"], layout=self.sharing.shared)
+        return replace(roster, theta=self._cut["shared"], layout=self.sharing.shared_layout)
 
 
 class _SharedView:
     """A client as a divided method sees it: every theta: [d_s] is the shared part of its model."""
 
     def __init__(self, client: Client, sharing: Sharing, kept: Tensor) -> None:
-        self.undivided, self.kept, self.moved = client, kept, False
+        self.for_whole_model, self.kept, self.moved = client, kept, False
         self.personal, self._sharing = sharing.personal, sharing
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.undivided, name)
+        return getattr(self.for_whole_model, name)
 
     @property
-    def typed(self) -> Client:
+    def as_client(self) -> Client:
         return cast(Client, self)
 
     @cached_property
@@ -344,10 +346,10 @@ class _SharedView:
         return _SharedModel(self)
 
     def whole(self, theta: Tensor) -> Tensor:
-        if len(theta) != self._sharing.shared.size:
+        if len(theta) != self._sharing.shared_layout.size:
             raise UsageError(
-                f"{self._sharing.shared.size} numbers of the model are shared, but theta has {len(theta)}; run the "
-                "method that kinfed.core.sharing.divide returns"
+                f"{self._sharing.shared_layout.size} numbers of the model are shared, but theta has {len(theta)}; run "
+                "the method that kinfed.core.sharing.divide returns"
             )
         return self._sharing.compose(theta, self.kept)
 
@@ -357,15 +359,15 @@ class _SharedView:
         return self._sharing.cut(theta)
 
     def loss(self, theta: Tensor, batch: Batch | Examples, objective: Objective | None = None) -> Tensor:
-        return self.undivided.loss(self.whole(theta), batch, objective)
+        return self.for_whole_model.loss(self.whole(theta), batch, objective)
 
     def gradient(self, theta: Tensor, batch: Batch | Examples, objective: Objective | None = None) -> Tensor:
-        return self._sharing.cut(self.undivided.gradient(self.whole(theta), batch, objective))
+        return self._sharing.cut(self.for_whole_model.gradient(self.whole(theta), batch, objective))
 
     def descend(self, theta: Tensor, *, penalty: Callable[[Tensor], Tensor] | None = None, **settings: Any) -> Tensor:
         """Trains the personal part as well, except what `only` leaves out; a penalty is on the shared part only."""
         penalty = None if penalty is None else self._widen(penalty)
-        return self.part(self.undivided.descend(self.whole(theta), penalty=penalty, **settings))
+        return self.part(self.for_whole_model.descend(self.whole(theta), penalty=penalty, **settings))
 
     def _widen(self, penalty: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
         """The penalty as a function of the whole model."""
@@ -374,7 +376,7 @@ class _SharedView:
             return lambda theta: penalty(sharing.cut(theta))
         none = torch.zeros_like(self.kept)
         linear = sharing.compose(penalty.slope, none)
-        if not sharing.trained:  # only the shared part has a gradient
+        if not sharing.trains_personal:  # only the shared part has a gradient
             return Quadratic(penalty.pull, linear)
         pull = sharing.compose(torch.full_like(penalty.slope, penalty.pull), none)
         return lambda theta: (0.5 * pull * theta + linear) @ theta
@@ -384,24 +386,24 @@ class _SharedModel:
     """The model of such a client."""
 
     def __init__(self, client: _SharedView) -> None:
-        self._client, self.layout = client, client._sharing.shared
+        self._client, self.layout = client, client._sharing.shared_layout
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._client.undivided.model, name)
+        return getattr(self._client.for_whole_model.model, name)
 
     @cached_property
     def theta(self) -> Tensor:
         """[d_s] of the initial model."""
-        return self._client._sharing.cut(self._client.undivided.model.theta)
+        return self._client._sharing.cut(self._client.for_whole_model.model.theta)
 
     def __call__(self, theta: Tensor, x: Tensor) -> Tensor:
-        return self._client.undivided.model(self._client.whole(theta), x)
+        return self._client.for_whole_model.model(self._client.whole(theta), x)
 
     def features(self, theta: Tensor, x: Tensor) -> Tensor:
-        return self._client.undivided.model.features(self._client.whole(theta), x)
+        return self._client.for_whole_model.model.features(self._client.whole(theta), x)
 
     def head(self, theta: Tensor, z: Tensor) -> Tensor:
-        return self._client.undivided.model.head(self._client.whole(theta), z)
+        return self._client.for_whole_model.model.head(self._client.whole(theta), z)
 
     def layer(self, name: str, theta: Tensor, z: Tensor) -> Tensor:
-        return self._client.undivided.model.layer(name, self._client.whole(theta), z)
+        return self._client.for_whole_model.model.layer(name, self._client.whole(theta), z)

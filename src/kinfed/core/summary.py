@@ -28,7 +28,7 @@ class Metric:
     unit: str = ""  # "%" for a share, which is in 0..1
 
     @classmethod
-    def of(cls, task: Task) -> "Metric":
+    def from_task(cls, task: Task) -> "Metric":
         """A task's own."""
         return cls(name=task.metric, higher_is_better=task.higher_is_better, unit=unit_of(task))
 
@@ -148,7 +148,7 @@ class Summary:
     out: str = ""  # the folder
 
     @classmethod
-    def of(
+    def from_history(
         cls,
         history: History,
         *,
@@ -159,17 +159,17 @@ class Summary:
         **others: Any,
     ) -> "Summary":
         """The summary of a history; `recall` is as of History.recall, `others` are further fields."""
-        task, known = history.task, dict(recall or {})
-        warned = [*known.pop("warnings", ()), *warnings]
+        task, facts = history.task, dict(recall or {})
+        warned = [*facts.pop("warnings", ()), *warnings]
         values: dict[str, Any] = {
             "rounds": history.done,
-            "metric": Metric.of(task),
+            "metric": Metric.from_task(task),
             "selection": Selection(
                 chosen=history.chosen, by=history.selects, higher_is_better=history.selects_highest, caution=caution
             ),
             "scores": history.summary(),
             "by_client": ClientScores(names=list(history.names), **history.clients_scores()),
-            "recall": Recall(**known) if known else None,
+            "recall": Recall(**facts) if facts else None,
             "data": dataclasses.replace(data, task=_describe_task(task)),
         }
         summary = cls(**values | others)
@@ -213,12 +213,12 @@ class Summary:
 
         Of a run with one seed, whose metric is an error.
         """
-        known = self.by_client
-        if self.metric.higher_is_better or known is None:
+        by_client = self.by_client
+        if self.metric.higher_is_better or by_client is None:
             return ""
-        scores = zip(known.names, known.scores[self.selection.chosen], strict=True)
+        scores = zip(by_client.names, by_client.scores[self.selection.chosen], strict=True)
         errors = [math.nan if name in self.attackers else error for name, error in scores]
-        return name_extremes(errors, known.names, self.metric.name)
+        return name_extremes(errors, by_client.names, self.metric.name)
 
     def to_dict(self) -> dict[str, Any]:
         """The keys of summary.json."""
@@ -250,7 +250,7 @@ class Summary:
         """Raise UsageError unless every model has the scores that all runs have."""
         for key, scores in (("scores", self.scores), ("attack", self.honest_scores)):
             for name in {self.selection.chosen, *self.scores}:
-                lacking = [one for one in ("mean", "std", "worst5", "best5") if one not in scores.get(name, {})]
+                lacking = [key for key in ("mean", "std", "worst5", "best5") if key not in scores.get(name, {})]
                 if lacking:
                     raise UsageError(
                         f"{where} is not a run's summary: its '{key}' have no '{lacking[0]}' of model '{name}'"
@@ -260,8 +260,8 @@ class Summary:
 def _describe_task(task: Task) -> dict[str, Any]:
     """A task's name and settings, without those that a run decides by itself."""
     settings: dict[str, Any] = vars(task) if dataclasses.is_dataclass(task) else {}
-    plain = {name: list(one) if isinstance(one, tuple) else one for name, one in settings.items()}
-    plain = {name: one for name, one in plain.items() if isinstance(one, bool | int | float | str | list)}
+    plain = {name: list(value) if isinstance(value, tuple) else value for name, value in settings.items()}
+    plain = {name: value for name, value in plain.items() if isinstance(value, bool | int | float | str | list)}
     return {"name": type(task).__name__.lower(), **plain}
 
 
@@ -285,7 +285,7 @@ def _read_record(kind: Any, table: dict[str, Any], what: str, inside: str) -> An
         if f.name not in table:
             continue
         value, hint = table[f.name], hints[f.name]
-        record = next((one for one in (hint, *typing.get_args(hint)) if dataclasses.is_dataclass(one)), None)
+        record = next((option for option in (hint, *typing.get_args(hint)) if dataclasses.is_dataclass(option)), None)
         if not (isinstance(value, dict) if record else _is_a(value, hint)):
             raise UsageError(f"{what}s '{inside}{f.name}' is {value!r:.80}")
         values[f.name] = _read_record(record, value, what, f"{inside}{f.name}.") if record else _with_nan(value, hint)
@@ -309,11 +309,11 @@ def _is_a(value: Any, kind: Any) -> bool:
     if kind is Any:
         return True
     if origin in (types.UnionType, typing.Union):
-        return any(_is_a(value, one) for one in inner)
+        return any(_is_a(value, option) for option in inner)
     if origin is list:
-        return isinstance(value, list) and all(_is_a(one, inner[0]) for one in value)
+        return isinstance(value, list) and all(_is_a(entry, inner[0]) for entry in value)
     if origin is dict:
-        return isinstance(value, dict) and all(_is_a(one, inner[1]) for one in value.values())
+        return isinstance(value, dict) and all(_is_a(entry, inner[1]) for entry in value.values())
     if kind is float:  # null where it is not defined
         return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
     if kind is int:
@@ -346,17 +346,17 @@ def name_extremes(errors: Sequence[float], names: Sequence[str], metric: str) ->
 
     Errors are by client, NaN where one has none. Empty if there are no such clients, or more than a few.
     """
-    known = sorted(((error, name) for error, name in zip(errors, names, strict=True) if error >= 0), reverse=True)
-    if len(known) < 3:
+    ranked = sorted(((error, name) for error, name in zip(errors, names, strict=True) if error >= 0), reverse=True)
+    if len(ranked) < 3:
         return ""
-    each = [error for error, _ in known]
-    count = sum(error > TIMES * statistics.median(each) for error in each)
-    if not 0 < count <= max(1, len(each) // FEW) or sum(each[:count]) <= sum(each) / 2:
+    descending = [error for error, _ in ranked]
+    count = sum(error > TIMES * statistics.median(descending) for error in descending)
+    if not 0 < count <= max(1, len(descending) // FEW) or sum(descending[:count]) <= sum(descending) / 2:
         return ""
-    shown = ", ".join(f"{name} ({_number(error)})" for error, name in known[: min(count, 5)])
-    more = f" and {count - 5} more" * (count > 5)
+    shown = ", ".join(f"{name} ({_number(error)})" for error, name in ranked[: min(count, 5)])
+    more = f" and {count - 5} more" if count > 5 else ""
     whose = "client" if count == 1 else f"{count} clients:"
-    mean, rest = _number(statistics.fmean(each)), _number(statistics.fmean(each[count:]))
+    mean, rest = _number(statistics.fmean(descending)), _number(statistics.fmean(descending[count:]))
     return f"the mean {metric} of {mean} comes from {whose} {shown}{more}; that of the others is {rest}"
 
 

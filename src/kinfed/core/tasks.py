@@ -178,7 +178,7 @@ class Regression(Settings):
         kind: Any = {"dtype": like.dtype, "device": like.device}
         return torch.tensor(mean, **kind), torch.tensor(deviation, **kind)
 
-    def scaled(self, y: Tensor) -> Tensor:
+    def standardise(self, y: Tensor) -> Tensor:
         """y: [B, ...] in standard deviations from the mean."""
         if not self.mean:
             return y
@@ -195,18 +195,18 @@ class Regression(Settings):
         return outputs.clamp(low, high)
 
     def loss(self, outputs: Tensor, y: Tensor) -> Tensor:
-        squares = (outputs.reshape(y.shape) - self.scaled(y)).square()
+        squares = (outputs.reshape(y.shape) - self.standardise(y)).square()
         return squares.flatten(1).mean(1) if y.ndim > 1 else squares
 
     def score(self, outputs: Tensor, y: Tensor, weight: Tensor) -> dict[str, Tensor]:
-        truth = self.scaled(y).flatten(1) if y.ndim > 1 else self.scaled(y)[:, None]
+        truth = self.standardise(y).flatten(1) if y.ndim > 1 else self.standardise(y)[:, None]
         outputs = self.clamp(outputs.reshape(truth.shape))
         error = outputs - truth
-        each, count = weight[:, None], metrics.positive(weight.sum())
-        absolute, squared = (error.abs() * each).sum(0) / count, (error.square() * each).sum(0) / count  # [k]
+        column, count = weight[:, None], metrics.positive(weight.sum())
+        absolute, squared = (error.abs() * column).sum(0) / count, (error.square() * column).sum(0) / count  # [k]
         r2 = metrics.r2_score(squared, truth, weight)  # [k]
-        known = ~r2.isnan()
-        mean_r2 = torch.where(known.any(), metrics.weighted_mean(r2.nan_to_num(), known), torch.nan)
+        defined = ~r2.isnan()
+        mean_r2 = torch.where(defined.any(), metrics.weighted_mean(r2.nan_to_num(), defined), torch.nan)
         deviation, loss = self._scale(outputs)[1], metrics.weighted_mean(self.loss(outputs, y), weight)
         if len(self.names) < 2:
             mse = loss * deviation**2
@@ -293,18 +293,18 @@ class Forecasting(Settings):
         _check_scale("forecasting", "readings", self.mean, self.deviation)
 
     def loss(self, outputs: Tensor, y: Tensor) -> Tensor:
-        known = ~y.isnan()
-        truth = (torch.where(known, y, self.mean) - self.mean) / self.deviation
-        error = (outputs.reshape(y.shape) - truth) * known
+        present = ~y.isnan()
+        truth = (torch.where(present, y, self.mean) - self.mean) / self.deviation
+        error = (outputs.reshape(y.shape) - truth) * present
         return (error.abs() if self.error == "absolute" else error.square()).mean(-1)
 
     def score(self, outputs: Tensor, y: Tensor, weight: Tensor) -> dict[str, Tensor]:
-        known = (~y.isnan()).to(outputs.dtype) * weight[:, None]  # [B, H]
+        present = (~y.isnan()).to(outputs.dtype) * weight[:, None]  # [B, H]
         truth = torch.where(y.isnan(), 0.0, y)
         error = (outputs.reshape(y.shape) * self.deviation + self.mean - truth).abs()
-        nonzero = known * (truth != 0)
+        nonzero = present * (truth != 0)
         relative = error / torch.where(truth == 0, 1.0, truth.abs())
-        parts = (known, known * error, known * error.square(), nonzero, nonzero * relative)
+        parts = (present, present * error, present * error.square(), nonzero, nonzero * relative)
         sums = torch.stack([part.sum(0) for part in parts], 1)  # [H, 5]
         scores = {"loss": metrics.weighted_mean(self.loss(outputs, y), weight)}
         for name, at in (("", slice(None)), *((f"@{h}", slice(h - 1, h)) for h in self.horizons if h <= y.shape[1])):
@@ -348,16 +348,16 @@ class Quantiles(Forecasting):
         return y.shape[1] * len(self.quantiles)
 
     def loss(self, outputs: Tensor, y: Tensor) -> Tensor:
-        known = ~y.isnan()
-        truth = (torch.where(known, y, self.mean) - self.mean) / self.deviation
-        return (metrics.pinball_loss(outputs.reshape(*y.shape, -1), truth, self.quantiles).mean(-1) * known).mean(-1)
+        present = ~y.isnan()
+        truth = (torch.where(present, y, self.mean) - self.mean) / self.deviation
+        return (metrics.pinball_loss(outputs.reshape(*y.shape, -1), truth, self.quantiles).mean(-1) * present).mean(-1)
 
     def score(self, outputs: Tensor, y: Tensor, weight: Tensor) -> dict[str, Tensor]:
         says = outputs.reshape(*y.shape, -1)
         scores = {}
         if 0.5 in self.quantiles:
             scores = super().score(says[..., self.quantiles.index(0.5)], y, weight)
-        known = (~y.isnan()).to(outputs.dtype) * weight[:, None]  # [B, H]
+        present = (~y.isnan()).to(outputs.dtype) * weight[:, None]  # [B, H]
         truth, values = torch.where(y.isnan(), 0.0, y), says * self.deviation + self.mean
         parts = {"pinball": metrics.pinball_loss(values, truth, self.quantiles).mean(-1)}
         if len(self.quantiles) > 1:
@@ -365,9 +365,9 @@ class Quantiles(Forecasting):
             # NaN where the outputs are.
             parts["coverage"] = ((low <= truth) & (truth <= high)).to(outputs.dtype) + 0 * low + 0 * high
             parts["width"] = high - low
-        count = known.sum(0)  # [H]
+        count = present.sum(0)  # [H]
         for name, values in parts.items():
-            total = (values * known).sum(0)
+            total = (values * present).sum(0)
             scores[name] = total.sum() / count.sum()
             scores |= {f"{name}@{h}": total[h - 1] / count[h - 1] for h in self.horizons if h <= y.shape[1]}
         return scores | {"loss": metrics.weighted_mean(self.loss(outputs, y), weight)}
@@ -397,8 +397,8 @@ def check_quantiles(quantiles: Sequence[Any]) -> None:
 
 def outputs_of(task: Task, y: Tensor) -> int:
     """How many numbers a model gives for an example, of targets y: [n, ...]."""
-    own = getattr(task, "outputs", None)
-    return y[:1].numel() if own is None else int(own(y))
+    count = getattr(task, "outputs", None)
+    return y[:1].numel() if count is None else int(count(y))
 
 
 def unit_of(task: Task) -> str:

@@ -22,7 +22,7 @@ class EagerTrainer:
 
     def batches(self, client: Client, draw: Draw) -> Iterator[Batch]:
         """The client's batches, none of them filled up."""
-        return client.shuffler.alone(draw)
+        return client.shuffler.draw_alone(draw)
 
     def train(self, client: Client, request: Request) -> Tensor:
         """The trained theta: [d]."""
@@ -42,8 +42,8 @@ class EagerTrainer:
                 share = share if batch.importance is None or not loss.ndim else share * batch.importance
                 grads = _differentiate(loss, leaves, share)
                 if request.penalty:
-                    whole = theta.detach().requires_grad_()
-                    of_penalty = model.layout.tensors(_differentiate(request.penalty(whole), [whole])[0])
+                    point = theta.detach().requires_grad_()
+                    of_penalty = model.layout.tensors(_differentiate(request.penalty(point), [point])[0])
                     grads = [g + of_penalty[n] for g, n in zip(grads, moving, strict=True)]
                 grads = clip_norm(grads, request.clip) if request.clip < math.inf else grads
                 _, state = optimiser.step(params, grads, state, inplace=True)
@@ -71,7 +71,7 @@ class FunctionalTrainer:
 
     def batches(self, client: Client, draw: Draw) -> Iterator[Batch]:
         """Batches as long as the longest of all clients that run together, filled up at weight 0."""
-        return client.shuffler.together(draw)
+        return client.shuffler.draw_together(draw)
 
     def train(self, client: Client, request: Request) -> Tensor:
         """The trained theta: [d]."""
@@ -139,7 +139,5 @@ def _differentiate(value: Tensor, leaves: list[Tensor], along: Tensor | None = N
     if not value.requires_grad:
         return [torch.zeros_like(leaf) for leaf in leaves]
     grads = torch.autograd.grad(value, leaves, along, allow_unused=True)
-    return [
-        torch.zeros_like(leaf) if g is None else g.to_dense() if g.is_sparse else g
-        for g, leaf in zip(grads, leaves, strict=True)
-    ]
+    dense = [g.to_dense() if g is not None and g.is_sparse else g for g in grads]
+    return [torch.zeros_like(leaf) if g is None else g for g, leaf in zip(dense, leaves, strict=True)]

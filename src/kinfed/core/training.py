@@ -42,14 +42,14 @@ class Training(Settings):
             with suppress(TypeError, ValueError, OverflowError):  # what is no list of numbers is refused below
                 object.__setattr__(self, "class_weights", tuple(map(float, weights)))
         super().__post_init__()
-        if self.noised is not None and self.noised.unit == "row" and self.class_weights == "balanced":
+        if self.noise is not None and self.noise.unit == "row" and self.class_weights == "balanced":
             raise UsageError(
                 "training.class_weights 'balanced' counts a client's rows of each class, which has no price under "
                 "privacy; give a number for each class, or leave them out"
             )
 
     @property
-    def noised(self) -> Privacy | None:
+    def noise(self) -> Privacy | None:
         """Its privacy, if that has an epsilon: then noise is added, and what has no price does not leave a client."""
         return None if self.privacy is None or self.privacy.epsilon is None else self.privacy
 
@@ -78,8 +78,8 @@ class Training(Settings):
         """[...] int64: the examples in these steps; a method that trains more often in a round takes more."""
         if self.steps is None:
             return self.epochs * sizes
-        passes = self.steps // (each := -(-sizes // self.batch))
-        return passes * sizes + (self.steps - passes * each) * self.batch
+        passes = self.steps // (steps_an_epoch := -(-sizes // self.batch))
+        return passes * sizes + (self.steps - passes * steps_an_epoch) * self.batch
 
     def span(self, rounds: int) -> dict[str, int]:
         """Epochs, or steps, as many as in so many rounds: what `Client.descend` and `Client.batches` take."""

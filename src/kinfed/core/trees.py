@@ -17,7 +17,7 @@ mean or the sum over the clients of a round, and then its method gets no more (`
 """
 
 from collections import namedtuple
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from functools import cache
@@ -30,6 +30,7 @@ from torch.utils._pytree import tree_flatten_with_path, tree_leaves, tree_map, t
 from ..errors import UsageError
 
 Tree = Any  # a NamedTuple, tuple or dict of tensors: a state or a message
+FORMER = {"inner": "own", "seen": "known", "cosines": "alike", "notes": "words"}  # fields, and what files called them
 
 
 class Axis(Enum):
@@ -82,14 +83,14 @@ def axes(tree: Tree) -> Tree:
 def _axes(tree: Tree, axis: Axis | None, where: str) -> Tree:
     kind: Any = type(tree)
     if fields := _fields(kind):
-        found: dict[str, Tree] = {}
+        axes_of: dict[str, Tree] = {}
         for name, field in fields.items():
             value = getattr(tree, name)
             if field.like:
-                found[name] = _parallel(value, tree_leaves(found[field.like]))
+                axes_of[name] = _parallel(value, tree_leaves(axes_of[field.like]))
             else:
-                found[name] = _axes(value, field.axis or axis, f"{where}.{name}")
-        return kind(**found)
+                axes_of[name] = _axes(value, field.axis or axis, f"{where}.{name}")
+        return kind(**axes_of)
     if isinstance(tree, tuple):
         return tuple(_axes(value, axis, f"{where}[{i}]") for i, value in enumerate(tree))
     if isinstance(tree, dict):
@@ -136,7 +137,7 @@ class _Field(NamedTuple):
 @cache
 def _fields(kind: type) -> dict[str, _Field]:
     """What the fields of a NamedTuple declare, in order; nothing for another type."""
-    found = {}
+    declarations = {}
     try:
         hints = get_type_hints(kind, include_extras=True) if issubclass(kind, tuple) else {}
     except NameError as problem:  # under `from __future__ import annotations`
@@ -151,8 +152,8 @@ def _fields(kind: type) -> dict[str, _Field]:
         axis = next((mark for mark in declared if isinstance(mark, Axis)), None)
         reduction = next((mark for mark in declared if isinstance(mark, Reduction)), None)
         like = next((mark.field for mark in marks if isinstance(mark, Like)), "")
-        found[name] = _Field(axis, reduction, Role.MODEL in marks, like)
-    return found
+        declarations[name] = _Field(axis, reduction, Role.MODEL in marks, like)
+    return declarations
 
 
 def _marks(hint: Any) -> Iterator[Any]:
@@ -189,7 +190,7 @@ def pick(message: Tree, at: Any) -> Tree:
     return tree_map(lambda t, axis: t if axis is Axis.SHARED else t[at], message, axes(message))
 
 
-def reordered(state: Tree, order: Tensor) -> Tree:
+def reorder(state: Tree, order: Tensor) -> Tree:
     """A server's state for the clients order: [M] of those that it lists, in that order."""
 
     def pick_from(axis: Axis, t: Tensor) -> Tensor:
@@ -201,17 +202,17 @@ def reordered(state: Tree, order: Tensor) -> Tree:
     return tree_map(pick_from, axes(state), state)
 
 
-def rows_replaced(state: Tree, ids: Tensor, other: Tree) -> Tree:
+def replace_rows(state: Tree, ids: Tensor, other: Tree) -> Tree:
     """A server's state in which the rows of clients ids: [M] are those of another of its kind; the rest stays."""
 
-    def replaced(axis: Axis, now: Tensor, new: Tensor) -> Tensor:
+    def put_rows(axis: Axis, now: Tensor, new: Tensor) -> Tensor:
         at = ids.to(now.device)
         if axis is Axis.SHARED or not now.numel():
             return now
         dim = 0 if axis is Axis.PER_CLIENT else -2
         return now.index_copy(dim, at, new.index_select(dim, at).to(now.dtype))
 
-    return tree_map(replaced, axes(state), state, other)
+    return tree_map(put_rows, axes(state), state, other)
 
 
 def for_one(message: Tree) -> Tree:
@@ -221,8 +222,8 @@ def for_one(message: Tree) -> Tree:
 
 def bytes_down(message: Tree, count: int) -> int:
     """Bytes of a message to a cohort of `count` clients; shared tensors are sent to each of them."""
-    each = tree_map(lambda t, axis: t.nbytes * (count if axis is Axis.SHARED else 1), message, axes(message))
-    return sum(tree_leaves(each))
+    sizes = tree_map(lambda t, axis: t.nbytes * (count if axis is Axis.SHARED else 1), message, axes(message))
+    return sum(tree_leaves(sizes))
 
 
 def pack(tree: Tree, prefix: str = "") -> dict[str, Tensor]:
@@ -231,20 +232,31 @@ def pack(tree: Tree, prefix: str = "") -> dict[str, Tensor]:
     return {prefix + ".".join(_name(part) for part in path): leaf for path, leaf in leaves}
 
 
-def unpack(arrays: dict[str, Tensor], like: Tree, prefix: str = "") -> Tree:
+def unpack(arrays: Mapping[str, Tensor], like: Tree, prefix: str = "") -> Tree:
     """The tree with the structure of `like` and the arrays that `pack` made."""
     paths, structure = tree_flatten_with_path(like)
     names = [prefix + ".".join(_name(part) for part in path) for path, _ in paths]
+    arrays = rename_fields(arrays, names)
     return tree_unflatten([arrays[name] for name in names], structure)
 
 
-def named(arrays: dict[str, Tensor]) -> Tree:
+def rename_fields(arrays: Mapping[str, Tensor], wanted: Iterable[str]) -> dict[str, Tensor]:
+    """The arrays of a file, those that an earlier version wrote under other names by the `wanted` ones."""
+    renamed = dict(arrays)
+    for name in wanted:
+        former = ".".join(FORMER.get(part, part) for part in name.split("."))
+        if name not in renamed and former in renamed:
+            renamed[name] = renamed.pop(former)
+    return renamed
+
+
+def nest(arrays: dict[str, Tensor]) -> Tree:
     """A tree with the fields that `pack` named: NamedTuples, and tuples where the names are numbers."""
     parts: dict[str, dict[str, Tensor]] = {}
     for name, tensor in arrays.items():
         first, _, rest = name.partition(".")
         parts.setdefault(first, {})[rest] = tensor
-    values = {first: part[""] if "" in part else named(part) for first, part in parts.items()}
+    values = {first: part[""] if "" in part else nest(part) for first, part in parts.items()}
     if all(first.isdecimal() for first in values):
         return tuple(values[first] for first in sorted(values, key=int))
     return namedtuple("Named", values)(**values)

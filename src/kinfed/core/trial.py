@@ -23,7 +23,7 @@ BREAKS = 8  # in a pass, for that of a copy in between
 T = TypeVar("T")
 
 
-def tried(model: Model, x: Tensor, check: Callable[["Trial"], T]) -> T:
+def run_trial(model: Model, x: Tensor, check: Callable[["Trial"], T]) -> T:
     """What a check of `Trial` finds; what it refuses only because of rounding passes in double precision."""
     try:
         return check(Trial(model, x))
@@ -34,16 +34,18 @@ def tried(model: Model, x: Tensor, check: Callable[["Trial"], T]) -> T:
         raise
 
 
-def differ(one: Tensor, two: Tensor, rounded: bool = True) -> bool:
+def differ(first: Tensor, second: Tensor, rounded: bool = True) -> bool:
     """Whether two results differ by more than rounding; not `rounded`: of the very same products."""
-    if one.shape != two.shape or one.dtype != two.dtype:
+    if first.shape != second.shape or first.dtype != second.dtype:
         return True
-    if not one.is_floating_point():
-        return not torch.equal(one, two)
-    eps, known = torch.finfo(one.dtype).eps, one.isfinite() & two.isfinite()
-    scale = torch.maximum(one[known].abs().amax(), two[known].abs().amax()) if known.any() else one.new_zeros(())
+    if not first.is_floating_point():
+        return not torch.equal(first, second)
+    eps, finite = torch.finfo(first.dtype).eps, first.isfinite() & second.isfinite()
+    scale = (
+        torch.maximum(first[finite].abs().amax(), second[finite].abs().amax()) if finite.any() else first.new_zeros(())
+    )
     bound = float(scale) * (10 * eps**0.5 if rounded else 100 * eps)
-    return not torch.isclose(one, two, rtol=0, atol=bound, equal_nan=True).all()
+    return not torch.isclose(first, second, rtol=0, atol=bound, equal_nan=True).all()
 
 
 class _Between(TorchFunctionMode):
@@ -74,7 +76,7 @@ class Trial:
 
     def __init__(self, model: Model, x: Tensor, kind: torch.dtype | None = None) -> None:
         """`kind` replaces the type of all numbers."""
-        self.model = model.twin() if kind is None else model.converted(kind)
+        self.model = model.twin() if kind is None else model.convert(kind)
         self.model.bf16 = False
         at = torch.linspace(0, len(x) - 1, 2 * ROWS, device=x.device).long()
         rows = x[at].to(self.model.theta)
@@ -130,15 +132,17 @@ class Trial:
             before, state = self._predict(theta, x), self._state()
             self.pass_over(x)
             model.draws = any(not torch.equal(a, b) for a, b in zip(state, self._state(), strict=True))
-            one = self.pass_over(x)
+            before_others = self.pass_over(x)
             self.pass_over(self.others)
-            two = self.pass_over(x)
+            after_others = self.pass_over(x)
             after = self._predict(theta, x)
             try:
                 shares = differ(after, self._call_disturbed(theta, x))
             except UsageError:  # what the copy left there did not fit
                 shares = True
-        if any(differ(a, b, rounded=False) for a, b in zip([*one, before], [*two, after], strict=True)):
+        if any(
+            differ(a, b, rounded=False) for a, b in zip([*before_others, before], [*after_others, after], strict=True)
+        ):
             raise UsageError(
                 "the model remembers something from one pass to the next, as the same batch and parameters give other "
                 "results in a second training pass; keep it as a buffer (self.register_buffer), of which every client "
@@ -152,8 +156,13 @@ class Trial:
         weight = torch.cat([x.new_ones(len(x)), x.new_zeros(len(x))])
         with self._isolate_random_numbers():
             alone = self.pass_over(x, leaves=leaves)
-            one, two = (self.pass_over(torch.cat([x, fill]), weight) for fill in (self.others, x))
-        if any(differ(a, b) or differ(b, c, rounded=False) for a, b, c in zip(alone, one, two, strict=True)):
+            filled_with_others, filled_with_itself = (
+                self.pass_over(torch.cat([x, fill]), weight) for fill in (self.others, x)
+            )
+        if any(
+            differ(a, b) or differ(b, c, rounded=False)
+            for a, b, c in zip(alone, filled_with_others, filled_with_itself, strict=True)
+        ):
             raise UsageError("its training pass mixes the examples of a batch, and those that only fill one up")
         before = self.model.layout.tensors(self.model.theta)
         if any(not torch.equal(leaves[e.name], before[e.name]) for e in self.model.layout.entries if e.trainable):
@@ -223,8 +232,8 @@ class Trial:
 
             def value(params: list[Tensor]) -> tuple[Tensor, tuple[Tensor, dict[str, Tensor]]]:
                 outputs, buffers = model.run(tensors | dict(zip(moving, params, strict=True)), x, weight, key)
-                each = outputs.flatten(1).cos().sum(1)
-                return each.sum() if weight is None else (each * weight).sum(), (outputs, buffers)
+                values = outputs.flatten(1).cos().sum(1)
+                return values.sum() if weight is None else (values * weight).sum(), (outputs, buffers)
 
             grads, (outputs, buffers) = grad(value, has_aux=True)([tensors[name] for name in moving])
             return [outputs[: ROWS - 1], _concatenate(grads), model(theta, x)[: ROWS - 1], *buffers.values()]
@@ -328,18 +337,18 @@ def _concatenate(grads: list[Tensor]) -> Tensor:
 
 def check_sources(outputs: Any, leaves: dict[str, Tensor]) -> None:
     """Raise UsageError if outputs have a gradient for a tensor that is none of these: no client would train it."""
-    known = {id(t) for t in leaves.values()}
+    ids = {id(t) for t in leaves.values()}
     todo = [outputs.grad_fn] if isinstance(outputs, Tensor) and outputs.grad_fn is not None else []
     seen = set(todo)
     while todo:
         node = todo.pop()
         source = getattr(node, "variable", None)
-        if source is not None and id(source) not in known:
+        if source is not None and id(source) not in ids:
             raise UsageError(
                 f"the model computes with a parameter {list(source.shape)} that is none of its own, or not where its "
                 "layers hold it, so that it would not be trained; keep layers in nn.ModuleList, not in a list, and let "
                 "forward passes and hooks read a parameter from its layer"
             )
-        after = {one for one, _ in node.next_functions if one is not None} - seen
+        after = {parent for parent, _ in node.next_functions if parent is not None} - seen
         seen |= after
         todo.extend(after)

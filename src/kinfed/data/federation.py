@@ -20,7 +20,7 @@ from ..core.tasks import Classification, Forecasting, Regression, Task, outputs_
 from ..core.trees import raw
 from ..errors import UsageError, list_names, some
 from .dataset import Dataset, rows_by_owner
-from .split import SPLITS, Rows, Split, folded
+from .split import SPLITS, Rows, Split, fold_rows
 from .tables.schema import Description
 
 
@@ -158,7 +158,7 @@ class Federation:
         if self.in_order and fold:
             raise UsageError("examples that are split in time order have one fold")
         parts = zip(self.rows["train"], self.rows["validation"], strict=True)
-        parts_of = [folded(train, validation, fold) for train, validation in parts]
+        parts_of = [fold_rows(train, validation, fold) for train, validation in parts]
         return replace(self, rows={**self.rows, **{name: [rows[name] for rows in parts_of] for name in parts_of[0]}})
 
     def __repr__(self) -> str:

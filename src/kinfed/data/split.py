@@ -107,7 +107,7 @@ class Split(Settings):
             dealt[name] = Ragged(rows[chosen], torch.bincount(client[chosen], minlength=len(owned)))
         if self.fold:
             pairs = zip(dealt["train"], dealt["validation"], strict=True)
-            both = [folded(train, validation, self.fold) for train, validation in pairs]
+            both = [fold_rows(train, validation, self.fold) for train, validation in pairs]
             dealt |= {name: Ragged.join([rows_of[name] for rows_of in both]) for name in both[0]}
         return {name: dealt[name] for name in SPLITS}, drawn >= parts
 
@@ -118,11 +118,11 @@ class Split(Settings):
 
         Blocks are dealt as rows are. Where one has rows of several clients, a lot decides its part for all of them.
         """
-        each = [blocks[rows].unique() for rows in owned]
-        if len(torch.cat(each).unique()) < sum(map(len, each)):
+        blocks_of = [blocks[rows].unique() for rows in owned]
+        if len(torch.cat(blocks_of).unique()) < sum(map(len, blocks_of)):
             lots = torch.rand(int(blocks.max()) + 1, generator=generator(seed, "blocks"))[blocks]
             return [self.by_lot(rows, lots, draw) for rows, draw in zip(owned, draws, strict=True)]
-        dealt = self(each, draws)
+        dealt = self(blocks_of, draws)
         return [
             {part: rows[torch.isin(blocks[rows], chosen)] for part, chosen in parts.items()}
             for rows, parts in zip(owned, dealt, strict=True)
@@ -184,7 +184,7 @@ class Split(Settings):
             if length < span and (share == "training" or self.validation):
                 if span == 1:
                     raise UsageError(
-                        f"split: all examples are from {len(steps)} time{'s' * (len(steps) > 1)}, so splitting in "
+                        f"split: all examples are from {several(len(steps), 'time')}, so splitting in "
                         f"time order leaves none for {share}; change the shares, or leave time out"
                     )
                 enough = math.ceil(100 * (span + 0.5) / len(steps)) / 100
@@ -210,7 +210,7 @@ class Split(Settings):
         return parts if all(len(part) for part in wanted) else {}
 
 
-def folded(train: Tensor, validation: Tensor, fold: int) -> Rows:
+def fold_rows(train: Tensor, validation: Tensor, fold: int) -> Rows:
     """A client's rows for training and validation, with the fold-th part of both for validation; 0 changes nothing."""
     both, size = torch.cat([validation, train]), len(validation)
     begin = fold % (len(both) // size) * size if size else 0

@@ -1,20 +1,7 @@
 """The methods in families, by the name that a config or the command line uses, each with the paper that it is from."""
 
-from importlib import import_module
-from typing import Any, NamedTuple
-
-from ..core.registry import Registry
-from .parts import MODULES
-
-
-class Listed(NamedTuple):
-    """A method: where it is, and where it was published first, if one paper proposed it."""
-
-    place: str
-    authors: str = ""
-    year: int | None = None
-    title: str = ""
-
+from ..core.registry import Listed, Registry, lazy_attributes
+from .parts import PLACES
 
 FAMILIES: dict[str, dict[str, Listed]] = {
     "kinfed's own": {
@@ -189,7 +176,4 @@ METHODS = Registry(
     by_file=True,
 )
 
-
-def __getattr__(name: str) -> Any:
-    """A method by its class's name, or what methods are made of."""
-    return getattr(import_module(f"kinfed.{MODULES[name]}"), name) if name in MODULES else METHODS.attribute(name)
+__getattr__ = lazy_attributes(__name__, PLACES | METHODS.places)

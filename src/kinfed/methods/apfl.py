@@ -50,20 +50,20 @@ class APFL(Averaging, Advises):
         return Own(theta, theta.new_full((), self.alpha))
 
     def train(self, client, state, received):
-        whole, lr = client.undivided, client.training.optimiser.lr
-        layout, alpha = whole.model.layout, state.alpha
-        own, shared = client.whole(state.theta), client.whole(received.theta)
+        whole_client, lr = client.for_whole_model, client.training.optimiser.lr
+        layout, alpha = whole_client.model.layout, state.alpha
+        personal, shared = client.whole(state.theta), client.whole(received.theta)
         for number, batch in enumerate(client.batches()):
-            mixed = torch.lerp(shared, own, alpha)
-            slope, mine = whole.gradient(shared, batch), whole.gradient(mixed, batch)
-            statistics = whole.pass_over(shared, batch), whole.pass_over(mixed, batch)
+            mixed = torch.lerp(shared, personal, alpha)
+            slope, mine = whole_client.gradient(shared, batch), whole_client.gradient(mixed, batch)
+            statistics = whole_client.pass_over(shared, batch), whole_client.pass_over(mixed, batch)
             if self.adaptive and number == 0:
-                alpha = (alpha - lr * (own - shared) @ mine).clamp(0, 1)
-            steps = (shared - lr * slope, own - lr * alpha * mine)
+                alpha = (alpha - lr * (personal - shared) @ mine).clamp(0, 1)
+            steps = (shared - lr * slope, personal - lr * alpha * mine)
             after = [layout.flatten(layout.tensors(theta) | new) for theta, new in zip(steps, statistics, strict=True)]
-            shared, own = batch.keep(shared, after[0]), batch.keep(own, after[1])
+            shared, personal = batch.keep(shared, after[0]), batch.keep(personal, after[1])
         upload = AveragedParams(client.part(shared))
-        return Own(client.part(own), alpha), upload  # a part of the model that stays is the personal model's
+        return Own(client.part(personal), alpha), upload  # a part of the model that stays is the personal model's
 
     def personalise(self, client, state, received):
         return {"mixed": Params(torch.lerp(received.theta, state.theta, state.alpha)), "shared": received}

@@ -37,8 +37,8 @@ class Ditto(Averaging, Advises):
 
     def train(self, client, state, received):
         penalty = towards(received.theta, self.pull) if self.pull else None
-        own = client.descend(state.theta, penalty=penalty, epochs=self.epochs)
-        return Params(own), AveragedParams(client.descend(received.theta, again=True))
+        personal = client.descend(state.theta, penalty=penalty, epochs=self.epochs)
+        return Params(personal), AveragedParams(client.descend(received.theta, again=True))
 
     def personalise(self, client, state, received):
         return {"own": state, "shared": received}

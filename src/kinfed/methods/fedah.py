@@ -25,12 +25,12 @@ class FedAH(LearnedMixture):
 
     def where(self, client):
         """[m] where the part of the head that travels lies in the model."""
-        whole, layout = client.undivided.model, client.model.layout
-        check_head(whole.module, whole.head_name, "fedah")
-        return layout.index(layout.head & layout.learned, client.model.theta.device)
+        model, layout = client.for_whole_model.model, client.model.layout
+        check_head(model.module, model.head_name, "fedah")
+        return layout.index(layout.head & layout.trainable_names, client.model.theta.device)
 
     def train(self, client, state, received):
-        layout = client.undivided.model.layout
+        layout = client.for_whole_model.model.layout
         weight, theta = self.mix(client, state, received.theta)
         if self.head_epochs != 0:
             theta = client.descend(theta, only=layout.head, epochs=self.head_epochs)

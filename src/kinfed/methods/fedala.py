@@ -25,8 +25,8 @@ class FedALA(LearnedMixture):
     mix_epochs: CountOrZero = 1  # such passes in a round
 
     def where(self, client):
-        whole, layout = client.undivided.model.layout, client.model.layout
-        return layout.index(whole.match(self.layers) & layout.learned, client.model.theta.device)
+        whole_layout, layout = client.for_whole_model.model.layout, client.model.layout
+        return layout.index(whole_layout.match(self.layers) & layout.trainable_names, client.model.theta.device)
 
     def train(self, client, state, received):
         weight, theta = self.mix(client, state, received.theta)

@@ -41,7 +41,7 @@ class FedAtt(Averaging):
     weighs = "all clients are sent the same model, tensor by tensor drawn most to the clients farthest from it"
 
     def start(self, roster):
-        return Server(roster.theta, roster.theta.new_zeros(len(roster), len(roster.layout.learned)))
+        return Server(roster.theta, roster.theta.new_zeros(len(roster), len(roster.layout.trainable_names)))
 
     def aggregate(self, roster, server, cohort, uploads):
         theta, rows = weighted_mean(uploads.theta, roster.weights[cohort]), []

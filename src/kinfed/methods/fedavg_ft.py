@@ -29,7 +29,7 @@ class FedAvgFT(Averaging):
         return (), AveragedParams(client.descend(received.theta, penalty=self.pull(received.theta)))
 
     def personalise(self, client, state, received):
-        only = client.undivided.model.layout.head if self.scope == "head" else None
+        only = client.for_whole_model.model.layout.head if self.scope == "head" else None
         if self.epochs == 0:
             return {"tuned": received, "shared": received}
         shared = SharedParams(client.whole(received.theta))  # before its personal part, if it has one, is tuned

@@ -29,7 +29,7 @@ class Server(NamedTuple):
 
     theta: Shared  # [C, d] the mixed centres
     graph: Shared  # [C, C] the weight of each centre in each mixed one: R^P
-    alike: Shared  # [C, C] the cosines of the centres, of which R was made
+    cosines: Shared  # [C, C] the cosines of the centres, of which R was made
     label: PerClient  # [N] int64 the cluster whose mixed centre a client is sent; -1: the mean of all
     share: PerClient  # [N] the weight of a client's last upload in its centre; 0 outside the last cohort
     objective: Shared  # [] sum of distances to the centres: the paper's J
@@ -54,8 +54,8 @@ class FedCedar(Method, Explains, Advises, Admits):
         theta, nothing = roster.theta[None], roster.theta.new_zeros(())
         forgotten = torch.full((len(roster),), -1, device=theta.device)
         nobody = theta.new_zeros(len(roster))
-        one = theta.new_ones(1, 1)
-        return Server(theta, one, one, forgotten, nobody, nothing, nothing + 1, nothing > 0)
+        certain = theta.new_ones(1, 1)
+        return Server(theta, certain, certain, forgotten, nobody, nothing, nothing + 1, nothing > 0)
 
     def send(self, roster, server, cohort):
         return Params(self.deal(server, server.theta, cohort))
@@ -65,7 +65,7 @@ class FedCedar(Method, Explains, Advises, Admits):
 
     def similarity(self, roster, server):
         heard = server.label >= 0  # in the last cohort
-        values = server.alike[server.label][:, server.label].masked_fill(~(heard[:, None] & heard), torch.nan)
+        values = server.cosines[server.label][:, server.label].masked_fill(~(heard[:, None] & heard), torch.nan)
         return Compared("cosine of the centres of clusters of models", values)
 
     def deal(self, server: Server, nodes: Tensor, cohort: Tensor) -> Tensor:

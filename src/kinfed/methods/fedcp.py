@@ -47,8 +47,8 @@ def discrepancy(x, y, weight):
     weight = weight / positive(weight.sum())
 
     def mean(a, b):
-        apart = a.square().sum(1)[:, None] + b.square().sum(1) - 2 * a @ b.T
-        kernel = torch.stack([(apart / (-2 * width)).exp() for width in WIDTHS]).sum(0)
+        distance = a.square().sum(1)[:, None] + b.square().sum(1) - 2 * a @ b.T
+        kernel = torch.stack([(distance / (-2 * width)).exp() for width in WIDTHS]).sum(0)
         return weight @ kernel @ weight
 
     return mean(x, x) + mean(y, y) - 2 * mean(x, y)
@@ -74,14 +74,14 @@ class FedCP(Averaging, Extends):
 
     def _add_context(self, client, theta):
         """[d] the whole model with the context that the client's head gives it."""
-        model, theta = client.undivided.model, client.whole(theta)
+        model, theta = client.for_whole_model.model, client.whole(theta)
         tensors = model.layout.tensors(theta)
         context = tensors[f"{model.head_name}.personal_head.weight"].sum(0)
         context = context / context.norm().clamp(min=torch.finfo(context.dtype).tiny)
         return model.layout.flatten(tensors | {f"{model.head_name}.context": context})
 
     def train(self, client, state, received):
-        model, head = client.undivided.model, client.undivided.model.head_name
+        model, head = client.for_whole_model.model, client.for_whole_model.model.head_name
         theta = self._add_context(client, received.theta)
 
         def objective(outputs, batch, features):

@@ -73,16 +73,18 @@ class FedEM(Averaging, Predicts):
     def train(self, client, state, received):
         if not isinstance(client.task, Classification):
             raise UsageError("fedem mixes probabilities of classes, and this data has numbers to predict; use 'ifca'")
-        models, whole = stack(received), client.undivided
+        models, whole_client = stack(received), client.for_whole_model
         fixed = [client.whole(theta) for theta in models]
 
         def share_of(number):
             def loss(outputs, batch, features):
-                return responsible(whole, fixed, state.share, batch)[number] * client.losses(outputs, batch, None)
+                return responsible(whole_client, fixed, state.share, batch)[number] * client.losses(
+                    outputs, batch, None
+                )
 
             return loss
 
-        share = mean_share(whole, fixed, state.share)
+        share = mean_share(whole_client, fixed, state.share)
         trained = [
             client.descend(theta, objective=share_of(number), again=number > 0) for number, theta in enumerate(models)
         ]
@@ -90,10 +92,10 @@ class FedEM(Averaging, Predicts):
 
     def personalise(self, client, state, received):
         fixed = torch.stack([client.whole(theta) for theta in stack(received)])
-        return {"mixture": Mixture(*split(fixed), mean_share(client.undivided, fixed, state.share))}
+        return {"mixture": Mixture(*split(fixed), mean_share(client.for_whole_model, fixed, state.share))}
 
     def predict(self, client, personal, x):
-        return mixed(torch.stack([client.model(theta, x) for theta in stack(personal)]), personal.share)
+        return mix_outputs(torch.stack([client.model(theta, x) for theta in stack(personal)]), personal.share)
 
     def export(self, model, personal):
         return Mixed([model.export(theta) for theta in stack(personal)], personal.share).eval()
@@ -111,10 +113,10 @@ class Mixed(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, C] logarithms of probabilities."""
-        return mixed(torch.stack([part(x) for part in self.parts]), self.share)
+        return mix_outputs(torch.stack([part(x) for part in self.parts]), self.share)
 
 
-def mixed(outputs: Tensor, share: Tensor) -> Tensor:
+def mix_outputs(outputs: Tensor, share: Tensor) -> Tensor:
     """[B, C] logarithms of the probabilities that share: [M] gives to models with outputs: [M, B, C]."""
     probabilities = torch.einsum("m,mbc->bc", share, outputs.softmax(-1))
     return probabilities.clamp(min=torch.finfo(outputs.dtype).tiny).log()

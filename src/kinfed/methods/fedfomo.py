@@ -68,7 +68,7 @@ class FedFomo(Method, Explains):
         table = roster.theta.new_zeros(len(roster), len(roster))
         return Server(roster.copies(), nobody, table, table.clone())
 
-    def chosen(self, roster, server, cohort):
+    def choose_models(self, roster, server, cohort):
         """[K, M] the clients whose models each one of the cohort is sent; itself where there are no others."""
         count = min(self.models, len(roster) - 1)
         start = fold(key(roster.seed, "fedfomo", roster.round, device=cohort.device), roster.tags[cohort])
@@ -87,11 +87,11 @@ class FedFomo(Method, Explains):
         return torch.cat([others, cohort[:, None].expand(-1, self.models - count)], 1)
 
     def send(self, roster, server, cohort):
-        chosen = self.chosen(roster, server, cohort)
+        chosen = self.choose_models(roster, server, cohort)
         return Sent(server.theta[chosen], chosen != cohort[:, None])
 
     def aggregate(self, roster, server, cohort, uploads):
-        chosen = self.chosen(roster, server, cohort)
+        chosen = self.choose_models(roster, server, cohort)
         given = torch.zeros_like(server.liking[cohort]).scatter(1, chosen, uploads.weight)
         return Server(
             put(server.theta, cohort, uploads.theta),

@@ -27,7 +27,7 @@ class Server(NamedTuple):
     head: PerClient  # [N, m] each client's combined head
     alpha: Pairwise  # [N, N] whose heads it combines; a row of zeros until it has taken part
     centroid: Shared  # [C, f] the mean features of each class
-    known: Shared  # [C] bool, has had examples of the class
+    seen: Shared  # [C] bool, has had examples of the class
 
 
 class Sent(NamedTuple):
@@ -35,7 +35,7 @@ class Sent(NamedTuple):
 
     theta: ModelOf[PerClient]  # [d] the mean base under the client's combined head; the mean head until it has one
     centroid: Shared  # [C, f]
-    known: Shared  # [C] bool
+    seen: Shared  # [C] bool
 
 
 class Upload(NamedTuple):
@@ -81,7 +81,7 @@ class FedPAC(Method, Explains, Advises):
     def send(self, roster, server, cohort):
         at = roster.layout.index(roster.layout.head, cohort.device)
         head = torch.where(server.alpha[cohort].any(1, keepdim=True), server.head[cohort], server.theta[at])
-        return Sent(server.theta.repeat(len(cohort), 1).index_copy(1, at, head), server.centroid, server.known)
+        return Sent(server.theta.repeat(len(cohort), 1).index_copy(1, at, head), server.centroid, server.seen)
 
     def aggregate(self, roster, server, cohort, uploads):
         at = roster.layout.index(roster.layout.head, cohort.device)
@@ -94,7 +94,7 @@ class FedPAC(Method, Explains, Advises):
             put(server.head, cohort, alpha @ uploads.theta[:, at]),
             put(server.alpha, cohort, rows),
             torch.where(count > 0, centroid, server.centroid),
-            server.known | (count[:, 0] > 0),
+            server.seen | (count[:, 0] > 0),
         )
 
     def combine(self, moment, variance):
@@ -113,14 +113,14 @@ class FedPAC(Method, Explains, Advises):
         return torch.stack([head if layer.name in heads else base for layer in roster.layout.layers])
 
     def train(self, client, state, received):
-        layout, chosen = client.undivided.model.layout, members(client, "fedpac")  # [n, C]
+        layout, chosen = client.for_whole_model.model.layout, members(client, "fedpac")  # [n, C]
         before = moments(chosen, client.model.features(received.theta, client.data.x))
-        goal = torch.where(received.known[:, None], received.centroid, before.mean)
+        goal = torch.where(received.seen[:, None], received.centroid, before.mean)
         pull = self.pull if client.round else 0.0
 
         def objective(outputs, batch, features):
-            apart = (features() - goal[batch.y]).square().mean(1)
-            return client.losses(outputs, batch, None) + pull * apart
+            distance = (features() - goal[batch.y]).square().mean(1)
+            return client.losses(outputs, batch, None) + pull * distance
 
         rate, theta = self.head_lr and replace(client.training.optimiser, lr=self.head_lr), received.theta
         if self.head_epochs:

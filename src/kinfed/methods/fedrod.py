@@ -43,17 +43,17 @@ class FedRoD(Averaging, Extends):
         return module
 
     def train(self, client, state, received):
-        model, counts = client.undivided.model, members(client, "fedrod").sum(0)
+        model, counts = client.for_whole_model.model, members(client, "fedrod").sum(0)
 
         def objective(outputs, batch, features):
             heads = model.module.get_submodule(model.head_name.removesuffix(".generic"))
-            own = heads.personal_head(features().detach())
+            personal = heads.personal_head(features().detach())
             balanced = cross_entropy(outputs + counts.log(), batch.y, reduction="none")
-            return balanced + cross_entropy(outputs.detach() + own, batch.y, reduction="none")
+            return balanced + cross_entropy(outputs.detach() + personal, batch.y, reduction="none")
 
         return (), AveragedParams(client.descend(received.theta, objective=objective))
 
     def personalise(self, client, state, received):
-        theta, layout = client.whole(received.theta), client.undivided.model.layout
+        theta, layout = client.whole(received.theta), client.for_whole_model.model.layout
         added = layout.index(layout.match(self.keeps), theta.device)
         return {"both": Params(theta), "generic": Params(theta.index_fill(0, added, 0.0))}

@@ -59,7 +59,7 @@ class FedSem(Method, Explains):
 
     def aggregate(self, roster, server, cohort, uploads):
         layout, centres = roster.layout, server.theta
-        at = layout.index(layout.match(self.layers) & layout.learned, centres.device)
+        at = layout.index(layout.match(self.layers) & layout.trainable_names, centres.device)
         if roster.round == 0:
             label, count = self._first(roster, cohort, uploads.theta[:, at] - centres[:, at])
             centres = centres.expand(count, -1)

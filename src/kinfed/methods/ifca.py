@@ -96,7 +96,7 @@ class IFCA(Method, Explains):
 
         With it the model itself, [d].
         """
-        losses = torch.stack([client.loss(one, client.data) for one in theta])
+        losses = torch.stack([client.loss(model, client.data) for model in theta])
         best = losses.nan_to_num(torch.inf, torch.inf).argmin()  # else a model without a loss would be the best
         return best, theta.index_select(0, best[None])[0]
 

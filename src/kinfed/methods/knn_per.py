@@ -71,15 +71,15 @@ class KNNPer(Averaging, Predicts):
     def personalise(self, client, state, received):
         if not isinstance(client.task, Classification):
             raise UsageError("knn-per compares classes, and this data has numbers to predict; use method 'fedavg-ft'")
-        whole, theta = client.undivided, client.whole(received.theta)
+        whole_client, theta = client.for_whole_model, client.whole(received.theta)
         x, y, real = client.data
-        z = whole.model.features(theta, x)
+        z = whole_client.model.features(theta, x)
         rows, classes = int(received.most), one_hot(y, client.task.classes).to(z.dtype) * real[:, None]
         z = z * (real > 0)[:, None]
         z, classes = (torch.cat([t[:rows], t.new_zeros(max(0, rows - len(t)), t.shape[1])]) for t in (z, classes))
         memory = Memory(theta, z, classes, z.new_zeros(()) if self.weight is None else z.new_full((), self.weight))
         if self.weight is None:
-            memory = memory._replace(weight=self._best(whole, memory))
+            memory = memory._replace(weight=self._best(whole_client, memory))
         return {"mixed": memory, "shared": memory._replace(weight=torch.zeros_like(memory.weight))}
 
     def _best(self, client, memory):
@@ -88,8 +88,8 @@ class KNNPer(Averaging, Predicts):
         weights = torch.linspace(0, 1, GRID, dtype=real.dtype, device=real.device)
         if not len(y):
             return weights[0]
-        model, own = self._answers(client.model, memory, x)
-        mixed = torch.lerp(model, own, weights[:, None, None])  # [11, B, C]
+        model, votes = self._answers(client.model, memory, x)
+        mixed = torch.lerp(model, votes, weights[:, None, None])  # [11, B, C]
         right = ((mixed.argmax(-1) == y) * real).sum(1)  # [11]
         return torch.where(right == right.max(), weights, 1).min()
 
@@ -108,8 +108,8 @@ class KNNPer(Averaging, Predicts):
         near, at = square.topk(min(self.neighbours, square.shape[1]), largest=False)
         there = near.isfinite()
         near = torch.where(there, near, 0)
-        apart = (near[:, :1] - near) / (self.scale * z.shape[1])  # the nearest has 0: shares are the same, and finite
-        kernel = torch.where(there, apart + weight[at].log(), -torch.inf).softmax(1)
+        gap = (near[:, :1] - near) / (self.scale * z.shape[1])  # the nearest has 0: shares are the same, and finite
+        kernel = torch.where(there, gap + weight[at].log(), -torch.inf).softmax(1)
         return torch.einsum("bk,bkc->bc", kernel, (classes / positive(weight)[:, None])[at])
 
     def _mix(self, model, memory, x):

@@ -41,25 +41,25 @@ class PerFedAvg(Averaging, Advises):
         return torch.ones(len(cohort), device=cohort.device)
 
     def train(self, client, state, received):
-        whole, w = client.undivided, client.whole(received.theta)
-        layout, beta = whole.model.layout, self.beta
+        whole_client, w = client.for_whole_model, client.whole(received.theta)
+        layout, beta = whole_client.model.layout, self.beta
         if beta is None:
             usual = client.training.optimiser
             beta = usual.lr if usual == SGD(usual.lr) else Training().optimiser.lr
         outer, inner, second = (client.batches(steps=self.steps, batch=self.batch) for _ in range(3))
         for d, d1, d2 in zip(inner, outer, second, strict=True):
-            personal = w - self.alpha * whole.gradient(w, d)
-            grad = whole.gradient(personal, d1)
+            personal = w - self.alpha * whole_client.gradient(w, d)
+            grad = whole_client.gradient(personal, d1)
             if self.hessian_free and self.alpha:
-                ahead = whole.gradient(w + self.delta * grad, d2)
-                behind = whole.gradient(w - self.delta * grad, d2)
+                ahead = whole_client.gradient(w + self.delta * grad, d2)
+                behind = whole_client.gradient(w - self.delta * grad, d2)
                 grad = grad - self.alpha * (ahead - behind) / (2 * self.delta)
-            moved = whole.pass_over(personal, d1)  # of the personal model; the step that made it has none
+            moved = whole_client.pass_over(personal, d1)  # of the personal model; the step that made it has none
             w = layout.flatten(layout.tensors(w - beta * grad) | moved)
         return state, AveragedParams(client.part(w))
 
     def personalise(self, client, state, received):
-        whole, theta = client.undivided, client.whole(received.theta)
+        whole_client, theta = client.for_whole_model, client.whole(received.theta)
         for batch in client.batches(steps=self.adapt_steps, batch=self.batch):
-            theta = theta - self.alpha * whole.gradient(theta, batch)
+            theta = theta - self.alpha * whole_client.gradient(theta, batch)
         return {"adapted": Params(theta), "shared": received}

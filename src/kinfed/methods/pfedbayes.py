@@ -30,10 +30,10 @@ def pulls(q, w):
     r"""The derivatives of $KL(q \| w)$ of Gaussians, given by means and rho: ([m], [m]), by those of q and of w."""
     (mean, rho), (other, other_rho) = q, w
     std, other_std = softplus(rho), softplus(other_rho)
-    precision, apart = other_std.square().reciprocal(), mean - other
+    precision, difference = other_std.square().reciprocal(), mean - other
     wider = (std - other_std) * (std + other_std)  # zero between equals: Adam makes a step of what rounding leaves
-    own = precision * apart, precision * wider / std * rho.sigmoid()
-    return own, (-own[0], -precision * (wider + apart.square()) / other_std * other_rho.sigmoid())
+    of_q = precision * difference, precision * wider / std * rho.sigmoid()
+    return of_q, (-of_q[0], -precision * (wider + difference.square()) / other_std * other_rho.sigmoid())
 
 
 @dataclass(frozen=True)
@@ -82,20 +82,20 @@ class PFedBayes(Averaging, Advises, Extends):
         return Params(client.model.theta)
 
     def train(self, client, state, received):
-        whole, adam = client.undivided, Adam(self.lr)
-        layout, theta = whole.model.layout, whole.own(client.whole(received.theta))
+        whole_client, adam = client.for_whole_model, Adam(self.lr)
+        layout, theta = whole_client.model.layout, whole_client.own(client.whole(received.theta))
         if counts := [entry.name for entry in layout.entries if entry.dtype]:
             raise UsageError(f"pfedbayes: training moves buffers ({', '.join(counts[:4])}): no sampled weights fit")
-        means = {name for name in layout.learned if name + RHO in layout.names}
+        means = {name for name in layout.trainable_names if name + RHO in layout.names}
         places = [layout.index(frozenset(n + end for n in means), theta.device) for end in ("", RHO)]
-        moves = [layout.trainable_on(theta.device)[each] for each in places]
-        q, w = ([model[each] for each in places] for model in (client.whole(state.theta), theta))
+        moves = [layout.trainable_on(theta.device)[place] for place in places]
+        q, w = ([model[place] for place in places] for model in (client.whole(state.theta), theta))
         memories = adam.init(q), adam.init(w)
-        share = self.zeta / whole.weight.to(theta.dtype)
+        share = self.zeta / whole_client.weight.to(theta.dtype)
 
         def step(now, grads, memory):
             moved, memory = adam.step(now, grads, memory)
-            return [torch.where(*each) for each in zip(moves, moved, now, strict=True)], memory
+            return [torch.where(*triple) for triple in zip(moves, moved, now, strict=True)], memory
 
         for batch in client.batches():
             before = q, w, memories
@@ -103,7 +103,7 @@ class PFedBayes(Averaging, Advises, Extends):
             for number in range(self.steps):
                 deviate = self.jitter * normal(fold(batch.key, DRAWS - number), q[0])
                 sample = theta.index_copy(0, places[0], q[0] + softplus(q[1]) * deviate)
-                slope = whole.gradient(sample, batch)[places[0]]
+                slope = whole_client.gradient(sample, batch)[places[0]]
                 pull = pulls(q, w)[0]
                 slopes = slope, slope * deviate * q[1].sigmoid()  # by the mean and by rho, through the sample
                 q, q_memory = step(q, [g + share * p for g, p in zip(slopes, pull, strict=True)], q_memory)

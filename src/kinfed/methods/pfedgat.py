@@ -139,7 +139,7 @@ class PFedGAT(CohortMixing):
     def mix(self, roster, server, cohort, uploads, heard):
         server = super().mix(roster, server, cohort, uploads, heard)
         weights = self.graph(roster, server, heard)
-        if roster.round + 1 == PATIENCE and len(heard) > 1 and apart(weights, weights.mean(0)).max() < SLIGHT:
+        if roster.round + 1 == PATIENCE and len(heard) > 1 and total_variation(weights, weights.mean(0)).max() < SLIGHT:
             warnings.warn(
                 f"pfedgat: after {PATIENCE} rounds its attention is the same for all clients, who are sent nearly one "
                 "mean, as by FedAvg; raise method.lr, or use the method kin",
@@ -178,11 +178,11 @@ class PFedGAT(CohortMixing):
         weights = self.graph(roster, server, cohort)
         return super().diagnostics(roster, server, cohort, sent, uploads) | {
             "entropy": roster.note(cohort, torch.special.entr(weights.clamp(min=0)).sum(1)),
-            "from uniform": roster.note(cohort, apart(weights, 1 / len(cohort))),
+            "from uniform": roster.note(cohort, total_variation(weights, 1 / len(cohort))),
             "network step": server.step,
         }
 
 
-def apart(weights, row):
+def total_variation(weights, row):
     """[K] how far rows of weights: [K, K] are from this one, in total variation."""
     return (weights - row).abs().sum(1) / 2

@@ -57,15 +57,17 @@ class PFedMe(Averaging, Advises):
         return Params(client.model.theta)
 
     def train(self, client, state, received):
-        whole, layout = client.undivided, client.undivided.model.layout
+        whole_client, layout = client.for_whole_model, client.for_whole_model.model.layout
         theta = w = client.whole(received.theta)
-        pulled = torch.isin(torch.arange(layout.size), layout.index(client.model.layout.learned)).to(theta.device)
+        pulled = torch.isin(torch.arange(layout.size), layout.index(client.model.layout.trainable_names)).to(
+            theta.device
+        )
         for batch in client.batches():
             before = theta
             for _ in range(self.steps):
-                grad = whole.gradient(theta, batch) + self.pull * pulled * (theta - w)
+                grad = whole_client.gradient(theta, batch) + self.pull * pulled * (theta - w)
                 theta = torch.add(theta, grad, alpha=-self.lr)
-            theta = layout.flatten(layout.tensors(theta) | whole.pass_over(theta, batch))
+            theta = layout.flatten(layout.tensors(theta) | whole_client.pass_over(theta, batch))
             theta = batch.keep(before, theta)
             w = batch.keep(w, torch.lerp(w, theta, self.share))
         upload = AveragedParams(client.part(w))

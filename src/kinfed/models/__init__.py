@@ -14,7 +14,7 @@ MODELS = Registry(
         "additive": "additive:additive",
         "log-linear": "log_linear:log_linear",
         "trees": "trees:trees",
-        "embedded": "embedded:embedded",
+        "embedded": "embedded:embedded_mlp",
         "cnn": "cnn:cnn",
         "cnn-bn": "cnn_bn:cnn_bn",
         "vgg": "vgg:vgg",

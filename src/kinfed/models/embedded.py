@@ -16,7 +16,7 @@ from .mlp import mlp
 WIDEST = 16  # numbers that stand for a category, at most, unless the width is set
 
 
-def embedded(
+def embedded_mlp(
     shape: tuple[int, ...],
     outputs: int,
     columns: Description | None,

@@ -214,7 +214,7 @@ def needs(baseline: Baseline) -> str:
     """What a baseline takes, in words."""
     if baseline.needs_rows:
         return "all rows in one place"
-    return "updates of all clients" if baseline.pools else "nobody else"
+    return "updates of all clients" if baseline.pools else "no other client"
 
 
 def write(folder: RunFolder, baselines: Sequence[Baseline]) -> None:

@@ -18,7 +18,7 @@ from ..core.history import History
 from ..core.method import Method, Roster
 from ..core.model import Model
 from ..core.training import Training
-from ..core.trees import Tree, reordered
+from ..core.trees import Tree, reorder
 from ..data.federation import Federation
 from ..errors import RunError, UsageError, is_out_of_memory, out_of_memory
 from ..interrupts import defer_signals
@@ -69,11 +69,11 @@ class Checkpointer:
             "model": model.digest(),
             "select_by": rounds.select_by,
             "seed": seed,
-            "privacy": training.noised and {**asdict(training.noised), "rounds": rounds.count},
+            "privacy": training.noise and {**asdict(training.noise), "rounds": rounds.count},
         }
         if not self.resumed and self._former is None:
             return requested
-        if self._former is not None and training.noised is not None:
+        if self._former is not None and training.noise is not None:
             raise UsageError(
                 f"the run in {self._former} has spent its privacy budget, which was planned for its own rounds; begin "
                 "a new run with as many rounds as you need"
@@ -141,7 +141,7 @@ class Checkpointer:
         history.done = former.done
         earlier = torch.tensor(sorted(place[name] for name in former.names), device=fleet.device)
         order = [former.names.index(fleet.names[i]) for i in earlier.tolist()]
-        server, new = reordered(server, torch.tensor(order)), roster.others(earlier)
+        server, new = reorder(server, torch.tensor(order)), roster.others(earlier)
         return method.add_clients(replace(roster, round=former.done), server, new) if len(new) else server
 
     def final_state(self, roster: Roster, participation: Participation, rounds: Rounds) -> FinalState | None:
@@ -212,7 +212,7 @@ def _go_on(how: dict[str, Any], requested: Execution, begun: str) -> Execution:
 
     Warns if this changes the bits of the result; raises UsageError for another precision.
     """
-    settings = requested.requested
+    settings = requested.rounding_settings
     changed = {name: value for name, value in settings.items() if name in how and how[name] != value}
     if "precision" in changed:
         raise UsageError(

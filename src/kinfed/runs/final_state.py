@@ -167,7 +167,7 @@ class StateFile:
             facts = theta, layout, arrays["roster.sizes"], training, seed, tags(self.names)
         except FOREIGN as problem:
             raise self._foreign(problem) from None
-        statistics, weights = trees.named(reported) if reported else (), arrays.get("roster.weights")
+        statistics, weights = trees.nest(reported) if reported else (), arrays.get("roster.weights")
         return Roster(*facts, graph, statistics, round=self.done, rounds=self.done, example_weights=weights)
 
     def server(self, like: Tree) -> Tree:
@@ -179,8 +179,9 @@ class StateFile:
         return self._unpack("state.", like)
 
     def _unpack(self, prefix: str, like: Tree) -> Tree:
-        arrays = self._read(prefix)
-        keys, wanted = arrays.keys(), trees.pack(like, prefix).keys()
+        wanted = trees.pack(like, prefix).keys()
+        arrays = trees.rename_fields(self._read(prefix), wanted)
+        keys = arrays.keys()
         if keys != wanted:
             first = sorted(keys ^ wanted)[0]
             lacks = "has no" if first in keys else "needs"

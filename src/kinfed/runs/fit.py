@@ -25,7 +25,7 @@ from ..core.sharing import Sharing, divide
 from ..core.tasks import TASKS, Classification, Counts, Forecasting, Quantiles, Regression, selected_task
 from ..core.training import Training
 from ..core.trees import Tree
-from ..core.trial import Trial, tried
+from ..core.trial import Trial, run_trial
 from ..data.federation import Federation
 from ..errors import UsageError
 from ..simulation import distributed
@@ -102,7 +102,7 @@ def fit(
     check_seed(seed)
     given = {"training": training, "participation": participation, "execution": execution}
     _check_kinds(method, federation, module, **given, folder=folder, attack=attack)
-    rounds = Rounds.of(rounds)
+    rounds = Rounds.parse(rounds)
     participation = participation if isinstance(participation, Participation) else Participation(float(participation))
     checkpointer = Checkpointer(None if folder is None else RunFolder(folder), execution.checkpoint_seconds)
     federation, attackers = _corrupt_data(_selecting(federation, rounds, training), attack, seed)
@@ -111,13 +111,15 @@ def fit(
     divided, model = divide(method, model)
     fleet = _gather(federation, model, divided, training, seed, how, participation.share, folder, rounds)
     fleet.reason = checkpointer.reason or fleet.reason
-    sharing = Sharing.of(method, model.layout)
-    need = footprint(method, sharing.shared, len(federation), participation.share, rounds, model.theta.element_size())
+    sharing = Sharing.from_method(method, model.layout)
+    need = footprint(
+        method, sharing.shared_layout, len(federation), participation.share, rounds, model.theta.element_size()
+    )
     check(need, len(federation), fleet.device)
     roster = fleet.roster(federation.graph)
     history = History(tuple(federation.names), federation.task, rounds.evaluate_every, selection=rounds.selection)
-    all_clients = _attack_fleet(fleet, history, attack, attackers, sharing.shared, seed)
-    at, origin = checkpointer.resume(divided, roster, fleet, history), Explains.of(divided).origin_of(roster)
+    all_clients = _attack_fleet(fleet, history, attack, attackers, sharing.shared_layout, seed)
+    at, origin = checkpointer.resume(divided, roster, fleet, history), Explains.from_method(divided).origin_of(roster)
     execution.planned(sharing)
     tracked = track_run(execution.track, checkpointer.folder, rounds.count, origin, sharing.layers)
     pace = Pace(all_clients, method, rounds, at.done)
@@ -187,7 +189,7 @@ def _gather(
 
 def _selecting(federation: Federation, rounds: Rounds, training: Training) -> Federation:
     """The federation with the score that selects rounds; raises UsageError if it cannot say when training ends."""
-    if rounds.patience and training.noised is not None:
+    if rounds.patience and training.noise is not None:
         raise UsageError(
             "rounds=auto, or patience, stops by scores, which have no price under privacy, and noise is chosen for all "
             "rounds; give a number of rounds"
@@ -236,7 +238,7 @@ def _model(method: Method, module: nn.Module | Model | None, federation: Federat
 
 def check_fit(model: Model, federation: Federation, made_up: bool = False) -> None:
     """Raise UsageError unless the model takes the examples, and its outputs fit the task; labels may be made up."""
-    outputs, task = tried(model, federation.x, Trial.check_predictions), federation.task
+    outputs, task = run_trial(model, federation.x, Trial.check_predictions), federation.task
     if isinstance(task, Classification) and (len(outputs) != 1 or outputs[0] < task.classes):
         unused = [] if made_up else [c for c in range(task.classes) if not (federation.y == c).any()]
         hint = f"; no example has the label {unused[0]}, and labels should count from 0" if unused else ""

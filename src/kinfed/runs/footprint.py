@@ -101,7 +101,7 @@ def footprint(
     if neighbours := getattr(method, "neighbours", 0):  # lists in their place
         pairs *= min(1, (neighbours + 1) / clients)
     pairs += holds.evidence * clients**2
-    lists, tables = Lists.of(method), holds.models * clients * row
+    lists, tables = Lists.from_method(method), holds.models * clients * row
     if lists.sparse and lists.keeps_lists(clients):  # who has never taken part has no row
         tables = holds.models * min(clients, rounds.last * cohort) * row + min(engine.SENT, clients * row)
     kept = (holds.graphs + layers * holds.layer_graphs) * evaluations if clients <= engine.RELATED else 0

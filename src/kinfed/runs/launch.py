@@ -25,7 +25,7 @@ from .config.experiment import Experiment, Table
 from .fit import fit
 from .pool import side_by_side
 from .results import identify, run_seeds, write_run
-from .run_folder import RunFolder
+from .run_folder import CANDIDATES, RunFolder
 from .test_scores import NO_STANDARD, NO_VERDICT, chose_otherwise
 
 Begin = Callable[[str], None]
@@ -184,7 +184,7 @@ def resume(
     """
     folder = RunFolder(path)
     if not folder.is_begun:
-        hint = "; a choice goes on with the command that began it" if (path / "race").exists() else ""
+        hint = "; a choice goes on with the command that began it" if (path / CANDIDATES).exists() else ""
         raise UsageError(f"{folder} is not a run's folder: it has no config.toml{hint}")
     if distributed.agree(folder.is_finished) and not beside:
         return _read_finished(folder, execution)
@@ -399,4 +399,4 @@ class _Run:
 
 def _open(execution: Execution) -> dict[str, object]:
     """The settings that may be left open but are not."""
-    return {name: value for name, value in execution.requested.items() if name in OPEN}
+    return {name: value for name, value in execution.rounding_settings.items() if name in OPEN}

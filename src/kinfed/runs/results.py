@@ -19,7 +19,7 @@ from ..core.mixins import exporter
 from ..core.round_selection import select_model
 from ..core.summary import Provenance, Summary
 from ..core.tasks import Classification
-from ..data.datasets import display_name
+from ..data.datasets.your_files import display_name
 from ..errors import UsageError, log_failure, note_failure
 from ..plots import charts, heatmaps
 from ..verdict.statistics import interval

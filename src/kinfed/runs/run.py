@@ -425,7 +425,7 @@ class OpenedRun(Run):
                     raise TypeError(f"'{e.name}' is {got.dtype} {list(got.shape)}, not {wanted} {list(e.shape)}")
         except UNREADABLE as problem:
             raise _unfit(self.folder, problem) from None
-        return trees.named({"theta": self.architecture.layout.flatten(tensors), **arrays})
+        return trees.nest({"theta": self.architecture.layout.flatten(tensors), **arrays})
 
 
 class FinalServer:
@@ -454,13 +454,13 @@ class FinalServer:
         """What the method compared after the last round; None if nothing of it is kept, or clients never joined."""
         if self.state.names != self.saved.names:
             return None
-        return Explains.of(self.method).similarity(self.roster, self.server)
+        return Explains.from_method(self.method).similarity(self.roster, self.server)
 
     def own_weights(self) -> Tensor | None:
         """[N, f] how much a client's own rows weigh in its coefficient of each input of the head; None as above."""
         if self.state.names != self.saved.names:
             return None
-        return Explains.of(self.method).own_weights(self.roster, self.server)
+        return Explains.from_method(self.method).own_weights(self.roster, self.server)
 
 
 def _experiment(folder: RunFolder) -> Experiment:
@@ -496,7 +496,7 @@ def _model(
     if method is None:
         layout = model.layout.freeze(frozenset(e.name for e in model.layout.entries if not (e.trainable or e.buffer)))
     else:
-        layout = Sharing.of(method, model.layout).layout
+        layout = Sharing.from_method(method, model.layout).layout
     initial = model.layout.tensors(model.theta)
     for name in layout.frozen:
         frozen = file.read(keys[name])

@@ -36,6 +36,7 @@ Array = NDArray[Any]
 STAR = "*"  # the owner, in a key, of a tensor that all share
 ALL = ""  # the same among owners, of whom one may be called *
 BESIDE = "beside"  # the folder of runs that a run is compared with
+CANDIDATES = "candidates"  # the folder of what a choice trains
 SAME = ".same"  # ends the name of a file in place of a seed's folder, which names the folder of an equal run
 
 

@@ -54,7 +54,7 @@ class _Data:
     dated: bool = False  # whether the others are all of the calendar
 
     @classmethod
-    def of(cls, federation: Federation) -> "_Data":
+    def from_federation(cls, federation: Federation) -> "_Data":
         """What is there, of a task that is regression, counts, labels or forecasts."""
         task: Any = federation.task
         x, y, who, weight = {}, {}, {}, dict[str, Array | None]()
@@ -68,7 +68,7 @@ class _Data:
             weight[split] = None if federation.weights is None else federation.weights[at].double().numpy()
             who[split] = np.repeat(np.arange(len(federation)), [len(item) for item in rows])
             if isinstance(task, Regression):
-                truth = task.scaled(truth.double()).reshape(len(at), -1)
+                truth = task.standardise(truth.double()).reshape(len(at), -1)
             elif isinstance(task, Forecasting):
                 truth = (truth.double() - task.mean) / task.deviation
             elif isinstance(task, Counts):
@@ -103,7 +103,7 @@ def standard_models(federation: Federation, pool: bool = True) -> tuple[list[Sta
     suits = isinstance(task, Regression | Counts | Classification | Forecasting) and not isinstance(task, Quantiles)
     if not suits or not len(torch.cat(list(federation.rows["test"]))):
         return [], []
-    data = _Data.of(federation)
+    data = _Data.from_federation(federation)
     if isinstance(task, Classification):
         recipes = _of_labels(data, task.classes)
     elif isinstance(task, Counts):

@@ -69,7 +69,7 @@ class TrainedRun(Run):
     @property
     def sharing(self) -> Sharing:
         """Which tensors of the model travelled, which stayed with the clients, and which never moved."""
-        return Sharing.of(self.method, self.architecture.layout)
+        return Sharing.from_method(self.method, self.architecture.layout)
 
     @property
     def relation(self) -> Relation | None:
@@ -87,7 +87,7 @@ class TrainedRun(Run):
 
     def personal(self, client: str) -> Tree:
         at = self.names.index(client)
-        return trees.named({name: values[at].cpu() for name, values in self.history.models.items()})
+        return trees.nest({name: values[at].cpu() for name, values in self.history.models.items()})
 
     def view_model(self, client: str) -> nn.Module:
         return export(self.method, self.architecture, self.personal(client))
@@ -285,7 +285,7 @@ class TrainedRun(Run):
             scores[history.chosen]["ece_pooled"] = self._pooled_calibration()
         if isinstance(task, Classification) and task.reweighted and history.models:  # none where they stay at sites
             scores[history.chosen]["reweighted"] = float(self.reweighted_accuracy().nanmean())
-        return Summary.of(
+        return Summary.from_history(
             history,
             method=type(self.method).__name__,
             seeds=[self.seed],

@@ -44,7 +44,7 @@ class Arena:
     execution: Execution = Execution()
 
     def __post_init__(self) -> None:
-        if self.training.noised is not None:
+        if self.training.noise is not None:
             raise UsageError(
                 "a choice trains many candidates on the same rows and scores them, and a privacy budget covers one "
                 "run; leave privacy out, or run one method"
@@ -68,7 +68,7 @@ class Arena:
                 candidate.method,
                 self.federation.take_fold(fold),
                 self.models.get(candidate.model, self.module)(self.seed + fold),
-                rounds=plan_rounds(self.rounds, candidate.own, candidate.reach(until, self.rounds)),
+                rounds=plan_rounds(self.rounds, candidate.own_rounds, candidate.reach(until, self.rounds)),
                 training=candidate.training,
                 participation=self.participation,
                 seed=self.seed + fold,
@@ -104,7 +104,7 @@ class Arena:
 
     def history(self, entry: Entry) -> History:
         """The scores of a run so far; no rounds if it has not begun."""
-        every = plan_rounds(self.rounds, entry.candidate.own).evaluate_every
+        every = plan_rounds(self.rounds, entry.candidate.own_rounds).evaluate_every
         selection = self.rounds.selection._replace(last=entry.candidate.is_solved)
         history = History(tuple(self.federation.names), self.federation.task, every, selection=selection)
         path = RunFolder(self.place(*entry)).checkpoint
@@ -119,7 +119,7 @@ class Arena:
     def has_reached(self, entry: tuple[Candidate, int], until: int) -> bool:
         """Whether a run has come so far already."""
         candidate, fold = entry
-        last = plan_rounds(self.rounds, candidate.own, candidate.reach(until, self.rounds)).last
+        last = plan_rounds(self.rounds, candidate.own_rounds, candidate.reach(until, self.rounds)).last
         return self.history(Entry(candidate, fold)).done >= last
 
     def advance(

@@ -12,6 +12,7 @@ from ..files import make_folder, write_json
 from .arena import Arena
 from .successive_halving import Candidate, Rung, rungs
 
+FILE = "budget.json"  # in the folder of the candidates
 RUNS = 9  # the default budget, in runs of all rounds
 DRAWS, BEST = 3, 5  # draws of validation examples on which so many of the best solved models are compared
 
@@ -38,7 +39,7 @@ def allowance(arena: Arena, tried: Sequence[Candidate], terms: dict[str, Any]) -
         return begun
     allowed = allowed_rounds(arena, tried, terms)
     make_folder(arena.folder)
-    write_json(arena.folder / "race.json", {"asked": request, "budget": allowed})
+    write_json(arena.folder / FILE, {"terms": request, "budget": allowed})
     return allowed
 
 
@@ -77,12 +78,12 @@ def count_draws(tried: Sequence[Candidate]) -> int:
 
 def begun_with(folder: Path, terms: dict[str, Any]) -> int | None:
     """The budget of the choice in this folder, None without one; raises UsageError if something else was asked for."""
-    path = folder / "race.json"
+    path = folder / FILE
     if not path.exists():
         return None
     begun = json.loads(path.read_text(encoding="utf-8"))
     for name, value in terms.items():
-        before = begun["asked"].get(name)
+        before = begun["terms"].get(name)
         if before != value:
             raise UsageError(
                 f"the choice in {folder} was begun with another '{_differing(name, before, value)}'; repeat that "

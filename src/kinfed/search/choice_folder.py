@@ -25,11 +25,11 @@ from ..runs.config import experiment as config, plugins
 from ..runs.config.experiment import Experiment, Table
 from ..runs.pool import can_copy, share_work, side_by_side
 from ..runs.results import write_run
-from ..runs.run_folder import RunFolder
+from ..runs.run_folder import CANDIDATES, RunFolder
 from ..simulation import distributed
 from ..simulation.execution import Execution
 from .arena import Arena
-from .budget import begun_with, seconds_of, whole_request
+from .budget import FILE, begun_with, seconds_of, whole_request
 from .choose import Choice, Entrant, candidate_models, candidates, carry_out, usual
 from .successive_halving import Candidate, Entry, plan_rounds
 
@@ -65,7 +65,7 @@ class Request:
         if self.budget is not None and not self.budget.isdecimal():
             seconds_of(self.budget)
         folder = RunFolder(self.out)
-        if folder.is_begun and not (folder.choice.exists() or (self.out / "race" / "race.json").exists()):
+        if folder.is_begun and not (folder.choice.exists() or (self.out / CANDIDATES / FILE).exists()):
             raise UsageError(f"{self.out} already holds a run; choose another --out")
 
     @property
@@ -79,7 +79,7 @@ class Request:
         settings: Sequence[str] = (),
         lr: float | None = None,
         model: str = "",
-        own: Rounds | None = None,
+        own_rounds: Rounds | None = None,
     ) -> Experiment:
         """The experiment, once, with a method and settings of it, a rate, a model, and rounds of its own."""
         overrides = [f'method.name="{method}"', *(f"method.{setting}" for setting in settings)]
@@ -89,7 +89,7 @@ class Request:
             kind, *its_settings = model.split(",")
             overrides += [f'model.name="{kind}"', *(f"model.{setting}" for setting in its_settings)]
         table = config.override(deepcopy(self.table), overrides)
-        rounds = plan_rounds(config.resolve(table).rounds, own)
+        rounds = plan_rounds(config.resolve(table).rounds, own_rounds)
         often = {"rounds": rounds.count, "evaluate_every": rounds.evaluate_every, "patience": rounds.patience}
         return config.resolve({**table, **often, "seeds": 1})
 
@@ -103,7 +103,7 @@ class Request:
         return Arena(
             federation,
             partial(made.module, federation),
-            self.out / "race",
+            self.out / CANDIDATES,
             {name: partial(self.experiment("local", model=name).module, federation) for name in solved},
             made.rounds,
             made.training,
@@ -224,7 +224,7 @@ def _write(request: Request, choice: Choice) -> Chosen:
         methods = (*request.methods, *KNOWN)
         name = next(name for name in methods if plugins.short_name(name) == candidate.method_name)
         lr = getattr(candidate.training.optimiser, "lr", None)
-        table = request.experiment(name, candidate.settings, lr, candidate.model, candidate.own).table
+        table = request.experiment(name, candidate.settings, lr, candidate.model, candidate.own_rounds).table
         config.write(table, folder.config)
         verdict, problems = (choice.verdict, choice.problems) if folder is out else (None, ())
         again = choice.refits.get("kin" if folder is out else folder.path.name)

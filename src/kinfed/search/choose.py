@@ -42,7 +42,7 @@ TRIED = (*BASES, "fedrep", "kin", "hedge", "cfl", "fedavg-ft")
 WITH_GRAPH = ("sfl",)  # tried too where the clients' graph is known
 FACTORS = (1, 3, 1 / 3)  # of the rate of local training
 CAREFUL = (1 / 3, 1)  # the same of squared errors in the units of a table's target, which may have heavy tails
-# models that race, simplest first, of which partial pooling solves the head
+# models that are candidates, simplest first, of which partial pooling solves the head
 SOLVED = ("repeat", "linear", "changes", "log-linear", "additive")
 WINDOWS = 20_000  # of training, up to which seasons are compared
 UNEQUAL = 0.3  # a target's deviation over its mean from which its logarithm is tried
@@ -53,7 +53,7 @@ ROWS, LEAVES = 100_000, 1 << 24  # training rows up to which they are grown, and
 FEW = 1000  # validation examples, up to which the best solved models are compared on more draws
 SOLVING = 20  # rounds in which a model is solved, at the latest
 CLOSE = 0.02  # of a score, a difference from which a model is worse than another
-LEFT_OUT = "did not enter: a larger budget admits it"
+LEFT_OUT = "the budget left it out: a larger one admits it"
 FORMS: tuple[dict[str, Any], ...] = ({}, {"units": "client"}, {"kin": 1})  # in which it is tried
 
 
@@ -74,7 +74,7 @@ class Choice:
     verdict: Verdict | None  # None without Local, or if the scores cannot be compared
     problems: list[str]  # what failed and is missing, if anything
     folds: int
-    budget: int  # training rounds that the race was given
+    budget: int  # training rounds that all candidates were given
     trained: int  # and those that it took
     standard: Sequence[Baseline] = ()  # standard models on the same rows
     refits: dict[str, TrainedRun] = field(default_factory=dict)  # "kin", "local", "fedavg": once more, on all rows
@@ -91,23 +91,23 @@ class Choice:
         95 % interval, paired by client; both in the score's unit, higher being better, so that an error is negative.
         """
         rows = []
-        for one in self.standings:
-            row: dict[str, Any] = {"candidate": one.candidate.name, "rounds": one.trained}
-            if one.problem or not one.rounds:
-                rows.append(row | {"problem": one.problem or LEFT_OUT})
+        for standing in self.standings:
+            row: dict[str, Any] = {"candidate": standing.candidate.name, "rounds": standing.trained}
+            if standing.problem or not standing.rounds:
+                rows.append(row | {"problem": standing.problem or LEFT_OUT})
                 continue
-            row |= {"validation": one.mean, "chosen": one is self.winner}
-            alike = [base for base in self.standings if base.candidate.base and base.rounds >= one.rounds]
-            base = max(alike, key=lambda base: base.mean, default=None)
-            if base is not None and base.rounds == one.rounds and base is not one:
-                gain, _, half = one.over(base)
+            row |= {"validation": standing.mean, "chosen": standing is self.winner}
+            bases = [base for base in self.standings if base.candidate.base and base.rounds >= standing.rounds]
+            base = max(bases, key=lambda base: base.mean, default=None)
+            if base is not None and base.rounds == standing.rounds and base is not standing:
+                gain, _, half = standing.gain_over(base)
                 bounds = (gain - half, gain + half) if math.isfinite(half) else (None, None)
                 row |= {"gain": gain, "low": bounds[0], "high": bounds[1]}
             rows.append(row)
         return rows
 
     def to_dict(self) -> dict[str, Any]:
-        kept = {kind: [name for name, one in self.answers.items() if one == kind] for kind in ("local", "fedavg")}
+        kept = {kind: [name for name, answer in self.answers.items() if answer == kind] for kind in ("local", "fedavg")}
         return {
             "method": self.winner.candidate.method_name,
             "candidate": self.winner.candidate.name,
@@ -163,24 +163,24 @@ def choose(
         UsageError: the request cannot work.
         RunError: no candidate could be trained.
     """
-    known = [one.name for one in fields(Arena)[4:]]
-    if unknown := sorted(set(how) - set(known)):
-        raise UsageError(f"choose takes no '{unknown[0]}'; {nearest(unknown[0], known)}")
+    settings = [field.name for field in fields(Arena)[4:]]
+    if unknown := sorted(set(how) - set(settings)):
+        raise UsageError(f"choose takes no '{unknown[0]}'; {nearest(unknown[0], settings)}")
     if isinstance(methods, str) or (methods is not None and not methods):
         raise UsageError(f"methods is a list of names, or of methods with settings; got {methods!r:.80}")
     if not isinstance(federation, Federation):
         if not (client and target):
             raise UsageError("choose takes a federation, or a frame with client= and target=, the names of its columns")
         federation = from_frame(federation, client=client, target=target, seed=how.get("seed", 0))
-    how["rounds"] = successive_halving.plan_rounds(Rounds.of(how.get("rounds", 20)))
+    how["rounds"] = successive_halving.plan_rounds(Rounds.parse(how.get("rounds", 20)))
     if module is None and federation.columns is not None:
         how.setdefault("training", Training(clip=CLIP))
     with tempfile.TemporaryDirectory() if folder is None else nullcontext(folder) as place:
-        own = () if module is not None else candidate_models(federation)
-        more = {spec: partial(default_model, federation, *split_settings(spec)) for spec in own}
+        models = () if module is not None else candidate_models(federation)
+        more = {spec: partial(default_model, federation, *split_settings(spec)) for spec in models}
         usual_model = default_model(federation) if module is None else module
         arena = Arena(federation, lambda seed: usual_model, Path(place), more, **how)
-        entrants = [named(one) for one in methods or usual(federation)]
+        entrants = [find_entrant(method) for method in methods or usual(federation)]
         tried = candidates(entrants, arena)
         return carry_out(arena, tried, {"budget": budget, "seeds": seeds}, arena.advance, refit=refit)
 
@@ -254,13 +254,13 @@ class Entrant(NamedTuple):
     settings: tuple[str, ...] = ()
 
 
-def named(method: str | Method) -> Entrant:
+def find_entrant(method: str | Method) -> Entrant:
     """A method, by its name or with settings; raises UsageError if there is none of this name."""
     if isinstance(method, Method):
-        known = [name for name, kind in KNOWN.items() if kind is type(method)]
-        own = [one for one in fields(method) if getattr(method, one.name) != one.default]
-        settings = tuple(f"{one.name}={getattr(method, one.name)}" for one in own)
-        return Entrant((known or [type(method).__name__.lower()])[0], method, settings)
+        names = [name for name, kind in KNOWN.items() if kind is type(method)]
+        changed = [field for field in fields(method) if getattr(method, field.name) != field.default]
+        settings = tuple(f"{field.name}={getattr(method, field.name)}" for field in changed)
+        return Entrant((names or [type(method).__name__.lower()])[0], method, settings)
     if method not in KNOWN:
         raise UsageError(f"there is no method {method!r:.80}; {nearest(str(method), KNOWN)}")
     return Entrant(method, KNOWN[method]())
@@ -269,33 +269,34 @@ def named(method: str | Method) -> Entrant:
 def candidates(entrants: Sequence[Entrant], arena: Arena) -> list[Candidate]:
     """Every method at every rate, Local and FedAvg first; a method with rates of its own once.
 
-    Of models that race too partial pooling solves the last layer, in each of its `FORMS`, and boosting grows the trees.
+    Where models are candidates too, partial pooling solves the last layer of each, in each of its `FORMS`, and boosting
+    grows the trees.
     """
     factors = CAREFUL if arena.models and isinstance(arena.federation.task, Regression) else FACTORS
     entrants = list(dict.fromkeys(entrants))
-    every = {one.name for one in entrants}
+    every = {entrant.name for entrant in entrants}
     entrants = [Entrant(name, KNOWN[name]()) for name in BASES if name not in every] + list(entrants)
     result: dict[str, Candidate] = {}
     optimiser: Any = arena.training.optimiser
     rate = getattr(optimiser, "lr", None)
     for factor in factors:
-        for name, method, settings in sorted(entrants, key=lambda one: one.name not in BASES):
+        for name, method, settings in sorted(entrants, key=lambda entrant: entrant.name not in BASES):
             if why := leak(method):
                 raise UsageError(f"{name} cannot be chosen fairly: {why}")
             full, how = ",".join([name, *settings]), arena.training
-            if rate is None or Advises.of(method).rates:
+            if rate is None or Advises.from_method(method).rates:
                 if factor != factors[0]:
                     continue
             else:
                 lr = float(f"{factor * rate:.6g}")
                 full, how = f"{full},lr={lr:g}", replace(how, optimiser=replace(optimiser, lr=lr))
             result[full] = Candidate(full, name, method, how, settings)
-    found = list(result.values())
-    return [*found[: len(BASES)], *_solved(arena), *_boosted(arena), *found[len(BASES) :]]
+    made = list(result.values())
+    return [*made[: len(BASES)], *_list_solved(arena), *_list_boosted(arena), *made[len(BASES) :]]
 
 
-def _solved(arena: Arena) -> list[Candidate]:
-    """Partial pooling of each of the models that race too."""
+def _list_solved(arena: Arena) -> list[Candidate]:
+    """Partial pooling of each of the models that are candidates too."""
     name, made = "partial-pooling", []
     most = SOLVING if arena.participation in (1.0, Participation()) else max(SOLVING, arena.rounds.count)
     for model, form in itertools.product([model for model in arena.models if model != GROWN], FORMS):
@@ -305,7 +306,7 @@ def _solved(arena: Arena) -> list[Candidate]:
     return made
 
 
-def _boosted(arena: Arena) -> list[Candidate]:
+def _list_boosted(arena: Arena) -> list[Candidate]:
     """Personal boosting, where trees are among the models; it ends when validation has stopped improving."""
     if GROWN not in arena.models:
         return []
@@ -316,18 +317,18 @@ def _boosted(arena: Arena) -> list[Candidate]:
 def carry_out(
     arena: Arena,
     tried: Sequence[Candidate],
-    asked: dict[str, Any],
+    terms: dict[str, Any],
     advance: Advance,
     on_rung: Callable[[int, Sequence[Candidate]], None] = lambda rung, left: None,
     on_begin: Callable[[Entry], None] = lambda entry: None,
     refit: bool = False,
 ) -> Choice:
-    """Run the race, and train its winner, Local and FedAvg to the end on the first fold.
+    """Compare the candidates, and train the winner, Local and FedAvg to the end on the first fold.
 
     What a candidate raises is its own failure: the others go on, and so does the choice without Local or FedAvg.
-    `asked` has the `budget` and the `seeds`, and whatever else a race that goes on must have in common with its begin.
+    `terms` has the `budget` and the `seeds`, and whatever else a choice that goes on must share with its begin.
     """
-    folds = asked["seeds"]
+    folds = terms["seeds"]
     if not any(len(rows) for rows in arena.federation.rows["validation"]):
         raise UsageError(
             "choosing needs validation examples, and no client has any; set federation.split.validation above 0"
@@ -336,7 +337,7 @@ def carry_out(
         raise UsageError(f"seeds counts how often a candidate is trained: a whole number from 1; got {folds!r:.80}")
     if arena.federation.in_order and folds > 1:
         raise UsageError("examples that are split in time order have one set for validation; leave seeds out")
-    allowed = allowance(arena, tried, asked)
+    allowed = allowance(arena, tried, terms)
     plan = plan_rungs(arena, tried, allowed, folds)
     standings = successive_halving.run(tried, plan, folds, advance, arena.look, on_rung)
     bases, runs, problems = _train_bases(arena, standings, on_begin)
@@ -355,20 +356,20 @@ def carry_out(
         problems += left_out
     with note_failure(problems, NO_VERDICT):
         answers = safest(won[1], runs)
-        entered = sum(one.rounds > 0 or bool(one.problem) for one in standings)
+        entered = sum(standing.rounds > 0 or bool(standing.problem) for standing in standings)
         worth = _judge(*won, runs, standard, answers, entered)
-    each = [_count_rounds(standing, arena, folds) for standing in standings]
-    for standing, counts in zip(standings, each, strict=True):
+    rounds = [_count_rounds(standing, arena, folds) for standing in standings]
+    for standing, counts in zip(standings, rounds, strict=True):
         standing.trained = counts[0]
-    trained = sum(map(sum, each))
+    trained = sum(map(sum, rounds))
     again: dict[str, TrainedRun] = {}
     if refit:
         with note_failure(problems, "models are not trained once more on all rows"):
             every = {"kin": won, **{base: (bases[base], runs[base]) for base in runs}}
-            keep = {kind: one for kind, one in every.items() if kind == "kin" or kind in answers.values()}
-            for kind, (one, run) in keep.items():
-                on_begin(Entry(one.candidate, 0))
-                again[kind] = arena.refit(run, one.candidate)
+            keep = {kind: pair for kind, pair in every.items() if kind == "kin" or kind in answers.values()}
+            for kind, (standing, run) in keep.items():
+                on_begin(Entry(standing.candidate, 0))
+                again[kind] = arena.refit(run, standing.candidate)
     return Choice(standings, *won, runs, bases, answers, worth, problems, folds, allowed, trained, standard, again)
 
 
@@ -406,28 +407,28 @@ def _count_rounds(standing: Standing, arena: Arena, folds: int) -> list[int]:
 def _compare_again(solved: Sequence[Standing], arena: Arena, advance: Advance) -> None:
     """Prefer the simplest of models that are solved, the first, whose score on three draws is close to the best's."""
     count = arena.rounds.count
-    ended = advance([Entry(one.candidate, fold) for one in solved for fold in range(DRAWS)], count)
-    for one in solved:
-        entries = [Entry(one.candidate, fold) for fold in range(DRAWS)]
-        one.problem = next((ended[entry] for entry in entries if entry in ended), one.problem)
-        one.rounds, one.values = count, np.stack([arena.look(entry, count) for entry in entries])
-    left = [one for one in solved if not one.problem]
-    if best := max(left, key=lambda one: one.mean, default=None):
-        next(one for one in left if best.mean - one.mean <= CLOSE * abs(best.mean)).preferred = True
-    for one in solved:
-        one.values = one.values[:1]
+    ended = advance([Entry(standing.candidate, fold) for standing in solved for fold in range(DRAWS)], count)
+    for standing in solved:
+        entries = [Entry(standing.candidate, fold) for fold in range(DRAWS)]
+        standing.problem = next((ended[entry] for entry in entries if entry in ended), standing.problem)
+        standing.rounds, standing.values = count, np.stack([arena.look(entry, count) for entry in entries])
+    left = [standing for standing in solved if not standing.problem]
+    if best := max(left, key=lambda standing: standing.mean, default=None):
+        next(standing for standing in left if best.mean - standing.mean <= CLOSE * abs(best.mean)).preferred = True
+    for standing in solved:
+        standing.values = standing.values[:1]
 
 
 def _train_to_end(
     arena: Arena, pick: Callable[[], Standing | None], on_begin: Callable[[Entry], None]
 ) -> tuple[Standing, TrainedRun] | None:
     """A picked candidate and its finished run; one that fails is out, and another is picked. None if none is left."""
-    while (one := pick()) is not None:
-        on_begin(Entry(one.candidate, 0))
+    while (standing := pick()) is not None:
+        on_begin(Entry(standing.candidate, 0))
         try:
-            return one, arena.train(one.candidate, 0, 0)
+            return standing, arena.train(standing.candidate, 0, 0)
         except Exception as problem:
-            one.problem = log_failure(problem)
+            standing.problem = log_failure(problem)
     return None
 
 
@@ -439,12 +440,12 @@ def safest(run: TrainedRun, bases: Mapping[str, TrainedRun]) -> dict[str, str]:
     task, names = run.federation.task, list(run.federation.names)
     mine, others = (
         run.score_examples("validation"),
-        {base: one.score_examples("validation") for base, one in bases.items()},
+        {kind: run_of_base.score_examples("validation") for kind, run_of_base in bases.items()},
     )
     answers = dict.fromkeys(names, "kin")
     if not mine or not all(others.values()):
         return answers
-    best = [_mean(one) for one in mine]
+    best = [_mean(scores) for scores in mine]
     for kind, scores in others.items():
         preferred = decide([mine], [scores], names, task.higher_is_better)[1]
         for i, name in enumerate(names):
@@ -467,25 +468,26 @@ def _judge(
     candidates: int,
 ) -> Verdict | None:
     """What the choice is worth, each client keeping the model of its answer; None without any baseline."""
-    known = [
-        Baseline.from_run(one.summary, one.by_client, one.validation, name == "fedavg") for name, one in bases.items()
+    baselines = [
+        Baseline.from_run(base.summary, base.by_client, base.validation, name == "fedavg")
+        for name, base in bases.items()
     ]
     highest, method = run.federation.task.higher_is_better, winner.candidate.method_name
     return verdict(
         method,
-        Metric.of(run.federation.task),
-        [kept({"kin": run, **bases}, answers)],
-        floor([[*known, *standard]], highest, run.history.selects_highest),
+        Metric.from_task(run.federation.task),
+        [merge_tested({"kin": run, **bases}, answers)],
+        floor([[*baselines, *standard]], highest, run.history.selects_highest),
         candidates=candidates,
         saved=" and ".join(method if kind == "kin" else kind for kind in sorted({*answers.values()})),
     )
 
 
-def kept(runs: Mapping[str, TrainedRun], answers: Mapping[str, str]) -> Tested:
+def merge_tested(runs: Mapping[str, TrainedRun], answers: Mapping[str, str]) -> Tested:
     """The test scores of the choice: each client's by the model that it keeps, which is of one of the runs."""
-    tested = {kind: one.by_client for kind, one in runs.items()}
-    examples = {kind: one.examples for kind, one in tested.items()}
-    by_example = {name: found[name] for name, kind in answers.items() if (found := examples[kind]) is not None}
+    tested = {kind: run.by_client for kind, run in runs.items()}
+    examples = {kind: tested_run.examples for kind, tested_run in tested.items()}
+    by_example = {name: of_run[name] for name, kind in answers.items() if (of_run := examples[kind]) is not None}
     return Tested(
         {name: tested[kind].means[name] for name, kind in answers.items()},
         by_example if len(by_example) == len(answers) else None,

@@ -50,7 +50,7 @@ def estimate(experiment: Experiment, federation: Federation, execution: Executio
     """
     device, method, seed = pick_device(execution.device), experiment.method, experiment.seed
     model = model_for(method, experiment.module(federation, seed), None, federation.x.dtype, seed)
-    layout, share = Sharing.of(method, model.layout).shared, experiment.participation.share
+    layout, share = Sharing.from_method(method, model.layout).shared_layout, experiment.participation.share
     needed = footprint(method, layout, len(federation), share, experiment.rounds, model.theta.element_size())
     check(needed, len(federation), device)
     _reset_peak(device)

@@ -33,17 +33,17 @@ class Candidate:
     training: Training
     settings: tuple[str, ...] = ()  # of the method, as overrides, key=value, where a config has none of them
     model: str = ""  # by its name among the models that are candidates; "": the usual one
-    own: Rounds | None = None  # in place of those of the choice
+    own_rounds: Rounds | None = None  # in place of those of the choice
 
     @property
     def most(self) -> int:
         """The most rounds of its own; 0 where it trains in those of the choice."""
-        return 0 if self.own is None else self.own.count
+        return 0 if self.own_rounds is None else self.own_rounds.count
 
     @property
     def is_solved(self) -> bool:
         """Whether its rounds are steps of a solver, which learns by itself how far to pool."""
-        return Solves.of(self.method).solves
+        return Solves.from_method(self.method).solves
 
     @property
     def base(self) -> str:
@@ -57,11 +57,11 @@ class Candidate:
 
     def reach(self, until: int, rounds: Rounds) -> int:
         """After how many rounds it is compared when the choice has come to `until`: a solver at its end."""
-        if self.own is None or not until:
+        if self.own_rounds is None or not until:
             return until
         if self.is_solved:
-            return self.own.count
-        count, every = self.own.count, self.own.evaluate_every
+            return self.own_rounds.count
+        count, every = self.own_rounds.count, self.own_rounds.evaluate_every
         return min(count, math.ceil(count * until / rounds.count / every) * every)
 
 
@@ -95,7 +95,7 @@ class Standing:
         """Over the clients that have validation examples, and folds."""
         return float(np.nanmean(self.values)) if np.isfinite(self.values).any() else -math.inf
 
-    def over(self, other: "Standing", level: float = 0.95) -> tuple[float, float, float]:
+    def gain_over(self, other: "Standing", level: float = 0.95) -> tuple[float, float, float]:
         """The mean gain over another candidate, its standard error, and half its interval, paired by client."""
         gains = self.values - other.values
         gain = np.nanmean(gains[:, np.isfinite(gains).any(0)], axis=0)
@@ -110,7 +110,7 @@ class Standing:
         Or the gain of all clients but those with the largest and the smallest, so that an outlier at one of them, which
         makes the mean uncertain, does not keep the other.
         """
-        gain, error, _ = self.over(other)
+        gain, error, _ = self.gain_over(other)
         least = ROUNDING * abs(other.mean)
         if gain > max(error, least):
             return True
@@ -134,10 +134,10 @@ def trim_mean(values: Array, share: float = 0.1) -> tuple[float, float]:
     return float(inner.mean()), math.sqrt(squares / (len(inner) * (len(inner) - 1)))
 
 
-def plan_rounds(rounds: Rounds, own: Rounds | None = None, until: int = 0) -> Rounds:
+def plan_rounds(rounds: Rounds, own_rounds: Rounds | None = None, until: int = 0) -> Rounds:
     """A candidate's rounds, those of its own or of the choice, which are scored often enough to compare a quarter."""
-    if own is not None:
-        return replace(own, select_by=rounds.select_by, until=until)
+    if own_rounds is not None:
+        return replace(own_rounds, select_by=rounds.select_by, until=until)
     return replace(rounds, evaluate_every=min(rounds.evaluate_every, max(1, rounds.count // 4)), until=until)
 
 
@@ -259,7 +259,7 @@ def read_validation(history: History, until: int) -> Array:
     """
     seen = sum(round < until for round in history.rounds)
     history = replace(history, rounds=history.rounds[:seen], scores=history.scores[:seen])
-    name = history.preferred
+    name = history.preference
     at = history.rounds.index(history.select(name))
     values = history.scores[at].get((name, "validation", history.selects))
     if values is None:

@@ -111,7 +111,7 @@ class Sweep:
         """Whether a key affects a method: without an effect, all its values would give the same run."""
         if key.startswith("methods."):
             return _owner(key) == plugins.short_name(method)
-        return not (key.startswith("training.optimiser") and Advises.of(self.methods_by_name[method]).rates)
+        return not (key.startswith("training.optimiser") and Advises.from_method(self.methods_by_name[method]).rates)
 
     def _overrides(self, method: str, values: Mapping[str, str]) -> list[str]:
         """The method's name and these values, which override the config's of this method in either of their places."""

@@ -27,7 +27,7 @@ class Exported(NamedTuple):
     path: Path
     size: int  # bytes
     seconds: float
-    apart: float | None  # how far onnxruntime's answers are from PyTorch's; None of other formats
+    difference: float | None  # how far onnxruntime's answers are from PyTorch's; None of other formats
 
 
 def export(
@@ -76,7 +76,7 @@ def _write_export(
     if kind == "safetensors":
         arrays = trees.pack(saved.personal(name))
         theta = arrays.pop("theta")
-        checkpoint.write({**saved.find_kept_run(name).architecture.named(theta), **arrays}, written, about)
+        checkpoint.write({**saved.find_kept_run(name).architecture.all_tensors(theta), **arrays}, written, about)
     else:
         predictor = saved.predictor(name)
         pipeline = Whole(saved.view_model(name), predictor, name).eval()

@@ -124,7 +124,7 @@ def scale_of(description: Description, cells: Mapping[str, Numbers], rows: Tenso
     for name in next(iter(description.clients.values()), {}):
         statistics = NumberStatistics.from_values(cells[name][rows.numpy()])
         scales[name] = Own.from_values(
-            statistics.known, statistics.mean, statistics.deviation, statistics.median, columns[name]
+            statistics.present, statistics.mean, statistics.deviation, statistics.median, columns[name]
         )
     return scales
 

@@ -16,7 +16,7 @@ from ..core.method import Method, Roster
 from ..core.mixins import Admits, Extends, Predicts, exporter, join, reduce_uploads
 from ..core.model import Model
 from ..core.seeding import tags
-from ..core.sharing import Divided, undivided
+from ..core.sharing import Divided, unwrap
 from ..core.summary import ClientScores
 from ..core.tasks import Task
 from ..core.trees import Tree
@@ -54,11 +54,11 @@ class FrozenServer(FinalServer):
 
     def __init__(self, saved: OpenedRun, task: Task, execution: Execution = Execution()) -> None:
         """Raises UsageError if the run kept no state, or if its method has nothing for a newcomer."""
-        if saved.method is not None and (why := Admits.of(saved.method).refuses):
+        if saved.method is not None and (why := Admits.from_method(saved.method).refuses):
             raise UsageError(f"{saved.folder} was trained by {saved.summary.method}, which no newcomer can join: {why}")
         super().__init__(saved, task)
         self.execution = execution
-        kind = type(undivided(self.method))
+        kind = type(unwrap(self.method))
         self.name = short_name(self.experiment.method_name)
         # Whether its models are tuned as any module is.
         self.plain = not issubclass(kind, Extends | Predicts)
@@ -242,7 +242,7 @@ def write(frozen: FrozenServer, outcomes: Sequence[Outcome], folder: RunFolder) 
         scale = {**(data.scale or {}), **columns.scale()}
         data = replace(data, columns=columns.to_dict(), scale=scale)
     identity = summary.provenance.identity or ""
-    folder.write_tensors(owned, exporter(undivided(frozen.method)), identity, frozen.model.plain_tensors())
+    folder.write_tensors(owned, exporter(unwrap(frozen.method)), identity, frozen.model.plain_tensors())
     folder.config.write_bytes(frozen.saved.folder.config.read_bytes())
     scores = [outcome.scores[frozen.name] for outcome in best.values()]
     former = {"run": str(frozen.saved.folder), "rounds": summary.rounds, "joined": list(best), "scores": False}

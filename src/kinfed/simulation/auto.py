@@ -12,7 +12,7 @@ from torch import nn
 from ..core.model import Model
 from ..core.optimiser import SGD
 from ..core.training import Training
-from ..core.trial import Trial, tried
+from ..core.trial import Trial, run_trial
 from ..errors import UsageError
 from ..ops import gemm
 from ..ops.fused import Fused, Unfused
@@ -35,7 +35,7 @@ def choose(
     form = _fused_form(clients, model, training)
     shares = False
     if isinstance(form, Unfused):
-        model.draws, model.writes, shares = tried(model, clients.pool.x, Trial.check_training)
+        model.draws, model.writes, shares = run_trial(model, clients.pool.x, Trial.check_training)
     name, reason = _rule(clients, model, training, cohort, form) if requested == "auto" else (requested, "as requested")
     if name == "loop" and shares:
         return Loop(1), f"{reason}; one after the other, as copies of the module keep numbers in a place of all"
@@ -48,7 +48,8 @@ def choose(
             raise UsageError(f"this model cannot run under executor '{name}' ({problem}); use executor 'loop'")
     on_cpu = model.theta.device.type == "cpu"
     if chunk is None:
-        chunk = (FUSED if fused else BATCHED) if on_cpu else chunk_that_fits(clients, model, training, fused)
+        on_this_cpu = FUSED if fused else BATCHED
+        chunk = on_this_cpu if on_cpu else chunk_that_fits(clients, model, training, fused)
     return Batched(chunk, name, workers if on_cpu else 1, fused), reason
 
 
@@ -87,8 +88,8 @@ def _problem_with_vmap(clients: Clients, model: Model, slow: bool = False) -> st
     if model.draws:
         return "its training pass draws random numbers of its own"
     try:
-        tried(model, clients.pool.x, Trial.check_filling)
-        tried(model, clients.pool.x, lambda trial: trial.check_batched(slow))
+        run_trial(model, clients.pool.x, Trial.check_filling)
+        run_trial(model, clients.pool.x, lambda trial: trial.check_batched(slow))
     except Exception as problem:
         return (str(problem).strip().splitlines() or [type(problem).__name__])[0].rstrip(".")[:160]
     return ""

@@ -35,7 +35,7 @@ class Clients:
     def __len__(self) -> int:
         return len(self.tags)
 
-    def limited(self) -> "Clients":
+    def restrict(self) -> "Clients":
         """The same clients without the examples that are only for evaluation."""
         other = copy.copy(self)
         other._ragged = {split: ragged for split, ragged in self._ragged.items() if split in OPEN}
@@ -47,9 +47,9 @@ class Clients:
         """Client i as its program sees itself."""
         rows = {split: ragged.one(i) for split, ragged in self._ragged.items()}
         member = Member(self.tags[i], rows, self.noise[i], (self.sizes["train"][i],), self.tags[i : i + 1])
-        return self.seen(member, round, model, training, trainers, halt)
+        return self.make_client(member, round, model, training, trainers, halt)
 
-    def seen(
+    def make_client(
         self,
         member: Member,
         round: int,

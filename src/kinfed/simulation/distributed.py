@@ -80,7 +80,7 @@ class Distributed:
     ) -> None:
         self._rank, self._world = dist.get_rank(), dist.get_world_size()
         self.names = federation.names
-        if any(isinstance(part, Training) and part.noised is not None for part in arguments):
+        if any(isinstance(part, Training) and part.noise is not None for part in arguments):
             raise UsageError("privacy is for runs of one process; run without torchrun")
         if len(federation) < self._world:
             raise UsageError(

@@ -59,7 +59,7 @@ class Evaluator:
 
         def program(client: Client, state: Tree, received: Tree) -> Tree:
             outputs, models = {}, {}
-            named = self._method.personalise(client.limited(), state, received)
+            named = self._method.personalise(client.restrict(), state, received)
             names.add(tuple(named))
             for name, personal in named.items():
                 models[name], forms[name] = _split_own(name, personal)
@@ -120,8 +120,8 @@ class Evaluator:
 
         def program(client: Client, _: Tree, received: Tree) -> Tensor:
             given = [id(t) for t in (client.model.theta, *tree_leaves(received))]
-            state, models = self._method.init_client(client.limited()), dict[str, tuple[Tensor, ...]]()
-            for name, personal in self._method.personalise(client.limited(), state, received).items():
+            state, models = self._method.init_client(client.restrict()), dict[str, tuple[Tensor, ...]]()
+            for name, personal in self._method.personalise(client.restrict(), state, received).items():
                 models[name], forms[name] = _split_own(name, personal)
             made.extend(t for t in tree_leaves(state) if id(t) != given[0])
             made.extend(t for t in tree_leaves(models) if id(t) not in given)
@@ -154,7 +154,7 @@ class Evaluator:
             return _join_own((), form)
 
         def program(client: Client, state: Tree, received: Tree) -> Tree:
-            return _split_own(name, self._method.personalise(client.limited(), state, received)[name])[0]
+            return _split_own(name, self._method.personalise(client.restrict(), state, received)[name])[0]
 
         files = list[RowFile]()
 
@@ -187,7 +187,7 @@ class Evaluator:
     def _outputs(self, client: Client, personal: Tree, widths: dict[str, int]) -> dict[str, Tensor]:
         """By split, [n, ...] outputs for the client's examples, padded to the widths."""
         x = [client.examples(split).x for split in self._splits]
-        parts = [predict(self._method, client.limited(), personal, part) for part in torch.cat(x).split(BLOCK)]
+        parts = [predict(self._method, client.restrict(), personal, part) for part in torch.cat(x).split(BLOCK)]
         outputs = zip(self._splits, torch.cat(parts).split([len(part) for part in x]), strict=True)
         return {s: torch.cat([t, t.new_zeros(widths[s] - len(t), *t.shape[1:])]) for s, t in outputs}
 

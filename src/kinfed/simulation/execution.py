@@ -40,7 +40,7 @@ class Execution(Settings):
                 raise UsageError(f"{name} must be a function of {takes}; got {given!r:.80}")
 
     @property
-    def requested(self) -> dict[str, Any]:
+    def rounding_settings(self) -> dict[str, Any]:
         """What is not left open of the settings that decide about rounding."""
         given = {name: getattr(self, name) for name in ROUNDING}
         return {name: value for name, value in given.items() if value not in (None, "auto")}

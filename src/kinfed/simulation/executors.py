@@ -144,7 +144,7 @@ class Batched:
 
             def together(tag: Tensor, rows: dict[str, Rows], noise: Tensor, state: Tree, received: Tree) -> Tree:
                 member = batch._replace(tag=tag, rows=rows, noise=noise)
-                return program(clients.seen(member, round, model, training, self.trainers), state, received)
+                return program(clients.make_client(member, round, model, training, self.trainers), state, received)
 
             own_states = tree_map(lambda table: table[at], states)
             try:
@@ -188,9 +188,9 @@ class Batched:
 
 def _too_large(round: int, names: list[str], problem: BaseException) -> RunError:
     whom = f"a single client, {names[0]}" if len(names) == 1 else f"{len(names)} clients at once"
-    instead = (
-        "--device cpu" if lacks_gpu_memory(problem) else "how.executor=loop" if len(names) > 1 else "a smaller model"
-    )
+    instead = "how.executor=loop" if len(names) > 1 else "a smaller model"
+    if lacks_gpu_memory(problem):
+        instead = "--device cpu"
     return RunError(
         f"round {round + 1}: the device's memory is too small to train {whom}; use a smaller batch or {instead}"
     )

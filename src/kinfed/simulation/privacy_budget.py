@@ -16,9 +16,9 @@ from ..core.private.privacy import NoisedSteps, Privacy, choose_interval, count_
 from ..core.private.private_client import PrivateClient, StepCounter
 from ..core.private.private_sums import ABLE, find_noise
 from ..core.private.private_training import Lots, PrivateTrainer, SeededLots, count_steps
-from ..core.sharing import undivided
+from ..core.sharing import unwrap
 from ..core.trees import Tree
-from ..core.trial import Trial, tried
+from ..core.trial import Trial, run_trial
 from ..errors import RunError, UsageError
 
 
@@ -40,7 +40,7 @@ class Budget:
     @property
     def name(self) -> str:
         """The method's, for errors."""
-        return type(undivided(self.method)).__name__
+        return type(unwrap(self.method)).__name__
 
     @property
     def is_planned(self) -> bool:
@@ -138,7 +138,7 @@ class ClientBudget:
         """Raise UsageError if clients report something before the first round."""
         if tree_leaves(statistics):
             raise UsageError(
-                f"{type(undivided(self.method)).__name__} has each client report statistics before the first round, "
+                f"{type(unwrap(self.method)).__name__} has each client report statistics before the first round, "
                 f"which have no price under privacy; use another method, such as {ABLE}"
             )
 
@@ -164,4 +164,4 @@ def _describe_promise(privacy: Privacy) -> dict[str, Any]:
 
 def check_rows_are_separate(model: Model, x: Tensor) -> None:
     """Raise UsageError for a model that cannot be trained by gradients of single rows; x: [n, ...] are examples."""
-    tried(model, x, Trial.check_single_rows)
+    run_trial(model, x, Trial.check_single_rows)

@@ -21,9 +21,9 @@ from ..core.private.privacy import NoisedSteps
 from ..core.private.private_client import StepCounter
 from ..core.private.private_sums import protects_clients
 from ..core.seeding import generator, tags
-from ..core.sharing import divide, undivided
+from ..core.sharing import divide, unwrap
 from ..core.training import Training
-from ..core.trees import Tree, model_of, named, pick
+from ..core.trees import Tree, model_of, nest, pick
 from ..data.federation import Federation
 from ..errors import UsageError
 from ..ops.gemm import fast_gemm
@@ -77,7 +77,7 @@ class Simulation:
         federation = federation.to(self.device)
         self.names, self.task = federation.names, federation.task
         check_precision(precision, self.device, model.theta.dtype)
-        if method is undivided(method):
+        if method is unwrap(method):
             method, model = divide(method, model.watch(federation.x[federation.rows["train"][0][:WATCHED]]))
         self.model, self.method, self.training, self.seed = model.to(self.device), method, training, seed
         if precision == "bf16":
@@ -106,11 +106,11 @@ class Simulation:
         self._evaluator = Evaluator(self.clients, self.model, method, lambda *args: itself._run_all(*args), folder)
         self._folder, self.budget, self.client_budget = folder, None, None
         if protects_clients(training):
-            assert training.noised is not None
-            self.client_budget = ClientBudget(training.noised, method, rounds, len(self.clients))
-        elif training.noised is not None:
+            assert training.noise is not None
+            self.client_budget = ClientBudget(training.noise, method, rounds, len(self.clients))
+        elif training.noise is not None:
             check_rows_are_separate(self.model, self.clients.pool.x[self.clients.rows["train"][0][:WATCHED]])
-            self.budget = Budget(training.noised, method, rounds, self.names, self.clients.sizes["train"])
+            self.budget = Budget(training.noise, method, rounds, self.names, self.clients.sizes["train"])
 
     @cached_property
     def states(self) -> States:
@@ -165,7 +165,7 @@ class Simulation:
 
     def client_statistics(self) -> Tree:
         """What every client reports before round 1, [N, ...]."""
-        if type(undivided(self.method)).client_statistics is Method.client_statistics:
+        if type(unwrap(self.method)).client_statistics is Method.client_statistics:
             return ()
         everyone = torch.arange(len(self.clients), device=self.device)
         statistics = self._each(0, everyone, self._first(self.method.client_statistics))
@@ -197,7 +197,7 @@ class Simulation:
         after, uploads = self._each(round, cohort, program, before, sent)
         # Before the states are replaced.
         raise_if_diverged(
-            self.names, round, cohort, (after, uploads), Advises.of(self.method).remedy, model_of(uploads)
+            self.names, round, cohort, (after, uploads), Advises.from_method(self.method).remedy, model_of(uploads)
         )
         self.states.put(cohort, after, before)
         if self.client_budget:
@@ -208,7 +208,7 @@ class Simulation:
         """The method's program with as much noise as each client's budget asks for."""
         if not budget.is_planned:
             counter = Trainers(general=StepCounter())
-            client = self.clients.limited().one(int(cohort[0]), round, self.model, self.training, counter, None)
+            client = self.clients.restrict().one(int(cohort[0]), round, self.model, self.training, counter, None)
             budget.plan(client, tree_map(lambda table: table[0], states), pick(sent, 0))
             self.clients.noise = budget.noise.to(self.clients.noise)
         return budget.train
@@ -235,8 +235,8 @@ class Simulation:
         weigh = getattr(self.method, "row_weights", None)
         if weigh is None:
             return None
-        found: Tensor = self._each(round, cohort, weigh, self.states.take(cohort), sent)
-        return found
+        weights: Tensor = self._each(round, cohort, weigh, self.states.take(cohort), sent)
+        return weights
 
     def evaluate(self, round: int, cohort: Tensor, sent: Tree) -> Evaluation:
         """Scores of the cohort's models on validation and test examples."""
@@ -244,7 +244,7 @@ class Simulation:
             scores = self._evaluator(round, cohort, self.states, sent)
         losses = {key: values for key, values in scores.scores.items() if key[2] == "loss"}
         # A model that is tuned to a client was not looked at before.
-        raise_if_diverged(self.names, round, cohort, losses, Advises.of(self.method).remedy)
+        raise_if_diverged(self.names, round, cohort, losses, Advises.from_method(self.method).remedy)
         return scores
 
     @property
@@ -262,7 +262,7 @@ class Simulation:
 
         def program(client: Client, state: Tree, received: Tree) -> Tree:
             x = client.examples("test").x[:count]
-            return x, predict(self.method, client.limited(), named({**common, **state}), x)
+            return x, predict(self.method, client.restrict(), nest({**common, **state}), x)
 
         with fast_gemm("off"), tf32(False):  # rounded as little as possible
             if states or isinstance(self.method, Predicts):
@@ -272,7 +272,7 @@ class Simulation:
 
     def _each(self, round: int, ids: Tensor, program: Callable[..., Any], states: Tree = (), sent: Tree = ()) -> Tree:
         """Run a client program once a client, see `Executor`."""
-        return self._run_all(round, ids, program, states, sent, clients=self.clients.limited())
+        return self._run_all(round, ids, program, states, sent, clients=self.clients.restrict())
 
     def _run_all(
         self,
@@ -296,7 +296,7 @@ class Simulation:
 def _set_aside(federation: Federation, method: Method, seed: int) -> dict[str, Sequence[Tensor]]:
     """Rows by split, with the method's feedback examples as `held_out`."""
     rows: dict[str, Sequence[Tensor]] = dict(federation.rows)
-    name = type(undivided(method)).__name__
+    name = type(unwrap(method)).__name__
     if method.feedback == "train":
         rows["held_out"] = rows["train"]
     elif method.feedback in ("validation", "test"):

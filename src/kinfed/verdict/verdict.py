@@ -418,7 +418,8 @@ def _write_difference(shown: Difference, metric: Metric, clients: int, over: str
         text = f"{scale * mean:+{digits}} {unit}".rstrip()
         text = f"{metric.name} {text} against {over}" if over else text
     else:
-        unit = " %" if shown.relative else f" {metric.unit}" if metric.unit else ""
+        unit = "%" if shown.relative else metric.unit
+        unit = f" {unit}" if unit else ""
         text = f"{metric.name} {scale * abs(mean):{digits}}{unit} {'higher' if mean < 0 else 'lower'}"
         text = f"{text} than {over}" if over else text
         if mean < 0:

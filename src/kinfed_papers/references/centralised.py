@@ -55,7 +55,7 @@ class Centralised:
 
     def summary(self) -> Summary:
         """The results, as the summary of a federated run."""
-        return Summary.of(
+        return Summary.from_history(
             self.history,
             method="centralised",
             seeds=[self.seed],

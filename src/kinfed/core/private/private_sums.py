@@ -14,7 +14,7 @@ from ...errors import UsageError
 from ..method import Method, Roster
 from ..mixins import weigh
 from ..seeding import fold, key, normal
-from ..sharing import find_shared_layout, undivided
+from ..sharing import find_shared_layout, unwrap
 from ..training import Training
 from ..trees import Axis, Reduction, Tree, axes, pack, read_reductions, unpack
 from .privacy import Privacy, noise_for
@@ -35,9 +35,9 @@ def find_noise(privacy: Privacy, rounds: int) -> float:
 
 def check_sums(method: Method, roster: Roster, uploads: Tree) -> None:
     """Raise UsageError if a method makes use of single uploads, or if their noised sum could be no model."""
-    name = type(undivided(method)).__name__
+    name = type(unwrap(method)).__name__
     _check_reductions(name, uploads, CLIENT, "unit='row'")
-    if getattr(undivided(method), "row_sums", False):
+    if getattr(unwrap(method), "row_sums", False):
         raise UsageError(
             f"{name} uploads exact sums over rows, which no clip leaves of use, as privacy.unit='client' needs; use "
             "'private-pooling' for tables of numbers, or unit='row' with another method"
@@ -55,14 +55,14 @@ def check_masks(method: Method, sent: Tree, uploads: Tree, statistics: Tree) -> 
 
     Whoever sends each client a model of its own could choose it so that a sum shows one upload.
     """
-    name = type(undivided(method)).__name__
+    name = type(unwrap(method)).__name__
     _check_reductions(name, uploads, MASKED, "leave masks out")
     shared: Any = Axis.SHARED
-    own = next((field for field, kind in pack(axes(sent)).items() if kind is not shared), "")
-    if tree_leaves(uploads) and own:
+    unshared = next((field for field, kind in pack(axes(sent)).items() if kind is not shared), "")
+    if tree_leaves(uploads) and unshared:
         raise UsageError(
-            f"{name} sends each client '{own}' of its own, by which a sum could show one upload, and {MASKED} in sums "
-            f"over all; use a method that sends all the same, such as {ABLE}, or leave masks out"
+            f"{name} sends each client '{unshared}' of its own, by which a sum could show one upload, and {MASKED} in "
+            f"sums over all; use a method that sends all the same, such as {ABLE}, or leave masks out"
         )
     if tree_leaves(statistics):
         raise UsageError(
@@ -96,7 +96,7 @@ def sum_privately(method: Method, roster: Roster, cohort: Tensor, sent: Tree, up
     weights = weigh(method, roster, cohort)
     if (weights != weights[0]).any():
         raise UsageError(
-            f"{type(undivided(method)).__name__} weights clients unequally in a mean, and under privacy.unit='client' "
+            f"{type(unwrap(method)).__name__} weights clients unequally in a mean, and under privacy.unit='client' "
             "all must weigh the same; let its `weights` be ones"
         )
     tensors, begin = pack(uploads), find_origins(sent, uploads)

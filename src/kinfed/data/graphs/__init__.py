@@ -5,11 +5,11 @@ from ...core.registry import Registry
 GRAPHS = Registry(
     __name__,
     {
-        "given": "known:given",
+        "given": "known:given_graph",
         "none": "known:none",
         "oracle": "known:oracle",
         "label_overlap": "known:label_overlap",
-        "shuffled": "controls:shuffled",
+        "shuffled": "controls:shuffled_graph",
         "random": "controls:random",
         "identity": "controls:identity",
         "complete": "controls:complete",

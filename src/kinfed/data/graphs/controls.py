@@ -13,7 +13,7 @@ from .known import label_overlap, oracle
 Base = Literal["given", "oracle", "label_overlap"]
 
 
-def shuffled(
+def shuffled_graph(
     federation: Federation,
     seed: int,
     *,

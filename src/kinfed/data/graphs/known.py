@@ -8,7 +8,7 @@ from ...errors import UsageError
 from ..federation import Federation
 
 
-def given(federation: Federation, seed: int) -> Graph | None:
+def given_graph(federation: Federation, seed: int) -> Graph | None:
     """The data set's own relation, if it has one."""
     return federation.graph
 

@@ -21,7 +21,7 @@ DIGITS = 10  # binary digits of a number's fraction that count for medians: a th
 class NumberStatistics(NamedTuple):
     """Of a column of numbers."""
 
-    known: int  # rows with a value
+    present: int  # rows with a value
     missing: int  # rows without one
     mean: float
     deviation: float
@@ -46,7 +46,7 @@ class NumberStatistics(NamedTuple):
             return 0.0
         values = sorted(self.near)
         until = np.cumsum([self.near[value] for value in values])
-        places = ((self.known - 1) // 2, self.known // 2)
+        places = ((self.present - 1) // 2, self.present // 2)
         low, high = (values[int(np.searchsorted(until, place, side="right"))] for place in places)
         return (low + high) / 2
 
@@ -78,9 +78,9 @@ def merge_statistics(parts: Sequence[Any]) -> Any:
         return WordStatistics(_add_counts([part.counts for part in parts]), *numbers)
     if isinstance(first, DateStatistics):
         return DateStatistics(merge_statistics([part.years for part in parts]), any(part.clock for part in parts))
-    count = sum(part.known for part in parts)
-    mean = sum(part.known * part.mean for part in parts) / max(count, 1)
-    squares = sum(part.known * (part.deviation**2 + (part.mean - mean) ** 2) for part in parts)
+    count = sum(part.present for part in parts)
+    mean = sum(part.present * part.mean for part in parts) / max(count, 1)
+    squares = sum(part.present * (part.deviation**2 + (part.mean - mean) ** 2) for part in parts)
     distinct = tuple(sorted({value for part in parts for value in part.distinct})[:DISTINCT])
     near = _add_counts([part.near for part in parts])
     missing = sum(part.missing for part in parts)
@@ -97,7 +97,7 @@ def take_share(statistics: Any, share: float) -> Any:
         return WordStatistics(counts, missing, round(statistics.others * share), statistics.unnamed)
     near = {value: few for value, count in statistics.near.items() if (few := round(count * share))}
     return statistics._replace(
-        known=sum(near.values()) if near else round(statistics.known * share), missing=missing, near=near
+        present=sum(near.values()) if near else round(statistics.present * share), missing=missing, near=near
     )
 
 

@@ -36,15 +36,15 @@ def coarse(statistics: Statistics, names: int | None = None, least: int = 1, few
         return WordStatistics(
             counts, statistics.missing, statistics.others + rest, statistics.unnamed + len(order) - len(disclosed)
         )
-    if statistics.known < fewest:
+    if statistics.present < fewest:
         return NumberStatistics(0, statistics.missing, 0.0, 0.0, (), {})
     rough = round_statistics(statistics)
-    return rough._replace(distinct=_distinct(rough, fewest), near=_group_neighbours(rough.near, rough.known, fewest))
+    return rough._replace(distinct=_distinct(rough, fewest), near=_group_neighbours(rough.near, rough.present, fewest))
 
 
 def round_statistics(statistics: NumberStatistics) -> NumberStatistics:
     """Statistics whose mean and deviation are on a grid as wide as what one row a deviation away changes, or wider."""
-    change = statistics.deviation / max(statistics.known, 1)
+    change = statistics.deviation / max(statistics.present, 1)
     if not change > 0:
         return statistics
     step = math.ldexp(1.0, math.frexp(change)[1])  # the power of two above it
@@ -108,14 +108,14 @@ def from_json(values: Any, kind: str, median: bool = True) -> Any:
         near = {_number(value): _count(count) for value, count in values["near"]}
         distinct = tuple(_number(value) for value in values["distinct"])
         statistics = NumberStatistics(
-            _count(values["known"]),
+            _count(values["present"]),
             _count(values["missing"]),
             _number(values["mean"]),
             abs(_number(values["deviation"])),
             distinct[:DISTINCT],
             near,
         )
-        if sum(near.values()) != (statistics.known if median else 0) or len(near) > 2 * GROUPS:
+        if sum(near.values()) != (statistics.present if median else 0) or len(near) > 2 * GROUPS:
             raise ValueError
         return statistics
     except (LookupError, TypeError, ValueError, OverflowError, AttributeError):

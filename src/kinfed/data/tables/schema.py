@@ -299,13 +299,13 @@ def describe(
         elif isinstance(of_column, DateStatistics):
             column = (
                 Calendar.from_statistics(name, of_column)
-                if of_column.years.known
+                if of_column.years.present
                 else Unused(name, "no training row has a value")
             )
         else:
             column = (
                 Number.from_statistics(name, of_column)
-                if of_column.known
+                if of_column.present
                 else Unused(name, "no training row has a value")
             )
         inputs.append(column)
@@ -352,7 +352,7 @@ def of_clients(
     means = torch.tensor([[entry.mean for entry in row] for row in by_row], dtype=torch.float64).view(shape)
     deviations = torch.tensor([[entry.deviation for entry in row] for row in by_row], dtype=torch.float64).view(shape)
     by_client = ByClient(
-        torch.tensor([[entry.known for entry in row] for row in by_row]).view(shape),
+        torch.tensor([[entry.present for entry in row] for row in by_row]).view(shape),
         means,
         constant_to_zero(means, deviations),
         lambda i: np.array([row[i].median for row in by_row]),

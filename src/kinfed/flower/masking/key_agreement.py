@@ -34,20 +34,20 @@ class PublicKeys(NamedTuple):
     seal: bytes  # hash of the seed of its own mask
     signature: bytes = b""  # by the site's long-term key
 
-    def to_words(self) -> list[str]:
+    def to_json(self) -> list[str]:
         """The keys as JSON."""
         return [part.hex() for part in self]
 
     @classmethod
-    def of_words(cls, words: object) -> "PublicKeys":
+    def from_json(cls, keys_as_json: object) -> "PublicKeys":
         """The keys in JSON; raises UsageError for what are none."""
         try:
-            assert isinstance(words, list)
-            keys = cls(*map(bytes.fromhex, words))
+            assert isinstance(keys_as_json, list)
+            keys = cls(*map(bytes.fromhex, keys_as_json))
         except (AssertionError, TypeError, ValueError):
             keys = cls(b"", b"", b"")
         if any(len(part) != LENGTH for part in keys[:3]) or len(keys.signature) > 512:
-            raise UsageError(f"these are no keys of a masked round: {words!r:.60}")
+            raise UsageError(f"these are no keys of a masked round: {keys_as_json!r:.60}")
         return keys
 
 
@@ -62,10 +62,10 @@ def derive(secret: bytes, purpose: str, transcript: bytes) -> bytes:
     return HKDF(hashes.SHA256(), LENGTH, None, PROTOCOL + purpose.encode() + b"|" + transcript).derive(secret)
 
 
-def agree_on(own: X25519PrivateKey, other: bytes, purpose: str, transcript: bytes) -> bytes:
+def agree_on(private: X25519PrivateKey, public: bytes, purpose: str, transcript: bytes) -> bytes:
     """[32 bytes] the key for one purpose that two members have in common; raises UsageError for no public key."""
     try:
-        return derive(own.exchange(X25519PublicKey.from_public_bytes(other)), purpose, transcript)
+        return derive(private.exchange(X25519PublicKey.from_public_bytes(public)), purpose, transcript)
     except ValueError:
         raise UsageError("a member's public key cannot be used") from None
 

@@ -103,9 +103,9 @@ class Doorman:
         length = _length(headers)
         if length is None or length > (LARGEST if local or run or site else 0):
             return Admission(413, "too long")
-        return self._signed(headers, length) if site and not local else PASS
+        return self._admit_site(headers, length) if site and not local else PASS
 
-    def _signed(self, headers: Headers, length: int) -> Admission:
+    def _admit_site(self, headers: Headers, length: int) -> Admission:
         claimed, now = _read_claim(headers), self._now()
         if claimed is None:
             return Admission(401, STALE)
@@ -160,10 +160,10 @@ def _read_claim(headers: Headers) -> tuple[bytes, str, bytes] | None:
         key, stamp, signature = (
             _only(headers, name) or b"" for name in (b"flwr-public-key", b"flwr-timestamp", b"flwr-signature")
         )
-        found = base64.b64decode(key, validate=True), stamp.decode("ascii"), base64.b64decode(signature, validate=True)
+        claim = base64.b64decode(key, validate=True), stamp.decode("ascii"), base64.b64decode(signature, validate=True)
     except ValueError:
         return None
-    return found if all(found) else None
+    return claim if all(claim) else None
 
 
 def _is_signed(key: bytes, stamp: str, signature: bytes, now: datetime.datetime) -> bool:
@@ -222,8 +222,8 @@ class Gate:
 
     def _is_too_much(self, admission: Admission) -> bool:
         """Whether a call's body would be too many bytes under way of one key, or of all; nodes try again."""
-        own, every = self._under_way[admission.key], self._under_way.total()
-        return own + admission.length > AT_ONCE or (admission.length > 0 and every + admission.length > ALL_AT_ONCE)
+        of_key, of_all = self._under_way[admission.key], self._under_way.total()
+        return of_key + admission.length > AT_ONCE or (admission.length > 0 and of_all + admission.length > ALL_AT_ONCE)
 
     def _log(self, scope: Any, path: bytes, why: str) -> None:
         """Log what was refused, once a minute, so that strangers cannot fill the disk."""
@@ -262,12 +262,12 @@ def _in_time(receive: Any) -> Any:
 def serve(app: Any, doorman: Doorman, bound: socket.socket, certificate: str = "", key: str = "") -> None:
     """Serve an application behind the gate until a signal ends this process."""
     listener = connections.Listener(bound)
-    server = guarded(app, doorman, certificate, key, listener.admit)
+    server = make_server(app, doorman, certificate, key, listener.admit)
     gc.freeze()  # so that later collections are quick
     server.run(sockets=[listener])
 
 
-def guarded(
+def make_server(
     app: Any, doorman: Doorman, certificate: str = "", key: str = "", admit: Callable[[Any], None] = lambda where: None
 ) -> Any:
     """A server of uvicorn's with the gate in front of an application; it hangs up on whoever says nothing.

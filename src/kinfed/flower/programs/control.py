@@ -24,17 +24,17 @@ def client(home: Path, link: Link, flower: Any) -> Any:
 def register(home: Path, link: Link, members: Mapping[bytes, str]) -> list[str]:
     """Have the SuperLink know the keys of members; returns the names of those that it did not know yet."""
     flower = flower_names.load("control")
-    with client(home, link, flower) as control, explained(link):
+    with client(home, link, flower) as control, explain_failures(link):
         nodes = control.ListNodes(flower.ListNodesRequest()).nodes_info
-        known = {node.public_key for node in nodes if node.status != "unregistered"}
-        new = {key: site for key, site in members.items() if key not in known}
+        registered = {node.public_key for node in nodes if node.status != "unregistered"}
+        new = {key: site for key, site in members.items() if key not in registered}
         for key, site in new.items():
             control.RegisterNode(flower.RegisterNodeRequest(public_key=key, name=site))
     return list(new.values())
 
 
 @contextmanager
-def explained(link: Link) -> Iterator[None]:
+def explain_failures(link: Link) -> Iterator[None]:
     """Turn what a call can end in into a RunError of one line."""
     try:
         yield

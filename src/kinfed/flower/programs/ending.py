@@ -15,9 +15,9 @@ def read(out: Path) -> dict[str, Any]:
     return read_json(out / FILE)
 
 
-def note(out: Path, **words: Any) -> None:
+def note(out: Path, **facts: Any) -> None:
     """Remember more of it."""
-    write_json(out / FILE, {**read(out), **words})
+    write_json(out / FILE, {**read(out), **facts})
 
 
 def process(out: Path) -> int:

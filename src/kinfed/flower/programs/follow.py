@@ -24,7 +24,7 @@ def run(home: Path, out: Path, report: Report, track: Sequence[str] = ()) -> Sum
     A run that ends without a reason, because its process was killed, is resumed where it stopped. `track` names what
     follows it; one that is resumed is followed by what did before, unless others are named.
     """
-    last = superlink.started(home)
+    last = superlink.read_last(home)
     for line in keys.endings(Path(last.ca).parent) if last and last.ca else []:
         report(line)
     resume, left = f"resume it: kinfed flower run {out}", ATTEMPTS
@@ -44,12 +44,12 @@ def run(home: Path, out: Path, report: Report, track: Sequence[str] = ()) -> Sum
             raise type(stop)(f"stopped; {resume}") from None
         if folder.is_finished:
             return folder.read_summary()
-        known = ending.read(out)
-        if known.get("ended") == "failed":
-            raise RunError(f"{known.get('why')}; {resume}")
+        outcome = ending.read(out)
+        if outcome.get("ended") == "failed":
+            raise RunError(f"{outcome.get('why')}; {resume}")
         left = ATTEMPTS if any(line.startswith("round ") for line in lines) else left - 1
-        if known.get("ended") == "stopped" or not left:
-            why = "it was stopped" if known.get("ended") == "stopped" else f"{DIED}; see {out / 'process.log'}"
+        if outcome.get("ended") == "stopped" or not left:
+            why = "it was stopped" if outcome.get("ended") == "stopped" else f"{DIED}; see {out / 'process.log'}"
             raise RunError(f"the run has ended: {why}; {resume}")
         report(f"{DIED}; another one continues after the last complete round")
 
@@ -74,8 +74,8 @@ def follow(out: Path, pid: int, report: Report) -> list[str]:
         rest = ""
         while True:
             alive = is_alive(pid, ending.PROGRAM)
-            *whole, rest = (rest + file.read()).split("\n")
-            for line in whole:
+            *complete, rest = (rest + file.read()).split("\n")
+            for line in complete:
                 lines.append(line)
                 report(line)
             if not alive:

@@ -16,7 +16,7 @@ from pathlib import Path
 from ...errors import UsageError
 from ..wire import flower_names
 from . import authentication, keys
-from .subprocesses import bound, secret
+from .subprocesses import bind, secret
 
 DATABASE = "state.db"  # Flower's own
 FILES = 1 << 16  # that may be open, as each connection is one
@@ -29,13 +29,13 @@ def main(home: Path, host: str, port: int, folder: Path | None) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, FILES)), hard))
     flower = flower_names.load("server")
     _stamp_logs()
-    listener = bound(host, port)
+    listener = bind(host, port)
     sys.argv = ["flower-superlink", *_options(home, host, port, folder)]  # where Flower reads its settings
     app = flower.create_app(flower._parse_superlink_lifespan_config(), flower.SuperLinkLifespan)
     members = None if folder is None else functools.partial(keys.members, folder)
     doorman = authentication.Doorman(secret(home), members)
-    own = ("", "") if folder is None else (str(folder / "server.crt"), str(folder / "server.key"))
-    authentication.serve(app, doorman, listener, *own)
+    tls = ("", "") if folder is None else (str(folder / "server.crt"), str(folder / "server.key"))
+    authentication.serve(app, doorman, listener, *tls)
 
 
 def _options(home: Path, host: str, port: int, folder: Path | None) -> list[str]:

@@ -33,7 +33,7 @@ NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}"  # of a site
 def check_name(client: str) -> None:
     """Raise UsageError for a name that no site can have."""
     if not re.fullmatch(NAME, client):
-        long = "; at most 100 of them" * (len(client) > 100)
+        long = "; at most 100 of them" if len(client) > 100 else ""
         raise UsageError(f"a site's name consists of letters, digits, '.', '_' and '-'; got {client!r:.120}{long}")
 
 

@@ -19,10 +19,10 @@ from ...interrupts import CODES, Terminated
 from ...runs.config import experiment, plugins
 from ..server import plan
 from ..server.plan import Plan
-from ..server.site_references import fedavg_of, wanted
+from ..server.site_references import fedavg_of, list_baselines
 from ..site import site_examples
 from ..site.agreements import agree
-from ..site.gateway import Gateway, names_in, parted, table_of
+from ..site.gateway import Gateway, names_in, split_by_client, table_of
 from ..site.masked_rounds import MaskedRounds
 from ..site.policy import Policy
 from ..site.site import Site
@@ -79,29 +79,31 @@ def run(
 
         for line in keys.endings(Path(link.ca).parent) if link.ca else []:
             tell(line)
-        own, own_code = state.resolve(), [path.resolve() for path in code]
-        data = site_examples.kept(examples, home).resolve()
+        folder, own_code = state.resolve(), [path.resolve() for path in code]
+        data = site_examples.keep_examples(examples, home).resolve()
         keep_options(home, data, reading, own_code)
         site: Site | Gateway
         if reading.client:
-            files = parted(data, reading.client, client, home.resolve() / "clients")
-            site = Gateway(client, files, own, device, reading, own_code, tell, policy, key)
+            files = split_by_client(data, reading.client, client, home.resolve() / "clients")
+            site = Gateway(client, files, folder, device, reading, own_code, tell, policy, key)
             sites = [*site.sites.values()]
         else:
             masks = MaskedRounds(client, key, policy.members if policy else "")
-            site = Site(client, data, own, device, reading, own_code, tell, policy, masks)
+            site = Site(client, data, folder, device, reading, own_code, tell, policy, masks)
             sites = [site]
-        sites[0].ask = Prompt(client, state, [one.folder for one in sites], tell)  # for all
+        sites[0].ask = Prompt(client, state, [each_site.folder for each_site in sites], tell)  # for all
         link.wait_for_server(tell)
         try:
             with _interruptible(), Connection(link, key, home, tell) as connection:
-                log_of_messages = AuditLog(audit_file.of_site(state, client), words=True)
+                log_of_messages = AuditLog(audit_file.of_site(state, client), with_fields=True)
                 many = f" with {len(site.sites)} clients" if isinstance(site, Gateway) else ""
                 tell(f"client {client} is connected{many} to {link.address}; its log is {home / 'node.log'}")
                 while True:
                     arrived = connection.receive()
                     if arrived is not None:
-                        connection.answer(arrived, transport.pack(_audited(site, arrived, tell, log_of_messages, link)))
+                        connection.answer(
+                            arrived, transport.pack(_answer_and_log(site, arrived, tell, log_of_messages, link))
+                        )
         except RunError as problem:
             raise RunError(f"the node of {client} ended: {problem}") from None
 
@@ -164,7 +166,7 @@ def agree_beforehand(names: Sequence[str], state: Path, code: Sequence[Path], pa
 def plans_of(path: Path) -> list[Plan]:
     """The plan in a file, and that of FedAvg beside it if it asks for one."""
     planned = plan.resolve(experiment.read(str(path), []))
-    return [planned, *([fedavg_of(planned, 1)] if "fedavg" in wanted(planned) else [])]
+    return [planned, *([fedavg_of(planned, 1)] if "fedavg" in list_baselines(planned) else [])]
 
 
 def keep_options(home: Path, data: Path, reading: Reading, code: Sequence[Path]) -> None:
@@ -173,14 +175,14 @@ def keep_options(home: Path, data: Path, reading: Reading, code: Sequence[Path])
     write_json(home / OPTIONS, {"data": str(data), "reading": read, "code": [str(path) for path in code]})
 
 
-def kept_options(home: Path) -> tuple[Path, Reading, list[Path]]:
+def read_options(home: Path) -> tuple[Path, Reading, list[Path]]:
     """What `keep_options` remembers; raises UsageError if no node was started there."""
-    words = read_json(home / OPTIONS)
+    options = read_json(home / OPTIONS)
     try:
         read: dict[str, Any] = {
-            name: tuple(value) if isinstance(value, list) else value for name, value in words["reading"].items()
+            name: tuple(value) if isinstance(value, list) else value for name, value in options["reading"].items()
         }
-        return Path(words["data"]), Reading(**read), [Path(one) for one in words["code"]]
+        return Path(options["data"]), Reading(**read), [Path(file) for file in options["code"]]
     except (LookupError, TypeError, AttributeError):
         raise UsageError(
             f"no node was started from {home.parent} yet, so give its examples (--data FILE), and say how they are read"
@@ -202,7 +204,7 @@ def _interruptible() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _audited(site: Site | Gateway, arrived: Arrived, tell: Report, log: AuditLog, link: Link) -> Message:
+def _answer_and_log(site: Site | Gateway, arrived: Arrived, tell: Report, log: AuditLog, link: Link) -> Message:
     """The site's reply to a message, once it is in the site's audit log; a refusal if that cannot be written."""
     reply = _answer(site, arrived, tell)
     try:
@@ -225,8 +227,8 @@ def _answer(site: Site | Gateway, arrived: Arrived, tell: Report) -> Message:
     except UsageError as problem:
         tell(str(problem))
         return messages.refusal(site.name, problem)
-    if "refused" in message.words:
-        tell(f"the server cannot use this node: {message.words['refused']}")
+    if "refused" in message.fields:
+        tell(f"the server cannot use this node: {message.fields['refused']}")
     return site.reply(kind, message)
 
 

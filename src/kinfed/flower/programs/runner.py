@@ -64,7 +64,7 @@ def main(home: Path, out: Path, track: Sequence[str]) -> None:
 @contextmanager
 def _grid(home: Path, link: Link, out: Path, flower: Any) -> Iterator[Any]:
     """The grid of a new run, which ends with this context."""
-    with control.explained(link), (home / "acquire.lock").open("w") as lock:
+    with control.explain_failures(link), (home / "acquire.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # the next task must be this run's
         with control.client(home, link, flower) as calls:
             id = calls.StartRun(flower.StartRunRequest(fab=_bundle(out, flower))).run_id
@@ -73,7 +73,7 @@ def _grid(home: Path, link: Link, out: Path, flower: Any) -> Iterator[Any]:
     certificate = Path(link.ca).read_bytes() if link.ca else None
     status, why = "failed", "the process of the run has ended"
     with flower.RuntimeHttpClient(url, interceptors=[flower.RuntimeTokenHttpInterceptor(token), wire]) as task:
-        with control.explained(link):
+        with control.explain_failures(link):
             given = task.PullTaskInput(flower.PullTaskInputRequest())
         identity = flower.TaskIdentity
         identity.task_id, identity.run_id = given.task_id, given.run.run_id

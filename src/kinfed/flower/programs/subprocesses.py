@@ -36,8 +36,8 @@ def be_quiet(home: Path) -> None:
 def environment(home: Path) -> dict[str, str]:
     """The environment of a process in which Flower's code calls the SuperLink of this machine."""
     local = ",".join(filter(None, (os.environ.get("NO_PROXY"), "127.0.0.1,localhost")))
-    own = {name: value for name, value in os.environ.items() if not name.startswith("FLWR_")}
-    return {**own, **quiet(home), "NO_PROXY": local, "no_proxy": local}
+    environment_variables = {name: value for name, value in os.environ.items() if not name.startswith("FLWR_")}
+    return {**environment_variables, **quiet(home), "NO_PROXY": local, "no_proxy": local}
 
 
 def start(module: str, *arguments: str, home: Path, log: IO[bytes]) -> subprocess.Popen[bytes]:
@@ -56,8 +56,8 @@ def is_alive(pid: int, module: str) -> bool:
         return False
     try:
         for _ in range(100):
-            if words := Path(f"/proc/{pid}/cmdline").read_bytes():
-                return f"{__package__}.{module}".encode() in words
+            if command := Path(f"/proc/{pid}/cmdline").read_bytes():
+                return f"{__package__}.{module}".encode() in command
             time.sleep(0.001)  # for an instant after its start a program has no words
         return False
     except OSError:
@@ -105,18 +105,18 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def bound(host: str, port: int) -> socket.socket:
+def bind(host: str, port: int) -> socket.socket:
     """A socket of an address, on which nobody listens yet; raises OSError if it cannot be had."""
-    found = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
-    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    found.bind((host, port))
-    return found
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.bind((host, port))
+    return listener
 
 
 def is_free(host: str, port: int) -> bool:
     """Whether nobody listens on a port; raises UsageError if this user may not."""
     try:
-        bound(host, port).close()
+        bind(host, port).close()
     except PermissionError:
         raise UsageError(f"port {port} needs special rights; choose a --port above 1023") from None
     except OSError:

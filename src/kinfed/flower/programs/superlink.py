@@ -30,7 +30,7 @@ class Started(NamedTuple):
         return Link(self.address, self.ca)
 
 
-def started(home: Path) -> Started | None:
+def read_last(home: Path) -> Started | None:
     """The SuperLink that was started last from a folder, whether it still runs or not."""
     values = read_json(home / LINK)
     return Started(values["address"], values["ca"], values["pid"]) if values else None
@@ -38,7 +38,7 @@ def started(home: Path) -> Started | None:
 
 def running(home: Path) -> Started | None:
     """The SuperLink of a folder that is running now."""
-    last = started(home)
+    last = read_last(home)
     return last if last and is_alive(last.pid, PROGRAM) else None
 
 
@@ -94,15 +94,15 @@ def revoke(home: Path, site: str, keys: Path | None, report: Report) -> None:
         if not now:
             raise UsageError(f"no SuperLink of {home} is running; say where its keys are: --keys DIR")
         keys = Path(now.ca).parent
-    known = [path.parent.name for path in keys.glob("sites/*/key.pub")]
-    if site not in known:
-        raise UsageError(f"{keys}/sites has no key of '{site}'; {nearest(site, known)}")
+    members = [path.parent.name for path in keys.glob("sites/*/key.pub")]
+    if site not in members:
+        raise UsageError(f"{keys}/sites has no key of '{site}'; {nearest(site, members)}")
     make_folder(keys / "revoked")
-    moved = next(
-        path
-        for path in (keys / "revoked" / f"{site}{f'-{n}' if n > 1 else ''}" for n in itertools.count(1))
-        if not path.exists()
-    )
+    moved = keys / "revoked" / site
+    for n in itertools.count(2):
+        if not moved.exists():
+            break
+        moved = moved.with_name(f"{site}-{n}")
     (keys / "sites" / site).rename(moved)
     report(f"{site} is no longer a member: its key is in {moved} now, and nothing is accepted from it any more")
     if not now:
@@ -138,8 +138,8 @@ def _start(home: Path, host: str, port: int, keys: Path | None, report: Report) 
     for path in home.iterdir():
         if path.name.partition(".")[0] in ("state", "superlink", "link", "registered", "flwr", "app"):
             make_private(path)
-    own = "127.0.0.1" if host in ("0.0.0.0", "::") else host
-    link = Link(f"{own}:{port}", str(keys / "ca.crt") if keys else "")
+    reachable = "127.0.0.1" if host in ("0.0.0.0", "::") else host
+    link = Link(f"{reachable}:{port}", str(keys / "ca.crt") if keys else "")
     if keys is None:
         report(f"INSECURE: anyone on this machine can take part at {link.address} under any name; for trials only")
     log = home / "superlink.log"
@@ -158,8 +158,11 @@ def _start(home: Path, host: str, port: int, keys: Path | None, report: Report) 
             end(process.pid)
             (home / LINK).unlink(missing_ok=True)
     if problem:
-        said = log.read_bytes()[begin:].decode(errors="replace").split("\n")
-        why = next((line.strip() for line in reversed(said) if line.strip()), problem)
+        lines = log.read_bytes()[begin:].decode(errors="replace").split("\n")
+        why = next((line.strip() for line in reversed(lines) if line.strip()), problem)
         raise RunError(f"the SuperLink did not start: {why:.300}; see {log}")
-    report(f"the SuperLink is running at {link.address}" + (f"; sites reach it at HOST:{port}" if own != host else ""))
+    report(
+        f"the SuperLink is running at {link.address}"
+        + (f"; sites reach it at HOST:{port}" if reachable != host else "")
+    )
     return link

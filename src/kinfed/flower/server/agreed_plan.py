@@ -3,7 +3,7 @@
 from collections import Counter
 
 from ...core.tasks import Classification, selected_task
-from ..wire.messages import Words
+from ..wire.messages import Fields
 from . import plan, validation
 from .broker import Broker
 from .plan import Plan
@@ -39,18 +39,18 @@ class Majority:
 
     def _dismiss_others(self) -> None:
         """Tell sites what differs from the others' once most are alike, or all that are needed are here."""
-        sites, (kind, alike) = self._broker.nodes.clients, self.find()
-        all_here, most_alike = len(sites) >= self._wanted, 2 * alike > len(sites)
+        sites, (kind, count) = self._broker.nodes.clients, self.find()
+        all_here, most_alike = len(sites) >= self._wanted, 2 * count > len(sites)
         if all_here and not kind:
             self.dismiss_overclaiming()
-        elif alike < self._wanted and len(sites) >= min(self._wanted, 2) and (most_alike or all_here):
-            most = next(words for words in sites.values() if validation.kind(words) == kind)
-            for client, words in [*sites.items()]:
-                if validation.kind(words) != kind:
-                    self._broker.dismiss(client, _other(words, most))
+        elif count < self._wanted and len(sites) >= min(self._wanted, 2) and (most_alike or all_here):
+            most = next(greeting for greeting in sites.values() if validation.kind(greeting) == kind)
+            for client, greeting in [*sites.items()]:
+                if validation.kind(greeting) != kind:
+                    self._broker.dismiss(client, _explain_misfit(greeting, most))
 
 
-def agree(planned: Plan, broker: Broker) -> Words:
+def agree(planned: Plan, broker: Broker) -> Fields:
     """The facts that most sites report of their examples, once enough of them report the same.
 
     Tables and series are described by what sites say of their training rows; arrays are used as they are.
@@ -61,24 +61,26 @@ def agree(planned: Plan, broker: Broker) -> Words:
     broker.discover(majority.is_found, what)
     majority.dismiss_overclaiming()
     kind = majority.find()[0]
-    alike = {client: words for client, words in clients.items() if validation.kind(words) == kind}
-    first = next(iter(alike.values()))
+    majority_greetings = {client: greeting for client, greeting in clients.items() if validation.kind(greeting) == kind}
+    first = next(iter(majority_greetings.values()))
     facts = {"experiment": broker.greeting["experiment"], **{key: first[key] for key in ("shape", "task", "columns")}}
-    privacy = planned.learning.training.noised
+    privacy = planned.learning.training.noise
     if first["columns"] and privacy is not None:
         describing = Describing(planned, broker, facts | {"kind": kind})
-        describing.agree(alike)
+        describing.agree(majority_greetings)
         describing.describe_publicly(privacy.columns or {})
         facts, task = describing.facts, plan.read_task(describing.facts["task"])
     elif first["columns"]:
         describing = Describing(planned, broker, facts | {"kind": kind})
-        describing.agree(alike)
+        describing.agree(majority_greetings)
         described = fitting(broker, describing.facts)
         for client in set(described) - set(describing.describe(described, wanted)):
             broker.dismiss(client)
         facts, task = describing.facts, plan.read_task(describing.facts["task"])
     elif first["task"]["name"] == "Classification":
-        classes = planned.deployment.classes or max(words["task"]["classes"] for words in alike.values())
+        classes = planned.deployment.classes or max(
+            greeting["task"]["classes"] for greeting in majority_greetings.values()
+        )
         # Whether more than two classes are unbalanced is not known here: labels stay at the sites.
         by_class = planned.deployment.by_class
         task = Classification(classes, by_class=classes < 3 if by_class is None else by_class)
@@ -91,17 +93,17 @@ def agree(planned: Plan, broker: Broker) -> Words:
     return facts | {"task": plan.describe_task(task)}
 
 
-def fitting(broker: Broker, facts: Words) -> list[str]:
+def fitting(broker: Broker, facts: Fields) -> list[str]:
     """Sites whose examples fit the facts; others are logged, and greeted again later."""
     sites = []
-    for client, words in sorted(broker.nodes.clients.items()):
-        if validation.kind(words) != facts["kind"]:
-            why = _other(words, facts)
+    for client, greeting in sorted(broker.nodes.clients.items()):
+        if validation.kind(greeting) != facts["kind"]:
+            why = _explain_misfit(greeting, facts)
         elif "agreed" in facts:
-            why = why_not(facts["agreed"], words)
+            why = why_not(facts["agreed"], greeting)
         else:
-            classes, most = words["task"].get("classes", 0), facts["task"].get("classes", 0)
-            why = _other(words, facts) if classes > most else ""
+            classes, most = greeting["task"].get("classes", 0), facts["task"].get("classes", 0)
+            why = _explain_misfit(greeting, facts) if classes > most else ""
         if why:
             broker.dismiss(client, why)
         else:
@@ -109,47 +111,47 @@ def fitting(broker: Broker, facts: Words) -> list[str]:
     return sites
 
 
-def _other(words: Words, facts: Words) -> str:
+def _explain_misfit(greeting: Fields, facts: Fields) -> str:
     """Why a site's examples do not fit."""
-    mine, theirs = (_targets(one) for one in (words, facts))
+    mine, theirs = (_targets(source) for source in (greeting, facts))
     if mine and theirs and mine != theirs:
         return (
             f"its target is {mine}, at other sites {theirs}; name that with --target, or rename its own with --column "
             "THEIRS=OURS"
         )
-    own, others = set(words["columns"]), set(facts["columns"])
-    if own != others:
-        fixes = ["rename its own with --column THEIRS=OURS"] * bool(others - own)
-        fixes += ["leave out what others lack with --ignore"] * bool(own - others)
+    columns, usual = set(greeting["columns"]), set(facts["columns"])
+    if columns != usual:
+        fixes = ["rename its own with --column THEIRS=OURS"] if usual - columns else []
+        fixes += ["leave out what others lack with --ignore"] if columns - usual else []
         return (
-            f"these columns are not in both its table and the others': {', '.join(sorted(own ^ others))}; "
+            f"these columns are not in both its table and the others': {', '.join(sorted(columns ^ usual))}; "
             f"{', or '.join(fixes)}"
         )
-    said, known = words.get("series") or {}, facts.get("series") or facts.get("agreed", {})
+    series, usual_series = greeting.get("series") or {}, facts.get("series") or facts.get("agreed", {})
     for name in ("future", "static"):
-        if name in said and said[name] != known.get(name, said[name]):
-            theirs = ", ".join(known[name]) or "none"
+        if name in series and series[name] != usual_series.get(name, series[name]):
+            theirs = ", ".join(usual_series[name]) or "none"
             return (
-                f"its setting {name}= lists the columns {', '.join(said[name]) or 'none'}, at other sites {theirs}; "
+                f"its setting {name}= lists the columns {', '.join(series[name]) or 'none'}, at other sites {theirs}; "
                 "give the same at all sites"
             )
-    return f"its examples are {_examples(words)}, at other sites {_examples(facts)}"
+    return f"its examples are {_examples(greeting)}, at other sites {_examples(facts)}"
 
 
-def _targets(words: Words) -> str:
+def _targets(facts: Fields) -> str:
     """The columns to predict; none of arrays."""
-    if "series" in words:
-        return str(words["columns"][0])
-    return ", ".join((words.get("table") or words.get("agreed") or {}).get("targets", []))
+    if "series" in facts:
+        return str(facts["columns"][0])
+    return ", ".join((facts.get("table") or facts.get("agreed") or {}).get("targets", []))
 
 
-def _examples(words: Words) -> str:
+def _examples(facts: Fields) -> str:
     """What examples are, as a site or the federation says it."""
-    agreed = words.get("agreed", {})
-    if "series" in words or "past" in agreed:
-        past, ahead = agreed.get("past", words["shape"][0]), agreed.get("horizon", words["outputs"])
-        dated = agreed.get("dated", words.get("series", {}).get("dated"))
+    agreed = facts.get("agreed", {})
+    if "series" in facts or "past" in agreed:
+        past, ahead = agreed.get("past", facts["shape"][0]), agreed.get("horizon", facts["outputs"])
+        dated = agreed.get("dated", facts.get("series", {}).get("dated"))
         return f"windows of {past} readings with {ahead} ahead and {'dates' if dated else 'numbers'} as times"
-    task = words["task"]
+    task = facts["task"]
     what = f"{task['classes']:,} classes" if "classes" in task else "numbers as targets"
-    return f"{words['shape']} with {what}"
+    return f"{facts['shape']} with {what}"

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from ...errors import RunError, UsageError
 from ..wire import messages
-from ..wire.messages import Message, Words
+from ..wire.messages import Fields, Message
 from .nodes import Failure, Nodes, Transport
 
 LOOK = 2.0  # seconds between two looks at which nodes are online
@@ -58,7 +58,7 @@ class _Request:
         return self.needed - len(self.counted & self.replies.keys())
 
     @property
-    def awaited(self) -> set[str]:
+    def pending(self) -> set[str]:
         """Clients whose replies count and may still come."""
         return self.counted & self.waiting.keys()
 
@@ -87,7 +87,7 @@ class Broker:
     poll: float = 0.2  # seconds
     members: Callable[[], Mapping[bytes, str]] | None = None  # public keys and their clients; None: whoever is online
     sites: Collection[str] = ()  # that are asked; none: all
-    greeting: Words = field(default_factory=dict)  # what every node is told: the run, and what it plans
+    greeting: Fields = field(default_factory=dict)  # what every node is told: the run, and what it plans
     round: int = 0  # the one in progress, from 1; 0 before the first
     traffic: dict[str, dict[int, list[int]]] = field(default_factory=dict)  # bytes down and up, by client and round
     looked: Callable[[], None] = lambda: None  # called after each look at which nodes are online
@@ -163,16 +163,16 @@ class Broker:
         """
         self._number += 1
         begin, busy = time.monotonic(), {flight.client for flight in self._flights.values()}
-        whole = set(messages) if counted is None else set(counted)
-        request = _Request(messages, needed, whole, problem, begin, messages.keys() & busy, warned=self.deadline)
+        decisive = set(messages) if counted is None else set(counted)
+        request = _Request(messages, needed, decisive, problem, begin, messages.keys() & busy, warned=self.deadline)
         self._request = request
         while request.waiting and not self._advance(kind, request):
             time.sleep(self.poll)
         self._request = None
         self._forget(request)
-        if 0 < request.missing <= len(request.awaited):
+        if 0 < request.missing <= len(request.pending):
             raise RunError(too_few(messages, request.replies, needed, {}))
-        if request.waiting and request.missing <= len(request.awaited):  # or the request is over as others refused
+        if request.waiting and request.missing <= len(request.pending):  # or the request is over as others refused
             self._report_waiting(request.waiting)
         return request.replies
 
@@ -213,10 +213,10 @@ class Broker:
         late = now - max((request.since[client] for client in waiting), default=request.begin) > self.deadline
         if request.missing <= 0 and (not (ready or waiting.keys() & (sent | request.behind)) or late):
             return True
-        if request.missing > len(request.awaited) or waited > self.patience:
+        if request.missing > len(request.pending) or waited > self.patience:
             return True
         if waited > request.warned:
-            self.log(f"waiting for {request.missing} more of clients {_list(request.awaited)}")
+            self.log(f"waiting for {request.missing} more of clients {_list(request.pending)}")
             request.warned = waited + 60
         return not waiting
 
@@ -226,9 +226,9 @@ class Broker:
         Messages given up are remembered: they must not pile up. The one that this request waited for is lost.
         """
         for client in request.messages:
-            own = [id for id, flight in self._flights.items() if flight.client == client]
-            sent = any(self._flights[id].request == self._number for id in own)
-            for id in own if client not in request.waiting else own[: not sent]:
+            ids = [id for id, flight in self._flights.items() if flight.client == client]
+            sent = any(self._flights[id].request == self._number for id in ids)
+            for id in ids if client not in request.waiting else ids[: not sent]:
                 del self._flights[id]
         extended = {client for client in request.waiting if request.since[client] > request.begin}
         self._extended = self._extended - request.replies.keys() | extended
@@ -266,7 +266,7 @@ class Broker:
             return
         self._looked = now
         self.nodes.update_members(self.transport.nodes())
-        stamps = {node: known.stamp for node, known in self.nodes.online.items()}
+        stamps = {node: online.stamp for node, online in self.nodes.online.items()}
         self._flights = {id: f for id, f in self._flights.items() if stamps.get(f.node) == f.stamp}
         for node, greeting in self.nodes.greetings(now, {f.node for f in self._flights.values()}, again):
             self._push("hello", node, greeting, {"": ""})
@@ -277,8 +277,8 @@ class Broker:
         replies = []
         ids = {id.partition(PART)[0] for id in self._flights}
         arrived = self.transport.pull(list(ids))
-        for own, reply in [part for id, whole in arrived.items() for part in self._parts(id, whole)]:
-            flight = self._flights.pop(own, None)
+        for id, reply in [part for joint_id, answer in arrived.items() for part in self._parts(joint_id, answer)]:
+            flight = self._flights.pop(id, None)
             if flight is None:
                 continue
             # A node does one thing after another: if it has not replied to earlier messages, it never will.
@@ -286,9 +286,9 @@ class Broker:
                 i: f for i, f in self._flights.items() if f.node != flight.node or f.request >= flight.request
             }
             if not flight.client:
-                why, known = self.nodes.admit(flight.node, reply, time.monotonic()), self.nodes.online.get(flight.node)
-                if why and known and known.name:
-                    self.problems[known.name] = why
+                why, member = self.nodes.admit(flight.node, reply, time.monotonic()), self.nodes.online.get(flight.node)
+                if why and member and member.name:
+                    self.problems[member.name] = why
                 continue
             if isinstance(reply, Message):
                 self._count(flight.client)[1] += messages.size(reply)
@@ -298,15 +298,15 @@ class Broker:
 
     def _parts(self, id: str, reply: Message | Failure) -> list[tuple[str, Message | Failure]]:
         """The replies of the clients of a gateway, by the numbers of their flights; that of another node as it is."""
-        own = [one for one in self._flights if one.startswith(f"{id}{PART}")]
-        if not own or isinstance(reply, Failure):
-            return [(one, reply) for one in own or [id]]
+        part_ids = [flight_id for flight_id in self._flights if flight_id.startswith(f"{id}{PART}")]
+        if not part_ids or isinstance(reply, Failure):
+            return [(flight_id, reply) for flight_id in part_ids or [id]]
         try:
             parts = messages.unbundle(reply)
         except UsageError as problem:
-            return [(one, Failure(str(problem), False)) for one in own]
+            return [(flight_id, Failure(str(problem), False)) for flight_id in part_ids]
         none = Failure("its gateway has no reply of it", False)
-        return [(one, parts.get(self._flights[one].client, none)) for one in own]
+        return [(flight_id, parts.get(self._flights[flight_id].client, none)) for flight_id in part_ids]
 
 
 def too_few(requested: Collection[str], replied: Collection[str], needed: int, problems: Mapping[str, str]) -> str:
@@ -322,9 +322,9 @@ def too_few(requested: Collection[str], replied: Collection[str], needed: int, p
 def _problem(client: str, reply: Message | Failure, problem: Check) -> str:
     if isinstance(reply, Failure):
         return reply.why
-    if reply.words.get("client") != client:
-        return f"the reply is from client {reply.words.get('client')!r:.40}"
-    return str(reply.words["refused"]) if "refused" in reply.words else problem(client, reply)
+    if reply.fields.get("client") != client:
+        return f"the reply is from client {reply.fields.get('client')!r:.40}"
+    return str(reply.fields["refused"]) if "refused" in reply.fields else problem(client, reply)
 
 
 def _list(clients: Iterable[str]) -> str:

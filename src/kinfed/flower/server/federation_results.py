@@ -20,7 +20,7 @@ from ...runs.config import plugins
 from ...runs.run_folder import RunFolder
 from ...runs.test_scores import intervals
 from ...verdict.verdict import Verdict
-from ..wire.messages import Words
+from ..wire.messages import Fields
 from .flower_fleet import FlowerFleet
 from .plan import Plan
 from .schema_negotiation import scale_of
@@ -28,7 +28,7 @@ from .schema_negotiation import scale_of
 
 def summarise(
     planned: Plan,
-    facts: Words,
+    facts: Fields,
     model: Model,
     origin: Origin,
     history: History,
@@ -41,7 +41,7 @@ def summarise(
     at = history.rounds.index(history.select(history.chosen))
     kept = history.lists or history.relations
     relation = kept[at] if kept else None
-    sharing, caution = Sharing.of(planned.learning.method, model.layout), leak(planned.learning.method)
+    sharing, caution = Sharing.from_method(planned.learning.method, model.layout), leak(planned.learning.method)
     traffic = fleet.traffic
     out.write_history(history, origin, sharing.layers, caution)
     if _has_scores(history):
@@ -53,7 +53,7 @@ def summarise(
     bounded = {name: {"claimed": claimed, "counted": size} for name, (claimed, size) in fleet.bounded.items()}
     task, agreed = history.task, facts.get("agreed", {})
     classes = agreed.get("classes") or [str(c) for c in range(getattr(task, "classes", 0))]
-    summary = Summary.of(
+    summary = Summary.from_history(
         history,
         method=plugins.short_name(planned.learning.method_name),
         seeds=[planned.learning.seed],
@@ -97,7 +97,7 @@ def _has_scores(history: History) -> bool:
 
 def _describe_privacy(planned: Plan, fleet: FlowerFleet, names: Sequence[str]) -> dict[str, Any] | None:
     """What a summary says of privacy, by what the sites say of their ledgers; None without a limit."""
-    privacy = planned.learning.training.noised
+    privacy = planned.learning.training.noise
     if privacy is None:
         return None
     ledgers = [fleet.spent.get(name, {}) for name in names]
@@ -112,9 +112,11 @@ def with_bytes(spent: list[Spent], traffic: dict[str, dict[int, list[int]]]) -> 
         for round, (to_site, from_site) in rounds.items():
             down[round] += to_site
             up[round] += from_site
-    until = range(max((one.round for one in spent), default=0) + 2)  # a round's last messages come with the next
+    until = range(max((record.round for record in spent), default=0) + 2)  # a round's last messages come with the next
     all_down, all_up = (list(accumulate(way[round] for round in until)) for way in (down, up))
-    return [one._replace(bytes_down=all_down[one.round + 1], bytes_up=all_up[one.round + 1]) for one in spent]
+    return [
+        record._replace(bytes_down=all_down[record.round + 1], bytes_up=all_up[record.round + 1]) for record in spent
+    ]
 
 
 def _bytes_by_site(traffic: dict[str, dict[int, list[int]]]) -> dict[str, dict[str, int]]:

@@ -20,7 +20,7 @@ from ...core.fleet import Evaluation, Key
 from ...core.trees import Tree
 from ...errors import RunError, UsageError
 from ..wire import messages
-from ..wire.messages import Message, Words
+from ..wire.messages import Fields, Message
 from . import validation
 from .broker import Broker, Check, too_few
 from .masked_round import MaskedRound, TooFew
@@ -41,14 +41,14 @@ class FleetState(NamedTuple):
     missed: Tensor  # [N] int64 rounds in a row that a client was drawn for without replying
     replied: Tensor  # [N] bool, in the round just over
     client_statistics: Tree  # [N, ...]
-    words: Tensor  # uint8: names, last scores, the round, bytes that travelled and uploads that were used, as JSON
+    notes: Tensor  # uint8: names, last scores, the round, bytes that travelled and uploads that were used, as JSON
 
 
 @dataclass
 class FlowerFleet:
     """A fleet whose clients are reached by a broker. Results come in the order of the clients' ids.
 
-    `invitation` is the message by which a site joins the experiment, with what `told` adds for it. `selection` says
+    `invitation` is the message by which a site joins the experiment, with `additions` of its own. `selection` says
     which models are best so far, for the sites to keep. `stale: [N] bool` are clients for which the method sent nothing
     last: they get no message.
     """
@@ -57,9 +57,9 @@ class FlowerFleet:
     deployment: Deployment
     dry_run: DryRun
     invitation: Message
-    selection: Callable[[], Words] = dict
+    selection: Callable[[], Fields] = dict
     stale: Callable[[], Tensor | None] = lambda: None
-    told: Callable[[str], Words] = lambda client: {}
+    additions: Callable[[str], Fields] = lambda client: {}
     private: bool = False  # whether scores stay at their sites
     masks: MaskedRound | None = None  # how uploads are summed that no one sees; None: the server sees each
     names: Sequence[str] = ()
@@ -67,7 +67,7 @@ class FlowerFleet:
     used: dict[str, list[int]] = field(default_factory=dict)  # by client, rounds from 1 whose upload was used
     bounded: dict[str, tuple[int, int]] = field(default_factory=dict)  # sizes not believed: claimed, and counted as
     claimed_weights: dict[str, float] = field(default_factory=dict)  # by client, where examples have weights
-    spent: dict[str, Words] = field(default_factory=dict)  # by client, what it says of its ledger
+    spent: dict[str, Fields] = field(default_factory=dict)  # by client, what it says of its ledger
     _scores: dict[str, dict[Key, float]] = field(default_factory=dict)
     _keys: list[Key] = field(default_factory=list)  # the names of scores, the headline model's first
     _pending: tuple[int, dict[int, Tree]] | None = None  # a round to be evaluated, and what is sent to whom
@@ -91,7 +91,7 @@ class FlowerFleet:
         for i, row in rows.items():
             name = self.names[i]
             requests[name], likes[name] = self._message(i), self.dry_run.upload(round, row)
-            requests[name].words["round"] = round
+            requests[name].fields["round"] = round
             messages.put(row, requests[name], "train")
         if self.masks is not None and rows:
             return self._train_masked(self.masks, round, cohort, rows, requests, next(iter(likes.values())))
@@ -100,8 +100,8 @@ class FlowerFleet:
         def problem(client: str, reply: Message) -> str:
             if client not in likes:
                 return ""
-            if reply.words.get("round") != round:
-                return f"it replies for round {reply.words.get('round')!r:.20}"
+            if reply.fields.get("round") != round:
+                return f"it replies for round {reply.fields.get('round')!r:.20}"
             return messages.problem_with(reply.arrays, messages.forms(trees.pack(likes[client], "upload/")))
 
         replies = self._request(requests, likes, problem)
@@ -153,7 +153,7 @@ class FlowerFleet:
                 self._add_evaluation(together)
             problem: Check = lambda client, reply: check(client, reply) if client in members else ""  # noqa: E731
             replies = self._request(together, members, problem, kind, needed)
-            scored.update(name for name, reply in replies.items() if "evaluated" in reply.words)
+            scored.update(name for name, reply in replies.items() if "evaluated" in reply.fields)
             return {name: replies[name] for name in requests if name in replies}
 
         try:
@@ -196,9 +196,9 @@ class FlowerFleet:
                 self._request(requests, requests)
             if not (self.private or any(self._scores.values())):
                 raise RunError(f"round {round + 1}: no site has reported a score")
-            known = [self._scores.get(self.names[i], {}) for i in cohort.tolist()]
+            cohort_scores = [self._scores.get(self.names[i], {}) for i in cohort.tolist()]
             return Evaluation(
-                {key: torch.tensor([scores.get(key, math.nan) for scores in known]) for key in self._keys}, {}
+                {key: torch.tensor([scores.get(key, math.nan) for scores in cohort_scores]) for key in self._keys}, {}
             )
 
         return wait
@@ -216,10 +216,10 @@ class FlowerFleet:
         forms = messages.forms(trees.pack(like, "client_statistics/"))
 
         def problem(client: str, reply: Message) -> str:
-            size = reply.words.get("size")
+            size = reply.fields.get("size")
             if type(size) is not int or not 0 < size < LARGEST:
                 return f"it claims to have {size!r:.20} training examples"
-            if type(weight := reply.words.get("weight", 1.0)) not in (int, float) or not 0 < weight < LARGEST:
+            if type(weight := reply.fields.get("weight", 1.0)) not in (int, float) or not 0 < weight < LARGEST:
                 return f"it claims that its examples count as {weight!r:.20}"
             return messages.problem_with(reply.arrays, forms)
 
@@ -232,7 +232,7 @@ class FlowerFleet:
         statistics = [trees.unpack(reply.arrays, like, "client_statistics/") for reply in replies.values()]
         zeros = torch.zeros(len(replies), dtype=torch.int64)
         new = FleetState(
-            torch.tensor([reply.words["size"] for reply in replies.values()]),
+            torch.tensor([reply.fields["size"] for reply in replies.values()]),
             zeros - 1,
             zeros,
             zeros.bool(),
@@ -240,14 +240,14 @@ class FlowerFleet:
             torch.zeros(0, dtype=torch.uint8),
         )
         self.state = tree_map(lambda a, b: torch.cat((a, b)), self.state, new) if self.names else new
-        self.claimed_weights |= {n: float(r.words["weight"]) for n, r in replies.items() if "weight" in r.words}
+        self.claimed_weights |= {n: float(r.fields["weight"]) for n, r in replies.items() if "weight" in r.fields}
         self.names = [*self.names, *replies]
         return list(replies)
 
     def sizes(self) -> Tensor:
         """[N] int64 examples as they count: what a client claims, up to `size_bound` times the median of the others."""
         claimed, bound = self.state.sizes.tolist(), self._size_bound
-        counted = validation.bounded(claimed, bound)
+        counted = validation.bound_sizes(claimed, bound)
         before = self.bounded
         self.bounded = {name: (a, b) for name, a, b in zip(self.names, claimed, counted, strict=True) if a != b}
         for name, (a, b) in self.bounded.items():
@@ -265,7 +265,7 @@ class FlowerFleet:
         sizes = self.state.sizes.tolist()
         claimed = [self.claimed_weights.get(name, float(size)) for name, size in zip(self.names, sizes, strict=True)]
         bound = self._size_bound
-        counted = validation.bounded(claimed, bound)
+        counted = validation.bound_sizes(claimed, bound)
         for name, before, after in zip(self.names, claimed, counted, strict=True):
             if after < before:
                 self.broker.log(
@@ -285,8 +285,8 @@ class FlowerFleet:
         return {name: self.broker.traffic[name] for name in self.names}
 
     def save(self) -> FleetState:
-        """The state, with names, scores and counts as words."""
-        words = {
+        """The state, with names, scores and counts as JSON."""
+        notes = {
             "names": self.names,
             "scores": {name: [[*key, value] for key, value in scores.items()] for name, scores in self._scores.items()},
             "keys": self._keys,
@@ -299,28 +299,28 @@ class FlowerFleet:
             "weights": self.claimed_weights,
             "spent": self.spent,
         }
-        text = json.dumps(words)
-        return self.state._replace(words=torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8))
+        text = json.dumps(notes)
+        return self.state._replace(notes=torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8))
 
     def restore(self, state: FleetState) -> None:
         """Become the fleet that was saved."""
-        words = json.loads(bytes(state.words.tolist()))
-        self.state, self.names, self.broker.round = state, words["names"], words["round"]
+        notes = json.loads(bytes(state.notes.tolist()))
+        self.state, self.names, self.broker.round = state, notes["names"], notes["round"]
         self.broker.traffic = {
-            name: {int(round): both for round, both in rounds.items()} for name, rounds in words["traffic"].items()
+            name: {int(round): both for round, both in rounds.items()} for name, rounds in notes["traffic"].items()
         }
-        self._scores = {name: {(m, s, k): v for m, s, k, v in rows} for name, rows in words["scores"].items()}
-        self._keys = [(m, s, k) for m, s, k in words["keys"]]
-        self.used, self._norms, self._skipped = words["used"], words["norms"], words["skipped"]
-        self._moves, self.claimed_weights = words.get("moves", []), words.get("weights", {})
-        self.spent = words.get("spent", {})
+        self._scores = {name: {(m, s, k): v for m, s, k, v in rows} for name, rows in notes["scores"].items()}
+        self._keys = [(m, s, k) for m, s, k in notes["keys"]]
+        self.used, self._norms, self._skipped = notes["used"], notes["norms"], notes["skipped"]
+        self._moves, self.claimed_weights = notes.get("moves", []), notes.get("weights", {})
+        self.spent = notes.get("spent", {})
 
-    def _invite(self, name: str, **words: Any) -> Message:
-        return self.invitation._replace(words=self.invitation.words | self.told(name) | words)
+    def _invite(self, name: str, **fields: Any) -> Message:
+        return self.invitation._replace(fields=self.invitation.fields | self.additions(name) | fields)
 
     def _message(self, i: int) -> Message:
-        words = {"experiment": self.invitation.words["experiment"], "layout": self.invitation.words["layout"]}
-        return Message(words | {"accepted": int(self.state.accepted[i]), **self.selection()}, {})
+        fields = {"experiment": self.invitation.fields["experiment"], "layout": self.invitation.fields["layout"]}
+        return Message(fields | {"accepted": int(self.state.accepted[i]), **self.selection()}, {})
 
     def _active(self, cohort: Tensor) -> list[tuple[int, int]]:
         """Place and id of the cohort's clients for which something was sent."""
@@ -334,8 +334,8 @@ class FlowerFleet:
         (round, rows), self._pending = self._pending, None
         for i, row in rows.items():
             message = requests.setdefault(self.names[i], self._message(i))
-            message.words["evaluated"] = round
-            message.words["evaluate"] = messages.describe(row)
+            message.fields["evaluated"] = round
+            message.fields["evaluate"] = messages.describe(row)
             for name, array in trees.pack(row).items():
                 twin = message.arrays.get(f"train/{name}")
                 if twin is None or twin.dtype != array.dtype or not torch.equal(twin, array):
@@ -353,7 +353,7 @@ class FlowerFleet:
         lost = set()
 
         def check(client: str, reply: Message) -> str:
-            if reply.words.get("join"):
+            if reply.fields.get("join"):
                 lost.add(client)
                 return ""
             return problem(client, reply)
@@ -369,11 +369,11 @@ class FlowerFleet:
             back = self.broker.request("join", again)
             replies |= self.broker.request(kind, {name: requests[name] for name in back}, problem=problem)
         for name, reply in replies.items():
-            if isinstance(spent := reply.words.get("privacy"), dict):
+            if isinstance(spent := reply.fields.get("privacy"), dict):
                 self.spent[name] = {key: float(spent.get(key, math.nan)) for key in LEDGER}
-            if "scores" in reply.words:
+            if "scores" in reply.fields:
                 try:
-                    self._scores[name] = validation.read_scores(reply.words["scores"], self._keys, self.dry_run.task)
+                    self._scores[name] = validation.read_scores(reply.fields["scores"], self._keys, self.dry_run.task)
                 except (TypeError, ValueError, OverflowError):
                     self.broker.log(f"ignored the scores of client {name}: they cannot be read")
         return replies

@@ -17,7 +17,7 @@ from ..masking.member import find_threshold
 from ..masking.unmasking import unmask
 from ..masking.upload_numbers import count_numbers, find_largest, read_sum
 from ..wire import messages
-from ..wire.messages import Message, Words
+from ..wire.messages import Fields, Message
 from .broker import Check
 
 # Sends requests of a kind, at least so many of which must be answered, and returns the good replies.
@@ -52,19 +52,19 @@ class MaskedRound:
         reply, or if what they reply is not what it must be.
         """
         model = messages.model_digest(next(iter(requests.values())))
-        head: Words = {"experiment": invitation.words["experiment"], "round": round}
+        head: Fields = {"experiment": invitation.fields["experiment"], "round": round}
         needed = max(self.privacy.members, math.ceil(self.quorum * len(requests)))
         offers = {name: Message(head | {"model": model}, {}) for name in requests}
         offered = _enough("keys", ask("offer", offers, needed, _check_keys), needed)
-        keys = {name: PublicKeys.of_words(reply.words["keys"]) for name, reply in sorted(offered.items())}
+        keys = {name: PublicKeys.from_json(reply.fields["keys"]) for name, reply in sorted(offered.items())}
         threshold = find_threshold(self.privacy.members, len(keys))
-        listed = {name: public.to_words() for name, public in keys.items()}
+        listed = {name: public.to_json() for name, public in keys.items()}
         shares = {name: Message(head | {"keys": listed}, {}) for name in keys}
         dealt = _enough("shares", ask("share", shares, threshold, _checks("boxes", keys)), threshold)
-        boxes = {name: dict(reply.words["boxes"]) for name, reply in sorted(dealt.items())}
+        boxes = {name: dict(reply.fields["boxes"]) for name, reply in sorted(dealt.items())}
         train = {name: requests[name] for name in boxes}
         for name, request in train.items():
-            request.words["boxes"] = {sender: locked[name] for sender, locked in boxes.items()}
+            request.fields["boxes"] = {sender: locked[name] for sender, locked in boxes.items()}
         uploaded = _enough("uploads", ask("round", train, threshold, _check_upload(round, like)), threshold)
         masked: dict[str, Whole] = {
             name: reply.arrays["masked"].numpy().view(np.uint64) for name, reply in sorted(uploaded.items())
@@ -72,7 +72,7 @@ class MaskedRound:
         reveal = {name: Message(head | {"uploaded": [*masked]}, {}) for name in masked}
         revealed = _enough("revealed", ask("reveal", reveal, threshold, _checks("shares", boxes)), threshold)
         opened = [
-            {name: bytes.fromhex(share) for name, share in reply.words["shares"].items()}
+            {name: bytes.fromhex(share) for name, share in reply.fields["shares"].items()}
             for _, reply in sorted(revealed.items())
         ]
         context = messages.round_digest(invitation, round, model)
@@ -95,7 +95,7 @@ def _enough(what: str, replies: dict[str, Message], needed: int) -> dict[str, Me
 def _check_keys(client: str, reply: Message) -> str:
     """What is wrong with a client's keys."""
     try:
-        PublicKeys.of_words(reply.words.get("keys"))
+        PublicKeys.from_json(reply.fields.get("keys"))
     except UsageError as problem:
         return str(problem)
     return ""
@@ -105,7 +105,7 @@ def _checks(name: str, members: Mapping[str, object]) -> Check:
     """A check that a reply holds bytes, as text, for each of the members."""
 
     def check(client: str, reply: Message) -> str:
-        held: Words = reply.words.get(name, {})
+        held: Fields = reply.fields.get(name, {})
         try:
             good = held.keys() == members.keys() and all(len(bytes.fromhex(text)) < 256 for text in held.values())
         except (AttributeError, TypeError, ValueError):
@@ -120,8 +120,8 @@ def _check_upload(round: int, like: Tree) -> Check:
     forms: dict[str, tuple[str, tuple[int, ...]]] = {"masked": ("torch.int64", (count_numbers(like),))}
 
     def check(client: str, reply: Message) -> str:
-        if reply.words.get("round") != round:
-            return f"it replies for round {reply.words.get('round')!r:.20}"
+        if reply.fields.get("round") != round:
+            return f"it replies for round {reply.fields.get('round')!r:.20}"
         return messages.problem_with(reply.arrays, forms)
 
     return check

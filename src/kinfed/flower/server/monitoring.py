@@ -29,22 +29,22 @@ class Watch:
     def write(self, state: str = "running", why: str = "") -> None:
         """Write the status."""
         history, fleet = self._history, self._fleet
-        known = fleet.names if fleet is not None and fleet.names else self._known()
+        names = fleet.names if fleet is not None and fleet.names else self._list_sites()
         missed = (
-            dict(zip(known, fleet.state.missed.tolist(), strict=False)) if fleet is not None and fleet.names else {}
+            dict(zip(names, fleet.state.missed.tolist(), strict=False)) if fleet is not None and fleet.names else {}
         )
-        words: dict[str, Any] = {
+        progress: dict[str, Any] = {
             "state": state,
             "why": why or (f"waiting for {self._broker.waiting_for}" if self._broker.waiting_for else ""),
             "round": 0 if history is None else history.done,
             "rounds": self._rounds,
             "seconds": round(self._before + time.perf_counter() - self._began, 1),
             "scores": {} if history is None else _scores(history),
-            "sites": {name: self._site(name, missed.get(name, 0)) for name in known},
+            "sites": {name: self._site(name, missed.get(name, 0)) for name in names},
         }
-        status.write(self._out, words)
+        status.write(self._out, progress)
 
-    def _known(self) -> list[str]:
+    def _list_sites(self) -> list[str]:
         """Sites before round 1: those that were met, and those that were left out."""
         left_out = [name for name, why in self._broker.problems.items() if why]
         return list(dict.fromkeys([*self._broker.nodes.clients, *left_out]))
@@ -67,8 +67,8 @@ class Watch:
     def _node(self, name: str) -> str:
         """The fingerprint of the key of a site's node, empty while it is away."""
         nodes = self._broker.nodes
-        known = nodes.online.get(nodes.at.get(name, -1))
-        return authentication.fingerprint(known.key) if known else ""
+        node = nodes.online.get(nodes.at.get(name, -1))
+        return authentication.fingerprint(node.key) if node else ""
 
 
 def _scores(history: History) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 from ... import __version__
 from ..programs.keys import NAME
 from ..wire import messages
-from ..wire.messages import Message, Words
+from ..wire.messages import Fields, Message
 from . import validation
 
 RETRY = 10.0  # seconds before a node is greeted again
@@ -48,8 +48,10 @@ class Nodes:
     log: Callable[[str], None]
     members: Callable[[], Mapping[bytes, str]] | None  # public keys and their clients; None: anyone online is a member
     sites: Collection[str] = ()  # whose nodes alone are asked, by the names of their keys; none: all
-    greeting: Words = field(default_factory=dict)  # what every node is told: the run, and what it plans
-    clients: dict[str, Words] = field(default_factory=dict)  # every client that was met, with its reply to the greeting
+    greeting: Fields = field(default_factory=dict)  # what every node is told: the run, and what it plans
+    clients: dict[str, Fields] = field(
+        default_factory=dict
+    )  # every client that was met, with its reply to the greeting
     online: dict[int, Node] = field(default_factory=dict)
     at: dict[str, int] = field(default_factory=dict)  # the node where each client was last
     gateways: set[int] = field(default_factory=set)  # nodes of several clients
@@ -92,7 +94,7 @@ class Nodes:
 
         `again`: those too that went offline and came back, perhaps with other examples.
         """
-        stamps = {node: known.stamp for node, known in self.online.items()}
+        stamps = {node: online.stamp for node, online in self.online.items()}
         met = {node for node in self.at.values() if not again or self._greeted.get(node) == stamps.get(node)}
         due = [
             node
@@ -108,47 +110,54 @@ class Nodes:
 
     def admit(self, node: int, reply: Message | Failure, now: float) -> str:
         """Learn from the reply to a greeting which client a node is; returns, and logs, why it cannot take part."""
-        words: Words = {"refused": reply.why} if isinstance(reply, Failure) else reply.words
-        known = self.online.get(node, Node("", ""))
-        self._greeted[node] = known.stamp
-        site, waits = known.name or str(words.get("client")), words.get("waits") is True  # for its operator to agree
+        greeting: Fields = {"refused": reply.why} if isinstance(reply, Failure) else reply.fields
+        member = self.online.get(node, Node("", ""))
+        self._greeted[node] = member.stamp
+        site, waits = (
+            member.name or str(greeting.get("client")),
+            greeting.get("waits") is True,
+        )  # for its operator to agree
         if self.sites and site not in self.sites:
             why = "the plan does not name it (flower.sites)"
-        elif isinstance(words.get("clients"), dict):
-            why = self._meet_gateway(node, known, words)
+        elif isinstance(greeting.get("clients"), dict):
+            why = self._meet_gateway(node, member, greeting)
         else:
-            why = self._meet_client(node, known, words)
+            why = self._meet_client(node, member, greeting)
         if not why:
             self._refused.pop(node, None)
-        elif self._refused.get(node) == (known.stamp, why):
+        elif self._refused.get(node) == (member.stamp, why):
             self._next[node] = now + (RETRY if waits else LATER)
         else:
-            self._refused[node] = known.stamp, why
+            self._refused[node] = member.stamp, why
             if not waits:  # else it knows why
                 self._unaware[node] = why
             self._next[node] = now + RETRY
-            claimed = f" ({messages.plain(words['client'])})" if words.get("client") else ""
-            who = f"of {known.name}" if known.name else f"{node}{claimed}"
+            claimed = f" ({messages.plain(greeting['client'])})" if greeting.get("client") else ""
+            who = f"of {member.name}" if member.name else f"{node}{claimed}"
             self.log(f"{'waiting for' if waits else 'cannot use'} the node {who}: {why}")
         return why
 
-    def _meet_client(self, node: int, known: Node, words: Words) -> str:
+    def _meet_client(self, node: int, member: Node, greeting: Fields) -> str:
         """Take note of a client at a node; returns why it cannot take part."""
-        why = messages.plain(self._refusal(node, known, words) or _misfit(words) or validation.columns_misfit(words))
+        why = messages.plain(
+            self._refusal(node, member, greeting) or _misfit(greeting) or validation.columns_misfit(greeting)
+        )
         if not why:
-            self.at[str(words["client"])] = node
-            self.clients[str(words["client"])] = words
+            self.at[str(greeting["client"])] = node
+            self.clients[str(greeting["client"])] = greeting
         return why
 
-    def _meet_gateway(self, node: int, known: Node, words: Words) -> str:
+    def _meet_gateway(self, node: int, member: Node, greeting: Fields) -> str:
         """Take note of the clients of a gateway, whose names begin with its own; returns why not all can take part."""
         self.gateways.add(node)
-        site, problems = known.name or str(words.get("client")), {}
-        for client, own in words["clients"].items():
-            said = {**own, "client": client, "kinfed": words.get("kinfed")} if isinstance(own, dict) else {}
+        site, problems = member.name or str(greeting.get("client")), {}
+        for client, claims in greeting["clients"].items():
+            client_greeting = (
+                {**claims, "client": client, "kinfed": greeting.get("kinfed")} if isinstance(claims, dict) else {}
+            )
             # Its key is that of all names that begin so.
             name = client if client.startswith(f"{site}.") else site
-            if why := self._meet_client(node, known._replace(name=name), said):
+            if why := self._meet_client(node, member._replace(name=name), client_greeting):
                 problems[client] = why
         first = next(iter(problems), "")
         return f"{len(problems)} of its clients cannot take part; {first}: {problems[first]}" if problems else ""
@@ -164,25 +173,25 @@ class Nodes:
         node = self.at.pop(client)
         self._next[node] = now if node in self._unaware else now + LATER  # so that it is told at once
 
-    def _refusal(self, node: int, known: Node, words: Words) -> str:
+    def _refusal(self, node: int, member: Node, greeting: Fields) -> str:
         """Why a node cannot be the client that it claims to be; empty if it can."""
-        client = words.get("client")
-        if why := messages.plain(words.get("refused", "")):
+        client = greeting.get("client")
+        if why := messages.plain(greeting.get("refused", "")):
             return why
         if not isinstance(client, str) or not re.fullmatch(NAME, client):
             return "it does not say which client it is"
-        if known.name and known.name != client:
-            return f"it claims to be client {client}, but its key is that of {known.name}"
-        if words.get("kinfed") != __version__:
-            return f"it runs kinfed {words.get('kinfed')!s:.40}, the server {__version__}"
+        if member.name and member.name != client:
+            return f"it claims to be client {client}, but its key is that of {member.name}"
+        if greeting.get("kinfed") != __version__:
+            return f"it runs kinfed {greeting.get('kinfed')!s:.40}, the server {__version__}"
         if self.at.get(client, node) != node and self.is_online(client):
             return f"client {client} is already at another node; give every site its own name"
         return ""
 
 
-def _misfit(words: Words) -> str:
+def _misfit(greeting: Fields) -> str:
     """What is wrong with the reply to a greeting, in which anything may be made up; empty if nothing is."""
-    shape, outputs, task, columns = (words.get(key) for key in ("shape", "outputs", "task", "columns"))
+    shape, outputs, task, columns = (greeting.get(key) for key in ("shape", "outputs", "task", "columns"))
     sizes = [*shape, outputs] if isinstance(shape, list) else [None]
     if not all(type(n) is int and 0 < n < LARGEST for n in sizes):
         return f"its examples have the shape {shape!r:.80} and {outputs!r:.20} outputs"

@@ -17,7 +17,7 @@ def find_odd_sites(by_site: Mapping[str, NumberStatistics]) -> dict[str, str]:
     Three sites at least must have numbers. A typical deviation of the others is the median of theirs from the median of
     their means, so that sites which differ among themselves make room for another one.
     """
-    there = {site: numbers for site, numbers in by_site.items() if numbers.known}
+    there = {site: numbers for site, numbers in by_site.items() if numbers.present}
     if len(there) < 3:
         return {}
     claims = {}

@@ -22,7 +22,7 @@ from ...errors import UsageError
 from ...runs.config import experiment, parts, plugins
 from ...runs.config.experiment import Learning, Table
 
-NUMBERS: dict[str, type] = {one.__name__: one for one in (Regression, Counts, Forecasting, Quantiles)}
+NUMBERS: dict[str, type] = {task.__name__: task for task in (Regression, Counts, Forecasting, Quantiles)}
 BESIDE: tuple[list[str], ...] = (["local", "fedavg"], ["local"], [])
 
 
@@ -64,8 +64,8 @@ class Deployment(Settings):
         if self.quantiles:
             check_quantiles(self.quantiles)
         if sorted(self.beside, reverse=True) not in BESIDE:
-            known = " or ".join(map(str, BESIDE))
-            raise UsageError(f"flower.beside must be {known}; got {list(self.beside)!r:.80}")
+            choices = " or ".join(map(str, BESIDE))
+            raise UsageError(f"flower.beside must be {choices}; got {list(self.beside)!r:.80}")
 
 
 @dataclass(frozen=True)
@@ -179,18 +179,20 @@ def describe_task(task: Task) -> dict[str, Any]:
     return {"name": type(task).__name__, **settings}
 
 
-def read_task(words: dict[str, Any]) -> Task:
+def read_task(described: dict[str, Any]) -> Task:
     """The task that was described."""
-    name = words.get("name")
-    if name == "Classification" and isinstance(words.get("classes"), int) and words["classes"] > 0:
-        selects = "loss" if words.get("selects") == "loss" else ""
-        return Classification(words["classes"], by_class=words.get("by_class") is True, selects=selects)
+    name = described.get("name")
+    if name == "Classification" and isinstance(described.get("classes"), int) and described["classes"] > 0:
+        selects = "loss" if described.get("selects") == "loss" else ""
+        return Classification(described["classes"], by_class=described.get("by_class") is True, selects=selects)
     if isinstance(name, str) and name in NUMBERS:
-        given = {key: tuple(one) if isinstance(one, list) else one for key, one in words.items() if key != "name"}
+        given = {
+            key: tuple(value) if isinstance(value, list) else value for key, value in described.items() if key != "name"
+        }
         task: Task = parts.call(NUMBERS[name], given, "task")[0]
         return task
-    known = ", ".join(["Classification", *NUMBERS])
-    raise UsageError(f"a federation has no task {json.dumps(words):.80}; known: {known}")
+    names = ", ".join(["Classification", *NUMBERS])
+    raise UsageError(f"a federation has no task {json.dumps(described):.80}; known: {names}")
 
 
 def graph_of(weights: list[list[float]] | None, count: int) -> Graph | None:

@@ -33,7 +33,7 @@ from ...data.tables.times import Clock
 from ...errors import RunError, UsageError
 from ..site.agreements import digest
 from ..site.site_series import clock_of
-from ..wire.messages import Message, Words
+from ..wire.messages import Fields, Message
 from . import odd_scales, plan, validation
 from .broker import Broker, too_few
 from .nodes import LARGEST
@@ -48,26 +48,33 @@ class Describing:
 
     planned: Plan
     broker: Broker
-    facts: Words  # with `agreed`, once there is agreement, and `description`, once that is found
-    told: dict[str, dict[str, Any]] = field(default_factory=dict)  # what sites said, by column
+    facts: Fields  # with `agreed`, once there is agreement, and `description`, once that is found
+    by_site: dict[str, dict[str, Any]] = field(default_factory=dict)  # what sites said, by column
 
-    def agree(self, alike: Mapping[str, Words]) -> None:
+    def agree(self, greetings: Mapping[str, Fields]) -> None:
         """Agree on columns, kinds and classes, or on times, by the greetings of sites that are alike."""
-        first = next(iter(alike.values()))
-        agreed = _columns(alike, self.planned) if "table" in first else self._times(alike)
-        own = [] if self.planned.deployment.scale != "client" else [name for name, _ in agreed.get("inputs", [])]
-        counted = Counter(one for words in alike.values() for one in _units(words).items() if one[0] not in own)
-        agreed["units"] = dict(one for one, _ in reversed(counted.most_common()))
+        first = next(iter(greetings.values()))
+        agreed = _columns(greetings, self.planned) if "table" in first else self._times(greetings)
+        scaled_by_site = (
+            [] if self.planned.deployment.scale != "client" else [name for name, _ in agreed.get("inputs", [])]
+        )
+        counted = Counter(
+            unit
+            for greeting in greetings.values()
+            for unit in _units(greeting).items()
+            if unit[0] not in scaled_by_site
+        )
+        agreed["units"] = dict(unit for unit, _ in reversed(counted.most_common()))
         self.facts["agreed"] = agreed
-        ordered = {client for client, words in alike.items() if words.get("table", {}).get("in_order")}
-        for client in sorted(alike.keys() - ordered) if ordered and not self.planned.split.shuffle else []:
+        ordered = {client for client, greeting in greetings.items() if greeting.get("table", {}).get("in_order")}
+        for client in sorted(greetings.keys() - ordered) if ordered and not self.planned.split.shuffle else []:
             self.broker.log(
                 f"client {client}: its rows are not split in time order, as those of others are, so its scores mean "
                 "something else; if its rows have times, start its node with --time"
             )
-        for client, words in alike.items():
-            empty = [name for name, kind in words.get("table", {}).get("kinds", {}).items() if kind == EMPTY]
-            for name in sorted(agreed["units"].keys() - _units(words).keys() - {*empty}):
+        for client, greeting in greetings.items():
+            empty = [name for name, kind in greeting.get("table", {}).get("kinds", {}).items() if kind == EMPTY]
+            for name in sorted(agreed["units"].keys() - _units(greeting).keys() - {*empty}):
                 self.broker.log(
                     f"client {client}: its column '{name}' names no unit, and at other sites it is in "
                     f"{agreed['units'][name]}; if it is in another unit there, correct that site's file"
@@ -83,15 +90,19 @@ class Describing:
             self._cut(clients, needed)
         replies = self._ask(clients, needed, self._problem)
         answers: dict[str, list[NumberStatistics]] = {}
-        shares = self._shares({client: reply.words["rows"] for client, reply in sorted(replies.items())})
+        shares = self._shares({client: reply.fields["rows"] for client, reply in sorted(replies.items())})
         for client, share in shares.items():
-            words = replies[client].words
-            told = _statistics(words, self.facts["agreed"])
-            self.told[client] = {name: take_share(known, share) if share < 1 else known for name, known in told.items()}
+            reply = replies[client].fields
+            columns = _statistics(reply, self.facts["agreed"])
+            self.by_site[client] = {
+                name: take_share(statistics, share) if share < 1 else statistics for name, statistics in columns.items()
+            }
             if not self.facts["agreed"].get("classes"):
-                answers[client] = [take_share(known, share) if share < 1 else known for known in _answers(words)]
+                answers[client] = [
+                    take_share(statistics, share) if share < 1 else statistics for statistics in _answers(reply)
+                ]
         self._prefer_shared_categories()
-        self._found(answers)
+        self._complete_facts(answers)
         return list(replies)
 
     def describe_publicly(self, columns: Mapping[str, Any]) -> None:
@@ -110,48 +121,52 @@ class Describing:
             )
         self.facts["public"] = True
         public: dict[str, Any] = {name: _make_public(name, kind, columns[name]) for name, kind in kinds.items()}
-        self.told = {"privacy.columns": {name: public[name] for name, _ in agreed["inputs"]}}
-        self._found({} if agreed["classes"] else {"privacy.columns": [public[name] for name in agreed["targets"]]})
+        self.by_site = {"privacy.columns": {name: public[name] for name, _ in agreed["inputs"]}}
+        self._complete_facts(
+            {} if agreed["classes"] else {"privacy.columns": [public[name] for name in agreed["targets"]]}
+        )
 
     def add(self, clients: list[str]) -> list[str]:
         """Ask sites that join later for statistics, for scales of their own; returns those that can join."""
         if "agreed" not in self.facts or not clients or self.facts.get("public"):
             return clients
-        none: Words = {"clients": {}, "inputs": []}
-        description: Words = self.facts.get("description") or self.facts.get("covariates") or none
-        owners = [{*own} for own in description["clients"].values()]
+        none: Fields = {"clients": {}, "inputs": []}
+        description: Fields = self.facts.get("description") or self.facts.get("covariates") or none
+        owners = [{*names} for names in description["clients"].values()]
         columns = set.intersection(*owners) if owners else set()  # in which every site has its own scale
-        shared = {one["name"]: one for one in description["inputs"]}
+        shared = {column["name"]: column for column in description["inputs"]}
         replies = self._ask(clients, 0, self._problem)
         for client, reply in replies.items():
-            told = _statistics(reply.words, self.facts["agreed"]) if columns else {}
-            own = {}
+            statistics = _statistics(reply.fields, self.facts["agreed"]) if columns else {}
+            scales = {}
             for name in columns:
-                known: Any = told[name]
+                column: Any = statistics[name]
                 others = Own(*(shared[name][key] for key in Own._fields))
-                own[name] = Own.from_values(known.known, known.mean, known.deviation, known.median, others)._asdict()
-            if own:
-                description["clients"][client] = own
+                scales[name] = Own.from_values(
+                    column.present, column.mean, column.deviation, column.median, others
+                )._asdict()
+            if scales:
+                description["clients"][client] = scales
         return [client for client in clients if client in replies]
 
     def _ask(self, clients: list[str], needed: int, problem: Any) -> dict[str, Message]:
-        words = {
+        request = {
             "agreed": self.facts["agreed"],
             "split": self.planned.table["federation"]["split"],
             "seed": self.planned.learning.seed,
             "plan": digest(self.broker.greeting["plans"][0]),
             "experiment": self.facts["experiment"],
         }
-        asked = {client: Message(words, {}) for client in clients}
-        replies = self.broker.request("describe", asked, needed, problem=problem)
+        requests = {client: Message(request, {}) for client in clients}
+        replies = self.broker.request("describe", requests, needed, problem=problem)
         if len(replies) < needed:
-            raise RunError(too_few(asked, replies, needed, self.broker.problems))
+            raise RunError(too_few(requests, replies, needed, self.broker.problems))
         return replies
 
     def _shares(self, rows: dict[str, int]) -> dict[str, float]:
         """The share of its claimed training rows that each site counts for."""
         bound = self.planned.deployment.size_bound
-        counted = dict(zip(rows, validation.bounded([*rows.values()], bound), strict=True))
+        counted = dict(zip(rows, validation.bound_sizes([*rows.values()], bound), strict=True))
         for client, count in counted.items():
             if count < rows[client]:
                 self.broker.log(
@@ -166,32 +181,32 @@ class Describing:
         for name, kind in self.facts["agreed"]["inputs"]:
             if kind != "category":
                 continue
-            sites: Counter[str] = Counter(word for told in self.told.values() for word in told[name].counts)
-            rows = merge_statistics([told[name] for told in self.told.values()]).counts
+            sites: Counter[str] = Counter(word for columns in self.by_site.values() for word in columns[name].counts)
+            rows = merge_statistics([columns[name] for columns in self.by_site.values()]).counts
             alone = sorted((word for word in sites if sites[word] == 1), key=lambda word: (-rows[word], natural(word)))
             room = max(0, most - sum(sites[word] > 1 and rows[word] >= RARE for word in sites))
             surplus = {word for word in alone[room:] if rows[word] >= RARE}
-            for client, told in self.told.items():
-                if own := surplus & told[name].counts.keys():
-                    counts = {word: count for word, count in told[name].counts.items() if word not in own}
-                    others = told[name].others + sum(rows[word] for word in own)
-                    unnamed = told[name].unnamed + len(own)
-                    told[name] = WordStatistics(counts, told[name].missing, others, unnamed)
+            for client, columns in self.by_site.items():
+                if unshared := surplus & columns[name].counts.keys():
+                    counts = {word: count for word, count in columns[name].counts.items() if word not in unshared}
+                    others = columns[name].others + sum(rows[word] for word in unshared)
+                    unnamed = columns[name].unnamed + len(unshared)
+                    columns[name] = WordStatistics(counts, columns[name].missing, others, unnamed)
                     self.broker.log(
-                        f"client {client}: {len(own):,} of its categories of '{name}' are at no other site and are "
-                        f"not told apart, as those of several sites come first (flower.categories = {most})"
+                        f"client {client}: {len(unshared):,} of its categories of '{name}' are at no other site and "
+                        f"are not told apart, as those of several sites come first (flower.categories = {most})"
                     )
 
     def _problem(self, client: str, reply: Message) -> str:
         """What is wrong with a site's statistics; empty if nothing is."""
-        agreed, rows = self.facts["agreed"], reply.words.get("rows")
+        agreed, rows = self.facts["agreed"], reply.fields.get("rows")
         if type(rows) is not int or not 0 < rows < LARGEST:
             return f"it claims to have {rows!r:.20} training rows"
         try:
-            told = _statistics(reply.words, agreed)
-            if "times" not in agreed and any(_count(one) > rows for one in told.values()):
+            columns = _statistics(reply.fields, agreed)
+            if "times" not in agreed and any(_count(statistics) > rows for statistics in columns.values()):
                 return f"its statistics are of more than its {rows:,} training rows"
-            if not agreed.get("classes") and len(_answers(reply.words)) != len(agreed["targets"]):
+            if not agreed.get("classes") and len(_answers(reply.fields)) != len(agreed["targets"]):
                 return "it sent no statistics of its targets"
         except UsageError as problem:
             return str(problem)
@@ -199,33 +214,35 @@ class Describing:
             return "it sent no statistics"
         return ""
 
-    def _found(self, answers: Mapping[str, list[NumberStatistics]]) -> None:
+    def _complete_facts(self, answers: Mapping[str, list[NumberStatistics]]) -> None:
         """Complete the facts: the description, the shape of an example, the task."""
         agreed, deployment = self.facts["agreed"], self.planned.deployment
         targets, classes = agreed["targets"], agreed.get("classes")
-        usual = self._without_odd({client: dict(zip(targets, each, strict=True)) for client, each in answers.items()})
-        whole: list[NumberStatistics] = [
-            merge_statistics([one[name] for one in usual.values()]) for name in targets if usual
+        usual = self._without_odd(
+            {client: dict(zip(targets, statistics, strict=True)) for client, statistics in answers.items()}
+        )
+        merged: list[NumberStatistics] = [
+            merge_statistics([columns[name] for columns in usual.values()]) for name in targets if usual
         ]
-        for name, one in zip(targets, whole, strict=False):
-            if not one.deviation > 0:
+        for name, statistics in zip(targets, merged, strict=False):
+            if not statistics.deviation > 0:
                 raise UsageError(
                     f"'{name}' is the same in all training rows of all sites, so there is nothing to learn"
                 )
         if not classes:
             self._warn_of_units(usual)
         if "times" in agreed:
-            self._found_covariates()
-            known: dict[str, Any] = {"mean": whole[0].mean, "deviation": whole[0].deviation}
-            known |= {"horizons": tuple(agreed["horizons"])}
+            self._complete_covariates()
+            settings: dict[str, Any] = {"mean": merged[0].mean, "deviation": merged[0].deviation}
+            settings |= {"horizons": tuple(agreed["horizons"])}
             quantiles = tuple(map(float, deployment.quantiles))
-            task: Task = Quantiles(**known, quantiles=quantiles) if quantiles else Forecasting(**known)
+            task: Task = Quantiles(**settings, quantiles=quantiles) if quantiles else Forecasting(**settings)
             outputs = agreed["horizon"] * max(1, len(quantiles))
             self.facts |= {"outputs": outputs, "task": plan.describe_task(task)}
             return
-        found = self._described()
-        found.warn_of_constants("the sites' tables")
-        if not found.names:
+        description = self._describe_columns()
+        description.warn_of_constants("the sites' tables")
+        if not description.names:
             raise UsageError("no column is left for the inputs, as training rows say nothing of any")
         if classes:
             predicted: tuple[Target, ...] = (Target(targets[0], tuple(classes)),)
@@ -233,94 +250,99 @@ class Describing:
             by_class = len(classes) < 3 if by_class is None else by_class
             task = Classification(len(classes), by_class=by_class, selects="loss")  # as of a table in a simulation
         else:
-            each = zip(targets, whole, strict=True)
-            predicted = tuple(Target(name, (), one.mean, one.deviation) for name, one in each)
-            scale = tuple(one.mean for one in predicted), tuple(one.deviation for one in predicted)
-            task = Counts(predicted[0].mean) if agreed["counts"] else Regression(*scale, tuple(targets))
-        description = Description(found.client, found.inputs, predicted, found.clients)
+            predicted = tuple(
+                Target(name, (), column.mean, column.deviation) for name, column in zip(targets, merged, strict=True)
+            )
+            scale = tuple(column.mean for column in merged), tuple(column.deviation for column in merged)
+            task = Counts(merged[0].mean) if agreed["counts"] else Regression(*scale, tuple(targets))
+        description = Description(description.client, description.inputs, predicted, description.clients)
         self.facts |= {
             "description": description.to_dict(),
-            "shape": [len(found.names)],
+            "shape": [len(description.names)],
             "outputs": len(classes or targets),
             "task": plan.describe_task(task),
         }
 
-    def _found_covariates(self) -> None:
+    def _complete_covariates(self) -> None:
         """Complete the facts: the description of covariates, and the shape of a window."""
         agreed = self.facts["agreed"]
         width = 1 + len(calendar_names(agreed["calendar"]))
         if agreed["inputs"]:
-            found = self._described()
-            found.warn_of_constants("the sites' series")
-            self.facts["covariates"] = found.to_dict()
-            width += len(names_of(found, agreed["future"], leads_of(agreed["past"], agreed["horizon"])))
+            description = self._describe_columns()
+            description.warn_of_constants("the sites' series")
+            self.facts["covariates"] = description.to_dict()
+            width += len(names_of(description, agreed["future"], leads_of(agreed["past"], agreed["horizon"])))
         self.facts["shape"] = [agreed["past"], width]
 
-    def _described(self) -> Description:
+    def _describe_columns(self) -> Description:
         """The description of the columns; sites whose numbers are far from all others' have scales of their own."""
-        deployment, usual = self.planned.deployment, self._without_odd(self.told)
-        found = of_clients("", usual, deployment.scale, deployment.categories)
+        deployment, usual = self.planned.deployment, self._without_odd(self.by_site)
+        description = of_clients("", usual, deployment.scale, deployment.categories)
         self._warn_of_units(usual)
-        shared = {column.name: column for column in found.inputs if isinstance(column, Number)}
-        clients = {client: dict(found.clients.get(client, {})) for client in self.told}
-        for client, told in self.told.items():
-            for name in (name for name in shared if told[name].known != usual[client][name].known):
-                own, others = told[name], shared[name]
-                base = Own(others.mean, others.deviation, others.median)
-                clients[client][name] = Own.from_values(own.known, own.mean, own.deviation, own.median, base)
-        return replace(found, clients=clients) if any(clients.values()) else found
+        shared = {column.name: column for column in description.inputs if isinstance(column, Number)}
+        clients = {client: dict(description.clients.get(client, {})) for client in self.by_site}
+        for client, columns in self.by_site.items():
+            for name in (name for name in shared if columns[name].present != usual[client][name].present):
+                column, usual_column = columns[name], shared[name]
+                base = Own(usual_column.mean, usual_column.deviation, usual_column.median)
+                clients[client][name] = Own.from_values(
+                    column.present, column.mean, column.deviation, column.median, base
+                )
+        return replace(description, clients=clients) if any(clients.values()) else description
 
-    def _without_odd(self, told: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    def _without_odd(self, by_site: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
         """What sites said, without the numbers of those that are far from all others', which are logged."""
-        usual = {client: dict(columns) for client, columns in told.items()}
-        for name in next(iter(told.values()), {}):
-            numbers = {client: odd_scales.numbers_of(columns[name]) for client, columns in told.items()}
-            known = {client: one for client, one in numbers.items() if one is not None}
-            for client, claim in odd_scales.find_odd_sites(known).items():
-                usual[client][name] = odd_scales.forget_numbers(told[client][name])
+        usual = {client: dict(columns) for client, columns in by_site.items()}
+        for name in next(iter(by_site.values()), {}):
+            numbers = {client: odd_scales.numbers_of(columns[name]) for client, columns in by_site.items()}
+            comparable = {client: statistics for client, statistics in numbers.items() if statistics is not None}
+            for client, claim in odd_scales.find_odd_sites(comparable).items():
+                usual[client][name] = odd_scales.forget_numbers(by_site[client][name])
                 self.broker.log(
                     f"client {client}: its '{name}' has {claim}, so it may be in another unit: write all in one; it "
                     "does not count for the scale of the others, and has its own if it is an input"
                 )
         return usual
 
-    def _warn_of_units(self, told: Mapping[str, Mapping[str, Any]]) -> None:
+    def _warn_of_units(self, by_site: Mapping[str, Mapping[str, Any]]) -> None:
         """Log which sites' numbers are of quite another size than the others', except those that are logged as odd."""
-        for name in next(iter(told.values()), {}):
-            known = [columns[name] for columns in told.values()]
-            if all(isinstance(one, NumberStatistics) for one in known):
-                sizes = [float(np.hypot(one.mean, one.deviation)) if one.known else 0.0 for one in known]
-                if line := describe_odd_units(name, [*told], np.array(sizes)):
+        for name in next(iter(by_site.values()), {}):
+            statistics = [columns[name] for columns in by_site.values()]
+            if all(isinstance(column, NumberStatistics) for column in statistics):
+                sizes = [
+                    float(np.hypot(column.mean, column.deviation)) if column.present else 0.0 for column in statistics
+                ]
+                if line := describe_odd_units(name, [*by_site], np.array(sizes)):
                     self.broker.log(line)
 
-    def _times(self, alike: Mapping[str, Words]) -> Words:
+    def _times(self, greetings: Mapping[str, Fields]) -> Fields:
         """The times of all sites' series together, and how windows are cut."""
-        series = {client: words["series"] for client, words in sorted(alike.items())}
-        own = {client: np.array(disclosure.expand_stretches(one["times"])) for client, one in series.items()}
-        whole = np.unique(np.concatenate([*own.values()]))
-        whole = whole[np.append(True, np.diff(whole) > 2 * disclosure.NEAR)]
-        zoned = Counter(one["zoned"] for one in series.values())
-        for client, one in series.items():
-            if len(zoned) > 1 and not one["zoned"]:
+        series = {client: greeting["series"] for client, greeting in sorted(greetings.items())}
+        times = {client: np.array(disclosure.expand_stretches(facts["times"])) for client, facts in series.items()}
+        all_times = np.unique(np.concatenate([*times.values()]))
+        all_times = all_times[np.append(True, np.diff(all_times) > 2 * disclosure.NEAR)]
+        zoned = Counter(facts["zoned"] for facts in series.values())
+        for client, facts in series.items():
+            if len(zoned) > 1 and not facts["zoned"]:
                 self.broker.log(
                     f"client {client}: its times name no time zone, as others' do, and are taken as UTC; if its clock "
                     "is another, write the zone into its file"
                 )
-            if len(own[client]) < SHARED * len(whole):
+            if len(times[client]) < SHARED * len(all_times):
                 self.broker.log(
-                    f"client {client}: it has rows at {100 * len(own[client]) / len(whole):.0f} % of the times of all "
-                    "sites; if clocks differ (time zones), correct its times"
+                    f"client {client}: it has rows at {100 * len(times[client]) / len(all_times):.0f} % of the times "
+                    "of all sites; if clocks differ (time zones), correct its times"
                 )
-        first, clock = next(iter(alike.values())), Clock.from_times(whole)
+        first, clock = next(iter(greetings.values())), Clock.from_times(all_times)
         dated, calendar = first["series"]["dated"], self.planned.deployment.calendar
         return {
             "targets": first["columns"][:1],
-            "inputs": _inputs({client: one["kinds"] for client, one in series.items()}),
+            "inputs": _inputs({client: facts["kinds"] for client, facts in series.items()}),
             "future": first["series"]["future"],
             "static": first["series"]["static"],
             "calendar": list(calendar_of(calendar, dated, clock.length, first["shape"][0], "flower.calendar")),
             "dated": dated,
-            "times": disclosure.stretches(whole.tolist(), disclosure.LONGEST),
+            "times": disclosure.stretches(all_times.tolist(), disclosure.LONGEST),
             "past": first["shape"][0],
             "horizon": first["outputs"],
             "horizons": [int(ahead) for ahead in self.planned.deployment.horizons if ahead <= first["outputs"]],
@@ -333,29 +355,29 @@ class Describing:
 
         def problem(client: str, reply: Message) -> str:
             try:
-                begins = disclosure.expand_stretches(reply.words.get("begins"))
+                begins = disclosure.expand_stretches(reply.fields.get("begins"))
             except UsageError as problem:
                 return str(problem)
             return "" if 0 <= begins[0] <= begins[-1] <= last else "it has windows at steps that are not there"
 
         replies = self._ask(clients, needed, problem)
-        begins = [disclosure.expand_stretches(reply.words["begins"]) for reply in replies.values()]
+        begins = [disclosure.expand_stretches(reply.fields["begins"]) for reply in replies.values()]
         steps = torch.tensor(sorted({round(step) for some in begins for step in some}))
         agreed["cuts"] = list(self.planned.split.cuts(steps, agreed["horizon"]))
 
 
-def why_not(agreed: Words, words: Words) -> str:
+def why_not(agreed: Fields, greeting: Fields) -> str:
     """Why a site whose columns have the right names cannot take part; empty if it can."""
-    for name, unit in _units(words).items():
-        if unit != (known := agreed["units"].get(name, unit)):
+    for name, unit in _units(greeting).items():
+        if unit != (usual := agreed["units"].get(name, unit)):
             return (
-                f"its column '{name}' is in {unit}, at other sites in {known}; convert it, or leave it out at all sites"
+                f"its column '{name}' is in {unit}, at other sites in {usual}; convert it, or leave it out at all sites"
             )
-    table = words.get("table")
+    table = greeting.get("table")
     for name, kind in agreed["inputs"]:
-        own = (table or words["series"])["kinds"][name]
-        if own not in (kind, EMPTY) and kind != "category":
-            here, there = CALLED.get(own, own), CALLED.get(kind, kind)
+        site_kind = (table or greeting["series"])["kinds"][name]
+        if site_kind not in (kind, EMPTY) and kind != "category":
+            here, there = CALLED.get(site_kind, site_kind), CALLED.get(kind, kind)
             return f"its column '{name}' is {here}, at other sites {there}; correct it, or name another"
     if table is None:
         return ""
@@ -368,22 +390,22 @@ def why_not(agreed: Words, words: Words) -> str:
     return ""
 
 
-def _units(words: Words) -> dict[str, str]:
+def _units(greeting: Fields) -> dict[str, str]:
     """The units that a site's columns are written in; none of columns that name none."""
-    units: dict[str, str] = (words.get("table") or words.get("series") or {}).get("units", {})
+    units: dict[str, str] = (greeting.get("table") or greeting.get("series") or {}).get("units", {})
     return units
 
 
-def for_one(facts: Words, client: str) -> Words:
+def for_one(facts: Fields, client: str) -> Fields:
     """What a site is told of the columns: their description without the scales of others."""
-    told: Words = {key: facts[key] for key in ("agreed", "description", "covariates") if key in facts}
-    for key in {"description", "covariates"} & told.keys():
-        own = {name: scales for name, scales in told[key]["clients"].items() if name == client}
-        told[key] = told[key] | {"clients": own}
-    return told
+    sent: Fields = {key: facts[key] for key in ("agreed", "description", "covariates") if key in facts}
+    for key in {"description", "covariates"} & sent.keys():
+        scales = {name: values for name, values in sent[key]["clients"].items() if name == client}
+        sent[key] = sent[key] | {"clients": scales}
+    return sent
 
 
-def scale_of(facts: Words) -> dict[str, Any] | None:
+def scale_of(facts: Fields) -> dict[str, Any] | None:
     """Mean and deviation of inputs and targets, as a run's summary has them; None of arrays, which are not scaled."""
     if "agreed" not in facts:
         return None
@@ -393,9 +415,9 @@ def scale_of(facts: Words) -> dict[str, Any] | None:
     return Description.from_dict(facts["description"]).scale()
 
 
-def _columns(alike: Mapping[str, Words], planned: Plan) -> Words:
+def _columns(greetings: Mapping[str, Fields], planned: Plan) -> Fields:
     """The columns in the order that most sites have, each of the kind that most say, and the classes."""
-    tables = {client: words["table"] for client, words in sorted(alike.items())}
+    tables = {client: greeting["table"] for client, greeting in sorted(greetings.items())}
     inputs = _inputs({client: table["kinds"] for client, table in tables.items()})
     labels = {label for table in tables.values() for label in table["labels"]}
     numeric = all(map(is_number, labels))
@@ -419,7 +441,7 @@ def _inputs(kinds_of: Mapping[str, Mapping[str, str]]) -> list[tuple[str, str]]:
     order = Counter(tuple(kinds) for _, kinds in sorted(kinds_of.items())).most_common(1)[0][0]
     inputs = []
     for name in order:
-        kinds = Counter(own[name] for own in kinds_of.values())
+        kinds = Counter(site_kinds[name] for site_kinds in kinds_of.values())
         del kinds[EMPTY]
         names_rows = kinds.pop(NAMES_ROWS, 0)
         if kinds:
@@ -428,22 +450,22 @@ def _inputs(kinds_of: Mapping[str, Mapping[str, str]]) -> list[tuple[str, str]]:
     return inputs
 
 
-def _answers(words: Words) -> list[NumberStatistics]:
+def _answers(reply: Fields) -> list[NumberStatistics]:
     """The statistics of targets that are numbers."""
-    return [disclosure.from_json(one, "number", median=False) for one in words["answers"]]
+    return [disclosure.from_json(target, "number", median=False) for target in reply["answers"]]
 
 
-def _statistics(words: Words, agreed: Words) -> dict[str, Statistics]:
-    said, median = words["statistics"], "times" not in agreed  # of covariates numbers are not counted by value
-    return {name: disclosure.from_json(said[name], kind, median) for name, kind in agreed["inputs"]}
+def _statistics(reply: Fields, agreed: Fields) -> dict[str, Statistics]:
+    columns, median = reply["statistics"], "times" not in agreed  # of covariates numbers are not counted by value
+    return {name: disclosure.from_json(columns[name], kind, median) for name, kind in agreed["inputs"]}
 
 
-def _count(known: Any) -> int:
+def _count(statistics: Any) -> int:
     """The rows that statistics are of."""
-    if isinstance(known, WordStatistics):
-        return sum(known.counts.values()) + known.missing + known.others
-    numbers = known if isinstance(known, NumberStatistics) else known.years
-    return int(numbers.known + numbers.missing)
+    if isinstance(statistics, WordStatistics):
+        return sum(statistics.counts.values()) + statistics.missing + statistics.others
+    numbers = statistics if isinstance(statistics, NumberStatistics) else statistics.years
+    return int(numbers.present + numbers.missing)
 
 
 def is_number(label: str) -> bool:

@@ -36,7 +36,7 @@ from ...runs.trackers import track_run
 from ...verdict.verdict import Verdict
 from ..wire import audit_file, messages
 from ..wire.audit import AuditedTransport, AuditLog
-from ..wire.messages import Message, Words
+from ..wire.messages import Fields, Message
 from . import plan, schema_negotiation, site_references as beside
 from .agreed_plan import agree, fitting
 from .broker import Broker
@@ -82,8 +82,8 @@ def serve(
         if folder.is_finished:  # by a process that has ended meanwhile
             return folder.read_summary()
         audited = AuditedTransport(transport, AuditLog(out / audit_file.FILE))
-        asked = [planned, *([beside.fedavg_of(planned, 1)] if "fedavg" in beside.wanted(planned) else [])]
-        greeting = {"experiment": _experiment(out), "plans": [_for_sites(one) for one in asked]}
+        plans = [planned, *([beside.fedavg_of(planned, 1)] if "fedavg" in beside.list_baselines(planned) else [])]
+        greeting = {"experiment": _experiment(out), "plans": [_for_sites(served) for served in plans]}
         broker = Broker(
             audited, deployment.deadline, deployment.patience, log, poll, members, deployment.sites, greeting
         )
@@ -93,8 +93,8 @@ def serve(
         watch = Watch(out, planned.learning.rounds.count, broker)
         try:
 
-            def serve_beside(other: Plan, folder: Path, told: Log) -> Summary:
-                return serve(other, transport, folder, told, poll, members)
+            def serve_beside(other: Plan, folder: Path, report: Log) -> Summary:
+                return serve(other, transport, folder, report, poll, members)
 
             summary = _Run(planned, broker, out, log, watch).run(serve_beside, track)
         except Exception as problem:
@@ -143,12 +143,12 @@ class _Run:
             dry_run,
             invitation,
             lambda: _selection(self.history),
-            told=lambda client: schema_negotiation.for_one(self.facts, client),
-            private=planned.learning.training.noised is not None,
+            additions=lambda client: schema_negotiation.for_one(self.facts, client),
+            private=planned.learning.training.noise is not None,
             masks=_masks(planned),
         )
         self.history = History((), task, self.rounds.evaluate_every, selection=self.rounds.selection)
-        self.method = self._wrapped(inner)
+        self.method = self._wrap(inner)
         self.at = Progress(0, None, None, 0.0)  # after the last complete round
 
     def run(self, serve: beside.Serve, track: Sequence[str]) -> Summary:
@@ -159,7 +159,7 @@ class _Run:
             self._gather()
         names, parameters = self.fleet.names, self.model.layout.parameters
         self.log(f"{several(len(names), 'client')}: {', '.join(names)}; {several(parameters, 'parameter')}")
-        sharing = Sharing.of(self.planned.learning.method, self.model.layout)
+        sharing = Sharing.from_method(self.planned.learning.method, self.model.layout)
         self.log(f"tensors: {sharing.plan}")
         if self.fleet.masks is not None:
             least = self.fleet.masks.privacy.members
@@ -168,7 +168,7 @@ class _Run:
         self.roster, self.seconds_before = self._roster(), self.at.seconds
         if self.at.done:
             self._evaluate_again()
-        origin, layers = Explains.of(self.method).origin_of(self.roster), self._layers()
+        origin, layers = Explains.from_method(self.method).origin_of(self.roster), self._layers()
         with track_run(track, self.folder, self.rounds.count, origin, layers) as self.follow:
             self._train()
             if not self.history.rounds:
@@ -178,7 +178,7 @@ class _Run:
                 )
             self.fleet.finish()
             self._count()
-        verdict = self._compared(serve)
+        verdict = self._compare(serve)
         self._leave()
         summary = summarise(
             self.planned,
@@ -207,7 +207,7 @@ class _Run:
                     participation=self.planned.learning.participation,
                     server=self.at.server,
                     begin=self.at.done,
-                    after=self._after,
+                    after=self._end_round,
                 )
                 return
             except _NewClients:
@@ -232,20 +232,20 @@ class _Run:
 
     def _layers(self) -> list[str]:
         """Names of the layers that a relation may have graphs for."""
-        return Sharing.of(self.planned.learning.method, self.model.layout).layers
+        return Sharing.from_method(self.planned.learning.method, self.model.layout).layers
 
-    def _compared(self, serve: beside.Serve) -> Verdict | None:
+    def _compare(self, serve: beside.Serve) -> Verdict | None:
         """What learning from others was worth: each site compares on its own examples, the server by mean scores."""
-        wanted, names = beside.wanted(self.planned), self.fleet.names
+        wanted, names = beside.list_baselines(self.planned), self.fleet.names
         if not wanted:
             return None
         here = [name for name in names if self.broker.nodes.is_online(name)]
         fedavg = beside.train(self.planned, here, self.out, serve, self.log) if "fedavg" in wanted else {}
         self.log("each site compares its model with what it could do without others")
         baselines = beside.ask(self.broker, names, self.facts["experiment"], fedavg, self.history)
-        return beside.judged(self.planned, self.history, baselines, fedavg)
+        return beside.judge(self.planned, self.history, baselines, fedavg)
 
-    def _wrapped(self, inner: Method) -> Method:
+    def _wrap(self, inner: Method) -> Method:
         """The method, and around it what ignores stale clients if the config says so."""
         deployment = self.planned.deployment
         if deployment.stale == "keep":
@@ -288,7 +288,7 @@ class _Run:
         evaluation = self.fleet.evaluate(last, roster.everyone, sent)
         self.history.expect(last, evaluation, self.method.relation(roster, self.at.server, cohort))
 
-    def _after(self, round: int, state: Tree) -> None:
+    def _end_round(self, round: int, state: Tree) -> None:
         """Save and log a complete round; raises _NewClients if some are waiting."""
         seconds, rounds = self.seconds_before + time.perf_counter() - self.began, self.rounds.count
         spent = seconds - self.at.seconds
@@ -372,18 +372,18 @@ def _for_sites(planned: Plan) -> Table:
     return dict(plugins.for_sites({key: value for key, value in planned.table.items() if key != "flower"}))
 
 
-def _invitation(planned: Plan, facts: Words, initial: Model, layout: Layout) -> Message:
+def _invitation(planned: Plan, facts: Fields, initial: Model, layout: Layout) -> Message:
     agreed = {key: facts[key] for key in ("experiment", "shape", "task", "outputs")}
-    words = {
+    fields = {
         "kinfed": __version__,
         "table": _for_sites(planned),
         "layout": messages.layout_digest(layout),
         "accepted": -1,
     }
-    return Message({**agreed, **words}, {"theta": initial.theta})
+    return Message({**agreed, **fields}, {"theta": initial.theta})
 
 
-def _selection(history: History) -> Words:
+def _selection(history: History) -> Fields:
     """Which round of each kind of model is best so far, and which kind."""
     if not history.rounds:
         return {"judged": -1, "selected": {}, "chosen": ""}

@@ -12,7 +12,7 @@ from ...core.fleet import Key
 from ...core.mixins import weigh
 from ...core.model import Model
 from ...core.private.private_sums import check_masks
-from ...core.sharing import undivided
+from ...core.sharing import unwrap
 from ...core.tasks import Classification, Quantiles, Task
 from ...core.trees import Tree
 from ...data.federation import Federation
@@ -76,7 +76,7 @@ class DryRun:
         expected = both.new_tensor([1.0, 1.0]) if equal is not None else torch.cat(alone)
         if not torch.allclose(both / both.sum(), expected / expected.sum()):
             raise UsageError(
-                f"{type(undivided(method)).__name__} weighs a client by what others have, and with privacy.masked each "
+                f"{type(unwrap(method)).__name__} weighs a client by what others have, and with privacy.masked each "
                 "site weighs itself; use another method, or leave masks out"
             )
 

@@ -17,7 +17,7 @@ from ...runs.config import experiment as config, plugins
 from ...runs.run_folder import RunFolder
 from ...runs.test_scores import Tested
 from ...verdict.verdict import FEDAVG, LOCAL, Verdict
-from ..wire.messages import Message, Words
+from ..wire.messages import Fields, Message
 from . import plan
 from .broker import Broker
 from .plan import Plan
@@ -34,10 +34,10 @@ class Score(NamedTuple):
     test: float
 
 
-def wanted(planned: Plan) -> list[str]:
+def list_baselines(planned: Plan) -> list[str]:
     """What a plan is compared with: of Local with nothing, of FedAvg with Local alone; nothing where scores stay."""
     name = planned.learning.method_name
-    if planned.learning.training.noised is not None:
+    if planned.learning.training.noise is not None:
         return []
     return [other for other in planned.deployment.beside if name not in ("local", other)]
 
@@ -47,8 +47,8 @@ def fedavg_of(planned: Plan, clients: int) -> Plan:
     return plan.with_method(planned, "fedavg", clients=max(1, clients))
 
 
-def train(planned: Plan, clients: Collection[str], out: Path, serve: Serve, log: Callable[[str], Any]) -> Words:
-    """Train FedAvg beside a run by so many of its sites, or go on; returns its summary as words, none if it fails."""
+def train(planned: Plan, clients: Collection[str], out: Path, serve: Serve, log: Callable[[str], Any]) -> Fields:
+    """Train FedAvg beside a run by so many of its sites, or go on; returns its summary as a table, none if it fails."""
     folder = RunFolder(out).reference("fedavg")
     if not folder.is_finished:
         log("fedavg beside it: the same sites train one model for all, to compare with")
@@ -64,20 +64,20 @@ def train(planned: Plan, clients: Collection[str], out: Path, serve: Serve, log:
 
 
 def ask(
-    broker: Broker, names: Collection[str], experiment: str, fedavg: Words, history: History
+    broker: Broker, names: Collection[str], experiment: str, fedavg: Fields, history: History
 ) -> dict[str, dict[str, Score]]:
     """Have each site compare its model with what it could do without others; returns the scores of its baselines."""
-    words = {"experiment": experiment} | ({"fedavg": fedavg["sites"]["experiment"]} if fedavg else {})
+    fields = {"experiment": experiment} | ({"fedavg": fedavg["sites"]["experiment"]} if fedavg else {})
 
     def problem(client: str, reply: Message) -> str:
         try:
-            read_baselines(reply.words.get("baselines"), history.task)
+            read_baselines(reply.fields.get("baselines"), history.task)
         except (TypeError, ValueError, OverflowError):
             return "its baselines' scores cannot be read"
         return ""
 
-    replies = broker.request("verdict", {name: Message(dict(words), {}) for name in names}, problem=problem)
-    return {name: read_baselines(reply.words["baselines"], history.task) for name, reply in replies.items()}
+    replies = broker.request("verdict", {name: Message(dict(fields), {}) for name in names}, problem=problem)
+    return {name: read_baselines(reply.fields["baselines"], history.task) for name, reply in replies.items()}
 
 
 def read_baselines(reply: Any, task: Task) -> dict[str, Score]:
@@ -94,7 +94,7 @@ def read_baselines(reply: Any, task: Task) -> dict[str, Score]:
     return read
 
 
-def judged(planned: Plan, history: History, baselines: dict[str, dict[str, Score]], fedavg: Words) -> Verdict | None:
+def judge(planned: Plan, history: History, baselines: dict[str, dict[str, Score]], fedavg: Fields) -> Verdict | None:
     """The verdict over all sites by their mean scores, as those of examples stay there; None without any.
 
     A baseline that a site has not fitted is none, so that all sites have the same.
@@ -117,7 +117,7 @@ def judged(planned: Plan, history: History, baselines: dict[str, dict[str, Score
         fitted.append(Baseline(FEDAVG, True, False, {}, Tested({site: shared[site] for site in both}, None)))
     return verdict(
         plugins.short_name(planned.learning.method_name),
-        Metric.of(task),
+        Metric.from_task(task),
         [Tested({site: mine[site] for site in both}, None, bool(leak(planned.learning.method)))],
         floor([fitted], task.higher_is_better, history.selects_highest),
         saved=plugins.short_name(planned.learning.method_name),

@@ -36,14 +36,14 @@ class StalenessWrapper(Around, Explains, Averages, Solves):
         self.last_stale: Tensor | None = None  # [N] bool, who was stale when something was last sent
 
     def origin_of(self, roster: Roster) -> Origin:
-        return Explains.of(self.method).origin_of(roster)
+        return Explains.from_method(self.method).origin_of(roster)
 
     @property
     def solves(self) -> bool:  # type: ignore[override]
-        return Solves.of(self.method).solves
+        return Solves.from_method(self.method).solves
 
     def is_solved(self, server: Tree) -> bool:
-        return not server.missed.any() and Solves.of(self.method).is_solved(server.inner)
+        return not server.missed.any() and Solves.from_method(self.method).is_solved(server.inner)
 
     def stale(self, roster: Roster, server: Tree) -> Tensor:
         """[N] bool: who is ignored in this round; nobody if it would be everybody."""
@@ -84,12 +84,12 @@ class StalenessWrapper(Around, Explains, Averages, Solves):
         ids, place, inner = self._reduce(roster, server, ~stale)
         after = self.method.aggregate(roster.part(ids), inner, place[cohort], uploads)
 
-        def restore(axis: Axis, whole: Tensor, part: Tensor) -> Tensor:
+        def restore(axis: Axis, before: Tensor, part: Tensor) -> Tensor:
             if axis is Axis.SHARED:
                 return part
             if axis is Axis.PER_CLIENT:
-                return put(whole, ids, part)
-            table = whole.clone()
+                return put(before, ids, part)
+            table = before.clone()
             table[..., ids[:, None], ids] = part
             return table
 
@@ -104,9 +104,9 @@ class StalenessWrapper(Around, Explains, Averages, Solves):
         if not isinstance(part, Tensor):
             return None
         part = whole_relation(part)
-        whole = torch.eye(len(roster), dtype=part.dtype).expand(*part.shape[:-2], -1, -1).clone()
-        whole[..., ids[:, None], ids] = part
-        return whole
+        relation = torch.eye(len(roster), dtype=part.dtype).expand(*part.shape[:-2], -1, -1).clone()
+        relation[..., ids[:, None], ids] = part
+        return relation
 
     def diagnostics(self, roster: Roster, server: Tree, cohort: Tensor, sent: Tree, uploads: Tree) -> dict[str, Tensor]:
         return self.method.diagnostics(roster, server.inner, cohort, sent, uploads)

@@ -17,10 +17,10 @@ FILE = "status.json"  # in a run's folder
 SILENT = 40.0  # seconds without a sign of life after which a site is not online; nodes give one every 21 to 27
 
 
-def write(out: Path, words: dict[str, Any]) -> None:
+def write(out: Path, progress: dict[str, Any]) -> None:
     """Write down how a run is doing; that this fails must not end it."""
     with suppress(RunError):
-        write_json(out / FILE, words)
+        write_json(out / FILE, progress)
 
 
 def read(home: Path) -> dict[str, Any]:
@@ -31,16 +31,16 @@ def read(home: Path) -> dict[str, Any]:
     of each whether it is `online`, and in the run its `rounds` that were used, `missed` ones in a row, bytes `down` and
     `up`, `late` seconds that it has been waited for beyond the others, and why it was `left_out` last.
     """
-    link = superlink.started(home)
+    link = superlink.read_last(home)
     running = link is not None and is_alive(link.pid, superlink.PROGRAM)
     run, sites = _run(home), {}
     nodes = _members(link)  # the fingerprint of the key by which each site calls
     members = {*nodes.values()}
     if run is not None:
         sites = run.pop("sites", {})
-        own = {name: str(site.pop("node", "")) or nodes.get(name, "") for name, site in sites.items()}
-        others = {name: node for name, node in nodes.items() if node not in own.values()}  # no gateways of these
-        nodes = own | others
+        of_sites = {name: str(site.pop("node", "")) or nodes.get(name, "") for name, site in sites.items()}
+        others = {name: node for name, node in nodes.items() if node not in of_sites.values()}  # no gateways of these
+        nodes = of_sites | others
     heard = link.link.ask(authentication.PRESENCE.decode(), secret(home)) if link and running else {}
     there = {node for node, at in heard.items() if time.time() - at < SILENT and (not members or node in members)}
     online = {name: node in there for name, node in nodes.items()}
@@ -61,9 +61,9 @@ def _members(link: superlink.Started | None) -> dict[str, str]:
 def _run(home: Path) -> dict[str, Any] | None:
     """The run that was started last, if any."""
     out = superlink.last_run(home)
-    words = {} if out is None else read_json(out / FILE)
-    if out is None or "state" not in words:  # none yet, or one of another version
+    progress = {} if out is None else read_json(out / FILE)
+    if out is None or "state" not in progress:  # none yet, or one of another version
         return None
-    if words["state"] == "running" and not ending.process(out):
-        words |= {"state": "stopped", "why": ""}
-    return {"out": str(out), **words}
+    if progress["state"] == "running" and not ending.process(out):
+        progress |= {"state": "stopped", "why": ""}
+    return {"out": str(out), **progress}

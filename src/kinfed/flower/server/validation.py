@@ -17,7 +17,7 @@ from ...core.tasks import Classification, Task
 from ...core.trees import Tree
 from ...data.tables import disclosure
 from ...errors import UsageError
-from ..wire.messages import Words
+from ..wire.messages import Fields
 
 CLASSES, TIMES = 1000, 10  # classes are believed up to so many, or so many times the median of the others'
 MOST = 100_000  # classes that are believed however many others have: a model for more could fill the memory
@@ -26,7 +26,7 @@ MOST = 100_000  # classes that are believed however many others have: a model fo
 Size = TypeVar("Size", int, float)
 
 
-def bounded(sizes: list[Size], bound: float) -> list[Size]:
+def bound_sizes(sizes: list[Size], bound: float) -> list[Size]:
     """Numbers of examples, or sums of their weights, none above `bound` times the median of the others.
 
     With a bound of 0 all are as claimed.
@@ -36,33 +36,33 @@ def bounded(sizes: list[Size], bound: float) -> list[Size]:
     return [min(size, type(size)(bound * median(sizes[:i] + sizes[i + 1 :]))) for i, size in enumerate(sizes)]
 
 
-def kind(words: Words) -> str:
+def kind(greeting: Fields) -> str:
     """What must be the same at all sites about their examples; how many classes their labels show may differ.
 
     Of tables it is the names of columns, in any order, as what their examples are is still to be agreed on.
     """
-    task, columns, shape = words.get("task", {}), words.get("columns") or [], words.get("shape")
-    if (table := words.get("table")) is not None:
+    task, columns, shape = greeting.get("task", {}), greeting.get("columns") or [], greeting.get("shape")
+    if (table := greeting.get("table")) is not None:
         return json.dumps(["table", sorted(columns), table["targets"]])
-    if (series := words.get("series")) is not None:
+    if (series := greeting.get("series")) is not None:
         beside = [sorted(columns[1:]), series["future"], series["static"]]
-        return json.dumps(["series", columns[0], beside, shape, words.get("outputs"), series["dated"]])
-    outputs = None if task.get("name") == "Classification" else words.get("outputs")
+        return json.dumps(["series", columns[0], beside, shape, greeting.get("outputs"), series["dated"]])
+    outputs = None if task.get("name") == "Classification" else greeting.get("outputs")
     return json.dumps([shape, task.get("name"), outputs, columns])
 
 
-def columns_misfit(words: Words) -> str:
+def columns_misfit(greeting: Fields) -> str:
     """What is wrong with what a site says of its table or series, which may be made up; empty if nothing is."""
-    table, series = words.get("table"), words.get("series")
+    table, series = greeting.get("table"), greeting.get("series")
     if table is not None:
         try:
             kinds, labels = table["kinds"], table["labels"]
-            fits = [*kinds] == words["columns"] and all(isinstance(kind, str) for kind in kinds.values())
+            fits = [*kinds] == greeting["columns"] and all(isinstance(kind, str) for kind in kinds.values())
             targets = table["targets"]
             fits &= bool(targets) and all(isinstance(name, str) for name in targets)
             fits &= len({*labels}) == len(labels) <= (MOST if len(targets) == 1 else 0)
             fits &= all(isinstance(label, str) for label in labels) and _are_units(table["units"])
-            fits &= len(labels) == words["task"].get("classes", 0) and type(table["in_order"]) is bool
+            fits &= len(labels) == greeting["task"].get("classes", 0) and type(table["in_order"]) is bool
         except (LookupError, TypeError, AttributeError):
             fits = False
         return "" if fits else f"its table is {table!r:.80}"
@@ -71,7 +71,7 @@ def columns_misfit(words: Words) -> str:
             disclosure.expand_stretches(series["times"])
             fits = type(series["dated"]) is bool and type(series["zoned"]) is bool and _are_units(series["units"])
             kinds, named = series["kinds"], [*series["future"], *series["static"]]
-            fits &= [*kinds] == words["columns"][1:] and all(isinstance(kind, str) for kind in kinds.values())
+            fits &= [*kinds] == greeting["columns"][1:] and all(isinstance(kind, str) for kind in kinds.values())
             fits &= {*named} <= kinds.keys() and len({*named}) == len(named)
         except (UsageError, LookupError, TypeError):
             fits = False
@@ -83,18 +83,18 @@ def _are_units(units: Any) -> bool:
     return isinstance(units, dict) and all(isinstance(unit, str) and len(unit) < 8 for unit in units.values())
 
 
-def too_many_classes(clients: dict[str, Words]) -> dict[str, str]:
+def too_many_classes(clients: dict[str, Fields]) -> dict[str, str]:
     """Clients that claim so many classes that the model for these could be too large, and why each is left out.
 
     More than CLASSES are believed if others of the same kind have nearly as many, whose median a few liars cannot move;
     where liars are the majority, such as two of three sites, up to MOST.
     """
     reasons = {}
-    for client, words in clients.items():
-        classes = words["task"].get("classes", 0)
+    for client, greeting in clients.items():
+        classes = greeting["task"].get("classes", 0)
         if classes <= CLASSES:
             continue
-        others = [w["task"].get("classes", 0) for c, w in clients.items() if c != client and kind(w) == kind(words)]
+        others = [w["task"].get("classes", 0) for c, w in clients.items() if c != client and kind(w) == kind(greeting)]
         if classes > MOST:
             reasons[client] = (
                 f"its labels show {classes:,} classes, more than {MOST:,}; if that is right, set flower.classes"
@@ -113,7 +113,7 @@ def read_scores(rows: Any, keys: Iterable[Key], task: Task) -> dict[Key, float]:
     for (_, _, metric), value in scores.items():
         most = sys.float_info.max
         if isinstance(task, Classification) and metric not in ("loss", "log_loss"):
-            most = task.classes - 1 if metric == ALWAYS else 2 if metric == "brier" else 1
+            most = {ALWAYS: task.classes - 1, "brier": 2}.get(metric, 1)
         least = -most if metric.partition("@")[0] == "r2" else 0
         if not math.isnan(value) and not least <= value <= most:
             raise ValueError(f"{metric} is {value}")
@@ -144,10 +144,10 @@ def too_large(norms: dict[str, float], before: list[float], bound: float, what: 
 
     In a cohort of one or two the norms `before` count as well; the first two uploads of all are compared with nothing.
     """
-    known = [*norms.values(), *(before if len(norms) < 3 else [])]
-    if not bound or len(known) < 3:
+    compared = [*norms.values(), *(before if len(norms) < 3 else [])]
+    if not bound or len(compared) < 3:
         return {}
-    middle = float(torch.tensor(known, dtype=torch.float64).median())
+    middle = float(torch.tensor(compared, dtype=torch.float64).median())
     return {
         client: f"the norm of {what} is {value / middle:.3g} times the median of the others', more than {bound:g}"
         for client, value in norms.items()

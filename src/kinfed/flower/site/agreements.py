@@ -13,7 +13,7 @@ from ...files import make_folder, read_json, write_json
 from ...runs.config import plugins
 from ...runs.config.experiment import Table
 from ..server.plan import Plan
-from ..wire.messages import Words
+from ..wire.messages import Fields
 from .drawn_rows import Withheld
 
 AGREED, ASKED = "agreed.json", "asked.json"  # beside a site's folder, NAME.agreed.json, and what was asked for last
@@ -30,7 +30,7 @@ def needs(planned: Plan) -> dict[str, int]:
     """The answers computed from rows that a run of a plan takes of a site, by kind."""
     count, every = planned.learning.rounds.count, planned.learning.rounds.evaluate_every
     scored = count // every + bool(count % every)
-    unpriced = int(planned.learning.training.noised is None)  # what has no price does not leave
+    unpriced = int(planned.learning.training.noise is None)  # what has no price does not leave
     return {"description": unpriced, "joining": 1, "training": count, "evaluation": scored, "verdict": unpriced}
 
 
@@ -43,7 +43,7 @@ def summary(planned: Plan) -> list[str]:
     settings = {
         key: value for key, value in table["method"].items() if key.endswith(("epochs", "steps", "batch")) and value
     }
-    most, privacy = needs(planned), learning.training.noised
+    most, privacy = needs(planned), learning.training.noise
     return [
         f"method {plugins.short_name(learning.method_name)}{_tell_settings(settings)}, model "
         f"{plugins.short_name(table['model']['name'])}{_tell_settings(model)}; "
@@ -147,7 +147,7 @@ class Agreements:
         make_folder(self.folder.parent)
         write_json(locate(self.folder, ASKED), {"plans": list(plans)})
 
-    def allow_description(self, message: Words) -> None:
+    def allow_description(self, message: Fields) -> None:
         """Raise Withheld unless a plan is agreed to that asks for this description, and count it."""
         if not self.required:
             return
@@ -158,7 +158,7 @@ class Agreements:
             raise self._not_agreed("it does not describe its rows")
         self._give(str(message["plan"]), str(message.get("experiment", "")), ("description",))
 
-    def check(self, table: Table, invitation: Words) -> None:
+    def check(self, table: Table, invitation: Fields) -> None:
         """Raise Withheld unless a run of a plan is agreed to, with this description of the rows."""
         key, experiment = self._key(table, invitation["experiment"]), invitation["experiment"]
         entry = read_json(locate(self.folder, AGREED)).get(key)
@@ -173,7 +173,7 @@ class Agreements:
                 f"({entry['description'][:16]}); its operator may agree to another run"
             )
 
-    def join(self, planned: Plan, invitation: Words) -> None:
+    def join(self, planned: Plan, invitation: Fields) -> None:
         """Count that the site joins a run, which from now on has this description of the rows."""
         table, experiment = invitation["table"], invitation["experiment"]
         agreed, key = read_json(locate(self.folder, AGREED)), self._key(invitation["table"], experiment)
@@ -231,12 +231,12 @@ class Agreements:
 
 def _make_entry(planned: Plan, table: Table) -> dict[str, Any]:
     """What is written down of a plan that is agreed to, and of which nothing was answered yet."""
-    private = planned.learning.training.noised is not None
+    private = planned.learning.training.noise is not None
     terms = {"split": table["federation"]["split"], "seed": planned.learning.seed, "most": needs(planned)}
     return {**terms, "private": private, "experiment": "", "description": "", "given": {}}
 
 
-def _hash_description(invitation: Words) -> str:
+def _hash_description(invitation: Fields) -> str:
     """The hash of how a site's rows become inputs."""
     return _hash({name: invitation.get(name) for name in PINNED})
 

@@ -49,21 +49,21 @@ class Disclosure:
         drawn = hashlib.sha256()
         for part in SPLITS:
             drawn.update(np.ascontiguousarray(rows[part], np.float64).tobytes() + b"/")
-        asked = {"split": asdict(split), "seed": seed, "rows": drawn.hexdigest()}
+        draw = {"split": asdict(split), "seed": seed, "rows": drawn.hexdigest()}
         path, content = self.draws, _digest(data)
-        known = read_json(path, "its site's operator may delete it")
-        before = known.get(content)
-        if before == asked:
+        draws = read_json(path, "its site's operator may delete it")
+        before = draws.get(content)
+        if before == draw:
             return
         if before is not None:
-            named = [f"{key} {json.dumps(before[key])}" for key in ("split", "seed") if before[key] != asked[key]]
+            named = [f"{key} {json.dumps(before[key])}" for key in ("split", "seed") if before[key] != draw[key]]
             raise Withheld(
                 f"it answers for one split and seed of its file, as single rows follow from two, and has answered for "
                 f"{' and '.join(named) or 'other rows of the same (by other columns, classes or times)'}; use that in "
                 f"every run, or have its operator delete {path.name} beside the site's folder"
             )
         make_folder(path.parent)
-        write_json(path, {**known, content: asked})
+        write_json(path, {**draws, content: draw})
 
     def check_steps(
         self,
@@ -78,8 +78,8 @@ class Disclosure:
         `rows` are how many each split has, `labels` those of training rows, and `weights` the example weights, if there
         are any: [n] of training rows, and of those for feedback.
         """
-        own = getattr(method, "batch", None)  # of a method that has one of its own
-        step = min(rows["train"], own or training.batch)
+        batch = getattr(method, "batch", None)  # of a method that has one of its own
+        step = min(rows["train"], batch or training.batch)
         if step < self.step:
             raise Withheld(
                 f"a step of training takes {several(step, 'row')}, and {REVEALS}; set training.batch to {self.step} or "
@@ -130,7 +130,7 @@ class Disclosure:
                 "allow it (--few-rows)"
             )
 
-    def rounded(self, score: float, rows: float) -> float:
+    def round_score(self, score: float, rows: float) -> float:
         """A score as it leaves: no finer than one of so many rows changes it on average; exact if single rows may.
 
         The grid is a power of two, so it says nothing that the score does not.
@@ -152,7 +152,7 @@ def _weights(training: Training, labels: Tensor) -> Tensor:
 def _digest(data: Path) -> str:
     """A hash of a file, or of all files in a folder."""
     hashed = hashlib.sha256()
-    for path in sorted(one for one in data.rglob("*") if one.is_file()) if data.is_dir() else [data]:
+    for path in sorted(file for file in data.rglob("*") if file.is_file()) if data.is_dir() else [data]:
         with path.open("rb") as file:
             hashed.update(hashlib.file_digest(file, "sha256").digest())
     return hashed.hexdigest()

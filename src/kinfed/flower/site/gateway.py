@@ -32,15 +32,15 @@ def names_in(frame: Frame, column: str, site: str) -> dict[str, int]:
     Raises UsageError for a column that is not there, and for names that no site can have.
     """
     frame.need([column])
-    words = frame.words(column)
-    if (empty := np.flatnonzero(words.empty)).size:
+    cells = frame.words(column)
+    if (empty := np.flatnonzero(cells.empty)).size:
         raise UsageError(f"{frame.name}: {frame.place(int(empty[0]), column)} is empty, so its row is no client's")
-    there = np.unique(words.codes)
-    names = {f"{site}.{name}": i for i, name in enumerate(words.names) if name and i in there}
+    there = np.unique(cells.codes)
+    names = {f"{site}.{name}": i for i, name in enumerate(cells.names) if name and i in there}
     bad = [name for name in names if not re.fullmatch(NAME, name)]
     if bad or len(names) > MOST:
-        told = f"{bad[0]!r} cannot be a client's name" if bad else f"it names {len(names):,} clients, over {MOST:,}"
-        raise UsageError(f"{frame.name}: column '{column}': {told}; letters, digits, '.', '_' and '-' may be used")
+        problem = f"{bad[0]!r} cannot be a client's name" if bad else f"it names {len(names):,} clients, over {MOST:,}"
+        raise UsageError(f"{frame.name}: column '{column}': {problem}; letters, digits, '.', '_' and '-' may be used")
     return names
 
 
@@ -53,7 +53,7 @@ def table_of(examples: Path | Frame) -> Frame:
     return open_table(examples)
 
 
-def parted(examples: Path | Frame, column: str, site: str, folder: Path) -> dict[str, Path]:
+def split_by_client(examples: Path | Frame, column: str, site: str, folder: Path) -> dict[str, Path]:
     """A file of its own for each client that a column names, by the client's name; see `names_in` for errors."""
     frame = table_of(examples)
     names, codes = names_in(frame, column, site), frame.words(column).codes
@@ -85,7 +85,7 @@ class Gateway:
         `key` is the site's, by which all of them sign their keys of masked rounds.
         """
         ignore = [*reading.ignore, reading.columns.get(reading.client, reading.client)]
-        own = replace(reading, ignore=ignore, client="")
+        client_reading = replace(reading, ignore=ignore, client="")
         self.name, self._report, self._device = name, report, device
         trusted = policy.members if policy else ""
         self.sites = {
@@ -94,7 +94,7 @@ class Gateway:
                 path,
                 folder,
                 device,
-                own,
+                client_reading,
                 code,
                 self._teller(client),
                 policy,
@@ -108,10 +108,10 @@ class Gateway:
     def reply(self, kind: str, message: Message) -> Message:
         """The reply to a message: who is here, or to a bundle of messages to clients a bundle of their replies."""
         if kind == "hello":
-            found = {client: site.reply("hello", message).words for client, site in self.sites.items()}
-            if waiting := next((words for words in found.values() if words.get("waits")), None):
+            greetings = {client: site.reply("hello", message).fields for client, site in self.sites.items()}
+            if waiting := next((greeting for greeting in greetings.values() if greeting.get("waits")), None):
                 return Message({**waiting, "client": self.name}, {})
-            return Message({"client": self.name, "kinfed": __version__, "clients": found}, {})
+            return Message({"client": self.name, "kinfed": __version__, "clients": greetings}, {})
         try:
             parts = messages.unbundle(message)
         except UsageError as problem:
@@ -122,16 +122,16 @@ class Gateway:
             self._report(f"client {client}: no row of this site's file names it, so the run goes on without it")
         self._gone |= gone
         strange = {client: messages.refusal(client, "no row of its site's file names it") for client in gone}
-        known = {client: part for client, part in parts.items() if client in self.sites}
+        present = {client: part for client, part in parts.items() if client in self.sites}
         if kind == "round":
-            replies = self._round(known)
+            replies = self._round(present)
         else:
-            replies = {client: self.sites[client].reply(kind, part) for client, part in known.items()}
-        answered = {client: reply for client, reply in replies.items() if "refused" not in reply.words}
+            replies = {client: self.sites[client].reply(kind, part) for client, part in present.items()}
+        answered = {client: reply for client, reply in replies.items() if "refused" not in reply.fields}
         if lines := [
             line
             for reply in answered.values()
-            if (line := contents.describe_reply(reply.words, messages.numbers(reply)))
+            if (line := contents.describe_reply(reply.fields, messages.numbers(reply)))
         ]:
             self._report(f"{SENT}replies of {several(len(lines), 'client')}, the first: {lines[0]}")
         return messages.bundle(strange | replies)
@@ -159,20 +159,20 @@ class Gateway:
             if isinstance(begun, Message):
                 replies[client] = begun
             else:
-                what = (begun.words["experiment"], *(one and one[0] for one in begun.part[-2:]))
+                what = (begun.fields["experiment"], *(request and request[0] for request in begun.part[-2:]))
                 batches.setdefault(what, {})[client] = begun
         for batch in batches.values():
-            replies |= self._computed(batch)
+            replies |= self._compute(batch)
         return replies
 
-    def _computed(self, batch: Mapping[str, Work]) -> dict[str, Message]:
+    def _compute(self, batch: Mapping[str, Work]) -> dict[str, Message]:
         """The replies of a batch; if it fails, that of each client by itself, so that one harms no other."""
         works = list(batch.values())
         try:
             key = [id(work.part.simulation) for work in works]
             if self._joined[0] != key:
-                self._joined = key, site_cohort.joined([work.part for work in works], self._device)
-            outcomes = site_cohort.divided(
+                self._joined = key, site_cohort.join_simulations([work.part for work in works], self._device)
+            outcomes = site_cohort.divide(
                 site_cohort.compute([work.part for work in works], self._joined[1]), len(works)
             )
         except Exception as problem:

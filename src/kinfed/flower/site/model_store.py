@@ -7,7 +7,7 @@ from ...core import checkpoint, trees
 from ...core.model import Model
 from ...core.trees import Tree
 from ...files import make_folder, write_json
-from ..wire.messages import Words
+from ..wire.messages import Fields
 from .site_files import expecting_own, read_tensors
 
 
@@ -27,17 +27,17 @@ class ModelStore:
         arrays = {f"{name}/{leaf}": t for name, tree in named.items() for leaf, t in trees.pack(tree).items()}
         checkpoint.write(arrays, self._candidates / f"{round}.safetensors", {"names": json.dumps(list(named))})
 
-    def select(self, words: Words) -> None:
-        """Write the model that the server's words select, and delete those that can no longer be selected."""
+    def select(self, fields: Fields) -> None:
+        """Write the model that the server's fields select, and delete those that can no longer be selected."""
         paths = self._candidates.glob("*.safetensors")
         rounds = sorted(int(path.stem) for path in paths if path.stem.isdecimal())
         if not rounds:
             return
-        selected, chosen = words.get("selected", {}), words.get("chosen", "")
+        selected, chosen = fields.get("selected", {}), fields.get("chosen", "")
         best = selected.get(chosen)
         self._write(best if best in rounds else rounds[-1], chosen)  # a client that was away has its latest
         for round in rounds[:-1]:
-            if round <= words.get("judged", -1) and round not in selected.values():
+            if round <= fields.get("judged", -1) and round not in selected.values():
                 (self._candidates / f"{round}.safetensors").unlink(missing_ok=True)
 
     def _write(self, round: int, chosen: str) -> None:
@@ -54,7 +54,7 @@ class ModelStore:
         model = {leaf.removeprefix(f"{name}/"): t for leaf, t in arrays.items() if leaf.startswith(f"{name}/")}
         theta = model.pop("theta", None)
         if theta is not None:
-            whole = theta.numel() == self._model.layout.size
-            model |= self._model.named(theta) if whole else {"theta": theta}
+            is_complete = theta.numel() == self._model.layout.size
+            model |= self._model.all_tensors(theta) if is_complete else {"theta": theta}
         checkpoint.write(model, path, {"origin": json.dumps(origin)})
         write_json(self._folder / "model.json", origin)

@@ -14,7 +14,7 @@ from ...errors import UsageError
 from ...runs.config import parts, plugins
 from ...runs.config.experiment import Learning, Table
 from ..server.plan import Plan
-from ..wire.messages import Words
+from ..wire.messages import Fields
 from .drawn_rows import STEP, TRAINING, Withheld
 
 LONGEST = 1 << 16  # characters of a plan
@@ -103,9 +103,9 @@ class Policy(Settings):
         """Raise Withheld for a plan that passes over so many training rows too often in a round."""
         self._allow("epochs", passes(learning, rows), self.epochs)
 
-    def _allow(self, name: str, asked: int, most: int) -> None:
-        if asked > most:
-            raise Withheld(f"a site's policy allows {most:,} {name}, and the plan has {asked:,}")
+    def _allow(self, name: str, planned: int, most: int) -> None:
+        if planned > most:
+            raise Withheld(f"a site's policy allows {most:,} {name}, and the plan has {planned:,}")
 
     def check_disk(self, folder: Path) -> None:
         """Raise Withheld if a site's folder takes more than its rules allow."""
@@ -124,21 +124,21 @@ class Policy(Settings):
         """Whether a score may leave."""
         return not self.scores or metric in self.scores
 
-    def coarser(self, said: Words) -> Words:
+    def coarser(self, description: Fields) -> Fields:
         """A description as it may leave: its numbers of so many rows or more, its categories' names too."""
         if self.statistic_rows <= disclosure.FEWEST:
-            return said
-        rows, kept = self.statistic_rows, dict(said)
+            return description
+        rows, kept = self.statistic_rows, dict(description)
         for part in ("statistics", "answers"):
-            whole = said.get(part, {})
-            each = {
+            columns = description.get(part, {})
+            coarse = {
                 name: disclosure.coarse(
-                    disclosure.from_json(one, one["kind"], median=part != "answers"), None, rows, rows
+                    disclosure.from_json(statistics, statistics["kind"], median=part != "answers"), None, rows, rows
                 )
-                for name, one in (whole.items() if isinstance(whole, dict) else enumerate(whole))
+                for name, statistics in (columns.items() if isinstance(columns, dict) else enumerate(columns))
             }
-            told = {name: disclosure.to_json(one) for name, one in each.items()}
-            kept |= {part: told if isinstance(whole, dict) else [*told.values()]} if part in said else {}
+            sent = {name: disclosure.to_json(statistics) for name, statistics in coarse.items()}
+            kept |= {part: sent if isinstance(columns, dict) else [*sent.values()]} if part in description else {}
         return kept
 
 
@@ -150,10 +150,10 @@ def passes(learning: Learning, rows: int) -> int:
         return math.ceil(count * min(size, rows) / max(rows, 1))
 
     once = training.epochs if training.steps is None else of_steps(training.steps, batch)
-    own = {name: value for name, value in vars(method).items() if name.endswith("epochs")}
-    count = own.pop("base_epochs", None)
+    epochs = {name: value for name, value in vars(method).items() if name.endswith("epochs")}
+    count = epochs.pop("base_epochs", None)
     count = once if count is None else count
-    count += sum(once if value is None else value for value in own.values())
+    count += sum(once if value is None else value for value in epochs.values())
     steps = getattr(method, "steps", None)
     if getattr(method, "steps_on_each_batch", False):
         return count * int(steps or 1)

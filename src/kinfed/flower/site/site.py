@@ -42,7 +42,7 @@ from ...simulation.simulation import Simulation
 from ..masking.upload_numbers import find_largest, flatten_upload
 from ..server import plan
 from ..wire import contents, messages
-from ..wire.messages import Message, Words
+from ..wire.messages import Fields, Message
 from . import agreements, site_examples, site_verdict
 from .agreements import Agreements
 from .drawn_rows import Disclosure, Withheld
@@ -68,7 +68,7 @@ SENT, PLAN, STAYS = "sent: ", "plan: ", "stays here: "  # begin what is told of 
 class Work(NamedTuple):
     """A round of a site's, begun: all but what must be computed."""
 
-    words: Words  # the message's
+    fields: Fields  # the message's
     folder: ExperimentFolder
     models: ModelStore
     state: SiteState
@@ -112,20 +112,22 @@ class Site:
         self._last: tuple[Any, Federation, Simulation] | None = None  # see `_held`
 
     def reply(self, kind: str, message: Message) -> Message:
-        """The reply to a message. What cannot be done is refused in words: {"refused": why}."""
-        actions = {one: getattr(self, f"_{one}") for one in ("hello", *messages.NEEDED)}  # and nothing else is called
-        with warnings.catch_warnings(record=True) as told:
+        """The reply to a message. What cannot be done is refused: {"refused": why}."""
+        actions = {
+            action: getattr(self, f"_{action}") for action in ("hello", *messages.NEEDED)
+        }  # and nothing else is called
+        with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", UserWarning)
             reply = self.answering(lambda: actions[kind](message))
         if (
             kind != "hello"
-            and "refused" not in reply.words
-            and (what := contents.describe_reply(reply.words, messages.numbers(reply)))
+            and "refused" not in reply.fields
+            and (what := contents.describe_reply(reply.fields, messages.numbers(reply)))
         ):
             self._report(f"{SENT}{what}{self._given}")
         self._given = ""
-        for one in told if kind == "describe" else []:  # once, not with every round
-            self._report(f"{self._data.name}: {str(one.message).removeprefix(f'{self._data}: ')}")
+        for warning in caught if kind == "describe" else []:  # once, not with every round
+            self._report(f"{self._data.name}: {str(warning.message).removeprefix(f'{self._data}: ')}")
         return reply
 
     def answering(self, do: Callable[[], T]) -> T | Message:
@@ -140,21 +142,23 @@ class Site:
             self._report(f"client {self.name}: {type(problem).__name__}: {problem}")
             why = f"unexpected {type(problem).__name__}"  # what it says may be of the site's examples
         kept = (self.folder.parent, self._data.parent, *(path.parent for path in self._code))
-        for folder in sorted({f"{way}/" for one in kept for way in (one, one.resolve())}, key=len, reverse=True):
+        for folder in sorted(
+            {f"{folder_path}/" for path in kept for folder_path in (path, path.resolve())}, key=len, reverse=True
+        ):
             why = why.replace(folder, "")  # where a site keeps its files is not the server's affair
         return messages.refusal(self.name, why)
 
     def _hello(self, message: Message) -> Message:
-        if why := self._unagreed(message.words):
-            words = {"client": self.name, "kinfed": __version__, "refused": why, "waits": True}
-            return Message(words, {})
+        if why := self._ask_for_agreement(message.fields):
+            fields = {"client": self.name, "kinfed": __version__, "refused": why, "waits": True}
+            return Message(fields, {})
         data = site_examples.find(self._data, self.name, self._reading)
         with at_home(data):
             return Message({"client": self.name, "kinfed": __version__, **data.hello()}, {})
 
-    def _unagreed(self, words: Words) -> str:
+    def _ask_for_agreement(self, fields: Fields) -> str:
         """Why the operator must agree before a run begins, and asks for that once; empty if there is no need."""
-        plans, experiment = words.get("plans", []), str(words.get("experiment", ""))
+        plans, experiment = fields.get("plans", []), str(fields.get("experiment", ""))
         if not isinstance(plans, list) or not all(isinstance(table, dict) for table in plans):
             raise UsageError(f"the server's plans must be a list of tables; got {plans!r:.80}")
         why = self._agreements.missing(plans, experiment)
@@ -169,46 +173,48 @@ class Site:
         return why
 
     def _describe(self, message: Message) -> Message:
-        words = message.words
-        messages.check("describe", words)
-        split = parts.call(Split, words["split"], "federation.split")[0]
-        self._agreements.allow_description(words)
+        fields = message.fields
+        messages.check("describe", fields)
+        split = parts.call(Split, fields["split"], "federation.split")[0]
+        self._agreements.allow_description(fields)
         if self._policy.epsilon is not None:
             raise Withheld("its policy asks for privacy, under which a description of its rows has no price")
         data = site_examples.find(self._data, self.name, self._reading, self._limits)
         with understanding(), at_home(data):
-            description = data.describe(words["agreed"], split, words["seed"])
+            description = data.describe(fields["agreed"], split, fields["seed"])
         return Message({"client": self.name, **self._policy.coarser(description)}, {})
 
     def _join(self, invitation: Message) -> Message:
-        words = invitation.words
-        if words.get("kinfed") != __version__:
+        fields = invitation.fields
+        if fields.get("kinfed") != __version__:
             raise UsageError(
-                f"this site runs kinfed {__version__}, the server {words.get('kinfed')}; install the same version"
+                f"this site runs kinfed {__version__}, the server {fields.get('kinfed')}; install the same version"
             )
-        messages.check("join", words)
-        planned = self._allowed(invitation)
+        messages.check("join", fields)
+        planned = self._allow_plan(invitation)
         federation, model = self._examples(invitation, planned)
         simulation = self._simulate(planned, federation, model)
         problem = messages.problem_with(invitation.arrays, messages.forms({"theta": model.theta}))
         if problem:
             raise UsageError(f"the server's model cannot be used: {problem}")
-        _check_layout(words, simulation)
-        self._report(f"tensors: {Sharing.of(planned.learning.method, simulation.model.layout).plan}")
+        _check_layout(fields, simulation)
+        self._report(f"tensors: {Sharing.from_method(planned.learning.method, simulation.model.layout).plan}")
         if planned.learning.training.masks:
             check_masks(simulation.method, (), (), simulation.client_statistics())
-        folder, accepted = self._at(words), messages.round_of(words, "accepted")
-        self._agreements.join(planned, words)
+        folder, accepted = self._folder_of(fields), messages.round_of(fields, "accepted")
+        self._agreements.join(planned, fields)
         data = site_examples.find(self._data, self.name, self._reading)
         code = [str(path.resolve()) for path in self._code]
         with understanding(), at_home(data), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # told when the columns were described
-            folder.save_description({"code": code, "examples": federation.digest(), **data.kept(words, federation)})
+            folder.save_description(
+                {"code": code, "examples": federation.digest(), **data.describe_reading(fields, federation)}
+            )
         folder.save_invitation(invitation)
         reply = Message({"client": self.name, "size": int(simulation.sizes[0])}, {})
         if simulation.weights is not None:
-            total = self._limits.rounded(float(simulation.weights[0]), _rows_that_count(simulation)["train"])
-            reply.words["weight"] = total
+            total = self._limits.round_score(float(simulation.weights[0]), _rows_that_count(simulation)["train"])
+            reply.fields["weight"] = total
         messages.put(tree_map(lambda t: t[0], simulation.client_statistics()), reply, "client_statistics")
         if folder.state() is None:
             state = tree_map(lambda t: t[0].clone(), simulation.state)
@@ -217,30 +223,30 @@ class Site:
 
     def _offer(self, message: Message) -> Message:
         """Keys of this site's for a masked round."""
-        messages.check("offer", message.words)
-        invitation = self._at(message.words).invitation()
+        messages.check("offer", message.fields)
+        invitation = self._folder_of(message.fields).invitation()
         if invitation is None:
             return Message({"client": self.name, "join": True}, {})
         # What the site allows is looked at when it is asked for its upload.
-        settings = invitation.words["table"].get("privacy", {})
+        settings = invitation.fields["table"].get("privacy", {})
         if self._masks is None or not settings.get("masked"):
             raise Withheld("the plan has no masks, so it makes no keys for them")
         privacy: Privacy = parts.call(Privacy, settings, "privacy")[0]
-        round = messages.round_of(message.words, "round")
-        self._agreements.check_masked(invitation.words["table"], invitation.words["experiment"], round)
-        context = messages.round_digest(invitation, round, message.words["model"])
-        return self._masks.offer_keys(privacy, context, message.words)
+        round = messages.round_of(message.fields, "round")
+        self._agreements.check_masked(invitation.fields["table"], invitation.fields["experiment"], round)
+        context = messages.round_digest(invitation, round, message.fields["model"])
+        return self._masks.offer_keys(privacy, context, message.fields)
 
     def _share(self, message: Message) -> Message:
         """Shares of this site's secrets of a masked round, for all members."""
-        return self._masked("share", message).share_secrets(message)
+        return self._require_masks("share", message).share_secrets(message)
 
     def _reveal(self, message: Message) -> Message:
         """Shares of others' secrets of a masked round, for the server."""
-        return self._masked("reveal", message).reveal_shares(message)
+        return self._require_masks("reveal", message).reveal_shares(message)
 
-    def _masked(self, kind: str, message: Message) -> MaskedRounds:
-        messages.check(kind, message.words)
+    def _require_masks(self, kind: str, message: Message) -> MaskedRounds:
+        messages.check(kind, message.fields)
         if self._masks is None:
             raise Withheld(NO_MASKS)
         return self._masks
@@ -251,23 +257,23 @@ class Site:
 
     def begin(self, message: Message) -> "Message | Work":
         """A round up to what must be computed for it; a reply if it needs nothing."""
-        messages.check("round", message.words)
-        folder = self._at(message.words)
+        messages.check("round", message.fields)
+        folder = self._folder_of(message.fields)
         invitation = folder.invitation()
         if invitation is None:
             return Message({"client": self.name, "join": True}, {})
-        planned = self._allowed(invitation)  # before the state is read, whose types its method may define
+        planned = self._allow_plan(invitation)  # before the state is read, whose types its method may define
         state = folder.state()
         if state is None:
             return Message({"client": self.name, "join": True}, {})
         digest = messages.digest(message)
         if state.digest == digest:
             return state.reply
-        federation, simulation = self._held(invitation, planned)
-        _check_layout(message.words, simulation)
-        accepted = messages.round_of(message.words, "accepted")
+        federation, simulation = self._load(invitation, planned)
+        _check_layout(message.fields, simulation)
+        accepted = messages.round_of(message.fields, "accepted")
         base = self._base(state, accepted)
-        round = messages.round_of(message.words, "round") if "train" in message.words else None
+        round = messages.round_of(message.fields, "round") if "train" in message.fields else None
         if round is not None and round <= accepted:
             raise UsageError(f"round {round + 1} is over: the server accepted this client's round {accepted + 1}")
         state = state._replace(
@@ -280,20 +286,21 @@ class Site:
             forms={**state.forms},
         )
         models = ModelStore(folder.path, simulation.model)
-        models.select(message.words)
-        evaluate = self._to_evaluate(message, state) if "evaluate" in message.words else None
+        models.select(message.fields)
+        evaluate = self._to_evaluate(message, state) if "evaluate" in message.fields else None
         train = None if round is None else (round, _receive(message, "train", state.forms))
         if train is not None:
             self._check_sums(simulation, *train)
         masked = self._open_shares(planned, invitation, message, train)
-        kinds = ["evaluation"] * (evaluate is not None) + ["training"] * (train is not None)
+        parts = {"evaluation": evaluate, "training": train}
+        kinds = [kind for kind, part in parts.items() if part is not None]
         if kinds:  # counted before it is computed, so that a site that is killed has counted it
-            table = invitation.words["table"]
-            self._given = f" ({self._agreements.give(table, message.words['experiment'], kinds, masked)})"
+            table = invitation.fields["table"]
+            self._given = f" ({self._agreements.give(table, message.fields['experiment'], kinds, masked)})"
         if train is not None:
-            self._spend(planned, simulation, base, train, state.reply, message.words["experiment"])
+            self._spend(planned, simulation, base, train, state.reply, message.fields["experiment"])
         rounds = planned.learning.rounds.count
-        return Work(message.words, folder, models, state, Part(federation, simulation, base, evaluate, train), rounds)
+        return Work(message.fields, folder, models, state, Part(federation, simulation, base, evaluate, train), rounds)
 
     def finish(self, work: "Work", outcome: Outcome) -> Message:
         """The reply of a round, once what was computed is saved."""
@@ -302,9 +309,9 @@ class Site:
             self._keep_evaluation(work, outcome)
         if work.part.train is not None:
             self._put_upload(work, tree_map(lambda t: t[0], outcome.upload))
-            state.reply.words["round"] = work.part.train[0]
-            own = tree_map(lambda t: t[0].clone(), outcome.state)
-            state = state._replace(state=own, trained=work.part.train[0])
+            state.reply.fields["round"] = work.part.train[0]
+            state_after = tree_map(lambda t: t[0].clone(), outcome.state)
+            state = state._replace(state=state_after, trained=work.part.train[0])
         work.folder.save_state(state)
         return state.reply
 
@@ -322,26 +329,26 @@ class Site:
         check_masks(simulation.method, train[1], upload, roster.client_statistics)
         weight = float(weigh(simulation.method, roster, roster.everyone)[0])
         numbers = flatten_upload(privacy, rounds, train[1], upload, weight)
-        reply.arrays["masked"] = self._masks.mask(work.words, numbers, find_largest(privacy, rounds))
+        reply.arrays["masked"] = self._masks.mask(work.fields, numbers, find_largest(privacy, rounds))
 
     def _keep_evaluation(self, work: "Work", outcome: Outcome) -> None:
         """Keep the models of a round, and reply with their scores, or tell them to the operator under privacy."""
         assert work.part.evaluate is not None
         round, evaluation, simulation = work.part.evaluate[0], outcome.evaluation, work.part.simulation
-        work.state.reply.words["evaluated"] = round
+        work.state.reply.fields["evaluated"] = round
         if evaluation is None:
             self._report(f"{STAYS}why the models of round {round + 1} have no scores: {outcome.problem}")
             return
         work.models.save(round, {name: trees.pick(model, 0) for name, model in evaluation.models.items()})
         rows = _rows_that_count(simulation)
         scores = [
-            [*key, float(value) if key[2] == ALWAYS else self._limits.rounded(float(value), rows[key[1]])]
+            [*key, float(value) if key[2] == ALWAYS else self._limits.round_score(float(value), rows[key[1]])]
             for key, value in evaluation.scores.items()
             if self._policy.lets_out(key[2])
         ]
-        work.models.select(work.words)
-        if simulation.training.noised is None:
-            work.state.reply.words["scores"] = scores
+        work.models.select(work.fields)
+        if simulation.training.noise is None:
+            work.state.reply.fields["scores"] = scores
             return
         metric = work.part.federation.task.metric
         line = contents.describe_reply({"scores": [row for row in scores if row[2] == metric], "evaluated": round}, {})
@@ -353,7 +360,7 @@ class Site:
             f"evaluate/{n.removeprefix('train/')}": t for n, t in message.arrays.items() if n.startswith("train/")
         }
         received = _receive(message._replace(arrays=arrays | message.arrays), "evaluate", state.forms)
-        return messages.round_of(message.words, "evaluated"), received
+        return messages.round_of(message.fields, "evaluated"), received
 
     def _open_shares(
         self, planned: plan.Plan, invitation: Message, message: Message, train: tuple[int, Tree] | None
@@ -363,7 +370,7 @@ class Site:
         if privacy is None or train is None:
             return -1
         context = messages.round_digest(invitation, train[0], messages.model_digest(message))
-        count = self._masked("round", message).open_shares(message.words, context)
+        count = self._require_masks("round", message).open_shares(message.fields, context)
         if privacy.unit == "client":
             privacy.check_count(count)
         return train[0]
@@ -372,8 +379,8 @@ class Site:
         """Raise Withheld for models at which a few rows decide what is uploaded."""
         if self._limits.step > 1 and simulation.budget is None:
             weights = simulation.row_weights(round, torch.tensor([0]), received)
-            for one in () if weights is None else weights[0]:
-                self._limits.check_weights(one, "the coefficients that the server sent")
+            for row_weights in () if weights is None else weights[0]:
+                self._limits.check_weights(row_weights, "the coefficients that the server sent")
 
     def _spend(
         self, planned: plan.Plan, simulation: Simulation, base: Tree, train: tuple[int, Tree], reply: Message, run: str
@@ -382,7 +389,7 @@ class Site:
 
         Raises Withheld if that is more than the budget.
         """
-        privacy, (round, received) = planned.learning.training.noised, train
+        privacy, (round, received) = planned.learning.training.noise, train
         if privacy is None:
             return
         simulation.state = tree_map(lambda t: t[None].clone(), base)
@@ -391,29 +398,29 @@ class Site:
         else:
             steps = simulation.price_round(round, torch.tensor([0]), received)
         if steps.steps:
-            reply.words["privacy"] = Ledger(self.folder).spend(run, steps, privacy, self._policy.budget(privacy))
+            reply.fields["privacy"] = Ledger(self.folder).spend(run, steps, privacy, self._policy.budget(privacy))
 
     def _verdict(self, message: Message) -> Message:
         """Compare the site's model with one that it learns alone, and perhaps with FedAvg's; the operator is told."""
-        words = message.words
-        messages.check("verdict", words)
-        folder, kept = self._at(words), {}
-        named = {"own": words["experiment"]} | ({"fedavg": words["fedavg"]} if "fedavg" in words else {})
+        fields = message.fields
+        messages.check("verdict", fields)
+        folder, kept = self._folder_of(fields), {}
+        named = {"own": fields["experiment"]} | ({"fedavg": fields["fedavg"]} if "fedavg" in fields else {})
         for name, experiment in named.items():
-            place = self._at(words | {"experiment": experiment})
+            place = self._folder_of(fields | {"experiment": experiment})
             invitation = place.invitation()
             if invitation is None or not (place.path / "model.safetensors").exists():
                 raise UsageError(f"this site has no model of the experiment {experiment}, so it cannot compare")
-            kept[name] = model_of(place.path, self._plan(invitation.words), invitation.words)[0]
+            kept[name] = model_of(place.path, self._plan(invitation.fields), invitation.fields)[0]
         joined = folder.invitation()
         assert joined is not None
-        planned = self._allowed(joined)
-        if planned.learning.training.noised is not None:
+        planned = self._allow_plan(joined)
+        if planned.learning.training.noise is not None:
             raise Withheld("scores have no price under privacy, so none leave")
         federation, model = self._examples(joined, planned)
         self._policy.check_score(federation.task.metric)
-        self._agreements.give(joined.words["table"], words["experiment"], ("verdict",))
-        beside = str(words.get("fedavg", ""))
+        self._agreements.give(joined.fields["table"], fields["experiment"], ("verdict",))
+        beside = str(fields.get("fedavg", ""))
         verdict, baselines = site_verdict.compare(
             planned, federation, model, kept, folder.path, str(self._device), beside
         )
@@ -421,7 +428,7 @@ class Site:
         counts = [_effective_rows(federation.weights, federation.rows[split][0]) for split in ("validation", "test")]
         for scores in baselines.values():
             for i, (score, rows) in enumerate(zip(scores, counts, strict=True)):
-                scores[i] = score if score is None else self._limits.rounded(score, rows)
+                scores[i] = score if score is None else self._limits.round_score(score, rows)
         return Message({"client": self.name, "baselines": baselines}, {})
 
     def _base(self, state: SiteState, accepted: int) -> Tree:
@@ -436,27 +443,27 @@ class Site:
             f"files; delete {self.folder} to join again"
         )
 
-    def _allowed(self, invitation: Message) -> plan.Plan:
+    def _allow_plan(self, invitation: Message) -> plan.Plan:
         """The plan of an experiment; raises Withheld unless the site's rules allow it, as they are now."""
-        words = invitation.words
-        planned = self._plan(words)
-        self._at(words)  # raises for a name that no folder can have
-        self._policy.check(planned, words["table"], self.folder, words["experiment"])
+        fields = invitation.fields
+        planned = self._plan(fields)
+        self._folder_of(fields)  # raises for a name that no folder can have
+        self._policy.check(planned, fields["table"], self.folder, fields["experiment"])
         if planned.learning.training.masks and self._masks is None:
             raise Withheld(NO_MASKS)
-        self._agreements.check(words["table"], words)
+        self._agreements.check(fields["table"], fields)
         self._policy.check_disk(self.folder)
         return planned
 
-    def _plan(self, words: Words) -> plan.Plan:
+    def _plan(self, fields: Fields) -> plan.Plan:
         """The server's config, made of kinfed's parts and of those in this site's own files."""
-        if (size := len(json.dumps(words["table"]))) > LONGEST:
+        if (size := len(json.dumps(fields["table"]))) > LONGEST:
             raise UsageError(f"the server's plan has {size:,} characters, more than {LONGEST:,}")
         with plugins.local(self._code):
-            plugins.check_sent(words["table"])
-            return plan.resolve(words["table"])
+            plugins.check_sent(fields["table"])
+            return plan.resolve(fields["table"])
 
-    def _held(self, invitation: Message, planned: plan.Plan) -> tuple[Federation, Simulation]:
+    def _load(self, invitation: Message, planned: plan.Plan) -> tuple[Federation, Simulation]:
         """The examples and the simulation of an experiment; the last ones are kept as long as the file stays."""
         key = messages.digest(invitation), _signature(self._data)
         if self._last is None or self._last[0] != key:
@@ -491,33 +498,33 @@ class Site:
 
     def _examples(self, invitation: Message, planned: plan.Plan) -> tuple[Federation, Model]:
         """The examples of this client, and the model with the initial values that the server sent."""
-        words = invitation.words
+        fields = invitation.fields
         data = site_examples.find(self._data, self.name, self._reading, self._limits)
-        private = planned.learning.training.noised is not None
+        private = planned.learning.training.noise is not None
         if private and isinstance(data, SiteSeries):
             raise Withheld("series are scaled by their readings, which have no price under privacy")
-        task = plan.read_task(words["task"])
+        task = plan.read_task(fields["task"])
         with understanding():
-            self._policy.check_parameters(planned, words["shape"], words["outputs"], words.get("description"))
+            self._policy.check_parameters(planned, fields["shape"], fields["outputs"], fields.get("description"))
         cut = math.inf if private else float(planned.table["model"].get("cut", math.inf))  # by the site's own rows
         with understanding(), at_home(data):
-            federation = data.federate(words, task, planned.split, planned.learning.seed, cut)
+            federation = data.federate(fields, task, planned.split, planned.learning.seed, cut)
         digest = federation.digest()
-        if (self._at(words).description() or {}).get("examples", digest) != digest:
+        if (self._folder_of(fields).description() or {}).get("examples", digest) != digest:
             raise OwnFileError(
                 f"{self._data} has changed since this site joined the run, and so have its examples; put it back as it "
                 "was, or start another run",
                 Fault.REPLACED,
             )
-        if list(federation.x.shape[1:]) != list(words["shape"]):
+        if list(federation.x.shape[1:]) != list(fields["shape"]):
             raise UsageError(
-                f"{self._data}: an example is {list(federation.x.shape[1:])} here but {words['shape']} at other sites"
+                f"{self._data}: an example is {list(federation.x.shape[1:])} here but {fields['shape']} at other sites"
             )
-        if federation.outputs != words["outputs"]:
+        if federation.outputs != fields["outputs"]:
             raise UsageError(
-                f"{self._data} needs {federation.outputs} outputs, but the server's model has {words['outputs']}"
+                f"{self._data} needs {federation.outputs} outputs, but the server's model has {fields['outputs']}"
             )
-        model = planned.model(tuple(words["shape"]), words["outputs"], words.get("description"))
+        model = planned.model(tuple(fields["shape"]), fields["outputs"], fields.get("description"))
         if "theta" not in invitation.arrays:
             raise UsageError("the server's message lacks the model")
         theta = invitation.arrays["theta"]
@@ -529,8 +536,8 @@ class Site:
         model.theta = theta
         return federation, model
 
-    def _at(self, words: Words) -> ExperimentFolder:
-        return ExperimentFolder(self.folder, words["experiment"])
+    def _folder_of(self, fields: Fields) -> ExperimentFolder:
+        return ExperimentFolder(self.folder, fields["experiment"])
 
 
 @contextmanager
@@ -547,8 +554,8 @@ def understanding() -> Iterator[None]:
 def _signature(path: Path) -> list[tuple[str, int, int, int]]:
     """By which it is seen that a file, or one of a folder's, is another one now."""
     try:
-        every = sorted(one for one in path.rglob("*") if one.is_file()) if path.is_dir() else [path]
-        stats = [(str(one), one.stat()) for one in every]
+        every = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
+        stats = [(str(file), file.stat()) for file in every]
     except OSError:
         return []
     return [(name, stat.st_ino, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
@@ -565,19 +572,19 @@ def _rows_that_count(simulation: Simulation) -> dict[str, float]:
     return {split: _effective_rows(weights, rows[0]) for split, rows in simulation.clients.rows.items()}
 
 
-def _check_layout(words: Words, simulation: Simulation) -> None:
-    if words["layout"] != messages.layout_digest(simulation.model.layout):
+def _check_layout(fields: Fields, simulation: Simulation) -> None:
+    if fields["layout"] != messages.layout_digest(simulation.model.layout):
         raise UsageError("the server's model has other layers than this site's; install the same version of kinfed")
 
 
-def _receive(message: Message, part: str, forms: Words) -> Tree:
+def _receive(message: Message, part: str, forms: Fields) -> Tree:
     """A checked part of a message, to a cohort of one; the first of its kind says what later ones must look like.
 
     Of what is the same for all clients there may be more or less from round to round, such as models of clusters.
     """
     arrays = {name: t for name, t in message.arrays.items() if name.startswith(f"{part}/")}
-    known: Words = forms.setdefault(part, {name: list(form) for name, form in messages.forms(arrays).items()})
-    like = {name: (dtype, tuple(shape)) for name, (dtype, shape) in known.items()}
+    expected: Fields = forms.setdefault(part, {name: list(form) for name, form in messages.forms(arrays).items()})
+    like = {name: (dtype, tuple(shape)) for name, (dtype, shape) in expected.items()}
     if arrays.keys() == like.keys():
         for name in trees.names(messages.take(message, part), Axis.SHARED):
             dtype, shape = like[f"{part}/{name}"]

@@ -22,7 +22,7 @@ from ..server.nodes import Failure, Node
 from ..server.schema_negotiation import is_number
 from ..server.server import serve
 from ..wire import contents, messages
-from ..wire.messages import Message, Words
+from ..wire.messages import Fields, Message
 from . import site_examples
 from .drawn_rows import REVEALS, STEP
 from .masked_rounds import MaskedRounds
@@ -52,7 +52,7 @@ class Here:
         self._arrived[id] = reply
         if node == 0:
             before = self.left.get(kind, Message({}, {}))
-            self.left[kind] = Message({**before.words, **reply.words}, {**before.arrays, **reply.arrays})
+            self.left[kind] = Message({**before.fields, **reply.fields}, {**before.arrays, **reply.arrays})
         return id
 
     def pull(self, ids: Iterable[str]) -> dict[str, Message | Failure]:
@@ -90,35 +90,35 @@ def rehearse(
             kept = {key: flower[key] for key in KEPT if key in flower}
             flower = kept | {"clients": len(names), "patience": 1.0, "graph": str(links), "beside": []}
             planned = plan.resolve(raw | private | {"rounds": 1, "evaluate_every": 1, "flower": flower})
-            told: list[str] = []
+            reports: list[str] = []
             called = str(examples) if isinstance(examples, Path) else examples.name
-            data = site_examples.kept(examples, Path(folder))
+            data = site_examples.keep_examples(examples, Path(folder))
 
             def hear(text: str) -> None:
-                told.append(text if data == examples else text.replace(str(data), called).replace(data.name, called))
+                reports.append(text if data == examples else text.replace(str(data), called).replace(data.name, called))
 
             rules = replace(policy or Policy(), runs="any")
             rules = replace(rules, members="")
             at = Path(folder)
             sites = [Site(n, data, at, device, reading, code, hear, rules, MaskedRounds(n)) for n in names]
             here = Here(sites)
-            if "refused" in sites[0].reply("hello", Message({}, {})).words:
-                raise UsageError(told[0].removeprefix(f"client {client}: "))
+            if "refused" in sites[0].reply("hello", Message({}, {})).fields:
+                raise UsageError(reports[0].removeprefix(f"client {client}: "))
             try:
                 summary = serve(planned, here, Path(folder) / "run", log=lambda text: None, poll=0.0)
             except (UsageError, RunError) as problem:
-                why = next((line for line in told if line.startswith(f"client {client}: ")), str(problem))
+                why = next((line for line in reports if line.startswith(f"client {client}: ")), str(problem))
                 raise UsageError(why.removeprefix(f"client {client}: ")) from None
     outputs = several(summary.data.outputs or 0, "output")
     report(f"file      {called} fits: by its own rows an example is {summary.data.shape}, and a model has {outputs}")
-    for line in dict.fromkeys(line for line in told if not line.startswith(("client ", "tensors: ", SENT, STAYS))):
+    for line in dict.fromkeys(line for line in reports if not line.startswith(("client ", "tensors: ", SENT, STAYS))):
         report(f"note      {line}")
-    if line := _undecided(here.left["hello"].words, flower):
+    if line := _describe_undecided(here.left["hello"].fields, flower):
         report(f"note      {line}")
     if run:
         named = plugins.short_name(planned.table["model"]["name"])
         report(f"model     {named} fits: {summary.cost.parameters:,} parameters; method {summary.method}")
-        report(next(line.replace(": ", "   ", 1) for line in told if line.startswith("tensors: ")))
+        report(next(line.replace(": ", "   ", 1) for line in reports if line.startswith("tensors: ")))
     else:
         report("model     not checked: give the run's config, --check FILE.toml")
     report("what leaves this site for the server, besides why it refuses a message when it does:")
@@ -126,7 +126,7 @@ def rehearse(
         report(line)
 
 
-def _name_twins(client: str, raw: Words) -> tuple[list[str], Words]:
+def _name_twins(client: str, raw: Fields) -> tuple[list[str], Fields]:
     """The sites of a rehearsal, as many as a plan needs, and what the plan must say for so few."""
     privacy = raw.get("privacy", {})
     if isinstance(privacy, dict) and privacy.get("masked") is True:
@@ -136,19 +136,19 @@ def _name_twins(client: str, raw: Words) -> tuple[list[str], Words]:
 
 def _leaving(left: dict[str, Message], training: Training | None) -> list[str]:
     """What the replies of a site hold, a line each; `training` is the plan's, None without a model."""
-    lines = [f"greeting  {line}" for line in _greeting(left["hello"].words)]
+    lines = [f"greeting  {line}" for line in _greeting(left["hello"].fields)]
     if "describe" in left:
-        lines += [f"columns   {line}" for line in _description(left["describe"].words)]
+        lines += [f"columns   {line}" for line in _description(left["describe"].fields)]
     lines.append("joining   how many training examples it has" + _arrays(left["join"]))
-    if training is not None and training.noised is not None:
-        limit = f"epsilon {training.noised.limit:g} at delta {training.noised.delta:g}"
+    if training is not None and training.noise is not None:
+        limit = f"epsilon {training.noise.limit:g} at delta {training.noise.delta:g}"
         lines.append(f"round     no scores{_arrays(left['round'])}, trained with noise of this site's own:")
-        kept = "for each training row" if training.noised.unit == "row" else "for all of this site, in sums alone"
+        kept = "for each training row" if training.noise.unit == "row" else "for all of this site, in sums alone"
         lines.append(f"          {limit} {kept}, in all rounds together")
         return lines
     if training is not None:
         lines.append(f"round     its scores (validation and test){_arrays(left['round'])}")
-        rows = f"a step takes {several(min(training.batch, left['join'].words['size']), 'row')} here"
+        rows = f"a step takes {several(min(training.batch, left['join'].fields['size']), 'row')} here"
         lines.append(f"          {rows}; fewer than {STEP} are refused without --few-rows, as {REVEALS}")
         lines.append("          and a server that crafts models can read rows out of more, as docs/privacy.md says")
     else:
@@ -164,9 +164,9 @@ def _arrays(message: Message) -> str:
     return f"; tensors: {_some(listed)}{size}" if listed else ""
 
 
-def _greeting(words: Words) -> list[str]:
+def _greeting(fields: Fields) -> list[str]:
     lines = ["its name and version of kinfed"]
-    if table := words.get("table"):
+    if table := fields.get("table"):
         units = {name: f" in {unit}" for name, unit in table["units"].items()}
         named = [f"{name} ({CALLED.get(kind, kind)}{units.get(name, '')})" for name, kind in table["kinds"].items()]
         lines.append(f"names and kinds of {several(len(named), 'column')}: {_some(named)}")
@@ -174,27 +174,27 @@ def _greeting(words: Words) -> list[str]:
         labels = labels if table["labels"] else ", numbers"
         lines.append(f"the target: {', '.join(table['targets'])}{labels}")
         lines.append(f"that its rows are{'' if table['in_order'] else ' not'} split in time order")
-    elif series := words.get("series"):
+    elif series := fields.get("series"):
         count = int(sum(part[2] for part in series["times"]))
         lines.append(
-            f"the name of the target, {words['columns'][0]}, and the times of {several(count, 'reading')}, as "
+            f"the name of the target, {fields['columns'][0]}, and the times of {several(count, 'reading')}, as "
             f"{several(len(series['times']), 'run')} of equal steps"
         )
         if named := [f"{name} ({CALLED.get(kind, kind)})" for name, kind in series["kinds"].items()]:
             lines.append(f"names and kinds of {several(len(named), 'covariate')}: {_some(named)}")
     else:
-        lines.append(f"the shape of an example, {words['shape']}, and {words['outputs']:,} classes or outputs")
+        lines.append(f"the shape of an example, {fields['shape']}, and {fields['outputs']:,} classes or outputs")
     return lines
 
 
-def _whole(table: Words) -> bool:
+def _whole(table: Fields) -> bool:
     """Whether the labels of a table are numbers."""
     return bool(table["labels"]) and all(map(is_number, table["labels"]))
 
 
-def _undecided(words: Words, flower: Words) -> str:
+def _describe_undecided(fields: Fields, flower: Fields) -> str:
     """What a site by itself cannot say of its target; empty if nothing."""
-    table = words.get("table")
+    table = fields.get("table")
     if table is None or not _whole(table) or flower.get("counts") or not flower.get("labels", True):
         return ""
     count = several(len(table["labels"]), "different whole number")
@@ -204,18 +204,19 @@ def _undecided(words: Words, flower: Words) -> str:
     )
 
 
-def _description(words: Words) -> list[str]:
+def _description(fields: Fields) -> list[str]:
     """What is told of the training rows, column by column."""
-    lines = [f"of {several(words['rows'], 'training row')}:"]
-    for name, known in words.get("statistics", {}).items():
-        lines.append(f"  {name}: {contents.describe_column(known)}")
-    if "begins" in words:
+    lines = [f"of {several(fields['rows'], 'training row')}:"]
+    for name, statistics in fields.get("statistics", {}).items():
+        lines.append(f"  {name}: {contents.describe_column(statistics)}")
+    if "begins" in fields:
         lines.append("  at which steps windows begin")
-    for i, one in enumerate(words.get("answers", [])):
-        number = f" {i + 1}" * (len(words["answers"]) > 1)
-        lines.append(f"  the target{number}: {contents.describe_column(one)}")
+    for i, statistics in enumerate(fields.get("answers", [])):
+        number = f" {i + 1}" if len(fields["answers"]) > 1 else ""
+        lines.append(f"  the target{number}: {contents.describe_column(statistics)}")
     return lines
 
 
 def _some(names: Sequence[str]) -> str:
-    return ", ".join(names[:SHOWN]) + f" and {len(names) - SHOWN:,} more" * (len(names) > SHOWN)
+    more = f" and {len(names) - SHOWN:,} more" if len(names) > SHOWN else ""
+    return ", ".join(names[:SHOWN]) + more

@@ -39,25 +39,25 @@ def compute(parts: Sequence[Part], simulation: Simulation | None = None) -> Outc
 
     Without it there is one client, whose own is used.
     """
-    one, fleet = parts[0], simulation or parts[0].simulation
+    first, fleet = parts[0], simulation or parts[0].simulation
     ids = torch.arange(len(parts))
     base = tree_map(lambda *t: torch.stack(t), *(part.base for part in parts))
     evaluation: Evaluation | None = None
     upload: Tree = ()
     trouble = ""
-    if one.evaluate is not None:
+    if first.evaluate is not None:
         fleet.state = tree_map(torch.clone, base)
         received = together([part.evaluate[1] for part in parts if part.evaluate is not None])
         try:
-            evaluation = fleet.evaluate(one.evaluate[0], ids, received)
+            evaluation = fleet.evaluate(first.evaluate[0], ids, received)
         except Exception as problem:
-            if fleet.training.noised is None:
+            if fleet.training.noise is None:
                 raise
             trouble = f"{type(problem).__name__}: {problem}"  # a refusal would say something of rows
-    if one.train is not None:
+    if first.train is not None:
         fleet.state = tree_map(torch.clone, base)
         _, upload = fleet.train(
-            one.train[0], ids, together([part.train[1] for part in parts if part.train is not None])
+            first.train[0], ids, together([part.train[1] for part in parts if part.train is not None])
         )
     return Outcome(evaluation, upload, fleet.state, trouble)
 
@@ -65,30 +65,30 @@ def compute(parts: Sequence[Part], simulation: Simulation | None = None) -> Outc
 def together(received: Sequence[Tree]) -> Tree:
     """Messages to cohorts of one as a message to all; raises ValueError if what is shared is not the same."""
 
-    def join(axis: Axis, *each: Tensor) -> Tensor:
+    def join(axis: Axis, *parts: Tensor) -> Tensor:
         if axis is not Axis.SHARED:
-            return torch.cat(each)
-        if not all(torch.equal(each[0], other) for other in each[1:]):
+            return torch.cat(parts)
+        if not all(torch.equal(parts[0], other) for other in parts[1:]):
             raise ValueError("what all clients share differs")
-        return each[0]
+        return parts[0]
 
     return tree_map(join, trees.axes(received[0]), *received)
 
 
-def divided(outcome: Outcome, count: int) -> list[Outcome]:
+def divide(outcome: Outcome, count: int) -> list[Outcome]:
     """The outcome of each of so many clients, as of a cohort of one."""
 
     def row(tree: Tree, i: int) -> Tree:
         return tree_map(lambda t: t[i : i + 1], tree)
 
-    found = outcome.evaluation
+    evaluation = outcome.evaluation
     return [
         Outcome(
             None
-            if found is None
+            if evaluation is None
             else Evaluation(
-                {key: values[i : i + 1] for key, values in found.scores.items()},
-                {name: trees.pick(model, slice(i, i + 1)) for name, model in found.models.items()},
+                {key: values[i : i + 1] for key, values in evaluation.scores.items()},
+                {name: trees.pick(model, slice(i, i + 1)) for name, model in evaluation.models.items()},
             ),
             row(outcome.upload, i),
             row(outcome.state, i),
@@ -105,22 +105,25 @@ def _join_weights(federations: Sequence[Federation]) -> Tensor | None:
     return torch.cat(list(weights))
 
 
-def joined(parts: Sequence[Part], device: str) -> Simulation:
+def join_simulations(parts: Sequence[Part], device: str) -> Simulation:
     """One simulation of several clients, each of which has one of its own, of the same experiment."""
-    one = parts[0].simulation
+    first = parts[0].simulation
     federations = [part.federation for part in parts]
-    starts = torch.tensor([0, *(len(each.y) for each in federations)]).cumsum(0).tolist()
+    starts = torch.tensor([0, *(len(federation_of_one.y) for federation_of_one in federations)]).cumsum(0).tolist()
     rows = {
-        split: [each.rows[split][0] + start for each, start in zip(federations, starts, strict=False)]
+        split: [
+            federation_of_one.rows[split][0] + start
+            for federation_of_one, start in zip(federations, starts, strict=False)
+        ]
         for split in federations[0].rows
     }
     federation = Federation(
-        torch.cat([each.x for each in federations]),
-        torch.cat([each.y for each in federations]),
+        torch.cat([federation_of_one.x for federation_of_one in federations]),
+        torch.cat([federation_of_one.y for federation_of_one in federations]),
         rows,
         federations[0].task,
-        [name for each in federations for name in each.names],
+        [name for federation_of_one in federations for name in federation_of_one.names],
         weights=_join_weights(federations),
     )
     execution = Execution("auto", onednn=False, device=device)
-    return Simulation(federation, one.model, one.method, one.training, seed=one.seed, execution=execution)
+    return Simulation(federation, first.model, first.method, first.training, seed=first.seed, execution=execution)

@@ -22,7 +22,7 @@ from ...data.tables.open_table import kind_of, open_table
 from ...errors import Fault, UsageError
 from ...files import replacing
 from ..server import plan
-from ..wire.messages import Words
+from ..wire.messages import Fields
 from .drawn_rows import Disclosure, Withheld
 from .site_reading import Reading
 from .site_series import SiteSeries
@@ -53,7 +53,7 @@ def find(path: Path, name: str, reading: Reading, limits: Disclosure | None = No
     return (SiteSeries if reading.past else SiteTable)(path, name, reading, limits)
 
 
-def opened(source: str, query: str, reading: Reading) -> Path | Frame:
+def open_examples(source: str, query: str, reading: Reading) -> Path | Frame:
     """Where a site's examples are: its file, or what a query finds in a database now.
 
     Raises UsageError, or DataError for a connection that is lost again and again, if there are none.
@@ -71,7 +71,7 @@ def opened(source: str, query: str, reading: Reading) -> Path | Frame:
     return Path(source)
 
 
-def kept(examples: Path | Frame, folder: Path) -> Path:
+def keep_examples(examples: Path | Frame, folder: Path) -> Path:
     """The file of examples; what a database answered is written into the folder, as it may answer otherwise later."""
     if isinstance(examples, Path):
         return examples
@@ -131,7 +131,7 @@ class SiteArrays:
     name: str
     limits: Disclosure | None = None
 
-    def hello(self) -> Words:
+    def hello(self) -> Fields:
         """What the server must know to see which examples fit together."""
         arrays = read(self.path)
         task = task_of(arrays)
@@ -144,11 +144,11 @@ class SiteArrays:
             "columns": [],
         }
 
-    def describe(self, agreed: Words, split: Split, seed: int) -> Words:
+    def describe(self, agreed: Fields, split: Split, seed: int) -> Fields:
         """Never asked for."""
         raise UsageError(f"{self.path} holds arrays, of which there is no description")
 
-    def federate(self, words: Words, task: Task, split: Split, seed: int, cut: float = math.inf) -> Federation:
+    def federate(self, fields: Fields, task: Task, split: Split, seed: int, cut: float = math.inf) -> Federation:
         """A federation of one client, divided as it would be among all others: draws depend on its name alone.
 
         Images as uint8 are scaled to [-1, 1], as kinfed's own image sets are; all other numbers are used as they are.
@@ -163,8 +163,8 @@ class SiteArrays:
             raise UsageError(f"{path}: y must be {wanted}, as at the other sites")
         if "x" in x:
             owner = np.full(len(x["x"]), name)
-            whole = Federation.from_arrays(x["x"], y["y"], owner, split=split, seed=seed, task=task)
-            return self._checked(whole, split, seed)
+            federation = Federation.from_arrays(x["x"], y["y"], owner, split=split, seed=seed, task=task)
+            return self._check_draw(federation, split, seed)
         if "x_validation" not in x:
             _cut(x, y, split, isinstance(task, Classification), generator(seed, "split", int(tags([name]))))
         rows, at = {}, 0
@@ -173,16 +173,16 @@ class SiteArrays:
             rows[part] = [torch.arange(at, at + count)]
             at += count
         pool = [torch.cat([table[f"{k}_{part}"] for part in rows]) for k, table in (("x", x), ("y", y))]
-        return self._checked(Federation(pool[0], pool[1], rows, task, (name,)), split, seed)
+        return self._check_draw(Federation(pool[0], pool[1], rows, task, (name,)), split, seed)
 
-    def _checked(self, federation: Federation, split: Split, seed: int) -> Federation:
+    def _check_draw(self, federation: Federation, split: Split, seed: int) -> Federation:
         """The federation, once its draw of rows is within the site's limits."""
         if self.limits:
             rows = {name: parts[0].numpy() for name, parts in federation.rows.items()}
             self.limits.check_draw(self.path, split, seed, rows)
         return federation
 
-    def kept(self, words: Words, federation: Federation) -> Words:
+    def describe_reading(self, fields: Fields, federation: Federation) -> Fields:
         """What new rows need: nothing, as arrays are used as they are."""
         return {}
 

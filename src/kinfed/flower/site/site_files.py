@@ -14,7 +14,7 @@ from ...core.trees import Tree
 from ...errors import RunError, UsageError
 from ...files import make_folder, read_json, write_json
 from ..wire import messages
-from ..wire.messages import Message, Words
+from ..wire.messages import Fields, Message
 
 
 class SiteState(NamedTuple):
@@ -26,7 +26,7 @@ class SiteState(NamedTuple):
     trained: int  # that round of state
     digest: str  # of the last message that was answered
     reply: Message  # the reply to it
-    forms: Words  # type and shape of what the server sends, by name
+    forms: Fields  # type and shape of what the server sends, by name
 
 
 class ExperimentFolder:
@@ -47,22 +47,22 @@ class ExperimentFolder:
         arrays, text = read_tensors(path)
         with expecting_own(path):
             invitation = Message(json.loads(text["words"]), arrays)
-            messages.check("join", invitation.words)
+            messages.check("join", invitation.fields)
         return invitation
 
     def save_invitation(self, invitation: Message) -> None:
         """Remember by which message the site joined, unless it does already."""
-        known = self.invitation()
-        if known is None or messages.digest(known) != messages.digest(invitation):
+        saved = self.invitation()
+        if saved is None or messages.digest(saved) != messages.digest(invitation):
             make_folder(self.path)
-            words = {"words": json.dumps(invitation.words)}
-            checkpoint.write(invitation.arrays, self.path / "join.safetensors", words)
+            fields = {"words": json.dumps(invitation.fields)}
+            checkpoint.write(invitation.arrays, self.path / "join.safetensors", fields)
 
-    def description(self) -> Words | None:
+    def description(self) -> Fields | None:
         """How the site's table becomes inputs, see `save_description`; None before it has joined."""
         return read_json(self.path / "description.json", "delete its folder to join again") or None
 
-    def save_description(self, description: Words) -> None:
+    def save_description(self, description: Fields) -> None:
         """Remember how the site's table becomes inputs, in the names of its own file, so that new rows can."""
         make_folder(self.path)
         write_json(self.path / "description.json", description)
@@ -75,16 +75,19 @@ class ExperimentFolder:
         arrays, text = read_tensors(path)
         reply = {n.removeprefix("reply/"): t for n, t in arrays.items() if n.startswith("reply/")}
         with expecting_own(path):
-            words = json.loads(text["state"])
-            trees = Message(words["structures"], arrays)
+            fields = json.loads(text["state"])
+            trees = Message(fields["structures"], arrays)
             return SiteState(
                 messages.take(trees, "base"),
                 messages.take(trees, "state"),
-                messages.round_of(words, "accepted"),
-                messages.round_of(words, "trained"),
-                str(words["digest"]),
-                Message(dict(words["reply"]), reply),
-                {part: {n: [str(d), list(s)] for n, (d, s) in forms.items()} for part, forms in words["forms"].items()},
+                messages.round_of(fields, "accepted"),
+                messages.round_of(fields, "trained"),
+                str(fields["digest"]),
+                Message(dict(fields["reply"]), reply),
+                {
+                    part: {n: [str(d), list(s)] for n, (d, s) in forms.items()}
+                    for part, forms in fields["forms"].items()
+                },
             )
 
     def save_state(self, state: SiteState) -> None:
@@ -92,15 +95,15 @@ class ExperimentFolder:
         trees = Message({}, {f"reply/{name}": t for name, t in state.reply.arrays.items()})
         messages.put(state.base, trees, "base")
         messages.put(state.state, trees, "state")
-        words = {
-            "structures": trees.words,
+        fields = {
+            "structures": trees.fields,
             "accepted": state.accepted,
             "trained": state.trained,
             "digest": state.digest,
-            "reply": state.reply.words,
+            "reply": state.reply.fields,
             "forms": state.forms,
         }
-        checkpoint.write(trees.arrays, self.path / "state.safetensors", {"state": json.dumps(words)})
+        checkpoint.write(trees.arrays, self.path / "state.safetensors", {"state": json.dumps(fields)})
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:

@@ -18,7 +18,7 @@ from ...runs.predictor import Answers, Predictor, Source, read_bounds
 from ...runs.run import Run, client_index
 from ..server import plan
 from ..server.plan import Plan
-from ..wire.messages import Words
+from ..wire.messages import Fields
 from .site_files import ExperimentFolder, expecting_own, read_tensors
 
 JOINED, VERDICT = "join.safetensors", "verdict.json"
@@ -33,12 +33,12 @@ def experiment_at(path: Path) -> Path | None:
         return None
     if (path / JOINED).exists():
         return path
-    found = sorted(one.parent for depth in ("*", "*/*") for one in path.glob(f"{depth}/{JOINED}"))
-    beside = [json.loads(file.read_text()).get("beside") for one in found if (file := one / VERDICT).exists()]
-    found = [one for one in found if one.name not in beside]  # FedAvg, which another one was compared with
-    if len(found) > 1:
-        raise UsageError(f"{path} holds {len(found)} experiments of sites; name one of them, such as {found[-1]}")
-    return found[0] if found else None
+    folders = sorted(file.parent for depth in ("*", "*/*") for file in path.glob(f"{depth}/{JOINED}"))
+    beside = [json.loads(file.read_text()).get("beside") for folder in folders if (file := folder / VERDICT).exists()]
+    folders = [folder for folder in folders if folder.name not in beside]  # FedAvg, which another one was compared with
+    if len(folders) > 1:
+        raise UsageError(f"{path} holds {len(folders)} experiments of sites; name one of them, such as {folders[-1]}")
+    return folders[0] if folders else None
 
 
 def load_model(
@@ -71,40 +71,40 @@ def load_model(
         return Run.open(folder, module, method, head).model(client, position=position)
     predictor = predictor_at(experiment)
     names, alone = predictor.names, client is None and position is None
-    own: nn.Module = duplicate(predictor.module(names[0 if alone else client_index(names, client, position)]))
-    return own
+    served: nn.Module = duplicate(predictor.module(names[0 if alone else client_index(names, client, position)]))
+    return served
 
 
 def predictor_at(folder: Path) -> Predictor:
     """What applies the site's selected model; raises UsageError if its folder lacks what that needs."""
     client, files = folder.resolve().parent.name, ExperimentFolder(folder.parent, folder.name)
-    invitation, known = files.invitation(), files.description()
-    if invitation is None or known is None:
+    invitation, description = files.invitation(), files.description()
+    if invitation is None or description is None:
         raise UsageError(
             f"{folder} was made before sites kept how their tables are read, so it cannot predict; train again, or "
             "load model.safetensors by hand as docs/deploy.md shows"
         )
     if not (folder / "model.safetensors").exists():
         raise UsageError(f"{folder} has no model yet: no round has been evaluated at this site")
-    words = invitation.words
-    with plugins.local([Path(one) for one in known["code"]]):
-        plugins.check_sent(words["table"])
-        planned = plan.resolve(words["table"])
+    fields = invitation.fields
+    with plugins.local([Path(file) for file in description["code"]]):
+        plugins.check_sent(fields["table"])
+        planned = plan.resolve(fields["table"])
     with expecting_own(folder / "description.json"):
-        description = Description.from_dict(known["columns"]) if "columns" in known else None
+        columns = Description.from_dict(description["columns"]) if "columns" in description else None
         series = None
-        if "series" in known:
-            series = Series.from_dict(known["series"], known["reading"], known.get("covariates"))
-    module, source = model_of(folder, planned, words)
-    answers = _answers(words, description, series)
-    shape = tuple(words["shape"])
-    return Predictor([client], client, shape, answers, lambda _: module, lambda _: source, description, series)
+        if "series" in description:
+            series = Series.from_dict(description["series"], description["reading"], description.get("covariates"))
+    module, source = model_of(folder, planned, fields)
+    answers = _answers(fields, columns, series)
+    shape = tuple(fields["shape"])
+    return Predictor([client], client, shape, answers, lambda _: module, lambda _: source, columns, series)
 
 
-def model_of(folder: Path, planned: Plan, words: Words) -> tuple[nn.Module, Source]:
+def model_of(folder: Path, planned: Plan, fields: Fields) -> tuple[nn.Module, Source]:
     """The selected model, and the method and the kind of model that it is of."""
     path = folder / "model.safetensors"
-    model = planned.model(tuple(words["shape"]), words["outputs"], words.get("description"))
+    model = planned.model(tuple(fields["shape"]), fields["outputs"], fields.get("description"))
     arrays, text = read_tensors(path)
     with expecting_own(path):
         origin = str(json.loads(text["origin"])["model"])
@@ -113,21 +113,21 @@ def model_of(folder: Path, planned: Plan, words: Words) -> tuple[nn.Module, Sour
         for e in model.layout.entries:
             if tensors[e.name].shape != e.shape:
                 raise ValueError(f"'{e.name}' is {list(tensors[e.name].shape)}, not {list(e.shape)}")
-        personal = trees.named({"theta": model.layout.flatten(tensors), **arrays})
+        personal = trees.nest({"theta": model.layout.flatten(tensors), **arrays})
         module = export(planned.learning.method, model, personal)
     return module, Source(plugins.short_name(planned.learning.method_name), origin)
 
 
-def _answers(words: Words, description: Description | None, series: Series | None) -> Answers:
+def _answers(fields: Fields, description: Description | None, series: Series | None) -> Answers:
     """What the outputs mean."""
-    task = plan.read_task(words["task"])
+    task = plan.read_task(fields["task"])
     if series is not None:
-        count, quantiles = words["outputs"], task.quantiles if isinstance(task, Quantiles) else ()
+        count, quantiles = fields["outputs"], task.quantiles if isinstance(task, Quantiles) else ()
         return Answers((series.target,), (), (series.mean,) * count, (series.deviation,) * count, False, quantiles)
     if description is None:
         return Answers((), tuple(map(str, range(task.classes)))) if isinstance(task, Classification) else Answers()
-    names = tuple(one.name for one in description.targets)
+    names = tuple(target.name for target in description.targets)
     if classes := description.targets[0].classes:
         return Answers(names, classes)
-    mean, deviation = (tuple(getattr(one, part) for one in description.targets) for part in ("mean", "deviation"))
+    mean, deviation = (tuple(getattr(target, part) for target in description.targets) for part in ("mean", "deviation"))
     return Answers(names, (), mean, deviation, isinstance(task, Counts), (), read_bounds(description))

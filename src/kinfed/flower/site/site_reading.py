@@ -15,7 +15,7 @@ from ...data.tables.open_table import open_table
 from ...data.tables.owners import Owners
 from ...data.tables.row_examples import column_kind, keep_weighted
 from ...errors import Fault, UsageError
-from ..wire.messages import Words
+from ..wire.messages import Fields
 from .drawn_rows import Disclosure
 
 SETTINGS = ("past", "horizon", "future", "static", "categories", *FORMATS)  # that are said as key=value
@@ -69,7 +69,7 @@ class Reading(FormatSettings):
     @property
     def own_names(self) -> dict[str, str]:
         """The names of columns in the file, by those that the sites agreed on."""
-        return {agreed: own for own, agreed in self.columns.items()}
+        return {agreed: name for name, agreed in self.columns.items()}
 
     def targets(self, frame: Frame) -> list[str]:
         """The columns to predict: several, with commas between, if no column has the whole name."""
@@ -112,27 +112,27 @@ class OwnTable:
         return {name: column_kind(self.frame, name) for name in names}
 
     @property
-    def held(self) -> Owners:
+    def owners(self) -> Owners:
         """Whose the rows are."""
         return Owners([self.name], np.zeros(len(self.frame), np.int64), None)
 
-    def units(self, names: Iterable[str]) -> Words:
+    def units(self, names: Iterable[str]) -> Fields:
         """The unit in which each of these columns is written, a sign of money or %, of those that have one."""
         units = {name: self.frame.unit(name) for name in names}
         return {name: unit for name, unit in units.items() if unit and self.frame.kind(name) == "numbers"}
 
     def check_asked(self, inputs: Iterable[str], targets: Iterable[str] = ()) -> None:
         """Raise UsageError for columns that the server asks for, but that are not there, or stay here."""
-        asked = [*targets, *inputs]
-        self.frame.need(asked)
-        if withheld := {*asked} - {*self.kinds, *self.targets}:
-            told = f"{self.frame.name}: the server asks for column '{min(withheld)}', which stays here"
-            raise UsageError(f"{told} (--ignore, --time, --group, --weight)", Fault.WITHHELD)
+        columns = [*targets, *inputs]
+        self.frame.need(columns)
+        if withheld := {*columns} - {*self.kinds, *self.targets}:
+            problem = f"{self.frame.name}: the server asks for column '{min(withheld)}', which stays here"
+            raise UsageError(f"{problem} (--ignore, --time, --group, --weight)", Fault.WITHHELD)
 
 
 def settings_of(pairs: Sequence[str]) -> dict[str, Any]:
     """Settings of a `Reading` in "past=12", "decimal=," and the like; raises UsageError for anything else."""
-    found: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
         if name not in SETTINGS or not equals:
@@ -140,12 +140,15 @@ def settings_of(pairs: Sequence[str]) -> dict[str, Any]:
         if name in ("past", "horizon", "categories"):
             if not value.isdecimal():
                 raise UsageError(f"{name} is a whole number, from 0; got '{pair}'")
-            found[name] = int(value)
+            settings[name] = int(value)
         elif name in ("decimal", "thousands"):
-            found[name] = value
+            settings[name] = value
         else:
-            found[name] = (*found.get(name, ()), *(columns_in(value) if name in ("future", "static") else [value]))
-    return found
+            settings[name] = (
+                *settings.get(name, ()),
+                *(columns_in(value) if name in ("future", "static") else [value]),
+            )
+    return settings
 
 
 def columns_in(listed: str) -> tuple[str, ...]:
@@ -157,8 +160,8 @@ def names_of(pairs: Sequence[str]) -> dict[str, str]:
     """{their name: the agreed one} of "THEIRS=OURS"; raises UsageError for anything else."""
     result: dict[str, str] = {}
     for pair in pairs:
-        own, equals, name = pair.rpartition("=")
-        if not (equals and own and name) or own in result:
+        name, equals, agreed = pair.rpartition("=")
+        if not (equals and name and agreed) or name in result:
             raise UsageError(f"--column is THEIRS=OURS, each column once, such as --column Alter=age; got '{pair}'")
-        result[own] = name
+        result[name] = agreed
     return result

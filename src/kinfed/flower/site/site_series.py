@@ -24,9 +24,9 @@ from ...data.tables.times import Clock, Times
 from ...data.windows import Scaling, Windows
 from ...errors import Fault, UsageError
 from ..server import plan
-from ..wire.messages import Words
+from ..wire.messages import Fields
 from .site_reading import OwnTable
-from .site_table import description_of, told_of
+from .site_table import description_of, disclose_column
 
 STRETCHES = 10_000  # of equal steps, that times may have
 
@@ -51,9 +51,9 @@ class SiteSeries(OwnTable):
         """The times of the rows."""
         with warnings.catch_warnings():  # the steps of this series alone are not those of all
             warnings.simplefilter("ignore")
-            return self.frame.times(self.reading.time, self.held, series=True)
+            return self.frame.times(self.reading.time, self.owners, series=True)
 
-    def hello(self) -> Words:
+    def hello(self) -> Fields:
         """When there are readings, how windows are cut, and which columns there are; never a reading."""
         reading, times, kinds = self.reading, self._times, self.kinds
         if not (~np.isnan(self.frame.numbers(reading.target))).any():
@@ -74,7 +74,7 @@ class SiteSeries(OwnTable):
             },
         }
 
-    def describe(self, agreed: Words, split: Split, seed: int) -> Words:
+    def describe(self, agreed: Fields, split: Split, seed: int) -> Fields:
         """At which steps forecasts begin, or, once the cuts between splits are known, statistics of training steps."""
         dataset = self._windows(agreed)
         rows = _own(dataset)
@@ -87,39 +87,39 @@ class SiteSeries(OwnTable):
         readings = disclosure.coarse(
             NumberStatistics.from_values(scaling.collect_readings(parts["train"]).numpy(), median=False)
         )
-        told = disclosure.to_json(readings._replace(distinct=(), missing=0))
+        target = disclosure.to_json(readings._replace(distinct=(), missing=0))
         covariates = scaling.covariates
-        known = (
+        statistics = (
             {} if covariates is None else covariates.statistics(scaling.mark_steps(parts["train"]).numpy())[self.name]
         )
         most = self.reading.categories
-        statistics = {name: told_of(self.kinds[name], name, one, most) for name, one in known.items()}
-        return {"answers": [told], "statistics": statistics, "rows": len(parts["train"])}
+        sent = {name: disclose_column(self.kinds[name], name, column, most) for name, column in statistics.items()}
+        return {"answers": [target], "statistics": sent, "rows": len(parts["train"])}
 
-    def federate(self, words: Words, task: Task, split: Split, seed: int, cut: float = math.inf) -> Federation:
+    def federate(self, fields: Fields, task: Task, split: Split, seed: int, cut: float = math.inf) -> Federation:
         """A federation of this client alone, its windows as among those of all sites."""
         if not isinstance(task, Forecasting):
             raise UsageError("the server's task must be a forecast, as this site has a series")
-        dataset = self._windows(words["agreed"])
-        parts = self._parts(dataset, words["agreed"], split, seed)
+        dataset = self._windows(fields["agreed"])
+        parts = self._parts(dataset, fields["agreed"], split, seed)
         assert isinstance(dataset.prepare, Scaling)
-        scaled = dataset.prepare.scale_by(dataset, task.mean, task.deviation, covariates_of(words))
+        scaled = dataset.prepare.scale_by(dataset, task.mean, task.deviation, covariates_of(fields))
         rows = {name: [parts[name]] for name in SPLITS}
         names, blocks = (self.name,), dataset.blocks
         return Federation(scaled.x, scaled.y, rows, task, names, scale=scaled.scale, in_order=True, blocks=blocks)
 
-    def kept(self, words: Words, federation: Federation) -> Words:
+    def describe_reading(self, fields: Fields, federation: Federation) -> Fields:
         """What new rows need: the columns and the pace of this file, and the scale of all sites' readings."""
-        reading, task, frame = self.reading, plan.read_task(words["task"]), self.frame
+        reading, task, frame = self.reading, plan.read_task(fields["task"]), self.frame
         assert isinstance(task, Forecasting)
-        series = self._series(words["agreed"], clock_of(words["agreed"]))
+        series = self._series(fields["agreed"], clock_of(fields["agreed"]))
         kinds = {reading.time: "date" if series.dated else "number", reading.target: "number", **series.kinds}
-        series = replace(series, covariates=covariates_of(words), **frame.keep_reading(kinds))
+        series = replace(series, covariates=covariates_of(fields), **frame.keep_reading(kinds))
         series = series.rename(reading.own_names, self.name)
         covariates = {} if series.covariates is None else {"covariates": series.covariates.to_dict()}
         return {"series": series.to_dict(), "reading": {"mean": task.mean, "deviation": task.deviation}, **covariates}
 
-    def _series(self, agreed: Words, clock: Clock) -> Series:
+    def _series(self, agreed: Fields, clock: Clock) -> Series:
         """The columns and the pace that the sites agreed on."""
         reading = self.reading
         return Series(
@@ -136,20 +136,20 @@ class SiteSeries(OwnTable):
             tuple(agreed["static"]),
         )
 
-    def _windows(self, agreed: Words) -> Dataset:
+    def _windows(self, agreed: Fields) -> Dataset:
         """All windows of the series among the steps of all sites."""
         clock, moments = clock_of(agreed), self._times.moments
         times = clock.times
         place = np.searchsorted(times, moments - disclosure.NEAR)
         if (place == len(times)).any() or (np.abs(times[place] - moments) > 2 * disclosure.NEAR).any():
-            told = f"{self.frame.name} has changed since this site joined: it has times that it had not"
-            raise UsageError(f"{told}; put it back as it was, or start another run", Fault.REPLACED)
+            problem = f"{self.frame.name} has changed since this site joined: it has times that it had not"
+            raise UsageError(f"{problem}; put it back as it was, or start another run", Fault.REPLACED)
         series = self._series(agreed, clock)
         self.check_asked(series.kinds)
         windows = Windows(series.past, series.horizon, horizons=tuple(agreed["horizons"]))
-        return cut_series(self.frame, self.held, clock, place, series, windows, group=self.reading.group)
+        return cut_series(self.frame, self.owners, clock, place, series, windows, group=self.reading.group)
 
-    def _parts(self, dataset: Dataset, agreed: Words, split: Split, seed: int) -> dict[str, Tensor]:
+    def _parts(self, dataset: Dataset, agreed: Fields, split: Split, seed: int) -> dict[str, Tensor]:
         assert dataset.time is not None
         rows, draw = _own(dataset), generator(seed, "split", int(tags([self.name])))
         if split.own_times:
@@ -168,14 +168,14 @@ class SiteSeries(OwnTable):
         return parts
 
 
-def clock_of(agreed: Words) -> Clock:
+def clock_of(agreed: Fields) -> Clock:
     """The steps that the sites agreed on."""
     return Clock.from_times(np.array(disclosure.expand_stretches(agreed["times"])))
 
 
-def covariates_of(words: Mapping[str, Any]) -> Description | None:
+def covariates_of(fields: Mapping[str, Any]) -> Description | None:
     """The description of covariates in a message of the server's; raises UsageError if it is none."""
-    return description_of(words, "covariates") if "covariates" in words else None
+    return description_of(fields, "covariates") if "covariates" in fields else None
 
 
 def _own(dataset: Dataset) -> Tensor:

@@ -22,7 +22,7 @@ from ...data.tables.row_examples import NAMES_ROWS, RowExamples, class_names, re
 from ...data.tables.schema import Description, Raw
 from ...data.tables.words import Codes
 from ...errors import Fault, UsageError, several
-from ..wire.messages import Words
+from ..wire.messages import Fields
 from .site_reading import OwnTable
 
 USUAL = 4.0  # deviations of all sites from their mean, which an answer may be at any site
@@ -37,16 +37,16 @@ class SiteTable(OwnTable):
         """[n] the rows' times as steps from 0, if they are split by these."""
         if not self.reading.time:
             return None
-        return torch.from_numpy(self.frame.times(self.reading.time, self.held, series=False).steps)
+        return torch.from_numpy(self.frame.times(self.reading.time, self.owners, series=False).steps)
 
-    def hello(self) -> Words:
+    def hello(self) -> Fields:
         """What the server must know to see which tables fit together."""
         frame, targets, kinds = self.frame, self.targets, self.kinds
         if not kinds:
-            told = f"{frame.name}: no column is left for the inputs beside '{', '.join(targets)}'"
-            raise UsageError(told, Fault.INPUTS)
+            problem = f"{frame.name}: no column is left for the inputs beside '{', '.join(targets)}'"
+            raise UsageError(problem, Fault.INPUTS)
         labels = class_names(frame, targets, None)
-        task: Words = {"name": "Regression"}
+        task: Fields = {"name": "Regression"}
         if labels is None:
             for name in targets:
                 frame.numbers(name)  # raises if it holds anything else
@@ -68,35 +68,35 @@ class SiteTable(OwnTable):
             },
         }
 
-    def describe(self, agreed: Words, split: Split, seed: int) -> Words:
+    def describe(self, agreed: Fields, split: Split, seed: int) -> Fields:
         """Statistics of the training rows, none of them of a single row."""
-        found, parts, *_ = self._examples(agreed, split, seed)
-        train, kinds = found.of_rows(parts["train"].numpy()), dict(agreed["inputs"])
+        examples, parts, *_ = self._examples(agreed, split, seed)
+        train, kinds = examples.of_rows(parts["train"].numpy()), dict(agreed["inputs"])
         statistics = {name: of_column(raw, kinds[name]) for name, raw in train.raw.items()}
         most, count = self.reading.categories, len(train.y)
-        said = {name: told_of(self.kinds[name], name, known, most) for name, known in statistics.items()}
+        sent = {name: disclose_column(self.kinds[name], name, column, most) for name, column in statistics.items()}
         if agreed["classes"] and len(only := train.y.unique()) == 1:
             rows, name = several(count, "training row"), agreed["classes"][int(only)]
             warnings.warn(f"all {rows} are of one class, '{name}', so a model learns nothing else here", stacklevel=2)
-        words: Words = {"statistics": said, "rows": count}
+        fields: Fields = {"statistics": sent, "rows": count}
         if not agreed["classes"]:
-            each = [
+            targets = [
                 disclosure.coarse(NumberStatistics.from_values(values, median=False)) for values in train.y.T.numpy()
             ]
-            words["answers"] = [disclosure.to_json(one._replace(distinct=())) for one in each]
-        return words
+            fields["answers"] = [disclosure.to_json(target._replace(distinct=())) for target in targets]
+        return fields
 
-    def federate(self, words: Words, task: Task, split: Split, seed: int, cut: float = math.inf) -> Federation:
+    def federate(self, fields: Fields, task: Task, split: Split, seed: int, cut: float = math.inf) -> Federation:
         """A federation of this client alone, its inputs as the description of all sites' training rows says.
 
         Numbers lie within `cut` deviations of this site's own training rows, whatever the server says of them.
         """
-        agreed, description = words["agreed"], description_of(words)
-        found, parts, used, blocks = self._examples(agreed, split, seed)
-        within = _limits_of(found.raw, dict(agreed["inputs"]), parts["train"].numpy(), cut)
+        agreed, description = fields["agreed"], description_of(fields)
+        examples, parts, used, blocks = self._examples(agreed, split, seed)
+        within = _limits_of(examples.raw, dict(agreed["inputs"]), parts["train"].numpy(), cut)
         description = replace(description, within=within)
-        x = description.features(found.raw, [self.name], np.zeros(len(found.y), np.int64), torch.float32)
-        y = found.y if isinstance(task, Classification) else found.y.float()
+        x = description.features(examples.raw, [self.name], np.zeros(len(examples.y), np.int64), torch.float32)
+        y = examples.y if isinstance(task, Classification) else examples.y.float()
         task = _bound_answers(task, y[parts["train"]])
         rows = {name: [parts[name]] for name in SPLITS}
         classes = tuple(agreed["classes"] or ())
@@ -106,14 +106,14 @@ class SiteTable(OwnTable):
         data = Federation(x, y, rows, task, (self.name,), None, None, classes, "", description.scale(), in_order)
         return replace(data, blocks=blocks, weights=weights)
 
-    def kept(self, words: Words, federation: Federation) -> Words:
+    def describe_reading(self, fields: Fields, federation: Federation) -> Fields:
         """What new rows need: the description in the names of this file, how this is written, and where it is cut."""
-        agreed, description, task = words["agreed"], description_of(words), federation.task
+        agreed, description, task = fields["agreed"], description_of(fields), federation.task
         targets, description = agreed["targets"], replace(description, within=federation.scale.get("within", {}))
         if isinstance(task, Regression) and task.low:
             within = zip(description.targets, task.low, task.high, strict=True)
-            found = tuple(replace(target, bounds=(low, high)) for target, low, high in within)
-            description = replace(description, targets=found)
+            targets = tuple(replace(target, bounds=(low, high)) for target, low, high in within)
+            description = replace(description, targets=targets)
         elif isinstance(task, Counts) and task.high:
             (target,) = description.targets
             description = replace(description, targets=(replace(target, bounds=(0.0, task.high)),))
@@ -121,18 +121,18 @@ class SiteTable(OwnTable):
         description = replace(description, **self.frame.keep_reading(kinds, targets))
         return {"columns": description.rename(self.reading.own_names, self.name).to_dict()}
 
-    def _examples(self, agreed: Words, split: Split, seed: int) -> tuple[RowExamples, Rows, Codes, Tensor | None]:
+    def _examples(self, agreed: Fields, split: Split, seed: int) -> tuple[RowExamples, Rows, Codes, Tensor | None]:
         """The examples in this table's order, how they are split, as among those of all sites, and which rows they are.
 
         And groups if declared, which stay at the site.
         """
         kinds, classes = dict(agreed["inputs"]), agreed["classes"]
         self.check_asked(kinds, agreed["targets"])
-        found = read_rows(self.frame, kinds, agreed["targets"], classes, agreed["counts"])
-        used = np.flatnonzero(found.usable)
-        found = found.of_rows(used)
+        examples = read_rows(self.frame, kinds, agreed["targets"], classes, agreed["counts"])
+        used = np.flatnonzero(examples.usable)
+        examples = examples.of_rows(used)
         blocks = read_blocks(self.frame, self.reading.group, used) if self.reading.group else None
-        parts = self._parts(used, found.y if classes else None, blocks, split, seed)
+        parts = self._parts(used, examples.y if classes else None, blocks, split, seed)
         if not parts:
             few = f"{self.frame.name} has too few rows for training, validation and test: {len(used)}"
             if blocks is not None:
@@ -140,7 +140,7 @@ class SiteTable(OwnTable):
             raise UsageError(few, Fault.FEW)
         if self.limits:
             self.limits.check_draw(self.path, split, seed, {name: used[part.numpy()] for name, part in parts.items()})
-        return found, parts, used, blocks
+        return examples, parts, used, blocks
 
     def _parts(self, used: Codes, labels: Tensor | None, blocks: Tensor | None, split: Split, seed: int) -> Rows:
         """The rows of each split among those used; nothing if they are too few."""
@@ -165,10 +165,10 @@ def _limits_of(
     """The least and the largest number of each column: `cut` deviations from the mean of those in the training rows."""
     result = dict[str, tuple[float, float]]()
     for name in (name for name, kind in kinds.items() if kind == "number" and math.isfinite(cut)):
-        known = NumberStatistics.from_values(raw[name].values[train], median=False)
-        if known.known and known.deviation > 0:
-            far = cut * known.deviation
-            result[name] = (known.mean - far, known.mean + far)
+        numbers = NumberStatistics.from_values(raw[name].values[train], median=False)
+        if numbers.present and numbers.deviation > 0:
+            far = cut * numbers.deviation
+            result[name] = (numbers.mean - far, numbers.mean + far)
     return result
 
 
@@ -186,25 +186,25 @@ def _bound_answers(task: Task, y: Tensor) -> Task:
     return task
 
 
-def told_of(own: str, name: str, known: Statistics, most: int) -> Words:
+def disclose_column(kind: str, name: str, statistics: Statistics, most: int) -> Fields:
     """What leaves a site of a column: statistics of training rows, none of a single one, and `most` names at most.
 
     `own` is the kind that the column has at this site.
     """
-    if isinstance(known, WordStatistics) and len(known.counts) > most > 0:
+    if isinstance(statistics, WordStatistics) and len(statistics.counts) > most > 0:
         warnings.warn(
-            f"'{name}' has {len(known.counts):,} categories, of which the {most:,} most frequent are named to the "
+            f"'{name}' has {len(statistics.counts):,} categories, of which the {most:,} most frequent are named to the "
             "server (categories)",
             stacklevel=3,
         )
     # A number that is a category elsewhere is told as one only where it is not that of a few rows.
-    names, least = 0 if own == NAMES_ROWS else most, 1 if own == "category" else disclosure.FEWEST
-    return disclosure.to_json(disclosure.coarse(known, names, least))
+    names, least = 0 if kind == NAMES_ROWS else most, 1 if kind == "category" else disclosure.FEWEST
+    return disclosure.to_json(disclosure.coarse(statistics, names, least))
 
 
-def description_of(words: Mapping[str, Any], key: str = "description") -> Description:
+def description_of(fields: Mapping[str, Any], key: str = "description") -> Description:
     """The description of columns in a message of the server's; raises UsageError if it is none."""
     try:
-        return Description.from_dict(words[key])
+        return Description.from_dict(fields[key])
     except (LookupError, TypeError, ValueError, AttributeError):
         raise UsageError("the server's description of the columns cannot be used; install the same version") from None

@@ -59,7 +59,7 @@ def compare(
     engine.run(fleet.method, fleet.roster(), fleet, history, rounds=rounds)
     personal = {name: values[0].cpu() for name, values in history.models.items()}
     rows, groups = federation.rows["test"][0], federation.blocks
-    modules = {**kept, "local": export(method, fleet.model, trees.named(personal))}
+    modules = {**kept, "local": export(method, fleet.model, trees.nest(personal))}
     scores = {name: _scores(module, federation, rows) for name, module in modules.items()}
     (client,) = federation.names
     at = history.rounds.index(history.select(history.chosen))
@@ -84,9 +84,9 @@ def compare(
         unit=unit_of(task),
         blocks=Blocks([[(rows if groups is None else groups[rows]).numpy()]], groups is not None),
     )
-    checkpoint.write(fleet.model.named(personal["theta"]), folder / ALONE, {})
-    words = verdict.to_dict() | {"beside": beside, "baselines": rows_of([baselines], task.higher_is_better)}
-    write_json(folder / VERDICT, words | {"problems": problems})
+    checkpoint.write(fleet.model.all_tensors(personal["theta"]), folder / ALONE, {})
+    fields = verdict.to_dict() | {"beside": beside, "baselines": rows_of([baselines], task.higher_is_better)}
+    write_json(folder / VERDICT, fields | {"problems": problems})
     sent = {}
     for baseline in baselines:
         sent[baseline.name] = [_number(baseline.validation.get(client, math.nan)), _number(baseline.mean)]

@@ -46,8 +46,8 @@ def reason(answer: httpx.Response) -> str:
     """What an answer that refuses a call says, in a line."""
     text = answer.text.strip()
     try:
-        said = answer.json()
-        error = said.get("error", said)
+        content = answer.json()
+        error = content.get("error", content)
         text = str(error.get("message") or error.get("detail") or text)
     except (ValueError, AttributeError):
         pass

@@ -104,30 +104,30 @@ class Connection:
         with flower.no_object_id_recompute():
             reply.metadata.__dict__["_message_id"] = reply.object_id
             objects, tree = flower.get_all_nested_objects(reply), flower.get_object_tree(reply)
-            asked = flower.PushMessagesRequest(
+            request = flower.PushMessagesRequest(
                 node=self._who,
                 messages_list=[flower.message_to_proto(flower.remove_content_from_message(reply))],
                 message_object_trees=[tree],
                 clientapp_runtime_list=[seconds],
             )
-            accepted = self._call(self._client.PushMessages, asked)
+            accepted = self._call(self._client.PushMessages, request)
             if accepted is None:  # the run is over meanwhile
                 return
             session = accepted.session_id
             for id in accepted.objects_to_push:
                 piece = {"run_id": arrived.run, "object_id": id, "object_content": objects[id].deflate()}
-                asked = flower.PushObjectRequest(node=self._who, session_id=session, **piece)
-                self._call(self._client.PushObject, asked)
+                request = flower.PushObjectRequest(node=self._who, session_id=session, **piece)
+                self._call(self._client.PushObject, request)
         self._last = time.monotonic()
 
     def _pull(self, run: int, tree: Any) -> Any:
         """The whole message, whose parts the server has for so long."""
         flower, contents, size = self._flower, {}, 0
-        ids = [one.object_id for one in flower.iterate_object_tree(tree)]
+        ids = [part.object_id for part in flower.iterate_object_tree(tree)]
         for id in dict.fromkeys(ids):
             for _ in range(60):
-                asked = flower.PullObjectRequest(node=self._who, run_id=run, object_id=id)
-                got = self._call(self._client.PullObject, asked)
+                request = flower.PullObjectRequest(node=self._who, run_id=run, object_id=id)
+                got = self._call(self._client.PullObject, request)
                 if got is None or not got.object_found:
                     raise ValueError("a part of it is missing")
                 if got.object_available:
@@ -139,8 +139,8 @@ class Connection:
             size += len(got.object_content)
             if size > self.longest:
                 raise ValueError(f"it is longer than {self.longest:,} bytes")
-        asked = flower.ConfirmMessageReceivedRequest(node=self._who, run_id=run, message_object_id=tree.object_id)
-        self._call(self._client.ConfirmMessageReceived, asked)
+        request = flower.ConfirmMessageReceivedRequest(node=self._who, run_id=run, message_object_id=tree.object_id)
+        self._call(self._client.ConfirmMessageReceived, request)
         return flower.inflate_object_from_contents(tree.object_id, contents)
 
     @property
@@ -155,7 +155,7 @@ class Connection:
                 answer = method(request)
             except httpx.HTTPStatusError as problem:
                 if problem.response.status_code not in RETRIED:
-                    return self._refused(problem.response)
+                    return self._raise_refusal(problem.response)
             except httpx.TransportError as problem:
                 self._report_away(problem)
             else:
@@ -172,7 +172,7 @@ class Connection:
             self.report(f"{self.link.address} does not answer ({why:.100}); waiting for it")
         self._away = True
 
-    def _refused(self, answer: httpx.Response) -> None:
+    def _raise_refusal(self, answer: httpx.Response) -> None:
         """Raise RunError if the server does not want this node; connect again if it has forgotten it."""
         if answer.status_code == 401:
             if authentication.UNKNOWN in answer.text:
@@ -189,13 +189,13 @@ class Connection:
         with suppress(OSError, ValueError, httpx.HTTPError):  # there was none, or it is forgotten
             before = int((self.home / "node.id").read_text())
             self._client.DeactivateNode(flower.DeactivateNodeRequest(node_id=before))
-        asked = flower.ActivateNodeRequest(public_key=public, heartbeat_interval=BEAT)
+        request = flower.ActivateNodeRequest(public_key=public, heartbeat_interval=BEAT)
         while True:
             try:
                 if self.key is None:
                     with suppress(httpx.HTTPStatusError):  # it is registered already
                         self._client.RegisterNode(flower.RegisterNodeFleetRequest(public_key=public))
-                self._node = self._client.ActivateNode(asked).node_id
+                self._node = self._client.ActivateNode(request).node_id
                 break
             except httpx.TransportError as problem:
                 self._report_away(problem)
@@ -241,9 +241,11 @@ def _clock(answer: httpx.Response) -> str:
         theirs = email.utils.parsedate_to_datetime(answer.headers["date"]).timestamp()
     except (KeyError, ValueError, TypeError):
         return "the server does not accept this node's signatures; set the clocks of both machines"
-    apart = time.time() - theirs
-    side = "ahead of" if apart > 0 else "behind"
-    return f"this machine's clock is {abs(apart):,.0f} s {side} the server's, so its signatures are refused; set it"
+    difference = time.time() - theirs
+    side = "ahead of" if difference > 0 else "behind"
+    return (
+        f"this machine's clock is {abs(difference):,.0f} s {side} the server's, so its signatures are refused; set it"
+    )
 
 
 def _read_key(path: Path) -> ec.EllipticCurvePrivateKey:

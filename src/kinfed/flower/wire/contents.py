@@ -3,14 +3,14 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-Words = dict[str, Any]
+Fields = dict[str, Any]
 
 SHOWN = 12  # names that a line lists, unless all are asked for
 # Who replies, how its tensors lie, and what opens masks, of which the hash of a message is kept.
 FORMS = {"client", "kinfed", "upload", "client_statistics", "keys", "boxes", "shares"}
 
 
-def keep_for_log(fields: Words) -> Words:
+def keep_for_log(fields: Fields) -> Fields:
     """The fields of a reply that an audit log keeps: all, except the form of its tensors and what opens masks."""
     parts = fields.get("bundle")
     if isinstance(parts, dict):
@@ -18,7 +18,7 @@ def keep_for_log(fields: Words) -> Words:
     return {name: value for name, value in fields.items() if name not in FORMS}
 
 
-def describe_reply(fields: Words, sizes: Mapping[str, int], most: int | None = SHOWN) -> str:
+def describe_reply(fields: Fields, sizes: Mapping[str, int], most: int | None = SHOWN) -> str:
     """What a site's reply says of its rows, in a line; empty if nothing. `most` names are listed, None: all.
 
     `sizes` are how many numbers each of its tensors has.
@@ -47,7 +47,7 @@ def describe_reply(fields: Words, sizes: Mapping[str, int], most: int | None = S
     return "; ".join(lines)
 
 
-def describe_columns(fields: Words, most: int | None = SHOWN) -> str:
+def describe_columns(fields: Fields, most: int | None = SHOWN) -> str:
     """A description's columns, each with what is said of it."""
     columns = [f"{name}: {describe_column(column, most)}" for name, column in fields.get("statistics", {}).items()]
     if "begins" in fields:
@@ -66,10 +66,10 @@ def describe_column(column: Mapping[str, Any], most: int | None = SHOWN) -> str:
     if column["kind"] == "date":
         years = describe_column({"kind": "number", **column["years"]}, most)
         return f"years ({years}), and whether dates have a time of day"
-    if not column["known"]:
+    if not column["present"]:
         return f"nothing but that {column['missing']:,} are missing"
     near = f", counts around {len(column['near'])} values" if column["near"] else ""
-    return f"count {column['known']:,}, mean {column['mean']:.4g}, deviation {column['deviation']:.4g}{near}"
+    return f"count {column['present']:,}, mean {column['mean']:.4g}, deviation {column['deviation']:.4g}{near}"
 
 
 def _scores(rows: Sequence[Sequence[Any]]) -> str:

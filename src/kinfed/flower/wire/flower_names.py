@@ -112,23 +112,23 @@ def unusable() -> str:
 
 def load(part: str) -> Any:
     """What a part of kinfed needs, as attributes; raises UsageError naming the first that Flower lacks."""
-    found = {}
+    loaded = {}
     for module, names in PARTS[part].items():
         for name, parameters in names.items():
             try:
-                found[name] = getattr(importlib.import_module(module), name)
+                loaded[name] = getattr(importlib.import_module(module), name)
             except (ImportError, AttributeError):
                 why = f"{_version()} has no {module}.{name}, which kinfed needs"
                 raise UsageError(f"{why}; {unusable() or _TRY}") from None
-            if lacks := set(parameters.split()) - _taken(found[name]):
+            if lacks := set(parameters.split()) - _list_parameters(loaded[name]):
                 raise UsageError(
                     f"{module}.{name} of {_version()} has no {', '.join(sorted(lacks))}, which kinfed needs; "
                     f"{unusable() or _TRY}"
                 )
-    return SimpleNamespace(**found)
+    return SimpleNamespace(**loaded)
 
 
-def _taken(what: Any) -> set[str]:
+def _list_parameters(what: Any) -> set[str]:
     """Parameters of a function or a class, or fields of a message of Flower's protocol."""
     if hasattr(what, "DESCRIPTOR"):
         return set(what.DESCRIPTOR.fields_by_name)

@@ -1,4 +1,4 @@
-"""Messages between server and sites: a few words as JSON, and trees of tensors as named arrays."""
+"""Messages between server and sites: a few fields as JSON, and trees of tensors as named arrays."""
 
 import hashlib
 import json
@@ -15,7 +15,7 @@ from ...core.trees import Tree
 from ...errors import UsageError
 from ...runs.config import plugins
 
-Words = dict[str, Any]  # what JSON can hold
+Fields = dict[str, Any]  # what JSON can hold
 LAST = 1 << 31  # rounds that a message may name
 NEEDED: dict[str, dict[str, type]] = {  # what the server's messages must hold
     "join": {"experiment": str, "table": dict, "task": dict, "shape": list, "outputs": int, "layout": str},
@@ -42,7 +42,7 @@ OPTIONAL: dict[str, type] = {
 class Message(NamedTuple):
     """What one side sends to the other."""
 
-    words: Words
+    fields: Fields
     arrays: dict[str, Tensor]
 
 
@@ -53,16 +53,16 @@ def refusal(client: str, why: object) -> Message:
 
 def put(tree: Tree, message: Message, part: str) -> None:
     """Add a tree to a message under the name of a part, such as "upload"."""
-    message.words[part] = describe(tree)
+    message.fields[part] = describe(tree)
     message.arrays.update(trees.pack(tree, f"{part}/"))
 
 
 def take(message: Message, part: str) -> Tree:
     """The tree that `put` added; raises UsageError if it is missing or incomplete."""
-    if part not in message.words:
+    if part not in message.fields:
         raise UsageError(f"the message has no {part}")
     try:
-        return trees.unpack(message.arrays, skeleton(message.words[part]), f"{part}/")
+        return trees.unpack(message.arrays, skeleton(message.fields[part]), f"{part}/")
     except RecursionError:
         raise UsageError(f"the message's {part} is nested too deeply") from None
     except KeyError as missing:
@@ -72,19 +72,19 @@ def take(message: Message, part: str) -> Tree:
 def bundle(parts: Mapping[str, Message]) -> Message:
     """Messages to, or of, several clients at one node as one."""
     arrays = {f"{client}/{name}": t for client, part in parts.items() for name, t in part.arrays.items()}
-    return Message({"bundle": {client: part.words for client, part in parts.items()}}, arrays)
+    return Message({"bundle": {client: part.fields for client, part in parts.items()}}, arrays)
 
 
 def unbundle(message: Message) -> dict[str, Message]:
     """The messages of a bundle, by client; raises UsageError if it is none."""
-    words = message.words.get("bundle")
-    if not isinstance(words, dict) or not all(isinstance(one, dict) for one in words.values()):
+    fields = message.fields.get("bundle")
+    if not isinstance(fields, dict) or not all(isinstance(part, dict) for part in fields.values()):
         raise UsageError("the message is no bundle of messages to clients")
-    parts = {client: Message(one, {}) for client, one in words.items()}
+    parts = {client: Message(part, {}) for client, part in fields.items()}
     for name, t in message.arrays.items():
-        client, _, own = name.partition("/")
+        client, _, array = name.partition("/")
         if client in parts:
-            parts[client].arrays[own] = t
+            parts[client].arrays[array] = t
     return parts
 
 
@@ -125,25 +125,25 @@ def skeleton(described: Any) -> Tree:
     raise UsageError(f"the message holds a structure that this version of kinfed does not know: {described!r:.80}")
 
 
-def check(kind: str, words: Words) -> None:
+def check(kind: str, fields: Fields) -> None:
     """Raise UsageError unless a message of the server's holds what its kind must, each of the right type."""
-    optional = {name: form for name, form in OPTIONAL.items() if name in words}
+    optional = {name: form for name, form in OPTIONAL.items() if name in fields}
     for name, form in (NEEDED[kind] | optional).items():
-        if type(words.get(name)) is not form:
-            raise UsageError(f"the server's {name} must be {form.__name__}; got {words.get(name)!r:.80}")
+        if type(fields.get(name)) is not form:
+            raise UsageError(f"the server's {name} must be {form.__name__}; got {fields.get(name)!r:.80}")
 
 
-def round_of(words: Words, name: str) -> int:
+def round_of(fields: Fields, name: str) -> int:
     """A round that the server names, -1 before the first; it becomes a part of file names."""
-    value = words.get(name)
+    value = fields.get(name)
     if type(value) is not int or not -1 <= value < LAST:
         raise UsageError(f"the server's {name} must be a round; got {value!r:.40}")
     return value
 
 
 def digest(message: Message) -> str:
-    """A hash of a message's words and arrays."""
-    hashed = hashlib.sha256(json.dumps(message.words, sort_keys=True).encode())
+    """A hash of a message's fields and arrays."""
+    hashed = hashlib.sha256(json.dumps(message.fields, sort_keys=True).encode())
     for name in sorted(message.arrays):
         array = message.arrays[name].detach().cpu().contiguous()
         hashed.update(f"\0{name}\0{array.dtype}\0{list(array.shape)}\0".encode())
@@ -154,14 +154,14 @@ def digest(message: Message) -> str:
 def model_digest(message: Message) -> str:
     """A hash of what training starts from."""
     arrays = {name: t for name, t in message.arrays.items() if name.startswith("train/")}
-    return digest(Message({"train": message.words.get("train")}, arrays))
+    return digest(Message({"train": message.fields.get("train")}, arrays))
 
 
 def round_digest(invitation: Message, round: int, model: str) -> bytes:
     """[32 bytes] a hash of all by which members of a masked round must be alike: run, plan, round and model."""
     names = ("experiment", "table", "task", "shape", "outputs", "layout")
-    words = {name: invitation.words.get(name) for name in names} | {"round": round, "model": model}
-    return bytes.fromhex(digest(Message(words, {"theta": invitation.arrays["theta"]})))
+    fields = {name: invitation.fields.get(name) for name in names} | {"round": round, "model": model}
+    return bytes.fromhex(digest(Message(fields, {"theta": invitation.arrays["theta"]})))
 
 
 def layout_digest(layout: Layout) -> str:
@@ -174,7 +174,8 @@ def problem_with(arrays: dict[str, Tensor], like: dict[str, tuple[str, tuple[int
     """What is wrong with named arrays that should have these types and shapes and be finite; empty if nothing is."""
     missing, extra = sorted(like.keys() - arrays.keys()), sorted(arrays.keys() - like.keys())
     if missing or extra:
-        problems = [f"lacks {', '.join(missing)}"] * bool(missing) + [f"also has {', '.join(extra)}"] * bool(extra)
+        problems = [f"lacks {', '.join(missing)}"] if missing else []
+        problems += [f"also has {', '.join(extra)}"] if extra else []
         return f"it {' and '.join(problems)}"
     for name, array in arrays.items():
         dtype, shape = like[name]
@@ -202,5 +203,5 @@ def numbers(message: Message) -> dict[str, int]:
 
 
 def size(message: Message) -> int:
-    """Bytes of a message's arrays and words."""
-    return trees.size(message.arrays) + len(json.dumps(message.words))
+    """Bytes of a message's arrays and fields."""
+    return trees.size(message.arrays) + len(json.dumps(message.fields))

@@ -46,10 +46,10 @@ class RunGrid:
         self._coming = {id: coming for id, coming in self._coming.items() if id in wanted}
         replies = []
         try:
-            if asked := wanted - self._coming.keys():
-                got = self._client.PullMessages(flower.PullAppMessagesRequest(message_ids=asked))
+            if new := wanted - self._coming.keys():
+                got = self._client.PullMessages(flower.PullAppMessagesRequest(message_ids=new))
                 for head, tree in zip(got.messages_list, got.message_object_trees, strict=True):
-                    parts = [one.object_id for one in flower.iterate_object_tree(tree)]
+                    parts = [part.object_id for part in flower.iterate_object_tree(tree)]
                     coming = _Coming(head.metadata.message_id, [*dict.fromkeys(parts)])
                     self._coming[head.metadata.reply_to_message_id] = coming
             for id in [*self._coming]:
@@ -69,8 +69,8 @@ class RunGrid:
         for part in coming.parts:
             if part in coming.contents:
                 continue
-            asked = flower.PullObjectRequest(node=self._node, run_id=self._run, object_id=part)
-            got = self._client.PullObject(asked)
+            request = flower.PullObjectRequest(node=self._node, run_id=self._run, object_id=part)
+            got = self._client.PullObject(request)
             if not got.object_found:
                 return _make_error(id, "a part of its reply did not come")
             if not got.object_available:
@@ -78,8 +78,10 @@ class RunGrid:
             coming.contents[part] = got.object_content
             if sum(map(len, coming.contents.values())) > LONGEST:
                 return _make_error(id, f"its reply is longer than {LONGEST:,} bytes")
-        said = flower.ConfirmMessageReceivedRequest(node=self._node, run_id=self._run, message_object_id=coming.message)
-        self._client.ConfirmMessageReceived(said)
+        confirmation = flower.ConfirmMessageReceivedRequest(
+            node=self._node, run_id=self._run, message_object_id=coming.message
+        )
+        self._client.ConfirmMessageReceived(confirmation)
         return flower.inflate_object_from_contents(coming.message, coming.contents)
 
     @property

@@ -32,10 +32,12 @@ def reply(kind: str, envelope: Envelope, context: Context) -> Envelope:
         site = _site(context.node_config, context.run_config)
         name = site.name
         message = transport.unpack(envelope.content)
-        if "refused" in message.words:
-            _print(f"the server cannot use this node: {plain(message.words['refused'])}")
+        if "refused" in message.fields:
+            _print(f"the server cannot use this node: {plain(message.fields['refused'])}")
         answer = site.reply(kind, message)
-        AuditLog(audit_file.of_site(site.folder.parent, name), words=True).note("sent", "the SuperLink", kind, answer)
+        AuditLog(audit_file.of_site(site.folder.parent, name), with_fields=True).note(
+            "sent", "the SuperLink", kind, answer
+        )
     except (UsageError, RunError) as problem:
         answer = refusal(name, problem)
         _print(f"client {name}: {problem}" if name else str(problem))
@@ -52,7 +54,10 @@ def _site(node: Mapping[str, Any], run: Mapping[str, Any]) -> Site:
     data = str(node.get("data", ""))
     is_simulated = not data  # so that nobody is there to agree
     if not data and run.get("data") and "partition-id" in node:
-        files, number = sorted(one for one in Path(str(run["data"])).iterdir() if one.is_file()), node["partition-id"]
+        files, number = (
+            sorted(file for file in Path(str(run["data"])).iterdir() if file.is_file()),
+            node["partition-id"],
+        )
         if not int(number) < len(files):
             raise UsageError(f"node {number} of the simulation has no file: {run['data']} holds {len(files)}")
         data = str(files[int(number)])
@@ -64,15 +69,17 @@ def _site(node: Mapping[str, Any], run: Mapping[str, Any]) -> Site:
     name = str(node.get("client-id", "") or Path(data).stem)
     check_name(name)
     reading = Reading(**json.loads(str(node.get("reading") or run.get("reading") or "{}")))
-    own: dict[str, Any] = {key: str(node[key]) for key in ("target", "time", "group") if key in node}
-    own |= {"ignore": str(node["ignore"]).split(",")} if "ignore" in node else {}
+    settings: dict[str, Any] = {key: str(node[key]) for key in ("target", "time", "group") if key in node}
+    settings |= {"ignore": str(node["ignore"]).split(",")} if "ignore" in node else {}
     code = [Path(line) for line in str(node.get("code", "")).splitlines()]
     folder = Path(str(node.get("state-dir", "") or Path.home() / ".kinfed" / "sites"))
     make_folder(folder / name)
     make_private(folder / name)  # Flower's programs may let other users read what they make
     device, rules = str(node.get("device", "auto")), str(node.get("policy", ""))
-    policy = Policy.read(Path(rules)) if rules else Policy(runs="any") if is_simulated else None
-    return Site(name, Path(data), folder, device, replace(reading, **own), code, _print, policy)
+    policy = Policy(runs="any") if is_simulated else None
+    if rules:
+        policy = Policy.read(Path(rules))
+    return Site(name, Path(data), folder, device, replace(reading, **settings), code, _print, policy)
 
 
 def _print(text: str) -> None:

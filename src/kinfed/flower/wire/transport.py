@@ -44,7 +44,7 @@ class GridTransport:
 
     def push(self, node: int, kind: str, message: Message, seconds: float) -> str:
         """Send a message that expires after so many seconds; returns its id, empty if it could not be sent."""
-        group = str(int(message.words.get("round", -1)) + 1)  # what Flower's logs call the round
+        group = str(int(message.fields.get("round", -1)) + 1)  # what Flower's logs call the round
         envelope = Envelope(pack(message), node, KINDS[kind], ttl=seconds, group_id=group)
         try:
             return next(iter(self._grid.push_messages([envelope])), None) or ""
@@ -77,17 +77,17 @@ def pack(message: Message) -> RecordDict:
     """A message as Flower's records."""
     arrays = {name: Array(t.detach().cpu().contiguous().numpy()) for name, t in message.arrays.items()}
     return RecordDict(
-        {"words": ConfigRecord({"json": json.dumps(message.words)}), "arrays": ArrayRecord(array_dict=arrays)}
+        {"words": ConfigRecord({"json": json.dumps(message.fields)}), "arrays": ArrayRecord(array_dict=arrays)}
     )
 
 
 def unpack(content: Any) -> Message:
     """The message that was packed; raises UsageError if there is none."""
     try:
-        words = json.loads(content["words"]["json"])
-        if not isinstance(words, dict):
-            raise ValueError(f"its words are {type(words).__name__}, not a table")
-        return Message(words, {str(name): _read(array) for name, array in content["arrays"].items()})
+        fields = json.loads(content["words"]["json"])
+        if not isinstance(fields, dict):
+            raise ValueError(f"its fields are {type(fields).__name__}, not a table")
+        return Message(fields, {str(name): _read(array) for name, array in content["arrays"].items()})
     except Exception as problem:  # a hostile peer can cause any error here
         raise UsageError(f"the message cannot be read: {problem}") from None
 

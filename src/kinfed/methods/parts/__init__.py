@@ -1,7 +1,8 @@
 """Parts that methods are built from; `kinfed.methods` has those that a method of yours is made of."""
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from ...core.registry import lazy_attributes
 
 if TYPE_CHECKING:
     from ...core.client import Client as Client, Quadratic as Quadratic, towards as towards
@@ -50,11 +51,6 @@ PARTS = {  # beside kinfed.Method, Params and Roster: by the module
     "methods.parts.graph_mixing": ("GraphMethod", "RelationMixing"),
     "ops.mixing": ("mix",),
 }
-MODULES = {name: module for module, names in PARTS.items() for name in names}
+PLACES = {name: f"kinfed.{module}:{name}" for module, names in PARTS.items() for name in names}
 
-
-def __getattr__(name: str) -> Any:
-    """A part by its name, imported when it is first asked for."""
-    if name not in MODULES:
-        raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
-    return getattr(import_module(f"kinfed.{MODULES[name]}"), name)
+__getattr__ = lazy_attributes(__name__, PLACES)

@@ -24,8 +24,8 @@ def members(client: Client, method: str) -> Tensor:
 
 def check_head(module: nn.Module, head: str | None, method: str) -> str:
     """The name of a head above other layers; raises UsageError if the module has none, or is nothing but its head."""
-    inside = {id(one) for one in module.get_submodule(head).parameters()} if head else set()
-    if not head or all(id(one) in inside for one in module.parameters()):
+    inside = {id(parameter) for parameter in module.get_submodule(head).parameters()} if head else set()
+    if not head or all(id(parameter) in inside for parameter in module.parameters()):
         raise UsageError(
             f"{method}: the model needs a head after other layers; name it: kinfed.Model(module, head='NAME')"
         )

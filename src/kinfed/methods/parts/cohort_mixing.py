@@ -11,7 +11,7 @@ from ...core.graph import Origin
 from ...core.method import Method, Params, Roster
 from ...core.mixins import Admits, Explains
 from ...core.rows import put, take
-from ...core.trees import Tree, rows_replaced
+from ...core.trees import Tree, replace_rows
 from ...ops.mixing import mix_freely, weighted_mean
 
 
@@ -54,7 +54,7 @@ class CohortMixing(Method, Explains, Admits):
         """A newcomer's model is mixed with the last ones of all who have taken part."""
         heard = server.seen.index_fill(0, newcomers, True).nonzero().squeeze(1)
         after = self.mix(roster, server._replace(present=server.seen), newcomers, uploads, heard)
-        return rows_replaced(server, newcomers, after)
+        return replace_rows(server, newcomers, after)
 
     def relation(self, roster: Roster, server: Tree, cohort: Tensor) -> Tensor | None:
         weights = self.graph(roster, server, cohort)

@@ -15,7 +15,7 @@ from ...core.method import Method, Normalisation, Params, Roster
 from ...core.mixins import Admits
 from ...core.optimiser import Optimiser, OptState, clip_norm
 from ...core.rows import put
-from ...core.trees import Like, Shared, Tree, rows_replaced
+from ...core.trees import Like, Shared, Tree, replace_rows
 from ...errors import UsageError
 
 FITS = 10  # rounds of the server's steps on a newcomer's embedding, in one of its own
@@ -85,9 +85,9 @@ class Hypernetwork(Method, Admits):
 
     def add_clients(self, roster: Roster, server: Tree, newcomers: Tensor) -> Tree:
         """A newcomer's embedding is the mean of its neighbours', or of all clients' if it has none."""
-        wide, known = super().add_clients(roster, server, newcomers), roster.others(newcomers)
+        wide, earlier = super().add_clients(roster, server, newcomers), roster.others(newcomers)
         links, table = self.links(roster), server.network.embedding
-        near = table.new_zeros(len(newcomers), len(known)) if links is None else links[newcomers][:, known]
+        near = table.new_zeros(len(newcomers), len(earlier)) if links is None else links[newcomers][:, earlier]
         near = torch.where(near.sum(1, keepdim=True) > 0, near, 1.0)
         embedding = put(wide.network.embedding, newcomers, near / near.sum(1, keepdim=True) @ table)
         return wide._replace(network=wide.network._replace(embedding=embedding))
@@ -95,7 +95,7 @@ class Hypernetwork(Method, Admits):
     def join(self, roster: Roster, server: Tree, newcomers: Tensor, uploads: Tree) -> Tree:
         """A newcomer's embedding is fitted to its model by steps of the server's optimiser; the network is frozen."""
         for _ in range(FITS):
-            server = rows_replaced(server, newcomers, self.aggregate(roster, server, newcomers, uploads))
+            server = replace_rows(server, newcomers, self.aggregate(roster, server, newcomers, uploads))
         return server
 
     def relation(self, roster: Roster, server: Tree, cohort: Tensor) -> Tensor | None:

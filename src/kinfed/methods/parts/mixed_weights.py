@@ -43,19 +43,19 @@ class LearnedMixture(Averaging):
         Until the client has trained the mixture is what it received.
         """
         at, weight = self.where(client), state.weight
-        way, each = (theta - state.theta)[at], client.training.count_steps(client.size, epochs=1)
-        used = (self.share * each).ceil()
+        way, steps = (theta - state.theta)[at], client.training.count_steps(client.size, epochs=1)
+        used = (self.share * steps).ceil()
         for t, batch in enumerate(client.batches(epochs=self.mix_epochs) if self.rate else ()):
-            grad = client.gradient(mixed(state, weight, theta, at), batch)[at]
+            grad = client.gradient(mix_at(state, weight, theta, at), batch)[at]
             moved = (weight - self.rate * grad * way).clamp(0, 1)
-            weight = batch.keep(weight, torch.where(state.started & (t % each < used), moved, weight))
-        return weight, mixed(state, weight, theta, at)
+            weight = batch.keep(weight, torch.where(state.started & (t % steps < used), moved, weight))
+        return weight, mix_at(state, weight, theta, at)
 
     def personalise(self, client: Client, state: Tree, received: Tree) -> dict[str, Tree]:
         return {"mixed": Params(self.mix(client, state, received.theta)[1]), "own": Params(state.theta)}
 
 
-def mixed(state: Mixing, weight: Tensor, theta: Tensor, at: Tensor) -> Tensor:
+def mix_at(state: Mixing, weight: Tensor, theta: Tensor, at: Tensor) -> Tensor:
     """[d] what was received, theta: [d], with the client's mixture at: [m]; until it has trained, as it came."""
     start = theta.index_copy(0, at, torch.lerp(state.theta[at], theta[at], weight))
     return torch.where(state.started, start, theta)

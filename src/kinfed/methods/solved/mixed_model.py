@@ -258,7 +258,7 @@ def moments_of(client: Client, received: Tree) -> Products:
     inputs, _, link = inputs_of(client, received)
     task: Any = client.task
     _, y, real = client.data
-    target = task.scaled(y.double()).reshape(len(inputs), 1)
+    target = task.standardise(y.double()).reshape(len(inputs), 1)
     table = torch.cat([inputs, target if link is None else link(target)], 1)
     return Products(table.T @ (real.double()[:, None] * table), real.double().sum())
 

@@ -115,19 +115,19 @@ class PartialPooling(Method, Explains, Advises, Solves):
         like: dict[str, Any] = {"dtype": torch.float64, "device": roster.theta.device}
         none = torch.zeros(n, f, k, **like)
         centre = torch.zeros(f, k, **like)
-        apart = k if isinstance(roster.task, Classification | Counts | Forecasting) else 1
+        curvatures = k if isinstance(roster.task, Classification | Counts | Forecasting) else 1
         inputs = torch.zeros(n, 2, f, **like)
-        sums = Sums(torch.zeros(n, apart, f, f, **like), none, none[:, 0], none[:, 0], inputs)
-        one = torch.ones(k, **like)
+        sums = Sums(torch.zeros(n, curvatures, f, f, **like), none, none[:, 0], none[:, 0], inputs)
+        ones = torch.ones(k, **like)
         noise = torch.ones(n, k, **like)
         weights: Any = torch.zeros(n, n, **like) if self.kin else ()
         spread, moved = torch.full_like(centre, 0.1), torch.tensor(MOST, **like)
-        return Server(roster.theta, centre, spread, noise, one, none, weights, none, sums, none, centre, moved)
+        return Server(roster.theta, centre, spread, noise, ones, none, weights, none, sums, none, centre, moved)
 
     def send(self, roster: Roster, server: Tree, cohort: Tensor) -> Tree:
         coefficients = server.coefficients
         if self.units == "client":
-            coefficients = Units.of(server.sums, roster.task, self.common).from_units(coefficients)
+            coefficients = Units.from_sums(server.sums, roster.task, self.common).from_units(coefficients)
         return Params(model_of(roster.layout, server.body, coefficients[cohort]))
 
     def train(self, client: Client, state: Tree, received: Tree) -> tuple[Tree, Tree]:
@@ -145,21 +145,21 @@ class PartialPooling(Method, Explains, Advises, Solves):
         return torch.cat([weight, weight * outputs - error], 1).T
 
     def aggregate(self, roster: Roster, server: Tree, cohort: Tensor, uploads: Tree) -> Tree:
-        known = Sums(*(put(table, cohort, new) for table, new in zip(server.sums, uploads, strict=True)))
+        sums = Sums(*(put(table, cohort, new) for table, new in zip(server.sums, uploads, strict=True)))
         squared = not isinstance(roster.task, Classification | Counts)
-        units = Units.of(known, roster.task, self.common) if self.units == "client" else None
+        units = Units.from_sums(sums, roster.task, self.common) if self.units == "client" else None
         begin = server.coefficients
         if not squared:
-            pair = server.sums, known
+            pair = server.sums, sums
             before, after = pair if units is None else map(units.to_units, pair)
             if (length := step_length(server, before, after, cohort)) < 1:
                 return step_back(server, length)
             server = server._replace(at=put(server.at, cohort, begin[cohort]), centre_at=server.centre)
-        server = server._replace(sums=known if units is None else units.to_units(known))
-        told = 1 - 1 / server.centre.shape[1] if isinstance(roster.task, Classification) else 1.0
+        server = server._replace(sums=sums if units is None else units.to_units(sums))
+        identified = 1 - 1 / server.centre.shape[1] if isinstance(roster.task, Classification) else 1.0
         steps = self.steps << 2 * min(roster.round, GROWS) if squared else self.steps
-        server = settle(server, partial(step, squared=squared, common=self.common, told=told), steps)
-        server = server._replace(sums=known, moved=(server.coefficients - begin).abs().max())
+        server = settle(server, partial(step, squared=squared, common=self.common, identified=identified), steps)
+        server = server._replace(sums=sums, moved=(server.coefficients - begin).abs().max())
         if self.kin and (roster.round < DRAWN or not _is_complete(server)):
             return self._draw_to_kin(server)._replace(moved=torch.full_like(server.moved, MOST))
         return server
@@ -169,14 +169,14 @@ class PartialPooling(Method, Explains, Advises, Solves):
 
     def _draw_to_kin(self, server: Server) -> Server:
         """The server with the mean of each client's kin, those whose deviations from the centre are like its own."""
-        apart = server.coefficients - server.centre  # [N, f, k]
-        variance = apart.square().mean(0)  # [f, k]
+        deviation = server.coefficients - server.centre  # [N, f, k]
+        variance = deviation.square().mean(0)  # [f, k]
         learned = (variance / server.spread).clamp(0, 1)  # how much of a coefficient's deviation the rows say
         length = variance.sqrt().clamp(min=LEAST)
-        direction = torch.nn.functional.normalize((apart / length * learned.sqrt()).flatten(1), dim=1)
+        direction = torch.nn.functional.normalize((deviation / length * learned.sqrt()).flatten(1), dim=1)
         likeness = (self.sharpness * direction @ direction.T).fill_diagonal_(-math.inf)
-        weights = torch.nan_to_num(likeness.softmax(1)) if len(apart) > 1 else torch.zeros_like(likeness)
-        return server._replace(kin=self.kin * torch.einsum("ij,jfk->ifk", weights, apart), weights=weights)
+        weights = torch.nan_to_num(likeness.softmax(1)) if len(deviation) > 1 else torch.zeros_like(likeness)
+        return server._replace(kin=self.kin * torch.einsum("ij,jfk->ifk", weights, deviation), weights=weights)
 
     def relation(self, roster: Roster, server: Tree, cohort: Tensor) -> Tensor | None:
         return server.weights.to(roster.theta.dtype) if self.kin else None
@@ -188,7 +188,7 @@ class PartialPooling(Method, Explains, Advises, Solves):
         """
         sums = server.sums
         if self.units == "client":
-            sums = Units.of(sums, roster.task, self.common).to_units(sums)
+            sums = Units.from_sums(sums, roster.task, self.common).to_units(sums)
         outputs = range(server.centre.shape[1])
         posterior = [_posterior(sums, server.spread[:, k], server.noise[:, k], k) for k in outputs]
         left = torch.stack([torch.diagonal(matrices, dim1=1, dim2=2) for matrices in posterior], -1) / server.spread
@@ -229,13 +229,13 @@ def sums(
         slope = x.T @ (weight * outputs - error)
         return Sums(curvature, slope, square, real.sum().expand(weight.shape[1]), inputs)
     if isinstance(task, Forecasting) and not isinstance(task, Quantiles):
-        known = (~y.isnan()).double() * real[:, None]  # [n, H]
+        present = (~y.isnan()).double() * real[:, None]  # [n, H]
         target = (torch.where(y.isnan(), task.mean, y.double()) - task.mean) / task.deviation
         target = target if link is None else link(target)
-        curvature = torch.einsum("nk,nf,ng->kfg", known, x, x)
-        return Sums(curvature, x.T @ (known * target), (known * target.square()).sum(0), known.sum(0), inputs)
+        curvature = torch.einsum("nk,nf,ng->kfg", present, x, x)
+        return Sums(curvature, x.T @ (present * target), (present * target.square()).sum(0), present.sum(0), inputs)
     if isinstance(task, Regression):
-        target = task.scaled(y.double()).reshape(len(x), coefficients.shape[1])
+        target = task.standardise(y.double()).reshape(len(x), coefficients.shape[1])
         target = target if link is None else link(target)
         counted, rows = x * real[:, None], real.sum().expand(target.shape[1])
         return Sums((counted.T @ x)[None], counted.T @ target, real @ target.square(), rows, inputs)
@@ -281,7 +281,7 @@ class Units(NamedTuple):
     deviation: Tensor  # [N, k, f + 1], 1 of the 1
 
     @classmethod
-    def of(cls, sums: Sums, task: Any, common: float) -> "Units":
+    def from_sums(cls, sums: Sums, task: Any, common: float) -> "Units":
         """Those that the sums say, see `PartialPooling`; labels and counts have none."""
         labels = isinstance(task, Classification | Counts)
         if labels:  # rows weigh otherwise in each round's curvature, but not here
@@ -312,14 +312,16 @@ class Units(NamedTuple):
         mean, deviation = self.mean[:, 0, :-1], self.deviation[:, 0, :-1]
         rows, (total, squares) = sums.rows[:, :1], sums.inputs.unbind(1)
         total, squares = total - rows * mean, squares - 2 * total * mean + rows * mean.square()
-        own = torch.stack([total / deviation, squares / deviation.square()], 1)
-        return Sums(inputs + same, products[..., :-1, -1].mT, products[..., -1, -1], (sums.rows - 1).clamp(min=0), own)
+        moments = torch.stack([total / deviation, squares / deviation.square()], 1)
+        return Sums(
+            inputs + same, products[..., :-1, -1].mT, products[..., -1, -1], (sums.rows - 1).clamp(min=0), moments
+        )
 
     def from_units(self, coefficients: Tensor) -> Tensor:
         """[N, f, k] coefficients of the rows as they are, of those in these units."""
-        found = coefficients * (self.deviation[..., -1:] / self.deviation[..., :-1]).mT
-        found[:, -1] += self.mean[..., -1] - (found * self.mean[..., :-1].mT).sum(1)
-        return found
+        raw = coefficients * (self.deviation[..., -1:] / self.deviation[..., :-1]).mT
+        raw[:, -1] += self.mean[..., -1] - (raw * self.mean[..., :-1].mT).sum(1)
+        return raw
 
 
 def _products(sums: Sums) -> Tensor:
@@ -331,21 +333,22 @@ def _products(sums: Sums) -> Tensor:
 
 def _deviations(squares: Tensor, rows: Tensor, common: float) -> Tensor:
     """Clients' deviations by sums of squares about their means, drawn to the geometric mean as by `common` rows."""
-    own = (squares / rows).clamp(min=0)
-    known = own > SAME * own.amax(0)
-    logs = torch.where(known, own.clamp(min=LEAST).log(), 0.0)
-    usual = (logs.sum(0) / known.sum(0).clamp(min=1)).exp()
-    return torch.where(rows > LEAST, (own * rows + common * usual) / (rows + common), usual).sqrt()
+    variance = (squares / rows).clamp(min=0)
+    varies = variance > SAME * variance.amax(0)
+    logs = torch.where(varies, variance.clamp(min=LEAST).log(), 0.0)
+    usual = (logs.sum(0) / varies.sum(0).clamp(min=1)).exp()
+    return torch.where(rows > LEAST, (variance * rows + common * usual) / (rows + common), usual).sqrt()
 
 
-def step(server: Server, squared: bool, common: float, told: float = 1.0) -> Server:
+def step(server: Server, squared: bool, common: float, identified: float = 1.0) -> Server:
     """Everybody's coefficients by the variances so far, and the variances by these coefficients.
 
-    Of `squared` errors the noise is estimated too, with `common` rows of all clients added to each client's. `told` is
-    the share of directions of which rows can say anything: of a softmax of C outputs not that in which all are alike.
+    Of `squared` errors the noise is estimated too, with `common` rows of all clients added to each client's.
+    `identified` is the share of directions of which rows can say anything: of a softmax of C outputs not that in which
+    all are alike.
     """
-    found = [_one_output(server, k, squared, common, told) for k in range(server.centre.shape[1])]
-    centre, spread, noise, penalty, coefficients = (torch.stack(each, -1) for each in zip(*found, strict=True))
+    outputs = [_one_output(server, k, squared, common, identified) for k in range(server.centre.shape[1])]
+    centre, spread, noise, penalty, coefficients = (torch.stack(parts, -1) for parts in zip(*outputs, strict=True))
     return server._replace(centre=centre, spread=spread, noise=noise, penalty=penalty, coefficients=coefficients)
 
 
@@ -374,31 +377,33 @@ def _leap(first: Server, second: Server, third: Server) -> Server:
     before, middle, after = logs(first), logs(second), logs(third)
     pace, bend = middle - before, after - 2 * middle + before
     length = (pace.norm(dim=0) / bend.norm(dim=0).clamp(min=LEAST)).clamp(1.0, FARTHEST)  # [k]
-    found = (before + 2 * length * pace + length.square() * bend).exp().clamp(LEAST, MOST)
-    spread, noise, penalty = found.split([len(first.spread), len(first.noise), 1])
+    variances = (before + 2 * length * pace + length.square() * bend).exp().clamp(LEAST, MOST)
+    spread, noise, penalty = variances.split([len(first.spread), len(first.noise), 1])
     return third._replace(spread=spread, noise=noise, penalty=penalty[0])
 
 
-def _one_output(server: Server, k: int, squared: bool, common: float, told: float) -> tuple[Tensor, ...]:
+def _one_output(server: Server, k: int, squared: bool, common: float, identified: float) -> tuple[Tensor, ...]:
     """The step for one of the outputs."""
     sums, spread, noise, penalty = server.sums, server.spread[:, k], server.noise[:, k], server.penalty[k]
     curvature = _curvature(sums, k)
     slope, kin = sums.slope[:, :, k], server.kin[:, :, k]  # [N, f]
-    n, f, precise, each = len(curvature), len(spread), 1 / spread, noise[:, None]
+    n, f, precise, noise_of = len(curvature), len(spread), 1 / spread, noise[:, None]
     posterior = _posterior(sums, spread, noise, k)
-    rest = (slope - _times(curvature, kin)) / each  # what the centre and a client's own deviation explain
+    rest = (slope - _times(curvature, kin)) / noise_of  # what the centre and a client's own deviation explain
     # X'V^-1 X with V = X D X' + s I is X'X P D^-1 / s, and X'V^-1 y is D^-1 P X'y / s.
-    known = torch.einsum("nfg,ngh->fh", curvature / each[:, None], posterior) * precise
-    known = (known + known.T) / 2
+    information = torch.einsum("nfg,ngh->fh", curvature / noise_of[:, None], posterior) * precise
+    information = (information + information.T) / 2
     scale = _scale(sums, k, squared)
-    uncertain = inverse(known + torch.diag(penalty * scale))
+    uncertain = inverse(information + torch.diag(penalty * scale))
     centre = uncertain @ (_times(posterior, rest).sum(0) * precise)
-    away = _times(posterior, rest - _times(curvature, centre.expand(n, f)) / each)
+    away = _times(posterior, rest - _times(curvature, centre.expand(n, f)) / noise_of)
     coefficients = centre + kin + away
-    learned = told * (1 - torch.diagonal(posterior, dim1=1, dim2=2) * precise).clamp(min=0)  # [N, f] of each deviation
+    learned = identified * (1 - torch.diagonal(posterior, dim1=1, dim2=2) * precise).clamp(
+        min=0
+    )  # [N, f] of each deviation
     usual = spread.log().mean().exp()
     spread = ((away.square().sum(0) + USUAL * usual) / (learned.sum(0) + USUAL)).clamp(LEAST, MOST)
-    free = told * (f - penalty * (torch.diagonal(uncertain) * scale).sum()).clamp(min=1e-3)
+    free = identified * (f - penalty * (torch.diagonal(uncertain) * scale).sum()).clamp(min=1e-3)
     penalty = (free / (centre.square() * scale).sum().clamp(min=LEAST)).clamp(LEAST, MOST)
     if squared:
         fit = (_times(curvature, coefficients) - 2 * slope) * coefficients
@@ -441,10 +446,10 @@ def step_length(server: Server, before: Sums, after: Sums, cohort: Tensor) -> fl
     slopes = []
     for sums, coefficients, centre in ends:
         away = (coefficients - centre - server.kin)[cohort] / server.spread
-        each = torch.einsum("nkfg,ngk->nfk", sums.curvature[cohort], coefficients[cohort]) - sums.slope[cohort]
-        each = each / server.noise[cohort, None] + away
+        gradient = torch.einsum("nkfg,ngk->nfk", sums.curvature[cohort], coefficients[cohort]) - sums.slope[cohort]
+        gradient = gradient / server.noise[cohort, None] + away
         common = server.penalty * scale * centre - away.sum(0)
-        slopes.append(float((each * move).sum() + (common * shift).sum()))
+        slopes.append(float((gradient * move).sum() + (common * shift).sum()))
     begin, end = slopes
     return max(SHORTEST, begin / (begin - end)) if 0 < -PAST * begin < end else 1.0
 
@@ -483,8 +488,8 @@ def head_of(layout: Layout) -> tuple[Any, Any]:
 def coefficients_of(layout: Layout, theta: Tensor) -> Tensor:
     """[f, k] float64 of a model: [d]."""
     weight, bias = head_of(layout)
-    found = theta[weight.at].reshape(weight.shape).T
-    return (found if bias is None else torch.cat([found, theta[bias.at][None]])).double()
+    coefficients = theta[weight.at].reshape(weight.shape).T
+    return (coefficients if bias is None else torch.cat([coefficients, theta[bias.at][None]])).double()
 
 
 def model_of(layout: Layout, body: Tensor, coefficients: Tensor) -> Tensor:

@@ -269,7 +269,7 @@ def derivatives(task: Any, outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         elif task.error == "absolute":
             error = error.sign()
         return (error * present).flatten(1), present.expand_as(error).flatten(1)
-    return task.scaled(y).reshape(outputs.shape) - outputs, torch.ones_like(outputs[:, :1])
+    return task.standardise(y).reshape(outputs.shape) - outputs, torch.ones_like(outputs[:, :1])
 
 
 def leaf_sums(slope: Tensor, curvature: Tensor, real: Tensor, at: Tensor, count: int) -> Tensor:
@@ -396,7 +396,7 @@ def _targets(task: Any, y: Tensor, real: Tensor) -> Tensor:
     elif isinstance(task, Forecasting):
         target = ((y.double() - task.mean) / task.deviation).repeat_interleave(_quantiles(task), 1)
     else:
-        target = task.scaled(y.double()).reshape(len(y), -1)
+        target = task.standardise(y.double()).reshape(len(y), -1)
     present = (~target.isnan()).double() * real[:, None]
     return torch.stack([present.sum(0), (target.nan_to_num() * present).sum(0)])
 

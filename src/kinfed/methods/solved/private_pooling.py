@@ -113,8 +113,12 @@ class PrivatePooling(Method, Averages, Explains, Solves):
         inputs, slope = moments.products[:-1, :-1], moments.products[:-1, -1]
         away, covariance, density = place_client(moments, received.centres, received.spread, received.noise)
         belongs = (received.shares.log() + received.sharpness * density).softmax(0)  # [K]
-        own = received.centres + away
-        squares = moments.products[-1, -1] - 2 * own @ slope + torch.einsum("kf,fg,kg->k", own, inputs, own)
+        coefficients = received.centres + away
+        squares = (
+            moments.products[-1, -1]
+            - 2 * coefficients @ slope
+            + torch.einsum("kf,fg,kg->k", coefficients, inputs, coefficients)
+        )
         squares = squares + (inputs * covariance).sum()
         errors = (squares / moments.rows.clamp(min=1) / received.noise).clamp(0, LARGEST)
         wider = belongs @ ((away.square() + covariance.diagonal()) / received.spread - 1) / 2
@@ -133,15 +137,18 @@ class PrivatePooling(Method, Averages, Explains, Solves):
         """
         centres, shares, spread, noise = received.centres, received.shares, received.spread, received.noise
         near, _, likely = place_client(moments, centres, spread, noise)
-        own, likely = centres + near, likely + shares.log()
+        candidates, likely = centres + near, likely + shares.log()
         if len(shares) > 1:
             mean = shares @ centres
             wide = spread + shares @ (centres - mean).square()
             far = place_client(moments, mean[None], wide, noise)
-            own, likely = torch.cat([own, mean + far.away]), torch.cat([likely, far.density]) - math.log(2)
+            candidates, likely = (
+                torch.cat([candidates, mean + far.away]),
+                torch.cat([likely, far.density]) - math.log(2),
+            )
         alone, coefficients = _solve_alone(moments)
         share = (likely.logsumexp(0) - alone + moments.rows.clamp(min=1).log()).sigmoid()
-        return share * (likely.softmax(0) @ own) + (1 - share) * coefficients
+        return share * (likely.softmax(0) @ candidates) + (1 - share) * coefficients
 
     def aggregate(self, roster: Roster, server: Tree, cohort: Tensor, uploads: Tree) -> Tree:
         count, f = server.centres.shape
@@ -167,9 +174,9 @@ class PrivatePooling(Method, Averages, Explains, Solves):
         return bool(server.moved < SETTLED)
 
     def personalise(self, client: Client, state: Tree, received: Tree) -> dict[str, Tree]:
-        own = self.choose_coefficients(state, received)
+        coefficients = self.choose_coefficients(state, received)
         return {
-            "mixed": Params(model_of(client.model.layout, received.theta, own[None, :, None])[0]),
+            "mixed": Params(model_of(client.model.layout, received.theta, coefficients[None, :, None])[0]),
             "shared": Params(received.theta),
         }
 
@@ -205,7 +212,7 @@ def place_client(moments: Products, centres: Tensor, spread: Tensor, noise: Tens
 
 def _vary(roster: Roster, cohort: Tensor) -> float:
     """The variance of the noise of an entry of the mean step, times the square of REACH."""
-    privacy = roster.training.noised
+    privacy = roster.training.noise
     if privacy is None:
         return 0.0
     return (REACH * privacy.clip * find_noise(privacy, roster.rounds) / len(cohort)) ** 2

@@ -35,7 +35,7 @@ def _cross_entropy(task: Classification, outputs: Tensor, y: Tensor) -> Tensor:
 
 
 def _squared_error(task: Regression, outputs: Tensor, y: Tensor) -> Tensor:
-    return (outputs - task.scaled(y).view_as(outputs)).mul_(2 / outputs.shape[2:].numel())
+    return (outputs - task.standardise(y).view_as(outputs)).mul_(2 / outputs.shape[2:].numel())
 
 
 def _counts(task: Counts, outputs: Tensor, y: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_map
 
 from ...core import trees
 from ...core.mixins import Explains
-from ...core.sharing import Divided, undivided
+from ...core.sharing import Divided, unwrap
 from ...core.tasks import selected_task
 from ...errors import UsageError
 from ...ops.mixing import mix, mix_freely
@@ -33,7 +33,7 @@ class Counterfactual:
     def __init__(self, run: FinalServer, client: int, data_dir: Path | None = None) -> None:
         """`client` is a position. Raises UsageError unless its mixture by `row` is what the method sends to it."""
         method, summary = run.method, run.saved.summary
-        models = getattr(run.server, Explains.of(undivided(method)).mixes, None)
+        models = getattr(run.server, Explains.from_method(unwrap(method)).mixes, None)
         if models is None:
             raise UsageError(f"{summary.method} keeps no clients' models that its server mixes by these weights")
         if run.state.names != run.saved.names:
@@ -55,7 +55,7 @@ class Counterfactual:
     def mixture(self, row: Tensor) -> Tensor:
         """[d] the mixture of the clients' models by a row: [N] or [L, N]."""
         method = self.run.method
-        layout = method.sharing.shared if isinstance(method, Divided) else self.run.model.layout
+        layout = method.sharing.shared_layout if isinstance(method, Divided) else self.run.model.layout
         return (mix_freely if row.ndim == 1 else mix)(row[..., None, :], self._models, layout)[0]
 
     def score(self, row: Tensor) -> float:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ...core.sharing import undivided
+from ...core.sharing import unwrap
 from ...errors import UsageError
 from ...methods.solved.mixed_model import MixedModel
 from ...methods.solved.partial_pooling import coefficients_of
@@ -56,7 +56,7 @@ class MixedEffects(NamedTuple):
         """Those of a run of `mixed-model`; raises UsageError unless its model is one linear layer on a table."""
         client = saved.name(client)
         final = FinalServer(saved, saved.task)
-        method, server = undivided(final.method), final.server
+        method, server = unwrap(final.method), final.server
         assert isinstance(method, MixedModel)
         if {entry.name for entry in final.model.layout.entries} != final.model.layout.head:
             raise UsageError(

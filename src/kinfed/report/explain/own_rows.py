@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from ...core.mixins import Explains
-from ...core.sharing import undivided
+from ...core.sharing import unwrap
 from ...data.tables.schema import Description
 from ...models.additive import Additive
 from ...models.log_linear import LogLinear
@@ -40,7 +40,7 @@ class OwnRows(NamedTuple):
         if not (folder.state.exists() and folder.models.exists() and folder.is_begun):
             return None
         saved = Run.open(folder.path)
-        if saved.method is None or type(Explains.of(undivided(saved.method))).own_weights is Explains.own_weights:
+        if saved.method is None or type(Explains.from_method(unwrap(saved.method))).own_weights is Explains.own_weights:
             return None  # before the server's state is read
         server = FinalServer(saved, saved.task)
         weights = server.own_weights()

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from ...core.mixins import Explains
-from ...core.sharing import undivided
+from ...core.sharing import unwrap
 from ...errors import UsageError, note_failure
 from ...runs.run import FinalServer, OpenedRun, Run, client_index
 from ...runs.run_folder import Relations, RunFolder
@@ -209,7 +209,7 @@ def _compare_models(
         return f"{compared.what}, after round {server.state.done}", compared.row(
             i, len(saved.names)
         ).double().cpu().numpy()
-    weighs = "" if server is None else Explains.of(undivided(server.method)).weighs
+    weighs = "" if server is None else Explains.from_method(unwrap(server.method)).weighs
     why = weighs or f"the run kept nothing of what {saved.summary.method} compares"
     notes.append(f"{why}; saved models are compared instead")
     learned = saved.layout.trainable

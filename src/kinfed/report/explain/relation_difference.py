@@ -36,7 +36,7 @@ class Figures(NamedTuple):
     """How a relation is in one layer. NaN where weights are negative, so that rows are no distributions."""
 
     edges: int
-    own: float  # mean weight of a client for itself
+    own_weight: float  # mean, of a client for itself
     consensus: float
     isolation: float
 

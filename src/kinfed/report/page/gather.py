@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ...errors import UsageError, some
 from ...runs.reference_runs import BASES
-from ...runs.run_folder import RunFolder
+from ...runs.run_folder import CANDIDATES, RunFolder
 from ...search.study import score
 from ..tables.compare import compare, is_unfinished
 from ..tables.run_rows import Row
@@ -74,7 +74,7 @@ def _runs_in(path: Path, notes: list[str]) -> list[Path]:
         raise UsageError(f"{path} is not a folder; name the folder of a finished run, such as runs/fedaghn/digits/...")
     if _is_run(path):
         return [path]
-    if (path / "race").is_dir():
+    if (path / CANDIDATES).is_dir():
         raise UsageError(f"{path} holds a choice that is not finished; the command that began it goes on with it")
     runs_in_path = list[Path]()
     for pattern in UNDER:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from ...core.graph import NeighbourLists
 from ...core.method import Compared
 from ...core.mixins import Explains
-from ...core.sharing import undivided
+from ...core.sharing import unwrap
 from ...core.summary import Summary
 from ...data.split import SPLITS
 from ...errors import UsageError, log_failure
@@ -322,7 +322,7 @@ def read_comparison(folder: RunFolder) -> tuple[Compared, int] | str:
     except Exception as problem:  # of another version, or with parts that are gone: nothing else of the run is lost
         log_failure(problem)
         return ""
-    return Explains.of(undivided(run.method)).weighs if comparison is None else (comparison, run.state.done)
+    return Explains.from_method(unwrap(run.method)).weighs if comparison is None else (comparison, run.state.done)
 
 
 def _own_rows(folder: RunFolder, parts: Parts) -> dict[str, Any] | None:

@@ -6,7 +6,7 @@ from dataclasses import is_dataclass
 from typing import Any, NamedTuple
 
 from ...core.engine import Participation
-from ...core.field_checks import kinds_of, name_of, options_of, parted, sentences
+from ...core.field_checks import kinds_of, name_of, options_of, sentences, split_interval
 from ...core.private.privacy import Privacy
 from ...core.tasks import TASKS
 from ...core.training import Training
@@ -97,7 +97,7 @@ def _part(at: str, key: str, table: Mapping[str, Any], owner: Callable[..., Any]
         registered: Callable[..., Any] | None = REGISTRIES[at].get(name)
         return registered
     kinds = options_of(kinds_of(owner).get(key, Any)) if owner is not None else ()
-    named = (parted(kind)[0] for kind in kinds)
+    named = (split_interval(kind)[0] for kind in kinds)
     return next(
         (kind for kind in named if is_dataclass(kind) and isinstance(kind, type) and name_of(kind) == name), None
     )

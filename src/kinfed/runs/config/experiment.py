@@ -26,7 +26,8 @@ from ...core.summary import Summary
 from ...core.tasks import TASKS, Classification, Counts, Forecasting, Regression, Task, check_selection
 from ...core.training import Training
 from ...data.dataset import Dataset, Partition
-from ...data.datasets import DATASETS, OWNED, YOURS, display_name
+from ...data.datasets import DATASETS, OWNED
+from ...data.datasets.your_files import YOURS, display_name
 from ...data.federation import Federation, divide
 from ...data.graphs import GRAPHS
 from ...data.partitions import PARTITIONS
@@ -148,7 +149,7 @@ class Experiment(Learning):
 def read_split(federation: Table, training: Training) -> tuple[Split, Table]:
     """The split in the table `federation`, and its complete table; under privacy no row's part depends on labels."""
     requested = table_of(federation, "split", "federation.")
-    if training.noised is not None:
+    if training.noise is not None:
         if requested.get("stratify"):
             raise UsageError(
                 "federation.split.stratify deals rows by the labels of all, which has no price under privacy; leave it "
@@ -293,7 +294,7 @@ def warn_of_idle(source: str, overrides: Sequence[str], methods: Mapping[str, Me
     if "optimiser" not in override(yours, list(overrides)).get("training", {}):
         return
     for name, method in methods.items():
-        if rates := Advises.of(method).rates:
+        if rates := Advises.from_method(method).rates:
             where = "method" if len(methods) == 1 else f"methods.{plugins.short_name(name)}"
             rates_set = " and ".join(f"{where}.{rate}" for rate in rates)
             warnings.warn(

@@ -11,7 +11,8 @@ import torch
 
 from ...core.metrics import effective_rows
 from ...core.tasks import Classification, Counts, Forecasting, Quantiles, Regression
-from ...data.datasets import DATASETS, is_table
+from ...data.datasets import DATASETS
+from ...data.datasets.your_files import is_table
 from ...data.federation import Federation
 from ...data.split import SPLITS
 from ...data.tables.cell_warnings import describe_odd_units
@@ -410,7 +411,7 @@ def _warnings_of_sums(federation: Federation, reader: TableReader) -> list[str]:
         return []
     rows = torch.cat(list(federation.rows["train"]))[:MOST]
     x = torch.cat([federation.x[rows].flatten(1), torch.ones(len(rows), 1)], 1).double()
-    y = federation.task.scaled(federation.y[rows].double()).reshape(len(rows), -1)
+    y = federation.task.standardise(federation.y[rows].double()).reshape(len(rows), -1)
     if len(rows) < 10 * x.shape[1]:
         return []
     weights = torch.linalg.lstsq(x, y, driver="gelsd").solution

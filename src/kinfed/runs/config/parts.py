@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-from ...core.field_checks import check, kinds_of, name_of, options_of, parted, wanted
+from ...core.field_checks import check, describe_kind, kinds_of, name_of, options_of, split_interval
 from ...core.registry import Registry
 from ...data.tables.schema import Description
 from ...errors import UsageError, nearest
@@ -153,21 +153,21 @@ def check_keys(table: Table, allowed: set[str], where: str, read: Iterable[str] 
 def _check(value: Any, kind: Any, where: str, default: Any = None, part: Any = None) -> tuple[Any, Any]:
     """The value as the annotated kind, and as a complete config has it; or UsageError. `part` has the setting."""
     options = options_of(kind)
-    scalar = isinstance(value, str) and any(parted(option)[0] in (str, Any) for option in options)
+    scalar = isinstance(value, str) and any(split_interval(option)[0] in (str, Any) for option in options)
     literal = any(
         typing.get_origin(option) is typing.Literal and value in typing.get_args(option) for option in options
     )
     if any(map(is_dataclass, options)) and isinstance(value, str | dict) and not (scalar or literal):
         accepts_text = any(typing.get_origin(option) is typing.Literal for option in options)
         accepts_text = accepts_text and isinstance(value, str) and not plugins.is_path(value)
-        if accepts_text and f"'{value}'" not in map(wanted, options):
-            raise UsageError(f"{where} must be {' or '.join(map(wanted, options))}; got {value!r:.80}")
+        if accepts_text and f"'{value}'" not in map(describe_kind, options):
+            raise UsageError(f"{where} must be {' or '.join(map(describe_kind, options))}; got {value!r:.80}")
         return _part([option for option in options if option is not type(None)], value, where, default)
     objects = all(is_dataclass(option) or getattr(option, "_is_protocol", False) for option in options)
     if objects and isinstance(value, bool | int | float | list):
-        raise UsageError(f"{where} must be {' or '.join(map(wanted, options))}; got {value!r:.80}")
+        raise UsageError(f"{where} must be {' or '.join(map(describe_kind, options))}; got {value!r:.80}")
     check(value, kind, where, part)
-    made = _convert_value(value, [parted(option)[0] for option in options])
+    made = _convert_value(value, [split_interval(option)[0] for option in options])
     return made, plain(made)
 
 
@@ -175,5 +175,7 @@ def _convert_value(value: Any, kinds: Sequence[Any]) -> Any:
     """A checked value as a part takes it: integers become floats where a float is expected, lists become tuples."""
     if isinstance(value, list | tuple):
         inner = next((typing.get_args(kind)[0] for kind in kinds if typing.get_origin(kind) in (tuple, Sequence)), Any)
-        return tuple(_convert_value(item, [parted(option)[0] for option in options_of(inner)]) for item in value)
+        return tuple(
+            _convert_value(item, [split_interval(option)[0] for option in options_of(inner)]) for item in value
+        )
     return float(value) if float in kinds and int not in kinds and isinstance(value, int) else value
