@@ -105,7 +105,7 @@ def test_a_folder_goes_on_with_its_own_request_only(tmp_path):
 def test_a_time_becomes_a_number_of_rounds_once(tmp_path):
     first = chosen(folder=tmp_path, budget="10s")
     kept = json.loads((tmp_path / "budget.json").read_text())
-    assert kept["asked"]["budget"] == "10s"
+    assert kept["terms"]["budget"] == "10s"
     assert kept["budget"] == first.budget >= first.trained
     kept["budget"] = first.budget  # whatever another machine would have measured
     assert chosen(folder=tmp_path, budget="10s").to_dict() == first.to_dict()

@@ -112,8 +112,8 @@ class SiteTable(OwnTable):
         targets, description = agreed["targets"], replace(description, within=federation.scale.get("within", {}))
         if isinstance(task, Regression) and task.low:
             within = zip(description.targets, task.low, task.high, strict=True)
-            targets = tuple(replace(target, bounds=(low, high)) for target, low, high in within)
-            description = replace(description, targets=targets)
+            within_bounds = tuple(replace(target, bounds=(low, high)) for target, low, high in within)
+            description = replace(description, targets=within_bounds)
         elif isinstance(task, Counts) and task.high:
             (target,) = description.targets
             description = replace(description, targets=(replace(target, bounds=(0.0, task.high)),))
