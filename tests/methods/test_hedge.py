@@ -11,7 +11,7 @@ from torch import nn
 from kinfed.core.optimiser import SGD
 from kinfed.core.training import Training
 from kinfed.methods import Hedge, Kin, hedge
-from kinfed.methods.hedge import LIMIT, Upload, measure_agreement
+from kinfed.methods.hedge import LIMIT, Upload, agreement
 from kinfed.relations.neighbourhoods import sketch_rows
 
 float64 = torch.float64
@@ -87,8 +87,8 @@ def test_a_lesson_by_hand(roster, cohort):
     harm = harm / (harm.square().sum() / (3 * len(cohort))).sqrt()
     close(after.against, server.against.index_add(0, cohort, harm))
     close(after.lessons, server.lessons.index_add(0, cohort, torch.ones(len(cohort), dtype=float64)))
-    close(after.home, server.home - 0.7 * measure_agreement(torch.stack(by_home)))
-    close(after.sharpness, server.sharpness - 0.7 * measure_agreement(torch.stack(by_sharpness)))
+    close(after.home, server.home - 0.7 * agreement(torch.stack(by_home)))
+    close(after.sharpness, server.sharpness - 0.7 * agreement(torch.stack(by_sharpness)))
 
 
 @pytest.mark.parametrize("settings", [{}, {"by_layer": False}], ids=str)
@@ -96,7 +96,7 @@ def test_slopes_are_derivatives_of_the_loss_by_log_p_and_log_q(roster, settings,
     module = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)).double()
     known, method, seen = roster(5, module), Hedge(clip=torch.inf, **settings), []
     server, answer = evidence(known), random(5, known.layout.size, seed=2)
-    monkeypatch.setattr(hedge, "measure_agreement", lambda slopes: seen.append(slopes) or slopes.sum())
+    monkeypatch.setattr(hedge, "agreement", lambda slopes: seen.append(slopes) or slopes.sum())
     taught(method, known, server, change=random(5, known.layout.size, seed=1), answer=answer)
     factors = 1.0, server.sharpness.exp()  # slopes by log q are divided by q, which agreement does not see
     for name, slopes, factor in zip(("home", "sharpness"), seen, factors, strict=True):

@@ -83,8 +83,7 @@ class Hedge(Kin):
         harm = scale_harm(-inner(change, models), cohort[:, None] != mixed)
         slopes = self.slopes(roster, server, cohort, mixed, inner_by_layer(uploads.grad, models, roster.layout))
         moved = (
-            log - self.lr * measure_agreement(slope)
-            for log, slope in zip((server.home, server.sharpness), slopes, strict=True)
+            log - self.lr * agreement(slope) for log, slope in zip((server.home, server.sharpness), slopes, strict=True)
         )
         home, sharpness = (log.clamp(-LIMIT, LIMIT) for log in moved)
         return (
@@ -138,7 +137,7 @@ def scale_harm(harm: Tensor, others: Tensor) -> Tensor:
     return harm / (harm.square().sum() / others.sum().clamp(min=1)).sqrt().clamp(min=1e-30)
 
 
-def measure_agreement(slopes: Tensor) -> Tensor:
+def agreement(slopes: Tensor) -> Tensor:
     """[...] in [-1, 1]: the mean of slopes: [..., K] of K clients over their root mean square, without what is chance.
 
     K slopes that agree on nothing have a squared ratio of 1 / K on average, so a ratio of r counts as

@@ -111,10 +111,8 @@ def fit(
     divided, model = divide(method, model)
     fleet = _gather(federation, model, divided, training, seed, how, participation.share, folder, rounds)
     fleet.reason = checkpointer.reason or fleet.reason
-    sharing = Sharing.from_method(method, model.layout)
-    need = footprint(
-        method, sharing.shared_layout, len(federation), participation.share, rounds, model.theta.element_size()
-    )
+    sharing, size = Sharing.from_method(method, model.layout), model.theta.element_size()
+    need = footprint(method, sharing.shared_layout, len(federation), participation.share, rounds, size)
     check(need, len(federation), fleet.device)
     roster = fleet.roster(federation.graph)
     history = History(tuple(federation.names), federation.task, rounds.evaluate_every, selection=rounds.selection)
