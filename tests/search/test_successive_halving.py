@@ -10,7 +10,7 @@ import torch
 from kinfed import Classification, FedAvg, Local, Regression, Rounds, Training
 from kinfed.core.history import History
 from kinfed.core.round_selection import Selection, select_round
-from kinfed.methods import FedAGHN
+from kinfed.methods import FedAGHN, PartialPooling
 from kinfed.search.successive_halving import (
     Candidate,
     Entry,
@@ -26,7 +26,7 @@ from kinfed.search.successive_halving import (
     winner,
 )
 
-KINDS = {"local": Local(), "fedavg": FedAvg()}
+KINDS = {"local": Local(), "fedavg": FedAvg(), "partial-pooling": PartialPooling()}
 
 
 def candidate(name):
