@@ -10,7 +10,8 @@ import torch
 from kinfed import Classification, FedAvg, Local, Regression, Rounds, Training
 from kinfed.core.history import History
 from kinfed.core.round_selection import Selection, select_round
-from kinfed.methods import FedAGHN, PartialPooling
+from kinfed.methods import FedAGHN
+from kinfed.methods.solved.partial_pooling import PartialPooling
 from kinfed.search.successive_halving import (
     Candidate,
     Entry,
