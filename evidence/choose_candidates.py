@@ -41,7 +41,7 @@ def train(case, place):
     federation = kinfed.Federation.from_arrays(torch.from_numpy(x), torch.from_numpy(y), torch.from_numpy(client))
     torch.manual_seed(0)
     net = torch.nn.Sequential(torch.nn.Linear(x.shape[1], 64), torch.nn.ReLU(), torch.nn.Linear(64, classes))
-    arena = Arena(federation, lambda seed: net, place, kinfed.Rounds(ROUNDS))
+    arena = Arena(federation, lambda seed: net, place, rounds=kinfed.Rounds(ROUNDS))
     for candidate in make_candidates(TRIED + MORE):
         if candidate.name in results:
             continue

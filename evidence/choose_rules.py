@@ -22,7 +22,7 @@ from tune_federations import cases
 import kinfed
 from kinfed.search import successive_halving
 from kinfed.search.arena import Arena
-from kinfed.search.choose import TRIED, Entrant, candidates, find_entrant
+from kinfed.search.choose import TRIED, candidates, find_entrant
 from kinfed_papers import result_pages as page
 
 PAGE = Path(__file__).parents[1] / "docs" / "choose.md"
@@ -35,8 +35,8 @@ def train_candidates(case, seed, place):
     federation = kinfed.Federation.from_arrays(torch.from_numpy(x), torch.from_numpy(y), torch.from_numpy(client))
     torch.manual_seed(seed)
     net = torch.nn.Sequential(torch.nn.Linear(x.shape[1], 64), torch.nn.ReLU(), torch.nn.Linear(64, classes))
-    arena = Arena(federation, lambda _: net, place, kinfed.Rounds(ROUNDS), seed=seed)
-    runs, tried = {}, candidates([Entrant(*find_entrant(name)) for name in TRIED], arena)
+    arena = Arena(federation, lambda _: net, place, rounds=kinfed.Rounds(ROUNDS), seed=seed)
+    runs, tried = {}, candidates([find_entrant(name) for name in TRIED], arena)
     for candidate in tried:
         for fold in range(FOLDS):
             begun = time.perf_counter()
