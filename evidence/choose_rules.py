@@ -53,10 +53,10 @@ def best(standings):
 
 def look(runs, around, by, entry, until):
     """What a rule sees of an entry: validation scores, averaged over so many rounds on either side of the best."""
-    whole = runs[entry.candidate.name, entry.fold][0]
-    seen = sum(round < until for round in whole.rounds)
-    selection = whole.selection._replace(by=by)
-    history = replace(whole, rounds=whole.rounds[:seen], scores=whole.scores[:seen], selection=selection)
+    complete = runs[entry.candidate.name, entry.fold][0]
+    seen = sum(round < until for round in complete.rounds)
+    selection = complete.selection._replace(by=by)
+    history = replace(complete, rounds=complete.rounds[:seen], scores=complete.scores[:seen], selection=selection)
     curve = history.curve(history.preference, "validation", history.selects).double()
     at = history.rounds.index(history.select(history.preference))
     return curve[max(0, at - around) : at + around + 1].mean(0).numpy() * (1 if history.selects_highest else -1)
