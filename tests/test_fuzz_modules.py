@@ -9,7 +9,15 @@ import pytest
 from kinfed import UsageError
 
 SOME = (
-    *("batch_norms", "dropout", "recurrent", "own_batch_norm", "hooks_between_relu_and_pooling", "frozen", "tied"),
+    *(
+        "batch_norms",
+        "dropout",
+        "recurrent",
+        "own_batch_norm",
+        "hooks_between_relu_and_pooling",
+        "frozen",
+        "tie_weights",
+    ),
     *("weight_norms", "mixed_in_training", "statistics_of_its_own", "parts_of_a_sequential", "low_rank"),
 )
 REFUSED = ("tied_in_memory", "time_taken_for_the_batch", "other_outputs", "not_copyable", "memory_outside_of_buffers")

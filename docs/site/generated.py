@@ -16,7 +16,7 @@ from sphinx.application import Sphinx
 
 import kinfed
 from kinfed.cli import main
-from kinfed.core.field_checks import described, kinds_of, sentences
+from kinfed.core.field_checks import describe_setting, kinds_of, sentences
 from kinfed.report.page.page_settings import TOP
 from kinfed.runs.config import parts
 
@@ -52,7 +52,12 @@ def part(name: str) -> Iterator[str]:
     kinds, uses = kinds_of(kind), sentences(kind)
     settings = parts.settings(kind, 0)
     yield from table(
-        (key, None if one.default is one.empty else parts.plain(one.default), described(kinds.get(key, Any)), uses[key])
+        (
+            key,
+            None if one.default is one.empty else parts.plain(one.default),
+            describe_setting(kinds.get(key, Any)),
+            uses[key],
+        )
         for key, one in settings.items()
         if key in uses
     )
@@ -120,7 +125,7 @@ def _described(name: str) -> Iterator[str]:
 
 
 def _constant(name: str, value: Any) -> str:
-    return f"An annotation: {described(value)}."
+    return f"An annotation: {describe_setting(value)}."
 
 
 def _docstring(app: Sphinx, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:

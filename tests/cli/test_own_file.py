@@ -127,14 +127,16 @@ def test_a_dry_run_plans_as_many_rounds_as_the_race_takes_at_most(shops, capsys,
     monkeypatch.setattr("kinfed.cli.estimate.SECONDS", 0.1)
     own = ["choose", "shops.csv", *COLUMNS, "--ignore", "note", "rounds=4", "--json", "--quiet", "--out", "a"]
     _, out, _ = kinfed(capsys, *own, "--dry-run")
-    network, solved = json.loads(out)["runs"].values()
+    network, solved, boosted = json.loads(out)["runs"].values()
     _, out, _ = kinfed(capsys, *own)
     choice = json.loads(out)
-    trained = {True: 0, False: 0}
+    trained = {"network": 0, "partial-pooling": 0, "personal-boosting": 0}
     for row in choice["ranking"]:
-        trained[row["candidate"].startswith("partial-pooling")] += row["rounds"]
-    assert 0.7 * network["runs"] * 4 < trained[False] <= network["runs"] * 4
-    assert trained[True] <= solved["runs"] * 20  # a solver may end before
+        kind = row["candidate"].partition(",")[0]
+        trained[kind if kind in trained else "network"] += row["rounds"]
+    assert 0.7 * network["runs"] * 4 < trained["network"] <= network["runs"] * 4
+    assert trained["partial-pooling"] <= solved["runs"] * 20  # a solver may end before
+    assert 0 < trained["personal-boosting"] <= boosted["runs"] * 207  # trees leave early where lines do as well
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,7 @@ def npy(array, **how):
     [
         (RecordDict(), "words"),
         (content(words="not json"), "Expecting value"),
-        (content(words="[1]"), "its words are list, not a table"),
+        (content(words="[1]"), "its fields are list, not a table"),
         (content(words="[" * 100_000), "recursion|Expecting value"),
         (content(b""), "magic"),
         (content(b"\x93NUMPY\x01\x00"), "EOF|header"),

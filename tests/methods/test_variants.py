@@ -212,7 +212,7 @@ def start(name, variant, executor="loop"):
 def outcome(name, variant, executor="loop"):
     method, fleet, roster, history = start(name, variant, executor)
     server = run(method, roster, fleet, history, rounds=ROUNDS, participation=SHARE)
-    return server, fleet.state, history
+    return server, fleet.states.take(torch.arange(len(fleet.clients))), history
 
 
 def tables(server, state, history):

@@ -150,8 +150,8 @@ def test_a_run_is_rebuilt_from_its_folder(trained, capsys):
 def test_it_exports_and_takes_newcomers(trained, capsys):
     words = ["export", str(trained / "run"), "--client", "Shop 1", "--out", str(trained / "onnx"), "--json"]
     assert main(words) == 0
-    [one] = json.loads(capsys.readouterr().out)
-    assert one["apart"] < 1e-5
+    [exported] = json.loads(capsys.readouterr().out)
+    assert exported["difference"] < 1e-5
     assert main(["onboard", str(trained / "run"), "--shots", "6", "--out", str(trained / "joined")]) == 0
     [name] = kinfed.Run.open(trained / "joined").names
     assert "embeddings.article" in kinfed.load_model(trained / "joined", name).state_dict()

@@ -183,7 +183,7 @@ def test_other_kinds_of_claims(monkeypatch):
             "yes",
         ),
         ({"by": 0.21, "against": ["B"]}, "In the paper 1 of 1", "no"),  # 3 is 20 % above 2.5
-        ({"worst": True, "apart": ["B"]}, "In the paper 1 of 1", "yes"),
+        ({"worst": True, "except_for": ["B"]}, "In the paper 1 of 1", "yes"),
         ({"worst": True}, "In the paper 2 of 2", "no"),
         ({"least": 2.9}, "In the paper it holds (1 comparison)", "yes"),
         ({"least": 3.1}, "In the paper it holds", "no"),

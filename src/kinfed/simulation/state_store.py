@@ -28,8 +28,9 @@ class RowFile:
         self._reserved = [False] * count
         try:
             self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115, as it is open as long as the table
-            self._file.truncate(max(1, count * self._row))
-            self._memory = mmap.mmap(self._file.fileno(), max(1, count * self._row))
+            size = max(dtype.itemsize, count * self._row)  # of rows without numbers, too, which no map may be
+            self._file.truncate(size)
+            self._memory = mmap.mmap(self._file.fileno(), size)
         except OSError as problem:
             raise self._full(count, problem) from None
         numbers = np.frombuffer(self._memory, dtype)[: count * like[:1].numel()]
@@ -85,6 +86,8 @@ class States:
 
     def take(self, ids: Tensor) -> Tree:
         """[k, ...] the states of clients ids: [k]."""
+        if not self._files:  # all have joined, which a GPU would be waited for to say
+            return self._rows(ids)
         new = ~self.joined[ids]
         if new.all():
             return self._join(ids) if len(ids) else self._rows(ids)
@@ -102,7 +105,8 @@ class States:
             file.reserve(ids)
         self._before = ids, before, self.joined[ids]
         self._write(ids, states)
-        self.joined[ids] = True
+        if self._files:
+            self.joined[ids] = True
 
     def settle(self) -> None:
         """The round is over: its states are final."""
