@@ -15,7 +15,7 @@ class Repeat(nn.Module):
 
     def __init__(self, past: int, outputs: int, season: int) -> None:
         super().__init__()
-        self.season, self.places = season, [past - season + step % season for step in range(outputs)]
+        self.season, self.places = season, places_of_season(past, season, outputs)
         self.head = Since(1, outputs, outputs)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -24,6 +24,11 @@ class Repeat(nn.Module):
         away = readings.mean(1, keepdim=True) - readings[:, -self.season :].mean(1, keepdim=True)
         outputs: Tensor = self.head(torch.cat([away, readings[:, self.places]], 1))
         return outputs
+
+
+def places_of_season(past: int, season: int, steps: int) -> list[int]:
+    """[steps] the places, in a window of `past` readings, of what a forecast that repeats the last season takes."""
+    return [past - season + step % season for step in range(steps)]
 
 
 def repeat(shape: tuple[int, ...], classes: int, *, season: Count = 1) -> nn.Module:

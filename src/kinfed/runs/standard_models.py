@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from ..core.tasks import Classification, Counts, Forecasting, Quantiles, Regression
 from ..data.federation import Federation
 from ..errors import note_failure
+from ..models.repeat import places_of_season
 
 Array = NDArray[np.float64]
 Answers = dict[str, Array]  # by split: [n, k] a model's outputs for the rows of all clients, one after the other
@@ -181,7 +182,7 @@ def _of_series(data: _Data, steps: int) -> Iterator[_Recipe]:
 
     def repeat(season: int) -> Model:
         """The readings one season before, the last season again and again."""
-        at = [(past - season + step % season) * data.features for step in range(steps)]
+        at = [place * data.features for place in places_of_season(past, season, steps)]
         return lambda x, who: x[:, at]
 
     yield _Recipe("the last value", False, lambda: _answers(data, repeat(1)))

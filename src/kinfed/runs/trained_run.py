@@ -244,11 +244,11 @@ class TrainedRun(Run):
         with torch.no_grad():
             for name in self.names:
                 module = self.view_model(name)
-                outputs = torch.cat([module(part.clone()) for part in x.split(512)])
-                correct.append(count_correct(outputs, y, task.classes, weights))
+                correct.append(count_correct(_answer(module, x), y, task.classes, weights))
         total = torch.bincount(y, weights, task.classes)
         return reweighted_accuracy(torch.stack(correct), total, counts / counts.sum(1, keepdim=True))
 
+    @cached_property
     def _pooled_calibration(self) -> float:
         """The expected calibration error over all clients' test examples, each by its client's model.
 
@@ -257,7 +257,9 @@ class TrainedRun(Run):
         federation = self.federation.to(torch.device("cpu"))
         rows = list(federation.rows["test"])
         with torch.no_grad():
-            outputs = [self.view_model(name)(federation.x[at]) for name, at in zip(self.names, rows, strict=True)]
+            outputs = [
+                _answer(self.view_model(name), federation.x[at]) for name, at in zip(self.names, rows, strict=True)
+            ]
         at = torch.cat(rows)
         weight = torch.ones(len(at)) if federation.weights is None else federation.weights[at]
         return float(calibration_errors(torch.cat(outputs).double(), federation.y[at], weight.double())["ece"])
@@ -282,7 +284,7 @@ class TrainedRun(Run):
             recall = history.recall(federation.class_names, federation.class_counts(["test"], weighted=True).cpu())
         judged = history.models and len(federation) <= CALIBRATED and not isinstance(self.method, Predicts)
         if isinstance(task, Classification) and task.by_class and judged:
-            scores[history.chosen]["ece_pooled"] = self._pooled_calibration()
+            scores[history.chosen]["ece_pooled"] = self._pooled_calibration
         if isinstance(task, Classification) and task.reweighted and history.models:  # none where they stay at sites
             scores[history.chosen]["reweighted"] = float(self.reweighted_accuracy().nanmean())
         return Summary.from_history(
@@ -341,3 +343,8 @@ class TrainedRun(Run):
             # Values that are undefined with a single group, or groups of one, are left out.
             result |= {name: value for name, value in quality.items() if math.isfinite(value)}
         return result
+
+
+def _answer(module: nn.Module, x: Tensor) -> Tensor:
+    """[n, C] outputs for x: [n, ...], of which a layer may write into a copy."""
+    return torch.cat([module(part.clone()) for part in x.split(BLOCK)])

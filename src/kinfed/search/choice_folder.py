@@ -30,7 +30,7 @@ from ..simulation import distributed
 from ..simulation.execution import Execution
 from .arena import Arena
 from .budget import FILE, begun_with, seconds_of, whole_request
-from .choose import Choice, Entrant, candidate_models, candidates, carry_out, usual
+from .choose import Choice, Entrant, candidate_models, candidates, carry_out, split_settings, usual
 from .successive_halving import Candidate, Entry, plan_rounds
 
 SMALL = 1e8  # rows times parameters of a federation of which one core computes a round about as fast as several
@@ -86,8 +86,8 @@ class Request:
         if lr is not None:
             overrides.append(f"training.optimiser.lr={lr!r}")
         if model:
-            kind, *its_settings = model.split(",")
-            overrides += [f'model.name="{kind}"', *(f"model.{setting}" for setting in its_settings)]
+            kind, of_model = split_settings(model)
+            overrides += [f'model.name="{kind}"', *(f"model.{key}={value}" for key, value in of_model.items())]
         table = config.override(deepcopy(self.table), overrides)
         rounds = plan_rounds(config.resolve(table).rounds, own_rounds)
         often = {"rounds": rounds.count, "evaluate_every": rounds.evaluate_every, "patience": rounds.patience}

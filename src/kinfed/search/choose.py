@@ -25,6 +25,7 @@ from ..data.federation import Federation
 from ..data.tables.table_reader import from_frame
 from ..errors import RunError, UsageError, log_failure, nearest, note_failure
 from ..methods.solved import KNOWN
+from ..models.repeat import places_of_season
 from ..runs.baselines import Baseline, floor, rows, verdict
 from ..runs.config.experiment import CLIP, default_model
 from ..runs.reference_runs import BASES
@@ -225,9 +226,9 @@ def usual_season(federation: Federation) -> int:
     rows = rows[:: -(-len(rows) // WINDOWS)]
     task: Any = federation.task
     readings, y = federation.x[rows][..., 0], (federation.y[rows] - task.mean) / task.deviation
-    past, steps = readings.shape[1], range(y.shape[1])
+    past = readings.shape[1]
     seasons = range(1, min(past, LONGEST) + 1)
-    places = ([past - season + step % season for step in steps] for season in seasons)
+    places = (places_of_season(past, season, y.shape[1]) for season in seasons)
     errors = torch.stack([(readings[:, at] - y).abs().nanmean() for at in places])
     return int(errors.argmin()) + 1
 
