@@ -92,12 +92,14 @@ class Advises(Mixin):
 
 
 class Solves(Mixin):
-    """A method whose rounds are steps of a solver: none is selected on validation, as the last is the answer.
+    """A method that works a model out from sums over rows.
 
-    Training ends once the state is solved. A round that fits validation better by chance has learned less.
+    Where its rounds are steps of a solver, none is selected on validation, as the last is the answer. Training ends
+    once the state is solved. A round that fits validation better by chance has learned less.
     """
 
     solves: ClassVar[bool] = False  # whether the method's rounds are such steps
+    takes_gradients: ClassVar[bool] = True  # through the model; what is made of sums over rows takes none
 
     def is_solved(self, server: Tree) -> bool:
         """Whether another round would not change the models, so that the server's state is the answer."""

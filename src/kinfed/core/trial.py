@@ -217,17 +217,20 @@ class Trial:
         grads = [torch.zeros_like(p) if g is None else g.to_dense() for p, g in zip(moving, slopes, strict=True)]
         return [t.detach() for t in (outputs, _concatenate(grads), *buffers.values())]
 
-    def check_batched(self, slow: bool) -> None:
+    def check_batched(self, slow: bool, gradients: bool = True) -> None:
         """Raise UsageError if passes of two clients at once, under `torch.func.vmap`, differ from their own.
 
-        Raises what PyTorch raises where it cannot, and if `slow` where it would process them one by one.
+        Raises what PyTorch raises where it cannot, and if `slow` where it would process them one by one. Without
+        `gradients` models only answer, which spares the two seconds in which `torch.func.grad` imports a compiler.
         """
         model, x = self.model, torch.stack([self.rows, self.others])
         layout, key = model.layout, torch.zeros((), dtype=torch.int64, device=x.device)
         thetas = torch.stack([model.theta, self._perturb()])
         moving = [e.name for e in layout.entries if e.trainable]
 
-        def slopes(theta: Tensor, x: Tensor, weight: Tensor | None) -> list[Tensor]:
+        def passes(theta: Tensor, x: Tensor, weight: Tensor | None) -> list[Tensor]:
+            if not gradients:
+                return [model(theta, x)[: ROWS - 1]]
             tensors = model.tensors(theta)
 
             def value(params: list[Tensor]) -> tuple[Tensor, tuple[Tensor, dict[str, Tensor]]]:
@@ -244,11 +247,11 @@ class Trial:
         with self._isolate_random_numbers():
             one_by_one(not slow)
             try:
-                together = vmap(slopes)(thetas, x, weight)
+                together = vmap(passes)(thetas, x, weight)
                 shared = vmap(model, in_dims=(None, 0))(thetas[0], x)
             finally:
                 one_by_one(True)
-            alone = slopes(thetas[0], x[0], None), slopes(thetas[1], x[1, :-1], None)
+            alone = passes(thetas[0], x[0], None), passes(thetas[1], x[1, :-1], None)
         pairs = [(t[i], a) for i in (0, 1) for t, a in zip(together, alone[i], strict=True)]
         if any(differ(*pair) for pair in (*pairs, (shared[1], model(thetas[0], x[1])))):
             raise UsageError("with several clients at once it gives other results")

@@ -303,7 +303,7 @@ def _list_solved(arena: Arena) -> list[Candidate]:
     for model, form in itertools.product([model for model in arena.models if model != GROWN], FORMS):
         settings = tuple(f"{key}={value}" for key, value in form.items())
         full, method = ",".join([name, model, *settings]), KNOWN[name](**form)
-        made.append(Candidate(full, name, method, arena.training, settings, model, Rounds(most)))
+        made.append(Candidate(full, name, method, arena.training, settings, model, Rounds(most, most)))
     return made
 
 
@@ -342,7 +342,8 @@ def carry_out(
     plan = plan_rungs(arena, tried, allowed, folds)
     standings = successive_halving.run(tried, plan, folds, advance, arena.look, on_rung)
     bases, runs, problems = _train_bases(arena, standings, on_begin)
-    if folds == 1 and not arena.federation.in_order and sum(map(len, arena.federation.rows["validation"])) < FEW:
+    ahead, few = successive_halving.winner(standings), sum(map(len, arena.federation.rows["validation"])) < FEW
+    if folds == 1 and not arena.federation.in_order and few and ahead is not None and ahead.candidate.is_solved:
         left = allowed - sum(sum(_count_rounds(standing, arena, folds)) for standing in standings)
         best = _take_best(standings, arena.rounds.count, left)
         _compare_again(sorted(best, key=lambda standing: tried.index(standing.candidate)), arena, advance)

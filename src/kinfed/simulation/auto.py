@@ -26,24 +26,34 @@ BATCHED, FUSED = 20, 64  # clients of a chunk on a CPU, under vmap and in fused 
 
 
 def choose(
-    requested: str, clients: Clients, model: Model, training: Training, cohort: int, workers: int, chunk: int | None
+    requested: str,
+    clients: Clients,
+    model: Model,
+    training: Training,
+    cohort: int,
+    workers: int,
+    chunk: int | None,
+    gradients: bool = True,
 ) -> tuple[Executor, str]:
     """The requested executor, or for "auto" the one that suits rounds of `cohort` clients; and why.
 
-    Raises UsageError if the requested executor cannot run the model.
+    Without `gradients` the method takes none through the model. Raises UsageError if the requested executor cannot
+    run the model.
     """
     form = _fused_form(clients, model, training)
     shares = False
     if isinstance(form, Unfused):
         model.draws, model.writes, shares = run_trial(model, clients.pool.x, Trial.check_training)
-    name, reason = _rule(clients, model, training, cohort, form) if requested == "auto" else (requested, "as requested")
+    name, reason = (
+        _rule(clients, model, training, cohort, form, gradients) if requested == "auto" else (requested, "as requested")
+    )
     if name == "loop" and shares:
         return Loop(1), f"{reason}; one after the other, as copies of the module keep numbers in a place of all"
     if name == "loop":
         return Loop(workers), reason
     fused = form if name == "fused" and isinstance(form, Fused) else None
     if requested != "auto" and not fused:
-        problem = str(form) if name == "fused" else _problem_with_vmap(clients, model)
+        problem = str(form) if name == "fused" else _problem_with_vmap(clients, model, gradients=gradients)
         if problem:
             raise UsageError(f"this model cannot run under executor '{name}' ({problem}); use executor 'loop'")
     on_cpu = model.theta.device.type == "cpu"
@@ -53,7 +63,9 @@ def choose(
     return Batched(chunk, name, workers if on_cpu else 1, fused), reason
 
 
-def _rule(clients: Clients, model: Model, training: Training, cohort: int, form: Fused | Unfused) -> tuple[str, str]:
+def _rule(
+    clients: Clients, model: Model, training: Training, cohort: int, form: Fused | Unfused, gradients: bool
+) -> tuple[str, str]:
     """The executor for a model and the work of its rounds, and the reason."""
     if isinstance(form, Fused):
         return "fused", "plain SGD on layers that have a fused form"
@@ -65,7 +77,7 @@ def _rule(clients: Clients, model: Model, training: Training, cohort: int, form:
             work, what = work * math.prod(clients.pool.x.shape[2:]), "convolutions"
         if work > WORK:
             return "loop", f"{what} on a CPU run faster client by client"
-    if problem := _problem_with_vmap(clients, model, slow=True):
+    if problem := _problem_with_vmap(clients, model, slow=True, gradients=gradients):
         return "loop", f"vmap cannot take this model: {problem}"
     return "vmap", f"many small steps at once; {form}"
 
@@ -80,16 +92,16 @@ def _fused_form(clients: Clients, model: Model, training: Training) -> Fused | U
         return problem
 
 
-def _problem_with_vmap(clients: Clients, model: Model, slow: bool = False) -> str:
-    """Why the model's training pass cannot be batched over clients; empty if it can.
+def _problem_with_vmap(clients: Clients, model: Model, slow: bool = False, gradients: bool = True) -> str:
+    """Why the model's passes cannot be batched over clients; empty if they can.
 
-    With `slow`, also if vmap would process the clients one by one.
+    With `slow`, also if vmap would process the clients one by one; without `gradients`, of its answers alone.
     """
     if model.draws:
         return "its training pass draws random numbers of its own"
     try:
         run_trial(model, clients.pool.x, Trial.check_filling)
-        run_trial(model, clients.pool.x, lambda trial: trial.check_batched(slow))
+        run_trial(model, clients.pool.x, lambda trial: trial.check_batched(slow, gradients))
     except Exception as problem:
         return (str(problem).strip().splitlines() or [type(problem).__name__])[0].rstrip(".")[:160]
     return ""

@@ -15,7 +15,7 @@ from ..core.batches import Pool
 from ..core.client import Client, Trainers
 from ..core.fleet import Evaluation as Evaluation, Key as Key, raise_if_diverged
 from ..core.method import Method, Roster
-from ..core.mixins import Advises, Predicts, predict
+from ..core.mixins import Advises, Predicts, Solves, predict
 from ..core.model import Model
 from ..core.private.privacy import NoisedSteps
 from ..core.private.private_client import StepCounter
@@ -98,7 +98,16 @@ class Simulation:
         cohort = max(1, round(share * len(self.clients)))
         self.how: dict[str, Any] = {"workers": workers, "chunk": chunk, "onednn": onednn, "precision": precision}
         with self._set_precision():
-            self._run, self._why = choose(executor, self.clients, self.model, training, cohort, workers, chunk)
+            self._run, self._why = choose(
+                executor,
+                self.clients,
+                self.model,
+                training,
+                cohort,
+                workers,
+                chunk,
+                Solves.from_method(method).takes_gradients,
+            )
         self.how |= {"executor": self._run.name, "chunk": getattr(self._run, "chunk", chunk)}
         self.how["device"] = str(self.device)
         # Weak: reference cycles would keep all examples in memory until the garbage collector runs.

@@ -101,6 +101,7 @@ class MixedModel(Method, Explains, Advises, Solves):
     estimate: Literal["reml", "ml"] = "reml"  # restricted maximum likelihood, or maximum likelihood
     origin: ClassVar[Origin] = "fixed"
     solves: ClassVar[bool] = True
+    takes_gradients: ClassVar[bool] = False
     row_sums: ClassVar[bool] = True
     weighs: ClassVar[str] = "clients share fixed effects and variances, and no client learns from another"
 

@@ -95,6 +95,7 @@ class PartialPooling(Method, Explains, Advises, Solves):
     sharpness: NonNegative = 8.0  # of the softmax over cosines that weighs a client's kin
     origin: ClassVar[Origin] = "learned"
     solves: ClassVar[bool] = True
+    takes_gradients: ClassVar[bool] = False
     class_means: ClassVar[bool] = True  # follow from the sums of labels' rows
     weighs: ClassVar[str] = "coefficients are drawn to the mean of all, as far as the rows say"
 

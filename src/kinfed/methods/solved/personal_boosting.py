@@ -14,7 +14,7 @@ from ...core.graph import Origin
 from ...core.layout import Layout
 from ...core.method import Method, Params, Roster
 from ...core.metrics import positive
-from ...core.mixins import Advises, Explains
+from ...core.mixins import Advises, Explains, Solves
 from ...core.rows import put
 from ...core.seeding import generator, uniform
 from ...core.tasks import Classification, Counts, Forecasting, Quantiles, Regression
@@ -76,7 +76,7 @@ class Server(NamedTuple):
 
 
 @dataclass(frozen=True)
-class PersonalBoosting(Method, Explains, Advises):
+class PersonalBoosting(Method, Explains, Advises, Solves):
     r"""$F_i = b + \eta \sum_t (v_{tl} + d_{itl})$ with $l$ the leaf of tree $t$ that $x$ reaches: gradient boosting.
 
     With first and second derivatives $g$ and $h$ of the loss at a row, $G_{il} = \sum g$ and $H_{il} = \sum h$ over a
@@ -103,6 +103,7 @@ class PersonalBoosting(Method, Explains, Advises):
     origin: ClassVar[Origin] = "fixed"
     class_means: ClassVar[bool] = True  # labels in a bin follow from the first sums
     row_sums: ClassVar[bool] = True
+    takes_gradients: ClassVar[bool] = False
     sizes_vary: ClassVar[bool] = True  # of messages, from round to round
     weighs: ClassVar[str] = "trees and leaves are made of sums over all rows"
 

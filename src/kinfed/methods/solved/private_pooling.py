@@ -84,6 +84,7 @@ class PrivatePooling(Method, Averages, Explains, Solves):
 
     origin: ClassVar[Origin] = "fixed"
     solves: ClassVar[bool] = True
+    takes_gradients: ClassVar[bool] = False
     weighs: ClassVar[str] = "clients share a centre and variances, and no client learns from another"
 
     def start(self, roster: Roster) -> Tree:
