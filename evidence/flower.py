@@ -21,14 +21,15 @@ import numpy as np
 from flower_federation import EXAMPLES, Federation, cpu_seconds, deal, environment, memory
 
 from kinfed.core import trees
-from kinfed.flower.server import broker, plan, server
-from kinfed.flower.server.nodes import Node
-from kinfed.flower.site.masked_rounds import MaskedRounds
-from kinfed.flower.site.policy import Policy
-from kinfed.flower.site.site import Site
-from kinfed.flower.site.site_reading import Reading
 from kinfed.interrupts import catch_signals
 from kinfed.methods import METHODS
+from kinfed_flower import plan
+from kinfed_flower.server import broker, server
+from kinfed_flower.site.masked_rounds import MaskedRounds
+from kinfed_flower.site.policy import Policy
+from kinfed_flower.site.site import Site
+from kinfed_flower.site.site_reading import Reading
+from kinfed_flower.wire.messages import Node
 from kinfed_papers.result_pages import put, version
 
 PAGE = Path(__file__).parents[1] / "docs" / "evidence" / "flower.md"

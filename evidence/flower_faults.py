@@ -33,10 +33,10 @@ from kinfed import Federation as Clients
 from kinfed.core import trees
 from kinfed.core.engine import run
 from kinfed.core.history import History
-from kinfed.flower.server import plan
 from kinfed.interrupts import catch_signals
 from kinfed.simulation.execution import Execution
 from kinfed.simulation.simulation import Simulation
+from kinfed_flower import plan
 
 PAGE = Path(__file__).parents[1] / "docs" / "evidence" / "flower-faults.md"
 SITES = 3
@@ -52,9 +52,9 @@ if what and "flower node" in program:
     import torch
     from flwr.app import Array
     from kinfed.core import checkpoint
-    from kinfed.flower.site import site
-    from kinfed.flower.wire import connection, messages, transport
-    from kinfed.flower.wire.messages import Message
+    from kinfed_flower.site import site
+    from kinfed_flower.wire import connection, messages, transport
+    from kinfed_flower.wire.messages import Message
     answer = connection.Connection.answer
 
     def again(self, arrived, content):
@@ -117,7 +117,7 @@ def link_killed(federation, name):
 def app_killed(federation, name):
     """The process of the run is killed"""
     time.sleep(random.uniform(0, 4))
-    for process in programs(b"kinfed.flower.programs.runner", f"KINFED_FLOWER_HOME={federation.folder}/server"):
+    for process in programs(b"kinfed_flower.programs.runner", f"KINFED_FLOWER_HOME={federation.folder}/server"):
         os.kill(process, signal.SIGKILL)
 
 

@@ -18,10 +18,10 @@ import torch
 from sklearn.datasets import load_digits
 
 from kinfed.errors import UsageError
-from kinfed.flower.programs import superlink
-from kinfed.flower.programs.subprocesses import end, environment as flower_environment
-from kinfed.flower.wire.link import Link
 from kinfed.interrupts import defer_signals
+from kinfed_flower.programs import superlink
+from kinfed_flower.programs.subprocesses import end, environment as flower_environment
+from kinfed_flower.wire.link import Link
 
 KINFED = str(Path(sys.executable).with_name("kinfed"))
 EXAMPLES = 90  # of a site

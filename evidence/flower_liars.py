@@ -17,14 +17,14 @@ import torch
 from safetensors.torch import load_file
 
 from kinfed.errors import RunError
-from kinfed.flower.server import plan
-from kinfed.flower.server.server import serve
-from kinfed.flower.site.agreements import REPEATED, agree
-from kinfed.flower.site.policy import Policy
-from kinfed.flower.site.site import Site
-from kinfed.flower.site.site_check import Here
-from kinfed.flower.site.site_reading import Reading
-from kinfed.flower.wire.messages import Message
+from kinfed_flower import plan
+from kinfed_flower.programs.site_check import Here
+from kinfed_flower.server.server import serve
+from kinfed_flower.site.agreements import REPEATED, agree
+from kinfed_flower.site.policy import Policy
+from kinfed_flower.site.site import Site
+from kinfed_flower.site.site_reading import Reading
+from kinfed_flower.wire.messages import Message
 
 PAGE = Path(__file__).parents[1] / "docs" / "evidence" / "flower-security.md"
 HEADING = "## A server and a site that lie\n"

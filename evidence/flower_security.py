@@ -34,10 +34,10 @@ from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
 from flwr.proto.message_pb2 import PushObjectRequest
 from flwr.proto.node_pb2 import Node
 
-from kinfed.flower.programs import authentication
-from kinfed.flower.wire.server_app import bundle
 from kinfed.interrupts import catch_signals
 from kinfed.runs import connections
+from kinfed_flower.programs import authentication
+from kinfed_flower.programs.server_app import bundle
 
 PAGE = Path(__file__).parents[1] / "docs" / "evidence" / "flower-security.md"
 SITES, ROUNDS = 3, 8

@@ -42,18 +42,17 @@ from kinfed.data import graph_files
 from kinfed.data.datasets.files import IMAGES
 from kinfed.data.graphs import GRAPHS
 from kinfed.data.partitions import PARTITIONS
-from kinfed.flower.server import plan
-from kinfed.flower.server.nodes import Failure, Node
-from kinfed.flower.server.server import serve
-from kinfed.flower.site.policy import Policy
-from kinfed.flower.site.site import Site
-from kinfed.flower.wire import transport
-from kinfed.flower.wire.messages import Message
 from kinfed.methods import METHODS
 from kinfed.models import MODELS
 from kinfed.runs.config import experiment as config, parts
 from kinfed.simulation.attacks import ATTACKS
 from kinfed.simulation.execution import Execution
+from kinfed_flower import plan
+from kinfed_flower.server.server import serve
+from kinfed_flower.site.policy import Policy
+from kinfed_flower.site.site import Site
+from kinfed_flower.wire import transport
+from kinfed_flower.wire.messages import Failure, Message, Node
 
 MARK = "EXECUTED"  # the file that a pickle writes if anybody loads it
 ENDLESS = ("rounds", "seeds")  # large numbers of these are asked for
@@ -679,7 +678,7 @@ class Post:
             array.data = spoil(self.draw, array.data) if self.draw.random() < 0.1 else array.data
         try:
             return transport.unpack(content)
-        except Exception as problem:  # as kinfed.flower.wire.transport.GridTransport does
+        except Exception as problem:  # as kinfed_flower.wire.transport.GridTransport does
             return Failure(repr(problem), False)
 
 
@@ -704,8 +703,8 @@ def sites(draw):
     table["federation"] = {"split": {"validation": draw.choice([0.1, 0.0])}}
     way = draw.choice(["order", "answer", "answer", "files"]) if draw.broken else ""
     planned = plan.resolve(mutate(draw, table, 0.9))
-    at_once = mock.patch.multiple("kinfed.flower.server.nodes", RETRY=0.05, LATER=0.05)
-    with at_once, mock.patch.multiple("kinfed.flower.server.broker", LOOK=0.0, RETRY=0.05):
+    at_once = mock.patch.multiple("kinfed_flower.server.nodes", RETRY=0.05, LATER=0.05)
+    with at_once, mock.patch.multiple("kinfed_flower.server.broker", LOOK=0.0, RETRY=0.05):
         serve(planned, Post(draw, made, way), Path("out"), lambda text: None, 0.001)
         if way == "files":  # a site's folder from elsewhere: the next run's experiment has that name
             for path in sorted(p for p in Path("state").rglob("*") if p.is_file() and draw.random() < 0.5):

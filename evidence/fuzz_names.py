@@ -33,13 +33,13 @@ from kinfed.cli.predict import open_predictor
 from kinfed.data.tables.cells import MISSING
 from kinfed.data.tables.words import name_of
 from kinfed.errors import RunError
-from kinfed.flower.programs.keys import check_name
-from kinfed.flower.server import plan
-from kinfed.flower.server.server import serve
-from kinfed.flower.site.policy import Policy
-from kinfed.flower.site.site import Site
-from kinfed.flower.site.site_reading import Reading
 from kinfed.serving.requests import JSON, Refused, answer
+from kinfed_flower import plan
+from kinfed_flower.server.server import serve
+from kinfed_flower.site.policy import Policy
+from kinfed_flower.site.site import Site
+from kinfed_flower.site.site_reading import Reading
+from kinfed_flower.wire.keys import check_name
 from kinfed_papers.result_pages import put
 
 PAGE = Path(__file__).parents[1] / "docs" / "evidence" / "fuzz.md"
@@ -248,8 +248,8 @@ class Case:
             sites.append(Site(name, data, Path("state"), "cpu", Reading(self.target), policy=Policy(runs="any")))
         table = {"rounds": 1, "method": "fedavg", "model": self.draw.choice(["linear", "embedded"])}
         table["flower"] = {"clients": 3, "deadline": 1.0, "patience": 5.0}
-        at_once = mock.patch.multiple("kinfed.flower.server.nodes", RETRY=0.05, LATER=0.05)
-        with at_once, mock.patch.multiple("kinfed.flower.server.broker", LOOK=0.0, RETRY=0.05):
+        at_once = mock.patch.multiple("kinfed_flower.server.nodes", RETRY=0.05, LATER=0.05)
+        with at_once, mock.patch.multiple("kinfed_flower.server.broker", LOOK=0.0, RETRY=0.05):
             serve(plan.resolve(table), Post(self.draw, sites, ""), Path("f"), lambda text: None, 0.001)
         check("sites", sorted(json.loads(Path("f/summary.json").read_text())["by_client"]["names"]), sorted(names))
 

@@ -29,13 +29,13 @@ from kinfed.core.model import Model
 from kinfed.core.private.privacy import NoisedSteps, choose_interval, count_epsilon, noise_for
 from kinfed.core.private.private_sums import sum_privately
 from kinfed.errors import RunError
-from kinfed.flower.server import plan
-from kinfed.flower.server.server import serve
-from kinfed.flower.site.policy import Policy
-from kinfed.flower.site.site import Site
-from kinfed.flower.site.site_check import Here
-from kinfed.flower.wire.messages import Message
 from kinfed.simulation.simulation import Simulation
+from kinfed_flower import plan
+from kinfed_flower.programs.site_check import Here
+from kinfed_flower.server.server import serve
+from kinfed_flower.site.policy import Policy
+from kinfed_flower.site.site import Site
+from kinfed_flower.wire.messages import Message
 
 PAGE = Path(__file__).parents[1] / "docs" / "evidence" / "privacy-cost.md"
 DELTA, SEEDS = 1e-5, (0, 1, 2)

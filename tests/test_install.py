@@ -44,7 +44,7 @@ def test_a_demo_installs_what_kinfed_needs_and_tests_install_the_rest(tmp_path):
 def test_the_wheel_has_every_file(tmp_path):
     with zipfile.ZipFile(built(tmp_path)) as wheel:
         names = set(wheel.namelist())
-    assert {path.removeprefix("src/") for path in list_files() if path.startswith("src/kinfed/")} <= names
+    assert {path.removeprefix("src/") for path in list_files() if path.startswith("src/")} <= names
     assert {name for name in names if name.startswith("tests")} == set()
 
 

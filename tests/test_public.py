@@ -31,7 +31,9 @@ CALLED = re.compile(r"(?<![\w.])([A-Za-z]\w*)\((?!s\))")  # "client(s)" calls no
 
 @functools.cache
 def trees():
-    return {path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted(ROOT.rglob("*.py"))}
+    packages = ROOT, ROOT.with_name("kinfed_flower")
+    paths = sorted(path for package in packages for path in package.rglob("*.py"))
+    return {path: ast.parse(path.read_text(encoding="utf-8")) for path in paths}
 
 
 def words_of(tree):

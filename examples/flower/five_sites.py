@@ -21,10 +21,10 @@ import numpy as np
 from sklearn.datasets import load_digits
 
 from kinfed import SGD, Federation, Split, Training, fit
-from kinfed.flower.programs.subprocesses import end
-from kinfed.flower.server import plan
 from kinfed.interrupts import catch_signals, defer_signals
 from kinfed.methods import METHODS
+from kinfed_flower import plan
+from kinfed_flower.programs.subprocesses import end
 
 KINFED = str(Path(sys.executable).with_name("kinfed"))
 EXAMPLES = 90  # of a site

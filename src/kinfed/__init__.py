@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from .data.split import Split as Split
     from .data.tables.table_reader import from_csv as from_csv, from_frame as from_frame, from_sql as from_sql
     from .errors import DataError as DataError, RunError as RunError, UsageError as UsageError
-    from .flower.site.site_predictor import load_model as load_model
     from .methods.fedavg import FedAvg as FedAvg
     from .methods.hedge import Hedge as Hedge
     from .methods.kin import Kin as Kin
@@ -39,6 +38,7 @@ if TYPE_CHECKING:
     from .report.explain.relation_difference import diff as diff
     from .runs.estimators import Classifier as Classifier, Regressor as Regressor
     from .runs.fit import fit as fit
+    from .runs.openers import load_model as load_model
     from .runs.results import save as save
     from .runs.run import Run as Run
     from .search.choose import Choice as Choice, choose as choose
@@ -65,7 +65,6 @@ _PLACES = {  # each public name, by its module
     "data.split": ("Split",),
     "data.tables.table_reader": ("from_csv", "from_frame", "from_sql"),
     "errors": ("DataError", "RunError", "UsageError"),
-    "flower.site.site_predictor": ("load_model",),
     "methods.fedavg": ("FedAvg",),
     "methods.hedge": ("Hedge",),
     "methods.kin": ("Kin",),
@@ -75,6 +74,7 @@ _PLACES = {  # each public name, by its module
     "report.explain.relation_difference": ("diff",),
     "runs.estimators": ("Classifier", "Regressor"),
     "runs.fit": ("fit",),
+    "runs.openers": ("load_model",),
     "runs.results": ("save",),
     "runs.run": ("Run",),
     "search.choose": ("Choice", "choose"),

@@ -3,13 +3,16 @@
 import importlib.metadata
 import importlib.util
 import json
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
 import pytest
 
+import kinfed
 from kinfed.cli import main
-from kinfed.flower.wire.flower_names import VERSIONS
+from kinfed_flower.wire.flower_names import VERSIONS
 
 pytest.importorskip("flwr", reason="flwr is not installed: pip install 'kinfed[flower]'")
 
@@ -38,6 +41,25 @@ def test_without_flower_it_is_said_how_to_get_it(refused, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "flwr" else real(name, *rest))
     for action in (["keys", "k"], ["up", "--insecure"], ["node", "a", "--data", "x.npz"], ["run", "f.toml"], ["down"]):
         assert refused(*action) == "kinfed: kinfed flower needs Flower; install it: pip install 'kinfed[flower]'"
+
+
+def test_without_its_package_kinfed_says_so_and_does_all_else(tmp_path):
+    place = Path(kinfed.__file__).parents[1]
+    (tmp_path / "kinfed").symlink_to(place / "kinfed")
+    paths = f"['.', *(path for path in sys.path if path != {str(place)!r})]"
+    start = f"import sys; sys.path[:] = {paths}; from kinfed.cli import main"
+
+    def ask(*arguments):
+        command = [sys.executable, "-c", f"{start}; sys.exit(main())", *arguments]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+        return done.returncode, done.stderr.replace("\n", "")
+
+    problem = "kinfed: this needs the package kinfed_flower, which comes with kinfed; install kinfed again"
+    assert ask("flower", "status") == (2, problem)
+    assert ask("run", "local", "rounds=1", "--beside", "none", "--quiet", "--out", "run") == (0, "")
+    (tmp_path / "site" / "experiment").mkdir(parents=True)
+    (tmp_path / "site" / "experiment" / "join.safetensors").touch()
+    assert ask("report", "site") == ask("predict", "site", "rows.csv") == (2, problem)
 
 
 def test_a_flower_that_was_not_tested_is_refused(refused, monkeypatch):
@@ -107,8 +129,8 @@ def test_keys_says_what_to_hand_to_whom(capsys, tmp_path):
 
 
 def test_the_written_plan_is_the_same_plan(tmp_path):
-    from kinfed.flower.server import plan
     from kinfed.runs.config import experiment
+    from kinfed_flower import plan
 
     (tmp_path / "f.toml").write_text(PLAN + "[flower]\nclients = 4\nquorum = 0.75\n")
     first = plan.resolve(experiment.read(str(tmp_path / "f.toml"), []))

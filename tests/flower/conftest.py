@@ -27,13 +27,13 @@ from kinfed.core.history import History
 from kinfed.core.layout import Layout
 from kinfed.core.tasks import Classification
 from kinfed.data.federation import Federation
-from kinfed.flower.server import plan
-from kinfed.flower.server.server import serve
-from kinfed.flower.wire import site_app
-from kinfed.flower.wire.transport import GridTransport, unpack
 from kinfed.plots import charts, heatmaps
 from kinfed.simulation.execution import Execution
 from kinfed.simulation.simulation import Simulation
+from kinfed_flower import plan
+from kinfed_flower.programs import site_app
+from kinfed_flower.server.server import serve
+from kinfed_flower.wire.transport import GridTransport, unpack
 
 LINKS = ((0, 1), (1, 2), (2, 3), (0, 4), (1, 4))  # of clients; the last has none
 SETTINGS = {
@@ -273,10 +273,10 @@ def trial(grid, tmp_path, examples, monkeypatch):
     for module, names in ((charts, ("accuracy_by_round", "accuracy_by_client")), (heatmaps, ("relation_heatmap",))):
         for name in names:
             monkeypatch.setattr(module, name, lambda *_, **__: None)
-    monkeypatch.setattr("kinfed.flower.server.broker.LOOK", 0.0)
-    monkeypatch.setattr("kinfed.flower.server.broker.RETRY", 0.0)
-    monkeypatch.setattr("kinfed.flower.server.nodes.RETRY", 0.0)
-    monkeypatch.setattr("kinfed.flower.server.nodes.LATER", 0.0)
+    monkeypatch.setattr("kinfed_flower.server.broker.LOOK", 0.0)
+    monkeypatch.setattr("kinfed_flower.server.broker.RETRY", 0.0)
+    monkeypatch.setattr("kinfed_flower.server.nodes.RETRY", 0.0)
+    monkeypatch.setattr("kinfed_flower.server.nodes.LATER", 0.0)
 
     def make(name, *, rounds=3, share=1.0, linked=True, method=None, model="mlp", cut=None, split=None, **flower):
         clients = "abcdef"[: flower.get("clients", 6)]

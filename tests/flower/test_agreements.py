@@ -12,17 +12,17 @@ import torch
 pytest.importorskip("flwr", reason="flwr is not installed: pip install 'kinfed[flower]'")
 
 from kinfed.cli import main
-from kinfed.flower.programs import node
-from kinfed.flower.server import plan
-from kinfed.flower.server.server import serve
-from kinfed.flower.site import agreements
-from kinfed.flower.site.agreements import REPEATED, agree
-from kinfed.flower.site.gateway import Gateway
-from kinfed.flower.site.policy import Policy, passes
-from kinfed.flower.site.site import Site
-from kinfed.flower.site.site_check import Here
-from kinfed.flower.site.site_reading import Reading
-from kinfed.flower.wire.messages import Message
+from kinfed_flower import plan
+from kinfed_flower.programs import node
+from kinfed_flower.programs.site_check import Here
+from kinfed_flower.server.server import serve
+from kinfed_flower.site import agreements
+from kinfed_flower.site.agreements import REPEATED, agree
+from kinfed_flower.site.gateway import Gateway
+from kinfed_flower.site.policy import Policy, passes
+from kinfed_flower.site.site import Site
+from kinfed_flower.site.site_reading import Reading
+from kinfed_flower.wire.messages import Message
 
 RAW = {
     "rounds": 4,
@@ -108,7 +108,7 @@ def test_a_run_begins_once_its_operators_have_agreed(ward, tmp_path):
     sites[0].ask = lambda plans: threading.Timer(0.5, lambda: agree(plans, sites[0].folder)).start()
     with pytest.MonkeyPatch.context() as patch:
         for name in ("broker.LOOK", "broker.RETRY", "nodes.RETRY"):
-            patch.setattr(f"kinfed.flower.server.{name}", 0.1)
+            patch.setattr(f"kinfed_flower.server.{name}", 0.1)
         summary = serve(wanted, Here(sites), tmp_path / "run", lines.append, 0.01)
     assert summary.clients.names == ["east", "west"]
     waited = [line for line in lines if "waiting for the node of west: its operator has not agreed" in line]

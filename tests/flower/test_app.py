@@ -12,7 +12,7 @@ from flwr.app import Context, RecordDict
 
 from kinfed import UsageError
 from kinfed.cli import main
-from kinfed.flower.wire import server_app, site_app
+from kinfed_flower.programs import server_app, site_app
 
 PLAN = """
 rounds = 2
@@ -33,7 +33,7 @@ def written(tmp_path):
     assert main(command) == 0
     table = tomllib.loads((tmp_path / "app" / "pyproject.toml").read_text())
     assert sorted(path.name for path in (tmp_path / "app").iterdir()) == ["pyproject.toml"]
-    assert table["tool"]["flwr"]["app"]["components"]["clientapp"] == "kinfed.flower.wire.site_app:app"
+    assert table["tool"]["flwr"]["app"]["components"]["clientapp"] == "kinfed_flower.programs.site_app:app"
     return table["tool"]["flwr"]["app"]["config"]
 
 

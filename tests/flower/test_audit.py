@@ -14,9 +14,9 @@ pytest.importorskip("flwr", reason="flwr is not installed: pip install 'kinfed[f
 
 from kinfed import RunError
 from kinfed.cli import main
-from kinfed.flower.wire import audit_file, messages
-from kinfed.flower.wire.audit import AuditLog
-from kinfed.flower.wire.messages import Message
+from kinfed_flower.wire import audit_file, messages
+from kinfed_flower.wire.audit import AuditLog
+from kinfed_flower.wire.messages import Message
 
 REPLY = Message({"client": "ann", "round": 0, "scores": []}, {"upload/theta": torch.arange(5.0)})
 
@@ -76,8 +76,8 @@ def test_what_cannot_be_written_down_is_an_error_and_leaves_the_log_as_it_was(lo
     """On a full disk, as a limit of the file's size plays one."""
     before = log.read_bytes()
     program = (
-        "import sys; from pathlib import Path; from kinfed.flower.wire.audit import AuditLog\n"
-        "from kinfed.flower.wire.messages import Message\n"
+        "import sys; from pathlib import Path; from kinfed_flower.wire.audit import AuditLog\n"
+        "from kinfed_flower.wire.messages import Message\n"
         "AuditLog(Path(sys.argv[1])).note('sent', 'hub', 'round', Message({}, {}))"
     )
 

@@ -5,10 +5,9 @@ import re
 import pytest
 
 from kinfed import RunError, __version__
-from kinfed.flower.server import broker as module
-from kinfed.flower.server.broker import Broker
-from kinfed.flower.server.nodes import Failure, Node
-from kinfed.flower.wire.messages import Message
+from kinfed_flower.server import broker as module
+from kinfed_flower.server.broker import Broker
+from kinfed_flower.wire.messages import Failure, Message, Node
 
 EXAMPLES = {"shape": [6], "outputs": 3, "task": {"name": "Classification", "classes": 3}, "columns": []}
 

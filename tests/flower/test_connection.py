@@ -19,11 +19,11 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, 
 from flwr.supercore.task_identity import TaskIdentity
 
 from kinfed import RunError
-from kinfed.flower.programs import authentication
-from kinfed.flower.wire import connection, flower_names, transport
-from kinfed.flower.wire.connection import Connection
-from kinfed.flower.wire.link import Link
-from kinfed.flower.wire.messages import Message
+from kinfed_flower.programs import authentication
+from kinfed_flower.wire import connection, flower_names, transport
+from kinfed_flower.wire.connection import Connection
+from kinfed_flower.wire.link import Link
+from kinfed_flower.wire.messages import Message
 
 
 def refused(status, text, **headers):

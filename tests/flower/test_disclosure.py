@@ -9,14 +9,14 @@ from kinds import KINDS
 from safetensors.torch import load_file
 
 from kinfed import __version__
-from kinfed.flower.server import plan
-from kinfed.flower.server.server import serve
-from kinfed.flower.site.policy import Policy
-from kinfed.flower.site.site import Site
-from kinfed.flower.site.site_check import Here
-from kinfed.flower.site.site_reading import Reading
-from kinfed.flower.wire import messages
-from kinfed.flower.wire.messages import Message
+from kinfed_flower import plan
+from kinfed_flower.programs.site_check import Here
+from kinfed_flower.server.server import serve
+from kinfed_flower.site.policy import Policy
+from kinfed_flower.site.site import Site
+from kinfed_flower.site.site_reading import Reading
+from kinfed_flower.wire import messages
+from kinfed_flower.wire.messages import Message
 
 AGREED = {
     "targets": ["sick"],

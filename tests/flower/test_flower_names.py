@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("flwr", reason="flwr is not installed: pip install 'kinfed[flower]'")
 
 from kinfed import UsageError
-from kinfed.flower.wire import flower_names
+from kinfed_flower.wire import flower_names
 
 FOLDER = Path(flower_names.__file__).parent
 

@@ -11,8 +11,8 @@ import pytest
 pytest.importorskip("cryptography", reason="flwr is not installed: pip install 'kinfed[flower]'")
 
 from kinfed import RunError
-from kinfed.flower.programs import ending, follow, subprocesses
 from kinfed.interrupts import Terminated, catch_signals
+from kinfed_flower.programs import ending, follow, subprocesses
 
 PROCESS = """
 import json, pathlib, sys, time
@@ -40,7 +40,7 @@ def process(tmp_path, monkeypatch, finished):
     def start(module, *arguments, home, log):
         lines, ended, seconds = ways.pop(0)
         text = PROCESS.format(lines=lines, ended=ended, seconds=seconds, summary=summary)
-        command = [sys.executable, "-c", text, *arguments, f"kinfed.flower.programs.{module}"]
+        command = [sys.executable, "-c", text, *arguments, f"kinfed_flower.programs.{module}"]
         made.append(subprocess.Popen(command, start_new_session=True))
         return made[-1]
 
@@ -113,7 +113,7 @@ def test_a_run_whose_program_is_stopped_is_stopped(tmp_path, process):
 def test_a_process_that_has_just_begun_is_alive():
     """For an instant after its start the system has no command line of it."""
     for _ in range(60):
-        command = [sys.executable, "-c", "import time; time.sleep(30)", f"kinfed.flower.programs.{ending.PROGRAM}"]
+        command = [sys.executable, "-c", "import time; time.sleep(30)", f"kinfed_flower.programs.{ending.PROGRAM}"]
         with subprocess.Popen(command) as process:
             alive = subprocesses.is_alive(process.pid, ending.PROGRAM)
             process.kill()

@@ -22,9 +22,10 @@ pytest.importorskip("flwr", reason="flwr is not installed: pip install 'kinfed[f
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, utils
 
-from kinfed.flower.programs import authentication, keys, subprocesses
-from kinfed.flower.wire.link import Link
 from kinfed.runs import connections
+from kinfed_flower.programs import authentication, subprocesses
+from kinfed_flower.wire import keys
+from kinfed_flower.wire.link import Link
 
 NOW = datetime.datetime(2030, 1, 1, tzinfo=datetime.UTC)
 SECRET = "a" * 64

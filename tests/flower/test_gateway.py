@@ -10,16 +10,17 @@ from safetensors.torch import load_file
 pytest.importorskip("flwr", reason="flwr is not installed: pip install 'kinfed[flower]'")
 
 from kinfed import UsageError
-from kinfed.flower.server import broker, nodes, plan
-from kinfed.flower.server.server import serve
-from kinfed.flower.site import site_cohort
-from kinfed.flower.site.gateway import Gateway, split_by_client
-from kinfed.flower.site.policy import Policy
-from kinfed.flower.site.site import Site
-from kinfed.flower.site.site_check import Here
-from kinfed.flower.site.site_reading import Reading
-from kinfed.flower.wire import messages
-from kinfed.flower.wire.messages import Message
+from kinfed_flower import plan
+from kinfed_flower.programs.site_check import Here
+from kinfed_flower.server import broker, nodes
+from kinfed_flower.server.server import serve
+from kinfed_flower.site import site_cohort
+from kinfed_flower.site.gateway import Gateway, split_by_client
+from kinfed_flower.site.policy import Policy
+from kinfed_flower.site.site import Site
+from kinfed_flower.site.site_reading import Reading
+from kinfed_flower.wire import messages
+from kinfed_flower.wire.messages import Message
 
 READING = Reading(target="y", few_rows=True, ignore=["times"])
 WEIGHTED = Reading(target="y", few_rows=True, weight="times")
@@ -87,7 +88,7 @@ def test_clients_of_gateways_end_with_the_models_that_each_gets_at_a_node_of_its
     grouped, single, told = federation
     sizes, real = [], site_cohort.compute
     monkeypatch.setattr(
-        "kinfed.flower.site.site_cohort.compute", lambda parts, *one: sizes.append(len(parts)) or real(parts, *one)
+        "kinfed_flower.site.site_cohort.compute", lambda parts, *one: sizes.append(len(parts)) or real(parts, *one)
     )
     ours, theirs = (train(sites, tmp_path / f"out-{i}", method) for i, sites in enumerate((grouped, single)))
     assert set(sizes) == {4, 2}
@@ -113,7 +114,7 @@ def test_a_client_that_fails_harms_no_other_of_its_gateway(federation, tmp_path,
             raise RuntimeError("of its own")
         return real(parts, *one)
 
-    monkeypatch.setattr("kinfed.flower.site.site_cohort.compute", compute)
+    monkeypatch.setattr("kinfed_flower.site.site_cohort.compute", compute)
     summary = train(grouped, tmp_path / "out", "fedavg")
     assert "h.a" in summary.clients.names
     assert any("client h.b: RuntimeError: of its own" in line for line in told)

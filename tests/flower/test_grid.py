@@ -13,8 +13,8 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
 
 from kinfed import UsageError
-from kinfed.flower.wire import transport
-from kinfed.flower.wire.messages import Message
+from kinfed_flower.wire import transport
+from kinfed_flower.wire.messages import Message
 
 
 def test_a_message_comes_back():
@@ -80,7 +80,7 @@ def test_a_message_has_no_id_if_the_superlink_is_started_anew_while_it_is_sent(m
 
 def test_a_message_loads_no_more_than_it_needs():
     """At a site a fresh program answers every message, so what it imports is most of a short round."""
-    code = "import sys, kinfed.flower.wire.site_app; print(*sorted({m.partition('.')[0] for m in sys.modules}))"
+    code = "import sys, kinfed_flower.programs.site_app; print(*sorted({m.partition('.')[0] for m in sys.modules}))"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert "torch" in loaded
     assert not {"matplotlib", "scipy", "sklearn", "networkx", "polars", "pooch", "pandas"} & set(loaded)

@@ -13,8 +13,8 @@ from cryptography import x509
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
 
 from kinfed import UsageError
-from kinfed.flower.masking.signatures import read_members
-from kinfed.flower.programs import keys
+from kinfed_flower.masking.signatures import read_members
+from kinfed_flower.wire import keys
 
 
 def shake_hands(server_cert, server_key, ca, host):

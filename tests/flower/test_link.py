@@ -4,8 +4,8 @@ import pytest
 
 pytest.importorskip("cryptography", reason="flwr is not installed: pip install 'kinfed[flower]'")
 
-from kinfed.flower.programs import keys
-from kinfed.flower.wire.link import SILENT, Link
+from kinfed_flower.wire import keys
+from kinfed_flower.wire.link import SILENT, Link
 
 
 def test_a_superlink_is_reached_or_the_reason_is_given(tmp_path, server):

@@ -12,10 +12,9 @@ import pytest
 import tomli_w
 from safetensors.torch import load_file
 
-from kinfed.flower.programs import subprocesses
-from kinfed.flower.wire import server_app
 from kinfed.methods import METHODS
 from kinfed.runs.config import experiment, plugins
+from kinfed_flower.programs import server_app, subprocesses
 
 pytestmark = pytest.mark.slow
 

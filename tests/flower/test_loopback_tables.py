@@ -17,12 +17,12 @@ from safetensors.torch import load_file
 
 import kinfed
 from kinfed.data.tables.schema import Description
-from kinfed.flower.server import plan
-from kinfed.flower.server.server import serve
-from kinfed.flower.site.policy import Policy
-from kinfed.flower.site.site import Site
-from kinfed.flower.site.site_check import Here
-from kinfed.flower.site.site_reading import Reading
+from kinfed_flower import plan
+from kinfed_flower.programs.site_check import Here
+from kinfed_flower.server.server import serve
+from kinfed_flower.site.policy import Policy
+from kinfed_flower.site.site import Site
+from kinfed_flower.site.site_reading import Reading
 
 pytestmark = pytest.mark.slow
 

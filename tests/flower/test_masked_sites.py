@@ -11,18 +11,18 @@ from kinfed.core.method import AveragedParams, SharedParams
 from kinfed.core.private.privacy import Privacy, noise_for
 from kinfed.core.private.private_training import SecretLots
 from kinfed.errors import RunError, UsageError
-from kinfed.flower.masking.member import Member
-from kinfed.flower.masking.upload_numbers import find_largest, flatten_upload, read_sum
-from kinfed.flower.programs import keys
-from kinfed.flower.server import plan
-from kinfed.flower.server.nodes import Failure
-from kinfed.flower.server.server import serve
-from kinfed.flower.site.gateway import Gateway, split_by_client
-from kinfed.flower.site.masked_rounds import MaskedRounds
-from kinfed.flower.site.policy import Policy
-from kinfed.flower.site.site import Site
-from kinfed.flower.site.site_check import Here
-from kinfed.flower.site.site_reading import Reading
+from kinfed_flower import plan
+from kinfed_flower.masking.member import Member
+from kinfed_flower.masking.upload_numbers import find_largest, flatten_upload, read_sum
+from kinfed_flower.programs.site_check import Here
+from kinfed_flower.server.server import serve
+from kinfed_flower.site.gateway import Gateway, split_by_client
+from kinfed_flower.site.masked_rounds import MaskedRounds
+from kinfed_flower.site.policy import Policy
+from kinfed_flower.site.site import Site
+from kinfed_flower.site.site_reading import Reading
+from kinfed_flower.wire import keys
+from kinfed_flower.wire.messages import Failure
 
 NAMES = [f"site{i}" for i in range(10)]
 
@@ -50,7 +50,7 @@ class Network(Here):
 @pytest.fixture(autouse=True)
 def _hurry(monkeypatch):
     for name, module in (("LOOK", "broker"), ("RETRY", "broker"), ("RETRY", "nodes"), ("LATER", "nodes")):
-        monkeypatch.setattr(f"kinfed.flower.server.{module}.{name}", 0.0)
+        monkeypatch.setattr(f"kinfed_flower.server.{module}.{name}", 0.0)
 
 
 def make_sites(folder, names=NAMES, masks=MaskedRounds, **how):

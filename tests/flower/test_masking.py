@@ -6,11 +6,11 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from kinfed.errors import UsageError
-from kinfed.flower.masking import signatures
-from kinfed.flower.masking.fixed_point import FixedPoint
-from kinfed.flower.masking.key_agreement import PublicKeys, join, split
-from kinfed.flower.masking.member import Member, find_threshold
-from kinfed.flower.masking.unmasking import unmask
+from kinfed_flower.masking import signatures
+from kinfed_flower.masking.fixed_point import FixedPoint
+from kinfed_flower.masking.key_agreement import PublicKeys, join, split
+from kinfed_flower.masking.member import Member, find_threshold
+from kinfed_flower.masking.unmasking import unmask
 
 SIZE, LARGEST = 50, 100.0
 

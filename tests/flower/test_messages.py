@@ -10,9 +10,9 @@ from kinfed import UsageError
 from kinfed.core import trees as named
 from kinfed.core.layout import Layout
 from kinfed.core.method import Params
-from kinfed.flower.wire import messages
-from kinfed.flower.wire.messages import Message
 from kinfed.methods.fedaghn import Upload
+from kinfed_flower.wire import messages
+from kinfed_flower.wire.messages import Message
 
 leaves = st.builds(lambda n: torch.arange(n, dtype=torch.float32), st.integers(0, 4))
 trees = st.recursive(
@@ -45,7 +45,7 @@ def test_a_tree_comes_back_with_its_classes(tree):
         ["collections:OrderedDict", None],
         ["os:system", None],
         ["urllib.parse:SplitResult", None, None, None, None, None],
-        ["kinfed.flower.site.site:Site", None],
+        ["kinfed_flower.site.site:Site", None],
         ["kinfed.core.method:Params", None, None],
         ["kinfed.nowhere:Params", None],
         ["kinfed.__main__:main", None],  # which would run a command

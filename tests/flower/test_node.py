@@ -10,12 +10,12 @@ import pytest
 pytest.importorskip("flwr", reason="flwr is not installed: pip install 'kinfed[flower]'")
 
 from kinfed import RunError, UsageError
-from kinfed.flower.programs import node as module
-from kinfed.flower.site.site_reading import Reading
-from kinfed.flower.wire import transport
-from kinfed.flower.wire.connection import Arrived
-from kinfed.flower.wire.link import Link
-from kinfed.flower.wire.messages import Message
+from kinfed_flower.programs import node as module
+from kinfed_flower.site.site_reading import Reading
+from kinfed_flower.wire import transport
+from kinfed_flower.wire.connection import Arrived
+from kinfed_flower.wire.link import Link
+from kinfed_flower.wire.messages import Message
 
 
 @pytest.fixture

@@ -9,11 +9,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from kinfed import load_model
 from kinfed.errors import RunError
-from kinfed.flower.server import plan
-from kinfed.flower.site.policy import Policy
-from kinfed.flower.site.site import Site
-from kinfed.flower.site.site_predictor import load_model
+from kinfed_flower import plan
+from kinfed_flower.site.policy import Policy
+from kinfed_flower.site.site import Site
 
 
 @pytest.fixture

@@ -9,15 +9,15 @@ pytest.importorskip("flwr", reason="flwr is not installed: pip install 'kinfed[f
 
 from kinfed import RunError, UsageError
 from kinfed.cli import main
-from kinfed.flower.server import plan
-from kinfed.flower.server.server import serve
-from kinfed.flower.site import agreements
-from kinfed.flower.site.policy import Policy
-from kinfed.flower.site.site import Site
-from kinfed.flower.site.site_check import Here
-from kinfed.flower.site.site_reading import Reading
-from kinfed.flower.wire.messages import Message
 from kinfed.runs.config import experiment
+from kinfed_flower import plan
+from kinfed_flower.programs.site_check import Here
+from kinfed_flower.server.server import serve
+from kinfed_flower.site import agreements
+from kinfed_flower.site.policy import Policy
+from kinfed_flower.site.site import Site
+from kinfed_flower.site.site_reading import Reading
+from kinfed_flower.wire.messages import Message
 
 PLAN = """
 rounds = 3

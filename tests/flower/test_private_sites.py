@@ -10,14 +10,14 @@ import torch
 from kinfed.core.private.privacy import NoisedSteps, Privacy, count_epsilon, noise_for
 from kinfed.core.summary import Summary
 from kinfed.errors import RunError, UsageError
-from kinfed.flower.server import plan
-from kinfed.flower.server.server import serve
-from kinfed.flower.site.drawn_rows import Withheld
-from kinfed.flower.site.ledger import Ledger
-from kinfed.flower.site.policy import Policy
-from kinfed.flower.site.site import Site
-from kinfed.flower.site.site_check import Here
-from kinfed.flower.site.site_reading import Reading
+from kinfed_flower import plan
+from kinfed_flower.programs.site_check import Here
+from kinfed_flower.server.server import serve
+from kinfed_flower.site.drawn_rows import Withheld
+from kinfed_flower.site.ledger import Ledger
+from kinfed_flower.site.policy import Policy
+from kinfed_flower.site.site import Site
+from kinfed_flower.site.site_reading import Reading
 
 pytest.importorskip("dp_accounting")
 EPSILON = 8.0

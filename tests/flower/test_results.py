@@ -1,7 +1,7 @@
 """What a federation's run leaves in its folder."""
 
 from kinfed.core.history import Spent
-from kinfed.flower.server.federation_results import with_bytes
+from kinfed_flower.server.federation_results import with_bytes
 
 
 def test_bytes_until_a_round_are_those_of_all_sites_up_to_the_next():

@@ -7,8 +7,8 @@ import pytest
 
 pytest.importorskip("flwr", reason="flwr is not installed: pip install 'kinfed[flower]'")
 
-from kinfed.flower.wire import flower_names
-from kinfed.flower.wire.run_grid import RunGrid
+from kinfed_flower.wire import flower_names
+from kinfed_flower.wire.run_grid import RunGrid
 
 
 class Calls:

@@ -13,13 +13,14 @@ from kinds import KINDS
 from safetensors.torch import load_file
 
 from kinfed.errors import RunError, UsageError
-from kinfed.flower.server import plan, server as serving
-from kinfed.flower.server.agreed_plan import agree
-from kinfed.flower.server.validation import bound_sizes, too_many_classes
-from kinfed.flower.site import site, site_files
-from kinfed.flower.wire import transport as carrier
 from kinfed.runs.run_folder import RunFolder
 from kinfed.simulation.simulation import Simulation
+from kinfed_flower import plan
+from kinfed_flower.server import server as serving
+from kinfed_flower.server.agreed_plan import agree
+from kinfed_flower.server.validation import bound_sizes, too_many_classes
+from kinfed_flower.site import site, site_files
+from kinfed_flower.wire import transport as carrier
 
 
 def changed(change):

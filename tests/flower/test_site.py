@@ -13,14 +13,14 @@ from kinfed import RunError, Split, UsageError, __version__
 from kinfed.core.method import Params
 from kinfed.core.tasks import Classification, Regression
 from kinfed.data.federation import Federation
-from kinfed.flower.server import plan
-from kinfed.flower.site import site as module, site_examples
-from kinfed.flower.site.model_store import ModelStore
-from kinfed.flower.site.policy import Policy
-from kinfed.flower.site.site import Site
-from kinfed.flower.site.site_reading import Reading
-from kinfed.flower.wire import messages
-from kinfed.flower.wire.messages import Message
+from kinfed_flower import plan
+from kinfed_flower.site import site as module, site_examples
+from kinfed_flower.site.model_store import ModelStore
+from kinfed_flower.site.policy import Policy
+from kinfed_flower.site.site import Site
+from kinfed_flower.site.site_reading import Reading
+from kinfed_flower.wire import messages
+from kinfed_flower.wire.messages import Message
 
 TABLE = {
     "rounds": 9,

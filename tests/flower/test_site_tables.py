@@ -34,23 +34,23 @@ from kinfed.data.tables.column_statistics import NumberStatistics
 from kinfed.data.tables.open_table import open_table
 from kinfed.data.tables.schema import Description
 from kinfed.errors import Fault
-from kinfed.flower.server import plan
-from kinfed.flower.server.schema_negotiation import Describing
-from kinfed.flower.server.validation import read_scores
-from kinfed.flower.site import site_examples
-from kinfed.flower.site.policy import Policy
-from kinfed.flower.site.site import Site
-from kinfed.flower.site.site_check import rehearse
-from kinfed.flower.site.site_files import ExperimentFolder
-from kinfed.flower.site.site_predictor import predictor_at
-from kinfed.flower.site.site_reading import Reading, names_of
-from kinfed.flower.wire import messages
-from kinfed.flower.wire.transport import unpack
 from kinfed.runs.config.experiment import resolve
 from kinfed.runs.launch import launch
 from kinfed.runs.run import OpenedRun
 from kinfed.serving import joining_clients
 from kinfed.serving.requests import answer
+from kinfed_flower import plan
+from kinfed_flower.programs.site_check import rehearse
+from kinfed_flower.server.schema_negotiation import Describing
+from kinfed_flower.server.validation import read_scores
+from kinfed_flower.site import site_examples
+from kinfed_flower.site.policy import Policy
+from kinfed_flower.site.site import Site
+from kinfed_flower.site.site_files import ExperimentFolder
+from kinfed_flower.site.site_predictor import predictor_at
+from kinfed_flower.site.site_reading import Reading, names_of
+from kinfed_flower.wire import messages
+from kinfed_flower.wire.transport import unpack
 
 KINDS = {"fruit": ("apple", "pear", "plum", "quince"), "level": ("low", "high")}
 HEADING = ["weight", "fruit", "bought", "age", "sold", "kept"]
@@ -762,7 +762,7 @@ def test_a_file_that_changes_while_a_site_reads_it_is_told_on_both_sides(tables,
 
     made = tables(rounds=1, clients=3)
     monkeypatch.setattr(reading, "_csv", slow)
-    monkeypatch.setattr("kinfed.flower.wire.site_app._print", said.append)
+    monkeypatch.setattr("kinfed_flower.programs.site_app._print", said.append)
     assert "d" not in made.serve().by_client.names
     told = next(line for line in said if "changed while" in line)
     assert "d/data.csv changed while it was read (from " in told

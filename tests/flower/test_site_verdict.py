@@ -11,12 +11,13 @@ import kinfed
 from kinfed import UsageError
 from kinfed.core.tasks import Classification
 from kinfed.data.federation import Federation
-from kinfed.flower.server import plan, site_references
-from kinfed.flower.server.site_references import read_baselines
 from kinfed.runs.run_folder import RunFolder
 from kinfed.simulation.execution import Execution
 from kinfed.verdict.dependence import Blocks
 from kinfed.verdict.one_client import judge_one
+from kinfed_flower import plan
+from kinfed_flower.server import site_references
+from kinfed_flower.server.site_references import read_baselines
 
 
 def told(folder, name):

@@ -17,8 +17,8 @@ from kinfed.core.rows import put
 from kinfed.core.seeding import tags
 from kinfed.core.tasks import Regression
 from kinfed.core.training import Training
-from kinfed.flower.server.staleness import StalenessState, StalenessWrapper
 from kinfed.methods import METHODS, FedAGHN, FedAMP, FedAvg
+from kinfed_flower.server.staleness import StalenessState, StalenessWrapper
 
 
 def roster(count, round=0, seed=3, module=nn.Linear):

@@ -9,10 +9,11 @@ pytest.importorskip("flwr", reason="flwr is not installed: pip install 'kinfed[f
 
 from kinfed.cli import main
 from kinfed.errors import RunError
-from kinfed.flower.programs import authentication, ending, keys, superlink
-from kinfed.flower.server import broker, monitoring, server, status
-from kinfed.flower.site.site_check import Here
-from kinfed.flower.wire.link import Link
+from kinfed_flower.programs import authentication, ending, status, superlink
+from kinfed_flower.programs.site_check import Here
+from kinfed_flower.server import broker, monitoring, server, status_file
+from kinfed_flower.wire import keys
+from kinfed_flower.wire.link import Link
 
 
 @pytest.fixture
@@ -26,7 +27,7 @@ def home(tmp_path, monkeypatch):
     sites = {"ann": site | {"node": "1"}, "bob": site | {"missed": 2, "node": "2", "left_out": "no reply"}}
     words = {"state": "running", "why": "", "round": 4, "rounds": 20, "seconds": 61.5, "sites": sites}
     monkeypatch.setattr(ending, "process", lambda out: 8)
-    status.write(out, words | {"scores": {"round": 3, "means": {"test/accuracy/own": 0.75}}})
+    status_file.write(out, words | {"scores": {"round": 3, "means": {"test/accuracy/own": 0.75}}})
     return tmp_path
 
 
@@ -92,7 +93,7 @@ def test_a_run_writes_down_how_it_is_doing(trial):
     trial = trial("fedaghn", rounds=3, deadline=0.5)
     trial.grid.faults["b", 3] = lambda answer: None
     trial.serve()
-    words = json.loads((trial.folder / "out" / status.FILE).read_text())
+    words = json.loads((trial.folder / "out" / status_file.FILE).read_text())
     assert (words["state"], words["round"], words["rounds"]) == ("finished", 3, 3)
     assert words["sites"]["a"]["rounds"] == 3
     assert words["sites"]["b"]["rounds"] == 2
@@ -106,7 +107,7 @@ def test_a_run_that_waits_for_sites_writes_down_for_what(tmp_path):
     monitoring.Watch(tmp_path, 20, waits)
     with pytest.raises(RunError, match="waited 0 s for 4 sites"):
         waits.discover(lambda: False, "4 sites")
-    words = json.loads((tmp_path / status.FILE).read_text())
+    words = json.loads((tmp_path / status_file.FILE).read_text())
     assert (words["state"], words["why"]) == ("running", "waiting for 4 sites")
     assert words["sites"]["eve"]["left_out"] == "no such column"
 
@@ -120,7 +121,7 @@ def test_a_run_that_fails_writes_down_why(trial, monkeypatch):
     monkeypatch.setattr(server, "summarise", fail)
     with pytest.raises(RunError, match="disk"):
         trial.serve()
-    words = json.loads((trial.folder / "out" / status.FILE).read_text())
+    words = json.loads((trial.folder / "out" / status_file.FILE).read_text())
     assert (words["state"], words["why"]) == ("failed", "the disk is full")
 
 

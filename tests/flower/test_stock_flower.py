@@ -16,8 +16,8 @@ import tomli_w
 from safetensors.torch import load_file
 
 from kinfed.cli import main
-from kinfed.flower.programs.subprocesses import quiet
 from kinfed.runs.config import experiment
+from kinfed_flower.programs.subprocesses import quiet
 
 pytestmark = pytest.mark.slow
 

@@ -11,14 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from kinfed.cli import flower, main
+from kinfed.cli import main
 from kinfed.cli.program import parser_of
-from kinfed.flower.server import plan
-from kinfed.flower.server.server import serve
-from kinfed.flower.site.policy import Policy
-from kinfed.flower.site.site import Site
-from kinfed.flower.site.site_check import Here
 from kinfed.runs.config import experiment
+from kinfed_flower import plan
+from kinfed_flower.programs import cli as flower
+from kinfed_flower.programs.site_check import Here
+from kinfed_flower.server.server import serve
+from kinfed_flower.site.policy import Policy
+from kinfed_flower.site.site import Site
 
 STORIES = Path(__file__).parents[2] / "examples" / "own_data"
 EACH = ("shops", "sensors", "patients")

@@ -12,9 +12,10 @@ import pytest
 pytest.importorskip("cryptography", reason="flwr is not installed: pip install 'kinfed[flower]'")
 
 from kinfed import RunError, UsageError
-from kinfed.flower.programs import ending, keys, subprocesses, superlink
-from kinfed.flower.wire.link import Link
 from kinfed.interrupts import Terminated, catch_signals
+from kinfed_flower.programs import ending, subprocesses, superlink
+from kinfed_flower.wire import keys
+from kinfed_flower.wire.link import Link
 
 
 def test_the_number_of_another_program_is_not_a_superlink():

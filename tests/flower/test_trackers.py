@@ -8,11 +8,11 @@ import pytest
 
 from kinfed.cli import main
 from kinfed.errors import RunError
-from kinfed.flower.server.server import serve
-from kinfed.flower.wire.transport import GridTransport
 from kinfed.runs import trackers
 from kinfed.runs.config import experiment
 from kinfed.runs.run_folder import RunFolder
+from kinfed_flower.server.server import serve
+from kinfed_flower.wire.transport import GridTransport
 
 OWN = '''
 import json

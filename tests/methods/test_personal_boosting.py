@@ -15,7 +15,6 @@ from kinfed.core.engine import run
 from kinfed.core.history import History
 from kinfed.core.mixins import model_for, reduce_uploads
 from kinfed.core.training import Training
-from kinfed.flower.server import plan
 from kinfed.methods.solved.personal_boosting import (
     REFINED,
     PersonalBoosting,
@@ -27,6 +26,7 @@ from kinfed.methods.solved.personal_boosting import (
 )
 from kinfed.models.trees import NOWHERE, Nodes, Trees, trees
 from kinfed.simulation.simulation import Simulation
+from kinfed_flower import plan
 
 
 def federation(x, y, client, task):

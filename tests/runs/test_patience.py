@@ -13,11 +13,11 @@ from kinfed.core.fleet import Evaluation
 from kinfed.core.history import History
 from kinfed.core.tasks import Classification
 from kinfed.errors import UsageError
-from kinfed.flower.server import plan
 from kinfed.runs.config import experiment as config
 from kinfed.runs.further_rounds import further
 from kinfed.runs.run_folder import RunFolder
 from kinfed.search.study import scores_by_round
+from kinfed_flower import plan
 
 DIGITS = ["federation.dataset=digits", "federation.clients=4", "federation.split.examples=20"]
 

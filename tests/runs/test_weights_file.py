@@ -6,8 +6,8 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from kinfed.errors import UsageError
-from kinfed.flower.server import plan
 from kinfed.runs.config.experiment import load_weights, read, resolve
+from kinfed_flower import plan
 
 
 def network(classes=3, width=4):

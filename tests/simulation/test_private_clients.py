@@ -14,12 +14,12 @@ from kinfed.core.method import AveragedParams, SharedParams
 from kinfed.core.model import Model
 from kinfed.core.private import private_sums
 from kinfed.core.private.private_sums import find_noise, sum_privately
-from kinfed.flower.server import plan
 from kinfed.methods import METHODS
 from kinfed.methods.fedem import Server, Upload
 from kinfed.methods.parts.graph_hypernetwork import MLP
 from kinfed.simulation.attacks.poison import Poison
 from kinfed.simulation.simulation import Simulation
+from kinfed_flower import plan
 
 accounting = pytest.importorskip("dp_accounting")
 PRIVACY = kinfed.Privacy(epsilon=8.0, unit="client")

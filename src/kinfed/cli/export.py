@@ -35,8 +35,8 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
 
 
 def _export(args: argparse.Namespace, console: Console) -> None:
-    from ..flower.site.site_predictor import experiment_at
     from ..report.tables.text_table import draw
+    from ..runs.openers import experiment_at
     from ..runs.run import Run
     from ..serving.export import export
 

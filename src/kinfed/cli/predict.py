@@ -96,7 +96,7 @@ def open_predictor(path: Path, unknown: Unknown = "error", percent: float | None
 
     With `percent` it gives bounds, between which so many of truths lie.
     """
-    from ..flower.site.site_predictor import experiment_at, predictor_at
+    from ..runs.openers import experiment_at, predictor_at
     from ..runs.run import Run  # it imports PyTorch
 
     if percent is not None and not 0 < percent < 100:

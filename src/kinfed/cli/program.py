@@ -7,11 +7,11 @@ import re
 import sys
 import traceback
 import warnings
-from importlib import import_module
 from typing import Any, NamedTuple, NoReturn
 
 from .. import __version__
-from ..errors import explain, hear_warnings, nearest, short
+from ..core.registry import load
+from ..errors import UsageError, explain, hear_warnings, nearest, short
 from ..interrupts import catch_signals
 from .options import HOW, MORE
 
@@ -41,7 +41,7 @@ COMMANDS = {
     "export": Command("export", "write clients' models as ONNX or safetensors"),
     "serve": Command("serve", "serve predictions of a run over HTTP"),
     "onboard": Command("onboard", "give new clients models from a finished run"),
-    "flower": Command("flower", "run a real federation, a machine per client"),
+    "flower": Command("kinfed_flower.programs.cli", "run a real federation, a machine per client"),
     "list": Command("list", "list methods, data sets and other parts; look at data"),
     "papers": Command("kinfed_papers.cli.papers", "run a published table again, and analyse its methods"),
 }
@@ -155,5 +155,8 @@ def parser_of(*chosen: str) -> argparse.ArgumentParser:
         if command.module not in modules:
             commands.add_parser(name)
     for module in modules:  # which adds all of its commands
-        import_module(module).add(commands, common)
+        try:
+            load(module).add(commands, common)
+        except UsageError as problem:
+            parser.exit(2, f"kinfed: {problem}\n")
     return parser

@@ -48,8 +48,8 @@ def _report(args: argparse.Namespace, console: Console) -> None:
 
 def write_page(folders: list[Path], out: Path | None = None) -> Path:
     """Write the page on these runs, by default into the first one's folder, and return its path."""
-    from ..flower.site.site_predictor import experiment_at  # it imports PyTorch
     from ..report.page.html_page import write
+    from ..runs.openers import experiment_at  # it imports PyTorch
 
     place = folders[0] / "report.html" if out is None else out
     write([experiment_at(folder) or folder for folder in folders], place)

@@ -7,11 +7,23 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ..errors import UsageError
+
 
 def load(place: str) -> Any:
-    """What "package.module:attribute" names, such as what `kinfed_papers` has, or a package without an attribute."""
-    module, _, attribute = place.partition(":")
-    return getattr(import_module(module), attribute) if attribute else import_module(module)
+    """What "package.module:attribute" names, such as what `kinfed_papers` has, or a module without an attribute.
+
+    Raises UsageError if its package, which comes with kinfed, is not installed.
+    """
+    name, _, attribute = place.partition(":")
+    package = name.partition(".")[0]
+    try:
+        module = import_module(name)
+    except ModuleNotFoundError as problem:
+        if problem.name != package:
+            raise
+        raise UsageError(f"this needs the package {package}, which comes with kinfed; install kinfed again") from None
+    return getattr(module, attribute) if attribute else module
 
 
 def lazy_attributes(package: str, places: Mapping[str, str]) -> Callable[[str], Any]:

@@ -12,16 +12,16 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
-
 from ...core.registry import load
 from ...core.summary import Summary
 from ...errors import UsageError, several
+from ...runs.openers import SITE
 from ...runs.run_folder import RunFolder
 from ..tables.text_table import Grid, of_markdown, quantity
 
 Lines = list[dict[str, str]]
 NONE = "\u2013"  # where there is no number
+AT_SITE = "kinfed_flower.site.site_front:front"  # what stands on the page of a site's folder
 PUBLISHED = "kinfed_papers.table_overview:overview"  # what stands before the runs of a published table
 
 
@@ -57,8 +57,8 @@ def front_of(path: Path) -> Front | None:
     """What stands before the runs of a folder; None if it holds a run, or runs, and nothing else."""
     if (path / "onboarding.csv").is_file():
         return _newcomers(path)
-    if (path / "join.safetensors").is_file():
-        return _site(path)
+    if (path / SITE).is_file():
+        return load(AT_SITE)(path)  # type: ignore[no-any-return]
     if (path / "table.csv").is_file() and (path / "runs").is_dir():
         lines = _lines(path / "table.csv")
         if lines and {"column", "printed", "metric", "measured"} <= lines[0].keys():
@@ -164,30 +164,6 @@ def format_score(value: float | None, share: bool, unit: bool = False) -> str:
 
 
 # ---- real sites ----
-
-
-def _site(path: Path) -> Front:
-    """The folder of an experiment at a site: what it joined, and which model it keeps; the scores are at the server."""
-    try:
-        with safe_open(path / "join.safetensors", "np") as file:
-            joined = json.loads((file.metadata() or {})["words"])
-        table = joined["table"]
-        rows = [["client", path.parent.name], ["method", str(table["method"]["name"])]]
-        rows += [["rounds", str(table["rounds"])], ["an input", " x ".join(map(str, joined["shape"]))]]
-        rows += [["outputs", str(joined["outputs"])], ["task", str(joined["task"]["name"])]]
-        if (path / "model.json").is_file():
-            kept = json.loads((path / "model.json").read_text(encoding="utf-8"))
-            rows += [["model kept", str(kept["model"])], ["of round", str(kept["round"])]]
-    except (SafetensorError, OSError, ValueError, LookupError, TypeError) as problem:
-        raise UsageError(f"{path} is not what a site wrote: {problem!r:.120}") from None
-    has_model = (path / "model.safetensors").is_file()
-    lead = "This folder is private to the site. Scores, the graph and the verdict are in the run's folder at the server"
-    return Front(
-        f"{path.parent.name}, a site of a federation",
-        "A model of this site's own is ready" if has_model else "No model has been selected here yet",
-        f"{lead}: kinfed report there.{' To use the model: kinfed predict with this folder.' if has_model else ''}",
-        [Grid("site", "What this site takes part in", ("what", "value"), [rows], text_columns=2)],
-    )
 
 
 def of_sites(folder: RunFolder, summary: Summary) -> list[Grid]:

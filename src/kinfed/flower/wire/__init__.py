@@ -1,1 +1,0 @@
-"""What travels between a federation's server and its sites."""

@@ -1,0 +1,118 @@
+"""A site's part in masked rounds: the secrets of the round in progress, which no file holds.
+
+A site that is started anew has forgotten them, and sits out that round. It never masks a second upload of a round.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from kinfed.core.private.privacy import Privacy
+
+from ..masking.fixed_point import FixedPoint
+from ..masking.key_agreement import PublicKeys
+from ..masking.member import Member
+from ..masking.signatures import check_signature, read_members, sign
+from ..masking.upload_numbers import Numbers
+from ..wire import messages
+from ..wire.messages import Fields, Message
+from .drawn_rows import Withheld
+
+LOST = "it has no keys of this round, as it was started anew or asked for another since; it takes part in the next"
+
+
+class _Begun(NamedTuple):
+    """A round in progress."""
+
+    experiment: str
+    round: int
+    member: Member
+    replies: dict[str, Message]  # by the hash of what was answered, which is answered alike when it comes again
+
+
+class MaskedRounds:
+    """The masked rounds of one client; one is in progress at a time."""
+
+    def __init__(self, name: str, key: Path | None = None, members: str = "") -> None:
+        """`key` is the file by which its keys of a round are signed; `members` has the keys that its operator trusts.
+
+        Raises UsageError for a file of members that is none.
+        """
+        self._name, self._key = name, key
+        self._trusted = read_members(Path(members)) if members else None
+        self._begun: _Begun | None = None
+
+    def offer_keys(self, privacy: Privacy, context: bytes, fields: Fields) -> Message:
+        """New keys for a round; those of the same round if the server asks again."""
+        experiment, round = fields["experiment"], messages.round_of(fields, "round")
+        now = self._begun
+        if now is None or (now.experiment, now.round, now.member.context) != (experiment, round, context):
+            member = Member(self._name, privacy.members, context, self._sign)
+            self._begun = now = _Begun(experiment, round, member, {})
+        return self._reply(now, keys=now.member.keys.to_json())
+
+    def _sign(self, text: bytes) -> bytes:
+        return b"" if self._key is None else sign(text, self._key)
+
+    def share_secrets(self, message: Message) -> Message:
+        """Shares of its secrets for each member on the server's list, each locked for that one."""
+        now, trusted = self._find(message.fields), self._trusted
+        if (reply := now.replies.get(messages.digest(message))) is not None:
+            return reply
+        listed = {str(name): PublicKeys.from_json(keys) for name, keys in message.fields["keys"].items()}
+        if trusted is None:
+            boxes = now.member.share(listed)
+        else:
+            boxes = now.member.share(listed, lambda *signed: check_signature(trusted, *signed))
+        return self._keep(now, message, boxes={name: box.hex() for name, box in boxes.items()})
+
+    def open_shares(self, fields: Fields, context: bytes) -> int:
+        """Take the others' shares that come with the model; returns how many members are listed.
+
+        Raises UsageError unless all are of this very round.
+        """
+        now = self._find(fields)
+        if now.member.context != context:
+            raise Withheld("the server has sent another model than the one whose hash it had all members agree to")
+        now.member.open(_read_bytes(fields, "boxes"))
+        return now.member.count
+
+    def mask(self, fields: Fields, numbers: Numbers, largest: float) -> Tensor:
+        """[m] int64: the numbers under this site's masks."""
+        member = self._find(fields).member
+        masked = member.mask(FixedPoint(largest, member.count).encode(numbers))
+        return torch.from_numpy(masked.view("<i8"))
+
+    def reveal_shares(self, message: Message) -> Message:
+        """What the others need to know of who uploaded, and of who vanished."""
+        now = self._find(message.fields)
+        if (reply := now.replies.get(messages.digest(message))) is not None:
+            return reply
+        uploaded: Sequence[str] = [str(name) for name in message.fields["uploaded"]]
+        shares = now.member.reveal(uploaded)
+        return self._keep(now, message, shares={name: share.hex() for name, share in shares.items()})
+
+    def _find(self, fields: Fields) -> _Begun:
+        now = self._begun
+        if now is None or (now.experiment, now.round) != (fields["experiment"], messages.round_of(fields, "round")):
+            raise Withheld(LOST)
+        return now
+
+    def _reply(self, now: _Begun, **fields: object) -> Message:
+        return Message({"client": self._name, "round": now.round, **fields}, {})
+
+    def _keep(self, now: _Begun, message: Message, **fields: object) -> Message:
+        reply = self._reply(now, **fields)
+        now.replies[messages.digest(message)] = reply
+        return reply
+
+
+def _read_bytes(fields: Fields, name: str) -> dict[str, bytes]:
+    """By member, the bytes that a message holds as text; raises Withheld for what are none."""
+    try:
+        return {str(member): bytes.fromhex(text) for member, text in fields[name].items()}
+    except (LookupError, TypeError, ValueError, AttributeError):
+        raise Withheld(f"the server's {name} must be bytes by member") from None

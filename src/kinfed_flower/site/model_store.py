@@ -1,0 +1,61 @@
+"""A site's personalised models: those that may still be selected, and the selected one."""
+
+import json
+from pathlib import Path
+
+from kinfed.core import checkpoint, trees
+from kinfed.core.model import Model
+from kinfed.core.trees import Tree
+from kinfed.files import make_folder, write_json
+
+from ..wire.messages import Fields
+from .site_files import expecting_own, read_tensors
+
+
+class ModelStore:
+    """The personalised models of one client in an experiment's folder; the selected one is model.safetensors.
+
+    Only the server sees all clients' scores, so it says which kind of model and which round are best; the models stay.
+    """
+
+    def __init__(self, folder: Path, model: Model) -> None:
+        self._folder, self._model = folder, model
+        self._candidates = folder / "models"
+
+    def save(self, round: int, named: dict[str, Tree]) -> None:
+        """Save a round's models until it is known which are best."""
+        make_folder(self._candidates)
+        arrays = {f"{name}/{leaf}": t for name, tree in named.items() for leaf, t in trees.pack(tree).items()}
+        checkpoint.write(arrays, self._candidates / f"{round}.safetensors", {"names": json.dumps(list(named))})
+
+    def select(self, fields: Fields) -> None:
+        """Write the model that the server's fields select, and delete those that can no longer be selected."""
+        paths = self._candidates.glob("*.safetensors")
+        rounds = sorted(int(path.stem) for path in paths if path.stem.isdecimal())
+        if not rounds:
+            return
+        selected, chosen = fields.get("selected", {}), fields.get("chosen", "")
+        best = selected.get(chosen)
+        self._write(best if best in rounds else rounds[-1], chosen)  # a client that was away has its latest
+        for round in rounds[:-1]:
+            if round <= fields.get("judged", -1) and round not in selected.values():
+                (self._candidates / f"{round}.safetensors").unlink(missing_ok=True)
+
+    def _write(self, round: int, chosen: str) -> None:
+        candidates = self._candidates / f"{round}.safetensors"
+        arrays, text = read_tensors(candidates)
+        with expecting_own(candidates):
+            names = [str(name) for name in json.loads(text["names"])]
+            name = chosen if chosen in names else names[0]
+        origin = {"round": round + 1, "model": name}
+        path = self._folder / "model.safetensors"
+        # In the file itself, as two files are not replaced at once.
+        if path.exists() and read_tensors(path)[1].get("origin") == json.dumps(origin):
+            return
+        model = {leaf.removeprefix(f"{name}/"): t for leaf, t in arrays.items() if leaf.startswith(f"{name}/")}
+        theta = model.pop("theta", None)
+        if theta is not None:
+            is_complete = theta.numel() == self._model.layout.size
+            model |= self._model.all_tensors(theta) if is_complete else {"theta": theta}
+        checkpoint.write(model, path, {"origin": json.dumps(origin)})
+        write_json(self._folder / "model.json", origin)

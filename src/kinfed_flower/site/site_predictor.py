@@ -1,0 +1,96 @@
+"""A site's model of a federation, applied to new rows at the site."""
+
+import json
+from pathlib import Path
+
+from torch import nn
+
+from kinfed.core import trees
+from kinfed.core.mixins import export
+from kinfed.core.tasks import Classification, Counts, Quantiles
+from kinfed.data.tables.new_readings import Series
+from kinfed.data.tables.schema import Description
+from kinfed.errors import UsageError
+from kinfed.runs.config import plugins
+from kinfed.runs.openers import SITE
+from kinfed.runs.predictor import Answers, Predictor, Source, read_bounds
+
+from .. import plan
+from ..plan import Plan
+from ..wire.messages import Fields
+from .site_files import ExperimentFolder, expecting_own, read_tensors
+
+VERDICT = "verdict.json"
+
+
+def experiment_at(path: Path) -> Path | None:
+    """The folder of a site's experiment, by itself or by the site's folder that holds this one only; None: no site's.
+
+    Raises UsageError if there are several.
+    """
+    if (path / SITE).exists():
+        return path
+    folders = sorted(file.parent for depth in ("*", "*/*") for file in path.glob(f"{depth}/{SITE}"))
+    beside = [json.loads(file.read_text()).get("beside") for folder in folders if (file := folder / VERDICT).exists()]
+    folders = [folder for folder in folders if folder.name not in beside]  # FedAvg, which another one was compared with
+    if len(folders) > 1:
+        raise UsageError(f"{path} holds {len(folders)} experiments of sites; name one of them, such as {folders[-1]}")
+    return folders[0] if folders else None
+
+
+def predictor_at(folder: Path) -> Predictor:
+    """What applies the site's selected model; raises UsageError if its folder lacks what that needs."""
+    client, files = folder.resolve().parent.name, ExperimentFolder(folder.parent, folder.name)
+    invitation, description = files.invitation(), files.description()
+    if invitation is None or description is None:
+        raise UsageError(
+            f"{folder} was made before sites kept how their tables are read, so it cannot predict; train again, or "
+            "load model.safetensors by hand as docs/deploy.md shows"
+        )
+    if not (folder / "model.safetensors").exists():
+        raise UsageError(f"{folder} has no model yet: no round has been evaluated at this site")
+    fields = invitation.fields
+    with plugins.local([Path(file) for file in description["code"]]):
+        plugins.check_sent(fields["table"])
+        planned = plan.resolve(fields["table"])
+    with expecting_own(folder / "description.json"):
+        columns = Description.from_dict(description["columns"]) if "columns" in description else None
+        series = None
+        if "series" in description:
+            series = Series.from_dict(description["series"], description["reading"], description.get("covariates"))
+    module, source = model_of(folder, planned, fields)
+    answers = _answers(fields, columns, series)
+    shape = tuple(fields["shape"])
+    return Predictor([client], client, shape, answers, lambda _: module, lambda _: source, columns, series)
+
+
+def model_of(folder: Path, planned: Plan, fields: Fields) -> tuple[nn.Module, Source]:
+    """The selected model, and the method and the kind of model that it is of."""
+    path = folder / "model.safetensors"
+    model = planned.model(tuple(fields["shape"]), fields["outputs"], fields.get("description"))
+    arrays, text = read_tensors(path)
+    with expecting_own(path):
+        origin = str(json.loads(text["origin"])["model"])
+        model = model.carry(arrays.keys())
+        tensors = {e.name: arrays.pop(e.name) for e in model.layout.entries}
+        for e in model.layout.entries:
+            if tensors[e.name].shape != e.shape:
+                raise ValueError(f"'{e.name}' is {list(tensors[e.name].shape)}, not {list(e.shape)}")
+        personal = trees.nest({"theta": model.layout.flatten(tensors), **arrays})
+        module = export(planned.learning.method, model, personal)
+    return module, Source(plugins.short_name(planned.learning.method_name), origin)
+
+
+def _answers(fields: Fields, description: Description | None, series: Series | None) -> Answers:
+    """What the outputs mean."""
+    task = plan.read_task(fields["task"])
+    if series is not None:
+        count, quantiles = fields["outputs"], task.quantiles if isinstance(task, Quantiles) else ()
+        return Answers((series.target,), (), (series.mean,) * count, (series.deviation,) * count, False, quantiles)
+    if description is None:
+        return Answers((), tuple(map(str, range(task.classes)))) if isinstance(task, Classification) else Answers()
+    names = tuple(target.name for target in description.targets)
+    if classes := description.targets[0].classes:
+        return Answers(names, classes)
+    mean, deviation = (tuple(getattr(target, part) for target in description.targets) for part in ("mean", "deviation"))
+    return Answers(names, (), mean, deviation, isinstance(task, Counts), (), read_bounds(description))
