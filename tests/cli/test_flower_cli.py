@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-import kinfed
 from kinfed.cli import main
 from kinfed_flower.wire.flower_names import VERSIONS
 
@@ -44,13 +43,21 @@ def test_without_flower_it_is_said_how_to_get_it(refused, monkeypatch):
 
 
 def test_without_its_package_kinfed_says_so_and_does_all_else(tmp_path):
-    place = Path(kinfed.__file__).parents[1]
-    (tmp_path / "kinfed").symlink_to(place / "kinfed")
-    paths = f"['.', *(path for path in sys.path if path != {str(place)!r})]"
-    start = f"import sys; sys.path[:] = {paths}; from kinfed.cli import main"
+    start = """
+import sys
+
+class Gone:
+    def find_spec(name, *rest):
+        if name == "kinfed_flower":
+            raise ModuleNotFoundError(name, name=name)
+
+sys.meta_path.insert(0, Gone)
+from kinfed.cli import main
+sys.exit(main())
+"""
 
     def ask(*arguments):
-        command = [sys.executable, "-c", f"{start}; sys.exit(main())", *arguments]
+        command = [sys.executable, "-c", start, *arguments]
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
         return done.returncode, done.stderr.replace("\n", "")
 
