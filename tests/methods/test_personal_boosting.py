@@ -24,7 +24,7 @@ from kinfed.methods.solved.personal_boosting import (
     finer,
     leaf_sums,
 )
-from kinfed.models.trees import NOWHERE, Nodes, Trees, trees
+from kinfed.models.trees import NOWHERE, Nodes, Trees, split_variances, trees
 from kinfed.simulation.simulation import Simulation
 from kinfed_flower import plan
 
@@ -363,3 +363,14 @@ def test_from_a_table_with_missing_cells_to_predictions_exports_and_newcomers(tm
 def test_sites_are_told_that_they_cannot_have_it():
     with pytest.raises(UsageError, match="sends messages whose sizes change from round to round, which sites do not"):
         plan.resolve({"method": "personal-boosting", "model": "trees"})
+
+
+def test_what_splits_do_to_answers_adds_up_to_their_variance():
+    """By hand: the root parts (1, 3) from 10, which does not split, so 16 of 16.5 are the root's."""
+    threshold = torch.tensor([[0.0, 0.0, NOWHERE]])
+    shares = split_variances(threshold, torch.tensor([[[1.0], [3.0], [10.0], [99.0]]]))
+    torch.testing.assert_close(shares, torch.tensor([[16.0, 0.5, 0.0]]))
+    draw = torch.Generator().manual_seed(0)
+    full, leaf = torch.zeros(5, 15), torch.randn(5, 16, 2, generator=draw)
+    torch.testing.assert_close(split_variances(full, leaf).sum(1), leaf.var(1, correction=0).sum(1))
+    assert split_variances(torch.full((1, 3), NOWHERE), leaf[:1, :4]).sum() == 0

@@ -32,8 +32,28 @@ def test_of_a_solved_model_the_weight_of_own_rows_is_shown_by_column(model, colu
     assert main(["explain", str(tmp_path / "run"), "shop 99"]) == 2
     assert main(["explain", str(tmp_path / "run"), "shop 7", "shop 9"]) == 2
     text = re.search(r'<script type="application/json" id="data">(.*?)</script>', page([tmp_path / "run"]), re.DOTALL)
-    told = json.loads(text.group(1))["methods"][0]["own"]
+    told = json.loads(text.group(1))["methods"][0]["columns"]
     found = np.frombuffer(base64.b64decode(told["weights"]), "<f4").reshape(30, -1)
     at = json.loads((tmp_path / "run" / "clients.json").read_text())["names"].index("shop 7")
     np.testing.assert_allclose(found[at], list(own.values()), atol=1e-6)
-    assert told["columns"] == list(own)
+    assert told["names"] == list(own)
+
+
+def test_of_trees_the_columns_that_move_answers_are_shown(tmp_path, capsys):
+    """In shops.csv basket, distance, hour and queue decide, with opposite signs in two kinds of towns."""
+    table = Path(__file__).parents[2] / "examples" / "shops.csv"
+    asked = ["run", str(table), "--client", "shop", "--target", "buys", "--quiet", "--out", str(tmp_path / "run")]
+    assert main([*asked, "--method", "personal-boosting", "--beside", "none", "model=trees", "rounds=27"]) == 0
+    assert main(["explain", str(tmp_path / "run"), "shop 7", "--json"]) == 0
+    shares = json.loads(capsys.readouterr().out)["columns"]
+    assert list(shares["mean"]) == list(shares["client"]) == sorted(shares["mean"], key=shares["mean"].get)[::-1]
+    assert [sum(values.values()) for values in shares.values()] == pytest.approx([1, 1])
+    assert main(["explain", str(tmp_path / "run"), "shop 7"]) == 0
+    assert max(map(len, capsys.readouterr().out.splitlines()[2:])) <= 80
+    assert main(["explain", str(tmp_path / "run"), "shop 99"]) == 2
+    text = re.search(r'<script type="application/json" id="data">(.*?)</script>', page([tmp_path / "run"]), re.DOTALL)
+    shown = json.loads(text.group(1))["methods"][0]["columns"]
+    of_all = np.frombuffer(base64.b64decode(shown["weights"]), "<f4").reshape(30, -1)
+    at = json.loads((tmp_path / "run" / "clients.json").read_text())["names"].index("shop 7")
+    np.testing.assert_allclose(of_all[at], list(shares["client"].values()), atol=1e-6)
+    assert shown["names"] == list(shares["mean"])

@@ -110,9 +110,9 @@ def test_of_a_solved_model_the_weight_of_own_rows_is_a_table_of_all_clients(open
     assert main([*asked, "--method", "partial-pooling", "--beside", "none", "model=linear", "rounds=3"]) == 0
     page, problems = opened(tmp_path / "run")
     playwright.expect(page.locator("#instead")).to_contain_text("to the mean of all clients, column by column")
-    assert page.locator("#own tbody tr").count() == 30
-    assert page.locator("#own thead th").all_inner_texts()[:3] == ["Client", "age", "basket"]
-    page.locator("#own button", has_text="shop 7").click()
+    assert page.locator("#columns tbody tr").count() == 30
+    assert page.locator("#columns thead th").all_inner_texts()[:3] == ["Client", "age", "basket"]
+    page.locator("#columns button", has_text="shop 7").click()
     playwright.expect(page.locator("#panel h3")).to_have_text("Client shop 7")
     rows = page.locator("#panel table").first.locator("tbody tr")
     for row in rows.all():

@@ -18,7 +18,8 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         parents=[common],
         description="Show why a client of a finished run learns from others: its weights by layer and round, what the "
         "method compared, and its test score without each of them, measured. Of a model that partial pooling solves, "
-        "show how much its own rows weigh, column by column; of a mixed model, its estimates with standard errors.",
+        "show how much its own rows weigh, column by column; of a mixed model, its estimates with standard errors; of "
+        "boosted trees, which columns move its answers.",
         epilog='examples: kinfed explain my-run 7; kinfed explain my-run "Shop 7" "Shop 3"',
     )
     parser.add_argument("run", type=Path, metavar="RUN", help="the folder of a finished run")
@@ -33,6 +34,7 @@ def _explain(args: argparse.Namespace, console: Console) -> None:
     from ..report.explain.mixed_effects import MixedEffects  # it imports PyTorch
     from ..report.explain.own_rows import OwnRows
     from ..report.explain.reasons import TOP, explain, grids
+    from ..report.explain.split_columns import SplitColumns
     from ..runs.run_folder import RunFolder
 
     effects = MixedEffects.read(RunFolder(args.run), args.client)
@@ -41,6 +43,13 @@ def _explain(args: argparse.Namespace, console: Console) -> None:
             print(to_json(effects.to_dict()))
             return
         show(effects.grids(), Literal(), soft_wrap=True)
+        return
+    columns = None if args.of else SplitColumns.read(RunFolder(args.run))
+    if columns is not None:
+        if args.json:
+            print(to_json({"client": args.client, "columns": columns.to_dict(args.client)}))
+            return
+        show([columns.grid(args.client)], Literal(), soft_wrap=True)
         return
     shares = OwnRows.read(RunFolder(args.run))
     if shares is not None and args.of is None and not RunFolder(args.run).relations.exists():

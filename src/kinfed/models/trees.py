@@ -80,6 +80,27 @@ def values(leaf: Tensor, at: Tensor) -> Tensor:
     return leaf.gather(1, at[..., None].expand(-1, -1, leaf.shape[2]))
 
 
+def split_variances(threshold: Tensor, leaf: Tensor) -> Tensor:
+    """[T, J] how much of the variance of a tree's answers each split makes, summed over outputs.
+
+    threshold: [T, J]; leaf: [T, L, k]. Each split is taken to send half of what reaches it either way. Then its share
+    is the probability to reach it, times the square of half the difference between the mean answers below it, and the
+    shares of a tree add up to its variance.
+    """
+    splits, mean, shares = threshold < NOWHERE, leaf, []
+    reach = [torch.ones_like(threshold[:, :1])]
+    for level in range(int(math.log2(leaf.shape[1]))):
+        split = splits[:, (1 << level) - 1 : (2 << level) - 1]
+        left, right = torch.where(split, reach[-1] / 2, reach[-1]), torch.where(split, reach[-1] / 2, 0)
+        reach.append(torch.stack([left, right], 2).flatten(1))
+    for level in range(len(reach) - 2, -1, -1):
+        split = splits[:, (1 << level) - 1 : (2 << level) - 1, None]
+        left, right = mean[:, 0::2], mean[:, 1::2]
+        shares.append(reach[level] * (torch.where(split, right - left, 0) / 2).square().sum(2))
+        mean = torch.where(split, (left + right) / 2, left)
+    return torch.cat(shares[::-1], 1)
+
+
 def trees(
     shape: tuple[int, ...],
     classes: int,

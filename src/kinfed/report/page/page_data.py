@@ -26,6 +26,7 @@ from ...runs.run_folder import RunFolder
 from ...runs.test_scores import Tested, by_examples
 from ...verdict.graph_quality import find_communities, order_by_links
 from ..explain.own_rows import OwnRows
+from ..explain.split_columns import SplitColumns
 from ..tables.compare import floor_of, read_tested
 from ..tables.run_rows import Row
 from .gather import Gathered
@@ -255,10 +256,10 @@ def _show_relation(row: Row, parts: Parts, most: int, notes: list[str]) -> dict[
     result: dict[str, Any] = {}
     if (clusters := _clusters(folder)) is not None and parts.labels is None:
         result["clusters"] = clusters
-    if (shares := _own_rows(folder, parts)) is not None:
-        result["own"] = shares
+    if (shares := _show_columns(folder, parts)) is not None:
+        result["columns"] = shares
     if summary.relation is None or not folder.relations.exists():
-        return result | {"instead": _instead(summary, bool(clusters), "own" in result)}
+        return result | {"instead": _instead(summary, bool(clusters), result.get("columns", {}).get("kind") == "own")}
     relations = folder.read_relations()
     weights = relations.by_layer
     layers, count = relations.layers, len(parts.names)
@@ -325,14 +326,20 @@ def read_comparison(folder: RunFolder) -> tuple[Compared, int] | str:
     return Explains.from_method(unwrap(run.method)).weighs if comparison is None else (comparison, run.state.done)
 
 
-def _own_rows(folder: RunFolder, parts: Parts) -> dict[str, Any] | None:
-    """How much clients' own rows weigh, by column; None as of `compared`, or of a method without such weights."""
+def _show_columns(folder: RunFolder, parts: Parts) -> dict[str, Any] | None:
+    """How much clients' own rows weigh, by column, or columns in their trees; None as of `compared`, or of neither."""
     try:
-        shares = None if _has_own_code(folder) else OwnRows.read(folder)
+        if _has_own_code(folder):
+            return None
+        if (own := OwnRows.read(folder)) is not None:
+            return {"kind": "own", "names": own.columns, "weights": _pack(parts.mean(own.weights.T).T, "<f4")}
+        if (trees := SplitColumns.read(folder)) is None:
+            return None
     except Exception as problem:
         log_failure(problem)
         return None
-    return shares and {"columns": shares.columns, "weights": _pack(parts.mean(shares.weights.T).T, "<f4")}
+    weights = parts.mean(trees.weights.T).T
+    return {"kind": "trees", "names": trees.columns, "weights": _pack(weights, "<f4"), "mean": trees.shared.tolist()}
 
 
 def _has_own_code(folder: RunFolder) -> bool:

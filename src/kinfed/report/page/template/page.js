@@ -438,7 +438,7 @@ function setMethod(index) {
   $("threshold-box").hidden = !m.frames;
   $("instead").hidden = !m.instead && !alike();
   $("instead").textContent = m.instead ?? (alike() ? `${m.label}: every client learns from all others with the same weight.` : "");
-  showOwn();
+  showColumns();
   if (m.frames) {
     $("round").max = m.frames.length - 1;
     state.round = m.at.selected;
@@ -451,30 +451,45 @@ function setMethod(index) {
   if (state.place === "force") { onCircle(); settle(); }
   showPanel();
 }
-/** How much each client's own rows weigh, column by column: a table of shaded cells, clients in the order of the graph. */
-function showOwn() {
-  const own = method().own, most = 300;
-  $("own").hidden = !own;
+/** What is said of each client's columns, by the kind of model: see `_show_columns`. */
+const COLUMNS = {
+  own: {
+    title: "Whose rows make its model", first: "Own rows",
+    hint: "Each number is the weight of a client's own rows in a column: 1 is a coefficient of its own, 0 is the mean of all clients'. A column with several coefficients, such as a category or a curve, has their mean.",
+  },
+  trees: {
+    title: "Which columns move its answers", first: "Its trees",
+    hint: "Each number is a column's share of the variance that the splits of a client's trees make. A split counts as if it sent half of what reaches it either way.",
+  },
+};
+/** A number for each client and column: a table of shaded cells, clients in the order of the graph. */
+function showColumns() {
+  const columns = method().columns, most = 300;
+  $("columns").hidden = !columns;
   $("hover").hidden = $("links").hidden = !method().frames;
-  if (!own) return;
-  own.table ??= new Float32Array(Uint8Array.from(atob(own.weights), (c) => c.charCodeAt(0)).buffer);
-  const shown = table(["Client", ...own.columns], DATA.order.slice(0, most).map((i) => [nameButton(i), ...ownCells(own, i)]), "Weight of own rows");
-  $("own").replaceChildren(make("p", `Each number is the weight of a client's own rows in a column: 1 is a coefficient of its own, 0 is the mean of all clients'. A column with several coefficients, such as a category or a curve, has their mean.${
+  if (!columns) return;
+  columns.table ??= new Float32Array(Uint8Array.from(atob(columns.weights), (c) => c.charCodeAt(0)).buffer);
+  const { title, hint } = COLUMNS[columns.kind];
+  const shown = table(["Client", ...columns.names], DATA.order.slice(0, most).map((i) => [nameButton(i), ...columnCells(columns, i)]), title);
+  $("columns").replaceChildren(make("p", `${hint}${
     N > most ? ` The first ${most} of ${N.toLocaleString("en")} clients are shown.` : ""}`, { class: "hint" }), make("div", "", { class: "wide tall" }, shown));
 }
-/** The weights of one client's own rows, shaded. */
-function ownCells(own, i) {
-  return own.columns.map((_, c) => {
-    const value = own.table[i * own.columns.length + c], fill = shade(value), cell = make("span", value.toFixed(2), { class: "cell" });
+/** One client's numbers, shaded; nothing of a client whose model has none. */
+function columnCells(columns, i) {
+  return columns.names.map((_, c) => {
+    const value = columns.table[i * columns.names.length + c];
+    if (Number.isNaN(value)) return "";
+    const fill = shade(value), cell = make("span", value.toFixed(2), { class: "cell" });
     cell.style.background = fill;
     cell.style.color = light(fill) ? "#14181c" : "#ffffff";
     return cell;
   });
 }
 /** The same of one client, beside the mean of all. */
-function ownTable(own, i) {
-  const cells = ownCells(own, i), rest = (c) => (1 - own.table[i * own.columns.length + c]).toFixed(2);
-  return make("div", "", {}, make("h4", "Whose rows make its model"), table(["Column", "Own rows", "Mean of all"], own.columns.map((name, c) => [name, cells[c], rest(c)]), "Whose rows make its model"));
+function columnTable(columns, i) {
+  const { title, first } = COLUMNS[columns.kind], cells = columnCells(columns, i), { mean, names } = columns;
+  const rest = (c) => (mean ? mean[c] : 1 - columns.table[i * names.length + c]).toFixed(2);
+  return make("div", "", {}, make("h4", title), table(["Column", first, "Mean of all"], names.map((name, c) => [name, cells[c], rest(c)]), title));
 }
 /** Whether all links have the same weight. */
 function alike() {
@@ -629,7 +644,7 @@ function showPanel() {
     parts[1].append(make("p", `its own model: ${weight(f.own[i])}; round ${m.at.rounds[state.round]}, ${m.layers[state.layer]}, seed ${m.seed}`, { class: "hint more" }),
       ...(m.why ? [make("p", m.why, { class: "hint more" })] : []));
   }
-  if (m.own) parts.push(ownTable(m.own, i));
+  if (m.columns) parts.push(columnTable(m.columns, i));
   const stack = make("div", "", { class: "stack" }, scoreTable(i), clientCurves(i));
   if (DATA.clients.counts) stack.append(classBars(i));
   parts.push(stack);
@@ -841,7 +856,7 @@ function listen() {
       if (e.key === "Escape") choose(null);
     });
   }
-  for (const query of ["(prefers-color-scheme: dark)", "print"]) matchMedia(query).addEventListener("change", () => { setColour(state.colour); showOwn(); showRanked(); showCharts(); showPanel(); });
+  for (const query of ["(prefers-color-scheme: dark)", "print"]) matchMedia(query).addEventListener("change", () => { setColour(state.colour); showColumns(); showRanked(); showCharts(); showPanel(); });
   addEventListener("beforeprint", () => document.querySelectorAll("details").forEach((one) => { one.open = true; }));
   new ResizeObserver(() => { draw(); showRanked(); }).observe(document.body);
 }
