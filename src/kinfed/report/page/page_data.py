@@ -331,8 +331,8 @@ def _show_columns(folder: RunFolder, parts: Parts) -> dict[str, Any] | None:
     try:
         if _has_own_code(folder):
             return None
-        if (own := OwnRows.read(folder)) is not None:
-            return {"kind": "own", "names": own.columns, "weights": _pack(parts.mean(own.weights.T).T, "<f4")}
+        if (rows := OwnRows.read(folder)) is not None:
+            return {"kind": "own", "names": rows.columns, "weights": _pack(parts.mean(rows.weights.T).T, "<f4")}
         if (trees := SplitColumns.read(folder)) is None:
             return None
     except Exception as problem:
