@@ -114,10 +114,10 @@ def resolve(raw: Table) -> Plan:
         raise UsageError("a federation runs one seed at a time; leave out seeds")
     if learning.rounds.patience:
         raise UsageError("sites agree to a number of rounds, so rounds=auto and patience are for simulations only")
-    if getattr(learning.method, "sizes_vary", False):
+    if getattr(learning.method, "needs_masks", False) and learning.training.masks is None:
         raise UsageError(
-            f"{learning.method_name} sends messages whose sizes change from round to round, which sites do not take "
-            "yet; simulate it, or use another method, such as 'partial-pooling'"
+            f"{learning.method_name} sends sums of so few rows that a server of sites could read them; set "
+            "privacy.masked=true, with which it gets the sums over sites alone, or simulate the run"
         )
     if "weights" in learning.table["model"]:
         raise UsageError("model.weights names a file of this machine, which sites do not have; leave it out of a plan")

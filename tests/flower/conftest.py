@@ -282,7 +282,7 @@ def trial(grid, tmp_path, examples, monkeypatch):
         clients = "abcdef"[: flower.get("clients", 6)]
         links = [f"{clients[i]},{clients[j]}\n" for i, j in LINKS if max(i, j) < len(clients)]
         (tmp_path / "links.csv").write_text("from,to\n" + "".join(links))
-        shape = {} if model in ("additive", "changes", "linear", "log-linear") else {"hidden": [5]}
+        shape = {} if model in ("additive", "changes", "linear", "log-linear", "trees") else {"hidden": [5]}
         private = {"privacy": flower.pop("privacy")} if "privacy" in flower else {}
         if cut is not None and model == "mlp":
             shape["cut"] = cut

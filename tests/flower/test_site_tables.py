@@ -34,6 +34,7 @@ from kinfed.data.tables.column_statistics import NumberStatistics
 from kinfed.data.tables.open_table import open_table
 from kinfed.data.tables.schema import Description
 from kinfed.errors import Fault
+from kinfed.methods.solved.personal_boosting import PersonalBoosting
 from kinfed.runs.config.experiment import resolve
 from kinfed.runs.launch import launch
 from kinfed.runs.run import OpenedRun
@@ -132,6 +133,12 @@ def alike(found, wanted):
 
 
 @pytest.fixture
+def unmasked(monkeypatch):
+    """Trees grow from sums of each site, whose arithmetic is the same under masks."""
+    monkeypatch.setattr(PersonalBoosting, "needs_masks", False)
+
+
+@pytest.fixture
 def exact(monkeypatch):
     """Sums leave sites as they are: with them, a federation is its simulation to the last digits."""
     monkeypatch.setattr(disclosure, "round_statistics", lambda known: known)
@@ -173,11 +180,14 @@ def whole_numbers(name, rows):
         ("sold", "private-pooling", False, "linear"),
         ("sold", "private-kin", False, "linear"),
         ("fruit", "partial-pooling", False, "additive"),
+        ("sold", "personal-boosting", False, "trees"),
+        ("fruit", "personal-boosting", False, "trees"),
     ],
 )
-@pytest.mark.usefixtures("exact")
+@pytest.mark.usefixtures("exact", "unmasked")
 def test_sites_with_tables_end_with_the_models_of_a_simulation(tables, tmp_path, target, method, counts, model):
-    made = tables(target, rounds=2, change=whole_numbers, method=method, counts=counts, model=model)
+    rounds = 12 if model == "trees" else 2  # of which three count, and four grow the first tree
+    made = tables(target, rounds=rounds, change=whole_numbers, method=method, counts=counts, model=model)
     summary = made.serve()
     federation = kinfed.from_csv(
         tmp_path / "all.csv",
@@ -228,11 +238,13 @@ def predicted(folder, rows, capsys, *words):
         ("sold", "fedavg", "mlp", 0.5),
         ("sold", "partial-pooling", "additive", math.inf),
         ("sold", "partial-pooling", "log-linear", math.inf),
+        ("sold", "personal-boosting", "trees", math.inf),
     ],
 )
+@pytest.mark.usefixtures("unmasked")
 def test_a_site_predicts_its_rows_as_its_model_was_scored(tables, tmp_path, capsys, target, method, model, cut):
     """The site of which columns have other names; its own rows, through its own model, are the other way."""
-    made = tables(target, rounds=2, method=method, model=model, cut=cut)
+    made = tables(target, rounds=12 if model == "trees" else 2, method=method, model=model, cut=cut)
     made.serve()
     [folder] = [path.parent for path in (tmp_path / "sites" / "b").rglob("join.safetensors")]
     rows = predicted(folder, tmp_path / "sites" / "b" / "data.csv", capsys)

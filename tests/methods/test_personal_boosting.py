@@ -360,9 +360,11 @@ def test_from_a_table_with_missing_cells_to_predictions_exports_and_newcomers(tm
     assert np.abs(found - truth).mean() < 0.1 * np.abs(truth - truth.mean()).mean()
 
 
-def test_sites_are_told_that_they_cannot_have_it():
-    with pytest.raises(UsageError, match="sends messages whose sizes change from round to round, which sites do not"):
-        plan.resolve({"method": "personal-boosting", "model": "trees"})
+def test_sites_give_sums_of_single_rows_to_nobody():
+    asked = {"method": "personal-boosting", "model": "trees"}
+    with pytest.raises(UsageError, match=r"a server of sites could read them; set privacy\.masked=true"):
+        plan.resolve(asked)
+    assert plan.resolve(asked | {"privacy": {"masked": True}}).learning.training.masks is not None
 
 
 def test_what_splits_do_to_answers_adds_up_to_their_variance():

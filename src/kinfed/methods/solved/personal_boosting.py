@@ -39,11 +39,11 @@ class Sent(NamedTuple):
     """What a client receives; the shapes say what it is to upload: with no tree that grows or ends, counts of rows."""
 
     theta: ModelOf[Shared]  # [d] all finished trees, and those that grow, whose leaves are still 0
-    edges: Shared  # [f, E] the upper ends of cells, later of bins, but for the last
+    edges: Shared  # [E, f] the upper ends of cells, later of bins, but for the last
     penalty: Shared  # [T] lambda, in each tree
-    cells: Shared  # [S] int64 the column of each cell, see `Upload`
+    cells: Shared  # [S, 1] int64 the column of each cell, see `Upload`
     growing: Shared  # [A, 2] int64 trees of which histograms are asked, and of which level; levels fall by one
-    ending: Shared  # [1] int64 the tree whose leaves are summed, or [0]
+    ending: Shared  # [1, 1] int64 the tree whose leaves are summed, or [0, 1]
     finished: Shared  # [] int64 how many trees have leaves
     least: Shared  # [] int64 the fewest trees that a client of the cohort has corrected
 
@@ -103,8 +103,8 @@ class PersonalBoosting(Method, Explains, Advises, Solves):
     origin: ClassVar[Origin] = "fixed"
     class_means: ClassVar[bool] = True  # labels in a bin follow from the first sums
     row_sums: ClassVar[bool] = True
+    needs_masks: ClassVar[bool] = True  # at sites: a bin of a client may hold a single row
     takes_gradients: ClassVar[bool] = False
-    sizes_vary: ClassVar[bool] = True  # of messages, from round to round
     weighs: ClassVar[str] = "trees and leaves are made of sums over all rows"
 
     @property
@@ -141,8 +141,8 @@ class PersonalBoosting(Method, Explains, Advises, Solves):
         counts = _spans(server.edges)[0].diff()
         cells = torch.arange(len(counts), device=counts.device).repeat_interleave(counts)
         least = server.corrected[cohort].min() if len(cohort) else server.step
-        wanted = torch.tensor(growing, **like).reshape(-1, 2), torch.tensor(ending, **like)
-        return Sent(server.theta, server.edges, server.penalty, cells, *wanted, finished, least)
+        wanted = torch.tensor(growing, **like).reshape(-1, 2), torch.tensor(ending, **like)[:, None]
+        return Sent(server.theta, server.edges.T, server.penalty, cells[:, None], *wanted, finished, least)
 
     def init_client(self, client: Client) -> Tree:
         leaf = client.model.layout.tensors(client.model.theta)["leaf"]
@@ -151,8 +151,9 @@ class PersonalBoosting(Method, Explains, Advises, Solves):
     def train(self, client: Client, state: Tree, received: Tree) -> tuple[Tree, Tree]:
         x, y, real = client.data
         where, real = _inputs(client, x), real.double()
-        starts, size = _spans(received.edges)[0], len(received.cells)
-        place = torch.searchsorted(received.edges, where.double().contiguous())
+        edges = received.edges.T.contiguous()
+        starts, size = _spans(edges)[0], len(received.cells)
+        place = torch.searchsorted(edges, where.double().contiguous())
         place = torch.minimum(starts[:-1, None] + place, starts[1:, None] - 2)  # beyond `NOWHERE`, too
         place = torch.where(where.isnan(), starts[1:, None] - 1, place)  # [f, n]
         growing, ending, none = len(received.growing), len(received.ending), real.new_zeros(0)
