@@ -92,9 +92,8 @@ class Bar:
         """Show a run's progress."""
         status = f"{self._name}round {history.done} of {rounds}"
         if history.rounds:
-            metric, name = history.selects, history.headline
-            split = "validation" if (name, "validation", metric) in history.scores[-1] else "test"
-            status += f", {split} {metric} {history.scores[-1][name, split, metric].nanmean():.3f}"
+            split, metric, mean = history.tell_last()
+            status += f", {split} {metric} {mean:.3f}"
         self._bar.update(self._task, completed=history.done, total=rounds, description=status)
         self._log(status)
 

@@ -204,6 +204,12 @@ class History:
         return [r.expand(layers, -1, -1) if layers and r.ndim == 2 else r for r in relations]
 
     @property
+    def relation(self) -> Relation | None:
+        """The relation of the round that is selected for the chosen model; None if the method mixes no models."""
+        relations = self.lists or self.relations
+        return relations[self.place()] if relations else None
+
+    @property
     def selects(self) -> str:
         """The name of the validation score that selects rounds and models."""
         return self.selection.by or getattr(self.task, "selects", "") or self.task.metric
@@ -224,8 +230,7 @@ class History:
 
     def _mean_validation(self, model: str) -> dict[str, float]:
         """The mean validation score at the selected round, as `validation`; nothing without validation data."""
-        scores = self.scores[self.rounds.index(self.select(model))]
-        values = scores.get((model, "validation", self.selects))
+        values = self.validation(model)
         return {} if values is None else {"validation": mean_over_clients(self._honest_only(values), self.selects)}
 
     def add_clients(self, names: Sequence[str]) -> None:
@@ -272,6 +277,15 @@ class History:
         means, losses = ([self._mean(at, model, by) for at in range(len(self.scores))] for by in (self.selects, "loss"))
         return select_round(self.rounds, means, self.selects_highest, losses)
 
+    def tell_last(self) -> tuple[str, str, float]:
+        """The last round's mean of the score that selects, of the headline, for progress: split, metric and mean.
+
+        Of test examples without validation examples; NaN where all scores stay at their sites.
+        """
+        scores, model, metric = self.scores[-1], self.headline, self.selects
+        split = "validation" if (model, "validation", metric) in scores else "test"
+        return split, metric, float(scores[model, split, metric].nanmean())
+
     def _mean(self, at: int, model: str, score: str) -> float:
         """The mean over clients of a validation score, NaN without it; it is worked out once, as every round asks."""
         key = model, "validation", score
@@ -285,8 +299,18 @@ class History:
 
     def test(self, model: str, metric: str = "") -> Tensor:
         """[N] `metric` (by default the task's) on test examples, at the round that validation selects."""
-        at = self.rounds.index(self.select(model))
-        return self.scores[at][model, "test", metric or self.task.metric]
+        return self.scores[self.place(model)][model, "test", metric or self.task.metric]
+
+    def validation(self, model: str = "") -> Tensor | None:
+        """[N] the validation score that selects, of a model at its selected round; None without validation examples.
+
+        Without a model it is that of the chosen one.
+        """
+        return self.scores[self.place(model)].get((model or self.chosen, "validation", self.selects))
+
+    def place(self, model: str = "") -> int:
+        """The selected round of a model, of the chosen one by default, as its place among the evaluated rounds."""
+        return self.rounds.index(self.select(model or self.chosen))
 
     def clients_scores(self) -> dict[str, Any]:
         """Every client's test scores by named model: `scores`, of the task's metric.
@@ -318,7 +342,7 @@ class History:
 
         For a metric that not every client has, such as `auc` or `r2`, `auc_clients` is the number of clients with it.
         """
-        scores, means = self.scores[self.rounds.index(self.select(model))], {}
+        scores, means = self.scores[self.place(model)], {}
         for (name, split, metric), values in scores.items():
             values = self._honest_only(values)
             defined = values[~values.isnan()]
@@ -340,7 +364,7 @@ class History:
         client has no such example. `always`, by class: the clients whose model predicts this class for every example
         although their examples are of several classes; `warnings` says so in one line.
         """
-        scores, model = self.scores[self.rounds.index(self.select(self.chosen))], self.chosen
+        scores, model = self.scores[self.place()], self.chosen
         if (model, "test", ALWAYS) not in scores:
             return {}
         names = dict(enumerate(classes))
@@ -375,7 +399,7 @@ class History:
         for name in self.named_models:
             scores = self._honest_only(self.test(name))
             result[name] = spread(scores, self.task.higher_is_better) | self._mean_others(name)
-            triggered = self.scores[self.rounds.index(self.select(name))].get((name, "triggered", self.task.metric))
+            triggered = self.scores[self.place(name)].get((name, "triggered", self.task.metric))
             if triggered is not None:
                 result[name]["success"] = float(self._honest_only(triggered).double().nanmean())
         return result
@@ -421,7 +445,7 @@ class History:
         `read_relations`. If they take more than `WRITTEN` bytes, only the selected round's relation is written.
         """
         rounds, relations = self.rounds, self.relations
-        at = rounds.index(self.select(self.chosen))
+        at = self.place()
         if lists := self.lists:
             self._write_lists(path, lists, at, {"origin": np.array(origin), "clients": np.array(self.names)}, layers)
             return

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..core.graph import Origin, Relation
+from ..core.graph import Origin
 from ..core.history import KINDS, History, over_seeds
 from ..core.mixins import exporter
 from ..core.round_selection import select_model
@@ -96,9 +96,7 @@ def write_run(
             with _picture(folder.path / "targets.png") as picture:
                 if targets := federation.targets():
                     charts.targets_by_client([values.numpy() for values in targets], names, picture)
-        draw_history(
-            run.history, run.relation, run.origin, layers, folder, federation.groups, summary.selection.caution
-        )
+        draw_history(run.history, run.origin, layers, folder, federation.groups, caution)
         draw_recall(summary, folder)
     identity = identify(table, summary.seed, folder)
     kept = run if refit is None else refit
@@ -219,7 +217,6 @@ def identify(table: experiment.Table, seed: int, folder: RunFolder) -> str:
 
 def draw_history(
     history: History,
-    relation: Relation | None,
     origin: Origin,
     layers: list[str],
     folder: RunFolder,
@@ -245,7 +242,7 @@ def draw_history(
         scores = {name: history.test(name).numpy() for name in history.named_models}
         others = _read_local_scores(folder, history.names, metric)
         charts.accuracy_by_client(scores, names, f"{prefix}test {metric}", picture, others, KINDS)
-    if isinstance(relation, Tensor):  # lists are of too many clients for a picture
+    if isinstance(relation := history.relation, Tensor):  # lists are of too many clients for a picture
         hidden = None if groups is None else groups.numpy()
         with _picture(out / "relation.png") as picture:
             heatmaps.relation_heatmap(relation.numpy(), names, prefix + origin, picture, groups=hidden, layers=layers)

@@ -35,7 +35,11 @@ from .final_state import StateFile
 from .prediction_intervals import find_half_widths
 from .predictor import Answers, Predictor, Source, Unknown
 from .run_folder import ALL, RunFolder
+from .score_rows import add_seed
 from .test_scores import Tested
+
+if TYPE_CHECKING:
+    from polars import DataFrame
 
 UNREADABLE = (SafetensorError, OSError, RuntimeError, TypeError, LookupError)
 
@@ -221,6 +225,14 @@ class Run(ABC):
             raise UsageError(f"{self.summary.out or 'the run'} has no intervals: {why}")
         return torch.from_numpy(find_half_widths(kept, level))
 
+    @property
+    @abstractmethod
+    def scores(self) -> "DataFrame":
+        """Every score as a row of a polars frame: seed, round (from 1), client, model, split, metric, value.
+
+        A value is NaN where a client has no such score, as where it stays at its site.
+        """
+
     def score(self, client: int | str | None = None) -> float:
         """The test score of the chosen model, in the task's metric: of one client, or the mean over those that are
         no attackers."""
@@ -334,6 +346,10 @@ class OpenedRun(Run):
     @property
     def validation(self) -> dict[str, float]:
         return self.folder.read_validation()
+
+    @property
+    def scores(self) -> "DataFrame":
+        return add_seed(self.folder.read_rows(), self.summary.seed)
 
     @property
     def standard_baselines(self) -> tuple[list[baselines.Baseline], list[str]]:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote
 from zipfile import BadZipFile
 
@@ -31,6 +31,10 @@ from ..errors import RunError, UsageError
 from ..files import lock_folder, make_folder, read_json, replacing, sweep_up, write_json
 from ..simulation import distributed
 from ..verdict import graph_quality
+from .score_rows import read_rows
+
+if TYPE_CHECKING:
+    from polars import DataFrame
 
 Array = NDArray[Any]
 STAR = "*"  # the owner, in a key, of a tensor that all share
@@ -442,31 +446,28 @@ class RunFolder:
     def read_tests(self, model: str, metrics: Sequence[str], split: str = "test") -> tuple[Array, dict[str, Array]]:
         """The same of several scores, of those that the run has."""
         summary = self.read_summary()
-        values: dict[str, list[float]] = {metric: [] for metric in metrics}
-        rounds: dict[int, None] = {}
-        clients: dict[str, None] = {}
-        try:
-            with self.history.open(newline="", encoding="utf-8") as file:
-                lines = csv.reader(file)
-                head = next(lines)
-                at = [head.index(key) for key in ("round", "client", "model", "split", "metric", "value")]
-                for line in lines:
-                    round, client, of, part, metric, value = (line[i] for i in at)
-                    if of == model and part == split and metric in values:
-                        rounds[int(round)] = None
-                        clients[client] = None
-                        values[metric].append(float(value))
-            tables = {m: np.array(v).reshape(len(rounds), -1) for m, v in values.items() if v}
-        except PermissionError:  # nothing is wrong with the file
-            raise
-        except (OSError, StopIteration, IndexError, ValueError):
-            raise self.not_whole() from None
-        clients_of_summary = summary.by_client
-        if clients and clients_of_summary is not None and list(clients) != clients_of_summary.names:
+        rows = self.read_rows().filter(model=model, split=split)
+        rounds, clients = (rows[column].unique(maintain_order=True) for column in ("round", "client"))
+        tables = {}
+        for metric in metrics:
+            if len(values := rows.filter(metric=metric)["value"]):
+                if len(values) != len(rounds) * len(clients):
+                    raise self.not_whole()
+                tables[metric] = values.to_numpy(writable=True).reshape(len(rounds), len(clients))
+        if len(clients) and summary.by_client is not None and clients.to_list() != summary.by_client.names:
             raise self.of_another(self.history)
         for scores in tables.values() if summary.attackers else ():
             scores[:, np.isin(summary.clients.names, summary.attackers)] = np.nan
-        return np.array(list(rounds), np.int64), tables
+        return rounds.to_numpy(), tables
+
+    def read_rows(self) -> "DataFrame":
+        """All scores of a run with one seed, see `score_rows.read_rows`; raises UsageError if some are not there."""
+        try:
+            return read_rows(self.history)
+        except PermissionError:  # nothing is wrong with the file
+            raise
+        except (OSError, ValueError):
+            raise self.not_whole() from None
 
     def read_cost(self) -> dict[int, Spent] | None:
         """What a finished run had taken after each evaluated round (from 1); None if that was not written."""

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property, partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from numpy.typing import NDArray
@@ -32,7 +32,11 @@ from .final_state import FinalState
 from .predictor import Answers, Source
 from .run import Run, not_comparable
 from .run_folder import TestedExamples
+from .score_rows import add_seed, make_rows
 from .test_scores import Tested, intervals, of_examples
+
+if TYPE_CHECKING:
+    from polars import DataFrame
 
 BLOCK = 512  # test examples in one pass through a model
 CALIBRATED = 2000  # clients up to which their probabilities are judged together, model by model
@@ -73,10 +77,7 @@ class TrainedRun(Run):
 
     @property
     def relation(self) -> Relation | None:
-        relations = self.history.lists or self.history.relations
-        if not relations:
-            return None
-        return relations[self.history.rounds.index(self.history.select(self.history.chosen))]
+        return self.history.relation
 
     @property
     def names(self) -> list[str]:
@@ -173,8 +174,7 @@ class TrainedRun(Run):
         history, task = self.history, self.federation.task
         if type(task) in TASKS.values():
             return True
-        at = history.rounds.index(history.select(history.chosen))
-        recorded = history.scores[at].get((history.chosen, split, task.metric))
+        recorded = history.scores[history.place()].get((history.chosen, split, task.metric))
         means = torch.stack([client_scores.nanmean() for client_scores in scores])
         return recorded is None or torch.allclose(
             means.double(), recorded.double(), rtol=1e-3, atol=1e-5, equal_nan=True
@@ -190,10 +190,12 @@ class TrainedRun(Run):
         return super().verdict(local, fedavg)
 
     @property
+    def scores(self) -> "DataFrame":
+        return add_seed(make_rows(self.history), self.seed)
+
+    @property
     def validation(self) -> dict[str, float]:
-        history = self.history
-        at = history.rounds.index(history.select(history.chosen))
-        values = history.scores[at].get((history.chosen, "validation", history.selects))
+        values = self.history.validation()
         return {} if values is None else dict(zip(self.names, values.tolist(), strict=True))
 
     @cached_property

@@ -259,9 +259,7 @@ def read_validation(history: History, until: int) -> Array:
     """
     seen = sum(round < until for round in history.rounds)
     history = replace(history, rounds=history.rounds[:seen], scores=history.scores[:seen])
-    name = history.preference
-    at = history.rounds.index(history.select(name))
-    values = history.scores[at].get((name, "validation", history.selects))
+    values = history.validation(history.preference)
     if values is None:
         return np.full(len(history.names), np.nan)
     return (1.0 if history.selects_highest else -1.0) * values.double().numpy()

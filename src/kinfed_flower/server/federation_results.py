@@ -39,14 +39,11 @@ def summarise(
     verdict: Verdict | None = None,
 ) -> Summary:
     """Write the results of a finished run to its folder, and return its summary."""
-    at = history.rounds.index(history.select(history.chosen))
-    kept = history.lists or history.relations
-    relation = kept[at] if kept else None
     sharing, caution = Sharing.from_method(planned.learning.method, model.layout), leak(planned.learning.method)
     traffic = fleet.traffic
     out.write_history(history, origin, sharing.layers, caution)
     if _has_scores(history):
-        results.draw_history(history, relation, origin, sharing.layers, out, caution=caution)
+        results.draw_history(history, origin, sharing.layers, out, caution=caution)
     _write_bytes(traffic, fleet.used, out.path / "bytes.csv")
     by_site = _bytes_by_site(traffic)
     down, up = (sum(both[way] for both in by_site.values()) for way in ("down", "up"))
@@ -59,7 +56,7 @@ def summarise(
         method=plugins.short_name(planned.learning.method_name),
         seeds=[planned.learning.seed],
         intervals=intervals(history),
-        relation={"origin": origin} if relation is not None else None,
+        relation={"origin": origin} if history.kept_relations else None,
         recall=history.recall(classes) if isinstance(task, Classification) and _has_scores(history) else None,
         sharing=sharing.summary(down, up, rounds),
         caution=caution,

@@ -395,9 +395,7 @@ def _selection(history: History) -> Fields:
 def _progress(history: History, rounds: int, replied: int, seconds: float) -> str:
     line = f"round {history.done} of {rounds}: {several(replied, 'client')}, {seconds:.1f} s"
     if history.rounds:
-        metric, name = history.selects, history.headline
-        split = "validation" if (name, "validation", metric) in history.scores[-1] else "test"
-        score = float(history.scores[-1][name, split, metric].nanmean())
-        if math.isfinite(score):  # under privacy it stays at the sites
-            line += f"; {split} {metric} {score:.3f} after round {history.rounds[-1] + 1}"
+        split, metric, mean = history.tell_last()
+        if math.isfinite(mean):  # under privacy it stays at the sites
+            line += f"; {split} {metric} {mean:.3f} after round {history.rounds[-1] + 1}"
     return line

@@ -63,8 +63,7 @@ def compare(
     modules = {**kept, "local": export(method, fleet.model, trees.nest(personal))}
     scores = {name: _scores(module, federation, rows) for name, module in modules.items()}
     (client,) = federation.names
-    at = history.rounds.index(history.select(history.chosen))
-    values = history.scores[at].get((history.chosen, "validation", history.selects))
+    values = history.validation()
     selected = {} if values is None else {client: float(values[0])}
     tested = {name: Tested({client: float(np.mean(baseline))}, {client: baseline}) for name, baseline in scores.items()}
     baselines, problems = [Baseline(NAMES["local"], False, False, selected, tested["local"])], list[str]()

@@ -63,7 +63,7 @@ def _reference(args: argparse.Namespace, console: Console) -> None:
         raise
     config.write({**experiment.table, "reference": settings}, folder.config)
     folder.write_history(run.history, "given", [])
-    draw_history(run.history, None, "given", [], folder)
+    draw_history(run.history, "given", [], folder)
     outcome = run.summary()
     summary = replace(
         outcome,
