@@ -17,6 +17,7 @@ from kinfed.core import checkpoint
 from kinfed.core.history import History
 from kinfed.interrupts import Terminated, catch_signals, defer_signals
 from kinfed.methods import FedAGHN, Local
+from kinfed.runs import run_folder
 from kinfed.simulation.simulation import Simulation
 from kinfed.simulation.state_store import States
 
@@ -231,7 +232,7 @@ def test_a_program_that_is_stopped_keeps_its_rounds_and_says_how_to_go_on(number
 @pytest.mark.parametrize("stop", [lambda: signal.raise_signal(signal.SIGTERM), "kill"])
 def test_a_run_stopped_while_its_folder_is_written_ends_with_the_same_bytes(stop, tmp_path, monkeypatch):
     assert main([*COMMAND, "--out", str(tmp_path / "a")]) == 0
-    real = History.write_relations
+    real = run_folder.write_relations
 
     def write(*asked):
         if stop == "kill":
@@ -239,7 +240,7 @@ def test_a_run_stopped_while_its_folder_is_written_ends_with_the_same_bytes(stop
         stop()
         real(*asked)
 
-    monkeypatch.setattr(History, "write_relations", write)
+    monkeypatch.setattr(run_folder, "write_relations", write)
     command = [*COMMAND, "--out", str(tmp_path / "b")]
     if stop == "kill":
         with pytest.raises(Killed):

@@ -12,6 +12,7 @@ from kinfed import Training
 from kinfed.core.graph import Graph
 from kinfed.core.optimiser import SGD
 from kinfed.methods import SFL, FedAvg, FedCedar, Local, Panacea, PFedGAT
+from kinfed.runs.round_tables import write_diagnostics
 from kinfed_papers.fedaghn.ablations import Printed
 from kinfed_papers.pfedgat.graphs import Projected
 
@@ -49,7 +50,7 @@ def test_who_was_absent_is_left_out(bowls, tmp_path):
     assert trial.history.rounds == [1, 2]
     for at in diagnostics(trial, "update"):
         assert torch.isnan(at).sum() == 2
-    trial.history.write_diagnostics(tmp_path / "diagnostics.csv")
+    write_diagnostics(trial.history, tmp_path / "diagnostics.csv")
     rows = list(csv.DictReader((tmp_path / "diagnostics.csv").open()))
     assert [row["round"] for row in rows] == ["2", "3"]
     for row, at in zip(rows, diagnostics(trial, "update"), strict=True):

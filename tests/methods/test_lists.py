@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 from kinfed.core import engine, round_records
 from kinfed.core.engine import Participation, run
 from kinfed.core.graph import NeighbourLists
-from kinfed.core.history import History, read_relations
+from kinfed.core.history import History
 from kinfed.core.method import Params
 from kinfed.core.mixins import model_for
 from kinfed.core.optimiser import SGD
@@ -23,7 +23,7 @@ from kinfed.methods import FedAGHN, FedAMP, HeurFedAMP, Kin, Mixture, PFedGraph,
 from kinfed.methods.parts import graph_mixing
 from kinfed.ops import sketch
 from kinfed.relations import Nearest
-from kinfed.runs.run_folder import Relations
+from kinfed.runs.relations_file import read_relations, write_relations
 from kinfed.simulation.simulation import Simulation
 from kinfed.verdict.graph_quality import group_weights, group_weights_of_lists
 
@@ -152,14 +152,14 @@ def test_lists_are_written_and_read(listed, tmp_path):
     again = History(history.names, history.task, every=2)
     arrays, text = history.pack()
     again.restore(arrays, text)
-    history.write_relations(tmp_path / "r.npz", "learned", ["a"])
-    rounds, kept, layers, origin = read_relations(tmp_path / "r.npz", 2)
-    assert (rounds.tolist(), layers, origin) == ([2, 4, 6], ["a"], "learned")
-    for lists, restored, read in zip(history.lists, again.lists, kept, strict=True):
+    write_relations(history, tmp_path / "r.npz", "learned", ["a"])
+    relations = read_relations(tmp_path / "r.npz", 2)
+    assert (relations.rounds.tolist(), relations.layers, relations.origin) == ([2, 4, 6], ["a"], "learned")
+    assert (relations.selected, relations.clients) == (0, list(history.names))
+    for lists, restored, read in zip(history.lists, again.lists, relations.kept, strict=True):
         for name, tensor in lists.tensors.items():
             assert torch.equal(tensor, restored.tensors[name])
             assert torch.equal(tensor, read.tensors[name])
-    relations = Relations(rounds, kept, layers, origin, 0)
     assert relations.row(2).shape == (3, 1, 9)
     with pytest.raises(UsageError, match="no table of all pairs"):
         _ = relations.weights

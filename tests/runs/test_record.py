@@ -12,11 +12,12 @@ from matplotlib.figure import Figure
 from kinfed import Federation, Training, fit
 from kinfed.cli import main
 from kinfed.core import engine
-from kinfed.core.history import History, read_relations
+from kinfed.core.history import History
 from kinfed.core.round_selection import select_model
 from kinfed.core.tasks import Classification
 from kinfed.methods import FedAvg
 from kinfed.report.tables.compare import compare
+from kinfed.runs.relations_file import read_relations, write_relations
 from kinfed.simulation.execution import Execution
 
 SMALL = [
@@ -88,19 +89,20 @@ def test_large_relations_are_rounded_but_for_the_selected_round(tmp_path, monkey
     monkeypatch.setattr(History, "select", lambda history, model: 1)
     path = tmp_path / "relations.npz"
     exact = torch.stack(history.relations).numpy()
-    history.write_relations(path, "learned", [])
-    assert (read_relations(path, 2)[1] == exact).all()
-    monkeypatch.setattr("kinfed.core.history.EXACT", 100)
-    history.write_relations(path, "learned", [])
-    rounds, weights, layers, origin = read_relations(path, 2)
-    assert (rounds.tolist(), layers, origin) == ([1, 2, 3], [], "learned")
+    write_relations(history, path, "learned", [])
+    assert (read_relations(path, 2).kept == exact).all()
+    monkeypatch.setattr("kinfed.runs.relations_file.EXACT", 100)
+    write_relations(history, path, "learned", [])
+    relations = read_relations(path, 2)
+    assert (relations.rounds.tolist(), relations.layers, relations.origin) == ([1, 2, 3], [], "learned")
+    weights = relations.kept
     assert (weights[1] == exact[1]).all()
     np.testing.assert_allclose(weights, exact, rtol=2**-11)
     assert (weights[0] != exact[0]).any()
     assert np.load(path)["relation"].dtype == np.float16
     history.kept_relations[0][0, 0] = 1e6  # more than float16 holds
-    history.write_relations(path, "learned", [])
-    assert read_relations(path, 2)[1][0, 0, 0] == 1e6
+    write_relations(history, path, "learned", [])
+    assert read_relations(path, 2).kept[0, 0, 0] == 1e6
 
 
 def test_relations_take_no_more_room_than_they_need(tmp_path, monkeypatch):
@@ -114,9 +116,9 @@ def test_relations_take_no_more_room_than_they_need(tmp_path, monkeypatch):
     history = run().history
     assert [list(relation.shape) for relation in history.kept_relations] == [[6]] * 3  # one row, seen by everybody
     assert [list(relation.shape) for relation in history.relations] == [[6, 6]] * 3
-    history.write_relations(tmp_path / "all.npz", "given", [])
-    monkeypatch.setattr("kinfed.core.history.WRITTEN", 3 * 4 * 36 - 1)
-    history.write_relations(tmp_path / "one.npz", "given", [])
+    write_relations(history, tmp_path / "all.npz", "given", [])
+    monkeypatch.setattr("kinfed.runs.relations_file.WRITTEN", 3 * 4 * 36 - 1)
+    write_relations(history, tmp_path / "one.npz", "given", [])
     whole, part = (np.load(tmp_path / f"{name}.npz") for name in ("all", "one"))
     assert whole["relation"].shape == (3, 6, 6)
     assert part["round"].tolist() == [history.select(history.chosen) + 1]

@@ -1,21 +1,17 @@
 """History: scores, graphs and bytes of a run, and which round validation selects."""
 
-import csv
 import json
 import math
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
-from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from ..errors import UsageError
-from ..files import replacing
 from . import trees
 from .fleet import Evaluation, Key
 from .graph import NeighbourLists, Relation, whole_relation
@@ -41,7 +37,6 @@ KINDS = {  # what the models are that methods return under these names
     "split": "features divided between two heads",
     "mixture": "the client's mixture of the shared models",
 }
-EXACT, WRITTEN = 1 << 23, 1 << 30  # limits in bytes: relations written exactly, and relations of all rounds written
 
 
 class Spent(NamedTuple):
@@ -404,87 +399,6 @@ class History:
                 result[name]["success"] = float(self._honest_only(triggered).double().nanmean())
         return result
 
-    def write_csv(self, path: Path, caution: str = "") -> None:
-        """One tidy table: round (from 1), client, model, split, metric, value; and the `caution`, if there is one."""
-        with replacing(path) as part, part.open("w", newline="", encoding="utf-8") as file:
-            table = csv.writer(file)
-            more = {"caution": caution} if caution else {}
-            table.writerow(["round", "client", "model", "split", "metric", "value", *more])
-            for round, scores in zip(self.rounds, self.scores, strict=True):
-                for (model, split, metric), values in scores.items():
-                    for name, value in zip(self.names, values.tolist(), strict=True):
-                        table.writerow([round + 1, name, model, split, metric, f"{value:.7g}", *more.values()])
-
-    def write_cost(self, path: Path) -> None:
-        """One line for each evaluated round (from 1): what the run had taken by then, see `Spent`."""
-        with replacing(path) as part, part.open("w", newline="", encoding="utf-8") as file:
-            table = csv.writer(file)
-            table.writerow(Spent._fields)
-            for cost in self.spent:
-                seconds = "" if cost.seconds is None else f"{cost.seconds:.3f}"
-                table.writerow([cost.round + 1, *cost[1:-1], seconds])
-
-    def write_diagnostics(self, path: Path) -> None:
-        """One tidy table: round (from 1), client (empty for a value of all clients), note, value; NaN is left out."""
-        with replacing(path) as part, part.open("w", newline="", encoding="utf-8") as file:
-            table = csv.writer(file)
-            table.writerow(["round", "client", "note", "value"])
-            for round, diagnostics in zip(self.rounds, self.diagnostics, strict=True):
-                for note, values in diagnostics.items():
-                    clients = self.names if values.ndim else ("",)
-                    for name, value in zip(clients, values.view(-1).tolist(), strict=True):
-                        if not math.isnan(value):
-                            table.writerow([round + 1, name, note, f"{value:.7g}"])
-
-    def write_relations(self, path: Path, origin: str, layers: list[str]) -> None:
-        """`round: [T]` (from 1), `relation: [T, N, N]` or [T, L, N, N], `origin`, `clients: [N]`, `layers: [L]`.
-
-        Of lists `relation` is [T, N, M] or [T, L, N, M], of the clients `near: [T, N, M]`; see `NeighbourLists` for
-        `rest` and `mass`. If the relations take more than `EXACT` bytes, those of all rounds but the selected one are
-        rounded to float16, and `selected: [N, N]` or [L, N, N] is the exact relation of that round; see
-        `read_relations`. If they take more than `WRITTEN` bytes, only the selected round's relation is written.
-        """
-        rounds, relations = self.rounds, self.relations
-        at = self.place()
-        if lists := self.lists:
-            self._write_lists(path, lists, at, {"origin": np.array(origin), "clients": np.array(self.names)}, layers)
-            return
-        size = sum(4 * relation.numel() for relation in relations)
-        if size > WRITTEN:
-            rounds, relations = [rounds[at]], [relations[at]]
-        stack = torch.stack(relations)
-        arrays = {
-            "round": np.array(rounds, np.int64) + 1,
-            "relation": stack.numpy(),
-            "origin": np.array(origin),
-            "clients": np.array(self.names),
-            "layers": np.array(layers if stack.ndim == 4 else [], dtype=str),
-        }
-        constant = all(
-            relation.shape[:-1] == () for relation in self.kept_relations
-        )  # these compress to almost nothing
-        small = constant or len(rounds) == 1 or size <= EXACT
-        if not small and (rounded := stack.half()).isfinite().all():
-            arrays |= {"relation": rounded.numpy(), "selected": relations[at].numpy()}
-        _write_arrays(path, arrays, small)
-
-    def _write_lists(
-        self, path: Path, lists: list[NeighbourLists], at: int, labels: dict[str, Array], layers: list[str]
-    ) -> None:
-        """The same of lists, all of them exact; of the selected round alone if they are too large."""
-        rounds, size = self.rounds, sum(t.nbytes for relation in lists for t in relation.tensors.values())
-        if size > WRITTEN:
-            rounds, lists = [rounds[at]], [lists[at]]
-        tables = {
-            name: torch.stack([relation.tensors[name] for relation in lists]).numpy() for name in lists[0].tensors
-        }
-        arrays = {
-            "round": np.array(rounds, np.int64) + 1,
-            "relation": tables.pop("weights"),
-            "layers": np.array(layers if lists[0].weights.ndim == 3 else [], dtype=str),
-        }
-        _write_arrays(path, arrays | tables | labels, size <= EXACT)
-
     def pack(self) -> tuple[dict[str, Tensor], str]:
         """Arrays and a line of text from which `restore` makes the same history."""
         arrays = {f"score.{t}.{i}": v for t, scores in enumerate(self.scores) for i, v in enumerate(scores.values())}
@@ -518,13 +432,6 @@ class History:
         self.kept_models = {name.removeprefix("model."): t for name, t in arrays.items() if name.startswith("model.")}
 
 
-def _write_arrays(path: Path, arrays: dict[str, Array], small: bool) -> None:
-    """Write arrays; compressed if they are small, because it takes seconds to compress large ones."""
-    save: Callable[..., None] = np.savez_compressed if small else np.savez
-    with replacing(path) as part, part.open("wb") as file:
-        save(file, **arrays)
-
-
 def _keep_relation(relation: Relation) -> Relation:
     """A relation in memory of the CPU, with numbers of four bytes."""
     if isinstance(relation, Tensor):
@@ -538,22 +445,6 @@ def _find_relation(arrays: dict[str, Tensor], name: str) -> Relation | None:
         return arrays[name]
     parts = [arrays.get(f"{name}.{part.name}") for part in fields(NeighbourLists)]
     return None if parts[0] is None else NeighbourLists(*(part for part in parts if part is not None))
-
-
-def read_relations(path: Path, selected: int) -> tuple[Array, Array | list[NeighbourLists], list[str], str]:
-    """What `write_relations` has written: rounds [T], float32 weights [T, N, N] or [T, L, N, N], layers and origin.
-
-    `selected` is the round, from 1, that the summary names; its weights are exact. Lists come in place of weights.
-    """
-    with np.load(path) as file:
-        if "near" in file:
-            tables = [torch.from_numpy(file[name]) for name in ("relation", "near", "rest", "mass")]
-            lists = [NeighbourLists(*parts) for parts in zip(*tables, strict=True)]
-            return file["round"], lists, file["layers"].tolist(), str(file["origin"])
-        rounds, weights = file["round"], file["relation"].astype(np.float32)
-        if "selected" in file:
-            weights[rounds == selected] = file["selected"]
-        return rounds, weights, file["layers"].tolist(), str(file["origin"])
 
 
 def _warn(always: dict[str, list[str]], several: int, clients: int) -> list[str]:

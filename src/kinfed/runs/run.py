@@ -34,8 +34,8 @@ from .config.experiment import Experiment
 from .final_state import StateFile
 from .prediction_intervals import find_half_widths
 from .predictor import Answers, Predictor, Source, Unknown
+from .round_tables import add_seed
 from .run_folder import ALL, RunFolder
-from .score_rows import add_seed
 from .test_scores import Tested
 
 if TYPE_CHECKING:

@@ -7,7 +7,6 @@ import tomllib
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote
@@ -20,8 +19,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from ..core import checkpoint
-from ..core.graph import NeighbourLists
-from ..core.history import History, Spent, read_relations
+from ..core.history import History, Spent
 from ..core.model import Model
 from ..core.summary import Summary
 from ..core.tasks import Classification
@@ -31,7 +29,8 @@ from ..errors import RunError, UsageError
 from ..files import lock_folder, make_folder, read_json, replacing, sweep_up, write_json
 from ..simulation import distributed
 from ..verdict import graph_quality
-from .score_rows import read_rows
+from . import round_tables
+from .relations_file import Relations, read_relations, write_relations
 
 if TYPE_CHECKING:
     from polars import DataFrame
@@ -78,54 +77,6 @@ class TestedExamples(NamedTuple):
     blocks: list[Array]  # [n] int64 the block of each, or if none is declared its place in the pool
     declared: bool = False
     totals: Array | None = None  # [N] as how many rows they count, if they have weights
-
-
-@dataclass(frozen=True)
-class Relations:
-    """The relations of a run with one seed."""
-
-    rounds: Array  # [T] evaluated, from 1
-    kept: Array | list[NeighbourLists]  # [T, N, N], or [T, L, N, N] with one graph per layer; or lists by round
-    layers: list[str]  # [L]
-    origin: str
-    selected: int  # index in the first axis of the round that validation selects
-
-    @property
-    def lists(self) -> list[NeighbourLists]:
-        """By round, of very many clients of whom each learns from a few; none where there are tables."""
-        return self.kept if isinstance(self.kept, list) else []
-
-    @property
-    def weights(self) -> Array:
-        """[T, N, N] or [T, L, N, N]; raises UsageError where there are lists."""
-        if isinstance(self.kept, list):
-            raise UsageError(
-                f"each of {len(self.kept[0]):,} clients lists from whom it learns, and there is no table of all pairs; "
-                "ask for one client at a time: kinfed explain"
-            )
-        return self.kept
-
-    @property
-    def by_layer(self) -> Any:
-        """[T][L] tables [N, N], or lists; L is 1 if there is one for the whole model."""
-        if not isinstance(self.kept, list):
-            return self.kept if self.kept.ndim == 4 else self.kept[:, None]
-        return [[o.layer(i) for i in range(len(o.weights))] if o.weights.ndim == 3 else [o] for o in self.kept]
-
-    def mean(self, at: int) -> Any:
-        """The mean over layers of one round: [N, N], or lists."""
-        if not isinstance(self.kept, list):
-            return self.by_layer[at].mean(0)
-        lists = self.kept[at]
-        if lists.weights.ndim == 2:
-            return lists
-        return replace(lists, weights=lists.weights.mean(0), rest=lists.rest.mean(0))
-
-    def row(self, client: int) -> Array:
-        """[T, N] or [T, L, N] the weights of one client."""
-        if isinstance(self.kept, list):
-            return np.stack([lists.row(client).numpy() for lists in self.kept])
-        return self.kept[..., client, :]
 
 
 class RunFolder:
@@ -414,13 +365,13 @@ class RunFolder:
 
     def write_history(self, history: History, origin: str, layers: list[str], caution: str = "") -> None:
         """Write scores, diagnostics and relations; `caution` says why the scores are not a fair estimate."""
-        history.write_csv(self.history, caution)
+        round_tables.write_scores(history, self.history, caution)
         if history.examples:
-            history.write_cost(self.cost)
+            round_tables.write_cost(history, self.cost)
         if any(history.diagnostics):
-            history.write_diagnostics(self.diagnostics)
+            round_tables.write_diagnostics(history, self.diagnostics)
         if history.kept_relations:
-            history.write_relations(self.relations, origin, layers)
+            write_relations(history, self.relations, origin, layers)
 
     def read_scores(self, model: str, metric: str, split: str = "test", missing: bool = False) -> tuple[Array, Array]:
         """The evaluated rounds [T] (from 1), and a score of a model's clients: [T, N]; NaN for attackers.
@@ -463,7 +414,7 @@ class RunFolder:
     def read_rows(self) -> "DataFrame":
         """All scores of a run with one seed, see `score_rows.read_rows`; raises UsageError if some are not there."""
         try:
-            return read_rows(self.history)
+            return round_tables.read_rows(self.history)
         except PermissionError:  # nothing is wrong with the file
             raise
         except (OSError, ValueError):
@@ -473,12 +424,8 @@ class RunFolder:
         """What a finished run had taken after each evaluated round (from 1); None if that was not written."""
         if not self.cost.exists():
             return None
-        spent = {}
-        with _readable(self.cost, f"delete the folder {self} and run again"), self.cost.open(encoding="utf-8") as file:
-            for row in csv.DictReader(file):
-                took = float(row["seconds"]) if row["seconds"] else None
-                spent[int(row["round"])] = Spent._make([*(int(row[key]) for key in Spent._fields[:-1]), took])
-        return spent
+        with _readable(self.cost, f"delete the folder {self} and run again"):
+            return round_tables.read_cost(self.cost)
 
     def not_whole(self) -> UsageError:
         """The error for a finished run with incomplete scores."""
@@ -521,27 +468,20 @@ class RunFolder:
         if not self.relations.exists():
             raise UsageError(f"{self} has no {self.relations.name}; with so many clients none is kept")
         with _readable(self.relations):
-            rounds, weights, layers, origin = read_relations(self.relations, int(at))
-            with np.load(self.relations) as file:
-                theirs = file["clients"].tolist()
-        if theirs != names or at not in rounds:
+            relations = read_relations(self.relations, int(at))
+        if relations.clients != names or relations.selected < 0:
             raise self.of_another(self.relations)
-        return Relations(rounds, weights, layers, origin, int(np.flatnonzero(rounds == at)[0]))
+        return relations
 
     def read_clusters(self) -> Tensor:
         """[T, N] int64 the clusters of a finished run with one seed, by evaluated round; -1 where a client was absent.
 
         From the method's diagnostics, or else from its relation; raises UsageError if there is neither.
         """
-        noted: dict[int, dict[str, int]] = defaultdict(dict)
-        if self.diagnostics.exists():
-            with self.diagnostics.open(newline="", encoding="utf-8") as file:
-                for line in csv.DictReader(file):
-                    if line["note"] == "cluster":
-                        noted[int(line["round"])][line["client"]] = int(float(line["value"]))
+        noted = round_tables.read_notes(self.diagnostics, "cluster") if self.diagnostics.exists() else []
         if not noted:
             return torch.stack(
                 [graph_quality.clusters(torch.from_numpy(weights)) for weights in self.read_relations().weights]
             )
         names = self.read_summary().clients.names
-        return torch.tensor([[label.get(name, -1) for name in names] for label in noted.values()])
+        return torch.tensor([[int(label.get(name, -1)) for name in names] for label in noted])

@@ -30,9 +30,9 @@ from ..verdict.verdict import Verdict
 from .baselines import Baseline, standard_baselines
 from .final_state import FinalState
 from .predictor import Answers, Source
+from .round_tables import add_seed, make_rows
 from .run import Run, not_comparable
 from .run_folder import TestedExamples
-from .score_rows import add_seed, make_rows
 from .test_scores import Tested, intervals, of_examples
 
 if TYPE_CHECKING:

@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 from ...core.mixins import Explains
 from ...core.sharing import unwrap
 from ...errors import UsageError, note_failure
+from ...runs.relations_file import Relations
 from ...runs.run import FinalServer, OpenedRun, Run, client_index
-from ...runs.run_folder import Relations, RunFolder
+from ...runs.run_folder import RunFolder
 from ...verdict.graph_quality import label_overlap
 from ..tables.text_table import Grid, facts, number
 from .counterfactual import MIXED, Counterfactual, isolate_client, remove_client

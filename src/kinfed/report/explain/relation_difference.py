@@ -11,7 +11,8 @@ import torch
 from numpy.typing import NDArray
 
 from ...errors import UsageError, nearest
-from ...runs.run_folder import Relations, RunFolder
+from ...runs.relations_file import Relations
+from ...runs.run_folder import RunFolder
 from ...verdict import graph_quality
 from ..tables.text_table import Grid, facts, number
 

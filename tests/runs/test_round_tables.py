@@ -1,4 +1,4 @@
-"""Scores as rows of one table."""
+"""The tables of a run by round."""
 
 import pytest
 import torch

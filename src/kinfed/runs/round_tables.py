@@ -1,0 +1,117 @@
+"""The tables of a run by round: its scores, in memory as in history.csv, what it took, and its diagnostics."""
+
+import csv
+import math
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..core.history import History, Spent
+from ..files import replacing
+
+if TYPE_CHECKING:
+    from polars import DataFrame
+
+TEXTS = ("client", "model", "split", "metric")
+
+
+def make_rows(history: History) -> "DataFrame":
+    """The rows of a history: round (from 1), client, model, split, metric and value, which is NaN without a score."""
+    import polars
+
+    frames = [
+        polars.DataFrame({"client": history.names, "value": values.double().numpy()}).select(
+            polars.lit(round + 1, polars.Int64).alias("round"),
+            "client",
+            *(polars.lit(text).alias(name) for name, text in zip(TEXTS[1:], key, strict=True)),
+            "value",
+        )
+        for round, scores in zip(history.rounds, history.scores, strict=True)
+        for key, values in scores.items()
+    ]
+    return polars.concat(frames)
+
+
+def read_rows(path: Path) -> "DataFrame":
+    """The same rows of a run's history.csv; raises OSError for a file that is not there, ValueError for half of one."""
+    import polars
+
+    schema = {"round": polars.Int64, **dict.fromkeys(TEXTS, polars.String), "value": polars.Float64}
+    try:
+        rows = polars.read_csv(path, columns=[*schema], schema_overrides=schema, empty_string_is_null=False)
+    except polars.exceptions.PolarsError as problem:
+        raise ValueError(str(problem)) from None
+    if rows["value"].null_count():
+        raise ValueError("it ends within a line")
+    return rows
+
+
+def add_seed(rows: "DataFrame", seed: int) -> "DataFrame":
+    """Rows with a column for the seed of their run, before the others."""
+    import polars
+
+    return rows.select(polars.lit(seed, polars.Int64).alias("seed"), *rows.columns)
+
+
+def write_scores(history: History, path: Path, caution: str = "") -> None:
+    """Write all scores, one a line: round (from 1), client, model, split, metric, value; and the `caution`, if any."""
+    more = {"caution": caution} if caution else {}
+    _write(
+        path,
+        ["round", *TEXTS, "value", *more],
+        (
+            [round + 1, name, *key, f"{value:.7g}", *more.values()]
+            for round, scores in zip(history.rounds, history.scores, strict=True)
+            for key, values in scores.items()
+            for name, value in zip(history.names, values.tolist(), strict=True)
+        ),
+    )
+
+
+def write_cost(history: History, path: Path) -> None:
+    """Write one line for each evaluated round (from 1): what the run had taken by then, see `Spent`."""
+    seconds = ["" if spent.seconds is None else f"{spent.seconds:.3f}" for spent in history.spent]
+    lines = ([s.round + 1, *s[1:-1], took] for s, took in zip(history.spent, seconds, strict=True))
+    _write(path, Spent._fields, lines)
+
+
+def read_cost(path: Path) -> dict[int, Spent]:
+    """What `write_cost` has written, by round (from 1)."""
+    spent = {}
+    with path.open(encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            took = float(row["seconds"]) if row["seconds"] else None
+            spent[int(row["round"])] = Spent._make([*(int(row[key]) for key in Spent._fields[:-1]), took])
+    return spent
+
+
+def write_diagnostics(history: History, path: Path) -> None:
+    """Write one line a number: round (from 1), client (empty for one of all clients), note, value; NaN is left out."""
+    _write(
+        path,
+        ["round", "client", "note", "value"],
+        (
+            [round + 1, name, note, f"{value:.7g}"]
+            for round, diagnostics in zip(history.rounds, history.diagnostics, strict=True)
+            for note, values in diagnostics.items()
+            for name, value in zip(history.names if values.ndim else ("",), values.view(-1).tolist(), strict=True)
+            if not math.isnan(value)
+        ),
+    )
+
+
+def read_notes(path: Path, note: str) -> list[dict[str, float]]:
+    """The values of one note in each evaluated round that has any, by client."""
+    rounds: dict[str, dict[str, float]] = {}
+    with path.open(newline="", encoding="utf-8") as file:
+        for line in csv.DictReader(file):
+            if line["note"] == note:
+                rounds.setdefault(line["round"], {})[line["client"]] = float(line["value"])
+    return list(rounds.values())
+
+
+def _write(path: Path, head: Iterable[str], lines: Iterable[list[Any]]) -> None:
+    with replacing(path) as part, part.open("w", newline="", encoding="utf-8") as file:
+        table = csv.writer(file)
+        table.writerow(head)
+        table.writerows(lines)
