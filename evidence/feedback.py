@@ -24,7 +24,7 @@ def measure(method, case, seed):
     torch.manual_seed(seed)
     net = torch.nn.Sequential(torch.nn.Linear(x.shape[1], 64), torch.nn.ReLU(), torch.nn.Linear(64, classes))
     summary = kinfed.fit(method, federation, net, rounds=20, seed=seed).summary
-    scores = summary.scores[summary.selection.chosen]
+    scores = summary.chosen_scores
     return 100 * (scores["validation"] - scores["mean"]), 100 * scores["mean"]
 
 

@@ -62,9 +62,9 @@ def folder(reference, dataset, args):
 def figures(run):
     """The mean over sensors of each printed metric at the round that validation selects."""
     summary = run.read_summary()
-    chosen = summary.scores[summary.selection.chosen]
+    chosen = summary.chosen_scores
     for name in METRICS:
-        rounds, tests = run.read_scores(summary.selection.chosen, MEASURES[name].score)
+        rounds, tests = run.read_scores(summary.chosen, MEASURES[name].score)
         yield statistics.fmean(tests[rounds == int(chosen["round"])][0].tolist())
 
 

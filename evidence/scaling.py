@@ -96,7 +96,7 @@ def measure(path, scale, method, seed):
         summary = kinfed.fit(kinfed.methods.METHODS[method](), federation, net, rounds=ROUNDS, seed=seed).summary
     except kinfed.RunError:
         return np.nan
-    score = summary.scores[summary.selection.chosen]["mean"]
+    score = summary.mean
     return score if summary.metric.name == "mae" else 100 * score
 
 

@@ -164,12 +164,9 @@ def _scores(summary: Summary) -> Table:
     last = "over seeds" if summary.several else last
     last = last.replace(" ", "\n") if extra or compared else last
     headings = ["model", test, *extra.values(), *(h.replace(" ", "\n", 1) if extra else h for h in spread), last]
-    marks = {summary.selection.chosen: " *"} if len(summary.scores) > 1 else {}
+    marks = {summary.chosen: " *"} if len(summary.scores) > 1 else {}
     rows = [[name + marks.get(name, ""), *_cells(summary, scores, extra)] for name, scores in summary.scores.items()]
-    rows += [
-        [name, *_cells(reference, reference.scores[reference.selection.chosen], extra)]
-        for name, reference in compared.items()
-    ]
+    rows += [[name, *_cells(reference, reference.chosen_scores, extra)] for name, reference in compared.items()]
     return draw(headings, rows, vertical="bottom")
 
 
@@ -202,7 +199,7 @@ def _notes(summary: Summary) -> Iterator[str]:
         why = by if _is_selected(summary) else f"the first named, as {blind}"
         yield f"* saved: {why}"
         yield "; ".join(f"{name}: {KINDS[name]}" for name in summary.scores if name in KINDS)
-    score = summary.scores[summary.selection.chosen]
+    score = summary.chosen_scores
     count = summary.data.clients
     fewest = min((score[key] for key in COUNTS if key in score), default=count)
     if fewest < count:
@@ -213,7 +210,7 @@ def _notes(summary: Summary) -> Iterator[str]:
         yield f"r2 is a mean of {clients}: the others' test targets are all the same, so theirs is not defined"
     if others := {k: v for k, v in score.items() if k not in OWN_COLUMNS}:
         values = (f"{key} {plain(value)}{' %' if key.startswith('mape') else ''}" for key, value in others.items())
-        yield f"{summary.selection.chosen}: {', '.join(values)}"
+        yield f"{summary.chosen}: {', '.join(values)}"
     if summary.privacy is not None:
         yield f"privacy: {describe_privacy(summary)}"
     if summary.provenance.refit:

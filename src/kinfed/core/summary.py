@@ -198,6 +198,28 @@ class Summary:
         return self.by_client
 
     @property
+    def chosen(self) -> str:
+        """The named model that validation prefers."""
+        return self.selection.chosen
+
+    @property
+    def chosen_scores(self) -> dict[str, float]:
+        """Those over all clients, by its name, of the chosen model; `round`, from 1, is the one that was selected."""
+        return self.scores[self.chosen]
+
+    @property
+    def mean(self) -> float:
+        """The test score of the chosen model, as the mean over honest clients."""
+        return float(self.honest_scores[self.chosen]["mean"])
+
+    def scores_by_client(self, model: str = "") -> dict[str, float]:
+        """The test score of each client, by its name: of a model, by default the chosen one; NaN without a score.
+
+        Raises UsageError for a run with several seeds.
+        """
+        return dict(zip(self.clients.names, self.clients.scores[model or self.chosen], strict=True))
+
+    @property
     def honest_scores(self) -> Scores:
         """The scores over honest clients: all clients if there is no attack."""
         return self.scores if self.attack is None else typing.cast(Scores, _with_nan(self.attack["scores"], Scores))
@@ -216,7 +238,7 @@ class Summary:
         by_client = self.by_client
         if self.metric.higher_is_better or by_client is None:
             return ""
-        scores = zip(by_client.names, by_client.scores[self.selection.chosen], strict=True)
+        scores = self.scores_by_client().items()
         errors = [math.nan if name in self.attackers else error for name, error in scores]
         return name_extremes(errors, by_client.names, self.metric.name)
 

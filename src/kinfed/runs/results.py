@@ -262,9 +262,10 @@ def _read_local_scores(folder: RunFolder, names: Sequence[str], metric: str) -> 
     if not (local := folder.reference("local")).is_finished:
         return {}
     summary = local.read_summary()
-    scores = dict(zip(summary.clients.names, summary.clients.scores.get(summary.selection.chosen, ()), strict=False))
-    local_scores = [scores.get(name, np.nan) for name in names]
-    return {"Local, learning alone": np.array(local_scores)} if summary.metric.name == metric and scores else {}
+    if summary.metric.name != metric:
+        return {}
+    scores = summary.scores_by_client()
+    return {"Local, learning alone": np.array([scores.get(name, np.nan) for name in names])}
 
 
 def draw_recall(summary: Summary, folder: RunFolder) -> None:

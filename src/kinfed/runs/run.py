@@ -236,10 +236,7 @@ class Run(ABC):
     def score(self, client: int | str | None = None) -> float:
         """The test score of the chosen model, in the task's metric: of one client, or the mean over those that are
         no attackers."""
-        summary = self.summary
-        if client is None:
-            return float(summary.honest_scores[summary.selection.chosen]["mean"])
-        return float(summary.clients.scores[summary.selection.chosen][client_index(self.names, client)])
+        return self.summary.mean if client is None else self.summary.scores_by_client()[self.name(client)]
 
     def verdict(self, local: "Run", fedavg: "Run | None" = None) -> Verdict:
         """What this run is worth over the best baseline without others, and over the best pooled one.

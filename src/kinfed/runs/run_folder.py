@@ -386,13 +386,11 @@ class RunFolder:
     def read_validation(self) -> dict[str, float]:
         """By client the validation score that selected the chosen model's round; empty without validation rows."""
         summary = self.read_summary()
-        if "validation" not in summary.scores[summary.selection.chosen] or not self.history.exists():
+        if "validation" not in summary.chosen_scores or not self.history.exists():
             return {}
-        rounds, values = self.read_tests(summary.selection.chosen, [summary.selection.by], "validation")
-        if summary.selection.by not in values:
-            return {}
-        at = rounds.tolist().index(int(summary.scores[summary.selection.chosen]["round"]))
-        return dict(zip(summary.clients.names, values[summary.selection.by][at].tolist(), strict=True))
+        rounds, values = self.read_scores(summary.chosen, summary.selection.by, "validation", missing=True)
+        at = rounds.tolist().index(int(summary.chosen_scores["round"])) if len(values) else 0
+        return dict(zip(summary.clients.names, values[at].tolist(), strict=True)) if len(values) else {}
 
     def read_tests(self, model: str, metrics: Sequence[str], split: str = "test") -> tuple[Array, dict[str, Array]]:
         """The same of several scores, of those that the run has."""
@@ -464,7 +462,7 @@ class RunFolder:
             raise UsageError(f"{self} holds models of newcomers alone, whose weights were not kept")
         if summary.relation is None:
             raise UsageError(f"{summary.method} mixes no models, so it has no weights between clients")
-        at = summary.scores[summary.selection.chosen]["round"]
+        at = summary.chosen_scores["round"]
         if not self.relations.exists():
             raise UsageError(f"{self} has no {self.relations.name}; with so many clients none is kept")
         with _readable(self.relations):

@@ -1,6 +1,6 @@
 """Test scores of finished runs, client by client and example by example."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,7 +14,7 @@ from ..core.tasks import Task
 from ..verdict.dependence import INDEPENDENT, Blocks
 from ..verdict.statistics import interval
 from ..verdict.verdict import Evidence, evidence
-from .run_folder import RunFolder
+from .run_folder import RunFolder, TestedExamples
 
 Array = NDArray[Any]
 
@@ -48,24 +48,25 @@ class Tested(NamedTuple):
     def read(cls, folder: RunFolder) -> "Tested":
         """Those in the folder of a finished run with one seed."""
         summary, examples = folder.read_summary(), folder.read_tested()
-        means, names = summary.clients.scores[summary.selection.chosen], summary.clients.names
-        honest = [name for name in names if name not in set(summary.attackers)]
-        if examples is not None and len(examples.scores) != len(names):
+        if examples is not None and len(examples.scores) != len(summary.clients.names):
             raise folder.of_another(folder.tested)
-        by_name = {name: value for name, value in zip(names, means, strict=True) if name in honest}
-        attackers = len(summary.attackers)
+        return cls.from_means(summary.scores_by_client(), examples, {*summary.attackers}, summary.leaking)
+
+    @classmethod
+    def from_means(
+        cls, means: Mapping[str, float], examples: TestedExamples | None, attackers: Collection[str], leaking: bool
+    ) -> "Tested":
+        """Those of all clients, in the order of the examples, without the attackers."""
+        honest = {name: value for name, value in means.items() if name not in attackers}
         if examples is None:
-            return cls(by_name, None, summary.leaking, attackers=attackers)
-        scores, blocks = (dict(zip(names, values, strict=True)) for values in examples[:2])
-        return cls(
-            by_name,
-            {name: scores[name] for name in honest},
-            summary.leaking,
-            {name: blocks[name] for name in honest},
-            examples.declared,
-            None if examples.totals is None else dict(zip(names, examples.totals.tolist(), strict=True)),
-            attackers,
-        )
+            return cls(honest, None, leaking, attackers=len(attackers))
+
+        def name_clients(values: Iterable[Any]) -> dict[str, Any]:
+            return {name: value for name, value in zip(means, values, strict=True) if name in honest}
+
+        totals = None if examples.totals is None else name_clients(examples.totals.tolist())
+        scores, blocks = name_clients(examples.scores), name_clients(examples.blocks)
+        return cls(honest, scores, leaking, blocks, examples.declared, totals, len(attackers))
 
 
 def chose_otherwise(repeats: Sequence[RunFolder], model: str) -> str:

@@ -216,17 +216,11 @@ class TrainedRun(Run):
 
     @property
     def by_client(self) -> Tested:
-        history, examples, names = self.history, self.examples, self.federation.names
-        honest = [i for i in range(len(names)) if history.honest is None or history.honest[i]]
-        means = history.test(history.chosen).tolist()
-        by_name = {names[i]: means[i] for i in honest}
-        leaking = bool(leak(self.method) or self.federation.caution)
-        if examples is None:
-            return Tested(by_name, None, leaking, attackers=len(names) - len(honest))
-        scores, blocks = ({names[i]: values[i] for i in honest} for values in examples[:2])
-        totals = None if examples.totals is None else {names[i]: float(examples.totals[i]) for i in honest}
-        attackers = len(names) - len(honest)
-        return Tested(by_name, scores, leaking, blocks, examples.declared, totals, attackers)
+        history, names = self.history, self.names
+        means = dict(zip(names, history.test(history.chosen).tolist(), strict=True))
+        honest = [True] * len(names) if history.honest is None else history.honest.tolist()
+        attackers = {name for name, is_honest in zip(names, honest, strict=True) if not is_honest}
+        return Tested.from_means(means, self.examples, attackers, bool(leak(self.method) or self.federation.caution))
 
     def reweighted_accuracy(self) -> Tensor:
         """[N] accuracy of each client's model on all clients' test examples, weighted by its shares of labels.

@@ -20,14 +20,13 @@ def card(saved: OpenedRun, client: str, path: Path, digest: str, licence: str = 
     """The card of a client's exported model."""
     kept, source = saved.find_kept_run(client), saved.source(client)
     summary = kept.summary
-    score = summary.scores[summary.selection.chosen]
     facts = {
         "licence": licence or "(none given: fill in under which licence the model may be used)",
         "file": path.name,
         "sha256": digest,
         "client": client,
         "method": f"{source.method}, model '{source.model}'",
-        "round": f"{score.get('round', '?')} of {summary.rounds}",
+        "round": f"{summary.chosen_scores.get('round', '?')} of {summary.rounds}",
         "data": _data(saved),
         "parameters": f"{summary.cost.parameters:,}",
         "made with": f"kinfed {__version__}, seed {summary.seed}",
@@ -63,10 +62,7 @@ def _score_of(folder: RunFolder, client: str) -> float | None:
     if not folder.is_finished:
         return None
     summary = folder.read_summary()
-    clients = summary.by_client
-    if clients is None or client not in clients.names:
-        return None
-    return clients.scores[summary.selection.chosen][clients.names.index(client)]
+    return None if summary.several else summary.scores_by_client().get(client)
 
 
 def _scores(saved: OpenedRun, client: str) -> list[str]:
