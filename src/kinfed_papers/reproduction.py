@@ -440,7 +440,7 @@ def _scores(folder: RunFolder, cell: Cell, score: str) -> dict[str, float]:
     """A finished run's statistics of a score, by their names, which a measure's `of` refers to."""
     assert cell.experiment is not None
     summary = folder.read_summary()
-    model = cell.row.score or summary.chosen
+    model = cell.row.score or summary.chosen_model
     if model not in summary.scores:
         raise UsageError(f"{folder} has no model '{model}'; it has {', '.join(summary.scores)}")
     at = int(summary.scores[model]["round"])

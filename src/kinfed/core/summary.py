@@ -198,26 +198,26 @@ class Summary:
         return self.by_client
 
     @property
-    def chosen(self) -> str:
+    def chosen_model(self) -> str:
         """The named model that validation prefers."""
         return self.selection.chosen
 
     @property
     def chosen_scores(self) -> dict[str, float]:
         """Those over all clients, by its name, of the chosen model; `round`, from 1, is the one that was selected."""
-        return self.scores[self.chosen]
+        return self.scores[self.chosen_model]
 
     @property
     def mean(self) -> float:
         """The test score of the chosen model, as the mean over honest clients."""
-        return float(self.honest_scores[self.chosen]["mean"])
+        return float(self.honest_scores[self.chosen_model]["mean"])
 
     def scores_by_client(self, model: str = "") -> dict[str, float]:
         """The test score of each client, by its name: of a model, by default the chosen one; NaN without a score.
 
         Raises UsageError for a run with several seeds.
         """
-        return dict(zip(self.clients.names, self.clients.scores[model or self.chosen], strict=True))
+        return dict(zip(self.clients.names, self.clients.scores[model or self.chosen_model], strict=True))
 
     @property
     def honest_scores(self) -> Scores:
