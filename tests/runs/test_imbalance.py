@@ -22,6 +22,7 @@ from kinfed.core.tasks import Classification, Regression
 from kinfed.methods import FedAGHN, FedAvg, Local, PerFedAvg
 from kinfed.runs.config import experiment
 from kinfed.simulation.execution import Execution
+from kinfed.verdict.class_counts import recall_by_class
 
 SIZES = (24, 13, 20, 17)
 
@@ -308,7 +309,7 @@ def summary_of(always, names=("no", "yes")):
     }
     history = History(("a", "b", "c"), Classification(2, by_class=True))
     history.add(0, 0, 0, Evaluation(scores, {}))
-    return history.recall(names, torch.tensor([[9, 1], [8, 2], [5, 0]])), history.summary()["own"]
+    return recall_by_class(history, names, torch.tensor([[9, 1], [8, 2], [5, 0]])), history.summary()["own"]
 
 
 def test_what_is_told_by_class():

@@ -226,7 +226,7 @@ class History:
     def _mean_validation(self, model: str) -> dict[str, float]:
         """The mean validation score at the selected round, as `validation`; nothing without validation data."""
         values = self.validation(model)
-        return {} if values is None else {"validation": mean_over_clients(self._honest_only(values), self.selects)}
+        return {} if values is None else {"validation": mean_over_clients(self.mask_attackers(values), self.selects)}
 
     def add_clients(self, names: Sequence[str]) -> None:
         """Make room for clients added at the end; they have no scores in the rounds before."""
@@ -243,8 +243,8 @@ class History:
             for diagnostics in self.diagnostics
         ]
 
-    def _honest_only(self, values: Tensor) -> Tensor:
-        """[..., N] values with NaN for attackers."""
+    def mask_attackers(self, values: Tensor) -> Tensor:
+        """[..., N] values, with NaN for attackers."""
         return values if self.honest is None else values.masked_fill(~self.honest, torch.nan)
 
     @property
@@ -288,7 +288,7 @@ class History:
             return math.nan
         values, (of, honest, mean) = self.scores[at][key], self._means.get((at, key), (None, None, math.nan))
         if of is not values or honest is not self.honest:
-            mean = mean_over_clients(self._honest_only(values), score)
+            mean = mean_over_clients(self.mask_attackers(values), score)
             self._means[at, key] = values, self.honest, mean
         return mean
 
@@ -339,7 +339,7 @@ class History:
         """
         scores, means = self.scores[self.place(model)], {}
         for (name, split, metric), values in scores.items():
-            values = self._honest_only(values)
+            values = self.mask_attackers(values)
             defined = values[~values.isnan()]
             excluded = metric in (self.task.metric, "loss", ALWAYS) or metric.startswith(RECALL)
             if (name, split) != (model, "test") or excluded or not len(defined) or not defined.isfinite().all():
@@ -350,53 +350,15 @@ class History:
                 means[f"{metric}_clients"] = len(defined)
         return means
 
-    def recall(self, classes: Sequence[str], counts: Tensor | None = None) -> dict[str, Any]:
-        """The chosen model's test scores for each class, at the selected round; empty without such scores.
-
-        `classes: [C]` are names, `counts: [N, C]` the clients' test examples, if they are known. Attackers are left
-        out. `by_class`: for each class its name, how many `clients` have examples of it, their mean `recall`, and with
-        counts the number of `examples` and the recall `pooled` over them. `by_client: [N][C]`, None where a
-        client has no such example. `always`, by class: the clients whose model predicts this class for every example
-        although their examples are of several classes; `warnings` says so in one line.
-        """
-        scores, model = self.scores[self.place()], self.chosen
-        if (model, "test", ALWAYS) not in scores:
-            return {}
-        names = dict(enumerate(classes))
-        every = torch.stack([scores[model, "test", f"{RECALL}{c}"] for c in names], 1).double()  # [N, C]
-        recall = every if self.honest is None else every[self.honest]
-        has_examples = ~recall.isnan()
-        rows: list[dict[str, Any]] = []
-        for c, name in names.items():
-            recalls = recall[has_examples[:, c], c]
-            row = {"class": name, "clients": len(recalls), "recall": float(recalls.mean()) if len(recalls) else None}
-            if counts is not None:
-                weights = (counts if self.honest is None else counts[self.honest])[has_examples[:, c], c].double()
-                row["examples"] = int(weights.sum())
-                row["pooled"] = float(recalls @ weights / weights.sum()) if len(recalls) else None
-            rows.append(row)
-        answers = self._honest_only(scores[model, "test", ALWAYS])
-        always: dict[str, list[str]] = {}
-        for client, answer in zip(self.names, answers.tolist(), strict=True):
-            if not math.isnan(answer):
-                always.setdefault(names.get(int(answer), str(int(answer))), []).append(client)
-        several = int((~self._honest_only(scores[model, "test", BY_CLASS[0]]).isnan()).sum())
-        return {
-            "by_class": rows,
-            "by_client": [[None if math.isnan(v) else v for v in row] for row in every.tolist()],
-            "always": always,
-            "warnings": _warn(always, several, len(recall)),
-        }
-
     def under_attack(self) -> dict[str, dict[str, float]]:
         """Per named model: as in `summary`, over honest clients only; and the success of a backdoor on them."""
         result = {}
         for name in self.named_models:
-            scores = self._honest_only(self.test(name))
+            scores = self.mask_attackers(self.test(name))
             result[name] = spread(scores, self.task.higher_is_better) | self._mean_others(name)
             triggered = self.scores[self.place(name)].get((name, "triggered", self.task.metric))
             if triggered is not None:
-                result[name]["success"] = float(self._honest_only(triggered).double().nanmean())
+                result[name]["success"] = float(self.mask_attackers(triggered).double().nanmean())
         return result
 
     def pack(self) -> tuple[dict[str, Tensor], str]:
@@ -445,19 +407,6 @@ def _find_relation(arrays: dict[str, Tensor], name: str) -> Relation | None:
         return arrays[name]
     parts = [arrays.get(f"{name}.{part.name}") for part in fields(NeighbourLists)]
     return None if parts[0] is None else NeighbourLists(*(part for part in parts if part is not None))
-
-
-def _warn(always: dict[str, list[str]], several: int, clients: int) -> list[str]:
-    """A warning if models always predict one class; `several` counts clients tested on more than one class."""
-    count = sum(map(len, always.values()))
-    if not count:
-        return []
-    subject = f"{count} of {several}" if count < several else f"all {several}"
-    subject += " clients that are tested on several classes" if several < clients else " clients"
-    if len(always) == 1:
-        return [f"the models of {subject} always answer '{next(iter(always))}'"]
-    answers = ", ".join(f"'{name}' ({len(group)})" for name, group in always.items())
-    return [f"the models of {subject} always give one answer: {answers}"]
 
 
 def over_seeds(summaries: Sequence[dict[str, dict[str, float]]]) -> dict[str, dict[str, float]]:

@@ -74,7 +74,7 @@ class ClientScores:
 
 @dataclass(frozen=True, kw_only=True)
 class Recall:
-    """The chosen model's test scores for each class, see History.recall."""
+    """The chosen model's test scores for each class, see `kinfed.verdict.class_counts.recall_by_class`."""
 
     by_class: list[dict[str, Any]]
     by_client: list[list[float | None]] | None = None
@@ -158,7 +158,7 @@ class Summary:
         warnings: Sequence[str] = (),
         **others: Any,
     ) -> "Summary":
-        """The summary of a history; `recall` is as of History.recall, `others` are further fields."""
+        """The summary of a history; `recall` is as of `recall_by_class`, `others` are further fields."""
         task, facts = history.task, dict(recall or {})
         warned = [*facts.pop("warnings", ()), *warnings]
         values: dict[str, Any] = {

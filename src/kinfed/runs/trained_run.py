@@ -24,7 +24,7 @@ from ..core.trees import Tree
 from ..data.federation import Federation
 from ..errors import UsageError
 from ..simulation.attacks.attack import Attack
-from ..verdict.class_counts import confusion, count_correct, reweighted_accuracy
+from ..verdict.class_counts import confusion, count_correct, recall_by_class, reweighted_accuracy
 from ..verdict.graph_quality import edge_auroc, group_weights, group_weights_of_lists
 from ..verdict.verdict import Verdict
 from .baselines import Baseline, standard_baselines
@@ -277,7 +277,8 @@ class TrainedRun(Run):
         scores = {name: score | self._score_pooled(name) for name, score in history.summary().items()}
         recall = {}
         if isinstance(task, Classification) and task.by_class:
-            recall = history.recall(federation.class_names, federation.class_counts(["test"], weighted=True).cpu())
+            counts = federation.class_counts(["test"], weighted=True).cpu()
+            recall = recall_by_class(history, federation.class_names, counts)
         judged = history.models and len(federation) <= CALIBRATED and not isinstance(self.method, Predicts)
         if isinstance(task, Classification) and task.by_class and judged:
             scores[history.chosen]["ece_pooled"] = self._pooled_calibration

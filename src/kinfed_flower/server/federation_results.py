@@ -19,6 +19,7 @@ from kinfed.runs import results
 from kinfed.runs.config import plugins
 from kinfed.runs.run_folder import RunFolder
 from kinfed.runs.test_scores import intervals
+from kinfed.verdict.class_counts import recall_by_class
 from kinfed.verdict.verdict import Verdict
 
 from ..plan import Plan
@@ -57,7 +58,7 @@ def summarise(
         seeds=[planned.learning.seed],
         intervals=intervals(history),
         relation={"origin": origin} if history.kept_relations else None,
-        recall=history.recall(classes) if isinstance(task, Classification) and _has_scores(history) else None,
+        recall=recall_by_class(history, classes) if isinstance(task, Classification) and _has_scores(history) else None,
         sharing=sharing.summary(down, up, rounds),
         caution=caution,
         data=DataFacts(
