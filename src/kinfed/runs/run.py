@@ -47,10 +47,10 @@ UNREADABLE = (SafetensorError, OSError, RuntimeError, TypeError, LookupError)
 class Run(ABC):
     """One personalised model for each client, and what they are worth: the result of `kinfed.fit`, or `Run.open`.
 
-    `score()` is the mean test score, `model(client)` a client's model, `predict(client, rows)` its answers to new rows,
-    `relation` who learned from whom, `verdict(alone)` what that was worth, `summary` all numbers and `history` every
-    round. A client is named, a number being the name of its digits; or `position` is its place, from 0. An unknown
-    client raises UsageError with the nearest name.
+    `score()` is the mean test score, `scores` has every score as a row, `model(client)` is a client's model and
+    `predict(client, rows)` its answers to new rows. `relation` says who learned from whom, `verdict(alone)` what that
+    was worth, and `summary` has all numbers. A client is named, a number being the name of its digits; or `position` is
+    its place, from 0. An unknown client raises UsageError with the nearest name.
     """
 
     if TYPE_CHECKING:  # attributes of both kinds of runs
