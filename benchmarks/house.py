@@ -83,6 +83,13 @@ def circles(root: Path, trees: dict[str, ast.Module]) -> int:
     return sum(visit(name) for name in arrows if name not in state)
 
 
+def imported_names(trees: dict[str, ast.Module]) -> set[str]:
+    """Every name of kinfed that another package imports by its dotted place."""
+    statements = [node for tree in trees.values() for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    inside = [node for node in statements if not node.level and (node.module or "").partition(".")[0] == "kinfed"]
+    return {f"{node.module}.{alias.name}" for node in inside for alias in node.names}
+
+
 def functions(trees: dict[str, ast.Module]) -> list[tuple[int, int, str]]:
     """Lines of the body, arguments (self apart) and the name of every function."""
     measured = []
@@ -261,7 +268,9 @@ def main() -> None:
     given = parser.parse_args()
     root = given.checkout.resolve() / "src" / "kinfed"
     trees = modules(root)
-    long, many = max(functions(trees)), max(functions(trees), key=lambda function: function[1])
+    flower = {f"kinfed_flower.{name}": tree for name, tree in modules(root.with_name("kinfed_flower")).items()}
+    product = trees | flower
+    long, many = max(functions(product)), max(functions(product), key=lambda function: function[1])
     for folder in ("src/kinfed", "src/kinfed_flower", "src/kinfed_papers", "tests", "evidence", "benchmarks"):
         counts = [count_tokens(path) for path in (given.checkout / folder).rglob("*.py")]
         code, lines = (sum(count) for count in zip(*counts, strict=True)) if counts else (0, 0)
@@ -269,13 +278,14 @@ def main() -> None:
             print(f"{folder}: {code:,} tokens of code in {lines:,} lines, {code / lines:.1f} a line")
     for form, count in sorted(refused_counts(given.checkout).items()):
         print(f"refused, {form}: {count:,}")
-    members, largest = max(class_members(trees))
+    members, largest = max(class_members(product))
     print(f"members of the largest class: {members} ({largest})")
     for name, size in sizes(given.checkout.resolve()).items():
         print(f"{name}: {size:,}")
     print(f"files at the root: {len(list(root.glob('*.py')))}")
     print(f"folders: {len({path.parent for path in root.rglob('*.py')} - {root})}")
     print(f"import cycles: {circles(root, trees)}")
+    print(f"names of kinfed that kinfed_flower imports: {len(imported_names(flower))}")
     print(f"longest function: {long[0]} lines ({long[2]})")
     print(f"most arguments: {many[1]} ({many[2]})")
     print(f"runs of duplicated lines: {duplicates(root)}")
