@@ -38,7 +38,8 @@ def read_rows(path: Path) -> "DataFrame":
 
     schema = {"round": polars.Int64, **dict.fromkeys(TEXTS, polars.String), "value": polars.Float64}
     try:
-        rows = polars.read_csv(path, columns=[*schema], schema_overrides=schema, empty_string_is_null=False)
+        with path.open("rb") as file:
+            rows = polars.read_csv(file, columns=[*schema], schema_overrides=schema, empty_string_is_null=False)
     except polars.exceptions.PolarsError as problem:
         raise ValueError(str(problem)) from None
     if rows["value"].null_count():
