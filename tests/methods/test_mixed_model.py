@@ -208,8 +208,7 @@ def test_explain_prints_estimates_in_the_units_of_the_table(study, capsys):
             "at most 32 inputs, with their 1; this model has 41",
         ),
         ({}, torch.nn.Linear(40, 1, bias=False), torch.rand(60), "needs a last layer with a bias"),
-        ({}, linear((40,), 2), torch.arange(60) % 2, "solves a single number; for labels, counts or series"),
-        ({}, linear((40,), 2), torch.rand(60, 2), "solves a single number"),
+        ({}, linear((40,), 2), torch.rand(60, 2), "solves one number for each row, and this model gives 2 outputs"),
     ],
 )
 def test_what_it_does_not_solve_is_told_in_one_line(settings, model, target, why):

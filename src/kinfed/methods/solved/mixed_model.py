@@ -11,9 +11,10 @@ from ...core.client import Client
 from ...core.graph import Origin
 from ...core.method import Method, Roster
 from ...core.mixins import Advises, Explains, Solves
-from ...core.tasks import Regression
 from ...core.trees import ModelOf, PerClient, Shared, Summed, Tree
 from ...errors import UsageError
+from .generalised import Generalised
+from .laplace import check_task, takes
 from .partial_pooling import coefficients_of, head_of, inputs_of, model_of
 
 BEGIN = 0.1  # the first variance of random effects, of targets whose variance is 1
@@ -105,15 +106,19 @@ class MixedModel(Method, Explains, Advises, Solves):
     row_sums: ClassVar[bool] = True
     weighs: ClassVar[str] = "clients share fixed effects and variances, and no client learns from another"
 
+    @property
+    def generalised(self) -> Generalised:
+        """The same model of labels and counts."""
+        return Generalised(self.random == "all", self.covariance == "diagonal")
+
     def start(self, roster: Roster) -> Tree:
-        if not isinstance(roster.task, Regression) or roster.task.names[1:]:
-            raise UsageError("mixed-model solves a single number; for labels, counts or series use 'partial-pooling'")
+        check_task(roster.task, len(coefficients_of(roster.layout, roster.theta).T), "mixed-model")
         if head_of(roster.layout)[1] is None:
             raise UsageError("mixed-model needs a last layer with a bias, and this model's has none")
+        if takes(roster.task):
+            return self.generalised.start(roster)
         like: dict[str, Any] = {"dtype": torch.float64, "device": roster.theta.device}
         fixed = torch.zeros(len(coefficients_of(roster.layout, roster.theta)), **like)
-        if len(coefficients_of(roster.layout, roster.theta).T) > 1:
-            raise UsageError("mixed-model solves a single number, and this model gives several; use 'partial-pooling'")
         f, q = len(fixed), len(fixed) if self.random == "all" else 1
         if q > MOST:
             raise UsageError(
@@ -135,13 +140,17 @@ class MixedModel(Method, Explains, Advises, Solves):
         )
 
     def send(self, roster: Roster, server: Tree, cohort: Tensor) -> Tree:
+        if takes(roster.task):
+            return self.generalised.send(roster, server)
         theta = model_of(roster.layout, server.body, server.fixed[None, :, None])[0]
         return Sent(theta, server.covariance, server.noise, server.uncertainty)
 
     def init_client(self, client: Client) -> Tree:
-        return Products.empty(client)
+        return () if takes(client.task) else Products.empty(client)
 
     def train(self, client: Client, state: Tree, received: Tree) -> tuple[Tree, Tree]:
+        if takes(client.task):
+            return (), self.generalised.train(client, received)
         moments = moments_of(client, received)
         return moments, self.contribute(moments, received, coefficients_of(client.model.layout, received.theta)[:, 0])
 
@@ -176,7 +185,15 @@ class MixedModel(Method, Explains, Advises, Solves):
             determinant + residual @ once @ residual,
         )
 
+    def row_weights(self, client: Client, state: Tree, received: Tree) -> Tensor:
+        """[m, n] by how much each row counts in m of the sums that `train` gives, so that a site can refuse some."""
+        if takes(client.task):
+            return self.generalised.weigh_rows(client, received)
+        return client.data.weight.double()[None]
+
     def aggregate(self, roster: Roster, server: Tree, cohort: Tensor, sums: Tree) -> Tree:
+        if takes(roster.task):
+            return self.generalised.aggregate(server, sums)
         uncertainty, determinant = invert(sums.precision)
         fixed = uncertainty @ sums.slope
         deviance = sums.deviance + (determinant if self.estimate == "reml" else 0.0)
@@ -208,9 +225,11 @@ class MixedModel(Method, Explains, Advises, Solves):
         )
 
     def is_solved(self, server: Tree) -> bool:
-        return bool(server.moved < SETTLED)
+        return bool(server.moved < SETTLED) if isinstance(server, Server) else self.generalised.is_solved(server)
 
     def personalise(self, client: Client, state: Tree, received: Tree) -> dict[str, Tree]:
+        if takes(client.task):
+            return self.generalised.personalise(client, received)
         layout = client.model.layout
         coefficients, covariance = self.predict_effects(state, received, coefficients_of(layout, received.theta)[:, 0])
         mixed, fixed = model_of(layout, received.theta, coefficients[None, :, None])[0], received.theta
@@ -237,6 +256,8 @@ class MixedModel(Method, Explains, Advises, Solves):
         return None
 
     def diagnostics(self, roster: Roster, server: Tree, cohort: Tensor, sent: Tree, uploads: Tree) -> dict[str, Tensor]:
+        if takes(roster.task):
+            return {"deviance": server.deviance, "left": server.left}
         return {"deviance": server.deviance, "noise": server.noise, "moved": server.moved}
 
     def _random(self, inputs: int) -> Tensor:

@@ -8,7 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...core.sharing import unwrap
+from ...core.tasks import Counts
 from ...errors import UsageError
+from ...methods.solved.generalised import Estimates
+from ...methods.solved.laplace import from_outputs, takes
 from ...methods.solved.mixed_model import MixedModel
 from ...methods.solved.partial_pooling import coefficients_of
 from ...runs.run import FinalServer, OpenedRun, Run
@@ -26,6 +29,7 @@ class MixedEffects(NamedTuple):
     """A mixed model's estimates, in the units of columns and target."""
 
     run: str
+    of: str  # what its coefficients add up to; nothing where that is the target itself
     method: MixedModel
     names: list[str]  # [f] of the fixed effects
     fixed: Array  # [f]
@@ -33,7 +37,7 @@ class MixedEffects(NamedTuple):
     random: list[str]  # [q] of the random effects
     covariance: Array  # [q, q] of the random effects
     spread: Array  # [q] standard errors of the variances of the random effects
-    noise: float
+    noise: float | None  # the variance of rows; labels and counts have none of their own
     spread_of_noise: float
     deviance: float  # -2 log-likelihood, with all its constants
     clients: int
@@ -62,30 +66,30 @@ class MixedEffects(NamedTuple):
             raise UsageError(
                 f"{saved.folder}: only a linear model has coefficients by column; run with model.name=linear"
             )
-        fixed = server.fixed.numpy()
-        names, units, origin = _units(saved, len(fixed) - 1)
+        own = _generalised(method, server) if takes(saved.task) else _linear(server)
+        names, units, origin = _units(saved, len(own.fixed) - 1)
         at = slice(None) if method.random == "all" else slice(-1, None)
-        uncertainty, covariance = server.uncertainty.numpy(), server.covariance.numpy()
-        scale = units[-1, -1]  # of the target
-        rows = int(server.size[1])
-        lost = len(fixed) if method.estimate == "reml" else 0
-        deviance = float(server.deviance) + (rows - lost) * math.log(2 * math.pi) + 2 * rows * math.log(scale)
-        if lost:
-            deviance -= 2 * float(np.linalg.slogdet(units)[1])
+        scale, rows = units[-1, -1], int(server.size[1])  # scale: of the target
+        deviance = own.deviance
+        if own.noise is not None:
+            lost = len(own.fixed) if method.estimate == "reml" else 0
+            deviance += (rows - lost) * math.log(2 * math.pi) + 2 * rows * math.log(scale)
+            deviance -= 2 * float(np.linalg.slogdet(units)[1]) if lost else 0.0
         inner = units[at, at]
         personal = saved.personal(client)
-        coefficients = coefficients_of(final.model.layout, personal.theta)[:, 0].numpy()
+        coefficients = from_outputs(saved.task, coefficients_of(final.model.layout, personal.theta)).numpy()
         return cls(
             str(saved.folder),
+            _name_predictor(saved),
             method,
             names,
-            units @ fixed + origin,
-            np.sqrt(np.diagonal(units @ uncertainty @ units.T)),
+            units @ own.fixed + origin,
+            np.sqrt(np.diagonal(units @ own.uncertainty @ units.T)),
             names[at],
-            inner @ covariance @ inner.T,
-            np.sqrt(np.einsum("ai,aj,ak,al,ijkl->a", inner, inner, inner, inner, server.spread.numpy())),
-            float(server.noise) * scale**2,
-            math.sqrt(float(server.spread_of_noise)) * scale**2,
+            inner @ own.covariance @ inner.T,
+            np.sqrt(np.einsum("ai,aj,ak,al,ijkl->a", inner, inner, inner, inner, own.spread)),
+            None if own.noise is None else own.noise * scale**2,
+            own.spread_of_noise * scale**2,
             deviance,
             int(server.size[0]),
             rows,
@@ -96,28 +100,27 @@ class MixedEffects(NamedTuple):
 
     def grids(self) -> list[Grid]:
         """The fixed effects, the variances, and the client's coefficients, as tables."""
-        kind = KINDS[self.method.estimate]
-        title = (
-            f"fixed effects in {self.run} (mixed-model by {kind}, {self.clients} clients, {self.rows:,} training rows)"
-        )
+        kind, of = KINDS[self._estimate], f" on {self.of}" if self.of else ""
+        size = f"{self.clients} clients, {self.rows:,} training rows"
+        title = f"fixed effects{of} in {self.run} (mixed-model by {kind}, {size})"
         headings = ("", "estimate", "std. error", "95 % interval")
         tables = [Grid("fixed", title, headings, [_lines(self.names, self.fixed, self.errors)])]
-        variances = [*np.diagonal(self.covariance), self.noise]
-        rows = []
-        for name, variance, spread in zip(
-            [*self.random, "rows"], variances, [*self.spread, self.spread_of_noise], strict=True
-        ):
-            rows.append([name, _text(variance), _text(math.sqrt(variance)), _variance_interval(variance, spread)])
-        notes = [
-            f"-2 log-likelihood: {self.deviance:.3f}" + (" (restricted)" if self.method.estimate == "reml" else "")
+        variances = list(zip(self.random, np.diagonal(self.covariance), self.spread, strict=True))
+        if self.noise is not None:
+            variances.append(("rows", self.noise, self.spread_of_noise))
+        rows = [
+            [name, _text(variance), _text(math.sqrt(variance)), _variance_interval(variance, spread)]
+            for name, variance, spread in variances
         ]
+        notes = [f"-2 log-likelihood: {self.deviance:.3f}" + (" (restricted)" if self._estimate == "reml" else "")]
         if len(self.random) > 1 and self.method.covariance == "full":
             notes.append(f"correlations: {self._correlations()}")
-        if len(self.random) == 1:
+        if len(self.random) == 1 and self.noise is not None:
             share = self.covariance[0, 0] / (self.covariance[0, 0] + self.noise)
             notes.append(f"share of the variance that is between clients: {100 * share:.1f} %")
         headings = ("", "variance", "deviation", "95 % interval of the variance")
-        tables.append(Grid("variances", "variances between clients, and of rows", headings, [rows], notes))
+        title = "variances between clients" + (", and of rows" if self.noise is not None else "")
+        tables.append(Grid("variances", title, headings, [rows], notes))
         title = f"coefficients of '{self.client}': fixed effects and its own, by its rows"
         notes = ["intervals are of what the client's coefficients are, the variances being taken as known"]
         tables.append(
@@ -138,13 +141,19 @@ class MixedEffects(NamedTuple):
             return {name: [float(a), float(b)] for name, a, b in zip(self.names, values, errors, strict=True)}
 
         return {
-            "estimate": self.method.estimate,
+            "estimate": self._estimate,
+            "of": self.of,
             "deviance": self.deviance,
             "fixed": by_name(self.fixed, self.errors),
             "covariance": self.covariance.tolist(),
             "noise": self.noise,
             "client": by_name(self.coefficients, self.coefficient_errors),
         }
+
+    @property
+    def _estimate(self) -> str:
+        """How it was estimated: labels and counts have no restricted likelihood."""
+        return "ml" if self.noise is None else self.method.estimate
 
     def _correlations(self) -> str:
         """Those of the random effects, in pairs."""
@@ -154,6 +163,46 @@ class MixedEffects(NamedTuple):
         return ", ".join(f"{self.random[i]} and {self.random[j]} {value:.3f}" for (i, j), value in values.items())
 
 
+class _Own(NamedTuple):
+    """Estimates in the units of the model's inputs and outputs, and -2 log-likelihood up to a constant."""
+
+    fixed: Array  # [f]
+    uncertainty: Array  # [f, f]
+    covariance: Array  # [q, q]
+    spread: Array  # [q, q, q, q]
+    deviance: float
+    noise: float | None
+    spread_of_noise: float
+
+
+def _linear(server: Any) -> _Own:
+    """Those of numbers."""
+    return _Own(
+        server.fixed.numpy(),
+        server.uncertainty.numpy(),
+        server.covariance.numpy(),
+        server.spread.numpy(),
+        float(server.deviance),
+        float(server.noise),
+        math.sqrt(float(server.spread_of_noise)),
+    )
+
+
+def _generalised(method: MixedModel, server: Any) -> _Own:
+    """Those of labels and counts."""
+    estimates: Estimates = method.generalised.estimate(server)
+    fixed, uncertainty, covariance, spread = (part.numpy() for part in estimates)
+    return _Own(fixed, uncertainty, covariance, spread, float(server.deviance), None, 0.0)
+
+
+def _name_predictor(saved: OpenedRun) -> str:
+    """What coefficients of labels and counts add up to."""
+    if isinstance(saved.task, Counts):
+        return "the logarithm of the expected count"
+    classes = saved.summary.data.classes
+    return f"the log odds of '{classes[1]}' over '{classes[0]}'" if isinstance(classes, list) and classes else ""
+
+
 def _units(saved: OpenedRun, inputs: int) -> tuple[list[str], Array, Array]:
     """[f] names, the constant last; matrix [f, f] and origin [f] that make coefficients of columns as they are."""
     scale = saved.summary.data.scale or {}
@@ -161,11 +210,11 @@ def _units(saved: OpenedRun, inputs: int) -> tuple[list[str], Array, Array]:
     matrix, origin = np.eye(inputs + 1), np.zeros(inputs + 1)
     if saved.description is None or len(parts) != inputs:
         return [*(f"input {i + 1}" for i in range(inputs)), CONSTANT], matrix, origin
-    (target,) = scale["targets"].values()
+    (target,) = scale.get("targets", {}).values() or [{"mean": 0.0, "deviation": 1.0}]
     means, deviations = ([part[what] for part in parts.values()] for what in ("mean", "deviation"))
     matrix[-1, :-1] = -np.array(means) / np.array(deviations)
     matrix[np.arange(inputs), np.arange(inputs)] = 1 / np.array(deviations)
-    origin[-1] = target["mean"]
+    origin[-1] = math.log(saved.task.mean) if isinstance(saved.task, Counts) else target["mean"]
     return [*parts, CONSTANT], matrix * target["deviation"], origin
 
 
