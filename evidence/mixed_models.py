@@ -1,7 +1,7 @@
 """Mixed models beside lme4 and statsmodels: python evidence/mixed_models.py [--tables DIR] [--write]
 
 `mixed-model` learns from all rows of each table, and so do R's lme4 and Python's statsmodels. It needs Rscript with the
-packages lme4, nlme and jsonlite; the first two have sleepstudy and Orthodont, and --tables has exam.csv and chem97.csv.
+packages lme4, nlme, MASS and jsonlite; the first three have the other tables, and --tables has exam.csv and chem97.csv.
 Then `mixed-model` learns from federations that are drawn from a mixed model, and the page says how many of the
 intervals hold the truth. --write writes docs/evidence/mixed-models.md.
 """
@@ -32,6 +32,20 @@ TABLES = {  # what R reads it from, client, target, column, whether the slope di
     "exam": ("d <- read.csv('{tables}/exam.csv')", "school", "normexam", "standLRT", True),
     "chem97": ("d <- read.csv('{tables}/chem97.csv')", "lea", "score", "gcsescore", True),
 }
+LABELS = {  # the same of labels and counts, after their family
+    "verbal aggression": ("binomial", "data(VerbAgg); d <- VerbAgg; d$y <- d$r2 == 'Y'", "id", "y", "Anger", False),
+    "bacteria": ("binomial", "d <- MASS::bacteria; d$y <- d$y == 'y'", "ID", "y", "week", False),
+    "seizures": ("poisson", "d <- MASS::epil", "subject", "y", "period", True),
+    "seizures, intercepts": ("poisson", "d <- MASS::epil", "subject", "y", "period", False),
+    "ticks": (
+        "poisson",
+        "data(grouseticks); d <- grouseticks[ave(grouseticks$TICKS, grouseticks$BROOD, FUN=length) > 2, ]",
+        "BROOD",
+        "TICKS",
+        "cHEIGHT",
+        False,
+    ),
+}
 NORMAL = 1.96  # deviations within which 95 % of a normal variable lie
 SIZES = (20, 10), (50, 10), (100, 20)  # clients and rows of the drawn federations
 LME4 = """
@@ -46,12 +60,25 @@ cat(jsonlite::toJSON(list(fixed=unname(fixef(m)), errors=unname(sqrt(diag(as.mat
   deviance=-2 * as.numeric(logLik(m)), clients=rownames(coef(m)$client),
   own=unname(as.matrix(coef(m)$client))), digits=NA))
 """
+GLMER = """
+suppressMessages(library(lme4)); {read}
+d <- data.frame(client=paste0('c', d${client}), x=as.numeric(d${column}), y=as.numeric(d${target}))
+d$x <- (d$x - mean(d$x)) / sd(d$x)
+write.csv(d, '{place}/table.csv', row.names=FALSE)
+how <- glmerControl(optimizer='bobyqa', optCtrl=list(rhoend=1e-10, maxfun=1e5), tolPwrss=1e-13)
+m <- glmer(y ~ x + ({random} | client), d, family={family}, control=how)
+cat(jsonlite::toJSON(list(fixed=unname(fixef(m)), errors=unname(sqrt(diag(as.matrix(vcov(m))))),
+  covariance=unname(as.matrix(VarCorr(m)$client)), deviance=-2 * as.numeric(logLik(m)),
+  clients=rownames(coef(m)$client), own=unname(as.matrix(coef(m)$client))), digits=NA))
+"""
 
 
-def federation_of(frame):
+def federation_of(frame, task=None):
     """Clients with the rows of a frame, all for training."""
     client, x, y = frame["client"].to_numpy(), frame[["x"]].to_numpy(float), frame["y"].to_numpy(float)
-    federation = kinfed.Federation.from_arrays(x, y, client, split=kinfed.Split(validation=0))
+    y = y.astype(int) if isinstance(task, kinfed.Classification) else y
+    kind = {"task": task} if isinstance(task, kinfed.Counts) else {}
+    federation = kinfed.Federation.from_arrays(x, y, client, split=kinfed.Split(validation=0), **kind)
     rows = [torch.from_numpy(np.flatnonzero(client == name)) for name in federation.names]
     return replace(federation, rows={**federation.rows, "train": rows})
 
@@ -89,13 +116,52 @@ def solve(frame, slopes, estimate):
     }
 
 
-def ask_lme4(name, tables, place, estimate):
-    """The frame that lme4 has read, and its estimates."""
-    read, client, target, column, slopes = TABLES[name]
-    parts = {"read": read.format(tables=tables), "client": client, "column": column, "target": target, "place": place}
-    parts |= {"random": "1 + x" if slopes else "1", "reml": "TRUE" if estimate == "reml" else "FALSE"}
+def solve_labels(frame, family, slopes):
+    """The estimates of `mixed-model` for labels or counts, the intercept first."""
+    counts = family == "poisson"
+    task = kinfed.Counts(mean=float(frame["y"].mean())) if counts else kinfed.Classification(2)
+    method = MixedModel(random="all" if slopes else "intercept")
+    module = linear((1,), 1 if counts else 2).double()
+    run = kinfed.fit(method, federation_of(frame, task), module, rounds=100)
+    server = run.final.progress.server
+    estimates = method.generalised.estimate(server)
+    origin = np.array([math.log(task.mean) if counts else 0.0, 0.0])
+    theta = {name: run.theta(name).double().numpy() for name in run.names}
+    own = {name: t[::-1] if counts else [t[3] - t[2], t[1] - t[0]] for name, t in theta.items()}
+    return {
+        "fixed": estimates.fixed.numpy()[::-1] + origin,
+        "errors": estimates.uncertainty.diagonal().sqrt().numpy()[::-1],
+        "covariance": estimates.covariance.numpy()[::-1, ::-1],
+        "deviance": float(server.deviance),
+        "own": {name: np.array(coefficients) + origin for name, coefficients in own.items()},
+        "rounds": run.history.done,
+    }
+
+
+def compare_labels(tables):
+    """A line of differences from glmer for each table."""
+    lines = []
+    for name, (family, *rest) in LABELS.items():
+        with tempfile.TemporaryDirectory() as place:
+            frame, theirs = ask_lme4(rest, tables, place, GLMER, family=family)
+        mine = solve_labels(frame, family, rest[-1])
+        parts = [measure_difference(mine[key], theirs[key]) for key in ("fixed", "errors", "covariance")]
+        parts.append(measure_difference([mine["own"][client] for client in theirs["own"]], [*theirs["own"].values()]))
+        size = f"{frame['client'].nunique()} x {round(len(frame) / frame['client'].nunique())}"
+        cells = [name, size, family, str(mine["rounds"]), *(f"{value:.0e}" for value in parts)]
+        cells.append(f"{mine['deviance'] - theirs['deviance']:.0e}")
+        lines.append(f"| {' | '.join(cells)} |")
+        print(lines[-1], flush=True)
+    return lines
+
+
+def ask_lme4(table, tables, place, program, **parts):
+    """The frame that lme4 has read, and its estimates by a program in R."""
+    read, client, target, column, slopes = table
+    parts |= {"read": read.format(tables=tables), "client": client, "column": column, "target": target, "place": place}
+    parts["random"] = "1 + x" if slopes else "1"
     script = Path(place) / "lme4.R"
-    script.write_text("".join(line.format(**parts) + "\n" for line in LME4.strip().splitlines()))
+    script.write_text("".join(line.format(**parts) + "\n" for line in program.strip().splitlines()))
     answer = subprocess.run(["Rscript", str(script)], capture_output=True, text=True, check=True)
     values = json.loads(answer.stdout)
     values = {key: np.array(value) for key, value in values.items()}
@@ -128,7 +194,8 @@ def compare(tables):
     for name in TABLES:
         for estimate in ("reml", "ml"):
             with tempfile.TemporaryDirectory() as place:
-                frame, theirs = ask_lme4(name, tables, place, estimate)
+                reml = "TRUE" if estimate == "reml" else "FALSE"
+                frame, theirs = ask_lme4(TABLES[name], tables, place, LME4, reml=reml)
             mine = solve(frame, TABLES[name][-1], estimate)
             parts = [measure_difference(mine[key], theirs[key]) for key in ("fixed", "errors", "covariance", "noise")]
             coefficients = [mine["own"][client] for client in theirs["own"]]
@@ -176,6 +243,10 @@ def main():
     heads += ["clients' coefficients", "-2 log-likelihood", "statsmodels: fixed effects", "-2 log-likelihood less its"]
     lines = [f"| {' | '.join(heads)} |", f"| --- | --- | --- |{' ---: |' * (len(heads) - 3)}"]
     lines += compare(args.tables.resolve())
+    heads = ["table", "clients x rows", "family", "rounds", "fixed effects", "their errors", "covariance"]
+    heads += ["clients' coefficients", "-2 log-likelihood less its"]
+    lines += ["", f"| {' | '.join(heads)} |", f"| --- | --- | --- |{' ---: |' * (len(heads) - 3)}"]
+    lines += compare_labels(args.tables.resolve())
     heads = ["clients x rows", "fixed effects", "variances", "noise", "clients' coefficients"]
     lines += ["", f"| {' | '.join(heads)} |", f"| --- |{' ---: |' * (len(heads) - 1)}"]
     for clients, rows in SIZES:

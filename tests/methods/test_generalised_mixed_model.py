@@ -162,43 +162,47 @@ def test_a_few_clients_a_round_and_clients_of_one_class_get_models():
     assert run.history.test("mixed").isfinite().all()
 
 
-@pytest.fixture(scope="module")
-def wards(tmp_path_factory):
-    folder, table = tmp_path_factory.mktemp("wards"), drawn(counts=False, clients=20, rows=20)
-    lines = ["ward,age,fell"]
-    for i, client in enumerate(table):
-        lines += [f"w{i},{50 + 9 * a},{'yes' if y else 'no'}" for a, _, y in client]
+@pytest.fixture(scope="module", params=[False, True], ids=["labels", "counts"])
+def wards(request, tmp_path_factory):
+    counts, folder = request.param, tmp_path_factory.mktemp("wards")
+    lines = ["ward,age,falls"]
+    for i, client in enumerate(drawn(counts, clients=20, rows=20)):
+        lines += [f"w{i},{50 + 9 * a},{int(y) if counts else 'yes' if y else 'no'}" for a, _, y in client]
     (folder / "wards.csv").write_text("\n".join(lines) + "\n")
-    how = ["run", str(folder / "wards.csv"), "--client", "ward", "--target", "fell", "--method", "mixed-model"]
-    how += ["model.name=linear", "rounds=60", "--beside", "none", "--quiet"]
+    how = ["run", str(folder / "wards.csv"), "--client", "ward", "--target", "falls", "--method", "mixed-model"]
+    how += ["model.name=linear", "rounds=60", f"counts={str(counts).lower()}", "--beside", "none", "--quiet"]
     assert main([*how, "--out", str(folder / "run")]) == 0
-    return folder
+    return folder, counts
 
 
 def test_explain_prints_estimates_in_the_units_of_the_table(wards, capsys):
     """Fixed effects of the rows as they are are the best at the covariance that is printed."""
-    assert main(["explain", str(wards / "run"), "w3", "--json"]) == 0
+    folder, counts = wards
+    assert main(["explain", str(folder / "run"), "w3", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["estimate"] == "ml"
-    assert told["of"] == "the log odds of 'yes' over 'no'"
-    frame = polars.read_csv(wards / "wards.csv")
-    federation = kinfed.from_csv(wards / "wards.csv", client="ward", target="fell")
+    frame = polars.read_csv(folder / "wards.csv")
+    target = polars.col("falls") if counts else polars.col("falls") == "yes"
+    federation = kinfed.from_csv(folder / "wards.csv", client="ward", target="falls")
     tables = [
-        frame[rows.numpy()].select("age", one=1.0, fell=(polars.col("fell") == "yes").cast(float)).to_numpy()
+        frame[rows.numpy()].select("age", one=1.0, falls=target.cast(float)).to_numpy()
         for rows in federation.rows["train"]
     ]
     factor = np.sqrt(told["covariance"])
     fixed = np.array([told["fixed"][name][0] for name in ("age", "constant")])
-    assert told["deviance"] == pytest.approx(deviance(tables, False, fixed, factor), abs=1e-4)
+    assert told["deviance"] == pytest.approx(deviance(tables, counts, fixed, factor), abs=1e-4)
     for away in ([0.01, 0], [0, 0.2]):
         for sign in (-1, 1):
-            assert deviance(tables, False, fixed + sign * np.array(away), factor) > told["deviance"]
+            assert deviance(tables, counts, fixed + sign * np.array(away), factor) > told["deviance"]
+    assert told["client"]["age"][0] == pytest.approx(fixed[0])  # the intercept alone differs
 
 
 def test_explain_as_people_read_it(wards, capsys):
-    assert main(["explain", str(wards / "run"), "w3"]) == 0
+    folder, counts = wards
+    assert main(["explain", str(folder / "run"), "w3"]) == 0
     out = capsys.readouterr().out
-    assert "fixed effects on the log odds of 'yes' over 'no'" in out
+    what = "the logarithm of the expected count" if counts else "the log odds of 'yes' over 'no'"
+    assert f"fixed effects on {what}" in out
     assert "by maximum likelihood" in out
     assert "restricted" not in out
 

@@ -1,5 +1,6 @@
 """Laplace's approximation: how likely a client's labels or counts are, its own coefficients integrated out."""
 
+import math
 from typing import Any, NamedTuple
 
 import torch
@@ -33,7 +34,7 @@ class Rows(NamedTuple):
         return cls(inputs_of(client, received)[0], y.double().flatten(), real.double(), mean)
 
     def log_density(self, eta: Tensor) -> Tensor:
-        """[...] the sum over rows at eta: [..., n], but for `constant`."""
+        """[...] the sum over rows at eta: [..., n], less `constant`."""
         cumulant = self.mean * eta.exp() if self.mean else torch.nn.functional.softplus(eta)
         return (self.real * (self.y * eta - cumulant)).sum(-1)
 
@@ -49,7 +50,7 @@ class Rows(NamedTuple):
         """[] the part of the log-density that no coefficient changes."""
         if not self.mean:
             return 0 * self.real.sum()
-        return (self.real * (self.y * torch.tensor(self.mean).double().log() - torch.lgamma(self.y + 1))).sum()
+        return (self.real * (self.y * math.log(self.mean) - torch.lgamma(self.y + 1))).sum()
 
 
 def takes(task: Any) -> bool:

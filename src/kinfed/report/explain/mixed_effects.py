@@ -210,11 +210,12 @@ def _units(saved: OpenedRun, inputs: int) -> tuple[list[str], Array, Array]:
     matrix, origin = np.eye(inputs + 1), np.zeros(inputs + 1)
     if saved.description is None or len(parts) != inputs:
         return [*(f"input {i + 1}" for i in range(inputs)), CONSTANT], matrix, origin
-    (target,) = scale.get("targets", {}).values() or [{"mean": 0.0, "deviation": 1.0}]
+    own = {"mean": math.log(saved.task.mean) if isinstance(saved.task, Counts) else 0.0, "deviation": 1.0}
+    (target,) = [own] if takes(saved.task) else scale["targets"].values()
     means, deviations = ([part[what] for part in parts.values()] for what in ("mean", "deviation"))
     matrix[-1, :-1] = -np.array(means) / np.array(deviations)
     matrix[np.arange(inputs), np.arange(inputs)] = 1 / np.array(deviations)
-    origin[-1] = math.log(saved.task.mean) if isinstance(saved.task, Counts) else target["mean"]
+    origin[-1] = target["mean"]
     return [*parts, CONSTANT], matrix * target["deviation"], origin
 
 
