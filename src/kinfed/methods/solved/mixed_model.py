@@ -106,8 +106,7 @@ class MixedModel(Method, Explains, Advises, Solves):
     row_sums: ClassVar[bool] = True
     weighs: ClassVar[str] = "clients share fixed effects and variances, and no client learns from another"
 
-    @property
-    def generalised(self) -> Generalised:
+    def generalise(self) -> Generalised:
         """The same model of labels and counts."""
         return Generalised(self.random == "all", self.covariance == "diagonal")
 
@@ -116,7 +115,7 @@ class MixedModel(Method, Explains, Advises, Solves):
         if head_of(roster.layout)[1] is None:
             raise UsageError("mixed-model needs a last layer with a bias, and this model's has none")
         if takes(roster.task):
-            return self.generalised.start(roster)
+            return self.generalise().start(roster)
         like: dict[str, Any] = {"dtype": torch.float64, "device": roster.theta.device}
         fixed = torch.zeros(len(coefficients_of(roster.layout, roster.theta)), **like)
         f, q = len(fixed), len(fixed) if self.random == "all" else 1
@@ -141,7 +140,7 @@ class MixedModel(Method, Explains, Advises, Solves):
 
     def send(self, roster: Roster, server: Tree, cohort: Tensor) -> Tree:
         if takes(roster.task):
-            return self.generalised.send(roster, server)
+            return self.generalise().send(roster, server)
         theta = model_of(roster.layout, server.body, server.fixed[None, :, None])[0]
         return Sent(theta, server.covariance, server.noise, server.uncertainty)
 
@@ -150,7 +149,7 @@ class MixedModel(Method, Explains, Advises, Solves):
 
     def train(self, client: Client, state: Tree, received: Tree) -> tuple[Tree, Tree]:
         if takes(client.task):
-            return (), self.generalised.train(client, received)
+            return (), self.generalise().train(client, received)
         moments = moments_of(client, received)
         return moments, self.contribute(moments, received, coefficients_of(client.model.layout, received.theta)[:, 0])
 
@@ -188,12 +187,12 @@ class MixedModel(Method, Explains, Advises, Solves):
     def row_weights(self, client: Client, state: Tree, received: Tree) -> Tensor:
         """[m, n] by how much each row counts in m of the sums that `train` gives, so that a site can refuse some."""
         if takes(client.task):
-            return self.generalised.weigh_rows(client, received)
+            return self.generalise().weigh_rows(client, received)
         return client.data.weight.double()[None]
 
     def aggregate(self, roster: Roster, server: Tree, cohort: Tensor, sums: Tree) -> Tree:
         if takes(roster.task):
-            return self.generalised.aggregate(server, sums)
+            return self.generalise().aggregate(server, sums)
         uncertainty, determinant = invert(sums.precision)
         fixed = uncertainty @ sums.slope
         deviance = sums.deviance + (determinant if self.estimate == "reml" else 0.0)
@@ -225,11 +224,11 @@ class MixedModel(Method, Explains, Advises, Solves):
         )
 
     def is_solved(self, server: Tree) -> bool:
-        return bool(server.moved < SETTLED) if isinstance(server, Server) else self.generalised.is_solved(server)
+        return bool(server.moved < SETTLED) if isinstance(server, Server) else self.generalise().is_solved(server)
 
     def personalise(self, client: Client, state: Tree, received: Tree) -> dict[str, Tree]:
         if takes(client.task):
-            return self.generalised.personalise(client, received)
+            return self.generalise().personalise(client, received)
         layout = client.model.layout
         coefficients, covariance = self.predict_effects(state, received, coefficients_of(layout, received.theta)[:, 0])
         mixed, fixed = model_of(layout, received.theta, coefficients[None, :, None])[0], received.theta

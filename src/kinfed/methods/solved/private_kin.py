@@ -10,6 +10,7 @@ from ...core.field_checks import Count
 from ...core.method import Roster
 from ...core.trees import Tree
 from ...errors import UsageError
+from .laplace import takes
 from .private_pooling import PrivatePooling
 
 BLUNT = 0.15  # how far likelihoods count in the first round
@@ -43,7 +44,8 @@ class PrivateKin(PrivatePooling):
         draw = torch.randn(self.centres, f, generator=roster.generator("centres"), dtype=torch.float64)
         like = server.spread
         shares = torch.full((self.centres,), 1 / self.centres).to(like)
-        return server._replace(centres=draw.to(like) * APART, shares=shares, spread=like * NARROW, noise=like[0] / 2)
+        noise = like[0] if takes(roster.task) else like[0] / 2
+        return server._replace(centres=draw.to(like) * APART, shares=shares, spread=like * NARROW, noise=noise)
 
     def sharpness(self, roster: Roster) -> float:
         return float(BLUNT ** max(0.0, 1 - 2 * roster.round / max(roster.rounds, 1)))

@@ -2,19 +2,22 @@
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.func import vmap
 
 from ...core.client import Client
 from ...core.graph import Origin
 from ...core.method import Method, Params, Roster
 from ...core.mixins import Averages, Explains, Solves
 from ...core.private.private_sums import find_noise
-from ...core.tasks import Regression
+from ...core.tasks import Counts
 from ...core.trees import Averaged, ModelOf, Shared, Tree
 from ...errors import UsageError
+from .laplace import Rows, check_task, find_mode, log_marginal, precision_of, takes, to_outputs
 from .mixed_model import Products, moments_of
 from .partial_pooling import coefficients_of, head_of, model_of
 
@@ -66,7 +69,7 @@ class Placed(NamedTuple):
     """A client beside each of the centres."""
 
     away: Tensor  # [K, f] how far its coefficients are from the centre, by its rows and the variances
-    covariance: Tensor  # [f, f] of its coefficients
+    covariance: Tensor  # [K, f, f] of its coefficients
     density: Tensor  # [K] the logarithm of the density of its targets, less a constant
 
 
@@ -80,6 +83,10 @@ class PrivatePooling(Method, Averages, Explains, Solves):
     doi:10.2307/2529876) in units of what is already known. So it is of the same length whatever the rows, and a client
     with many counts as much as others. Under `privacy.unit="client"` it is cut to `privacy.clip`, and the mean is
     noised. $c_i$ never leaves.
+
+    Labels of two classes and counts have no $\sigma^2$, but for how far counts vary more than Poisson's. Then $c_i$ is
+    the mode and $P_i$ the inverse of the curvature there, by Newton's method at home (Tierney and Kadane 1986,
+    doi:10.1080/01621459.1986.10478240).
     """
 
     origin: ClassVar[Origin] = "fixed"
@@ -98,7 +105,7 @@ class PrivatePooling(Method, Averages, Explains, Solves):
         return torch.ones_like(roster.weights[cohort])
 
     def send(self, roster: Roster, server: Tree, cohort: Tensor) -> Tree:
-        theta = model_of(roster.layout, server.body, server.centre[None, :, None])[0]
+        theta = model_of(roster.layout, server.body, to_outputs(roster.task, server.centre)[None])[0]
         sharpness = torch.full_like(server.noise, self.sharpness(roster))
         return Sent(theta, server.centres, server.shares, server.spread, server.noise, sharpness)
 
@@ -107,48 +114,42 @@ class PrivatePooling(Method, Averages, Explains, Solves):
         return 1.0
 
     def init_client(self, client: Client) -> Tree:
-        return Products.empty(client)
+        return () if takes(client.task) else Products.empty(client)
 
     def train(self, client: Client, state: Tree, received: Tree) -> tuple[Tree, Tree]:
-        moments = moments_of(client, received)
-        inputs, slope = moments.products[:-1, :-1], moments.products[:-1, -1]
-        away, covariance, density = place_client(moments, received.centres, received.spread, received.noise)
+        rows = Rows.read(client, received) if takes(client.task) else moments_of(client, received)
+        away, covariance, density = place_client(rows, received.centres, received.spread, received.noise)
         belongs = (received.shares.log() + received.sharpness * density).softmax(0)  # [K]
-        coefficients = received.centres + away
-        squares = (
-            moments.products[-1, -1]
-            - 2 * coefficients @ slope
-            + torch.einsum("kf,fg,kg->k", coefficients, inputs, coefficients)
-        )
-        squares = squares + (inputs * covariance).sum()
-        errors = (squares / moments.rows.clamp(min=1) / received.noise).clamp(0, LARGEST)
-        wider = belongs @ ((away.square() + covariance.diagonal()) / received.spread - 1) / 2
+        squares = measure_squares(rows, received.centres + away, covariance) / received.noise
+        errors = squares.clamp(0, LARGEST)
+        variances = covariance.diagonal(dim1=1, dim2=2)
+        wider = belongs @ ((away.square() + variances) / received.spread - 1) / 2
         shift = belongs[:, None] * away / received.spread.sqrt()
         step = torch.cat([shift.flatten(), wider, belongs @ errors[:, None] - 1]) / (REACH * math.sqrt(len(wider)))
         step = step if len(belongs) == 1 else torch.cat([step, belongs])
-        return moments, Step(step.to(received.theta.dtype))
+        return () if takes(client.task) else rows, Step(step.to(received.theta.dtype))
 
-    def choose_coefficients(self, moments: Products, received: Sent) -> Tensor:
+    def choose_coefficients(self, rows: Products | Rows, received: Sent) -> Tensor:
         """[f] a client's coefficients: the mean of those by what all share, and of a ridge of its own, as rows say.
 
         Each has the weight of its density of the client's targets, coefficients integrated out (Hoeting et al. 1999,
-        doi:10.1214/ss/1009212519, Equations 1 to 3), so no row is held back for it and nothing leaves. The ridge's two
-        numbers are fitted to the rows, and pay for it as in BIC. Several centres have half of the weight beside one for
-        all, about which coefficients vary as centres do, too.
+        doi:10.1214/ss/1009212519, Equations 1 to 3), so no row is held back for it and nothing leaves. The ridge's
+        penalty, and its noise, are fitted to the rows, and pay for it as in BIC. Several centres have half of the
+        weight beside one for all, about which coefficients vary as centres do, too.
         """
         centres, shares, spread, noise = received.centres, received.shares, received.spread, received.noise
-        near, _, likely = place_client(moments, centres, spread, noise)
+        near, _, likely = place_client(rows, centres, spread, noise)
         candidates, likely = centres + near, likely + shares.log()
         if len(shares) > 1:
             mean = shares @ centres
             wide = spread + shares @ (centres - mean).square()
-            far = place_client(moments, mean[None], wide, noise)
+            far = place_client(rows, mean[None], wide, noise)
             candidates, likely = (
                 torch.cat([candidates, mean + far.away]),
                 torch.cat([likely, far.density]) - math.log(2),
             )
-        alone, coefficients = _solve_alone(moments)
-        share = (likely.logsumexp(0) - alone + moments.rows.clamp(min=1).log()).sigmoid()
+        alone, coefficients = _solve_alone(rows, noise)
+        share = (likely.logsumexp(0) - alone).sigmoid()
         return share * (likely.softmax(0) @ candidates) + (1 - share) * coefficients
 
     def aggregate(self, roster: Roster, server: Tree, cohort: Tensor, uploads: Tree) -> Tree:
@@ -161,11 +162,13 @@ class PrivatePooling(Method, Averages, Explains, Solves):
         explained = (shift.square() - _vary(roster, cohort) * f / shares[:, None].square()).clamp(min=0)
         grown = (1 + 2 * wider - shares @ explained).clamp(SHRINKS[0], GROWS[0])
         spread = server.spread * self.limit_growth(roster, grown)
-        noise = server.noise * (1 + error).clamp(SHRINKS[1], GROWS[1])
+        noise = (server.noise * (1 + error).clamp(SHRINKS[1], GROWS[1])).clamp(LEAST, MOST)
+        if takes(roster.task):
+            noise = noise.clamp(min=1) if isinstance(roster.task, Counts) else server.noise
         centres = server.centres + shift * server.spread.sqrt()
         moved = step.abs().max()
         shares = shares / shares.sum()
-        return Server(server.body, centres, shares, spread.clamp(LEAST, MOST), noise.clamp(LEAST, MOST), moved)
+        return Server(server.body, centres, shares, spread.clamp(LEAST, MOST), noise, moved)
 
     def limit_growth(self, roster: Roster, grown: Tensor) -> Tensor:
         """[f] by which variances of coefficients are multiplied in this round, where EM asks for grown: [f]."""
@@ -175,9 +178,10 @@ class PrivatePooling(Method, Averages, Explains, Solves):
         return bool(server.moved < SETTLED)
 
     def personalise(self, client: Client, state: Tree, received: Tree) -> dict[str, Tree]:
-        coefficients = self.choose_coefficients(state, received)
+        rows = Rows.read(client, received) if takes(client.task) else state
+        coefficients = to_outputs(client.task, self.choose_coefficients(rows, received))
         return {
-            "mixed": Params(model_of(client.model.layout, received.theta, coefficients[None, :, None])[0]),
+            "mixed": Params(model_of(client.model.layout, received.theta, coefficients[None])[0]),
             "shared": Params(received.theta),
         }
 
@@ -189,26 +193,55 @@ class PrivatePooling(Method, Averages, Explains, Solves):
 
 
 def _count_inputs(roster: Roster) -> int:
-    """The inputs of the head, with its 1; raises UsageError unless it predicts a single number with a bias."""
-    if not isinstance(roster.task, Regression) or roster.task.names[1:]:
-        raise UsageError("private pooling solves a single number; for labels or counts use 'partial-pooling'")
+    """The inputs of the head, with its 1; raises UsageError unless it answers with one number, and has a bias."""
     coefficients = coefficients_of(roster.layout, roster.theta)  # [f, k]
-    if head_of(roster.layout)[1] is None or coefficients.shape[1] > 1:
-        raise UsageError("private pooling needs a last layer with one output and a bias; use model.name=linear")
+    check_task(roster.task, coefficients.shape[1], "private pooling")
+    if head_of(roster.layout)[1] is None:
+        raise UsageError("private pooling needs a last layer with a bias; use model.name=linear")
     return len(coefficients)
 
 
-def place_client(moments: Products, centres: Tensor, spread: Tensor, noise: Tensor) -> Placed:
+def place_client(rows: Products | Rows, centres: Tensor, spread: Tensor, noise: Tensor) -> Placed:
     """A client beside centres: [K, f], about which coefficients have the variances spread: [f]."""
-    inputs, slope = moments.products[:-1, :-1], moments.products[:-1, -1]
     root = spread.sqrt()
+    if isinstance(rows, Rows):
+        return Placed(*vmap(partial(_place_rows, rows._replace(real=rows.real / noise), root))(centres))
+    inputs, slope = rows.products[:-1, :-1], rows.products[:-1, -1]
     inside = root[:, None] * inputs * root / noise + torch.eye(len(root)).to(root)
     covariance = root[:, None] * torch.linalg.inv(inside) * root
     rest = slope - centres @ inputs  # [K, f]
     away = rest @ covariance / noise
-    squares = moments.products[-1, -1] - 2 * centres @ slope + torch.einsum("kf,fg,kg->k", centres, inputs, centres)
+    squares = rows.products[-1, -1] - 2 * centres @ slope + torch.einsum("kf,fg,kg->k", centres, inputs, centres)
     left = (squares - (away * rest).sum(1)) / noise
-    return Placed(away, covariance, -(moments.rows * noise.log() + torch.logdet(inside) + left) / 2)
+    density = -(rows.rows * noise.log() + torch.logdet(inside) + left) / 2
+    return Placed(away, covariance.expand(len(centres), -1, -1), density)
+
+
+def _place_rows(rows: Rows, root: Tensor, centre: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """[f], [f, f], [] of `Placed` beside one centre: [f], with the deviations root: [f]."""
+    offset, design = rows.x @ centre, rows.x * root
+    u = find_mode(rows, offset, design)
+    precision = precision_of(rows, design, rows.expect(offset + design @ u)[1])
+    return root * u, root[:, None] * torch.linalg.inv(precision) * root, log_marginal(rows, offset, design, u)
+
+
+def measure_squares(rows: Products | Rows, coefficients: Tensor, covariance: Tensor) -> Tensor:
+    """[K] a client's mean squared error by coefficients: [K, f] with errors of covariance: [K, f, f].
+
+    That of counts is over the variance that Poisson's would have, and that of labels is 1.
+    """
+    if isinstance(rows, Products):
+        inputs, slope = rows.products[:-1, :-1], rows.products[:-1, -1]
+        squares = rows.products[-1, -1] - 2 * coefficients @ slope
+        squares = squares + torch.einsum("kf,fg,kg->k", coefficients, inputs, coefficients)
+        total: Tensor = squares + (inputs * covariance).sum((1, 2))
+        return total / rows.rows.clamp(min=1)
+    if not rows.mean:
+        return torch.ones_like(coefficients[:, 0])
+    expected = rows.expect(coefficients @ rows.x.T)[0].clamp(min=LEAST)  # [K, n]
+    uncertain = torch.einsum("nf,kfg,ng->kn", rows.x, covariance, rows.x)
+    squares = (rows.y - expected).square() / expected + expected * uncertain
+    return squares @ rows.real / rows.real.sum().clamp(min=1)
 
 
 def _vary(roster: Roster, cohort: Tensor) -> float:
@@ -219,15 +252,33 @@ def _vary(roster: Roster, cohort: Tensor) -> float:
     return (REACH * privacy.clip * find_noise(privacy, roster.rounds) / len(cohort)) ** 2
 
 
-def _solve_alone(moments: Products) -> tuple[Tensor, Tensor]:
-    """[] the logarithm of the density of a client's targets under the ridge that makes it largest, and its [f]."""
-    rows, inputs, slope = moments.rows.clamp(min=1), moments.products[:-1, :-1], moments.products[:-1, -1]
-    penalties = torch.logspace(-3, 4, 15).to(inputs)
-    root = torch.ones_like(slope).index_fill(0, torch.tensor([len(slope) - 1]), FREE)
+def _solve_alone(rows: Products | Rows, noise: Tensor) -> tuple[Tensor, Tensor]:
+    """[] the logarithm of the density of a client's targets under the ridge that makes it largest, and its [f].
+
+    The density is less what numbers cost that were fitted to it. Counts vary by the noise that all share.
+    """
+    if isinstance(rows, Rows):
+        root = torch.logspace(-1.5, 1, 6).to(rows.x)[:, None] * _free(rows.x[0])
+        far, _, density = vmap(partial(_place_rows, rows._replace(real=rows.real / noise)))(
+            root, torch.zeros_like(root)
+        )
+        return _pick_likeliest(density - rows.real.sum().clamp(min=1).log() / 2, far)
+    count, inputs, slope = rows.rows.clamp(min=1), rows.products[:-1, :-1], rows.products[:-1, -1]
+    penalties, root = torch.logspace(-3, 4, 15).to(inputs), _free(slope)
     inside = root[:, None] * inputs * root / penalties[:, None, None] + torch.eye(len(root)).to(root)
     right = (root * slope).expand(len(penalties), -1)[..., None]
     coefficients = root * torch.linalg.solve(inside, right)[..., 0] / penalties[:, None]  # [P, f]
-    left = (moments.products[-1, -1] - coefficients @ slope).clamp(min=LEAST * rows)
-    density = -(rows * (left / rows).log() + torch.logdet(inside) + rows) / 2
+    left = (rows.products[-1, -1] - coefficients @ slope).clamp(min=LEAST * count)
+    density = -(count * (left / count).log() + torch.logdet(inside) + count) / 2
+    return _pick_likeliest(density - count.log(), coefficients)
+
+
+def _free(like: Tensor) -> Tensor:
+    """[f] by how much coefficients may lie farther from 0 than others."""
+    return torch.ones_like(like).index_fill(0, torch.tensor([len(like) - 1]), FREE)
+
+
+def _pick_likeliest(density: Tensor, coefficients: Tensor) -> tuple[Tensor, Tensor]:
+    """The largest density of [P], and the coefficients of [P, f] that have it."""
     best = density.argmax()
-    return density.gather(0, best[None])[0], coefficients.gather(0, best.expand(1, len(slope)))[0]
+    return density.gather(0, best[None])[0], coefficients.index_select(0, best[None])[0]

@@ -66,13 +66,13 @@ class MixedEffects(NamedTuple):
             raise UsageError(
                 f"{saved.folder}: only a linear model has coefficients by column; run with model.name=linear"
             )
-        own = _generalised(method, server) if takes(saved.task) else _linear(server)
-        names, units, origin = _units(saved, len(own.fixed) - 1)
+        estimates = _read_generalised(method, server) if takes(saved.task) else _read_linear(server)
+        names, units, origin = _units(saved, len(estimates.fixed) - 1)
         at = slice(None) if method.random == "all" else slice(-1, None)
         scale, rows = units[-1, -1], int(server.size[1])  # scale: of the target
-        deviance = own.deviance
-        if own.noise is not None:
-            lost = len(own.fixed) if method.estimate == "reml" else 0
+        deviance = estimates.deviance
+        if estimates.noise is not None:
+            lost = len(estimates.fixed) if method.estimate == "reml" else 0
             deviance += (rows - lost) * math.log(2 * math.pi) + 2 * rows * math.log(scale)
             deviance -= 2 * float(np.linalg.slogdet(units)[1]) if lost else 0.0
         inner = units[at, at]
@@ -83,13 +83,13 @@ class MixedEffects(NamedTuple):
             _name_predictor(saved),
             method,
             names,
-            units @ own.fixed + origin,
-            np.sqrt(np.diagonal(units @ own.uncertainty @ units.T)),
+            units @ estimates.fixed + origin,
+            np.sqrt(np.diagonal(units @ estimates.uncertainty @ units.T)),
             names[at],
-            inner @ own.covariance @ inner.T,
-            np.sqrt(np.einsum("ai,aj,ak,al,ijkl->a", inner, inner, inner, inner, own.spread)),
-            None if own.noise is None else own.noise * scale**2,
-            own.spread_of_noise * scale**2,
+            inner @ estimates.covariance @ inner.T,
+            np.sqrt(np.einsum("ai,aj,ak,al,ijkl->a", inner, inner, inner, inner, estimates.spread)),
+            None if estimates.noise is None else estimates.noise * scale**2,
+            estimates.spread_of_noise * scale**2,
             deviance,
             int(server.size[0]),
             rows,
@@ -163,7 +163,7 @@ class MixedEffects(NamedTuple):
         return ", ".join(f"{self.random[i]} and {self.random[j]} {value:.3f}" for (i, j), value in values.items())
 
 
-class _Own(NamedTuple):
+class _Found(NamedTuple):
     """Estimates in the units of the model's inputs and outputs, and -2 log-likelihood up to a constant."""
 
     fixed: Array  # [f]
@@ -175,9 +175,9 @@ class _Own(NamedTuple):
     spread_of_noise: float
 
 
-def _linear(server: Any) -> _Own:
+def _read_linear(server: Any) -> _Found:
     """Those of numbers."""
-    return _Own(
+    return _Found(
         server.fixed.numpy(),
         server.uncertainty.numpy(),
         server.covariance.numpy(),
@@ -188,11 +188,11 @@ def _linear(server: Any) -> _Own:
     )
 
 
-def _generalised(method: MixedModel, server: Any) -> _Own:
+def _read_generalised(method: MixedModel, server: Any) -> _Found:
     """Those of labels and counts."""
-    estimates: Estimates = method.generalised.estimate(server)
-    fixed, uncertainty, covariance, spread = (part.numpy() for part in estimates)
-    return _Own(fixed, uncertainty, covariance, spread, float(server.deviance), None, 0.0)
+    found: Estimates = method.generalise().estimate(server)
+    fixed, uncertainty, covariance, spread = (part.numpy() for part in found)
+    return _Found(fixed, uncertainty, covariance, spread, float(server.deviance), None, 0.0)
 
 
 def _name_predictor(saved: OpenedRun) -> str:
@@ -210,8 +210,8 @@ def _units(saved: OpenedRun, inputs: int) -> tuple[list[str], Array, Array]:
     matrix, origin = np.eye(inputs + 1), np.zeros(inputs + 1)
     if saved.description is None or len(parts) != inputs:
         return [*(f"input {i + 1}" for i in range(inputs)), CONSTANT], matrix, origin
-    own = {"mean": math.log(saved.task.mean) if isinstance(saved.task, Counts) else 0.0, "deviation": 1.0}
-    (target,) = [own] if takes(saved.task) else scale["targets"].values()
+    plain = {"mean": math.log(saved.task.mean) if isinstance(saved.task, Counts) else 0.0, "deviation": 1.0}
+    (target,) = [plain] if takes(saved.task) else scale["targets"].values()
     means, deviations = ([part[what] for part in parts.values()] for what in ("mean", "deviation"))
     matrix[-1, :-1] = -np.array(means) / np.array(deviations)
     matrix[np.arange(inputs), np.arange(inputs)] = 1 / np.array(deviations)
