@@ -6,6 +6,7 @@ import torch
 from sklearn.metrics import adjusted_rand_score
 
 from kinfed import Federation, Privacy, Split, Training, UsageError, fit
+from kinfed.methods.solved.laplace import Rows
 from kinfed.methods.solved.mixed_model import Products
 from kinfed.methods.solved.private_kin import PrivateKin
 from kinfed.methods.solved.private_pooling import PrivatePooling, place_client
@@ -100,3 +101,28 @@ def test_variances_about_centres_are_those_within_groups():
 def test_one_centre_is_private_pooling():
     with pytest.raises(UsageError, match="centres must be 2 or more; got 1; one is private-pooling"):
         PrivateKin(centres=1)
+
+
+@pytest.mark.parametrize("epsilon", [None, 8.0])
+def test_hidden_groups_of_labels_come_to_light(epsilon):
+    draw, clients, rows = np.random.default_rng(1), 150, 40
+    group = np.arange(clients) % 3
+    own = 2.5 * np.eye(3)[group] + 0.1 * draw.normal(size=(clients, 3))
+    x = draw.normal(size=(clients, rows, 3))
+    y = draw.random((clients, rows)) < 1 / (1 + np.exp(-np.einsum("nrf,nf->nr", x, own)))
+    who = np.repeat([f"c{i:03}" for i in range(clients)], rows)
+    data = Federation.from_arrays(x.reshape(-1, 3), y.ravel().astype(int), who, split=Split(validation=0))
+    data.rows["train"] = [torch.arange(rows) + rows * i for i in range(clients)]
+    privacy = None if epsilon is None else Privacy(epsilon=epsilon, unit="client")
+    indices = []
+    for seed in range(2):
+        module = linear((3,), 2).double()
+        run = fit(PrivateKin(), data, module, rounds=10, training=Training(privacy=privacy), seed=seed)
+        server, members = run.final.progress.server, []
+        for at in data.rows["train"]:
+            table = torch.cat([data.x[at], torch.ones(rows, 1)], 1).double()
+            mine = Rows(table, data.y[at].double(), torch.ones(rows).double(), 0.0)
+            density = place_client(mine, server.centres, server.spread, server.noise).density
+            members.append(int((server.shares.log() + density).argmax()))
+        indices.append(adjusted_rand_score(group, members))
+    assert max(indices) > 0.8
