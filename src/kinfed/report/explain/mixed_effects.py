@@ -190,8 +190,8 @@ def _read_linear(server: Any) -> _Found:
 
 def _read_generalised(method: MixedModel, server: Any) -> _Found:
     """Those of labels and counts."""
-    found: Estimates = method.generalise().estimate(server)
-    fixed, uncertainty, covariance, spread = (part.numpy() for part in found)
+    estimates: Estimates = method.generalise().estimate(server)
+    fixed, uncertainty, covariance, spread = (part.numpy() for part in estimates)
     return _Found(fixed, uncertainty, covariance, spread, float(server.deviance), None, 0.0)
 
 
