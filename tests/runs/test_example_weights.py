@@ -55,7 +55,7 @@ TASKS = {"numbers": Regression(), "labels": Classification(2), "counts": Counts(
 
 @pytest.mark.parametrize(
     ("method", "task"),
-    [*itertools.product(["partial-pooling", "personal-boosting"], TASKS), ("mixed-model", "numbers")],
+    itertools.product(["partial-pooling", "personal-boosting", "mixed-model", "private-pooling"], TASKS),
 )
 def test_solved_methods_take_a_weight_of_two_for_two_rows(method, task):
     data = federation(TASKS[task])

@@ -61,12 +61,17 @@ def derive(secret: bytes, purpose: str, transcript: bytes) -> bytes:
     return HKDF(hashes.SHA256(), LENGTH, None, PROTOCOL + purpose.encode() + b"|" + transcript).derive(secret)
 
 
-def agree_on(private: X25519PrivateKey, public: bytes, purpose: str, transcript: bytes) -> bytes:
-    """[32 bytes] the key for one purpose that two members have in common; raises UsageError for no public key."""
+def exchange(private: X25519PrivateKey, public: bytes) -> bytes:
+    """[32 bytes] what two members have in common; raises UsageError for no public key."""
     try:
-        return derive(private.exchange(X25519PublicKey.from_public_bytes(public)), purpose, transcript)
+        return private.exchange(X25519PublicKey.from_public_bytes(public))
     except ValueError:
         raise UsageError("a member's public key cannot be used") from None
+
+
+def agree_on(private: X25519PrivateKey, public: bytes, purpose: str, transcript: bytes) -> bytes:
+    """[32 bytes] the key for one purpose that two members have in common; raises UsageError for no public key."""
+    return derive(exchange(private, public), purpose, transcript)
 
 
 def name_pair(first: str, second: str) -> str:

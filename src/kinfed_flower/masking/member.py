@@ -46,6 +46,7 @@ class Member:
         self._listed: dict[str, PublicKeys] = {}
         self._transcript = b""
         self._shares: dict[str, bytes] = {}  # of others' secrets, once the upload is masked
+        self._common: dict[str, bytes] = {}  # with each other member, of which keys of boxes are made
         self._is_revealed = False
 
     @property
@@ -86,7 +87,9 @@ class Member:
         """The key by which shares travel between this member and another, one way."""
         other = receiver if sender == self.name else sender
         purpose = f"box {len(sender)} {sender}>{receiver}"
-        return key_agreement.agree_on(self._box_key, self._listed[other].box, purpose, self._transcript)
+        if other not in self._common:  # once for both ways
+            self._common[other] = key_agreement.exchange(self._box_key, self._listed[other].box)
+        return key_agreement.derive(self._common[other], purpose, self._transcript)
 
     def open(self, boxes: Mapping[str, bytes]) -> None:
         """Take the others' shares, by who sent them; these are the members that the upload is masked against."""
