@@ -84,8 +84,8 @@ class PrivatePooling(Method, Averages, Explains, Solves):
     with many counts as much as others. Under `privacy.unit="client"` it is cut to `privacy.clip`, and the mean is
     noised. $c_i$ never leaves.
 
-    Labels of two classes and counts have no $\sigma^2$, but for how far counts vary more than Poisson's. Then $c_i$ is
-    the mode and $P_i$ the inverse of the curvature there, by Newton's method at home (Tierney and Kadane 1986,
+    Labels of two classes and counts have no $\sigma^2$, except for how far counts vary more than Poisson's. Then $c_i$
+    is the mode and $P_i$ the inverse of the curvature there, by Newton's method at home (Tierney and Kadane 1986,
     doi:10.1080/01621459.1986.10478240).
     """
 
