@@ -171,7 +171,7 @@ def test_of_labels_and_counts_it_ends_where_its_conditions_hold(counts):
 
 @pytest.mark.parametrize("counts", [False, True])
 def test_an_epsilon_costs_labels_and_counts_little_with_many_clients(counts):
-    data, own = drawn_labels(200, 12, counts)
+    data, own = drawn_labels(200, 40, counts)
 
     def error(answer):
         return float(np.sqrt(np.square(answer[1] - own).mean()))

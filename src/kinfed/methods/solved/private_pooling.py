@@ -14,7 +14,7 @@ from ...core.graph import Origin
 from ...core.method import Method, Params, Roster
 from ...core.mixins import Averages, Explains, Solves
 from ...core.private.private_sums import find_noise
-from ...core.tasks import Counts
+from ...core.tasks import Classification
 from ...core.trees import Averaged, ModelOf, Shared, Tree
 from ...errors import UsageError
 from .laplace import Rows, check_task, find_mode, log_marginal, precision_of, takes, to_outputs
@@ -84,8 +84,8 @@ class PrivatePooling(Method, Averages, Explains, Solves):
     with many counts as much as others. Under `privacy.unit="client"` it is cut to `privacy.clip`, and the mean is
     noised. $c_i$ never leaves.
 
-    Labels of two classes and counts have no $\sigma^2$, except for how far counts vary more than Poisson's. Then $c_i$
-    is the mode and $P_i$ the inverse of the curvature there, by Newton's method at home (Tierney and Kadane 1986,
+    Labels of two classes have no $\sigma^2$, and that of counts is their variance over Poisson's. Then $c_i$ is the
+    mode and $P_i$ the inverse of the curvature there, by Newton's method at home (Tierney and Kadane 1986,
     doi:10.1080/01621459.1986.10478240).
     """
 
@@ -163,8 +163,8 @@ class PrivatePooling(Method, Averages, Explains, Solves):
         grown = (1 + 2 * wider - shares @ explained).clamp(SHRINKS[0], GROWS[0])
         spread = server.spread * self.limit_growth(roster, grown)
         noise = (server.noise * (1 + error).clamp(SHRINKS[1], GROWS[1])).clamp(LEAST, MOST)
-        if takes(roster.task):
-            noise = noise.clamp(min=1) if isinstance(roster.task, Counts) else server.noise
+        if isinstance(roster.task, Classification):
+            noise = server.noise
         centres = server.centres + shift * server.spread.sqrt()
         moved = step.abs().max()
         shares = shares / shares.sum()
