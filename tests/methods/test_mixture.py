@@ -121,7 +121,8 @@ def test_among_whom(federation):
 
 @pytest.mark.parametrize("weigh", [Softmax(0.3), Softmax(0.3, self_weight=0.2), Kernel(0.05, 1.0), Simplex(0.5)])
 @pytest.mark.parametrize("by_layer", [False, True])
-def test_who_is_not_listed_counts_by_the_mean_of_the_rest_with_the_weight_that_the_rest_has(weigh, by_layer, roster):
+def test_who_is_not_listed_has_the_weight_of_everybodys_form_or_is_stood_for(weigh, by_layer, roster, monkeypatch):
+    """With a sample of all that are not listed, mixtures are those of everybody."""
     module = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 2)).double()
     known = roster(9, module, [3, 7, 5, 9, 4, 6, 2, 8, 1])
     theta = known.theta + torch.randn(9, known.layout.size, generator=torch.Generator().manual_seed(0)).double()
@@ -130,23 +131,32 @@ def test_who_is_not_listed_counts_by_the_mean_of_the_rest_with_the_weight_that_t
     methods = [Mixture(Cosine(by_layer), weigh, among) for among in (Everyone(), Nearest(3))]
     servers = [method.start(known)._replace(theta=theta, seen=seen) for method in methods]
     full, few = (m.relation(known, s, known.everyone) for m, s in zip(methods, servers, strict=True))
+    close = {"rtol": 0, "atol": 1e-9}
+    torch.testing.assert_close(few, full, **close)
+    monkeypatch.setattr("kinfed.relations.relation.SAMPLE", 3)
+    known.memo.clear()
+    few = methods[1].relation(known, servers[1], known.everyone)
     weights, _ = methods[1].weights(known, servers[1], known.everyone)
     listed = torch.zeros(9, 9, dtype=torch.bool).scatter(1, weights.near, True)
     assert (listed.sum(1) == 4).all()
+    torch.testing.assert_close(few.sum(-1), torch.ones_like(few[..., 0]), **close)
+    listed[:, weights.rest.sample] = True
     mass = known.sizes.double() * seen * ~listed
-    rest = torch.where(listed, 0.0, full).sum(-1, keepdim=True) * (mass / mass.sum(1, keepdim=True))
-    expected = torch.where(listed, full, rest)
-    close = {"rtol": 0, "atol": 1e-9}
-    torch.testing.assert_close(few[..., seen, :], expected[..., seen, :], **close)
+    others = torch.where(listed, 0.0, few)  # count by their mean
+    mean = others.sum(-1, keepdim=True) * (mass / mass.sum(1, keepdim=True).clamp(min=1e-9))
+    torch.testing.assert_close(others[..., seen, :], mean[..., seen, :], **close)
     rows = few if few.ndim == 3 else few.expand(len(known.layout.layers), 9, 9)
     mixed = torch.cat([row @ theta[:, x.at] for row, x in zip(rows, known.layout.layers, strict=True)], 1)
-    torch.testing.assert_close(methods[1].send(known, servers[1], known.everyone).theta, mixed, **close)
+    sent, learned = methods[1].send(known, servers[1], known.everyone).theta, known.layout.trainable
+    torch.testing.assert_close(sent[:, learned], mixed[:, learned], **close)
+    assert (sent[:, ~learned] >= 0).all()  # variances are means
     own, mixed = (
         methods[1].diagnostics(known, servers[1], known.everyone, Params(theta), Params(theta))[k] for k in KEYS
     )
     rows = few.view(-1, 9, 9)
     torch.testing.assert_close(own, rows.diagonal(dim1=1, dim2=2).mean(0), **close)
-    torch.testing.assert_close(mixed, torch.special.entr(rows).sum(2).exp().mean(0), rtol=0, atol=1e-7)
+    entropy = torch.special.entr(rows.clamp(min=0)).sum(2)
+    torch.testing.assert_close(mixed, entropy.exp().mean(0), rtol=0, atol=1e-7)
 
 
 @dataclass(frozen=True)

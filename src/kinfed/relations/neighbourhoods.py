@@ -36,7 +36,7 @@ class Everyone(Settings):
 
 @dataclass(frozen=True)
 class Nearest(Settings):
-    """The few most alike, and the mean of the rest, without a table [N, N].
+    """The few most alike, and a sample of the rest, without a table [N, N].
 
     Distances of sketches propose them, and what is compared ranks them.
     """

@@ -10,6 +10,7 @@ from torch import Tensor
 from ..core.graph import NeighbourLists
 from ..core.layout import Layout
 from ..core.method import Roster
+from ..core.metrics import positive
 from ..core.rows import take
 from ..core.seeding import fold, key
 from ..core.trees import Tree
@@ -24,10 +25,18 @@ SAMPLE = 64  # clients by which those are compared that are not on a list
 
 
 class Rest(NamedTuple):
-    """Those that a receiver does not list, which count by their mean."""
+    """Those that a receiver does not list: what they have in common counts by their mean, and a sample beyond it."""
 
-    weight: Tensor  # [K] or [L, K] of all of them together
+    weight: Tensor  # [K] or [L, K] of their mean
     mass: Tensor  # [M] by how much each sender counts in the mean of those that are not listed
+    sample: Tensor  # [P] int64 places of senders who stand for them
+    rows: Tensor  # [K, P] or [L, K, P] the weights of these, which add up to that of all that are not listed
+    shares: Tensor  # [K, P] by how much each counts in the mean of the sample
+
+    @property
+    def beyond(self) -> Tensor:
+        """[K, P] or [L, K, P] what the sampled count beyond the mean; negative of those who count less."""
+        return self.rows - self.weight[..., None] * self.shares
 
 
 class Weights(NamedTuple):
@@ -51,6 +60,11 @@ class Weights(NamedTuple):
         shares = share.expand(len(layout.layers), -1)  # [L, K]
         for layer, part in zip(layout.layers, shares, strict=True):
             mixed[:, layer.at].addr_(part.to(theta.dtype), total[layer.at])
+        sampled, statistics = take(theta, self.rest.sample), ~layout.trainable_on(theta.device)
+        mixed += mix(self.rest.beyond, sampled, layout)
+        if statistics.any():  # a variance must not become negative
+            means = mix(self.rows, theta, layout, self.near) + mix(self.rest.rows, sampled, layout)
+            mixed[:, statistics] = means[:, statistics]
         return mend_statistics(mixed, self.rows, theta, layout, self.near)
 
     def dense(self, count: int) -> Tensor:
@@ -65,12 +79,16 @@ class Weights(NamedTuple):
         rows, share = self._spread()
         everyone = torch.zeros(count).to(self.rest.mass)
         everyone = self.rest.mass if self.senders is None else everyone.index_copy(0, self.senders, self.rest.mass)
-        return spread_lists(rows, near, count) + share[..., None] * everyone
+        table = spread_lists(rows, near, count) + share[..., None] * everyone
+        sample = self.rest.sample if self.senders is None else self.senders[self.rest.sample]
+        return table.index_add(-1, sample, self.rest.beyond)
 
     def rows_of(self, at: Tensor) -> "Weights":
         """The same for the receivers at: [k] of the K."""
         near = None if self.near is None else self.near[at]
-        rest = None if self.rest is None else self.rest._replace(weight=self.rest.weight[..., at])
+        rest = self.rest
+        if rest is not None:
+            rest = rest._replace(weight=rest.weight[..., at], rows=rest.rows[..., at, :], shares=rest.shares[at])
         return self._replace(rows=self.rows[..., at, :], near=near, rest=rest)
 
     def lists(self, unheard: Tensor, mass: Tensor) -> NeighbourLists:
@@ -80,7 +98,8 @@ class Weights(NamedTuple):
         mean = mass / mass.sum()
         of_mean = mean[near]
         weights = torch.where(unheard[:, None], of_mean, self.rows)
-        rest = torch.zeros_like(self.rows[..., 0]) if self.rest is None else self.rest.weight
+        none = torch.zeros_like(self.rows[..., 0])
+        rest = none if self.rest is None else self.rest.rows.sum(-1)  # of whom a list keeps no weight of each
         rest = torch.where(unheard, 1 - of_mean.sum(1), rest)
         return NeighbourLists(weights, near.int(), rest, mean)
 
@@ -89,9 +108,16 @@ class Weights(NamedTuple):
         entropy: Tensor = torch.special.entr(self.rows.clamp(min=0)).sum(-1)
         if self.rest is None:
             return entropy
-        _, share = self._spread()
-        logs: Tensor = -torch.special.entr(self.rest.mass)  # m log m
-        return entropy - self.rest.weight * share.clamp(min=1e-30).log() - share * (logs.sum() - logs[self.near].sum(1))
+        assert self.near is not None
+        (_, share), mass, sample = self._spread(), self.rest.mass, self.rest.sample
+        free = ~(self.near[:, :, None] == sample).any(1)  # [K, P]
+        logs: Tensor = -torch.special.entr(mass)  # m log m
+        left = torch.stack([mass, logs], 1)  # [M, 2], of which those remain that are neither listed nor sampled
+        left = left.sum(0) - left[self.near].sum(1) - free.to(mass) @ left[sample]  # [K, 2]
+        spread = share * (share.clamp(min=1e-30).log() * left[:, 0] + left[:, 1])
+        of_sample = (self.rest.beyond + share[..., None] * mass[sample]).clamp(min=0) * free
+        entropy += torch.special.entr(of_sample).sum(-1) - spread
+        return entropy
 
     def _spread(self) -> tuple[Tensor, Tensor]:
         """Rows less what the mean of all senders has of those listed, and [K] or [L, K] the share of a unit of mass."""
@@ -164,7 +190,7 @@ def relate(
     masses = torch.where(itself & (masses.sum(1, keepdim=True) == 0), 1.0, masses)  # nobody else: its own model
     counts, listed = torch.ones_like(masses), masses.shape[1]
     if near is not None:
-        sampled = sample_rest(compare, roster, vectors, mass, cohort, near)
+        sample, *sampled = sample_rest(compare, roster, vectors, mass, cohort, near)
         similarity, masses, counts = (
             torch.cat(pair, -1) for pair in zip((similarity, masses, counts), sampled, strict=True)
         )
@@ -175,7 +201,10 @@ def relate(
     rows = rows if len(rows) > 1 else rows[0]
     if near is None:
         return Relation(Weights(rows), torch.zeros_like(unheard), similarity)
-    weights = Weights(rows[..., :listed], near, rest=Rest(rows[..., listed:].sum(-1), mass))
+    shares = masses[:, listed:] / positive(masses[:, listed:].sum(1, keepdim=True))
+    rows, of_sample = rows[..., :listed], rows[..., listed:]
+    common = torch.minimum(of_sample, of_sample.sum(-1, keepdim=True) * shares).sum(-1)
+    weights = Weights(rows, near, rest=Rest(common, mass, sample, of_sample, shares))
     return Relation(weights, unheard, similarity[..., :listed])
 
 
@@ -186,13 +215,14 @@ def sample_rest(
     mass: Tensor,
     cohort: Tensor,
     near: Tensor,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """[L, K, P] similarities of the cohort: [K] with P clients that stand for those that lists near: [K, M] lack.
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """[P] clients that stand for those that lists near: [K, M] lack, and [L, K, P] similarities of the cohort: [K].
 
-    The second and third results, [K, P], are the mass and the number of clients that each of them stands for, 0 of one
-    that is listed. The same P are drawn for all.
+    The third and fourth results, [K, P], are the mass and the number of clients that each of them stands for, 0 of one
+    that is listed. The same P are drawn for all, anew each round.
     """
-    heard, draw = mass > 0, fold(key(roster.seed, "relations.sample", device=mass.device), roster.tags)
+    heard = mass > 0
+    draw = fold(key(roster.seed, "relations.sample", roster.round, device=mass.device), roster.tags)
     sample = draw.masked_fill(~heard, torch.iinfo(draw.dtype).max).argsort()[:SAMPLE]
     free = heard[sample] & ~(near[:, :, None] == sample).any(1)  # [K, P]
     left, number = (table.sum() - table[near].sum(1, keepdim=True) for table in (mass, heard.to(mass)))
@@ -200,7 +230,7 @@ def sample_rest(
     masses = masses * (left / masses.sum(1, keepdim=True)).nan_to_num(0.0, 0.0)
     counts = counts * (number / counts.sum(1, keepdim=True)).nan_to_num(0.0, 0.0)
     similarity = compare.compare(vectors(cohort), vectors(sample), None, roster.layout)
-    return similarity, masses, counts
+    return sample, similarity, masses, counts
 
 
 def check_rows(rows: Tensor, similarity: Tensor, name: str) -> None:
