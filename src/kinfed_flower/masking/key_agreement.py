@@ -1,14 +1,16 @@
-"""Key agreement: what two members share, and streams of masks.
+"""Key agreement: what two members share, streams of masks, and secrets that enough members can put together.
 
-X25519, HKDF with SHA-256, ChaCha20 and AES-256-GCM are those of `cryptography`.
+X25519, HKDF with SHA-256, ChaCha20 and AES-256-GCM are those of `cryptography`, Shamir's shares those of pycryptodome.
 """
 
 import hashlib
 import json
-from collections.abc import Mapping
+import struct
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
+from Crypto.Protocol.SecretSharing import Shamir
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
@@ -20,8 +22,8 @@ from kinfed.errors import UsageError
 
 from .fixed_point import Whole
 
-PROTOCOL = b"kinfed masks 2|"
-LENGTH = 32  # bytes of a key
+PROTOCOL = b"kinfed masks 1|"
+LENGTH, SECRET = 32, 16  # bytes of a key, and of a secret that is shared: Shamir's shares take so many at once
 ONCE = bytes(12)  # the nonce of a key that encrypts one text
 
 
@@ -83,6 +85,21 @@ def expand(seed: bytes, count: int) -> Whole:
     """[count] a mask: the key stream of ChaCha20; each seed is used once."""
     stream = Cipher(algorithms.ChaCha20(seed, bytes(16)), None).encryptor()
     return np.frombuffer(stream.update(bytes(8 * count)), "<u8")
+
+
+def split(secret: bytes, threshold: int, count: int) -> list[bytes]:
+    """Shares of a secret of 16 bytes, of which `threshold` give it and fewer say nothing."""
+    return [struct.pack("<H", place) + share for place, share in Shamir.split(threshold, count, secret, False)]
+
+
+def join(shares: Sequence[bytes]) -> bytes:
+    """The secret of these shares, each of a place of its own; raises UsageError for what are none."""
+    try:
+        pairs = [(struct.unpack("<H", share[:2])[0], share[2:]) for share in shares]
+        secret: bytes = Shamir.combine(pairs, False)
+    except (ValueError, struct.error):
+        raise UsageError("a site has sent what is no share of a secret") from None
+    return secret
 
 
 def make_key(secret: bytes, purpose: str) -> X25519PrivateKey:

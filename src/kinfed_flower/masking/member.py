@@ -8,12 +8,12 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from kinfed.errors import UsageError
 
-from . import key_agreement, secret_sharing
+from . import key_agreement
 from .fixed_point import Whole
-from .key_agreement import PublicKeys, expand
-from .secret_sharing import SECRET, SHARE
+from .key_agreement import SECRET, PublicKeys, expand
 
 MOST = 4096  # members of a round
+SHARE = 2 + SECRET  # bytes
 Sign = Callable[[bytes], bytes]
 Check = Callable[[str, bytes, bytes], str]  # why a name's signature of a text is none; empty if it is one
 
@@ -77,7 +77,7 @@ class Member:
                 raise UsageError(why)
         self._listed = dict(sorted(listed.items()))
         self._transcript = key_agreement.transcribe(self.context, self._listed)
-        shares = [secret_sharing.split(secret, self.threshold, self.count) for secret in (self._seed, self._key_seed)]
+        shares = [key_agreement.split(secret, self.threshold, self.count) for secret in (self._seed, self._key_seed)]
         return {
             name: key_agreement.lock(self._box(self.name, name), first + second, self._transcript)
             for name, first, second in zip(self._listed, *shares, strict=True)

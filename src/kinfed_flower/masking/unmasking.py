@@ -7,7 +7,7 @@ import numpy as np
 
 from kinfed.errors import UsageError
 
-from . import key_agreement, secret_sharing
+from . import key_agreement
 from .fixed_point import Whole
 from .key_agreement import PublicKeys, expand
 
@@ -28,7 +28,7 @@ def unmask(
     total: Whole = np.stack([*masked.values()]).sum(0)
     size = len(total)
     for name in members:
-        secret = secret_sharing.join([shares[name] for shares in revealed])
+        secret = key_agreement.join([shares[name] for shares in revealed])
         if name in masked:
             if hashlib.sha256(secret).digest() != keys[name].seal:
                 raise UsageError(f"the shares that sites have revealed do not give the mask of {name}")
