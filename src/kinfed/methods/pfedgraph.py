@@ -44,7 +44,7 @@ class PFedGraph(RelationMixing):
 
     alpha: Positive = 0.8  # how near the weights are to the shares of examples; large: FedAvg, small: Local
     pull: NonNegative = 0.01  # lambda: towards the direction of the mixed models, from the second round on
-    neighbours: CountOrZero = 0  # how many others are listed, the most alike; the rest counts by its mean; 0: all
+    neighbours: CountOrZero = 0  # how many others are listed, the most alike; a sample stands for the rest; 0: all
 
     def start(self, roster: Roster) -> Tree:
         sketch = start_sketches(roster) if self.neighbours else ()
