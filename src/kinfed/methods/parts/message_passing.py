@@ -27,7 +27,7 @@ ALIKE = math.log(1.05)  # logarithms of weights that differ by less tell nobody 
 class MessagePassing(RelationMixing, Advises):
     """A cohort's models are mixed with each other alone, and count alike; each client trains on from its own."""
 
-    neighbours: CountOrZero = 0  # how many others are listed, the nearest; the rest counts by its mean; 0: all
+    neighbours: CountOrZero = 0  # how many others are listed, the nearest; a sample stands for the rest; 0: all
 
     @property
     @abstractmethod
