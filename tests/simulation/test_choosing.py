@@ -9,6 +9,8 @@ from torch import nn
 from kinfed import SGD, Adam, Federation, Training, UsageError, fit
 from kinfed.core.model import Model
 from kinfed.methods import FedAvg
+from kinfed.methods.solved import KNOWN
+from kinfed.models.trees import trees
 from kinfed.simulation import auto
 from kinfed.simulation.execution import Execution
 from kinfed.simulation.simulation import Simulation
@@ -94,6 +96,14 @@ def test_what_vmap_cannot_take_or_only_client_by_client_runs_in_the_loop():
     assert name == "loop"
     assert "fallback" in reason
     assert chosen(Last(), data=federation(shape=(4, 3)), executor="vmap") == ("vmap", "as requested")
+
+
+@pytest.mark.parametrize("method", ["fedavg", "partial-pooling", "personal-boosting"])
+def test_of_a_method_without_gradients_none_are_tried(method, monkeypatch):
+    module = trees((9,), 2, trees=3, depth=2) if method == "personal-boosting" else nn.Sequential(nn.GELU(), dense())
+    monkeypatch.setattr("kinfed.core.trial.grad", None)
+    fleet = Simulation(federation(), Model(module), KNOWN[method](), TRAINING)
+    assert fleet.executor == ("loop" if method == "fedavg" else "vmap")
 
 
 def test_no_clock_has_a_say(monkeypatch):
