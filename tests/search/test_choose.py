@@ -284,3 +284,14 @@ def test_a_race_goes_on_with_the_model_that_it_began_with(tmp_path):
     for module in (other, nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))):
         with pytest.raises(UsageError, match="was begun with another 'model'"):
             chosen(folder=tmp_path, module=module)
+
+
+def test_solved_models_are_compared_on_more_draws_where_one_of_them_is_ahead():
+    """Lines with slopes that differ a little: partial pooling wins."""
+    draw = torch.Generator().manual_seed(0)
+    x, client = torch.randn(240, 3, generator=draw), torch.arange(240) % 8
+    slopes = torch.tensor([1.0, -1.0, 0.5]) + 0.3 * torch.randn(8, 3, generator=draw)
+    y = (x * slopes[client]).sum(1, keepdim=True) + 0.5 * torch.randn(240, 1, generator=draw)
+    choice = choose(Federation.from_arrays(x, y, client), rounds=8, methods=["kin"], budget=300)
+    assert choice.winner.candidate.is_solved
+    assert choice.trained > sum(row["rounds"] for row in choice.ranking())
