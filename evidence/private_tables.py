@@ -124,39 +124,35 @@ def measure_labels(name, folder):
     for what, answer in (("alone", answer_alone), ("all rows", answer_together)):
         answers = answer(*coded, choose_penalty(coded[0], client, target, answer))
         losses[what] = float(lose(truth, answers).mean())
-    data = kinfed.from_frame(train, client=client, target=target, counts=counts)
-    parts = zip(*(data.rows[part] for part in ("train", "validation", "test")), strict=True)
-    data = replace(data, rows={**data.rows, "train": [torch.cat(part) for part in parts]})
+    data = train_on_all(kinfed.from_frame(train, client=client, target=target, counts=counts))
 
-    def solve(method, seed=0, epsilon=None):
-        privacy = None if epsilon is None else kinfed.Privacy(epsilon=epsilon, unit="client")
-        rounds = 30 if isinstance(method, PartialPooling) else ROUNDS
-        module = linear(tuple(data.x.shape[1:]), 1 if counts else 2)
-        run = kinfed.fit(method, data, module, rounds=rounds, training=kinfed.Training(privacy=privacy), seed=seed)
+    def judge(run):
         answers = run.predict(None, test.drop(columns=[target]))
         return float(lose(truth, np.asarray(answers[target if counts else f"P({last})"], float)).mean())
 
-    losses["partial pooling"], losses["without noise"] = solve(PartialPooling()), solve(PrivatePooling())
-    for budget in (8, 2):
-        losses[f"epsilon {budget}"] = float(np.mean([solve(PrivatePooling(), i, budget) for i in range(SEEDS)]))
+    losses |= judge_pooling(data, 1 if counts else 2, 30, (8, 2), judge)
     return {"clients": int(train[client].nunique()), "rows": len(train), "inputs": data.x.shape[1], "losses": losses}
 
 
-def show_labels(measured):
-    """The table of losses, and what an epsilon of 2 costs."""
-    heads = ["table", "clients x rows", "inputs", *SHOWN, "2 over no noise", "2 over alone"]
-    lines = [f"| {' | '.join(heads)} |", f"| --- | --- |{' ---: |' * (len(heads) - 2)}"]
-    ratios = []
-    for name, table in measured.items():
-        losses = table["losses"]
-        ratios.append([losses["epsilon 2"] / losses["without noise"], losses["epsilon 2"] / losses["alone"]])
-        cells = [f"{losses[head]:.3f}" for head in SHOWN] + [f"{ratio:.2f}" for ratio in ratios[-1]]
-        size = f"{table['clients']} x {round(table['rows'] / table['clients'])}"
-        lines.append(f"| {' | '.join([name, size, str(table['inputs']), *cells])} |")
-    for what, summarise in (("mean", np.mean), ("worst", np.max)):
-        cells = [f"{value:.2f}" for value in summarise(ratios, axis=0)]
-        lines.append(f"| {what} |{' |' * (len(heads) - 3)} {' | '.join(cells)} |")
-    return lines
+def train_on_all(data):
+    """A federation whose rows for validation and test are for training too, as others are for the test."""
+    parts = zip(*(data.rows[part] for part in ("train", "validation", "test")), strict=True)
+    return replace(data, rows={**data.rows, "train": [torch.cat(part) for part in parts]})
+
+
+def judge_pooling(data, outputs, most, budgets, judge):
+    """What `judge` says of runs of partial pooling, in at most so many rounds, and of private pooling at budgets."""
+
+    def solve(method, rounds=ROUNDS, seed=0, epsilon=None):
+        training = kinfed.Training(privacy=epsilon and kinfed.Privacy(epsilon=epsilon, unit="client"))
+        module = linear(tuple(data.x.shape[1:]), outputs)
+        return judge(kinfed.fit(method, data, module, rounds=rounds, training=training, seed=seed))
+
+    judged = {"partial pooling": solve(PartialPooling(), most), "without noise": solve(PrivatePooling())}
+    for budget in budgets:
+        seeds = [solve(PrivatePooling(), seed=seed, epsilon=budget) for seed in range(SEEDS)]
+        judged[f"epsilon {budget}"] = float(np.mean(seeds))
+    return judged
 
 
 def measure(name, folder):
@@ -170,34 +166,24 @@ def measure(name, folder):
     def error(answers):
         return float(np.sqrt(np.mean((truth - np.asarray(answers, float)) ** 2)) / truth.std(ddof=1))
 
-    data = kinfed.from_frame(train, client=client, target=target)
-    parts = zip(*(data.rows[part] for part in ("train", "validation", "test")), strict=True)
-    data = replace(data, rows={**data.rows, "train": [torch.cat(part) for part in parts]})
-
-    def solve(method, seed=0, epsilon=None):
-        privacy = None if epsilon is None else kinfed.Privacy(epsilon=epsilon, unit="client")
-        rounds = 100 if isinstance(method, PartialPooling) else ROUNDS
-        training = kinfed.Training(privacy=privacy)
-        module = linear(tuple(data.x.shape[1:]), 1)
-        run = kinfed.fit(method, data, module, rounds=rounds, training=training, seed=seed)
+    def judge(run):
         return error(run.predict(None, test.drop(columns=[target]))[target])
 
     errors = {model: error(answers) for model, answers in standard(train.copy(), test.copy(), client, target).items()}
-    errors["partial pooling"], errors["without noise"] = solve(PartialPooling()), solve(PrivatePooling())
-    for budget in BUDGETS:
-        errors[f"epsilon {budget}"] = float(np.mean([solve(PrivatePooling(), i, budget) for i in range(SEEDS)]))
+    data = train_on_all(kinfed.from_frame(train, client=client, target=target))
+    errors |= judge_pooling(data, 1, 100, BUDGETS, judge)
     return {"clients": int(train[client].nunique()), "rows": len(train), "inputs": data.x.shape[1], "errors": errors}
 
 
-def page(measured):
-    """The table: errors, and what an epsilon of 2 costs over none."""
-    heads = ["table", "clients x rows", "inputs", *HEADS, "2 over no noise", "2 over alone"]
+def page(measured, kind, shown, alone):
+    """The table of so many columns: losses or errors, by `kind`, and what an epsilon of 2 costs over none."""
+    heads = ["table", "clients x rows", "inputs", *shown, "2 over no noise", "2 over alone"]
     lines = [f"| {' | '.join(heads)} |", f"| --- | --- |{' ---: |' * (len(heads) - 2)}"]
     ratios = []
     for name, table in measured.items():
-        errors = table["errors"]
-        ratios.append([errors["epsilon 2"] / errors["without noise"], errors["epsilon 2"] / errors[EACH]])
-        cells = [f"{errors[head]:.3f}" for head in HEADS] + [f"{ratio:.2f}" for ratio in ratios[-1]]
+        values = table[kind]
+        ratios.append([values["epsilon 2"] / values["without noise"], values["epsilon 2"] / values[alone]])
+        cells = [f"{values[head]:.3f}" for head in shown] + [f"{ratio:.2f}" for ratio in ratios[-1]]
         size = f"{table['clients']} x {round(table['rows'] / table['clients'])}"
         lines.append(f"| {' | '.join([name, size, str(table['inputs']), *cells])} |")
     for what, summarise in (("mean", np.mean), ("worst", np.max)):
@@ -220,9 +206,9 @@ def main():
             keep(path, measure(name, args.tables))
         print(name, path.read_text(), flush=True)
     if measured := {name: table for name, table in read_kept(args.keep).items() if table}:
-        put(PAGE, "private tables", page(measured), "Tables under an epsilon for clients")
+        put(PAGE, "private tables", page(measured, "errors", HEADS, EACH), "Tables under an epsilon for clients")
     if measured := {name: json.loads(path.read_text()) for name, path in labels.items() if path.exists()}:
-        text = "\n".join(["`python evidence/private_tables.py --tables DIR --keep DIR`.", "", *show_labels(measured)])
+        text = page(measured, "losses", SHOWN, "alone")
         put(PAGE, "private labels", text, "Tables under an epsilon for clients")
 
 

@@ -35,24 +35,27 @@ def _explain(args: argparse.Namespace, console: Console) -> None:
     from ..report.explain.own_rows import OwnRows
     from ..report.explain.reasons import TOP, explain, grids
     from ..report.explain.split_columns import SplitColumns
+    from ..runs.openers import open_models
     from ..runs.run_folder import RunFolder
 
-    effects = MixedEffects.read(RunFolder(args.run), args.client)
+    folder = RunFolder(args.run)
+    effects = MixedEffects.read(folder, args.client)
     if effects is not None:
         if args.json:
             print(to_json(effects.to_dict()))
             return
         show(effects.grids(), Literal(), soft_wrap=True)
         return
-    columns = None if args.of else SplitColumns.read(RunFolder(args.run))
+    saved = open_models(folder)
+    columns = None if args.of or saved is None else SplitColumns.from_run(saved)
     if columns is not None:
         if args.json:
             print(to_json({"client": args.client, "columns": columns.to_dict(args.client)}))
             return
         show([columns.grid(args.client)], Literal(), soft_wrap=True)
         return
-    shares = OwnRows.read(RunFolder(args.run))
-    if shares is not None and args.of is None and not RunFolder(args.run).relations.exists():
+    shares = None if saved is None else OwnRows.from_run(saved)
+    if shares is not None and args.of is None and not folder.relations.exists():
         if args.json:
             print(to_json({"client": args.client, "own_rows": shares.to_dict(args.client)}))
             return

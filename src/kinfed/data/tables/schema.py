@@ -81,6 +81,11 @@ class Description:
         """[d] the names of a model's inputs."""
         return [part for column in self.inputs for part in column.parts]
 
+    @property
+    def sources(self) -> list[str]:
+        """[d] the column of which each of them is."""
+        return [column.name for column in self.inputs for _ in column.parts]
+
     def warn_of_constants(self, table: str) -> None:
         """Warn of numbers and dates that are the same in all training rows, of which nothing can be learnt."""
         scaled = [

@@ -11,9 +11,9 @@ from ...core.client import Client
 from ...core.graph import Origin
 from ...core.method import Method, Roster
 from ...core.mixins import Advises, Explains, Solves
-from ...core.trees import ModelOf, PerClient, Shared, Summed, Tree
+from ...core.trees import ModelOf, Shared, Summed, Tree
 from ...errors import UsageError
-from .generalised import Generalised
+from .generalised import Generalised, Personal
 from .laplace import check_task, takes
 from .partial_pooling import coefficients_of, head_of, inputs_of, model_of
 
@@ -46,13 +46,6 @@ class Sent(NamedTuple):
     covariance: Shared  # [q, q] of random effects, D
     noise: Shared  # [] the variance of targets about their predictions
     uncertainty: Shared  # [f, f] the covariance of the errors of the fixed effects
-
-
-class Personal(NamedTuple):
-    """A client's model."""
-
-    theta: ModelOf[PerClient]  # [d]
-    covariance: PerClient  # [f, f] of the errors of its coefficients
 
 
 class Upload(NamedTuple):

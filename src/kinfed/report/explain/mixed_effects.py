@@ -163,7 +163,7 @@ class MixedEffects(NamedTuple):
         return ", ".join(f"{self.random[i]} and {self.random[j]} {value:.3f}" for (i, j), value in values.items())
 
 
-class _Found(NamedTuple):
+class _Parameters(NamedTuple):
     """Estimates in the units of the model's inputs and outputs, and -2 log-likelihood up to a constant."""
 
     fixed: Array  # [f]
@@ -175,9 +175,9 @@ class _Found(NamedTuple):
     spread_of_noise: float
 
 
-def _read_linear(server: Any) -> _Found:
+def _read_linear(server: Any) -> _Parameters:
     """Those of numbers."""
-    return _Found(
+    return _Parameters(
         server.fixed.numpy(),
         server.uncertainty.numpy(),
         server.covariance.numpy(),
@@ -188,11 +188,11 @@ def _read_linear(server: Any) -> _Found:
     )
 
 
-def _read_generalised(method: MixedModel, server: Any) -> _Found:
+def _read_generalised(method: MixedModel, server: Any) -> _Parameters:
     """Those of labels and counts."""
     estimates: Estimates = method.generalise().estimate(server)
     fixed, uncertainty, covariance, spread = (part.numpy() for part in estimates)
-    return _Found(fixed, uncertainty, covariance, spread, float(server.deviance), None, 0.0)
+    return _Parameters(fixed, uncertainty, covariance, spread, float(server.deviance), None, 0.0)
 
 
 def _name_predictor(saved: OpenedRun) -> str:

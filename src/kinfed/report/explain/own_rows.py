@@ -11,8 +11,7 @@ from ...core.sharing import unwrap
 from ...data.tables.schema import Description
 from ...models.additive import Additive
 from ...models.log_linear import LogLinear
-from ...runs.run import FinalServer, Run, client_index
-from ...runs.run_folder import RunFolder
+from ...runs.run import FinalServer, OpenedRun, client_index
 from ..tables.text_table import Grid, number
 
 Array = NDArray[Any]
@@ -35,11 +34,10 @@ class OwnRows(NamedTuple):
     weights: Array  # [N, C]
 
     @classmethod
-    def read(cls, folder: RunFolder) -> "OwnRows | None":
+    def from_run(cls, saved: OpenedRun) -> "OwnRows | None":
         """Those of a finished run; None if its method has no such weights, or if its state is not kept."""
-        if not (folder.state.exists() and folder.models.exists() and folder.is_begun):
+        if not saved.folder.state.exists():
             return None
-        saved = Run.open(folder.path)
         if saved.method is None or type(Explains.from_method(unwrap(saved.method))).own_weights is Explains.own_weights:
             return None  # before the server's state is read
         server = FinalServer(saved, saved.task)
@@ -48,7 +46,7 @@ class OwnRows(NamedTuple):
             return None
         places = _columns(server, saved.description, weights.shape[1])
         shown = np.stack([weights[:, at].mean(1).double().cpu().numpy() for at in places.values()], 1)
-        return cls(str(folder), saved.summary.method, server.state.done, saved.names, list(places), shown)
+        return cls(str(saved.folder), saved.summary.method, server.state.done, saved.names, list(places), shown)
 
     def grid(self, client: str) -> Grid:
         """One client's weights as a table, beside those of the others."""
@@ -75,7 +73,7 @@ def _columns(server: FinalServer, description: Description | None, count: int) -
     head = module.get_submodule(server.model.head_name or "")
     assert isinstance(head, nn.Linear)  # as partial pooling solves no other
     inputs = head.in_features
-    names = [] if description is None else [column.name for column in description.inputs for _ in column.parts]
+    names = [] if description is None else description.sources
     sources = list[int]()
     if isinstance(module, Additive | LogLinear):
         sources = module.sources

@@ -12,8 +12,7 @@ from ...data.tables.schema import Description
 from ...errors import UsageError
 from ...methods.solved.personal_boosting import PersonalBoosting
 from ...models.trees import split_variances
-from ...runs.run import Run, client_index
-from ...runs.run_folder import RunFolder
+from ...runs.run import OpenedRun, client_index
 from ..tables.text_table import Grid, number
 
 Array = NDArray[np.float64]
@@ -35,11 +34,8 @@ class SplitColumns(NamedTuple):
     weights: Array  # [N, C] of each client's; NaN of who keeps a model that is no trees
 
     @classmethod
-    def read(cls, folder: RunFolder) -> "SplitColumns | None":
+    def from_run(cls, saved: OpenedRun) -> "SplitColumns | None":
         """Those of a finished run; None if it grew no trees."""
-        if not (folder.models.exists() and folder.is_begun):
-            return None
-        saved = Run.open(folder.path)
         if saved.method is None or not isinstance(unwrap(saved.method), PersonalBoosting):
             return None
         layout, names = saved.layout, list(saved.names)
@@ -60,7 +56,7 @@ class SplitColumns(NamedTuple):
         weights = np.full((len(names), len(columns)), np.nan)
         weights[grown] = [share(row) for row in theta]
         order = np.argsort(-shared, kind="stable")
-        return cls(str(folder), names, [columns[i] for i in order], shared[order], weights[:, order])
+        return cls(str(saved.folder), names, [columns[i] for i in order], shared[order], weights[:, order])
 
     def grid(self, client: str) -> Grid:
         """One client's shares as a table, beside those of all and of the others."""
@@ -87,5 +83,5 @@ class SplitColumns(NamedTuple):
 
 def _name_inputs(description: Description | None, count: int) -> list[str]:
     """[f] the column that each input is of."""
-    names = [] if description is None else [column.name for column in description.inputs for _ in column.parts]
+    names = [] if description is None else description.sources
     return names if len(names) == count else [f"input {i + 1}" for i in range(count)]

@@ -20,6 +20,7 @@ from ...data.split import SPLITS
 from ...errors import UsageError, log_failure
 from ...methods.solved import KNOWN
 from ...runs.config import plugins
+from ...runs.openers import open_models
 from ...runs.reference_runs import BASES
 from ...runs.run import FinalServer, Run
 from ...runs.run_folder import RunFolder
@@ -329,11 +330,12 @@ def read_comparison(folder: RunFolder) -> tuple[Compared, int] | str:
 def _show_columns(folder: RunFolder, parts: Parts) -> dict[str, Any] | None:
     """How much clients' own rows weigh, by column, or columns in their trees; None as of `compared`, or of neither."""
     try:
-        if _has_own_code(folder):
+        saved = None if _has_own_code(folder) else open_models(folder)
+        if saved is None:
             return None
-        if (rows := OwnRows.read(folder)) is not None:
+        if (rows := OwnRows.from_run(saved)) is not None:
             return {"kind": "own", "names": rows.columns, "weights": _pack(parts.mean(rows.weights.T).T, "<f4")}
-        if (trees := SplitColumns.read(folder)) is None:
+        if (trees := SplitColumns.from_run(saved)) is None:
             return None
     except Exception as problem:
         log_failure(problem)
