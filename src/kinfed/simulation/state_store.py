@@ -3,6 +3,7 @@
 import mmap
 import os
 import tempfile
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 
@@ -28,6 +29,7 @@ class RowFile:
         self._reserved = [False] * count
         try:
             self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115, as it is open as long as the table
+            weakref.finalize(self, self._file.close)
             size = max(dtype.itemsize, count * self._row)  # of rows without numbers, too, which no map may be
             self._file.truncate(size)
             self._memory = mmap.mmap(self._file.fileno(), size)
