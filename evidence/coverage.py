@@ -5,10 +5,10 @@ sets are at hand is read from KINFED_DATA, or taken from the arguments, and note
 the verdicts of now below each table.
 """
 
+import argparse
 import os
 import posixpath
 import re
-import sys
 from collections import defaultdict
 from pathlib import Path
 
@@ -67,7 +67,9 @@ def read_at_hand(page=PAGE):
 
 
 if __name__ == "__main__":
-    named = sys.argv[1:] or [path.stem for path in Path(os.environ["KINFED_DATA"]).glob("*.npz")]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("datasets", nargs="*", metavar="DATASET")
+    named = parser.parse_args().datasets or [path.stem for path in Path(os.environ["KINFED_DATA"]).glob("*.npz")]
     for name, text in parts(named).items():
         put(PAGE, name, text, "What is measured of the papers' tables")
     for page in sorted(PAGE.parent.glob("*-tables.md")):

@@ -305,6 +305,33 @@ def test_given_parts_stay_and_validation_comes_off_the_training_examples(tmp_pat
     assert sorted(torch.cat((train, validation))[:, 0].tolist()) == x[:15, 0].tolist()
 
 
+def test_arrays_have_example_weights_beside_them(tmp_path):
+    x, y, weight = np.arange(40, dtype=np.float32).reshape(20, 2), np.arange(20) % 2, np.arange(20) / 4
+    planned = plan.resolve({**TABLE, "federation": {"split": {"validation": 0.2}}})
+    parts = {"x_train": x[:15], "y_train": y[:15], "x_test": x[15:], "y_test": y[15:]}
+
+    def federate(**arrays):
+        np.savez(tmp_path / "a.npz", **arrays)
+        data = site_examples.find(tmp_path / "a.npz", "a", Reading())
+        return data.federate({}, Classification(2), planned.split, planned.learning.seed)
+
+    for made in (
+        federate(x=x, y=y, weight=weight),
+        federate(**parts, weight_train=weight[:15], weight_test=weight[15:]),
+    ):
+        rows = torch.cat([made.rows[split][0] for split in ("train", "validation", "test")])
+        assert sorted(made.x[rows][:, 0].tolist()) == x[1:, 0].tolist()  # the first counts as no row
+        assert made.weights[rows].tolist() == pytest.approx((made.x[rows][:, 0] / 8).tolist())
+    for arrays, problem in (
+        ({"x": x, "y": y, "weight": weight[:5]}, r"weight must be a number for each of y's 20; got float64 \[5\]"),
+        ({"x": x, "y": y, "weight": -weight}, "weight must be finite numbers from 0"),
+        ({"x": x, "y": y, "weight": 0 * weight}, "at least one of them above"),
+        ({**parts, "weight_train": weight[:15]}, "needs weight_train, weight_test, and holds weight_train"),
+    ):
+        with pytest.raises(UsageError, match=problem):
+            federate(**arrays)
+
+
 def test_images_and_targets(tmp_path):
     planned = plan.resolve(TABLE)
     images = np.array([0, 255] * 8, np.uint8).reshape(8, 1, 1, 2)

@@ -43,7 +43,10 @@ def find(path: Path, name: str, reading: Reading, limits: Disclosure | None = No
     """The examples in a site's file, drawn within `limits`; raises UsageError for another kind of file."""
     if path.suffix.lower() == ".npz":
         if reading.time or reading.group or reading.columns or reading.ignore or reading.weight:
-            raise UsageError(f"{path} holds arrays: --time, --group, --column, --ignore and --weight are for tables")
+            raise UsageError(
+                f"{path} holds arrays: --time, --group, --column, --ignore and --weight are for tables; put example "
+                "weights into an array `weight` beside x and y"
+            )
         return SiteArrays(path, name, limits)
     if not kind_of(path):
         if not path.exists():
@@ -101,9 +104,10 @@ def at_home(data: "SiteData") -> Iterator[None]:
 def read(path: Path) -> dict[str, np.ndarray]:
     """A site's arrays by name: x and y, or x_train, y_train, x_test and y_test, perhaps also those of validation.
 
-    Raises UsageError or RunError naming the file if it is missing, damaged or of another form.
+    Beside each y there may be an array of example weights, `weight`; examples of weight 0 are left out. Raises
+    UsageError or RunError naming the file if it is missing, damaged or of another form.
     """
-    names = [f"{k}{part}" for part in ("", "_train", "_validation", "_test") for k in "xy"]
+    names = [f"{k}{part}" for part in ("", "_train", "_validation", "_test") for k in ("x", "y", "weight")]
     arrays = directory.read(path.parent, path.stem, (), names)[1]
     arrays = {name: np.atleast_1d(array) for name, array in arrays.items()}
     wholes = [name for name in ("", "_train", "_test", "_validation") if f"x{name}" in arrays or f"y{name}" in arrays]
@@ -121,7 +125,27 @@ def read(path: Path) -> dict[str, np.ndarray]:
                 f"{path}: x{name} must be numbers [n, ...] and y{name} labels or targets [n, ...]; "
                 f"got {x.dtype} {list(x.shape)} and {y.dtype} {list(y.shape)}"
             )
+    weighted = [name for name in ("", "_train", "_test", "_validation") if f"weight{name}" in arrays]
+    if weighted and set(weighted) != set(wholes):
+        wanted = ", ".join(f"weight{name}" for name in wholes)
+        got = ", ".join(f"weight{name}" for name in weighted)
+        raise UsageError(f"{path}: all examples have weights, or none; it needs {wanted}, and holds {got}")
+    for name in weighted:
+        arrays |= _weighted(path, name, {k: arrays[f"{k}{name}"] for k in ("x", "y", "weight")})
     return arrays
+
+
+def _weighted(path: Path, part: str, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The examples of a part that have a weight above 0, and their weights."""
+    weight = arrays["weight"]
+    if weight.dtype.kind not in "fiu" or weight.shape != arrays["y"].shape[:1]:
+        raise UsageError(
+            f"{path}: weight{part} must be a number for each of y{part}'s {len(arrays['y'])}; got {weight.dtype} "
+            f"{list(weight.shape)}"
+        )
+    if not (np.isfinite(weight) & (weight >= 0)).all() or not weight.any():
+        raise UsageError(f"{path}: weight{part} must be finite numbers from 0, at least one of them above; correct it")
+    return {f"{k}{part}": array[weight > 0] for k, array in arrays.items()}
 
 
 @dataclass(frozen=True)
@@ -159,22 +183,31 @@ class SiteArrays:
         x = {n: torch.from_numpy(a).float() for n, a in arrays.items() if n.startswith("x")}
         x = {n: t.div_(127.5).sub_(1) if arrays[n].dtype == np.uint8 else t for n, t in x.items()}
         y = {n: torch.from_numpy(a.astype(kind)) for n, a in arrays.items() if n.startswith("y")}
+        weight = {n: torch.from_numpy(a).float() for n, a in arrays.items() if n.startswith("weight")}
         if isinstance(task, Classification) != (next(iter(y.values())).ndim == 1 and _integers(arrays)):
             wanted = "labels" if isinstance(task, Classification) else "targets"
             raise UsageError(f"{path}: y must be {wanted}, as at the other sites")
         if "x" in x:
             owner = np.full(len(x["x"]), name)
-            federation = Federation.from_arrays(x["x"], y["y"], owner, split=split, seed=seed, task=task)
+            federation = Federation.from_arrays(
+                *(x["x"], y["y"], owner), split=split, seed=seed, task=task, weights=weight.get("weight")
+            )
             return self._check_draw(federation, split, seed)
         if "x_validation" not in x:
-            _cut(x, y, split, isinstance(task, Classification), generator(seed, "split", int(tags([name]))))
+            draw = generator(seed, "split", int(tags([name])))
+            _cut({"x": x, "y": y, "weight": weight}, split, isinstance(task, Classification), draw)
         rows, at = {}, 0
         for part in ("train", "validation", "test"):
             count = len(x[f"x_{part}"])
             rows[part] = [torch.arange(at, at + count)]
             at += count
-        pool = [torch.cat([table[f"{k}_{part}"] for part in rows]) for k, table in (("x", x), ("y", y))]
-        return self._check_draw(Federation(pool[0], pool[1], rows, task, (name,)), split, seed)
+
+        def pool(table: dict[str, Tensor], key: str) -> Tensor:
+            return torch.cat([table[f"{key}_{part}"] for part in rows])
+
+        weights = pool(weight, "weight") if weight else None
+        federation = Federation(pool(x, "x"), pool(y, "y"), rows, task, (name,), weights=weights)
+        return self._check_draw(federation, split, seed)
 
     def _check_draw(self, federation: Federation, split: Split, seed: int) -> Federation:
         """The federation, once its draw of rows is within the site's limits."""
@@ -191,9 +224,10 @@ class SiteArrays:
 SiteData = SiteTable | SiteSeries | SiteArrays  # a site's examples, whatever they are
 
 
-def _cut(x: dict[str, Tensor], y: dict[str, Tensor], split: Split, labelled: bool, draw: torch.Generator) -> None:
-    """Move some of the training examples to the validation examples."""
-    rows = torch.arange(len(x["x_train"]))
+def _cut(tables: dict[str, dict[str, Tensor]], split: Split, labelled: bool, draw: torch.Generator) -> None:
+    """Move some of the training examples, x, y and perhaps weights, to the validation examples."""
+    y = tables["y"]
+    rows = torch.arange(len(y["y_train"]))
     parts: dict[str, Tensor] = {"test": rows[:0], "train": rows}
     if split.validation:
         two = Split(split.validation, 0.0)
@@ -201,9 +235,10 @@ def _cut(x: dict[str, Tensor], y: dict[str, Tensor], split: Split, labelled: boo
         [parts] = two([rows], [draw], y["y_train"] if by_label else None)
     if not parts:
         raise UsageError("a single training example leaves none for validation; set federation.split.validation=0")
-    for table, key in ((x, "x"), (y, "y")):
-        table[f"{key}_validation"] = table[f"{key}_train"][parts["test"]]
-        table[f"{key}_train"] = table[f"{key}_train"][parts["train"]]
+    for key, table in tables.items():
+        if table:
+            table[f"{key}_validation"] = table[f"{key}_train"][parts["test"]]
+            table[f"{key}_train"] = table[f"{key}_train"][parts["train"]]
 
 
 def task_of(arrays: dict[str, np.ndarray]) -> Task:
