@@ -411,6 +411,48 @@ def test_one_client_can_be_trained_without_vmap():
     agree(alone, form.descend(theta, x, y, batches(SIZES, 8, 2), Descent(0.1, 0.2, theta[1].expand_as(theta)))[0])
 
 
+GRADIENTS = {
+    "of all examples": lambda c: c.gradient(anchor(c), c.data),
+    "at the model that all have": lambda c: c.gradient(c.model.theta, c.data),
+    "of a batch": lambda c: c.gradient(anchor(c), next(iter(c.batches()))),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("program", GRADIENTS)
+def test_the_fused_gradient_is_that_of_autograd(name, program, monkeypatch):
+    calls, real = [], Fused.gradient
+    monkeypatch.setattr(Fused, "gradient", lambda *args: calls.append(args) or real(*args))
+    agree(uploads(GRADIENTS[program], "fused", name), uploads(GRADIENTS[program], "loop", name))
+    assert len(calls) == 1  # once for all clients
+
+
+def test_in_a_transform_of_the_methods_own_the_gradient_can_be_transformed():
+    def several(client):
+        thetas = torch.stack([anchor(client), 2 * client.model.theta])
+        return torch.func.vmap(lambda theta: client.gradient(theta, client.data))(thetas)
+
+    def second(client):
+        return torch.func.grad(lambda theta: client.gradient(theta, client.data).square().sum())(anchor(client))
+
+    points = [uploads(lambda c, k=k: c.gradient((anchor(c), 2 * c.model.theta)[k], c.data), "loop") for k in (0, 1)]
+    agree(uploads(several, "fused"), torch.stack(points, 1))
+    agree(uploads(second, "fused"), uploads(second, "vmap"))
+    assert uploads(second, "fused").abs().max() > 0
+
+
+def test_class_weights_count_in_the_fused_gradient():
+    *_, theta, x, y, _, form = fused("relu")
+    at, weights = torch.arange(8).view(2, 4), torch.rand(2, 4)
+    share = torch.tensor([[0.5, 0.5, 0, 0], [0.25] * 4])
+    found = form.gradient(theta[:2], x[at], y[at], share, weights)
+    single = [
+        form.gradient(theta[:2], x[at[:, i : i + 1]], y[at[:, i : i + 1]], share[:, :1] * 0 + 1, None) for i in range(4)
+    ]
+    by_hand = sum((share[:, i] * weights.gather(1, y[at[:, i : i + 1]])[:, 0])[:, None] * single[i] for i in range(4))
+    agree(found, by_hand)
+
+
 def test_a_quadratic_penalty_pulls_towards_its_anchors():
     theta, one, two = draw(7).requires_grad_(), draw(7) + 1, draw(7) - 2
     slope = torch.autograd.grad((towards(one, 0.5) + towards(two, 0.2))(theta), theta)[0]

@@ -10,7 +10,7 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
-from torch._C._functorch import is_batchedtensor
+from torch._C._functorch import is_batchedtensor, maybe_current_level
 
 from ..errors import UsageError
 from .batches import Batch, Draw, Examples, Member, Pool, Shuffler, is_real
@@ -50,6 +50,12 @@ class Trainer(Protocol):
         """The trained theta: [d]."""
 
 
+class PreferredTrainer(Trainer, Protocol):
+    """A trainer for the requests that it does not refuse, and for gradients of the task's own loss."""
+
+    def gradient(self, client: "Client", theta: Tensor, batch: Batch | Examples) -> Tensor: ...
+
+
 class GeneralTrainer(Trainer, Protocol):
     """A trainer that refuses nothing, and that provides batches and gradients to methods that take their own steps."""
 
@@ -66,7 +72,7 @@ class Trainers:
     `refusals` collects the reasons that the others gave.
     """
 
-    def __init__(self, *preferred: Trainer, general: GeneralTrainer) -> None:
+    def __init__(self, *preferred: PreferredTrainer, general: GeneralTrainer) -> None:
         self._preferred, self.general = preferred, general
         self.refusals: set[str] = set()
 
@@ -77,6 +83,13 @@ class Trainers:
                 return trainer.train(client, request)
             self.refusals.add(refusal)
         return self.general.train(client, request)
+
+    def gradient(self, client: "Client", theta: Tensor, batch: Batch | Examples, objective: Objective | None) -> Tensor:
+        """[d] the gradient of the mean loss at theta: [d]."""
+        within = (maybe_current_level() or 0) > 1  # in a transform of the method's own, which only autograd can be in
+        if self._preferred and objective is None and not within:
+            return self._preferred[0].gradient(client, theta, batch)
+        return self.general.gradient(client, theta, batch, objective)
 
 
 class Client:
@@ -221,7 +234,7 @@ class Client:
 
     def gradient(self, theta: Tensor, batch: Batch | Examples, objective: Objective | None = None) -> Tensor:
         """[d] gradient of `loss`; zero on buffers."""
-        return self._trainers.general.gradient(self, theta, batch, objective)
+        return self._trainers.gradient(self, theta, batch, objective)
 
     def descend(
         self,

@@ -164,9 +164,39 @@ class Fused:
         only: frozenset[str] | None = None,
     ) -> Tensor:
         """`descend` for one client, no axis counting clients; under `torch.func.vmap` all are trained at once."""
-        how = descent.lr, descent.pull, descent.clip
-        result: Tensor = _ForOneClient.apply(self, theta, *batches, descent.slope, x, y, how, only)
+
+        def run(theta: Tensor, slope: Tensor | None, *stacked: Tensor) -> Tensor:
+            return self.descend(theta, x, y, Batches(*stacked), descent._replace(slope=slope), only)
+
+        return _ForOneClient.apply(run, 2 + len(batches), theta, descent.slope, *batches)  # type: ignore[no-any-return]
+
+    def gradient(self, theta: Tensor, x: Tensor, y: Tensor, share: Tensor, classes: Tensor | None) -> Tensor:
+        """[K, d] the gradient at theta: [K, d], or [d], of the losses of x, y: [K, n, ...], summed by share: [K, n].
+
+        classes: [K, C] weigh each class in the loss.
+        """
+        k, layout = len(x), self.layout
+        result = theta.new_zeros(k, layout.size)
+        moving = frozenset(e.name for e in layout.entries if e.trainable)
+        lowest = next((i for i, part in enumerate(self.parts) if not moving.isdisjoint(part.names)), len(self.parts))
+        tensors = _split(theta.expand(k, -1), layout) | {n: t.expand(k, *t.shape) for n, t in self.frozen.items()}
+        # A step of rate -1 from zero is the gradient.
+        step, saved = Step(_split(result, layout), moving, Descent(-1.0), {}), list[Any]()
+        with torch.no_grad():
+            value = x.clone()  # because parts may overwrite it
+            for part in self.parts:
+                value, kept = part.forward(tensors, value, None)
+                saved.append(kept)
+            g = LOSSES[type(self.task)](self.task, value, y).mul_(share.unsqueeze(-1))
+            if classes is not None:
+                g.mul_(classes.gather(1, y).unsqueeze(-1))
+            for i in reversed(range(lowest, len(self.parts))):
+                g = self.parts[i].backward(tensors, saved[i], g, step, deep=i > lowest)
         return result
+
+    def gradient_alone(self, theta: Tensor, x: Tensor, y: Tensor, share: Tensor, classes: Tensor | None) -> Tensor:
+        """`gradient` for one client, no axis counting clients, to be used under `torch.func.vmap` too."""
+        return _ForOneClient.apply(self.gradient, 5, theta, x, y, share, classes)  # type: ignore[no-any-return]
 
     @property
     def repeats(self) -> bool:
@@ -198,6 +228,11 @@ class Fused:
             start = stop
 
 
+def _split(theta: Tensor, layout: Layout) -> Named:
+    """theta: [k, d] as views [k, ...], or [d] as views [...]."""
+    return {e.name: theta[..., e.at].unflatten(-1, e.shape) for e in layout.entries}
+
+
 class _Block:
     """Clients that are trained at once, those with the fewest steps first."""
 
@@ -205,13 +240,10 @@ class _Block:
         self._fused, self._batches, self._descent = fused, batches, descent
         still, k = fused.frozen, len(batches.rows)
         wide = {name: t.expand(k, *t.shape) for name, t in still.items()}
-        self._begin = self._split(theta) | (still if theta.ndim == 1 else wide)  # [k, ...], or [...] if all begin alike
-        self._tensors = self._split(theta.expand(k, -1)) | wide
-        self._slopes = {} if descent.slope is None else self._split(descent.slope)
-
-    def _split(self, theta: Tensor) -> Named:
-        """theta: [k, d] as views [k, ...], or [d] as views [...]."""
-        return {e.name: theta[..., e.at].unflatten(-1, e.shape) for e in self._fused.layout.entries}
+        layout = fused.layout
+        self._begin = _split(theta, layout) | (still if theta.ndim == 1 else wide)  # [k, ...], or [...] if all the same
+        self._tensors = _split(theta.expand(k, -1), layout) | wide
+        self._slopes = {} if descent.slope is None else _split(descent.slope, layout)
 
     def train(self, x: Tensor, y: Tensor, moving: frozenset[str], lowest: int, span: bool, out: Tensor) -> None:
         """Write the trained vectors to out: [k, d]."""
@@ -260,45 +292,39 @@ class _Block:
             step.finish()
             if spanned:
                 spanned.backward(first, here, g)
-        new = self._split(out)
+        new = _split(out, self._fused.layout)
         if spanned:
             spanned.settle(steps.tolist(), new)
         for name in new.keys() - (parts[lowest].names if span else ()):
             new[name].copy_(moved.get(name, self._tensors[name]))
 
 
-TENSORS = 2 + len(Batches._fields)  # of a model, its batches and a slope, which differ between clients
-
-
 class _ForOneClient(torch.autograd.Function):
-    """Defines training under vmap as training of many clients at once."""
+    """Defines a function of one client under vmap as that of many clients at once, `run(*tensors, *shared)`.
+
+    Of what is given the first `count` are tensors of the client, [...], which `run` takes stacked, [K, ...]. The first
+    of them is a model, which stays [d] where all clients have the same.
+    """
 
     @staticmethod
-    def forward(form: Fused, *given: Any) -> Tensor:
-        tensors = [t if t is None else t.unsqueeze(0) for t in given[:TENSORS]]
-        return _descend(form, tensors, *given[TENSORS:]).squeeze(0)
+    def forward(run: Callable[..., Tensor], count: int, *given: Any) -> Tensor:
+        return run(*(t if t is None else t.unsqueeze(0) for t in given[:count]), *given[count:]).squeeze(0)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
         pass
 
     @staticmethod
-    def vmap(info: Any, in_dims: Any, form: Fused, *given: Any) -> tuple[Tensor, int]:
-        tensors = [
-            t if t is None else _batch(t, dim, info.batch_size)
-            for t, dim in zip(given[:TENSORS], in_dims[1:], strict=False)
-        ]
-        if in_dims[1] is None:
-            tensors[0] = given[0]  # a model that all begin with
-        return _descend(form, tensors, *given[TENSORS:]), 0
+    def vmap(info: Any, in_dims: Any, run: Callable[..., Tensor], count: int, *given: Any) -> tuple[Tensor, int]:
+        axes = in_dims[2 : 2 + count]
+        theta = given[0] if axes[0] is None else given[0].movedim(axes[0], 0)
+        rest = (
+            t if t is None else _batch(t, axis, info.batch_size)
+            for t, axis in zip(given[1:count], axes[1:], strict=True)
+        )
+        return run(theta, *rest, *given[count:]), 0
 
 
 def _batch(tensor: Tensor, axis: int | None, clients: int) -> Tensor:
     """The tensor with the axis of clients first; one without it is the same for all of them."""
     return tensor.expand(clients, *tensor.shape) if axis is None else tensor.movedim(axis, 0)
-
-
-def _descend(form: Fused, tensors: list[Any], x: Tensor, y: Tensor, how: tuple[float, ...], only: Any) -> Tensor:
-    lr, pull, clip = how
-    theta, *batches, slope = tensors
-    return form.descend(theta, x, y, Batches(*batches), Descent(lr, pull, slope, clip), only)

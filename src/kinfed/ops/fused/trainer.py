@@ -4,7 +4,9 @@ import math
 
 from torch import Tensor
 
+from ...core.batches import Batch, Examples
 from ...core.client import Client, Quadratic, Request
+from ...core.metrics import positive
 from ...core.optimiser import SGD
 from .descent import Fused
 from .step import Batches, Descent
@@ -39,3 +41,11 @@ class FusedTrainer:
         descent = Descent(optimiser.lr, optimiser.weight_decay + pull, slope, request.clip)
         moving = frozenset(request.moving)
         return self._form.descend_alone(request.theta, x, y, batches, descent, moving)
+
+    def gradient(self, client: Client, theta: Tensor, batch: Batch | Examples) -> Tensor:
+        """[d] gradient of the mean loss at theta: [d]; under `torch.func.vmap` of all clients at once."""
+        weight = batch.x.new_ones(len(batch.y), dtype=theta.dtype) if batch.weight is None else batch.weight
+        share = weight / positive(weight.sum())
+        if isinstance(batch, Batch) and batch.importance is not None:
+            share = share * batch.importance
+        return self._form.gradient_alone(theta, batch.x, batch.y, share, client.class_weights)
