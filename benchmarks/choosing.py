@@ -26,6 +26,7 @@ from kinfed.ops.gemm import fast_gemm, objection, suits
 from kinfed.simulation.auto import NAMES
 from kinfed.simulation.execution import Execution
 from kinfed.simulation.simulation import Simulation
+from kinfed_papers.result_pages import write_page
 
 PAGE = Path(__file__).parents[1] / "docs" / "evidence" / "choosing.md"
 SECONDS, LEAST = 4.0, 3  # for a case, and turns that it has in any case
@@ -223,7 +224,8 @@ def main():
         rows, others = products()
         head = ["| product | multiplications | MKL, us | oneDNN, us | goes to | and takes |", f"|{' --- |' * 6}"]
         more = [summary(others), "", *head, *rows]
-    PAGE.write_text(
+    write_page(
+        PAGE,
         "\n".join(
             [
                 "# What `auto` picks, and what would have been fastest",
@@ -251,7 +253,7 @@ def main():
                 *more,
                 "",
             ]
-        )
+        ),
     )
 
 

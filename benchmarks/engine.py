@@ -36,6 +36,7 @@ from kinfed.ops.gemm import fast_gemm
 from kinfed.simulation.auto import NAMES
 from kinfed.simulation.execution import Execution
 from kinfed.simulation.simulation import Simulation
+from kinfed_papers.result_pages import write_page
 
 PAGE = Path(__file__).parents[1] / "docs" / "evidence" / "engine.md"
 ROUNDS, MOST = 7, 25  # undisturbed rounds wanted of each program, and rounds tried at most
@@ -324,7 +325,7 @@ maximum fell the other way, which happens in every executor, the plain loop incl
 
 PyTorch {torch.__version__}, Python {platform.python_version()}, {torch.get_num_threads()} cores of {processor()}.
 """
-    PAGE.write_text("\n".join([intro, *sections(PAGE.read_text(), WORKLOADS, measured)]).rstrip() + "\n")
+    write_page(PAGE, "\n".join([intro, *sections(PAGE.read_text(), WORKLOADS, measured)]).rstrip() + "\n")
 
 
 def sections(page, names, measured):

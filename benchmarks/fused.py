@@ -30,6 +30,7 @@ from kinfed.models import MODELS
 from kinfed.simulation.execution import Execution
 from kinfed.simulation.simulation import Simulation
 from kinfed.simulation.workers import threads
+from kinfed_papers.result_pages import write_page
 
 PAGE = Path(__file__).parents[1] / "docs" / "evidence" / "fused.md"
 
@@ -194,7 +195,7 @@ def main():
         f"{torch.get_num_threads()} cores of {processor()}."
     )
     lines = sections(measured_part, WORKLOADS, measured)
-    PAGE.write_text(before + "\n".join([MARK, "", machine, "", *lines]).rstrip() + "\n")
+    write_page(PAGE, before + "\n".join([MARK, "", machine, "", *lines]).rstrip() + "\n")
 
 
 MARK = "## Measured"

@@ -233,14 +233,22 @@ def sizes(checkout: Path) -> dict[str, int]:
     paths = sorted(root.rglob("*.py"))
     names = Counter(path.stem for path in paths if path.stem != "__init__" and path.parent.name != "cli")
     flat = Counter(path.parent for path in paths if path.parent.name != "methods")
-    pages = [page for page in docs.rglob("*.md") if page.relative_to(docs).parts[0] not in ("evidence", "papers")]
+    results = [page for page in docs.rglob("*.md") if page.relative_to(docs).parts[0] in ("evidence", "papers")]
+    pages = [page for page in docs.rglob("*.md") if page not in results]
     return {
         "folders at the root": sum((path / "__init__.py").exists() for path in root.iterdir()),
         "files in the largest folder, methods apart": max(flat.values()),
         "names of files that stand in several folders": sum(count > 1 for count in names.values()),
         "pages of the product": len(pages),
         "words of these pages": sum(len(page.read_text().split()) for page in pages),
+        "words of prose of papers and evidence": sum(map(count_prose, results)),
     }
+
+
+def count_prose(page: Path) -> int:
+    """Words of a page that stand neither in a table nor in a block of code."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    return sum(len(line.split()) for line in text.splitlines() if not line.startswith("|"))
 
 
 def seconds(checkout: Path) -> dict[str, tuple[float, float]]:

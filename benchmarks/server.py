@@ -33,7 +33,7 @@ from kinfed.ops.gemm import has_amx, objection
 from kinfed.ops.mixing import mix, weighted_mean
 from kinfed.ops.similarity import fast_product, gram, inner_by_layer
 from kinfed.relations import Distance, Nearest, Softmax, relate
-from kinfed_papers.result_pages import version
+from kinfed_papers.result_pages import version, write_page
 
 PAGE = Path(__file__).parents[1] / "docs" / "evidence" / "server.md"
 QUIET = 1.2  # times the best time of the fixed product
@@ -285,7 +285,8 @@ def main():
         return
     threads = torch.get_num_threads()
     single, double = (rate[dtype] / 1e9 for dtype in (torch.float32, torch.float64))
-    PAGE.write_text(
+    write_page(
+        PAGE,
         "\n".join(
             [
                 "# What the server costs",
@@ -343,7 +344,7 @@ def main():
                 *recall(),
                 "",
             ]
-        )
+        ),
     )
 
 

@@ -55,5 +55,7 @@ autodoc_typehints = "signature"
 autodoc_typehints_format = "short"
 autodoc_member_order = "bysource"
 autodoc_preserve_defaults = True
+REQUESTS = [f"set_{name}_request" for name in ("fit", "predict", "predict_proba", "score")]  # scikit-learn adds them
+autodoc_default_options = {"exclude-members": ", ".join(REQUESTS)}
 napoleon_google_docstring = True
 nitpicky = False

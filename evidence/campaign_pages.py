@@ -12,13 +12,14 @@ import numpy as np
 
 from kinfed import UsageError
 from kinfed.files import replacing
+from kinfed.report.tables.text_table import of_markdown
 from kinfed_papers import published_table
 from kinfed_papers.claim_verdicts import seeds_of
 from kinfed_papers.cli import run as reproduce
 from kinfed_papers.environment import read_machines, sentences
 from kinfed_papers.reproduction import MEASURES, OTHER_PROTOCOL
-from kinfed_papers.result_pages import PART, put
-from kinfed_papers.sheet import markdown, table_csv
+from kinfed_papers.result_pages import PART, place_table, put, split_tables, write
+from kinfed_papers.sheet import table_csv
 
 FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 WHOLE = re.compile(
@@ -30,8 +31,10 @@ ASIDE = re.compile(
 )  # quoted, addresses, dates, references
 NUMBER = re.compile(r"(?<![\w.])\d+(?:,\d{3})*(?:\.\d+)?(?:e-?\d+)?")
 STATED = re.compile(r"(?<![\w.\-/=\[])(\d+(?:,\d{3})*(?:\.\d+)?)(?!\w|\.\d)(?:<!-- (?:= ([^>]+)|\$ ([^>]+)) -->)?")
-ABOVE = re.compile(r"^- (.+)$", re.MULTILINE)  # what a table tells of its settings
-MADE_WITH = re.compile(r"^Made with (.+)\.\\?$", re.MULTILINE)
+MADE_WITH = re.compile(r"Made with (.+)\.")
+NOTES = "Settings and remarks"
+SETTINGS, REMARKS = "settings", "remarks"  # of a table, as its notes name them
+TITLE = re.compile(r"(?:([A-Z]): )?([^:]+)(?:: (.+))?")  # of a table of statistics: its set, its kind, its runs
 HISTORY = ("column", "method", "model", "score", "seeds")
 GUIDES = ("analyses", "public-codes", "reproduce")  # pages beside the results, whose numbers are settings
 COUNTED = re.compile(r"^Of (\d+) runs: ", re.MULTILINE)
@@ -57,13 +60,15 @@ def publish(part, works, args):
     before = {key: (scale(row["flags"]), int(row["seeds"])) for key, row in published.items()}
     if less := [key for key, worth in before.items() if worth > now.get(key, (0, 0))]:
         return f"left as it is: {len(less)} of its {len(published)} numbers have fewer rounds or seeds in {made.out}"
-    machines = dict.fromkeys([*MADE_WITH.findall(parts[part]), *read_machines(made.out)])
+    earlier_notes = read_notes(page, part)
+    machines = dict.fromkeys(match[1] for _, note in earlier_notes if (match := MADE_WITH.fullmatch(note)))
+    machines |= dict.fromkeys(read_machines(made.out))
     shown = reproduce.contents(made, lines, sentences(machines, sum_seconds(made, lines)))
     if not any(work.folder.is_finished for work in ended):  # nothing is new but the form
-        shown = shown._replace(protocol=ABOVE.findall(parts[part].partition("\n**")[0]))
-    text = markdown(shown, reproduce.command(made, lines)).replace("# ", "## ", 1)
-    if gone and (other := read_settings(parts[part]) - read_settings(text)):
+        shown = shown._replace(protocol=[note for of, note in earlier_notes if of == SETTINGS])
+    if gone and (other := list_settings(earlier_notes) - list_settings(notes_of(shown))):
         return f"left as it is: {gone} of its numbers have no run here, and were made by other settings: {min(other)}"
+    text = compose(shown, reproduce.command(made, lines))
     kept.mkdir(parents=True, exist_ok=True)
     text += statistics_of(made, lines, published, kept / "statistics.md")
     written = {"table.csv": numbers(lines, published), "history.csv": history(made, kept / "history.csv")}
@@ -71,7 +76,7 @@ def publish(part, works, args):
         if contents:
             with replacing(kept / name) as file:
                 file.write_text(contents)
-    put(page, part, text, page.stem)
+    put(page, part, text, page.stem, rows=0)
     without = f", {gone} of them without a run here" if gone else ""
     return f"{len(now)} numbers in {page.name}{without}"
 
@@ -182,10 +187,47 @@ def sum_seconds(made, lines):
     return sum(line.seconds * len(line.by_seed) for line in cells.values())
 
 
-def read_settings(text):
-    """What a table says of its settings, above its numbers without the names of columns, and of its rows, in notes."""
-    above = [re.sub(r"^[\w/., -]+: ", "", line) for line in ABOVE.findall(text.partition("\n**")[0])]
-    return {line.casefold() for line in [*above, *re.findall(r"^\[\d+\] (.+?)\\?$", text, re.MULTILINE)]}
+def compose(shown, command):
+    """A table's part of its page: the command, the numbers, and what is to be known of them."""
+    numbers_table = tabulate(
+        ("setting", *shown.headings), [(group.heading, *cells) for group in shown.groups for cells in group.rows]
+    )
+    head = [f"## {shown.title}", "", f"{shown.source}.", "", "```console", f"$ {command}", "```", ""]
+    named = shown.title.partition(":")[0]
+    head += [f"**Numbers of {named} beside the paper's**", "", *numbers_table, "", f"**{NOTES} of {named}**", ""]
+    return "\n".join([*head, *tabulate(("of", "note"), notes_of(shown)), ""])
+
+
+def tabulate(headings, rows):
+    """Lines of a Markdown table."""
+    cells = [[str(cell).replace("|", r"\|") for cell in row] for row in (headings, ["---"] * len(headings), *rows)]
+    return [f"| {' | '.join(row)} |" for row in cells]
+
+
+def notes_of(shown):
+    """What is to be known of a table: its settings, a summary of each group, and what its remarks mean."""
+    summaries = [(group.heading, group.summary) for group in shown.groups]
+    return [
+        *((SETTINGS, line) for line in shown.protocol),
+        *summaries,
+        *((REMARKS, line) for line in shown.legend),
+    ]
+
+
+def read_notes(page, part):
+    """The notes of a committed part, as `notes_of` gives them."""
+    path = place_table(page, part, NOTES)
+    if not path.exists():
+        return []
+    with path.open(newline="") as file:
+        return [tuple(row) for row in csv.reader(file)][1:]
+
+
+def list_settings(notes):
+    """What the notes of a table say of its settings, without the names of columns, and of its rows."""
+    above = [re.sub(r"^[\w/., -]+: ", "", note) for of, note in notes if of == SETTINGS]
+    below = [note.partition("] ")[2] for of, note in notes if of == REMARKS and note.startswith("[")]
+    return {line.casefold() for line in [*above, *below]}
 
 
 def statistics_of(made, lines, published, path):
@@ -198,14 +240,33 @@ def statistics_of(made, lines, published, path):
         text = text.replace("\n", f"\n\n{count_runs(of)}\n", 1)
     if reproduce.write_statistics(made) and (not text or len(here) >= int(COUNTED.search(text).group(1))):
         statistics_text = (made.out / reproduce.STATISTICS).read_text()
-        text = f"# {path.parent.name}: statistics\n\n{count_runs(here)}\n\n{statistics_text}"
+        text = f"# {path.parent.name}: statistics\n\n{count_runs(here)}\n\n{join_grids(of_markdown(statistics_text))}"
     if not text:
         return ""
-    with replacing(path) as file:
-        file.write_text(text)
+    write(path, *split_tables(path, text, rows=0))
     some = int(COUNTED.search(text).group(1))
     link = reproduce.LINK.replace(f"({reproduce.STATISTICS})", f"(tables/{path.parent.name}/statistics.md)")
     return link.replace(").\n", f"), of {some} of the {len(every_run)} runs.\n") if some < len(every_run) else link
+
+
+def join_grids(grids):
+    """Tables of statistics for sets of runs: a table of each kind for all sets, and one of what is noted."""
+    kinds, by_note = {}, {}
+    for grid in grids:
+        letter, kind, runs = TITLE.fullmatch(grid.title).groups("")
+        for note in filter(None, (runs, *grid.notes)):
+            by_note.setdefault((kind, note), []).append(letter)
+        headings = [(name, grid.headings[:place].count(name)) for place, name in enumerate(grid.headings)]
+        for block in grid.blocks:
+            named = [dict(zip(headings, cells, strict=True)) for cells in block]
+            kinds.setdefault(kind, []).extend({("set", 0): letter} | cells for cells in named)
+    notes = [(kind, ", ".join(letters), note) for (kind, note), letters in by_note.items()]
+    lines = []
+    for kind, rows in kinds.items():
+        headings = list(dict.fromkeys(heading for row in rows for heading in row))
+        cells = [[row.get(heading, "") for heading in headings] for row in rows]
+        lines += [f"**{kind}**", "", *tabulate([name for name, _ in headings], cells), ""]
+    return "\n".join([*lines, "**Sets and notes**", "", *tabulate(("table", "set", "note"), notes), ""])
 
 
 def runs_of(made, seeds):
@@ -303,8 +364,10 @@ def find_unprinted(page):
     says how, 5.9<!-- = 65.1 - 59.2 -->, and one that is printed elsewhere by what, 7.4<!-- $ kinfed list x -->.
     """
     text, printed = page.read_text(), []
+    for path in page.with_suffix("").glob("*.csv"):
+        printed += numbers_in(path.read_text())
     if paper := page.stem.removesuffix("-tables") if page.stem.endswith("-tables") else "":
-        for path in (*page.parent.glob(f"tables/{paper}.*/*.*"), *page.parent.glob("deciding/*.csv")):
+        for path in (*page.parent.glob(f"tables/{paper}.*/**/*.*"), *page.parent.glob("deciding/*.csv")):
             printed += [times * value for value in numbers_in(path.read_text()) for times in (1, 100)]
         for path in (published_table.PAPERS / paper).glob("*.*"):
             printed += numbers_in(path.read_text())

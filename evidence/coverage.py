@@ -1,26 +1,20 @@
 """The page on what is measured of the papers' tables: KINFED_DATA=DIR python evidence/coverage.py [DATASET ...]
 
 It is written from docs/papers/tables/*/table.csv: the coverage by table, and the verdict on each claim. Which data
-sets are at hand is read from KINFED_DATA, or taken from the arguments, and noted on the page. The pages of tables get
-the verdicts of now below each table.
+sets are at hand is read from KINFED_DATA, or taken from the arguments, and noted on the page.
 """
 
 import argparse
 import os
 import posixpath
-import re
-from collections import defaultdict
 from pathlib import Path
 
-from kinfed.files import replacing
 from kinfed_papers.claims import answered_claims
 from kinfed_papers.coverage import COMMITTED, RULE, claims, coverage, lines
 from kinfed_papers.reproduction import WITHOUT_FILE
-from kinfed_papers.result_pages import PART, put
+from kinfed_papers.result_pages import put
 
 PAGE = COMMITTED.parent / "coverage.md"
-CLAIMS = "**What the paper claims**"
-BELOW = re.compile(rf"{re.escape(CLAIMS)}\n\n(?:- .*\n)*\n")
 AT_HAND = "Data sets at hand: "
 
 
@@ -40,26 +34,6 @@ def parts(at_hand, folder=COMMITTED):
     return {"coverage": "\n".join(shown), "claims": "\n".join(verdicts), "answered": "\n".join(pages)}
 
 
-def judge_page(page, folder=COMMITTED):
-    """A page of tables whose claims, below each table, have the verdict of now."""
-    by_part = defaultdict(list)
-    for part, verdict in claims(folder):
-        by_part[part].append(
-            f"- {verdict.answer_with_reason}: {verdict.claim.says} ({verdict.claim.where}). {verdict.text}"
-        )
-
-    def change(match):
-        part = match.group(1)
-        lines = [
-            f"{CLAIMS}\n",
-            *by_part.get(part, ["- The claims of this table are judged by another part of it."]),
-            "\n",
-        ]
-        return BELOW.sub(lambda _: "\n".join(lines), match.group()) if CLAIMS in match.group() else match.group()
-
-    return PART.sub(change, page.read_text())
-
-
 def read_at_hand(page=PAGE):
     """The data sets that a page notes as at hand."""
     line = next(line for line in page.read_text().splitlines() if line.startswith(AT_HAND))
@@ -72,7 +46,3 @@ if __name__ == "__main__":
     named = parser.parse_args().datasets or [path.stem for path in Path(os.environ["KINFED_DATA"]).glob("*.npz")]
     for name, text in parts(named).items():
         put(PAGE, name, text, "What is measured of the papers' tables")
-    for page in sorted(PAGE.parent.glob("*-tables.md")):
-        text = judge_page(page)
-        with replacing(page) as file:
-            file.write_text(text)

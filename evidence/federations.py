@@ -354,13 +354,16 @@ def average(runs, case):
 
 def notes(results, rows):
     """What `choose` chose, and why runs ended early."""
+    chosen = []
     if "choose" in rows:
         for case, kept_runs in results.items():
             runs = row(kept_runs, rows["choose"])
             others = sum(run.get("others", 0) for run in runs)
             kept = f"; {others} clients keep another model" if others else ""
             if runs:
-                yield f"- `choose` on {case}: {', '.join(run.get('chosen', 'nothing') for run in runs)}{kept}"
+                chosen.append(f"| {case} | {', '.join(run.get('chosen', 'nothing') for run in runs)}{kept} |")
+    if chosen:
+        yield "\n".join(["| federation | chosen by `choose`, seed by seed |", "| --- | --- |", *chosen, ""])
     ended = {}
     for name, settings in rows.items():
         for case, kept_runs in results.items():
@@ -409,7 +412,7 @@ def write():
         training_text = (
             f"SGD at rate {how.optimiser.lr:g}, batches of {how.batch}, {how.epochs} local epochs, {ROUNDS} rounds"
         )
-        lines += [f"### {training_text}", ""]
+        lines += [f"## {training_text}", ""]
         for group, cases_of in (
             ("the nine", {c: kept_runs for c, kept_runs in results.items() if c in seen}),
             ("the three that no default has seen", {c: kept_runs for c, kept_runs in results.items() if c not in seen}),
@@ -426,7 +429,7 @@ def write():
                     if any(has_score(row(kept_runs, settings)) for kept_runs in cases_of.values()):
                         ran[name] = settings
                 if ran:
-                    lines += [f"#### {title}, {group}", "", *table(cases_of, ran), "", *notes(cases_of, rows), ""]
+                    lines += [f"### {title}, {group}", "", *table(cases_of, ran), "", *notes(cases_of, rows), ""]
     head = f"`python evidence/federations.py measure --tuned --answers FILE`, then `write`; {page.version()}."
     page.put(PAGE, "now", "\n".join([head, "", *lines]), "Twelve federations")
 

@@ -37,6 +37,7 @@ from kinfed.interrupts import catch_signals
 from kinfed.simulation.execution import Execution
 from kinfed.simulation.simulation import Simulation
 from kinfed_flower import plan
+from kinfed_papers.result_pages import write_page
 
 PAGE = Path(__file__).parents[1] / "docs" / "evidence" / "flower-faults.md"
 SITES = 3
@@ -309,7 +310,8 @@ class Results:
                 f"| {label} | {len(seconds)} | {len(runs)} | {len(runs) - len(good)} | "
                 f"{' | '.join(map(str, total))} | {spread} |"
             )
-        PAGE.write_text(
+        write_page(
+            PAGE,
             "# Faults of a federation\n\n"
             f"Written by `python evidence/flower_faults.py --times {self.times} --faults {self.faults} "
             f"--jobs {self.jobs}`.\n\n"
@@ -324,7 +326,7 @@ class Results:
             "round before the fault to the end of the next round in which all sites take part: two rounds, if there is "
             "nothing to wait for.\n\n"
             "| fault | faults | runs | failed | rounds lost | replies left out | models lost | wrong | seconds, median "
-            "| most |\n| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |\n" + "\n".join(rows) + "\n"
+            "| most |\n| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |\n" + "\n".join(rows) + "\n",
         )
 
 

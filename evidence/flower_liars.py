@@ -25,6 +25,7 @@ from kinfed_flower.site.policy import Policy
 from kinfed_flower.site.site import Site
 from kinfed_flower.site.site_reading import Reading
 from kinfed_flower.wire.messages import Message
+from kinfed_papers.result_pages import write_page
 
 PAGE = Path(__file__).parents[1] / "docs" / "evidence" / "flower-security.md"
 HEADING = "## A server and a site that lie\n"
@@ -552,13 +553,14 @@ def main():
     clean = [[str(cell).replace("|", "\\|").replace("\n", " ") for cell in row] for row in rows]
     table = "\n".join(f"| {' | '.join(row[:3])} | {row[3] if row[3] == 'shut' else f'**{row[3]}**'} |" for row in clean)
     before = PAGE.read_text().partition(HEADING)[0]
-    PAGE.write_text(
+    write_page(
+        PAGE,
         f"{before}{HEADING}\nWritten by `python evidence/flower_liars.py`, and by the command above in the end: four "
         "hospitals of 90 invented rows in one process. *Possible* is what a site gives within a plan that its operator "
         "agreed to without `[privacy]`; with an epsilon such an attack reads no row ([measured](privacy-cost.md)). "
         "*Bounded* is possible as often as the line says.\n\n"
         "| attack | who | what happened | |\n| --- | --- | --- | --- |\n"
-        f"{table}\n"
+        f"{table}\n",
     )
     return any(row[3] == "OPEN" for row in rows)
 

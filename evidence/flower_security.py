@@ -38,6 +38,7 @@ from kinfed.interrupts import catch_signals
 from kinfed.runs import connections
 from kinfed_flower.programs import authentication
 from kinfed_flower.programs.server_app import bundle
+from kinfed_papers.result_pages import write_page
 
 PAGE = Path(__file__).parents[1] / "docs" / "evidence" / "flower-security.md"
 SITES, ROUNDS = 3, 8
@@ -569,7 +570,8 @@ def write(rows, refused, size):
         f"| {door} | {who} | {happened} | {'shut' if row[3] else '**OPEN**'} |"
         for (door, who, happened), row in zip(clean, rows, strict=True)
     )
-    PAGE.write_text(
+    write_page(
+        PAGE,
         "# Attacks on a federation's servers\n\n"
         "Written by `python evidence/flower_security.py`, run as root so that it can act as another user.\n\n"
         f"Flower {importlib.metadata.version('flwr')}; {environment()} SuperLink and {SITES} nodes on one machine, "
@@ -581,7 +583,7 @@ def write(rows, refused, size):
         f"{size / 1000:.0f} kB long.\n\n"
         "Sites run no program that a server sends, as they never ask for one (`tests/flower/test_connection.py`). "
         "Revoked sites, and sites that claim too many classes or examples are covered by tests: `test_gate.py`, "
-        "`test_broker.py` and `test_server.py` there.\n\n"
+        "`test_broker.py` and `test_server.py` there.\n\n",
     )
 
 

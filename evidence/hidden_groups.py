@@ -19,7 +19,7 @@ from kinfed import Params, fit
 from kinfed.core.rows import put
 from kinfed.methods import METHODS, GraphMethod
 from kinfed.runs.config import experiment as config
-from kinfed_papers.result_pages import version
+from kinfed_papers.result_pages import version, write_page
 
 SEEDS = (0, 1, 2)
 SOURCE = str(Path(__file__).parent / "tuned" / "rotated-digits.toml")
@@ -169,7 +169,7 @@ def main():
     ]
     for method in ("oracle", "local", "fedavg", "kin", "fedaghn"):
         lines += rows(f"{method}, lr 0.4", measure(method, "training.optimiser.lr=0.4"))
-    PAGE.write_text("\n".join([*lines, ""]))
+    write_page(PAGE, "\n".join([*lines, ""]))
 
 
 if __name__ == "__main__":

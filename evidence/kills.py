@@ -25,6 +25,8 @@ from textwrap import fill
 
 import torch
 
+from kinfed_papers.result_pages import write_page
+
 PAGE = Path(__file__).parents[1] / "docs" / "evidence" / "kills.md"
 STOPS, MOST = 200, 5  # in all, and of one command
 COMPARED = ("models.safetensors", "history.csv", "relations.npz", "diagnostics.csv")
@@ -350,7 +352,7 @@ def main():
     if not bad:
         shutil.rmtree(folder)
     if (args.stops, args.seed) == (STOPS, 0):
-        PAGE.write_text(page(done, bad))
+        write_page(PAGE, page(done, bad))
     sys.exit(bool(bad))
 
 

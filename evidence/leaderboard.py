@@ -71,7 +71,7 @@ def board():
         ran = [name for name in rows if name in measured]
         if not ran:
             continue
-        yield f"\n### {title}\n"
+        yield f"\n## {title}\n"
         yield "| method | mean of nine | worst of nine | mean rank | " + " | ".join(data) + " |"
         yield "| --- |" + " ---: |" * (3 + len(data))
         of = {name: [gains[name] for gains in nine if name in gains] for name in ran}

@@ -283,10 +283,10 @@ def write():
     kept = json.loads(KEPT.read_text())
     lines = [f"`python evidence/many_clients.py measure`, `ablations`, then `write`; {page.version()}.", ""]
     for half, title in (("chosen on", "On which defaults were chosen"), ("kept apart", "Measured once")):
-        lines += [f"### {title}", "", *table(kept[half], METHODS), ""]
+        lines += [f"## {title}", "", *table(kept[half], METHODS), ""]
     if any(key(method) in kept_runs for method in ABLATIONS.values() for kept_runs in kept["chosen on"].values()):
         lines += [
-            "### One part of kin changed at a time, on the first half",
+            "## One part of kin changed at a time, on the first half",
             "",
             *write_ablations(kept["chosen on"]),
             "",

@@ -5,7 +5,6 @@ Rewrites the parts of docs/evidence/privacy-cost.md, between marks: ledger, opac
 promise of the page is broken.
 """
 
-import re
 import sys
 import tempfile
 import warnings
@@ -36,6 +35,7 @@ from kinfed_flower.server.server import serve
 from kinfed_flower.site.policy import Policy
 from kinfed_flower.site.site import Site
 from kinfed_flower.wire.messages import Message
+from kinfed_papers.result_pages import put
 
 PAGE = Path(__file__).parents[1] / "docs" / "evidence" / "privacy-cost.md"
 DELTA, SEEDS = 1e-5, (0, 1, 2)
@@ -477,10 +477,7 @@ def main(wanted: list[str]) -> int:
         text, holds = PARTS[name]()
         print(f"{name}: {'holds' if holds else 'BROKEN'}\n{text}", flush=True)
         kept &= holds
-        page = PAGE.read_text()
-        begin, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->"
-        page = re.sub(f"{begin}.*?{end}", lambda _: f"{begin}{text}\n{end}", page, flags=re.DOTALL)  # noqa: B023
-        PAGE.write_text(page)
+        put(PAGE, name, text, "What an epsilon costs")
     return 0 if kept else 1
 
 

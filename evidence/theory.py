@@ -14,8 +14,9 @@ from kinfed_papers.panacea.theory import (
     risk_without_graph,
     simulate,
 )
+from kinfed_papers.result_pages import write_page
 
-PAGE = Path(__file__).parents[1] / "docs" / "theory.md"
+PAGE = Path(__file__).parents[1] / "docs" / "papers" / "theory.md"
 N, D, K, DRAWS = 12, 20, 4, 4000
 LOST = (1, 3, 6)
 
@@ -141,12 +142,12 @@ $\frac1n \|\Theta^* - W^* V G\|_F^2$ (Lin et al., 2025, Section III-C).
 
 
 def main():
-    PAGE.parent.mkdir(exist_ok=True)
     rows, distances = measure()
     runs = [simulate(torch.eye(N, dtype=torch.float64), m, D, K, DRAWS, seed=m) for m in LOST]
     draw(PAGE.with_name("theory.png"))
     far = sum(distance > 2 for distance in distances)
-    PAGE.write_text(
+    write_page(
+        PAGE,
         TEXT
         + f"""## Closed form and simulation
 
@@ -168,7 +169,7 @@ Lines: Theorem III.3. Dots: simulation, ± 2 standard errors.
 | --- | --- | --- | --- | --- | --- | --- | --- | --- |
 """
         + "\n".join(rows)
-        + "\n"
+        + "\n",
     )
     print(PAGE.read_text())
 

@@ -32,6 +32,7 @@ from kinfed.simulation.execution import Execution
 from kinfed_papers.analyses import ANALYSES
 from kinfed_papers.cli.list import SUBJECTS
 from kinfed_papers.published_table import load, tables
+from kinfed_papers.result_pages import is_written, put, split_tables
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -72,7 +73,9 @@ def test_tests_that_pages_name_are_there():
 def test_the_table_of_methods_is_what_the_program_counts(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "evidence"))
     table = importlib.import_module("method_table")
-    assert "\n".join(table.lines()) in table.PAGE.read_text(), "python evidence/method_table.py writes it again"
+    assert is_written(table.PAGE, table.PART, "\n".join(table.lines())), (
+        "python evidence/method_table.py writes it again"
+    )
     assert all(family in table.PAGE.read_text().partition("## Lines")[0] for family in table.FAMILIES)
     for page, sentences in table.differences().items():
         assert "\n".join(sentences) in page.read_text(), "python evidence/method_table.py writes it again"
@@ -95,11 +98,26 @@ def test_parts_of_deciding_experiments_are_what_their_files_of_scores_give(monke
     monkeypatch.syspath_prepend(str(ROOT / "evidence"))
     deciding = importlib.import_module("deciding")
     for name, asked in deciding.ASKED.items():
-        page = (deciding.RESULTS / f"{asked.page}.md").read_text()
-        written = f"<!-- deciding: {name} -->\n{deciding.part(name)}\n<!-- end of deciding: {name} -->\n"
-        assert written in page, f"python evidence/deciding.py {name} --write"
+        page = deciding.RESULTS / f"{asked.page}.md"
+        assert is_written(page, f"deciding: {name}", deciding.part(name)), f"python evidence/deciding.py {name} --write"
         for more in (*asked.settings.values(), *(f"method={method}" for method in asked.tuned or ())):
             experiment.resolve(experiment.read(asked.source, [*asked.common.split(), *more.split()]))
+
+
+def test_long_tables_stand_beside_their_page(tmp_path):
+    page = tmp_path / "a.md"
+    page.write_text("# A\n\n## Errors\n\n<!-- x -->\n<!-- end of x -->\nB\n")
+    short, long = ("| who | n \\| m | 1 |\n| --- | ---: | ---: |\n" + "| `a`, b | 2 | |\n" * rows for rows in (8, 9))
+    put(page, "x", f"{short}\n```\n{long}```\n\n{long}\n**Of C (d)**\n\n{long}", "")
+    links = "[Errors (who; n | m)](a/x.csv)\n\n[Of C (d)](a/x-of-c-d.csv)"
+    whole = f"# A\n\n## Errors\n\n<!-- x -->\n{short}\n```\n{long}```\n\n{links}\n<!-- end of x -->\nB\n"
+    assert page.read_text() == whole
+    assert (tmp_path / "a" / "x.csv").read_text() == "who,n | m,1\n" + '"`a`, b",2,\n' * 9
+    put(page, "x", f"## D\n\n{long}\n{long}", "")  # tables that are gone leave no file
+    assert sorted(path.name for path in (tmp_path / "a").iterdir()) == ["x-d-2.csv", "x-d.csv"]
+    assert is_written(page, "x", f"## D\n\n{long}\n{long}")
+    assert not is_written(page, "x", f"## D\n\n{long}\n{long.replace('2', '3')}")
+    assert split_tables(page, short, rows=7)[1].keys() == {tmp_path / "a" / "a.csv"}
 
 
 def test_the_numbers_in_sentences_on_pages_of_results_are_printed_by_commands(monkeypatch):

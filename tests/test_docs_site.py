@@ -21,6 +21,7 @@ from numpy.typing import ArrayLike
 import kinfed
 from kinfed.cli import main
 from kinfed.core.field_checks import sentences
+from kinfed_papers.result_pages import is_written
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -197,6 +198,13 @@ fedavg     +1,061.9     none
     assert rows[1][0]["morecols"] == 2
 
 
+def test_a_link_alone_to_a_csv_file_is_that_table():
+    show = importlib.import_module("tables").show
+    directive = "```{csv-table} [A (b)](c/d.csv)\n:file: c/d.csv\n:header-rows: 1\n```"
+    assert show("x\n\n[A (b)](c/d.csv)\n\ny") == f"x\n\n{directive}\n\ny"
+    assert show("see [a](c/d.csv)\n[e](f.md)") == "see [a](c/d.csv)\n[e](f.md)"
+
+
 def test_a_line_that_begins_with_a_percent_sign_is_text():
     conf = runpy.run_path(str(DOCS / "conf.py"))
     parser = create_md_parser(MdParserConfig(disable_syntax=conf["myst_disable_syntax"]), RendererHTML)
@@ -237,8 +245,7 @@ def test_the_leaderboard_is_what_the_committed_tables_give():
     board = importlib.import_module("leaderboard")
     published = board.PAPERS, "published", board.list_published()
     for page, part, lines in ((board.PAGE, "defaults", board.board()), published):
-        text = "\n".join(lines)
-        assert f"<!-- {part} -->\n{text}\n<!-- end of {part} -->" in page.read_text(), "python evidence/leaderboard.py"
+        assert is_written(page, part, "\n".join(lines)), "python evidence/leaderboard.py"
 
 
 def test_ranks_are_counted_from_the_best_and_equals_share_theirs():

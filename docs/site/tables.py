@@ -1,4 +1,7 @@
-"""Tables as people read them: numbers end under one another, and the heading of a group stands over its whole width."""
+"""Tables as people read them: numbers end under one another, and the heading of a group stands over its whole width.
+
+A link to a CSV file that is a paragraph of its own is that table, under the link as its caption.
+"""
 
 import re
 from typing import Any
@@ -7,7 +10,13 @@ from docutils import nodes
 from sphinx.application import Sphinx
 
 NUMBER = re.compile(r"[+\-\u2212±]?\d[\d,.]*(e[+-]?\d+)?( ?± ?[\d,.]+)?( ?%)?( \([^)]*\d[^)]*\))?")
+LINKED = re.compile(r"^\[[^\]]+\]\((\S+\.csv)\)$", re.MULTILINE)
 ALIGNED = {"text-left", "text-center", "text-right"}
+
+
+def show(text: str) -> str:
+    """The text of a page with the directive of a table in place of each link that is one."""
+    return LINKED.sub(lambda link: f"```{{csv-table}} {link[0]}\n:file: {link[1]}\n:header-rows: 1\n```", text)
 
 
 def align(table: nodes.table) -> None:
@@ -33,6 +42,10 @@ def group(table: nodes.table) -> None:
                 row.children = [first]
 
 
+def _read(app: Sphinx, name: str, source: list[str]) -> None:
+    source[0] = show(source[0])
+
+
 def _mend(app: Sphinx, page: nodes.document) -> None:
     for table in page.findall(nodes.table):
         align(table)
@@ -41,5 +54,6 @@ def _mend(app: Sphinx, page: nodes.document) -> None:
 
 def setup(app: Sphinx) -> dict[str, bool]:
     """Called by Sphinx."""
+    app.connect("source-read", _read)
     app.connect("doctree-read", _mend)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
