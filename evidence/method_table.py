@@ -1,6 +1,6 @@
 """What pages say of methods that their files say: python evidence/method_table.py
 
-Lines and settings by method in docs/methods/README.md, and on each method's page what differs from its paper.
+Lines and settings by method in docs/methods/README.md, and what differs from the papers.
 """
 
 import inspect
@@ -41,16 +41,14 @@ def lines():
 
 
 def differences():
-    """By page, what its methods do otherwise than their papers, a line each."""
-    lines = {}
-    for name, method in METHODS.items():
+    """A table of what methods do otherwise than their papers."""
+    yield "| method | differs |"
+    yield "| --- | --- |"
+    for name in METHODS:
         if differs := METHODS.differs(name):
-            page = (PAGE.parent / find_page(name, Path(inspect.getfile(method)))).resolve()
-            lines.setdefault(page, []).append(f"- `{name}`. Differs: {differs}")
-    return lines
+            yield f"| `{name}` | {differs} |"
 
 
 if __name__ == "__main__":
     put(PAGE, PART, "\n".join(lines()), "Which method for my data?")
-    for page, sentences in differences().items():
-        put(page, DIFFERS, "\n".join(sentences), page.stem)
+    put(PAGE, DIFFERS, "\n".join(differences()), "Which method for my data?")
