@@ -30,7 +30,6 @@ from tune_federations import networks, rows, standardise
 from kinfed.core.method import Params
 from kinfed.core.trees import PerClient
 from kinfed.methods import Kin
-from kinfed.ops.similarity import inner
 from kinfed_papers import result_pages as page
 
 PAGE, KEPT = RESULTS / "many-clients.md", RESULTS / "many-clients.json"
@@ -144,7 +143,7 @@ class OwnWeight(Kin):
 
     own_weight: float = 0.3
 
-    def _deal(self, server, logits, cohort, columns):
+    def weigh(self, server, logits, cohort, columns):
         itself = cohort[:, None] == columns
         others = logits.masked_fill(itself, -torch.inf).softmax(-1).nan_to_num()
         return torch.where(
@@ -165,23 +164,19 @@ class HalfWay(Kin):
 class Staying(Kin):
     """Kin whose absent clients' models stay as they are."""
 
-    def _follow(self, roster, server, absent, cohort, change):
+    def follow(self, roster, server, absent, cohort, change):
         return server.theta[absent]
 
 
 @dataclass(frozen=True)
 class Nearest(Kin):
-    """Kin that mixes the 30 others of the largest cosines, and drops everybody else."""
+    """Kin that mixes the 30 others of the largest weights, and drops everybody else."""
 
-    neighbours: int = 30
-
-    def _lists(self, roster, server, moved, receivers, senders):
-        if not self.neighbours < len(senders) - 1:
-            return None, 0.0
-        directions = torch.nn.functional.normalize(moved)
-        cosines = inner(directions[receivers], directions[senders])
-        cosines[receivers[:, None] == senders] = 2.0
-        return cosines.topk(self.neighbours + 1).indices, 0.0
+    def weigh(self, server, logits, cohort, columns):
+        itself = cohort[:, None] == columns
+        kept = logits.mean(0).masked_fill(itself, torch.inf).topk(min(31, len(columns))).indices
+        dropped = torch.ones_like(itself).scatter(1, kept, False)
+        return logits.masked_fill(dropped, -torch.inf).softmax(-1)
 
 
 class Earlier(NamedTuple):
@@ -189,6 +184,7 @@ class Earlier(NamedTuple):
 
     theta: PerClient
     trained: PerClient
+    sketch: tuple[()]
     earlier: PerClient  # [N, d] half of the movements of the round before
 
 
@@ -200,12 +196,12 @@ class Remembering(Kin):
         begun = super().start(roster)
         return Earlier(*begun, torch.zeros_like(begun.theta))
 
+    def favour(self, roster, server, cohort, origin=None):
+        return super().favour(roster, server._replace(theta=server.theta + server.earlier), cohort, origin)
+
     def aggregate(self, roster, server, cohort, uploads):
         after = super().aggregate(roster, server, cohort, uploads)
-        return after._replace(earlier=0.5 * self._movements(roster, server))
-
-    def _movements(self, roster, server):
-        return super()._movements(roster, server) + server.earlier
+        return after._replace(earlier=0.5 * (after.theta - roster.theta + server.earlier))
 
 
 ABLATIONS = {
@@ -219,7 +215,7 @@ ABLATIONS = {
     "`clip` infinite": Kin(clip=np.inf),
     "`by_layer` false": Kin(by_layer=False),
     "`neighbours` 10": Kin(neighbours=10),
-    "the 30 of the largest cosines, others dropped": Nearest(),
+    "the 30 of the largest weights, others dropped": Nearest(),
     "models of those absent stay": Staying(),
     "movements of earlier rounds count as well (memory 0.5)": Remembering(),
     "a fixed weight of 0.3 for a client's own model": OwnWeight(),

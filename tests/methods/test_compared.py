@@ -1,7 +1,9 @@
 """What methods say that they compare is what their weights are made of."""
 
+import importlib
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -185,3 +187,17 @@ def test_every_method_says_what_it_compares_or_how_weights_come_about():
 
 def test_a_folder_without_a_state_tells_nothing(tmp_path):
     assert read_comparison(RunFolder(tmp_path)) == ""
+
+
+EVIDENCE = Path(__file__).parents[2] / "evidence"
+
+
+def test_each_rule_that_the_ablations_of_kin_change_is_one_that_kin_has(monkeypatch, federation):
+    monkeypatch.syspath_prepend(str(EVIDENCE))
+    ablations = importlib.import_module("many_clients").ABLATIONS
+    usual = finished(Kin(), federation, rounds=4, participation=0.6)[1].theta
+    same = ("kin as it is", "the 30 of the largest weights, others dropped", "`by_layer` false")
+    # With five clients and one layer these change nothing.
+    for name, method in ablations.items():
+        changed = not torch.equal(finished(method, federation, rounds=4, participation=0.6)[1].theta, usual)
+        assert changed == (name not in same), name
