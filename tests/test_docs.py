@@ -126,6 +126,30 @@ def test_the_numbers_in_sentences_on_pages_of_results_are_printed_by_commands(mo
     assert not found, "\n".join(found)
 
 
+FIGURE = re.compile(r"(?<![\w.`/-])[+-]?(\d[\d,]*\.\d+)(?![\w.]*\d)")
+
+
+def test_a_figure_in_a_sentence_of_a_product_page_stands_in_a_committed_file():
+    """A decimal, outside of code, formulas, tables and lines that a command has printed."""
+    written = [p for folder in ("evidence", "papers", "methods") for p in (ROOT / "docs" / folder).rglob("*")]
+    texts = [
+        p.read_text()
+        for p in written
+        if p.suffix in (".csv", ".json") or ("methods" not in p.parts and p.suffix == ".md")
+    ]
+    figures = set(re.findall(r"\d[\d,]*\.\d+", " ".join(texts)))
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "methods").glob("*.md")]
+    missing, count = [], 0
+    for page in pages:
+        prose = re.sub(r"`[^`]*`|\$[^$]*\$", "", FENCED.sub("", page.read_text()))
+        for line in prose.splitlines():
+            shown = [] if line.startswith(("|", " ")) else FIGURE.findall(line)
+            count += len(shown)
+            missing += [f"{page.name}: {figure}: {line}" for figure in shown if figure not in figures]
+    assert count > 40
+    assert not missing, "\n".join(missing)
+
+
 def test_the_table_on_the_page_about_data_is_a_whole_experiment(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     Path("config.toml").write_text(
