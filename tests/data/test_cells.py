@@ -14,6 +14,7 @@ import torch
 import kinfed
 from kinfed import UsageError
 from kinfed.data.tables.cells import FormatSettings
+from kinfed.data.tables.moments import read_seconds
 from kinfed.data.tables.new_readings import Series
 from kinfed.data.tables.open_table import frame_of
 from kinfed.data.tables.owners import Owners
@@ -51,7 +52,7 @@ NUMBERS = [
 def test_numbers_are_read_in_the_format_that_is_said(said, cells, wanted):
     one = frame(cells, **said)
     assert one.kind("x") == "numbers"
-    np.testing.assert_array_equal(one.numbers("x"), wanted)
+    np.testing.assert_array_equal(one["x"].numbers(), wanted)
 
 
 ADVICE = [
@@ -76,13 +77,13 @@ def test_a_number_in_another_format_is_refused_with_the_option_that_would_read_i
     one = frame(cells, **said)
     assert one.kind("x") == "numbers"
     with pytest.raises(UsageError, match=re.escape(told)):
-        one.numbers("x")
+        one["x"].numbers()
 
 
 def test_an_option_that_is_advised_reads_the_cell_as_it_says():
     for cells, said, _ in ADVICE:
         with pytest.raises(UsageError) as problem:
-            frame(cells, **said).numbers("x")
+            frame(cells, **said)["x"].numbers()
         advised = re.findall(
             r'((?:(?:decimal|thousands|units)=(?:"."|\[[^]]*\]) ?)+)would read it as ([\d.]+)', str(problem.value)
         )
@@ -90,7 +91,7 @@ def test_an_option_that_is_advised_reads_the_cell_as_it_says():
             settings = dict(re.findall(r'(\w+)=("."|\[[^]]*\])', options))
             cell = re.search(r"'(.*?)' is not", str(problem.value).replace("column 'x': ", ""))[1]
             formats = said | {name: json.loads(one) for name, one in settings.items()}
-            assert frame([cell], **formats).numbers("x").tolist() == [float(value.rstrip("."))]
+            assert frame([cell], **formats)["x"].numbers().tolist() == [float(value.rstrip("."))]
 
 
 @pytest.mark.parametrize(
@@ -132,8 +133,8 @@ DATES = [
 def test_dates_are_read_in_the_format_that_is_said(said, cells, wanted):
     one = frame([*cells, ""], dates=said)
     assert one.kind("x") == "dates"
-    assert one.seconds("x").tolist()[:2] == [moment(*each) for each in wanted]
-    assert np.isnan(one.seconds("x")[2])
+    assert read_seconds(one["x"]).tolist()[:2] == [moment(*each) for each in wanted]
+    assert np.isnan(read_seconds(one["x"])[2])
 
 
 @pytest.mark.parametrize(
@@ -165,13 +166,13 @@ def test_a_date_in_another_format_is_refused_with_the_option_that_would_read_it(
     one = frame(cells)
     assert one.kind("x") == "dates"
     with pytest.raises(UsageError, match=re.escape(told)):
-        one.seconds("x")
+        read_seconds(one["x"])
 
 
 def test_a_format_that_reads_iso_dates_otherwise_is_the_only_one():
     one = frame(["2025-02-01", "2025-01-31"], dates="%Y-%d-%m")
     with pytest.raises(UsageError, match="'2025-01-31' is not a date"):
-        one.seconds("x")
+        read_seconds(one["x"])
 
 
 @pytest.mark.parametrize(
@@ -208,7 +209,7 @@ def test_rows_in_order_of_dates_in_a_format():
 def test_several_zones_are_one_clock_and_said():
     cells = ["2025-01-31 10:00+01:00", "2025-06-30T10:00+0200", "2025-01-31 10:00Z"]
     with pytest.warns(UserWarning, match=r"times of 3 time zones \(\+01:00, \+02:00, UTC\); all are taken in UTC"):
-        hours = frame(cells).seconds("x")
+        hours = read_seconds(frame(cells)["x"])
     assert hours.tolist() == [moment(2025, 1, 31, 9), moment(2025, 6, 30, 8), moment(2025, 1, 31, 10)]
 
 
@@ -295,7 +296,7 @@ def test_times_of_new_rows_are_of_the_clock_of_training_of_whatever_type(trained
 
 def test_moments_of_two_clocks_in_one_column_are_refused():
     with pytest.raises(UsageError, match="column 'x' holds values of another kind"):
-        frame_of(pandas.DataFrame({"x": [NAIVE[0], AWARE[0]]})).seconds("x")
+        read_seconds(frame_of(pandas.DataFrame({"x": [NAIVE[0], AWARE[0]]}))["x"])
 
 
 def test_times_and_readings_of_series_are_read_as_training_was_told():

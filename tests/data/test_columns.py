@@ -163,7 +163,7 @@ def test_truth_values_are_numbers_only_alone(cells, names):
     if "unknown" in cells:
         wanted = "row 1, column 'c': 'true' is not a number (and 59 more)"
         with pytest.raises(UsageError, match=re.escape(wanted)):
-            frame_of(table_of(cells * 20)).numbers("c")
+            frame_of(table_of(cells * 20))["c"].numbers()
 
 
 def test_only_training_rows_are_described():

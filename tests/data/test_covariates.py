@@ -184,7 +184,7 @@ def test_a_series_shifted_by_a_step_shifts_what_a_window_shows():
 def ahead_of(series, table):
     """The windows of new rows, by client and the day of the last reading."""
     frame = frame_of(polars.DataFrame(list(table.values()), infer_schema_length=None))
-    words = frame.words("who")
+    words = frame["who"].words()
     owners = Owners([*OWNERS], np.array([OWNERS.index(name) for name in words.names])[words.codes], None)
     found = series.windows(frame, owners)
     keys = list(table)

@@ -19,6 +19,7 @@ from kinfed import UsageError
 from kinfed.cli import main
 from kinfed.data.tables import databases
 from kinfed.data.tables.databases import text_of
+from kinfed.data.tables.moments import read_seconds
 from kinfed.data.tables.open_table import frame_of, open_table
 from kinfed.errors import DataError
 
@@ -122,9 +123,9 @@ def test_a_query_trains_as_the_file_does(sqlite, capsys):
     file = open_table("site.csv")
     assert table.columns == file.columns
     for name in ("shop", "buys"):
-        assert sorted(table.words(name).counts.items()) == sorted(file.words(name).counts.items())
-    np.testing.assert_array_equal(np.sort(table.numbers("price")), np.sort(file.numbers("price")))
-    assert np.isnan(table.numbers("price")).sum() == 8
+        assert sorted(table[name].words().counts.items()) == sorted(file[name].words().counts.items())
+    np.testing.assert_array_equal(np.sort(table["price"].numbers()), np.sort(file["price"].numbers()))
+    assert np.isnan(table["price"].numbers()).sum() == 8
     assert kinfed.from_sql(sqlite, "site.sql", client="shop", target="buys").columns.inputs[0].missing > 0
 
 
@@ -134,9 +135,9 @@ def test_the_order_of_rows_does_not_matter(sqlite, capsys):
         made.executescript("CREATE TABLE other AS SELECT * FROM sales ORDER BY random(); DROP TABLE sales;")
         made.executescript("ALTER TABLE other RENAME TO sales")
     frame = open_table(sqlite, "SELECT * FROM sales ORDER BY number DESC")
-    assert frame.words("shop").names == ["S0", "S1", "S2", "S3"]
-    row = int(np.flatnonzero(frame.numbers("number") == 77)[0])
-    assert frame.place(row, "price") == f"{sqlite}, the query, row 3, column 'price'"
+    assert frame["shop"].words().names == ["S0", "S1", "S2", "S3"]
+    row = int(np.flatnonzero(frame["number"].numbers() == 77)[0])
+    assert frame["price"].place(row) == f"{sqlite}, the query, row 3, column 'price'"
 
 
 @needs_postgres
@@ -174,15 +175,15 @@ def test_types_of_postgres(postgres, monkeypatch):
         FROM generate_series(1, 3) AS i"""
     monkeypatch.setattr(databases, "BATCH", 2)
     frame = open_table(postgres, query)
-    assert frame.numbers("whole").tolist() == [1, 2, 3]
-    assert frame.numbers("part").tolist() == [0.25, 0.5, 0.75]
-    assert frame.words("flag").names == ["False", "True"]
-    hours = (frame.seconds("moment") - frame.seconds("instant")) / 3600
+    assert frame["whole"].numbers().tolist() == [1, 2, 3]
+    assert frame["part"].numbers().tolist() == [0.25, 0.5, 0.75]
+    assert frame["flag"].words().names == ["False", "True"]
+    hours = (read_seconds(frame["moment"]) - read_seconds(frame["instant"])) / 3600
     assert hours.tolist() == [2, 2, 2]
     assert [frame.kind(name) for name in ("text", "id", "nothing")] == ["text", "text", "empty"]
     for name, what in (("span", "lengths of time"), ("list", "values of another kind")):
         with pytest.raises(UsageError, match=f"column '{name}' holds {what}, not numbers, text or dates"):
-            frame.column(name)
+            frame[name]
 
 
 @needs_postgres
@@ -194,8 +195,8 @@ def test_neighbouring_large_whole_numbers_stay_different_names(tmp_path, monkeyp
         made.execute("CREATE TABLE t (who)")
         made.executemany("INSERT INTO t VALUES (?)", [(one,) for one in ids])
     named = [str(one) for one in ids]
-    assert sorted(open_table("sqlite:///large.db", "SELECT who FROM t").words("who").names) == named
-    assert frame_of(polars.DataFrame({"who": [*ids, None]})).words("who").names == [*named, ""]
+    assert sorted(open_table("sqlite:///large.db", "SELECT who FROM t")["who"].words().names) == named
+    assert frame_of(polars.DataFrame({"who": [*ids, None]}))["who"].words().names == [*named, ""]
 
 
 def test_nothing_is_written(postgres, sqlite):
@@ -299,7 +300,7 @@ def test_a_lost_connection_is_tried_again(postgres):
     with pytest.warns(UserWarning, match=r"the connection was lost \(.*\); trying again, 2 of 3"):
         frame = open_table(postgres, "SELECT i, pg_sleep(0.02)::text AS s FROM generate_series(1, 20) AS i")
     killer.join()
-    assert frame.numbers("i").tolist() == [*range(1, 21)]
+    assert frame["i"].numbers().tolist() == [*range(1, 21)]
 
 
 @needs_postgres

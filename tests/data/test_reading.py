@@ -15,6 +15,7 @@ import kinfed
 from kinfed import UsageError
 from kinfed.data.tables import csv_text, open_table as reading
 from kinfed.data.tables.frame import PLAIN
+from kinfed.data.tables.moments import read_seconds
 from kinfed.data.tables.open_table import frame_of, kind_of, open_table
 from kinfed.errors import Fault
 
@@ -27,7 +28,7 @@ def write(folder, text, name="t.csv"):
 
 def cells(frame):
     """Every row of a frame as text."""
-    columns = [frame.words(name) for name in frame.columns]
+    columns = [frame[name].words() for name in frame.columns]
     return [list(row) for row in zip(*(np.array(w.names, object)[w.codes] for w in columns), strict=True)]
 
 
@@ -63,7 +64,7 @@ def test_numbers_are_those_that_python_reads(tmp_path):
     texts += [f"{x:.17f}" for x in draw.normal(size=200)] + ["+1", ".5", "5.", " 7 ", "1E3", "0.1000000000000000055511"]
     frame = open_table(write(tmp_path, "x,y\n" + "".join(f"{text},1\n" for text in texts)))
     assert frame.kind("x") == "numbers"
-    assert frame.numbers("x").tolist() == [float(text) for text in texts]
+    assert frame["x"].numbers().tolist() == [float(text) for text in texts]
 
 
 EMPTY = "write a comma for each entry that is empty"
@@ -174,7 +175,7 @@ def test_a_line_that_names_the_separator_as_excel_reads_it(tmp_path):
     frame = open_table(path)
     assert cells(frame)[0] == ["1,5", "2"]
     with pytest.raises(UsageError, match=r"t\.csv, line 4, column 'b': 'bad' is not"):
-        frame.numbers("b")
+        frame["b"].numbers()
     with pytest.raises(UsageError, match=r"t\.csv, line 3: 1 entry, but the header has 2"):
         open_table(write(tmp_path, "sep=;\na;b\n1\n"))
 
@@ -213,9 +214,9 @@ def test_a_place_is_the_line_in_the_file_whatever_is_above_it(tmp_path):
     path = write(tmp_path, 'a,b\n"x\ny",1\n\n,,\n'.replace(",,", ",") + "z,2\nz,bad\n" + "z,3\n" * 5)
     frame = open_table(path)
     with pytest.raises(UsageError, match=r"t\.csv, line 7, column 'b': 'bad' is not a number"):
-        frame.numbers("b")
+        frame["b"].numbers()
     with pytest.raises(UsageError, match="line 7, column 'b'"):
-        frame.keep(np.arange(len(frame)) > 0).numbers("b")
+        frame.keep(np.arange(len(frame)) > 0)["b"].numbers()
 
 
 @pytest.mark.parametrize("name", ["t.csv", "t.parquet"])
@@ -258,7 +259,7 @@ def test_the_files_of_a_folder_are_one_table_in_any_order_of_columns(tmp_path):
     assert cells(frame)[2] == ["B", "4", "5", "2"]
     assert kind_of(tmp_path) == "csv"
     with pytest.raises(UsageError, match=r"2\.csv, line 3, column 'x': 'bad' is not a number"):
-        frame.numbers("x")
+        frame["x"].numbers()
     write(tmp_path, "who,x\nC,1\n", "3.csv")
     with pytest.raises(UsageError, match=r"3\.csv has no column 'y', which 1\.csv has"):
         open_table(tmp_path)
@@ -305,11 +306,11 @@ def test_frames_of_polars_and_pandas_are_tables_like_a_file(tmp_path):
 def test_zones_and_holes_of_pandas():
     times = pandas.to_datetime(["2024-01-01T12:00+02:00", None])
     frame = frame_of(pandas.DataFrame({"t": times, "n": pandas.array([1, None], "Int64"), "s": ["a", float("nan")]}))
-    assert frame.seconds("t")[0] == datetime(2024, 1, 1, 10, tzinfo=UTC).timestamp()
-    assert np.isnan(frame.seconds("t")[1])
-    assert frame.numbers("n")[0] == 1
-    assert np.isnan(frame.numbers("n")[1])
-    assert frame.words("s").empty.tolist() == [False, True]
+    assert read_seconds(frame["t"])[0] == datetime(2024, 1, 1, 10, tzinfo=UTC).timestamp()
+    assert np.isnan(read_seconds(frame["t"])[1])
+    assert frame["n"].numbers()[0] == 1
+    assert np.isnan(frame["n"].numbers()[1])
+    assert frame["s"].words().empty.tolist() == [False, True]
 
 
 @pytest.mark.parametrize(
@@ -336,9 +337,9 @@ def test_frames_that_cannot_be_used(data, told):
 def test_long_columns_of_dates_are_read_as_short_ones_are(tmp_path, monkeypatch):
     texts = [f"2024-0{1 + i % 9}-{1 + i % 28:02d}T{i % 24:02d}:30" for i in range(50)]
     frame = open_table(write(tmp_path, "t,x\n" + "".join(f"{text},1\n" for text in texts)))
-    before = frame.seconds("t")
-    monkeypatch.setattr("kinfed.data.tables.frame.SAMPLE", 10)
-    assert frame.seconds("t").tolist() == before.tolist()
+    before = read_seconds(frame["t"])
+    monkeypatch.setattr("kinfed.data.tables.column.SAMPLE", 10)
+    assert read_seconds(frame["t"]).tolist() == before.tolist()
     assert reading.FILE not in frame.columns
 
 

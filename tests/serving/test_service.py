@@ -75,8 +75,8 @@ def test_json_and_csv_get_the_answers_of_the_run(address, shops):
 def test_whole_numbers_in_json_are_not_rounded():
     """As names of clients, say: 9007199254740993 is no float64."""
     rows = [{"who": 9007199254740992, "x": 1}, {"who": 9007199254740993, "x": 0.5}]
-    assert frame_of(_table(rows)).words("who").names == ["9007199254740992", "9007199254740993"]
-    assert frame_of(_table(rows)).numbers("x").tolist() == [1.0, 0.5]
+    assert frame_of(_table(rows))["who"].words().names == ["9007199254740992", "9007199254740993"]
+    assert frame_of(_table(rows))["x"].numbers().tolist() == [1.0, 0.5]
 
 
 def test_columns_that_the_run_does_not_know_are_named_and_ignored(address):

@@ -98,7 +98,7 @@ class _Grouped(BaseEstimator):  # type: ignore[misc]
         frame = frame.with_columns(names.alias(group), polars.Series(answer, target))
         if weights is not None:
             frame = frame.with_columns(polars.Series(weight, weights))
-        named = frame_of(frame, "X").words(group)
+        named = frame_of(frame, "X")[group].words()
         if named.empty.any():
             raise ValueError(f"groups: row {int(named.empty.argmax()) + 1} of X has none; in fit every row needs one")
         self.groups_ = named.names if self._is_grouped(groups) else []

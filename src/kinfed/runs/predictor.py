@@ -235,7 +235,7 @@ class Predictor:
         layout = self.description or self.series
         if layout is None or not layout.client or layout.client not in frame.columns:
             return np.ones(len(frame), bool)
-        named, places = frame.words(layout.client), self._places
+        named, places = frame[layout.client].words(), self._places
         if self.client is not None:
             self._warn_of_others(frame, named, places)
             return np.ones(len(frame), bool)
@@ -264,7 +264,7 @@ class Predictor:
             owners = self._owners(frame, self.series.client, alone=True)
             frame.need(self.series.columns)
             ahead = self.series.windows(frame, owners)
-            time = frame.column(self.series.time).gather(ahead.rows)
+            time = frame[self.series.time].values.gather(ahead.rows)
             return Batch(ahead.x, ahead.at, owners._replace(who=ahead.who), {_free(self.series.time): time})
         if self.description is None:
             raise UsageError("the run was trained on arrays, not on a table; give x: [n, ...], or a file .npz with x")
@@ -330,16 +330,16 @@ class Predictor:
                 frame.need([column])  # raises
             return Owners([*self.names], np.full(len(frame), self._place(str(self.client))), None)
         if self.client is not None:
-            named, place, places = frame.text(column), self._place(self.client), self._places
+            named, place, places = frame[column].text(), self._place(self.client), self._places
             where = [place if places.get(name) == place else -1 for name in named.names]
             if max(where) < 0:
                 raise UsageError(f"{frame.name} has no row of client '{self.client}' in column '{column}'")
             return Owners([*self.names], np.array(where)[named.codes], None)
-        named = frame.words(column)
+        named = frame[column].words()
         owners = self._list_owners(named)
         if self.unknown != "mean" and len(owners.names) > len(self.names):
             at = int((owners.who >= len(self.names)).argmax())
-            raise UsageError(f"{frame.place(at, column)}: {self._tell_unknown(named.names[named.codes[at]])}")
+            raise UsageError(f"{frame[column].place(at)}: {self._tell_unknown(named.names[named.codes[at]])}")
         return owners
 
     def _owners_of(self, names: Sequence[str]) -> tuple[Owners, Codes]:

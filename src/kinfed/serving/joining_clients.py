@@ -73,12 +73,12 @@ def of_table(saved: OpenedRun, path: Path, edges: Path | None) -> list[Newcomer]
     frame = frame.with_all([*targets, *(name for name in [description.client] if name in frame.columns)])
     weight = str(getattr(experiment.dataset, "weight", ""))
     frame = _keep_weighted(frame, weight, description) if weight else frame
-    weights = torch.from_numpy(frame.weights(weight)).float() if weight else None
+    weights = torch.from_numpy(frame[weight].weights()).float() if weight else None
     x, y = description.apply(frame)
     assert y is not None  # as all targets are there
     owners, who = [path.stem], torch.zeros(len(x), dtype=torch.int64)
     if description.client in frame.columns:
-        column = frame.text(description.client)
+        column = frame[description.client].text()
         owners, who = list(column.names), torch.from_numpy(column.codes)
     if participants := [name for name in owners if name in saved.names]:
         raise UsageError(f"client '{participants[0]}' took part in {saved.folder}; a newcomer needs a name of its own")

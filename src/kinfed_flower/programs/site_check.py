@@ -12,7 +12,8 @@ from pathlib import Path
 
 from kinfed.core import trees
 from kinfed.core.training import Training
-from kinfed.data.tables.frame import FEW, Frame
+from kinfed.data.tables.column import FEW
+from kinfed.data.tables.frame import Frame
 from kinfed.data.tables.row_examples import CALLED
 from kinfed.errors import RunError, UsageError, several
 from kinfed.runs.config import experiment, plugins

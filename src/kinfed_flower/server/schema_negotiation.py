@@ -15,6 +15,7 @@ from kinfed.core.tasks import Classification, Counts, Forecasting, Quantiles, Re
 from kinfed.data.steps import calendar_names
 from kinfed.data.tables import disclosure
 from kinfed.data.tables.cell_warnings import describe_odd_units
+from kinfed.data.tables.column import FEW
 from kinfed.data.tables.column_statistics import (
     DateStatistics,
     NumberStatistics,
@@ -25,7 +26,8 @@ from kinfed.data.tables.column_statistics import (
 )
 from kinfed.data.tables.columns import RARE, Number
 from kinfed.data.tables.covariates import leads_of, names_of
-from kinfed.data.tables.frame import FEW, SHARED, natural
+from kinfed.data.tables.frame import natural
+from kinfed.data.tables.moments import SHARED
 from kinfed.data.tables.row_examples import CALLED, EMPTY, NAMES_ROWS
 from kinfed.data.tables.schema import Description, Own, Target, of_clients
 from kinfed.data.tables.series_examples import calendar_of

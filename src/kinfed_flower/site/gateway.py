@@ -33,9 +33,9 @@ def names_in(frame: Frame, column: str, site: str) -> dict[str, int]:
     Raises UsageError for a column that is not there, and for names that no site can have.
     """
     frame.need([column])
-    cells = frame.words(column)
+    cells = frame[column].words()
     if (empty := np.flatnonzero(cells.empty)).size:
-        raise UsageError(f"{frame.name}: {frame.place(int(empty[0]), column)} is empty, so its row is no client's")
+        raise UsageError(f"{frame.name}: {frame[column].place(int(empty[0]))} is empty, so its row is no client's")
     there = np.unique(cells.codes)
     names = {f"{site}.{name}": i for i, name in enumerate(cells.names) if name and i in there}
     bad = [name for name in names if not re.fullmatch(NAME, name)]
@@ -57,7 +57,7 @@ def table_of(examples: Path | Frame) -> Frame:
 def split_by_client(examples: Path | Frame, column: str, site: str, folder: Path) -> dict[str, Path]:
     """A file of its own for each client that a column names, by the client's name; see `names_in` for errors."""
     frame = table_of(examples)
-    names, codes = names_in(frame, column, site), frame.words(column).codes
+    names, codes = names_in(frame, column, site), frame[column].words().codes
     make_folder(folder)
     files = {name: folder / f"{name}.parquet" for name in names}
     for name, code in names.items():

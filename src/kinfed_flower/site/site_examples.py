@@ -65,8 +65,7 @@ def open_examples(source: str, query: str, reading: Reading) -> Path | Frame:
     if is_address(source):
         frame = open_table(source, query)
         named = frame.rename(reading.columns)
-        for name in {*named.columns} - {*reading.ignore}:
-            named.column(name)  # raises for a type that is no number, text or date
+        named.check_types({*named.columns} - {*reading.ignore})
         return frame
     if query:
         raise UsageError(f"{source} is not a database; leave --query out")
@@ -131,11 +130,11 @@ def read(path: Path) -> dict[str, np.ndarray]:
         got = ", ".join(f"weight{name}" for name in weighted)
         raise UsageError(f"{path}: all examples have weights, or none; it needs {wanted}, and holds {got}")
     for name in weighted:
-        arrays |= _weighted(path, name, {k: arrays[f"{k}{name}"] for k in ("x", "y", "weight")})
+        arrays |= _check_weights(path, name, {k: arrays[f"{k}{name}"] for k in ("x", "y", "weight")})
     return arrays
 
 
-def _weighted(path: Path, part: str, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+def _check_weights(path: Path, part: str, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """The examples of a part that have a weight above 0, and their weights."""
     weight = arrays["weight"]
     if weight.dtype.kind not in "fiu" or weight.shape != arrays["y"].shape[:1]:

@@ -108,8 +108,7 @@ class OwnTable:
         reading = self.reading
         taken = {*self.targets, reading.time, reading.group, reading.weight, *reading.ignore, *self.frame.added}
         names = [name for name in self.frame.columns if name not in taken]
-        for name in names:
-            self.frame.column(name)  # raises for a type that is no number, text or date
+        self.frame.check_types(names)
         return {name: column_kind(self.frame, name) for name in names}
 
     @property
@@ -119,7 +118,7 @@ class OwnTable:
 
     def units(self, names: Iterable[str]) -> Fields:
         """The unit in which each of these columns is written, a sign of money or %, of those that have one."""
-        units = {name: self.frame.unit(name) for name in names}
+        units = {name: self.frame[name].unit for name in names}
         return {name: unit for name, unit in units.items() if unit and self.frame.kind(name) == "numbers"}
 
     def check_asked(self, inputs: Iterable[str], targets: Iterable[str] = ()) -> None:

@@ -57,7 +57,7 @@ class SiteSeries(OwnTable):
     def hello(self) -> Fields:
         """When there are readings, how windows are cut, and which columns there are; never a reading."""
         reading, times, kinds = self.reading, self._times, self.kinds
-        if not (~np.isnan(self.frame.numbers(reading.target))).any():
+        if not (~np.isnan(self.frame[reading.target].numbers())).any():
             raise UsageError(f"{self.frame.name}: '{reading.target}' has no value in any row", Fault.TARGET)
         return {
             "shape": [reading.past, 1],

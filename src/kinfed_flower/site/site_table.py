@@ -50,7 +50,7 @@ class SiteTable(OwnTable):
         task: Fields = {"name": "Regression"}
         if labels is None:
             for name in targets:
-                frame.numbers(name)  # raises if it holds anything else
+                frame[name].numbers()  # raises if it holds anything else
         elif labels:
             task = {"name": "Classification", "classes": len(labels)}
         else:
@@ -103,7 +103,7 @@ class SiteTable(OwnTable):
         classes = tuple(agreed["classes"] or ())
         in_order = self._times is not None and not split.shuffle
         weight = self.reading.weight
-        weights = torch.from_numpy(self.frame.weights(weight)[used]).float() if weight else None
+        weights = torch.from_numpy(self.frame[weight].weights()[used]).float() if weight else None
         data = Federation(x, y, rows, task, (self.name,), None, None, classes, "", description.scale(), in_order)
         return replace(data, blocks=blocks, weights=weights)
 

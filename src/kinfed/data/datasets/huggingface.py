@@ -63,7 +63,7 @@ class HuggingFace(TableReader):
     def _of_pictures(self, table: "polars.DataFrame", column: str, names: dict[str, list[str]]) -> Dataset:
         frame = Frame(self.path, table.drop(column), lambda row: f"{self.path}, row {row + 1}")
         target = self.targets[0]
-        labels = frame.text(target)
+        labels = frame[target].text()
         classes = [*dict.fromkeys(names.get(target, ()))] or sorted(labels.names, key=natural)
         if len(self.targets) > 1 or len(classes) < 2:
             raise UsageError(
@@ -71,7 +71,7 @@ class HuggingFace(TableReader):
             )
         who, owners = None, tuple[str, ...]()
         if self.client:
-            held = frame.text(self.client)
+            held = frame[self.client].text()
             owners = tuple(sorted(held.names, key=natural))
             who = torch.from_numpy(held.find_places(owners))
         sources = [self._source(row, cell) for row, cell in enumerate(table[column].to_list())]

@@ -36,8 +36,8 @@ def warn(frame: Frame, raw: Mapping[str, Raw], targets: Mapping[str, Numbers], l
             at = find_copy(column, y, labelled)
             if at is not None:
                 warnings.warn(
-                    f"{frame.place(at, name)}: '{frame.cell(at, name)}' tells that '{target}' is "
-                    f"'{frame.cell(at, target)}', as in all rows; if it is not known before, leave it out with ignore",
+                    f"{frame[name].quote(at)} tells that '{target}' is "
+                    f"'{frame[target].cell(at)}', as in all rows; if it is not known before, leave it out with ignore",
                     stacklevel=4,
                 )
 
@@ -66,15 +66,15 @@ def describe_odd_units(column: str, clients: Sequence[str], sizes: Numbers) -> s
 def _codes(frame: Frame, name: str, values: Numbers) -> Iterator[str]:
     """Numbers that are codes: written with leading zeros, or of a column that is named as zip codes are."""
     fix = "; numbers say that codes nearby are alike: leave it out with ignore, or put a letter before each"
-    if frame.is_text(name):
-        zeros = frame.column(name).str.contains(CODE).fill_null(False).to_numpy()
+    if frame[name].is_text:
+        zeros = frame[name].values.str.contains(CODE).fill_null(False).to_numpy()
         if zeros.any():
             at = int(zeros.argmax())
-            yield f"{frame.place(at, name)}: '{frame.cell(at, name)}' is read as the number {values[at]:g}{fix}"
+            yield f"{frame[name].quote(at)} is read as the number {values[at]:g}{fix}"
             return
     if ZIP.search(name.replace("_", " ")) and (filled := ~np.isnan(values)).any():
         at = int(filled.argmax())
-        yield f"{frame.place(at, name)}: '{frame.cell(at, name)}' is read as a number, though codes are names{fix}"
+        yield f"{frame[name].quote(at)} is read as a number, though codes are names{fix}"
 
 
 def _absurd(frame: Frame, name: str, values: Numbers) -> Iterator[str]:
@@ -94,7 +94,7 @@ def _absurd(frame: Frame, name: str, values: Numbers) -> Iterator[str]:
         at, more = int((values == worst).argmax()), len(present) - len(rest) - 1
         also = f" (and in {more:,} more rows)" if more else ""
         yield (
-            f"{frame.place(at, name)}: '{frame.cell(at, name)}'{also} makes the deviation of all {present.std():.4g}, "
+            f"{frame[name].quote(at)}{also} makes the deviation of all {present.std():.4g}, "
             f"without it {rest.std():.4g}; correct it, or leave it empty if it is missing"
         )
 

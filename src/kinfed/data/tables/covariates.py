@@ -160,7 +160,7 @@ def _constant(frame: Frame, name: str, values: Numbers, grid: Grid, owners: Sequ
         row, client = int(rows[other.argmax()]), int(who[other.argmax()])
         before = frame.row(of_client[client]).rpartition(", ")[2]
         raise UsageError(
-            f"{frame.place(row, name)}: '{frame.cell(row, name)}', but '{frame.cell(of_client[client], name)}' in "
+            f"{frame[name].quote(row)}, but '{frame[name].cell(of_client[client])}' in "
             f"{before}, though '{name}' is static and both are of client '{owners[client]}'; correct the cell, or take "
             "the column out of static"
         )
@@ -181,7 +181,7 @@ def describe_faults(frame: Frame, covariates: Covariates, grid: Grid, readings: 
             i = int(stale[0])
             more = f" (as at {several(len(stale) - 1, 'more client')})" if len(stale) > 1 else ""
             yield (
-                f"{frame.place(row_of[i, ends[i]], name)}: this is the last value of client '{covariates.owners[i]}', "
+                f"{frame[name].place(row_of[i, ends[i]])}: this is the last value of client '{covariates.owners[i]}', "
                 f"{several(int(last[i] - ends[i]), 'step')} before its last reading{more}, and stands for all later "
                 "ones; fill them in, or leave the column out with ignore"
             )
@@ -192,7 +192,7 @@ def describe_faults(frame: Frame, covariates: Covariates, grid: Grid, readings: 
         if any(len(row) > 1 for row in present) and all((np.diff(row) > 0).all() for row in present):
             row = int(grid.rows[0])
             yield (
-                f"{frame.place(row, name)}: '{name}' rises from row to row at every client, as counters do, so "
+                f"{frame[name].place(row)}: '{name}' rises from row to row at every client, as counters do, so "
                 "forecasts lie beyond all that was trained on; leave it out with ignore"
             )
         if texts and len(covariates.owners) > 1:
@@ -218,6 +218,6 @@ def _lonely(frame: Frame, name: str, raw: Raw, row_of: Codes, owners: Sequence[s
     at = np.flatnonzero((raw.values[i] == code) & (row_of[i] >= 0))
     also = f", as {len(alone) - 1:,} more of its categories are of one client each" if len(alone) > 1 else ""
     yield (
-        f"{frame.place(row_of[i, at[0]], name)}: only client '{owners[i]}' has '{raw.texts[code]}'{also}, so others "
+        f"{frame[name].place(row_of[i, at[0]])}: only client '{owners[i]}' has '{raw.texts[code]}'{also}, so others "
         "neither learn from it nor teach it; write it as others do, or leave the column out with ignore"
     )

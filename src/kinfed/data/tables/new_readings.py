@@ -113,11 +113,11 @@ class Series:
         training.
         """
         frame = frame.read_as(self.formats)
-        readings = frame.numbers(self.target)
+        readings = frame[self.target].numbers()
         times = frame.times(self.time, owners, series=True)
         if times.dated != self.dated:
             here, trained = ("dates", "numbers") if times.dated else ("numbers", "dates")
-            raise UsageError(f"{frame.place(0, self.time)}: times are {here}, but the run was trained on {trained}")
+            raise UsageError(f"{frame[self.time].place(0)}: times are {here}, but the run was trained on {trained}")
         steps = times.steps if self.step is None else self._steps(frame, times.moments, self.step)
         held = np.flatnonzero(owners.who >= 0)
         all_steps, first, place = np.unique(steps[held], return_index=True, return_inverse=True)
@@ -144,7 +144,7 @@ class Series:
         if off.any():
             unit = " seconds" if self.dated else ""
             raise UsageError(
-                f"{frame.place(int(off.argmax()), self.time)}: this time is not a whole number of steps of "
+                f"{frame[self.time].place(int(off.argmax()))}: this time is not a whole number of steps of "
                 f"{length:g}{unit} after the first, as times in training were; leave such rows out"
             )
         return np.asarray(steps.round().astype(np.int64))
@@ -199,14 +199,14 @@ class Series:
             row = rows.get(int(all_steps[place]) + later)
             if row is None:
                 return (
-                    f"{frame.place(grid.rows[i], self.future[0])}: there is no row {several(later, 'step')} after "
+                    f"{frame[self.future[0]].place(grid.rows[i])}: there is no row {several(later, 'step')} after "
                     f"this one, but '{self.future[0]}' must be known in the {several(self.horizon, 'step')} to "
                     f"forecast; add a row for each, with '{self.target}' left empty"
                 )
             for name in self.future:
                 if np.isnan(beside.cells[name].values[who, np.searchsorted(all_steps, all_steps[place] + later)]):
                     return (
-                        f"{frame.place(row, name)}: there is no value in a step to forecast, where '{name}' must be "
+                        f"{frame[name].place(row)}: there is no value in a step to forecast, where '{name}' must be "
                         "known; fill it in"
                     )
         raise AssertionError("nothing is lacking")
@@ -221,8 +221,8 @@ class Series:
         )
         if len(before):
             at = int(grid.rows[(grid.who == grid.who[i]) & (grid.place == before[-1])][0])
-            return f"{frame.place(at, name)}: this old value stands for later ones, as {what}; fill these in"
-        return f"{frame.place(grid.rows[i], name)}: {what} it, so it is taken to be as at most rows; fill it in"
+            return f"{frame[name].place(at)}: this old value stands for later ones, as {what}; fill these in"
+        return f"{frame[name].place(grid.rows[i])}: {what} it, so it is taken to be as at most rows; fill it in"
 
     def _tell(self, frame: Frame, usable: NDArray[np.bool_]) -> None:
         short = int((~usable).sum())

@@ -11,7 +11,9 @@ from torch import Tensor
 
 from ...errors import Fault, UsageError
 from . import cell_warnings
-from .frame import FEW, Frame, natural
+from .column import FEW
+from .frame import Frame, natural
+from .labels import read_labels
 from .schema import Raw, raw_of
 from .words import Codes, Numbers
 
@@ -38,7 +40,7 @@ def column_kind(frame: Frame, name: str) -> str:
     """The kind of a column of inputs, `EMPTY`, `NAMES_ROWS`, or the type of cells that can be no input."""
     kind = frame.kind(name)
     if kind == "text" and len(frame) > FEWEST:
-        texts = frame.words(name)
+        texts = frame[name].words()
         if len({*texts.names} - {""}) == int((~texts.empty).sum()):
             return NAMES_ROWS
     return KINDS.get(kind, kind)
@@ -52,7 +54,7 @@ def class_names(frame: Frame, targets: Sequence[str], labelled: bool | None) -> 
     """
     if labelled is False or len(targets) > 1:
         return None
-    texts = frame.words(targets[0]) if labelled else frame.labels(targets[0])
+    texts = frame[targets[0]].words() if labelled else read_labels(frame[targets[0]])
     if texts is None:
         return None
     names = sorted({*texts.names} - {""}, key=natural)
@@ -79,12 +81,12 @@ def read_rows(
     Raises UsageError that names the cell that is not what it should be, or if no row is usable.
     """
     if classes is None:
-        values = np.stack([frame.numbers(name) for name in targets], 1)  # [n, k]
+        values = np.stack([frame[name].numbers() for name in targets], 1)  # [n, k]
         if counts:
             _check_counts(frame, targets[0], values[:, 0])
         y = torch.from_numpy(np.nan_to_num(values))
     else:
-        places = frame.words(targets[0]).find_places(classes)
+        places = frame[targets[0]].words().find_places(classes)
         values, y = np.where(places < 0, np.nan, places)[:, None], torch.from_numpy(places)
     raw = {name: raw_of(frame, name, kind) for name, kind in kinds.items()}
     cell_warnings.warn(frame, raw, dict(zip(targets, values.T, strict=True)), classes is not None)
@@ -106,13 +108,13 @@ def keep_weighted(frame: Frame, name: str, client: str = "") -> Frame:
     A warning tells of weights that are unlike counts of rows. Raises UsageError that names the cell that is no weight,
     or a client, by the column of clients, of which no row counts.
     """
-    weights = frame.weights(name)
+    weights = frame[name].weights()
     kept = weights > 0
     fix = f"give a row of it a weight above 0 in '{name}', or leave its rows out of the table"
     if not kept.any():
         raise UsageError(f"{frame.name}: '{name}' is 0 in all rows, so that none counts; correct it", Fault.WEIGHT)
     if client:
-        owners = frame.words(client)
+        owners = frame[client].words()
         if len(lost := np.flatnonzero(~np.isin(owners.codes, owners.codes[kept]))):
             name_of = owners.names[owners.codes[lost[0]]]
             raise UsageError(f"{frame.row(lost[0])}: all rows of '{name_of}' have weight 0; {fix}", Fault.WEIGHT)
@@ -132,7 +134,7 @@ def _check_counts(frame: Frame, name: str, values: Numbers) -> None:
     if wrong.any():
         at = int(wrong.argmax())
         raise UsageError(
-            f"{frame.place(at, name)}: {values[at]:g} is not a count, a whole number from 0; correct it, or predict "
+            f"{frame[name].place(at)}: {values[at]:g} is not a count, a whole number from 0; correct it, or predict "
             "the column as a number: leave counts out",
             Fault.COUNT,
         )
@@ -140,7 +142,7 @@ def _check_counts(frame: Frame, name: str, values: Numbers) -> None:
 
 def read_blocks(frame: Frame, column: str, used: Codes) -> Tensor:
     """[n] int64 the group of each row that is used, by a column such as persons; a row without one is by itself."""
-    cells = frame.words(column)
+    cells = frame[column].words()
     blocks = cells.find_places(cells.names)[used].astype(np.int64)
     lone = blocks < 0
     blocks[lone] = len(cells.names) + np.arange(int(lone.sum()))

@@ -16,6 +16,7 @@ from .cells import Formats, with_tuples
 from .column_statistics import DateStatistics, NumberStatistics, Statistics, WordStatistics, merge_statistics
 from .columns import KINDS, NEVER, ROUNDING, Calendar, Category, Column, Number, Unused, part_scales
 from .frame import Frame
+from .moments import read_seconds
 from .words import Codes, Numbers, name_of
 
 ENOUGH, TIMES, APART = 10, 10.0, 2.0  # see `in_own_units`
@@ -177,7 +178,7 @@ class Description:
         raw = self.cells(frame)
         owners, who = [client or ""], np.zeros(len(frame), np.int64)
         if client is None and self.client in frame.columns:
-            owners, who = frame.words(self.client)
+            owners, who = frame[self.client].words()
         return self.features(raw, owners, who, torch.float32)
 
     def cells(self, frame: Frame) -> dict[str, Raw]:
@@ -199,7 +200,7 @@ class Description:
                 if len(rows):
                     word, count = texts[int(values[rows[0]])], f"{len(rows):,} of {len(values):,} rows"
                     warnings.warn(
-                        f"{frame.place(rows[0], column.name)}: '{word}' is in no training row, as in {count}; the "
+                        f"{frame[column.name].place(rows[0])}: '{word}' is in no training row, as in {count}; the "
                         "model treats it as none of the known categories",
                         stacklevel=4,
                     )
@@ -208,17 +209,17 @@ class Description:
         """y of a table's rows; raises UsageError where one is missing or of no known class."""
         if self.targets[0].classes:
             name, classes = self.targets[0].name, [name_of(label) for label in self.targets[0].classes]
-            texts = frame.text(name)
+            texts = frame[name].text()
             places = texts.find_places(classes)
             if (places < 0).any():
                 at = int((places < 0).argmax())
                 raise UsageError(
-                    f"{frame.place(at, name)}: '{texts.names[texts.codes[at]]}' is none of the "
+                    f"{frame[name].place(at)}: '{texts.names[texts.codes[at]]}' is none of the "
                     f"{len(classes)} classes that were trained on"
                 )
             return torch.from_numpy(places)
         frame = frame.read_as(self.formats)
-        columns = [frame.numbers_of_all_rows(target.name) for target in self.targets]
+        columns = [frame[target.name].filled_numbers() for target in self.targets]
         return torch.from_numpy(np.stack(columns, 1)).float()
 
     def to_dict(self) -> dict[str, Any]:
@@ -275,10 +276,10 @@ def _moments_of(scaled: Own | Target) -> dict[str, float]:
 def raw_of(frame: Frame, name: str, kind: str) -> Raw:
     """A column of a table as one of a kind; raises UsageError that names the cell that is none."""
     if kind == "number":
-        return Raw(frame.numbers(name))
+        return Raw(frame[name].numbers())
     if kind == "date":
-        return Raw(frame.seconds(name))
-    texts = frame.words(name)
+        return Raw(read_seconds(frame[name]))
+    texts = frame[name].words()
     names = [name for name in texts.names if name]
     return Raw(np.where(texts.empty, math.nan, texts.find_places(names)), names)
 

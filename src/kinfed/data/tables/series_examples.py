@@ -50,7 +50,7 @@ def cut_series(
     """
     rows = np.flatnonzero(held.who >= 0)
     grid = Grid(rows, held.who[rows], place, (len(held.names), len(clock.steps)))
-    readings, covariates = grid.lay_out(frame.numbers(series.target)), None
+    readings, covariates = grid.lay_out(frame[series.target].numbers()), None
     if series.kinds:
         cells, steps = cells_of(frame, series.kinds, series.static, grid, held.names), torch.from_numpy(clock.steps)
         covariates = Covariates(series.client, held.names, series.kinds, cells, steps, series.future, scale, categories)

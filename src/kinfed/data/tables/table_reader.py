@@ -155,7 +155,7 @@ class TableReader(FormatSettings):
         frame = frame.read_as(self.formats).with_all(needed if self.drop_missing else [self.client])
         if self.weight:
             frame = keep_weighted(frame, self.weight, self.client)
-        owner = frame.words(self.client)
+        owner = frame[self.client].words()
         names = sorted(owner.names, key=natural)
         held = Owners(names, owner.find_places(names), None)
         if self.edges:
@@ -185,7 +185,7 @@ class TableReader(FormatSettings):
             elif (kind not in KINDS.values() and not self.features) or (kind == "date" and self.past):
                 without[name] = f"'{name}' holds {'dates' if kind == 'date' else kind}"
             else:
-                frame.column(name)  # raises for a type that is none of these
+                frame.check_types([name])
                 kinds[name] = kind
         if without:
             warnings.warn(f"{frame.name}: {'; '.join(without.values())}; left out of the inputs", stacklevel=4)
@@ -223,7 +223,7 @@ class TableReader(FormatSettings):
             owners=tuple(held.names),
             time=None if steps is None else torch.from_numpy(steps[used]),
             blocks=read_blocks(frame, self.group, used) if self.group else None,
-            weights=torch.from_numpy(frame.weights(self.weight)[used]).float() if self.weight else None,
+            weights=torch.from_numpy(frame[self.weight].weights()[used]).float() if self.weight else None,
             stratify=True,
             prepare=Preparation(
                 frame.name,
@@ -240,7 +240,7 @@ class TableReader(FormatSettings):
     def _series(self, frame: Frame, held: Owners) -> Dataset:
         """Windows of one series per client, from rows in any order."""
         target, time = self.targets[0], self.time
-        readings, kinds = frame.numbers(target), self._kinds(frame)
+        readings, kinds = frame[target].numbers(), self._kinds(frame)
         raw = {name: raw_of(frame, name, kind) for name, kind in kinds.items()}
         later = {name: column for name, column in raw.items() if name in self.future}
         cell_warnings.warn(
@@ -258,7 +258,7 @@ class TableReader(FormatSettings):
             self.horizon,
             clock.length if clock.paced else None,
             times.dated,
-            calendar_of(self.calendar, times.dated, clock.length, self.past, frame.place(0, time)),
+            calendar_of(self.calendar, times.dated, clock.length, self.past, frame[time].place(0)),
             kinds,
             tuple(self.future),
             tuple(self.static),

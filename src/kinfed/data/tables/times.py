@@ -1,10 +1,12 @@
 """Times in text as seconds, and as steps."""
 
+import math
 import re
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from .cells import MISSING, Formats
 from .words import Codes, Numbers
 
 if TYPE_CHECKING:
@@ -84,6 +86,18 @@ def seconds_of(text: str) -> float:
     except ValueError:
         return np.inf
     return np.inf if np.isnat(moment) else float(moment.astype(np.int64)) / 1e6 - ahead
+
+
+def moments_of(text: "polars.Series", formats: Formats) -> Numbers:
+    """[n] cells as seconds, NaN where there is nothing and infinity for what is no date."""
+    missing = {"", "nan", "nat", *MISSING}
+    moments = formats.parse_dates(text).tolist()
+    for i, cell in enumerate(text.to_list()):
+        if cell.lower() in missing:
+            moments[i] = math.nan
+        elif math.isnan(moments[i]):
+            moments[i] = math.inf if formats.hides_iso else seconds_of(cell)
+    return np.array(moments, np.float64)
 
 
 def iso_seconds(column: "polars.Series") -> Numbers | None:

@@ -86,13 +86,13 @@ def _names_clients(frame: Frame, name: str) -> bool:
     """Whether a column could name the clients: text that is not a date, three names or more, each in several rows."""
     if frame.kind(name) != "text":
         return False
-    different = len(frame.words(name).names)
+    different = len(frame[name].words().names)
     return LEAST <= different <= len(frame) / LEAST
 
 
 def _check_clients(frame: Frame, reader: TableReader) -> None:
     """Raise UsageError unless two clients or more have enough rows."""
-    rows_of = frame.words(reader.client).counts
+    rows_of = frame[reader.client].words().counts
     names, counts = [*rows_of], np.array([*rows_of.values()], np.int64)
     if len(names) == 1:
         raise UsageError(
