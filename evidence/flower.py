@@ -35,6 +35,7 @@ from kinfed_papers.result_pages import put, version
 PAGE = Path(__file__).parents[1] / "docs" / "evidence" / "flower.md"
 ROUNDS = 6
 SITES = 6
+TURNS = 8  # of runs with masks and without
 
 
 class InProcess:
@@ -170,7 +171,7 @@ def time_masks(rounds, count=20):
     lines = []
     for hidden in ([64], [600, 200]):
         seconds, summaries = {"plain": [], "masked": []}, {}
-        for _ in range(3):
+        for _ in range(TURNS):
             for name, taken in seconds.items():
                 times, summaries[name] = play_masks(name == "masked", hidden, rounds, count)
                 taken += times
@@ -183,7 +184,7 @@ def time_masks(rounds, count=20):
         print(lines[-1], flush=True)
     head = (
         f"{environment()} {count} sites and the server in one process, so without the cost of messages; FedAvg on "
-        f"{EXAMPLES} digits a site, two epochs a round; three runs of {rounds} rounds each way, in turns, without "
+        f"{EXAMPLES} digits a site, two epochs a round; {TURNS} runs of {rounds} rounds each way, in turns, without "
         "their first rounds. CPU seconds are those of all sites and the server together.\n\n"
         "| parameters | CPU seconds a round, plain, median | with masks | ratio | with masks, least to most | bytes "
         "up, a site and round, plain | with masks |\n| --- | --- | --- | --- | --- | --- | --- |\n"

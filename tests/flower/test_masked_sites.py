@@ -162,19 +162,20 @@ def test_nothing_that_the_server_has_holds_an_upload(tmp_path):
     assert not [path for path in stored if b"upload/" in path.read_bytes()]
 
 
-@pytest.mark.parametrize("kind", ["offer", "share", "round", "reveal"])
+@pytest.mark.parametrize("kind", ["offer", "share", "round", "confirm", "reveal"])
 def test_members_that_vanish_in_a_phase_cost_the_round_nothing(tmp_path, kind):
     gone = [NAMES[2], NAMES[7]]
     network = Network(make_sites(tmp_path), silent=[(name, kind, 2) for name in gone])
     plain = tmp_path / "plain"
     plain.mkdir()
-    unmasked = Network(make_sites(plain), silent=[(name, "round", 2) for name in gone] if kind != "reveal" else [])
+    late = kind in ("confirm", "reveal")  # once all uploads have come
+    unmasked = Network(make_sites(plain), silent=[] if late else [(name, "round", 2) for name in gone])
     how = {"deadline": 1.0}
     summary, _ = run(tmp_path, network, planned(**how))
     run(plain, unmasked, planned(masked=False, **how))
     rows = [line.split(",") for line in (tmp_path / "run" / "bytes.csv").read_text().splitlines()[1:]]
     used = {(name, int(round)) for name, round, *_, flag in rows if flag == "1"}
-    here = NAMES if kind == "reveal" else [name for name in NAMES if name not in gone]
+    here = NAMES if late else [name for name in NAMES if name not in gone]
     assert {name for name, round in used if round == 2} == {*here}
     assert {name for name, round in used if round == 3} == {*NAMES}
     assert summary.rounds == 3
@@ -200,7 +201,7 @@ def restarted(network, name, masks=MaskedRounds):
     )
 
 
-@pytest.mark.parametrize("kind", ["share", "round", "reveal"])
+@pytest.mark.parametrize("kind", ["share", "round", "confirm", "reveal"])
 def test_a_site_that_is_started_anew_sits_out_the_round_and_takes_part_in_the_next(tmp_path, kind):
     network = Network(make_sites(tmp_path))
 
@@ -217,7 +218,7 @@ def test_a_site_that_is_started_anew_sits_out_the_round_and_takes_part_in_the_ne
         for name, k, way, m in network.seen
         if (name, k, way) == (NAMES[3], "round", "come") and "masked" in m.arrays
     ]
-    assert rounds == ([0, 2] if kind != "reveal" else [0, 1, 2])
+    assert rounds == ([0, 1, 2] if kind in ("confirm", "reveal") else [0, 2])
 
 
 def last(network, site, kind, way="sent"):
@@ -258,13 +259,28 @@ def test_a_replay_is_answered_by_the_same_bytes_and_nothing_is_masked_twice(tmp_
     assert "no keys of this round" in ask(network, site, "reveal")["refused"]
 
 
+def test_a_site_reveals_nothing_unless_enough_have_confirmed_the_same_uploads(tmp_path):
+    network = Network(make_sites(tmp_path))
+
+    def cut(message):
+        tags = dict([*message.fields["tags"].items()][:3])
+        return message._replace(fields=message.fields | {"tags": tags})
+
+    network.changes[NAMES[4], "reveal", 2] = cut
+    summary, lines = run(tmp_path, network, planned(deadline=1.0))
+    assert any(f"left client {NAMES[4]} out: 4 members have confirmed the same list" in line for line in lines)
+    assert summary.rounds == 3
+    assert not any("skipped" in line for line in lines)
+
+
 def test_reveal_and_share_are_answered_once(tmp_path):
     network = Network(make_sites(tmp_path))
     run(tmp_path, network, planned())
     site = network.sites[0]
     first = ask(network, site, "reveal")
     assert first == last(network, site, "reveal", "come").fields
-    assert "once in a round" in ask(network, site, "reveal", uploaded=NAMES[:6])["refused"]
+    assert "once in a round" in ask(network, site, "reveal", tags={})["refused"]
+    assert "once in a round" in ask(network, site, "confirm", uploaded=NAMES[:6])["refused"]
     listed = last(network, site, "share").fields["keys"]
     others = listed | {NAMES[1]: Member(NAMES[1], 5, b"").keys.to_json()}
     assert "shared its secrets of this round already" in ask(network, site, "share", keys=others)["refused"]
@@ -352,7 +368,7 @@ class Stopped(Exception):
     """The server was killed."""
 
 
-@pytest.mark.parametrize("kind", ["share", "round", "reveal"])
+@pytest.mark.parametrize("kind", ["share", "round", "confirm", "reveal"])
 def test_a_server_that_was_killed_in_a_phase_skips_the_round_at_most(tmp_path, kind):
     network = Network(make_sites(tmp_path))
 

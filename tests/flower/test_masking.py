@@ -1,5 +1,7 @@
 """Masked sums among members in one process: who vanishes, who lies, and what no number may be."""
 
+import hashlib
+
 import numpy as np
 import pytest
 from cryptography.hazmat.primitives import serialization
@@ -39,14 +41,23 @@ class Round:
         for name in self.here(self.sharing, "mask"):
             self.masked[name] = self.members[name].mask(self.form.encode(self.uploads[name]))
 
+    def confirm(self, lists=None):
+        """Members confirm who has uploaded: all the same, or each what `lists` has by its name."""
+        names = self.here(self.masked, "confirm")
+        tags = {name: self.members[name].confirm((lists or {}).get(name, [*self.masked])) for name in names}
+        self.tags = {name: {other: sent[name] for other, sent in tags.items() if name in sent} for name in tags}
+
     def total(self):
         self.deal()
         self.mask()
-        shares = [self.members[name].reveal([*self.masked]) for name in self.here(self.masked, "reveal")]
+        self.confirm()
+        given = {name: self.members[name].reveal(self.tags[name]) for name in self.here(self.tags, "reveal")}
         threshold = self.members["s0"].threshold if self.members["s0"].count else self.members["s1"].threshold
-        if len(shares) < threshold:
+        if len(given) < threshold:
             raise UsageError("too few reveal")
-        return self.form.decode(unmask(self.masked, shares[:threshold], self.sharing, self.keys, b"plan"))
+        seeds = {name: seed for name, (seed, _) in given.items()}
+        shares = [shares for _, shares in given.values()][:threshold]
+        return self.form.decode(unmask(self.masked, seeds, shares, self.sharing, self.keys, b"plan"))
 
 
 @pytest.mark.parametrize(
@@ -55,10 +66,11 @@ class Round:
         (),
         [("share", ["s1"])],
         [("mask", ["s0", "s3"])],
+        [("confirm", ["s3", "s5"])],
         [("reveal", ["s2"])],
-        [("share", ["s4"]), ("mask", ["s1"]), ("reveal", ["s0"])],
+        [("share", ["s4"]), ("mask", ["s1"]), ("confirm", ["s2"]), ("reveal", ["s0"])],
     ],
-    ids=["nobody", "share", "mask", "reveal", "one in each"],
+    ids=["nobody", "share", "mask", "confirm", "reveal", "one in each"],
 )
 def test_the_sum_is_that_of_all_who_uploaded_whoever_vanishes(gone):
     played = Round(gone=gone)
@@ -79,7 +91,7 @@ def test_a_masked_upload_and_differences_of_two_say_nothing():
     assert len({values.tobytes() for values in played.masked.values()}) == len(played.names)
 
 
-@pytest.mark.parametrize("phase", ["share", "mask", "reveal"])
+@pytest.mark.parametrize("phase", ["share", "mask", "confirm", "reveal"])
 def test_too_few_members_are_refused_in_each_phase(phase):
     with pytest.raises(UsageError, match=r"few|at least"):
         Round(gone=[(phase, [f"s{i}" for i in range(5)])]).total()
@@ -96,20 +108,55 @@ def test_shares_are_revealed_once_and_an_upload_masked_once():
     played.deal()
     with pytest.raises(UsageError, match="has shared its secrets"):
         played.members["s0"].share(played.keys)
-    with pytest.raises(UsageError, match="once"):
-        played.members["s0"].reveal(played.names)
+    with pytest.raises(UsageError, match="after its own upload"):
+        played.members["s0"].confirm(played.names)
     played.mask()
     with pytest.raises(UsageError, match="masks one upload"):
         played.members["s0"].mask(np.zeros(3, np.uint64))
     with pytest.raises(UsageError, match="masked already"):
         played.members["s0"].open({name: played.boxes[name]["s0"] for name in played.names})
-    with pytest.raises(UsageError, match="at least 2"):
-        played.members["s1"].reveal(["s1"])
-    with pytest.raises(UsageError, match="at least 2"):
-        played.members["s1"].reveal(["s1", "stranger"])
-    played.members["s0"].reveal(["s0", "s1"])
+    for uploaded in (["s1"], ["s1", "stranger"], ["s0", "s2"]):
+        with pytest.raises(UsageError, match="at least 2"):
+            played.members["s1"].confirm(uploaded)
+    with pytest.raises(UsageError, match="after it has confirmed"):
+        played.members["s0"].reveal({})
+    played.confirm()
+    with pytest.raises(UsageError, match="confirms once"):
+        played.members["s0"].confirm(["s0", "s1"])
+    played.members["s0"].reveal(played.tags["s0"])
     with pytest.raises(UsageError, match="once"):
-        played.members["s0"].reveal(["s0", "s2"])
+        played.members["s0"].reveal(played.tags["s0"])
+
+
+def test_a_server_that_tells_members_of_different_uploads_opens_nothing():
+    """Of 20 members each is told of 11: lists that differ, of which 4 are on all, would give the sum of these 4."""
+    played = Round(20, 11)
+    played.deal()
+    played.mask()
+    targets, others = played.names[:4], played.names[4:]
+    turns = {name: others[4 * i :] + others[: 4 * i] for i, name in enumerate(targets)}
+    turns |= {name: others[i:] + others[:i] for i, name in enumerate(others)}
+    lists = {name: targets + turn[:7] for name, turn in turns.items()}
+    missing = [sum(name not in uploaded for uploaded in lists.values()) for name in others]
+    assert min(missing) >= 11  # without confirmations as many would reveal shares of the others' keys
+    played.confirm(lists)
+    for name in played.names:
+        with pytest.raises(UsageError, match=r"[12] members have confirmed the same list"):
+            played.members[name].reveal(played.tags[name])
+
+
+def test_confirmations_of_others_and_changed_ones_do_not_count():
+    played = Round(5, 3)
+    played.deal()
+    played.mask()
+    played.confirm()
+    sent = played.tags["s0"]
+    swapped = {name: sent[other] for name, other in zip(sent, reversed(sent), strict=True)}
+    for tags in (swapped, {"s1": sent["s1"]}, {"s0": sent["s1"], "stranger": sent["s2"], "s1": sent["s1"]}, {}):
+        with pytest.raises(UsageError, match="at least 3 must have"):
+            played.members["s0"].reveal(tags)
+    seed, _ = played.members["s0"].reveal({name: sent[name] for name in ("s2", "s4")})
+    assert hashlib.sha256(seed).digest() == played.keys["s0"].seal
 
 
 def test_a_site_that_was_sent_another_model_or_plan_cannot_be_opened():
@@ -155,14 +202,20 @@ def test_wrong_shares_and_uploads_show():
     played = Round()
     played.deal()
     played.mask()
-    shares = [played.members[name].reveal(played.names) for name in played.names][:5]
+    played.confirm()
+    given = {name: played.members[name].reveal(played.tags[name]) for name in played.names}
+    seeds = {name: seed for name, (seed, _) in given.items()}
+    shares = [shares for _, shares in given.values()][:5]
+    plain = unmask(played.masked, seeds, shares, played.names, played.keys, b"plan")
+    late = {name: seed for name, seed in seeds.items() if name != "s1"} | {"s2": seeds["s3"]}  # shares stand for these
+    np.testing.assert_array_equal(plain, unmask(played.masked, late, shares, played.names, played.keys, b"plan"))
     wrong = {name: share[:2] + bytes(17) for name, share in shares[0].items()}
     with pytest.raises(UsageError, match=r"do not give the mask|no share of a secret"):
-        unmask(played.masked, [wrong, *shares[1:]], played.names, played.keys, b"plan")
+        unmask(played.masked, {}, [wrong, *shares[1:]], played.names, played.keys, b"plan")
     with pytest.raises(UsageError, match="no share"):
-        unmask(played.masked, [shares[0], *shares[:4]], played.names, played.keys, b"plan")
+        unmask(played.masked, {}, [shares[0], *shares[:4]], played.names, played.keys, b"plan")
     played.masked["s3"] = np.arange(SIZE, dtype=np.uint64)
-    total = unmask(played.masked, shares, played.names, played.keys, b"plan")
+    total = unmask(played.masked, seeds, shares, played.names, played.keys, b"plan")
     with pytest.raises(UsageError, match="did not cancel"):
         played.form.decode(total)
 

@@ -4,6 +4,7 @@ X25519, HKDF with SHA-256, ChaCha20 and AES-256-GCM are those of `cryptography`,
 """
 
 import hashlib
+import hmac
 import json
 import struct
 from collections.abc import Mapping, Sequence
@@ -22,9 +23,12 @@ from kinfed.errors import UsageError
 
 from .fixed_point import Whole
 
-PROTOCOL = b"kinfed masks 1|"
+PROTOCOL = b"kinfed masks 2|"
 LENGTH, SECRET = 32, 16  # bytes of a key, and of a secret that is shared: Shamir's shares take so many at once
+MOST = 4096  # members of a round
 ONCE = bytes(12)  # the nonce of a key that encrypts one text
+AT_ONCE = 16384  # numbers of a mask that are made and added while they are in a processor's cache
+ZEROS = memoryview(bytes(8 * AT_ONCE))
 
 
 class PublicKeys(NamedTuple):
@@ -58,9 +62,14 @@ def transcribe(context: bytes, keys: Mapping[str, PublicKeys]) -> bytes:
     return hashlib.sha256(PROTOCOL + context + json.dumps(listed).encode()).digest()
 
 
-def derive(secret: bytes, purpose: str, transcript: bytes) -> bytes:
-    """[32 bytes] a key for one purpose in one round."""
-    return HKDF(hashes.SHA256(), LENGTH, None, PROTOCOL + purpose.encode() + b"|" + transcript).derive(secret)
+def derive(secret: bytes, purpose: str, transcript: bytes, count: int = 1) -> bytes:
+    """[32 * count bytes] keys for one purpose in one round."""
+    return HKDF(hashes.SHA256(), count * LENGTH, None, PROTOCOL + purpose.encode() + b"|" + transcript).derive(secret)
+
+
+def tag(key: bytes, text: bytes) -> bytes:
+    """[32 bytes] what shows that a text is from one of the two who have the key."""
+    return hmac.digest(key, text, "sha256")
 
 
 def exchange(private: X25519PrivateKey, public: bytes) -> bytes:
@@ -71,20 +80,42 @@ def exchange(private: X25519PrivateKey, public: bytes) -> bytes:
         raise UsageError("a member's public key cannot be used") from None
 
 
+class BoxKey:
+    """A key by which shares travel, while a site's program runs; what is locked has keys of its own in each round."""
+
+    def __init__(self) -> None:
+        self._private = X25519PrivateKey.generate()
+        self.public = write_public(self._private)
+        self._common: dict[bytes, bytes] = {}
+
+    def exchange(self, public: bytes) -> bytes:
+        """[32 bytes] what its owner and another have in common; raises UsageError for no public key."""
+        if public not in self._common:
+            if len(self._common) > MOST:
+                self._common.clear()
+            self._common[public] = exchange(self._private, public)
+        return self._common[public]
+
+
 def agree_on(private: X25519PrivateKey, public: bytes, purpose: str, transcript: bytes) -> bytes:
     """[32 bytes] the key for one purpose that two members have in common; raises UsageError for no public key."""
     return derive(exchange(private, public), purpose, transcript)
 
 
-def name_pair(first: str, second: str) -> str:
-    """The purpose of the mask of two members."""
-    return "pair " + json.dumps(sorted((first, second)))
+def name_pair(first: str, second: str, kind: str = "pair") -> str:
+    """The purpose of what two members have in common: of their mask, or of another kind of key."""
+    return f"{kind} {json.dumps(sorted((first, second)))}"
 
 
-def expand(seed: bytes, count: int) -> Whole:
-    """[count] a mask: the key stream of ChaCha20; each seed is used once."""
+def add_mask(total: Whole, seed: bytes, *, taken_away: bool = False) -> None:
+    """Add a mask to, or take it from, numbers in place: [m] the key stream of ChaCha20; each seed is used once."""
     stream = Cipher(algorithms.ChaCha20(seed, bytes(16)), None).encryptor()
-    return np.frombuffer(stream.update(bytes(8 * count)), "<u8")
+    mask = np.empty(AT_ONCE, "<u8")
+    change = np.subtract if taken_away else np.add
+    for begin in range(0, len(total), AT_ONCE):
+        part = total[begin : begin + AT_ONCE]
+        stream.update_into(ZEROS[: part.nbytes], mask.data.cast("B"))
+        change(part, mask[: len(part)], out=part)
 
 
 def split(secret: bytes, threshold: int, count: int) -> list[bytes]:

@@ -9,36 +9,43 @@ from kinfed.errors import UsageError
 
 from . import key_agreement
 from .fixed_point import Whole
-from .key_agreement import PublicKeys, expand
+from .key_agreement import PublicKeys, add_mask
 
 
 def unmask(
     masked: Mapping[str, Whole],
+    seeds: Mapping[str, bytes],
     revealed: Sequence[Mapping[str, bytes]],
     members: Sequence[str],
     keys: Mapping[str, PublicKeys],
     context: bytes,
 ) -> Whole:
-    """[m] the sum of masked uploads: [m] by member, from the shares that enough members have revealed.
+    """[m] the sum of masked uploads: [m] by member, from the seeds and shares that enough members have revealed.
 
-    `members` are those whose shares all have got, `keys` those of all that were listed. Raises UsageError for shares
-    that do not give what a member has shown of its secrets.
+    `seeds` are those of members that revealed their own, `members` those whose shares all have got, `keys` those of all
+    that were listed. Raises UsageError for shares that do not give what a member has shown of its secrets.
     """
     transcript = key_agreement.transcribe(context, keys)
-    total: Whole = np.stack([*masked.values()]).sum(0)
-    size = len(total)
+    total: Whole = np.sum([*masked.values()], 0)
     for name in members:
-        secret = key_agreement.join([shares[name] for shares in revealed])
         if name in masked:
-            if hashlib.sha256(secret).digest() != keys[name].seal:
+            seed = seeds.get(name, b"")
+            if not _is_sealed(seed, keys[name]):
+                seed = key_agreement.join([shares[name] for shares in revealed])
+            if not _is_sealed(seed, keys[name]):
                 raise UsageError(f"the shares that sites have revealed do not give the mask of {name}")
-            total = total - expand(key_agreement.derive(secret, "own", transcript), size)
+            add_mask(total, key_agreement.derive(seed, "own", transcript), taken_away=True)
             continue
-        private = key_agreement.make_key(secret, "mask")
+        private = key_agreement.make_key(key_agreement.join([shares[name] for shares in revealed]), "mask")
         if key_agreement.write_public(private) != keys[name].mask:
             raise UsageError(f"the shares that sites have revealed do not give the key of {name}")
         for other in masked:  # each has added its mask with the one that vanished, or taken it away
             purpose = key_agreement.name_pair(other, name)
-            mask = expand(key_agreement.agree_on(private, keys[other].mask, purpose, transcript), size)
-            total = total - mask if other < name else total + mask
+            pair = key_agreement.agree_on(private, keys[other].mask, purpose, transcript)
+            add_mask(total, pair, taken_away=other < name)
     return total
+
+
+def _is_sealed(seed: bytes, keys: PublicKeys) -> bool:
+    """Whether a seed is the one whose hash a member has shown."""
+    return hashlib.sha256(seed).digest() == keys.seal

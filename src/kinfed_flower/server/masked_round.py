@@ -1,7 +1,7 @@
-"""A masked round, as the server leads it: four requests, by which it learns the sum of uploads and no upload."""
+"""A masked round, as the server leads it: five requests, by which it learns the sum of uploads and no upload."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -70,16 +70,23 @@ class MaskedRound:
         masked: dict[str, Whole] = {
             name: reply.arrays["masked"].numpy().view(np.uint64) for name, reply in sorted(uploaded.items())
         }
-        reveal = {name: Message(head | {"uploaded": [*masked]}, {}) for name in masked}
-        revealed = _enough("revealed", ask("reveal", reveal, threshold, _checks("shares", boxes)), threshold)
+        confirm = {name: Message(head | {"uploaded": [*masked]}, {}) for name in masked}
+        confirmed = _enough("confirmed", ask("confirm", confirm, threshold, _check_tags(masked)), threshold)
+        tags = {sender: reply.fields["tags"] for sender, reply in sorted(confirmed.items())}
+        reveal = {
+            name: Message(head | {"tags": {sender: sent[name] for sender, sent in tags.items() if sender != name}}, {})
+            for name in tags
+        }
+        revealed = _enough("revealed", ask("reveal", reveal, threshold, _check_revealed(boxes)), threshold)
         opened = [
             {name: bytes.fromhex(share) for name, share in reply.fields["shares"].items()}
             for _, reply in sorted(revealed.items())
         ]
+        seeds = {name: bytes.fromhex(reply.fields["seed"]) for name, reply in revealed.items()}
         context = messages.round_digest(invitation, round, model)
         form = FixedPoint(find_largest(self.privacy, self.rounds), len(keys))
         try:
-            total = form.decode(unmask(masked, opened[:threshold], [*boxes], keys, context))
+            total = form.decode(unmask(masked, seeds, opened[:threshold], [*boxes], keys, context))
             tree = read_sum(self.privacy, self.rounds, sent, like, total)
         except UsageError as problem:
             raise TooFew(str(problem)) from None
@@ -102,18 +109,35 @@ def _check_keys(client: str, reply: Message) -> str:
     return ""
 
 
-def _checks(name: str, members: Mapping[str, object]) -> Check:
+def _checks(name: str, members: Collection[str]) -> Check:
     """A check that a reply holds bytes, as text, for each of the members."""
 
     def check(client: str, reply: Message) -> str:
         held: Fields = reply.fields.get(name, {})
         try:
-            good = held.keys() == members.keys() and all(len(bytes.fromhex(text)) < 256 for text in held.values())
+            good = held.keys() == {*members} and all(len(bytes.fromhex(text)) < 256 for text in held.values())
         except (AttributeError, TypeError, ValueError):
             good = False
         return "" if good else f"its {name} are not those of the members of this round"
 
     return check
+
+
+def _check_tags(uploaded: Collection[str]) -> Check:
+    """A check that a reply holds tags for each of the other members that have uploaded."""
+    return lambda client, reply: _checks("tags", {*uploaded} - {client})(client, reply)
+
+
+def _check_revealed(members: Collection[str]) -> Check:
+    """A check that a reply holds a seed, and shares of each of the members."""
+    check = _checks("shares", members)
+    check_seed = _checks("seed", ["seed"])
+
+    def check_both(client: str, reply: Message) -> str:
+        seed = Message({"seed": {"seed": reply.fields.get("seed")}}, {})
+        return check_seed(client, seed) or check(client, reply)
+
+    return check_both
 
 
 def _check_upload(round: int, like: Tree) -> Check:

@@ -3,7 +3,6 @@
 A site that is started anew has forgotten them, and sits out that round. It never masks a second upload of a round.
 """
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,7 +12,7 @@ from torch import Tensor
 from kinfed.core.private.privacy import Privacy
 
 from ..masking.fixed_point import FixedPoint
-from ..masking.key_agreement import PublicKeys
+from ..masking.key_agreement import BoxKey, PublicKeys
 from ..masking.member import Member
 from ..masking.signatures import check_signature, read_members, sign
 from ..masking.upload_numbers import Numbers
@@ -30,7 +29,7 @@ class _Begun(NamedTuple):
     experiment: str
     round: int
     member: Member
-    replies: dict[str, Message]  # by the hash of what was answered, which is answered alike when it comes again
+    replies: dict[str, tuple[Fields, Message]]  # by kind, what was answered, and how: alike when it comes again
 
 
 class MaskedRounds:
@@ -43,6 +42,7 @@ class MaskedRounds:
         """
         self._name, self._key = name, key
         self._trusted = read_members(Path(members)) if members else None
+        self._box = BoxKey()
         self._begun: _Begun | None = None
 
     def offer_keys(self, privacy: Privacy, context: bytes, fields: Fields) -> Message:
@@ -50,7 +50,7 @@ class MaskedRounds:
         experiment, round = fields["experiment"], messages.round_of(fields, "round")
         now = self._begun
         if now is None or (now.experiment, now.round, now.member.context) != (experiment, round, context):
-            member = Member(self._name, privacy.members, context, self._sign)
+            member = Member(self._name, privacy.members, context, self._sign, self._box)
             self._begun = now = _Begun(experiment, round, member, {})
         return self._reply(now, keys=now.member.keys.to_json())
 
@@ -60,14 +60,14 @@ class MaskedRounds:
     def share_secrets(self, message: Message) -> Message:
         """Shares of its secrets for each member on the server's list, each locked for that one."""
         now, trusted = self._find(message.fields), self._trusted
-        if (reply := now.replies.get(messages.digest(message))) is not None:
+        if (reply := self._replay("share", message)) is not None:
             return reply
         listed = {str(name): PublicKeys.from_json(keys) for name, keys in message.fields["keys"].items()}
         if trusted is None:
             boxes = now.member.share(listed)
         else:
             boxes = now.member.share(listed, lambda *signed: check_signature(trusted, *signed))
-        return self._keep(now, message, boxes={name: box.hex() for name, box in boxes.items()})
+        return self._keep("share", message, boxes={name: box.hex() for name, box in boxes.items()})
 
     def open_shares(self, fields: Fields, context: bytes) -> int:
         """Take the others' shares that come with the model; returns how many members are listed.
@@ -86,14 +86,23 @@ class MaskedRounds:
         masked = member.mask(FixedPoint(largest, member.count).encode(numbers))
         return torch.from_numpy(masked.view("<i8"))
 
-    def reveal_shares(self, message: Message) -> Message:
-        """What the others need to know of who uploaded, and of who vanished."""
+    def confirm_uploads(self, message: Message) -> Message:
+        """Tags for the others of the list of those that have uploaded."""
         now = self._find(message.fields)
-        if (reply := now.replies.get(messages.digest(message))) is not None:
+        if (reply := self._replay("confirm", message)) is not None:
             return reply
-        uploaded: Sequence[str] = [str(name) for name in message.fields["uploaded"]]
-        shares = now.member.reveal(uploaded)
-        return self._keep(now, message, shares={name: share.hex() for name, share in shares.items()})
+        tags = now.member.confirm([str(name) for name in message.fields["uploaded"]])
+        return self._keep("confirm", message, tags={name: tag.hex() for name, tag in tags.items()})
+
+    def reveal_shares(self, message: Message) -> Message:
+        """What the server needs of this site to open the sum, once others have confirmed the same list of uploads."""
+        now = self._find(message.fields)
+        if (reply := self._replay("reveal", message)) is not None:
+            return reply
+        seed, shares = now.member.reveal(_read_bytes(message.fields, "tags"))
+        return self._keep(
+            "reveal", message, seed=seed.hex(), shares={name: share.hex() for name, share in shares.items()}
+        )
 
     def _find(self, fields: Fields) -> _Begun:
         now = self._begun
@@ -104,10 +113,15 @@ class MaskedRounds:
     def _reply(self, now: _Begun, **fields: object) -> Message:
         return Message({"client": self._name, "round": now.round, **fields}, {})
 
-    def _keep(self, now: _Begun, message: Message, **fields: object) -> Message:
-        reply = self._reply(now, **fields)
-        now.replies[messages.digest(message)] = reply
+    def _keep(self, kind: str, message: Message, **fields: object) -> Message:
+        now = self._find(message.fields)
+        now.replies[kind] = message.fields, (reply := self._reply(now, **fields))
         return reply
+
+    def _replay(self, kind: str, message: Message) -> Message | None:
+        """The reply to this very message, if it came before."""
+        sent, reply = self._find(message.fields).replies.get(kind, ({}, None))
+        return reply if sent == message.fields else None
 
 
 def _read_bytes(fields: Fields, name: str) -> dict[str, bytes]:

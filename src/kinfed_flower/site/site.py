@@ -4,7 +4,7 @@ A site replies to these kinds of messages. "hello": the server asks who it is an
 "describe": the server says what columns all sites have, and a site replies with counts and sums of its training rows.
 "join": the server invites it to an experiment, with the description of all sites' training rows. "round": evaluate the
 models of the previous round, and train for this one. "verdict": the run is over, and the site finds what learning
-from others was worth to it. Where uploads are masked, "offer", "share" and "reveal" come around a "round".
+from others was worth to it. Where uploads are masked, "offer", "share", "confirm" and "reveal" come around a "round".
 Everything that a round changes is in one file, which is replaced as a whole; so a site that was killed replies again as
 if nothing had happened, and never trains the same round twice.
 """
@@ -241,6 +241,10 @@ class Site:
     def _share(self, message: Message) -> Message:
         """Shares of this site's secrets of a masked round, for all members."""
         return self._require_masks("share", message).share_secrets(message)
+
+    def _confirm(self, message: Message) -> Message:
+        """To all members, who has uploaded in a masked round, as the server has told this site."""
+        return self._require_masks("confirm", message).confirm_uploads(message)
 
     def _reveal(self, message: Message) -> Message:
         """Shares of others' secrets of a masked round, for the server."""

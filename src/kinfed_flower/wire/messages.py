@@ -24,7 +24,8 @@ NEEDED: dict[str, dict[str, type]] = {  # what the server's messages must hold
     "verdict": {"experiment": str},
     "offer": {"experiment": str, "round": int, "model": str},
     "share": {"experiment": str, "round": int, "keys": dict},
-    "reveal": {"experiment": str, "round": int, "uploaded": list},
+    "confirm": {"experiment": str, "round": int, "uploaded": list},
+    "reveal": {"experiment": str, "round": int, "tags": dict},
 }
 OPTIONAL: dict[str, type] = {
     "selected": dict,

@@ -25,6 +25,7 @@ KINDS = {
     "verdict": "query.verdict",
     "offer": "query.offer",
     "share": "query.share",
+    "confirm": "query.confirm",
     "reveal": "query.reveal",
 }
 GONE = (3, 4, 5, 8)  # Flower's error codes for messages that were lost, whose node is offline, or whose app crashed
