@@ -262,9 +262,8 @@ def write(table, args):
                 cells = [f"{float(value):.{MEASURES[metric].digits}f}" if value else "" for value in values]
                 lines.append(f"| {name} | {' | '.join(cells)} |")
         lines.append("")
-    caption = "Above what needs no network, below it the table's methods: means over clients and seeds"
-    caption += f" (`python evidence/controls.py {table}`; by seed in "
-    caption += f"[tables/{table}-controls](tables/{table}-controls/table.csv))."
+    caption = f"`python evidence/controls.py {table}`, then the table's methods"
+    caption += f" ([by seed](tables/{table}-controls/table.csv))."
     put(
         COMMITTED.parent / f"{table.partition('.')[0]}-tables.md",
         f"controls: {table}",

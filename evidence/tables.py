@@ -343,7 +343,8 @@ def page(tables):
     lines = compare_tables({name: measured for name, measured in now.items() if not measured.get("labels")})
     lines += ["", "Of labels, the share of right ones in per cent, and how many points kinfed is ahead:", ""]
     lines += compare_tables({name: measured for name, measured in now.items() if measured.get("labels")}, labels=True)
-    lines += ["", *(f"- {name}, `{measured['chosen']}`: {measured['sentence']}" for name, measured in now.items())]
+    lines += ["", "**What kinfed chose and said**", "", "| table | chosen | verdict |", "| --- | --- | --- |"]
+    lines += [f"| {name} | `{measured['chosen']}` | {measured['sentence']} |" for name, measured in now.items()]
     return "\n".join(["`python evidence/tables.py --tables DIR --keep DIR`.", "", *lines])
 
 
