@@ -6,6 +6,8 @@ client's own group that pFedGAT's networks reach from exact gradients, and a bou
 table goes to docs/papers/pfedgat-tables.md, between marks.
 """
 
+import argparse
+
 import torch
 import torch.nn.functional as F
 
@@ -85,4 +87,5 @@ def table():
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__).parse_args()  # --help alone
     put(PAGE, PART, table(), "Tables of the pFedGAT paper")

@@ -3,6 +3,7 @@
 Clones this repository into a temporary folder, so only what is committed counts. Writes docs/evidence/bare-checkout.md.
 """
 
+import argparse
 import platform
 import subprocess
 import tempfile
@@ -46,4 +47,5 @@ def main():
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__).parse_args()  # --help alone
     main()

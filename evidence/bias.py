@@ -6,6 +6,7 @@ Shown is the test accuracy of all others, who are the same clients in every colu
 The table goes to docs/papers/panacea-tables.md, between marks.
 """
 
+import argparse
 from dataclasses import replace
 from functools import partial
 
@@ -63,4 +64,5 @@ def table():
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__).parse_args()  # --help alone
     put(PAGE, PART, table(), "Tables of the Panacea paper")

@@ -4,6 +4,7 @@ In one process, by the messages that Flower would carry over TLS. Rewrites its p
 as `flower_security.py` does in the end; the exit code is 1 if an attack gained more than its line says it may.
 """
 
+import argparse
 import copy
 import json
 import resource
@@ -566,4 +567,5 @@ def main():
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__).parse_args()  # --help alone
     sys.exit(main())

@@ -4,6 +4,7 @@ Every method on rotated digits over seeds 0 to 2, with the settings of evidence/
 oracle that averages inside the true groups; writes docs/evidence/rotated-digits.md.
 """
 
+import argparse
 import platform
 import statistics
 import sys
@@ -173,4 +174,5 @@ def main():
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__).parse_args()  # --help alone
     main()

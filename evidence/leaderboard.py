@@ -3,6 +3,7 @@
 Methods at their defaults in docs/results.md, columns of published tables in docs/papers/reproduce.md.
 """
 
+import argparse
 import csv
 import json
 from pathlib import Path
@@ -143,4 +144,5 @@ def flags(row):
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__).parse_args()  # --help alone
     main()

@@ -3,6 +3,7 @@
 Lines and settings by method in docs/methods/README.md, and what differs from the papers.
 """
 
+import argparse
 import inspect
 from dataclasses import fields
 from pathlib import Path
@@ -50,5 +51,6 @@ def differences():
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__).parse_args()  # --help alone
     put(PAGE, PART, "\n".join(lines()), "Which method for my data?")
     put(PAGE, DIFFERS, "\n".join(differences()), "Which method for my data?")

@@ -1,5 +1,6 @@
 """Check Panacea's theory on five graphs and write docs/papers/theory.md: python evidence/theory.py"""
 
+import argparse
 from pathlib import Path
 
 import torch
@@ -175,4 +176,5 @@ Lines: Theorem III.3. Dots: simulation, ± 2 standard errors.
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__).parse_args()  # --help alone
     main()
