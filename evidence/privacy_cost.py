@@ -5,6 +5,7 @@ Rewrites the parts of docs/evidence/privacy-cost.md, between marks: ledger, opac
 promise of the page is broken.
 """
 
+import argparse
 import sys
 import tempfile
 import warnings
@@ -482,4 +483,8 @@ def main(wanted: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "parts", nargs="*", choices=[[], *PARTS], metavar="PART", help=f"default: all of {', '.join(PARTS)}"
+    )
+    sys.exit(main(parser.parse_args().parts))

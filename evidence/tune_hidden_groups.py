@@ -7,9 +7,9 @@ smallest rate (then the larger batch) whose accuracy is within one standard erro
 images.
 """
 
+import argparse
 import itertools
 import math
-import sys
 import warnings
 
 import torch
@@ -121,4 +121,6 @@ def main(names):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("methods", nargs="*", choices=[[], "training", *GRID], metavar="METHOD", help="default: all")
+    main(parser.parse_args().methods)
