@@ -118,7 +118,7 @@ class Series:
         if times.dated != self.dated:
             here, trained = ("dates", "numbers") if times.dated else ("numbers", "dates")
             raise UsageError(f"{frame[self.time].place(0)}: times are {here}, but the run was trained on {trained}")
-        steps = times.steps if self.step is None else self._steps(frame, times.moments, self.step)
+        steps = times.steps if self.step is None else _count_steps(self, frame, times.moments, self.step)
         held = np.flatnonzero(owners.who >= 0)
         all_steps, first, place = np.unique(steps[held], return_index=True, return_inverse=True)
         grid = Grid(held, owners.who[held], place, (len(owners.names), len(all_steps)))
@@ -129,7 +129,7 @@ class Series:
             cells = cells_of(frame, self.kinds, self.static, grid, owners.names)
             beside = Covariates(self.client, owners.names, self.kinds, cells, at, self.future)
             channels = beside.channels(self.covariates, self.leads)
-        begin, usable = self._usable(frame, grid, values, all_steps, beside)
+        begin, usable = _find_usable(self, frame, grid, values, all_steps, beside)
         scaled = ((carried_forward(torch.from_numpy(values), at) - self.mean) / self.deviation).nan_to_num(0)
         features = calendar(times.moments[held][first], self.calendar)
         inputs = side_by_side(scaled.to(torch.get_default_dtype()), features, channels)
@@ -137,100 +137,106 @@ class Series:
         where = (grid.who * len(all_steps) + begin)[usable]
         return Ahead(x, torch.from_numpy(where), grid.who[usable], held[usable])
 
-    def _steps(self, frame: Frame, moments: NDArray[Any], length: float) -> Codes:
-        """[n] steps of this length, as in training."""
-        steps = (moments - moments.min()) / length
-        off = np.abs(steps - steps.round()) > 0.01
-        if off.any():
-            unit = " seconds" if self.dated else ""
-            raise UsageError(
-                f"{frame[self.time].place(int(off.argmax()))}: this time is not a whole number of steps of "
-                f"{length:g}{unit} after the first, as times in training were; leave such rows out"
-            )
-        return np.asarray(steps.round().astype(np.int64))
 
-    def _usable(
-        self, frame: Frame, grid: Grid, values: NDArray[Any], all_steps: Codes, beside: Covariates | None
-    ) -> tuple[Codes, NDArray[np.bool_]]:
-        """[n] where windows begin, and which of them can be used; a warning or UsageError says of the others why."""
-        total = _count(~np.isnan(values))
-        begin = grid.place - self.past + 1
-        usable = begin >= 0
-        begin = np.maximum(begin, 0)
-        usable &= all_steps[grid.place] - all_steps[begin] == self.past - 1
-        usable &= total[grid.who, grid.place + 1] > total[grid.who, begin]
-        self._tell(frame, usable)
-        if beside is None:
-            return begin, usable
-        if self.future:
-            last = np.where(~np.isnan(values), np.arange(len(all_steps)), -1).max(1)  # [N] the last reading
-            wanted = usable & (grid.place <= last[grid.who])
-            usable = wanted & self._told_ahead(grid, all_steps, beside)
-            if (short := wanted & ~usable).any():
-                what = f"{self._why_short(frame, grid, short, all_steps, beside)} ("
-                if not usable.any():
-                    raise UsageError(f"{what}no row got a forecast)")
-                warnings.warn(f"{what}{several(int(short.sum()), 'row')} got no forecast)", stacklevel=4)
-        for name, (cells, _) in beside.cells.items():
-            counts = _count(~np.isnan(cells))
-            stale = usable & (counts[grid.who, grid.place + 1] == counts[grid.who, begin])
-            if stale.any():
-                warnings.warn(self._stale(frame, grid, name, cells, stale), stacklevel=4)
-        return begin, usable
-
-    def _told_ahead(self, grid: Grid, all_steps: Codes, beside: Covariates) -> NDArray[np.bool_]:
-        """[n] whether all that is known ahead is there, for every step to forecast."""
-        end = np.minimum(grid.place + self.horizon, len(all_steps) - 1)
-        complete = all_steps[end] - all_steps[grid.place] == self.horizon
-        for name in self.future:
-            counts = _count(~np.isnan(beside.cells[name].values))
-            complete &= counts[grid.who, end + 1] - counts[grid.who, grid.place + 1] == self.horizon
-        return np.asarray(complete)
-
-    def _why_short(
-        self, frame: Frame, grid: Grid, short: NDArray[np.bool_], all_steps: Codes, beside: Covariates
-    ) -> str:
-        """What the first row without a forecast lacks of what is known ahead."""
-        i = int(short.argmax())
-        who, place = grid.who[i], grid.place[i]
-        same_client = grid.who == who
-        rows = dict(zip(all_steps[grid.place[same_client]].tolist(), grid.rows[same_client].tolist(), strict=True))
-        for later in range(1, self.horizon + 1):
-            row = rows.get(int(all_steps[place]) + later)
-            if row is None:
-                return (
-                    f"{frame[self.future[0]].place(grid.rows[i])}: there is no row {several(later, 'step')} after "
-                    f"this one, but '{self.future[0]}' must be known in the {several(self.horizon, 'step')} to "
-                    f"forecast; add a row for each, with '{self.target}' left empty"
-                )
-            for name in self.future:
-                if np.isnan(beside.cells[name].values[who, np.searchsorted(all_steps, all_steps[place] + later)]):
-                    return (
-                        f"{frame[name].place(row)}: there is no value in a step to forecast, where '{name}' must be "
-                        "known; fill it in"
-                    )
-        raise AssertionError("nothing is lacking")
-
-    def _stale(self, frame: Frame, grid: Grid, name: str, cells: NDArray[Any], stale: NDArray[np.bool_]) -> str:
-        """What to say of a covariate that ends before forecasts begin."""
-        i = int(stale.argmax())
-        before = np.flatnonzero(~np.isnan(cells[grid.who[i], : grid.place[i] + 1]))
-        count = int(stale.sum())
-        what = (
-            f"{several(count, 'forecast')} {'has' if count == 1 else 'have'} no value in the {self.past} steps before"
+def _count_steps(series: Series, frame: Frame, moments: NDArray[Any], length: float) -> Codes:
+    """[n] steps of this length, as in training."""
+    steps = (moments - moments.min()) / length
+    off = np.abs(steps - steps.round()) > 0.01
+    if off.any():
+        unit = " seconds" if series.dated else ""
+        raise UsageError(
+            f"{frame[series.time].place(int(off.argmax()))}: this time is not a whole number of steps of "
+            f"{length:g}{unit} after the first, as times in training were; leave such rows out"
         )
-        if len(before):
-            at = int(grid.rows[(grid.who == grid.who[i]) & (grid.place == before[-1])][0])
-            return f"{frame[name].place(at)}: this old value stands for later ones, as {what}; fill these in"
-        return f"{frame[name].place(grid.rows[i])}: {what} it, so it is taken to be as at most rows; fill it in"
+    return np.asarray(steps.round().astype(np.int64))
 
-    def _tell(self, frame: Frame, usable: NDArray[np.bool_]) -> None:
-        short = int((~usable).sum())
-        why = f"fewer than {self.past} steps without a gap, or without any reading, up to them"
-        if short == len(usable):
-            raise UsageError(f"{frame.name}: all {several(short, 'row')} have {why}; give more of each series")
-        if short:
-            warnings.warn(f"{frame.name}: {several(short, 'row')} with {why} got no forecast", stacklevel=5)
+
+def _find_usable(
+    series: Series, frame: Frame, grid: Grid, values: NDArray[Any], all_steps: Codes, beside: Covariates | None
+) -> tuple[Codes, NDArray[np.bool_]]:
+    """[n] where windows begin, and which of them can be used; a warning or UsageError says of the others why."""
+    total = _count(~np.isnan(values))
+    begin = grid.place - series.past + 1
+    usable = begin >= 0
+    begin = np.maximum(begin, 0)
+    usable &= all_steps[grid.place] - all_steps[begin] == series.past - 1
+    usable &= total[grid.who, grid.place + 1] > total[grid.who, begin]
+    _warn_of_short(series, frame, usable)
+    if beside is None:
+        return begin, usable
+    if series.future:
+        last = np.where(~np.isnan(values), np.arange(len(all_steps)), -1).max(1)  # [N] the last reading
+        wanted = usable & (grid.place <= last[grid.who])
+        usable = wanted & _are_complete(series, grid, all_steps, beside)
+        if (short := wanted & ~usable).any():
+            what = f"{_explain_short(series, frame, grid, short, all_steps, beside)} ("
+            if not usable.any():
+                raise UsageError(f"{what}no row got a forecast)")
+            warnings.warn(f"{what}{several(int(short.sum()), 'row')} got no forecast)", stacklevel=4)
+    for name, (cells, _) in beside.cells.items():
+        counts = _count(~np.isnan(cells))
+        stale = usable & (counts[grid.who, grid.place + 1] == counts[grid.who, begin])
+        if stale.any():
+            warnings.warn(_describe_stale(series, frame, grid, name, cells, stale), stacklevel=4)
+    return begin, usable
+
+
+def _are_complete(series: Series, grid: Grid, all_steps: Codes, beside: Covariates) -> NDArray[np.bool_]:
+    """[n] whether all that is known ahead is there, for every step to forecast."""
+    end = np.minimum(grid.place + series.horizon, len(all_steps) - 1)
+    complete = all_steps[end] - all_steps[grid.place] == series.horizon
+    for name in series.future:
+        counts = _count(~np.isnan(beside.cells[name].values))
+        complete &= counts[grid.who, end + 1] - counts[grid.who, grid.place + 1] == series.horizon
+    return np.asarray(complete)
+
+
+def _explain_short(
+    series: Series, frame: Frame, grid: Grid, short: NDArray[np.bool_], all_steps: Codes, beside: Covariates
+) -> str:
+    """What the first row without a forecast lacks of what is known ahead."""
+    i = int(short.argmax())
+    who, place = grid.who[i], grid.place[i]
+    same_client = grid.who == who
+    rows = dict(zip(all_steps[grid.place[same_client]].tolist(), grid.rows[same_client].tolist(), strict=True))
+    for later in range(1, series.horizon + 1):
+        row = rows.get(int(all_steps[place]) + later)
+        if row is None:
+            return (
+                f"{frame[series.future[0]].place(grid.rows[i])}: there is no row {several(later, 'step')} after "
+                f"this one, but '{series.future[0]}' must be known in the {several(series.horizon, 'step')} to "
+                f"forecast; add a row for each, with '{series.target}' left empty"
+            )
+        for name in series.future:
+            if np.isnan(beside.cells[name].values[who, np.searchsorted(all_steps, all_steps[place] + later)]):
+                return (
+                    f"{frame[name].place(row)}: there is no value in a step to forecast, where '{name}' must be "
+                    "known; fill it in"
+                )
+    raise AssertionError("nothing is lacking")
+
+
+def _describe_stale(
+    series: Series, frame: Frame, grid: Grid, name: str, cells: NDArray[Any], stale: NDArray[np.bool_]
+) -> str:
+    """What to say of a covariate that ends before forecasts begin."""
+    i = int(stale.argmax())
+    before = np.flatnonzero(~np.isnan(cells[grid.who[i], : grid.place[i] + 1]))
+    count = int(stale.sum())
+    what = f"{several(count, 'forecast')} {'has' if count == 1 else 'have'} no value in the {series.past} steps before"
+    if len(before):
+        at = int(grid.rows[(grid.who == grid.who[i]) & (grid.place == before[-1])][0])
+        return f"{frame[name].place(at)}: this old value stands for later ones, as {what}; fill these in"
+    return f"{frame[name].place(grid.rows[i])}: {what} it, so it is taken to be as at most rows; fill it in"
+
+
+def _warn_of_short(series: Series, frame: Frame, usable: NDArray[np.bool_]) -> None:
+    short = int((~usable).sum())
+    why = f"fewer than {series.past} steps without a gap, or without any reading, up to them"
+    if short == len(usable):
+        raise UsageError(f"{frame.name}: all {several(short, 'row')} have {why}; give more of each series")
+    if short:
+        warnings.warn(f"{frame.name}: {several(short, 'row')} with {why} got no forecast", stacklevel=5)
 
 
 def _count(filled: NDArray[np.bool_]) -> NDArray[np.int64]:

@@ -99,7 +99,7 @@ class TableReader(FormatSettings):
             raise UsageError("weight is for rows that are examples, and not for windows of series; leave it out")
         if self.past and (not self.time or len(self.targets) != 1):
             raise UsageError("windows (past) need a time column and one target")
-        self._check_inputs()
+        _check_inputs(self)
         if self.labels and len(self.targets) > 1:
             raise UsageError(f"several targets are numbers, so labels cannot be true; got {', '.join(self.targets)}")
         if self.counts and (self.labels or self.past or len(self.targets) > 1):
@@ -114,23 +114,6 @@ class TableReader(FormatSettings):
             check_quantiles(self.quantiles)
         if late := [ahead for ahead in self.horizons if not 1 <= ahead <= self.horizon]:
             raise UsageError(f"horizons are steps ahead, from 1 to horizon, which is {self.horizon}; got {late[0]}")
-
-    def _check_inputs(self) -> None:
-        """Raise UsageError for a column that is said to be two things at once."""
-        lists = {"ignore": self.ignore, "features": self.features, "future": self.future, "static": self.static}
-        for first, second in (("features", "ignore"), ("future", "ignore"), ("static", "ignore"), ("future", "static")):
-            if both := sorted({*lists[first]} & {*lists[second]}):
-                raise UsageError(f"column '{both[0]}' is in {first} and in {second}; leave it out of one")
-        for name in ("future", "static"):
-            if taken := sorted({*lists[name]} & {self.client, self.time, *self.targets}):
-                what = {self.client: "the client", self.time: "time"}.get(taken[0], "the target")
-                raise UsageError(f"column '{taken[0]}' is {what}, so it cannot be in {name}; leave it out there")
-
-        roles = {self.client: "the client", self.time: "time", self.group: "the group"}
-        roles |= dict.fromkeys(self.targets, "the target") | dict.fromkeys(self.features, "an input")
-        if self.weight and self.weight in roles:
-            what = roles[self.weight]
-            raise UsageError(f"column '{self.weight}' is {what}, so it cannot be the weight too; name another column")
 
     @property
     def targets(self) -> list[str]:
@@ -161,8 +144,8 @@ class TableReader(FormatSettings):
         if self.edges:
             held = held._replace(graph=read_graph(self.edges, names))
         if self.past:
-            return self._series(frame, held)
-        return self._rows(frame, held)
+            return _read_series(self, frame, held)
+        return _read_rows(self, frame, held)
 
     def inputs(self, frame: Frame) -> list[str]:
         """The columns of inputs; raises UsageError if none is left, unless readings are inputs."""
@@ -173,101 +156,120 @@ class TableReader(FormatSettings):
             raise UsageError(f"{frame.name}: no column is left for the inputs; ignore fewer of them")
         return inputs
 
-    def _kinds(self, frame: Frame) -> dict[str, str]:
-        """The kind of each column of inputs; a warning names columns that cannot be any, which are left out."""
-        kinds, without = {}, {}
-        for name in self.inputs(frame):
-            kind = column_kind(frame, name)
-            if kind == EMPTY:
-                without[name] = f"'{name}' has no value in any row"
-            elif kind == NAMES_ROWS:
-                without[name] = f"'{name}' is different in every row, as identifiers are"
-            elif (kind not in KINDS.values() and not self.features) or (kind == "date" and self.past):
-                without[name] = f"'{name}' holds {'dates' if kind == 'date' else kind}"
-            else:
-                frame.check_types([name])
-                kinds[name] = kind
-        if without:
-            warnings.warn(f"{frame.name}: {'; '.join(without.values())}; left out of the inputs", stacklevel=4)
-        if not kinds and not self.past:
-            raise UsageError(f"{frame.name}: no column is left for the inputs; ignore fewer of them")
-        if lost := [name for name in (*self.future, *self.static) if name not in kinds]:
-            why = without.get(lost[0], f"'{lost[0]}' is no input")
-            raise UsageError(f"{frame.name}: {why}, so it is no covariate; take it out of future and static")
-        return kinds
 
-    def _rows(self, frame: Frame, held: Owners) -> Dataset:
-        kinds, targets = self._kinds(frame), self.targets
-        classes = class_names(frame, targets, False if self.counts else self.labels)
-        examples = read_rows(frame, kinds, targets, classes, self.counts, self.drop_missing)
-        if classes and len(classes) == 1 and examples.usable.sum() > 1:
-            only = f"'{targets[0]}' is '{classes[0]}' in all rows"
-            raise UsageError(f"{frame.name}: {only}, so there is nothing to learn")
-        held = held.keep(examples.usable, self.least, "rows", frame.name)
-        steps = frame.times(self.time, held, series=False).steps if self.time else None
-        # Rows that are left out are dropped here, as a partition may deal the others anew.
-        used = np.flatnonzero(examples.usable & (held.who >= 0))
-        x = np.empty((len(used), len(kinds)))
-        for i, column in enumerate(examples.raw.values()):
-            x[:, i] = column.values[used]
-        numbers = () if classes else targets
-        task: Task = Counts() if self.counts else Regression(names=tuple(targets))  # whose scale is not known yet
-        return Dataset(
-            # In float64 until it is scaled: float32 cannot distinguish numbers far from zero that are close together.
-            torch.from_numpy(x),
-            examples.y[torch.from_numpy(used)],
-            task if classes is None else Classification(len(classes), selects="loss"),
-            tuple(classes or ()),
-            client=torch.from_numpy(held.who[used]),
-            graph=held.graph,
-            owners=tuple(held.names),
-            time=None if steps is None else torch.from_numpy(steps[used]),
-            blocks=read_blocks(frame, self.group, used) if self.group else None,
-            weights=torch.from_numpy(frame[self.weight].weights()[used]).float() if self.weight else None,
-            stratify=True,
-            prepare=Preparation(
-                frame.name,
-                self.client,
-                targets,
-                kinds,
-                {name: column.texts for name, column in examples.raw.items()},
-                self.scale,
-                self.categories,
-                **frame.keep_reading(kinds | dict.fromkeys(numbers, "number"), [self.client, *targets]),
-            ),
-        )
+def _check_inputs(reader: TableReader) -> None:
+    """Raise UsageError for a column that is said to be two things at once."""
+    lists = {"ignore": reader.ignore, "features": reader.features, "future": reader.future, "static": reader.static}
+    for first, second in (("features", "ignore"), ("future", "ignore"), ("static", "ignore"), ("future", "static")):
+        if both := sorted({*lists[first]} & {*lists[second]}):
+            raise UsageError(f"column '{both[0]}' is in {first} and in {second}; leave it out of one")
+    for name in ("future", "static"):
+        if taken := sorted({*lists[name]} & {reader.client, reader.time, *reader.targets}):
+            what = {reader.client: "the client", reader.time: "time"}.get(taken[0], "the target")
+            raise UsageError(f"column '{taken[0]}' is {what}, so it cannot be in {name}; leave it out there")
 
-    def _series(self, frame: Frame, held: Owners) -> Dataset:
-        """Windows of one series per client, from rows in any order."""
-        target, time = self.targets[0], self.time
-        readings, kinds = frame[target].numbers(), self._kinds(frame)
-        raw = {name: raw_of(frame, name, kind) for name, kind in kinds.items()}
-        later = {name: column for name, column in raw.items() if name in self.future}
-        cell_warnings.warn(
-            frame, {name: column for name, column in raw.items() if name not in later}, {}, labelled=False
-        )
-        cell_warnings.warn(frame, later, {target: readings}, labelled=False)
-        held = held.keep(~np.isnan(readings), self.least, f"known values of '{target}'", frame.name)
-        times = frame.times(time, held, series=True)
-        clock, place = times.of_rows(np.flatnonzero(held.who >= 0))
-        series = Series(
-            self.client,
-            time,
-            target,
-            self.past,
-            self.horizon,
-            clock.length if clock.paced else None,
-            times.dated,
-            calendar_of(self.calendar, times.dated, clock.length, self.past, frame[time].place(0)),
+    roles = {reader.client: "the client", reader.time: "time", reader.group: "the group"}
+    roles |= dict.fromkeys(reader.targets, "the target") | dict.fromkeys(reader.features, "an input")
+    if reader.weight and reader.weight in roles:
+        what = roles[reader.weight]
+        raise UsageError(f"column '{reader.weight}' is {what}, so it cannot be the weight too; name another column")
+
+
+def _read_kinds(reader: TableReader, frame: Frame) -> dict[str, str]:
+    """The kind of each column of inputs; a warning names columns that cannot be any, which are left out."""
+    kinds, without = {}, {}
+    for name in reader.inputs(frame):
+        kind = column_kind(frame, name)
+        if kind == EMPTY:
+            without[name] = f"'{name}' has no value in any row"
+        elif kind == NAMES_ROWS:
+            without[name] = f"'{name}' is different in every row, as identifiers are"
+        elif (kind not in KINDS.values() and not reader.features) or (kind == "date" and reader.past):
+            without[name] = f"'{name}' holds {'dates' if kind == 'date' else kind}"
+        else:
+            frame.check_types([name])
+            kinds[name] = kind
+    if without:
+        warnings.warn(f"{frame.name}: {'; '.join(without.values())}; left out of the inputs", stacklevel=4)
+    if not kinds and not reader.past:
+        raise UsageError(f"{frame.name}: no column is left for the inputs; ignore fewer of them")
+    if lost := [name for name in (*reader.future, *reader.static) if name not in kinds]:
+        why = without.get(lost[0], f"'{lost[0]}' is no input")
+        raise UsageError(f"{frame.name}: {why}, so it is no covariate; take it out of future and static")
+    return kinds
+
+
+def _read_rows(reader: TableReader, frame: Frame, held: Owners) -> Dataset:
+    kinds, targets = _read_kinds(reader, frame), reader.targets
+    classes = class_names(frame, targets, False if reader.counts else reader.labels)
+    examples = read_rows(frame, kinds, targets, classes, reader.counts, reader.drop_missing)
+    if classes and len(classes) == 1 and examples.usable.sum() > 1:
+        only = f"'{targets[0]}' is '{classes[0]}' in all rows"
+        raise UsageError(f"{frame.name}: {only}, so there is nothing to learn")
+    held = held.keep(examples.usable, reader.least, "rows", frame.name)
+    steps = frame.times(reader.time, held, series=False).steps if reader.time else None
+    # Rows that are left out are dropped here, as a partition may deal the others anew.
+    used = np.flatnonzero(examples.usable & (held.who >= 0))
+    x = np.empty((len(used), len(kinds)))
+    for i, column in enumerate(examples.raw.values()):
+        x[:, i] = column.values[used]
+    numbers = () if classes else targets
+    task: Task = Counts() if reader.counts else Regression(names=tuple(targets))  # whose scale is not known yet
+    return Dataset(
+        # In float64 until it is scaled: float32 cannot distinguish numbers far from zero that are close together.
+        torch.from_numpy(x),
+        examples.y[torch.from_numpy(used)],
+        task if classes is None else Classification(len(classes), selects="loss"),
+        tuple(classes or ()),
+        client=torch.from_numpy(held.who[used]),
+        graph=held.graph,
+        owners=tuple(held.names),
+        time=None if steps is None else torch.from_numpy(steps[used]),
+        blocks=read_blocks(frame, reader.group, used) if reader.group else None,
+        weights=torch.from_numpy(frame[reader.weight].weights()[used]).float() if reader.weight else None,
+        stratify=True,
+        prepare=Preparation(
+            frame.name,
+            reader.client,
+            targets,
             kinds,
-            tuple(self.future),
-            tuple(self.static),
-            **frame.keep_reading({time: "date" if times.dated else "number", target: "number", **kinds}, [self.client]),
-        )
-        windows = Windows(self.past, self.horizon, horizons=self.horizons, quantiles=self.quantiles)
-        dataset = cut_series(frame, held, clock, place, series, windows, self.scale, self.categories, self.group)
-        assert dataset.prepare is not None
-        return replace(dataset, prepare=partial(_prepare_series, dataset.prepare, series, frame.name))
+            {name: column.texts for name, column in examples.raw.items()},
+            reader.scale,
+            reader.categories,
+            **frame.keep_reading(kinds | dict.fromkeys(numbers, "number"), [reader.client, *targets]),
+        ),
+    )
+
+
+def _read_series(reader: TableReader, frame: Frame, held: Owners) -> Dataset:
+    """Windows of one series per client, from rows in any order."""
+    target, time = reader.targets[0], reader.time
+    readings, kinds = frame[target].numbers(), _read_kinds(reader, frame)
+    raw = {name: raw_of(frame, name, kind) for name, kind in kinds.items()}
+    later = {name: column for name, column in raw.items() if name in reader.future}
+    cell_warnings.warn(frame, {name: column for name, column in raw.items() if name not in later}, {}, labelled=False)
+    cell_warnings.warn(frame, later, {target: readings}, labelled=False)
+    held = held.keep(~np.isnan(readings), reader.least, f"known values of '{target}'", frame.name)
+    times = frame.times(time, held, series=True)
+    clock, place = times.of_rows(np.flatnonzero(held.who >= 0))
+    series = Series(
+        reader.client,
+        time,
+        target,
+        reader.past,
+        reader.horizon,
+        clock.length if clock.paced else None,
+        times.dated,
+        calendar_of(reader.calendar, times.dated, clock.length, reader.past, frame[time].place(0)),
+        kinds,
+        tuple(reader.future),
+        tuple(reader.static),
+        **frame.keep_reading({time: "date" if times.dated else "number", target: "number", **kinds}, [reader.client]),
+    )
+    windows = Windows(reader.past, reader.horizon, horizons=reader.horizons, quantiles=reader.quantiles)
+    dataset = cut_series(frame, held, clock, place, series, windows, reader.scale, reader.categories, reader.group)
+    assert dataset.prepare is not None
+    return replace(dataset, prepare=partial(_prepare_series, dataset.prepare, series, frame.name))
 
 
 def from_csv(
