@@ -11,7 +11,7 @@ from kinfed.core.tasks import Counts
 from kinfed.methods.solved.laplace import Rows
 from kinfed.methods.solved.mixed_model import MixedModel, Products
 from kinfed.methods.solved.personal_boosting import PersonalBoosting
-from kinfed.methods.solved.private_pooling import PrivatePooling, Sent, place_client
+from kinfed.methods.solved.private_pooling import PrivatePooling, Sent, _solve_alone, place_client
 from kinfed.models.linear import linear
 from kinfed.models.trees import trees
 
@@ -192,3 +192,30 @@ def test_a_client_of_labels_falls_back_on_its_own_where_what_all_share_is_wrong(
     right = torch.from_numpy(own)
     kept = PrivatePooling().choose_coefficients(rows, Sent(None, right, ones, spread, ones[0], ones[0]))
     assert np.abs(kept.numpy() - own[0]).max() < 0.15
+
+
+@pytest.mark.parametrize("mean", [0.0, 1.7], ids=["labels", "counts"])
+def test_a_regression_of_a_clients_own_is_a_mean_over_penalties_by_their_likelihoods(mean):
+    """Modes and curvatures by scipy, and by differences of gradients."""
+    draw = np.random.default_rng(4)
+    x = np.concatenate([draw.normal(size=(7, 2)), np.ones((7, 1))], 1)
+    y = draw.integers(0, 2, 7).astype(float) if not mean else draw.poisson(2.0, 7).astype(float)
+    noise, modes, densities = 0.8, [], []
+    for constant in (1.0, 3.0):
+        for slope in (0.03, 0.1, 0.3, 1.0):
+            precision = np.diag([slope**-2, slope**-2, constant**-2])
+
+            def lose(c, precision=precision):
+                cumulant = mean * np.exp(x @ c) if mean else np.logaddexp(0, x @ c)
+                return -np.sum(y * (x @ c) - cumulant) / noise + c @ precision @ c / 2
+
+            mode = minimize(lose, np.zeros(3), method="BFGS", options={"gtol": 1e-9}).x
+            curves = mean * np.exp(x @ mode) if mean else 1 / (2 + 2 * np.cosh(x @ mode))
+            curvature = x.T @ (curves[:, None] * x) / noise + precision
+            densities.append(-lose(mode) + np.linalg.slogdet(precision)[1] / 2 - np.linalg.slogdet(curvature)[1] / 2)
+            modes.append(mode)
+    shares = np.exp(np.array(densities) - max(densities))
+    rows = Rows(torch.from_numpy(x), torch.from_numpy(y), torch.ones(7).double(), mean)
+    density, coefficients = _solve_alone(rows, torch.tensor(noise).double())
+    assert float(density) == pytest.approx(max(densities) + np.log(shares.mean()), rel=1e-4)
+    np.testing.assert_allclose(coefficients, shares / shares.sum() @ np.array(modes), atol=2e-4)

@@ -24,6 +24,7 @@ from .partial_pooling import coefficients_of, head_of, model_of
 REACH = 1.5  # the unit of a step's length, over the root of the number of inputs: a usual step is 0.8 of it
 LEAST, MOST = 1e-3, 1e4  # bounds of variances, of targets whose variance is 1
 FREE = 10.0  # how many times as far as others the constant may lie from 0, in a ridge of a client's own
+CONSTANTS, SLOPES = (1.0, 3.0), (0.03, 0.1, 0.3, 1.0)  # deviations that the same may have, of labels and counts
 LARGEST = 4.0  # of a client's squared errors over the noise
 SHRINKS, GROWS = (0.05, 0.2), (8.0, 4.0)  # how far variances of coefficients, and the noise, change in a round
 SETTLED = 1e-4  # a step that is none
@@ -133,9 +134,10 @@ class PrivatePooling(Method, Averages, Explains, Solves):
         """[f] a client's coefficients: the mean of those by what all share, and of a ridge of its own, as rows say.
 
         Each has the weight of its density of the client's targets, coefficients integrated out (Hoeting et al. 1999,
-        doi:10.1214/ss/1009212519, Equations 1 to 3), so no row is held back for it and nothing leaves. The ridge's
-        penalty, and its noise, are fitted to the rows, and pay for it as in BIC. Several centres have half of the
-        weight beside one for all, about which coefficients vary as centres do, too.
+        doi:10.1214/ss/1009212519, Equations 1 to 3), so no row is held back for it and nothing leaves. The ridge of
+        numbers has a penalty, and noise, that are fitted to the rows, and pays for them as in BIC. That of labels and
+        counts is a mean over penalties in the same way. Several centres have half of the weight beside one for all,
+        about which coefficients vary as centres do, too.
         """
         centres, shares, spread, noise = received.centres, received.shares, received.spread, received.noise
         near, _, likely = place_client(rows, centres, spread, noise)
@@ -253,16 +255,20 @@ def _vary(roster: Roster, cohort: Tensor) -> float:
 
 
 def _solve_alone(rows: Products | Rows, noise: Tensor) -> tuple[Tensor, Tensor]:
-    """[] the logarithm of the density of a client's targets under the ridge that makes it largest, and its [f].
+    """[] the logarithm of the density of a client's targets under a ridge of its own, and its coefficients: [f].
 
-    The density is less what numbers cost that were fitted to it. Counts vary by the noise that all share.
+    That of numbers has the penalty that makes the density largest, which is less what numbers cost that were fitted to
+    it. That of labels and counts is a mean over penalties, as each has a few rows alone. Counts vary by the noise that
+    all share.
     """
     if isinstance(rows, Rows):
-        root = torch.logspace(-1.5, 1, 6).to(rows.x)[:, None] * _free(rows.x[0])
+        slopes, constants = torch.tensor(SLOPES).to(rows.x), torch.tensor(CONSTANTS).to(rows.x)
+        others = slopes.repeat(len(constants))[:, None].expand(-1, rows.x.shape[1] - 1)
+        root = torch.cat([others, constants.repeat_interleave(len(slopes))[:, None]], 1)  # [P, f]
         far, _, density = vmap(partial(_place_rows, rows._replace(real=rows.real / noise)))(
             root, torch.zeros_like(root)
         )
-        return _pick_likeliest(density - rows.real.sum().clamp(min=1).log() / 2, far)
+        return density.logsumexp(0) - math.log(len(root)), density.softmax(0) @ far
     count, inputs, slope = rows.rows.clamp(min=1), rows.products[:-1, :-1], rows.products[:-1, -1]
     penalties, root = torch.logspace(-3, 4, 15).to(inputs), _free(slope)
     inside = root[:, None] * inputs * root / penalties[:, None, None] + torch.eye(len(root)).to(root)
@@ -270,15 +276,10 @@ def _solve_alone(rows: Products | Rows, noise: Tensor) -> tuple[Tensor, Tensor]:
     coefficients = root * torch.linalg.solve(inside, right)[..., 0] / penalties[:, None]  # [P, f]
     left = (rows.products[-1, -1] - coefficients @ slope).clamp(min=LEAST * count)
     density = -(count * (left / count).log() + torch.logdet(inside) + count) / 2
-    return _pick_likeliest(density - count.log(), coefficients)
+    best, density = density.argmax()[None], density - count.log()
+    return density.gather(0, best)[0], coefficients.index_select(0, best)[0]
 
 
 def _free(like: Tensor) -> Tensor:
     """[f] by how much coefficients may lie farther from 0 than others."""
     return torch.ones_like(like).index_fill(0, torch.tensor([len(like) - 1]), FREE)
-
-
-def _pick_likeliest(density: Tensor, coefficients: Tensor) -> tuple[Tensor, Tensor]:
-    """The largest density of [P], and the coefficients of [P, f] that have it."""
-    best = density.argmax()
-    return density.gather(0, best[None])[0], coefficients.index_select(0, best[None])[0]
