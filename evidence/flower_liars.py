@@ -11,7 +11,10 @@ import resource
 import sys
 import tempfile
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
+from typing import ClassVar
+from unittest import mock
 
 import numpy as np
 import torch
@@ -20,8 +23,10 @@ from safetensors.torch import load_file
 from kinfed.errors import RunError
 from kinfed_flower import plan
 from kinfed_flower.programs.site_check import Here
+from kinfed_flower.server.masked_round import MaskedRound
 from kinfed_flower.server.server import serve
 from kinfed_flower.site.agreements import REPEATED, agree
+from kinfed_flower.site.masked_rounds import MaskedRounds
 from kinfed_flower.site.policy import Policy
 from kinfed_flower.site.site import Site
 from kinfed_flower.site.site_reading import Reading
@@ -85,6 +90,7 @@ def hospitals(folder, screens, policy=ANY):
                 Reading("sick"),
                 report=screen.append,
                 policy=policy,
+                masks=MaskedRounds(name),
             )
         )
     return sites
@@ -378,6 +384,64 @@ def read_training_rows(note, folder):
     )
 
 
+class Crafted(MaskedRound):
+    """A masked round of a server that sends all members the model of traps, and keeps what it sent and opened."""
+
+    traps: ClassVar[Traps]
+    opened: ClassVar[list]
+
+    def open_sum(self, round, invitation, requests, sent, like, ask):
+        """The mean of what members upload, trained from that model."""
+        theta = self.traps.model()
+        for request in requests.values():
+            request.arrays["train/theta"] = theta
+        opened = super().open_sum(round, invitation, requests, sent._replace(theta=theta), like, ask)
+        self.opened.append((theta, opened.uploads.tree.theta))
+        return opened
+
+
+def read_rows_of_a_sum(note, folder):
+    """The same plan with masks: bins of the sum of all sites' gradients, without noise and with it."""
+    public = {"age": [0, 120], "stay": [-5, 15], "pressure": [50, 220], "ward": [f"ward-{k}" for k in range(6)]}
+    epsilon = {"epsilon": 8.0, "unit": "client", "columns": public | {"sick": ["0", "1"]}}
+    for what, noise in (("masks", {}), ("masks and an epsilon of 8 for clients", epsilon)):
+        place = folder / what.replace(" ", "-")
+        planned = plan.resolve(copy.deepcopy(WIDE | {"privacy": {"masked": True, "members": 4, **noise}}))
+        sites = hospitals(place, {})
+        carried = Twisted(sites, {})
+        with mock.patch("kinfed_flower.server.server.MaskedRound", Crafted):
+            Crafted.opened = []
+            carried.push = partial(aim_traps, carried.push, planned)
+            serve(planned, carried, place / "run", lambda line: None, 0.0)
+        before, after = Crafted.opened[0]
+        rows = Crafted.traps.rows(before, len(sites) * after - (len(sites) - 1) * before)
+        read = sum(len(read_rows(Crafted.traps, rows, place / f"{name}.csv")) for name in NAMES)
+        by_chance = sum(len(read_rows(Crafted.traps, rows, swap_ages(place / f"{name}.csv"))) for name in NAMES)
+        note(
+            f"The same plan with {what}: bins of the sum of four sites",
+            SERVER,
+            f"{read} of the sites' {4 * 63} training rows whole, with label, and not whose they are, among "
+            f"{len(rows):,} candidates; of invented rows {by_chance} are among these",
+            "possible" if not noise else read <= 3,
+        )
+
+
+def swap_ages(path):
+    """A file of the same rows, each with the age of the one before."""
+    head, *lines = [line.split(",") for line in path.read_text().splitlines()]
+    swapped = [[before[0], *line[1:]] for before, line in zip([lines[-1], *lines], lines, strict=False)]
+    other = path.with_name(f"{path.stem}-swapped.csv")
+    other.write_text("\n".join(map(",".join, [head, *swapped])) + "\n")
+    return other
+
+
+def aim_traps(push, planned, node, kind, message, seconds):
+    """Push a message, from whose description traps are made once it is an invitation."""
+    if kind == "join":
+        Crafted.traps = Traps(planned, message, 4098)
+    return push(node, kind, message, seconds)
+
+
 def read_by_scores(note, folder):
     """Models whose loss is a sum over the rows beyond a threshold, until the site answers no more."""
     planned, sent = record_rows(folder / "honest", USUAL)
@@ -534,7 +598,7 @@ def set_all_scales(note, folder):
 def play(note, folder):
     """All of them."""
     lies = (ask_again_and_again, take_a_step_on_one_row, train_without_end)
-    legal = (ask_without_agreement, read_training_rows, read_by_scores, change_the_description)
+    legal = (ask_without_agreement, read_training_rows, read_rows_of_a_sum, read_by_scores, change_the_description)
     limits = (single_out_a_class, single_out_a_row, fill_the_memory)
     for part in (*legal, *limits, *lies, read_what_newcomers_are_given, make_up_columns, set_all_scales):
         (folder / part.__name__).mkdir(parents=True)
