@@ -234,7 +234,7 @@ def statistics_of(made, lines, published, path):
     """Write the statistics of the runs that are here, unless the file has those of more; a sentence that links it."""
     every_run = runs_of(made, {number(line)[:2]: line.by_seed for line in lines})
     here = runs_of(made, {(cell.column.name, cell.row.name): made.finished_runs(cell) for cell in made.cells()})
-    text = path.read_text() if path.exists() else ""
+    text = path.read_text() if path.exists() and published else ""  # of numbers that are measured again it says nothing
     if text and not COUNTED.search(text):  # it is of all that was committed
         of = runs_of(made, {key[:2]: seeds_of(row) for key, row in published.items()})
         text = text.replace("\n", f"\n\n{count_runs(of)}\n", 1)
