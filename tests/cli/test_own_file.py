@@ -8,8 +8,7 @@ import polars
 import pytest
 
 from kinfed.cli import main
-from kinfed.data.tables import open_table
-from kinfed.data.tables.table_reader import TableReader
+from kinfed.data.tables import open_table, table_reader
 from kinfed.runs.config import experiment
 
 COLUMNS = ["--client", "shop", "--target", "buys"]
@@ -70,7 +69,7 @@ def work(monkeypatch):
         monkeypatch.setattr(place, attribute, call)
 
     counted("read", open_table, "_csv")
-    counted("rows", TableReader, "_rows")
+    counted("rows", table_reader, "_read_rows")
     counted("divide", experiment, "divide")
     return counts
 
