@@ -22,7 +22,8 @@ from torch import nn
 
 from kinfed import Training
 from kinfed.core.graph import Graph
-from kinfed.core.method import Params, Roster
+from kinfed.core.method import AveragedParams, Params, Roster
+from kinfed.core.mixins import reduce_uploads
 from kinfed.core.model import Model
 from kinfed.core.rows import blank, take
 from kinfed.core.seeding import tags
@@ -118,11 +119,16 @@ def roster(count, module, graph=None):
 def step(method, clients, upload):
     """A function that does one aggregation and the sending after it, of a round in which all took part before."""
     everyone = clients.everyone
-    server = method.aggregate(clients, method.start(clients), everyone, upload)
+
+    def aggregate(clients, server):
+        return method.aggregate(clients, server, everyone, reduce_uploads(method, clients, everyone, upload))
+
+    server = aggregate(clients, method.start(clients))
     clients = replace(clients, round=1)
 
     def run():
-        method.send(clients, method.aggregate(clients, server, everyone, upload), everyone)
+        clients.memo.clear()  # what a round computes is not there yet
+        method.send(clients, aggregate(clients, server), everyone)
 
     return run
 
@@ -148,7 +154,7 @@ def steps(clock, clients, theta, floor):
     links = replace(clients, graph=Graph((torch.rand(len(clients), len(clients)) < 0.1).float(), "given"))
     slope = fill_rows(len(clients), theta.shape[1], 3)
     half = floor(1, 1)  # all inner products of two tables
-    yield "fedavg", clock.time(step(FedAvg(), clients, Params(theta))), floor(1)
+    yield "fedavg", clock.time(step(FedAvg(), clients, AveragedParams(theta))), floor(1)
     yield "sfl", clock.time(step(SFL(), links, Params(theta))), floor(2, 1)
     yield "fedamp", clock.time(step(FedAMP(alpha=1.0, sigma=1e9), clients, Params(theta))), half + floor(2, 1)
     cedar = FedCedar()
