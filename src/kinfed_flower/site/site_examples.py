@@ -29,6 +29,8 @@ from .site_reading import Reading
 from .site_series import SiteSeries
 from .site_table import SiteTable
 
+PARTS = ("", "_train", "_test", "_validation")  # of names of arrays: all examples, or those of one split
+
 
 class OwnFileError(UsageError):
     """What is wrong with a site's file; `public` says so without anything that is in it."""
@@ -106,10 +108,10 @@ def read(path: Path) -> dict[str, np.ndarray]:
     Beside each y there may be an array of example weights, `weight`; examples of weight 0 are left out. Raises
     UsageError or RunError naming the file if it is missing, damaged or of another form.
     """
-    names = [f"{k}{part}" for part in ("", "_train", "_validation", "_test") for k in ("x", "y", "weight")]
+    names = [f"{k}{part}" for part in PARTS for k in ("x", "y", "weight")]
     arrays = directory.read(path.parent, path.stem, (), names)[1]
     arrays = {name: np.atleast_1d(array) for name, array in arrays.items()}
-    wholes = [name for name in ("", "_train", "_test", "_validation") if f"x{name}" in arrays or f"y{name}" in arrays]
+    wholes = [name for name in PARTS if f"x{name}" in arrays or f"y{name}" in arrays]
     if ("" in wholes and len(wholes) > 1) or ("" not in wholes and not {"_train", "_test"} <= set(wholes)):
         raise UsageError(
             f"{path} must hold x and y, or x_train, y_train, x_test and y_test; it holds {', '.join(arrays) or 'none'}"
@@ -124,7 +126,7 @@ def read(path: Path) -> dict[str, np.ndarray]:
                 f"{path}: x{name} must be numbers [n, ...] and y{name} labels or targets [n, ...]; "
                 f"got {x.dtype} {list(x.shape)} and {y.dtype} {list(y.shape)}"
             )
-    weighted = [name for name in ("", "_train", "_test", "_validation") if f"weight{name}" in arrays]
+    weighted = [name for name in PARTS if f"weight{name}" in arrays]
     if weighted and set(weighted) != set(wholes):
         wanted = ", ".join(f"weight{name}" for name in wholes)
         got = ", ".join(f"weight{name}" for name in weighted)

@@ -137,9 +137,10 @@ class Fused:
         theta is [K, d], or [d] where all begin with the same.
         `only` names the tensors that may move; None: all that are trainable.
         """
-        moving = frozenset(e.name for e in self.layout.entries if e.trainable and (only is None or e.name in only))
-        lowest = next((i for i, part in enumerate(self.parts) if not moving.isdisjoint(part.names)), None)
-        if lowest is None:
+        trainable = self.layout.trainable_names
+        moving = trainable if only is None else trainable & only
+        lowest = self._find_lowest(moving)
+        if lowest == len(self.parts):
             return theta.expand(len(batches.rows), -1).clone()
         order = batches.valid.sum(1).argsort(stable=True)  # so that those who still train are the last ones of a block
         if sort := not torch.equal(order, torch.arange(len(order), device=order.device)):
@@ -177,8 +178,8 @@ class Fused:
         """
         k, layout = len(x), self.layout
         result = theta.new_zeros(k, layout.size)
-        moving = frozenset(e.name for e in layout.entries if e.trainable)
-        lowest = next((i for i, part in enumerate(self.parts) if not moving.isdisjoint(part.names)), len(self.parts))
+        moving = layout.trainable_names
+        lowest = self._find_lowest(moving)
         tensors = _split(theta.expand(k, -1), layout) | {n: t.expand(k, *t.shape) for n, t in self.frozen.items()}
         # A step of rate -1 from zero is the gradient.
         step, saved = Step(_split(result, layout), moving, Descent(-1.0), {}), list[Any]()
@@ -197,6 +198,10 @@ class Fused:
     def gradient_alone(self, theta: Tensor, x: Tensor, y: Tensor, share: Tensor, classes: Tensor | None) -> Tensor:
         """`gradient` for one client, no axis counting clients, to be used under `torch.func.vmap` too."""
         return _ForOneClient.apply(self.gradient, 5, theta, x, y, share, classes)  # type: ignore[no-any-return]
+
+    def _find_lowest(self, moving: frozenset[str]) -> int:
+        """The place of the first part that moves; past the last one if none does."""
+        return next((i for i, part in enumerate(self.parts) if not moving.isdisjoint(part.names)), len(self.parts))
 
     @property
     def repeats(self) -> bool:
