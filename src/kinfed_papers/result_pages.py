@@ -15,6 +15,7 @@ from typing import Any
 
 import kinfed
 from kinfed.files import replacing
+from kinfed.report.tables.text_table import split_row
 
 PART = re.compile(r"^<!-- ([^>]+) -->$.*?^<!-- end of \1 -->$", re.MULTILINE | re.DOTALL)  # as `put` writes them
 ROWS = 8  # of the longest table that stands on its page
@@ -56,11 +57,10 @@ def write_page(page: Path, text: str) -> None:
 
 def write(page: Path, text: str, tables: dict[Path, str]) -> None:
     """Write a page and tables beside it; a table that the page no longer links is removed."""
-    for path, table in tables.items():
+    for path, content in (*tables.items(), (page, text)):
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(table)
-    with replacing(page) as file:
-        file.write_text(text)
+        with replacing(path) as file:
+            file.write_text(content)
     for path in page.with_suffix("").glob("*.csv"):
         if f"({page.stem}/{path.name})" not in text:
             path.unlink()
@@ -106,11 +106,6 @@ def name_columns(names: list[str]) -> str:
     """The first columns of a table; those that are numbered say nothing without the page."""
     shown = [name for name in names if name and not name.isdecimal()]
     return "; ".join([*shown[:NAMED], *(["..."] if len(shown) > NAMED else [])])
-
-
-def split_row(line: str) -> list[str]:
-    """The cells of a row of a Markdown table."""
-    return [cell.strip().replace(r"\|", "|") for cell in re.split(r"(?<!\\)\|", line.strip()[1:-1])]
 
 
 def write_csv(rows: list[list[str]]) -> str:

@@ -98,8 +98,7 @@ def of_markdown(text: str) -> list[Grid]:
         if line.startswith("|"):
             if notes:
                 end()
-            cells = re.split(r"(?<!\\)\|", line.strip("|"))
-            rows.append([cell.strip().replace("\\|", "|") for cell in cells])
+            rows.append(split_row(line))
         elif line.startswith("- ") and rows:
             notes.append(line.removeprefix("- "))
         elif line and not line.startswith("- "):
@@ -107,6 +106,11 @@ def of_markdown(text: str) -> list[Grid]:
             title = line.strip("*")
     end()
     return grids
+
+
+def split_row(line: str) -> list[str]:
+    """The cells of a row of a Markdown table, which begins and ends with a bar."""
+    return [cell.strip().replace(r"\|", "|") for cell in re.split(r"(?<!\\)\|", line.strip()[1:-1])]
 
 
 def latex(grid: Grid) -> str:
