@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 import torch
 from scipy.optimize import minimize
+from scipy.stats import cauchy, multivariate_normal
+from sklearn.linear_model import Ridge
 
 import kinfed
 from kinfed import Federation, Privacy, Split, Training, UsageError, fit
@@ -219,3 +221,35 @@ def test_a_regression_of_a_clients_own_is_a_mean_over_penalties_by_their_likelih
     density, coefficients = _solve_alone(rows, torch.tensor(noise).double())
     assert float(density) == pytest.approx(max(densities) + np.log(shares.mean()), rel=1e-4)
     np.testing.assert_allclose(coefficients, shares / shares.sum() @ np.array(modes), atol=2e-4)
+
+
+def test_a_ridge_of_a_clients_own_is_a_mean_over_penalties_about_its_own_mean():
+    """By scikit-learn, and densities of the targets by scipy; the third column is the same in all rows."""
+    draw = np.random.default_rng(7)
+    x = np.concatenate([draw.normal(3, [0.1, 40.0], (9, 2)), np.full((9, 1), 5.0)], 1)
+    y = 12 + 6 * x[:, 0] + draw.normal(size=9)
+    centred = y - y.mean()
+    z = (x - x.mean(0)) / np.where(x.std(0), x.std(0), 1)
+    densities, slopes = [], []
+    for penalty in np.logspace(-2, 3, 16):
+        fitted = Ridge(alpha=penalty).fit(z, y)
+        of_targets = np.eye(9) + z @ z.T / penalty
+        noise = centred @ np.linalg.solve(of_targets, centred) / 8
+        density = multivariate_normal(np.zeros(9), noise * of_targets).logpdf(centred)
+        paid = np.log(9) / 2 - np.log(2 * np.pi * noise / 9) / 2 - cauchy.logpdf(y.mean())
+        densities.append(density + 9 * np.log(2 * np.pi) / 2 - paid)
+        slopes.append(fitted.coef_ / np.where(x.std(0), x.std(0), 1))
+    shares = np.exp(np.array(densities) - max(densities))
+    slope = shares / shares.sum() @ np.array(slopes)
+    rows = torch.from_numpy(np.concatenate([x, np.ones((9, 1)), y[:, None]], 1))
+    density, coefficients = _solve_alone(Products(rows.T @ rows, torch.tensor(9.0).double()), torch.tensor(1.0))
+    assert float(density) == pytest.approx(max(densities) + np.log(shares.mean()), rel=1e-9)
+    np.testing.assert_allclose(coefficients, [*slope, y.mean() - slope @ x.mean(0)], rtol=1e-7, atol=1e-9)
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_a_client_of_very_few_rows_has_a_finite_ridge_of_its_own(rows):
+    cells = torch.tensor([[0.5, 1.0, 3.0], [0.5, 1.0, 3.0]]).double()[:rows]
+    density, coefficients = _solve_alone(Products(cells.T @ cells, torch.tensor(float(rows)).double()), cells[0, 0])
+    assert torch.isfinite(density)
+    assert coefficients.tolist() == pytest.approx([0, 3])

@@ -23,10 +23,10 @@ from .partial_pooling import coefficients_of, head_of, model_of
 
 REACH = 1.5  # the unit of a step's length, over the root of the number of inputs: a usual step is 0.8 of it
 LEAST, MOST = 1e-3, 1e4  # bounds of variances, of targets whose variance is 1
-FREE = 10.0  # how many times as far as others the constant may lie from 0, in a ridge of a client's own
 CONSTANTS, SLOPES = (1.0, 3.0), (0.03, 0.1, 0.3, 1.0)  # deviations that the same may have, of labels and counts
 LARGEST = 4.0  # of a client's squared errors over the noise
 SHRINKS, GROWS = (0.05, 0.2), (8.0, 4.0)  # how far variances of coefficients, and the noise, change in a round
+CONSTANT = 1e-9  # of a column's mean square, the variance below which it is the same in all rows of a client
 SETTLED = 1e-4  # a step that is none
 FEWEST = 0.2  # of the share that each of several centres would have of all clients, what it has at least
 
@@ -134,9 +134,8 @@ class PrivatePooling(Method, Averages, Explains, Solves):
         """[f] a client's coefficients: the mean of those by what all share, and of a ridge of its own, as rows say.
 
         Each has the weight of its density of the client's targets, coefficients integrated out (Hoeting et al. 1999,
-        doi:10.1214/ss/1009212519, Equations 1 to 3), so no row is held back for it and nothing leaves. The ridge of
-        numbers has a penalty, and noise, that are fitted to the rows, and pays for them as in BIC. That of labels and
-        counts is a mean over penalties in the same way. Several centres have half of the weight beside one for all,
+        doi:10.1214/ss/1009212519, Equations 1 to 3), so no row is held back for it and nothing leaves. A ridge
+        of its own is a mean over penalties in the same way. Several centres have half of the weight beside one for all,
         about which coefficients vary as centres do, too.
         """
         centres, shares, spread, noise = received.centres, received.shares, received.spread, received.noise
@@ -257,9 +256,9 @@ def _vary(roster: Roster, cohort: Tensor) -> float:
 def _solve_alone(rows: Products | Rows, noise: Tensor) -> tuple[Tensor, Tensor]:
     """[] the logarithm of the density of a client's targets under a ridge of its own, and its coefficients: [f].
 
-    That of numbers has the penalty that makes the density largest, which is less what numbers cost that were fitted to
-    it. That of labels and counts is a mean over penalties, as each has a few rows alone. Counts vary by the noise that
-    all share.
+    Both are means over penalties, as a client has a few rows alone. That of numbers is about the client's own mean, in
+    deviations of its own columns. Before, the mean is of a Cauchy distribution, so that it may be far away. It pays for
+    its noise, which is fitted, as in BIC. Counts vary by the noise that all share.
     """
     if isinstance(rows, Rows):
         slopes, constants = torch.tensor(SLOPES).to(rows.x), torch.tensor(CONSTANTS).to(rows.x)
@@ -269,17 +268,18 @@ def _solve_alone(rows: Products | Rows, noise: Tensor) -> tuple[Tensor, Tensor]:
             root, torch.zeros_like(root)
         )
         return density.logsumexp(0) - math.log(len(root)), density.softmax(0) @ far
-    count, inputs, slope = rows.rows.clamp(min=1), rows.products[:-1, :-1], rows.products[:-1, -1]
-    penalties, root = torch.logspace(-3, 4, 15).to(inputs), _free(slope)
+    count, products = rows.rows.clamp(min=1), rows.products
+    mean = products[-2] / count  # [f + 1] of the inputs, the 1 and the target
+    around = products - count * mean[:, None] * mean
+    inputs, slope = around[:-2, :-2], around[:-2, -1]
+    varies = inputs.diagonal() > CONSTANT * products.diagonal()[:-2]
+    root = varies / torch.where(varies, inputs.diagonal() / count, 1).sqrt()
+    penalties = torch.logspace(-2, 3, 16).to(inputs)
     inside = root[:, None] * inputs * root / penalties[:, None, None] + torch.eye(len(root)).to(root)
     right = (root * slope).expand(len(penalties), -1)[..., None]
-    coefficients = root * torch.linalg.solve(inside, right)[..., 0] / penalties[:, None]  # [P, f]
-    left = (rows.products[-1, -1] - coefficients @ slope).clamp(min=LEAST * count)
-    density = -(count * (left / count).log() + torch.logdet(inside) + count) / 2
-    best, density = density.argmax()[None], density - count.log()
-    return density.gather(0, best)[0], coefficients.index_select(0, best)[0]
-
-
-def _free(like: Tensor) -> Tensor:
-    """[f] by how much coefficients may lie farther from 0 than others."""
-    return torch.ones_like(like).index_fill(0, torch.tensor([len(like) - 1]), FREE)
+    slopes = root * torch.linalg.solve(inside, right)[..., 0] / penalties[:, None]  # [P, f - 1]
+    left = (around[-1, -1] - slopes @ slope).clamp(min=LEAST * count)
+    density = -((count - 1) * (1 + (left / (count - 1).clamp(min=1)).log()) + torch.logdet(inside)) / 2
+    coefficients = torch.cat([slopes, (mean[-1] - slopes @ mean[:-2])[:, None]], 1)
+    fitted = count.log() + (1 + mean[-1].square()).log() + math.log(math.pi / 2) / 2
+    return density.logsumexp(0) - math.log(len(penalties)) - fitted, density.softmax(0) @ coefficients
