@@ -4,7 +4,8 @@ run       do what is left of the queue, at the lowest priority, on one core; sto
           the same command goes on where it was
 status    what is done, what is next, how long the rest takes, and what cannot be run
 publish   the tables of finished runs into docs/papers/*-tables.md, between marks, and their scores beside, in tables/;
-          numbers there whose runs are lost stay, beside new ones if the settings that the page tells are the same
+          numbers there whose runs are lost stay, beside new ones if the settings that the page tells are the same;
+          then the pages that follow from these tables, as leaderboard.py and coverage.py do
 check     name the numbers in those pages' sentences that no command has printed
 
 The queue is campaign.toml: entries in order of worth, each of which asks for methods and columns of a table, a number
@@ -32,6 +33,8 @@ from pathlib import Path
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import campaign_pages
+import coverage
+import leaderboard
 import torch
 from safetensors import safe_open
 
@@ -423,6 +426,9 @@ def publish(args):
             print(f"{part}: {outcome}")
         except UsageError as problem:
             problems.append(f"{part}: {explain(problem)[1]}")
+    if args.results == campaign_pages.RESULTS:
+        leaderboard.main()
+        coverage.write(coverage.read_at_hand())
     if problems:
         sys.exit("\n".join(problems))
 

@@ -40,9 +40,13 @@ def read_at_hand(page=PAGE):
     return line.removeprefix(AT_HAND).removesuffix(".").split(", ")
 
 
+def write(at_hand):
+    """Write the page, where these data sets are at hand."""
+    for name, text in parts(at_hand).items():
+        put(PAGE, name, text, "What is measured of the papers' tables")
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("datasets", nargs="*", metavar="DATASET")
-    named = parser.parse_args().datasets or [path.stem for path in Path(os.environ["KINFED_DATA"]).glob("*.npz")]
-    for name, text in parts(named).items():
-        put(PAGE, name, text, "What is measured of the papers' tables")
+    write(parser.parse_args().datasets or [path.stem for path in Path(os.environ["KINFED_DATA"]).glob("*.npz")])
