@@ -43,6 +43,7 @@ lint: .venv/installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/mypy --config-file evidence/mypy.ini evidence/*.py benchmarks/*.py
 
 # docs: the site in build/docs, from the pages in docs/; it runs the notebooks and checks every link.
 docs: .venv/installed

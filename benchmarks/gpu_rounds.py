@@ -128,7 +128,8 @@ def main():
             sys.exit(3)  # something is left
         row = dict(zip(FIELDS, case, strict=False)) | {"seconds": "", "memory": "", "problem": ""}
         try:
-            took, memory = measure(*case, args.device)
+            name, model, executor, precision = case
+            took, memory = measure(name, model, executor, precision, args.device)
             row |= {"seconds": f"{took:.4g}", "memory": f"{memory:.0f}"}
         except (UsageError, RunError) as problem:
             row["problem"] = explain(problem)[1]

@@ -119,7 +119,9 @@ def main():
             begun = time.perf_counter()
             matrix @ matrix
             rate = max(rate, 2 * 2048**3 / (time.perf_counter() - begun))
-        table += [profile(name, *prepare_workload(name), rate) for name in PARAMETERS]
+        for name in PARAMETERS:
+            data, module, training = prepare_workload(name)
+            table.append(profile(name, data, module, training, rate))
     print("\n".join(table))
     peak = f"One thread; a large product runs at {rate / 1e9:.0f} GFLOP/s on it."
     about = f"Written by `python benchmarks/profiles.py`. {peak}"

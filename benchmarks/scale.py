@@ -39,7 +39,9 @@ from kinfed_papers.result_pages import put, version
 PAGE = Path(__file__).parents[1] / "docs" / "evidence" / "scale.md"
 CLIENTS = (1_000, 10_000, 100_000)
 COHORTS = (100, 1_000)
-TRIED = {  # with what is set for many clients, and the most clients that memory has room for
+TRIED: dict[
+    str, tuple[dict, int]
+] = {  # with what is set for many clients, and the most clients that memory has room for
     "fedavg": ({}, 100_000),
     "fedavg-ft": ({}, 100_000),
     "fedrep": ({}, 100_000),  # this and the next have private states

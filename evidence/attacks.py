@@ -231,13 +231,13 @@ def write():
 
 def main():
     warnings.simplefilter("ignore")
-    args = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    args.add_argument("--data", default=",".join(EXPERIMENTS))
-    args.add_argument("--methods", default=",".join(METHODS), help="which, separated by commas")
-    args.add_argument("--shares", default=",".join(map(str, SHARES)), help="of the clients that attack")
-    args.add_argument("--seeds", default="0,1,2")
-    args.add_argument("--write", action="store_true", help="run nothing")
-    args = args.parse_args()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", default=",".join(EXPERIMENTS))
+    parser.add_argument("--methods", default=",".join(METHODS), help="which, separated by commas")
+    parser.add_argument("--shares", default=",".join(map(str, SHARES)), help="of the clients that attack")
+    parser.add_argument("--seeds", default="0,1,2")
+    parser.add_argument("--write", action="store_true", help="run nothing")
+    args = parser.parse_args()
     if not args.write:
         shares, seeds = (
             [float(share) for share in args.shares.split(",")],

@@ -15,7 +15,7 @@ from torch import nn
 import kinfed
 from kinfed.methods.solved.partial_pooling import PartialPooling
 
-SETTINGS = [  # series, past, horizon, and what is compared; None is the default
+SETTINGS: list[tuple[str, int, int, list[list[str] | None]]] = [  # series, past, horizon, calendars
     ("days", 14, 7, [[], ["weekday"], None]),
     ("days", 3, 3, [[], None]),
     ("months", 24, 12, [[], None]),

@@ -204,9 +204,10 @@ def read_queue(path):
         if table.get("precision") not in (None, *PRECISIONS):
             allowed = ", ".join(PRECISIONS)
             raise UsageError(f"{where}: precision must be one of {allowed}; got {table['precision']!r}")
-        entries.append(Entry(**table))
-        first = next(other for other in entries if isinstance(other, Entry) and other.part == table["part"])
-        if (first.scale, first.precision) != (entries[-1].scale, entries[-1].precision):
+        entry = Entry(**table)
+        entries.append(entry)
+        first = next(other for other in entries if isinstance(other, Entry) and other.part == entry.part)
+        if (first.scale, first.precision) != (entry.scale, entry.precision):
             raise UsageError(f"{where}: {first.part} has another scale or precision above; name this part otherwise")
     return entries
 

@@ -28,9 +28,9 @@ def parts(at_hand, folder=COMMITTED):
             f"| {table} | {claim.claim.says} ({claim.claim.where}) | {claim.answer_with_reason} | {claim.text} |"
         )
     pages = ["| paper | claim | answer | by |", "| --- | --- | --- | --- |"]
-    for claim in answered_claims():
-        link = f" [{claim.page}]({posixpath.relpath(claim.page, PAGE.parent.name)})" if claim.page else ""
-        pages.append(f"| {claim.paper} | {claim.says} ({claim.where}) | {claim.answer} | {claim.shows}{link} |")
+    for answer in answered_claims():
+        link = f" [{answer.page}]({posixpath.relpath(answer.page, PAGE.parent.name)})" if answer.page else ""
+        pages.append(f"| {answer.paper} | {answer.says} ({answer.where}) | {answer.answer} | {answer.shows}{link} |")
     return {"coverage": "\n".join(shown), "claims": "\n".join(verdicts), "answered": "\n".join(pages)}
 
 

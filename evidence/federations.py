@@ -235,7 +235,7 @@ def measure_floor(args):
 def choose_for_clients(federation, net, training, seed):
     """What each client has with `kinfed.choose`, from the model that it keeps; what was chosen; who keeps another."""
     choice = kinfed.choose(federation, net, rounds=ROUNDS, training=training, seed=seed)
-    runs = {"kin": choice.run, "local": choice.local, "fedavg": choice.fedavg}
+    runs = {**choice.runs, "kin": choice.run}
     tests = {kind: run.history.test(run.history.chosen).tolist() for kind, run in runs.items()}
     scores = [tests[kind][i] for i, kind in enumerate(choice.answers.values())]
     others = sum(kind != "kin" for kind in choice.answers.values())

@@ -512,8 +512,8 @@ print(len(read), *read[:3])
 
 def main():
     paths = routes()
-    with tempfile.TemporaryDirectory() as folder:
-        folder = Path(folder)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
         for part in ("federation", "strangers"):
             (folder / part).mkdir()
         folder.chmod(0o755)  # what protects files is what kinfed does about them

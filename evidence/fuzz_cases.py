@@ -102,9 +102,9 @@ class Evil:
 
 
 class Draw(random.Random):
-    """Random numbers of a case; `broken` says whether it may break anything, `answer` what there is to say of it."""
+    """Random numbers of a case: whether it may break anything, its number, and what there is to say of it."""
 
-    answer = ""
+    broken, number, answer = False, 0, ""
 
     def breaks(self, chance):
         return self.broken and self.random() < chance

@@ -194,7 +194,7 @@ class Remembering(Kin):
 
     def start(self, roster):
         begun = super().start(roster)
-        return Earlier(*begun, torch.zeros_like(begun.theta))
+        return Earlier(begun.theta, begun.trained, begun.sketch, torch.zeros_like(begun.theta))
 
     def favour(self, roster, server, cohort, origin=None):
         return super().favour(roster, server._replace(theta=server.theta + server.earlier), cohort, origin)

@@ -122,7 +122,7 @@ def measure_labels(name, folder):
 
     losses = {}
     for what, answer in (("alone", answer_alone), ("all rows", answer_together)):
-        answers = answer(*coded, choose_penalty(coded[0], client, target, answer))
+        answers = answer(coded[0], coded[1], choose_penalty(coded[0], client, target, answer))
         losses[what] = float(lose(truth, answers).mean())
     data = train_on_all(kinfed.from_frame(train, client=client, target=target, counts=counts))
 

@@ -135,14 +135,14 @@ def write(results):
 
 
 def main():
-    args = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    args.add_argument("--keep", type=Path, default=Path("runs") / "protocols", metavar="DIR")
-    args.add_argument("--data-dir", type=Path, default=os.environ.get("KINFED_DATA"), metavar="DIR")
-    args.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    args.add_argument("--columns", nargs="+", default=COLUMNS, choices=COLUMNS, metavar="NAME")
-    args.add_argument("--methods", nargs="+", default=METHODS, choices=METHODS, metavar="NAME")
-    args.add_argument("--write", action="store_true", help="run nothing, write the page from the finished runs")
-    args = args.parse_args()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--keep", type=Path, default=Path("runs") / "protocols", metavar="DIR")
+    parser.add_argument("--data-dir", type=Path, default=os.environ.get("KINFED_DATA"), metavar="DIR")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--columns", nargs="+", default=COLUMNS, choices=COLUMNS, metavar="NAME")
+    parser.add_argument("--methods", nargs="+", default=METHODS, choices=METHODS, metavar="NAME")
+    parser.add_argument("--write", action="store_true", help="run nothing, write the page from the finished runs")
+    args = parser.parse_args()
     torch.set_num_threads(1)
     path = PAGE.with_suffix(".csv")
     results = read(path) if path.exists() else {}

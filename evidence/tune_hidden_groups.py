@@ -20,7 +20,7 @@ from kinfed.runs.fit import fit
 
 SEEDS = (100, 101, 102)
 TRAINING = {"training.optimiser.lr": [0.05, 0.1, 0.2, 0.4], "training.batch": [8, 16]}
-GRID = {
+GRID: dict[str, dict[str, list]] = {
     "local": {},
     "fedavg": {},
     "fedavg-ft": {"epochs": [1, 2, 5, 10], "scope": ["all", "head"]},
