@@ -152,7 +152,7 @@ def test_an_objective_that_gives_no_loss_is_told(loss, got, executor):
 REFUSALS = {
     "": lambda c: c.descend(c.model.theta, penalty=towards(c.model.theta, 0.1), optimiser=SGD(0.3, weight_decay=0.1)),
     "an objective of the method's own": lambda c: c.descend(c.model.theta, objective=mean_free),
-    "a penalty that is not quadratic": lambda c: c.descend(c.model.theta, penalty=lambda theta: theta.abs().sum()),
+    "a penalty of the method's own": lambda c: c.descend(c.model.theta, penalty=lambda theta: theta.abs().sum()),
     "an optimiser other than plain SGD": lambda c: c.descend(c.model.theta, optimiser=SGD(0.1, momentum=0.5)),
     "a bound on the gradient of a penalty, or of a recurrent layer": lambda c: c.descend(
         c.model.theta, penalty=towards(c.model.theta, 0.1), clip=1.0

@@ -197,7 +197,7 @@ def test_a_client_of_labels_falls_back_on_its_own_where_what_all_share_is_wrong(
 
 
 @pytest.mark.parametrize("mean", [0.0, 1.7], ids=["labels", "counts"])
-def test_a_regression_of_a_clients_own_is_a_mean_over_penalties_by_their_likelihoods(mean):
+def test_regressions_of_a_clients_own_are_modes_under_penalties_with_their_likelihoods(mean):
     """Modes and curvatures by scipy, and by differences of gradients."""
     draw = np.random.default_rng(4)
     x = np.concatenate([draw.normal(size=(7, 2)), np.ones((7, 1))], 1)
@@ -216,14 +216,13 @@ def test_a_regression_of_a_clients_own_is_a_mean_over_penalties_by_their_likelih
             curvature = x.T @ (curves[:, None] * x) / noise + precision
             densities.append(-lose(mode) + np.linalg.slogdet(precision)[1] / 2 - np.linalg.slogdet(curvature)[1] / 2)
             modes.append(mode)
-    shares = np.exp(np.array(densities) - max(densities))
     rows = Rows(torch.from_numpy(x), torch.from_numpy(y), torch.ones(7).double(), mean)
-    density, coefficients = _solve_alone(rows, torch.tensor(noise).double())
-    assert float(density) == pytest.approx(max(densities) + np.log(shares.mean()), rel=1e-4)
-    np.testing.assert_allclose(coefficients, shares / shares.sum() @ np.array(modes), atol=2e-4)
+    coefficients, density = _solve_alone(rows, torch.tensor(noise).double())
+    np.testing.assert_allclose(density, np.array(densities) - np.log(8), rtol=1e-4)
+    np.testing.assert_allclose(coefficients, modes, atol=2e-4)
 
 
-def test_a_ridge_of_a_clients_own_is_a_mean_over_penalties_about_its_own_mean():
+def test_a_ridge_of_a_clients_own_is_about_its_own_mean_in_deviations_of_its_columns():
     """By scikit-learn, and densities of the targets by scipy; the third column is the same in all rows."""
     draw = np.random.default_rng(7)
     x = np.concatenate([draw.normal(3, [0.1, 40.0], (9, 2)), np.full((9, 1), 5.0)], 1)
@@ -234,22 +233,38 @@ def test_a_ridge_of_a_clients_own_is_a_mean_over_penalties_about_its_own_mean():
     for penalty in np.logspace(-2, 3, 16):
         fitted = Ridge(alpha=penalty).fit(z, y)
         of_targets = np.eye(9) + z @ z.T / penalty
-        noise = centred @ np.linalg.solve(of_targets, centred) / 8
-        density = multivariate_normal(np.zeros(9), noise * of_targets).logpdf(centred)
-        paid = np.log(9) / 2 - np.log(2 * np.pi * noise / 9) / 2 - cauchy.logpdf(y.mean())
-        densities.append(density + 9 * np.log(2 * np.pi) / 2 - paid)
+        density = multivariate_normal(np.zeros(9), 0.8 * of_targets).logpdf(centred) + 9 * np.log(2 * np.pi) / 2
+        densities.append(density + np.log(2 * np.pi * 0.8 / 9) / 2 + cauchy.logpdf(y.mean()) - np.log(16))
         slopes.append(fitted.coef_ / np.where(x.std(0), x.std(0), 1))
-    shares = np.exp(np.array(densities) - max(densities))
-    slope = shares / shares.sum() @ np.array(slopes)
     rows = torch.from_numpy(np.concatenate([x, np.ones((9, 1)), y[:, None]], 1))
-    density, coefficients = _solve_alone(Products(rows.T @ rows, torch.tensor(9.0).double()), torch.tensor(1.0))
-    assert float(density) == pytest.approx(max(densities) + np.log(shares.mean()), rel=1e-9)
-    np.testing.assert_allclose(coefficients, [*slope, y.mean() - slope @ x.mean(0)], rtol=1e-7, atol=1e-9)
+    products = Products(rows.T @ rows, torch.tensor(9.0).double())
+    coefficients, density = _solve_alone(products, torch.tensor(0.8, dtype=torch.float64))
+    np.testing.assert_allclose(density, densities, rtol=1e-9)
+    constants = y.mean() - np.array(slopes) @ x.mean(0)
+    np.testing.assert_allclose(coefficients, np.column_stack([slopes, constants]), rtol=1e-7, atol=1e-9)
 
 
 @pytest.mark.parametrize("rows", [1, 2])
 def test_a_client_of_very_few_rows_has_a_finite_ridge_of_its_own(rows):
     cells = torch.tensor([[0.5, 1.0, 3.0], [0.5, 1.0, 3.0]]).double()[:rows]
-    density, coefficients = _solve_alone(Products(cells.T @ cells, torch.tensor(float(rows)).double()), cells[0, 0])
-    assert torch.isfinite(density)
-    assert coefficients.tolist() == pytest.approx([0, 3])
+    products = Products(cells.T @ cells, torch.tensor(float(rows)).double())
+    coefficients, density = _solve_alone(products, cells[0, 0])
+    assert torch.isfinite(density).all()
+    np.testing.assert_allclose(coefficients, [[0, 3]] * 16)
+
+
+@pytest.mark.parametrize("noise", [0.05, 1.0])
+def test_a_client_with_little_noise_of_its_own_trusts_its_rows_more(noise):
+    """By sums over noises, of which those that its residuals speak for have most of the weight."""
+    draw = np.random.default_rng(2)
+    x = np.concatenate([draw.normal(size=(12, 2)), np.ones((12, 1))], 1)
+    y = x @ [0.6, -0.4, 0.3] + noise * draw.normal(size=12)
+    rows = torch.from_numpy(np.concatenate([x, y[:, None]], 1))
+    moments, spread = Products(rows.T @ rows, torch.tensor(12.0).double()), torch.full((3,), 0.04).double()
+    centre, shared = torch.zeros(1, 3).double(), torch.tensor(1.0).double()
+    by_shared = place_client(moments, centre, spread, shared).away[0]
+    sent = Sent(None, centre, shared[None], spread, shared, shared)
+    chosen = PrivatePooling().choose_coefficients(moments, sent)
+    solved = torch.from_numpy(np.linalg.lstsq(x, y, rcond=None)[0])
+    ratio = float((chosen - solved).norm() / (by_shared - solved).norm())
+    assert ratio < 0.3 if noise < 0.1 else 0.5 < ratio < 1.5

@@ -10,7 +10,7 @@ from torch.func import functional_call
 import kinfed.ops.fused.descent
 import kinfed.ops.fused.step
 from kinfed import SGD, Federation, Training
-from kinfed.core.client import Quadratic
+from kinfed.core.client import Alignment, Quadratic
 from kinfed.core.layout import Layout
 from kinfed.core.model import Model
 from kinfed.core.tasks import Classification, Counts, Forecasting, Quantiles, Regression
@@ -117,7 +117,9 @@ def naive(module, layout, theta, x, y, task, batches, descent, only=None):
             gradient = moves * torch.autograd.grad(loss, leaf)[0]
             gradient *= min(1.0, descent.clip / float(gradient.norm().clamp(min=1e-12)))
             gradient += descent.pull * moves * mine
-            if descent.slope is not None:
+            if descent.aligned:
+                gradient += torch.autograd.grad(descent.slope[i] @ (moves * leaf) / (moves * leaf).norm(), leaf)[0]
+            elif descent.slope is not None:
                 gradient += moves * descent.slope[i]
             mine -= descent.lr * gradient
         trained.append(mine)
@@ -149,7 +151,8 @@ def name(request, monkeypatch):
 def test_fused_steps_are_those_of_autograd(name):
     module, layout, theta, x, y, task, form = fused(name)
     slope, before = draw(*theta.shape), theta.clone()
-    for descent in (Descent(0.1), Descent(0.1, 0.7), Descent(0.1, 0.7, slope), Descent(0.1, 0.0, slope)):
+    aligned = Descent(0.1, 0.7, slope, aligned=True), Descent(0.1, 0.0, 3 * slope, aligned=True)
+    for descent in (*aligned, Descent(0.1), Descent(0.1, 0.7), Descent(0.1, 0.7, slope), Descent(0.1, 0.0, slope)):
         found = form.descend(theta, x, y, batches(SIZES, 8, 2), descent)
         agree(found, naive(module, layout, theta, x, y, task, batches(SIZES, 8, 2), descent))
     assert (found - theta).abs().max() > 0.01
@@ -353,6 +356,11 @@ def anchor(client):
     return client.noise(client.model.theta)
 
 
+def aligned(client):
+    trainable = client.model.layout.trainable_on("cpu")
+    return Alignment(2.0, trainable * anchor(client), trainable)
+
+
 PROGRAMS = {  # a client's program, and how many times it trains in fused form
     "plain": (lambda c: c.descend(c.model.theta), 1),
     "from its own": (lambda c: c.descend(anchor(c)), 1),
@@ -362,6 +370,8 @@ PROGRAMS = {  # a client's program, and how many times it trains in fused form
         1,
     ),
     "along": (lambda c: c.descend(c.model.theta, penalty=Quadratic(0.0, anchor(c))), 1),
+    "aligned": (lambda c: c.descend(c.model.theta, penalty=aligned(c)), 1),
+    "a part aligned": (lambda c: c.descend(c.model.theta, penalty=aligned(c), only=c.model.layout.head), 0),
     "twice": (lambda c: c.descend(c.descend(c.model.theta, only=c.model.layout.head), only=c.model.layout.base), 2),
     "steps": (lambda c: c.descend(c.model.theta, steps=3), 1),
     "epochs": (lambda c: c.descend(c.model.theta, epochs=1, optimiser=SGD(0.3)), 1),

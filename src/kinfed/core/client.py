@@ -331,6 +331,19 @@ class Quadratic:
         return Quadratic(self.pull + other.pull, self.slope + other.slope)
 
 
+@dataclass(frozen=True)
+class Alignment:
+    r"""The penalty $-pull \, goal \cdot \theta / \|\theta\|$ in a form that fused training supports."""
+
+    pull: float
+    goal: Tensor  # [d] 0 where nothing is trained
+    trainable: Tensor  # [d] which numbers are, whose length alone counts
+
+    def __call__(self, theta: Tensor) -> Tensor:
+        length: Tensor = (self.trainable * theta).norm()
+        return -self.pull * (self.goal @ theta) / length
+
+
 def towards(anchor: Tensor, pull: float) -> Quadratic:
     r"""The penalty $\frac{pull}{2}\|\theta - anchor\|^2$, up to a constant; anchor: [d]."""
     return Quadratic(pull, -pull * anchor)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..core.client import Client
+from ..core.client import Alignment, Client
 from ..core.field_checks import CountOrZero, NonNegative, Positive
 from ..core.method import Params, Roster
 from ..core.rows import put, take, weighted_mean
@@ -74,11 +74,7 @@ class PFedGraph(RelationMixing):
 
     def train(self, client: Client, state: Tree, received: Tree) -> tuple[Tree, Tree]:
         learned = client.model.layout.trainable_on(received.theta.device)
-        goal = learned * received.others
-
-        def penalty(theta: Tensor) -> Tensor:
-            return -self.pull * (goal @ theta) / (learned * theta).norm()
-
+        penalty = Alignment(self.pull, learned * received.others, learned)
         theta = client.descend(received.theta, penalty=penalty if self.pull and client.round else None)
         return Params(theta), Params(theta)
 

@@ -24,6 +24,8 @@ from .partial_pooling import coefficients_of, head_of, model_of
 REACH = 1.5  # the unit of a step's length, over the root of the number of inputs: a usual step is 0.8 of it
 LEAST, MOST = 1e-3, 1e4  # bounds of variances, of targets whose variance is 1
 CONSTANTS, SLOPES = (1.0, 3.0), (0.03, 0.1, 0.3, 1.0)  # deviations that the same may have, of labels and counts
+NOISES = (-3, 2, 11)  # of numbers: powers of 10 by which a client's noise may differ from the shared one, and how many
+DIFFER = 2.0  # the deviation of their logarithms, before rows count
 LARGEST = 4.0  # of a client's squared errors over the noise
 SHRINKS, GROWS = (0.05, 0.2), (8.0, 4.0)  # how far variances of coefficients, and the noise, change in a round
 CONSTANT = 1e-9  # of a column's mean square, the variance below which it is the same in all rows of a client
@@ -135,23 +137,18 @@ class PrivatePooling(Method, Averages, Explains, Solves):
 
         Each has the weight of its density of the client's targets, coefficients integrated out (Hoeting et al. 1999,
         doi:10.1214/ss/1009212519, Equations 1 to 3), so no row is held back for it and nothing leaves. A ridge
-        of its own is a mean over penalties in the same way. Several centres have half of the weight beside one for all,
-        about which coefficients vary as centres do, too.
+        of its own is a mean over penalties in the same way, and numbers may have another noise at each client.
         """
-        centres, shares, spread, noise = received.centres, received.shares, received.spread, received.noise
-        near, _, likely = place_client(rows, centres, spread, noise)
-        candidates, likely = centres + near, likely + shares.log()
-        if len(shares) > 1:
-            mean = shares @ centres
-            wide = spread + shares @ (centres - mean).square()
-            far = place_client(rows, mean[None], wide, noise)
-            candidates, likely = (
-                torch.cat([candidates, mean + far.away]),
-                torch.cat([likely, far.density]) - math.log(2),
-            )
-        alone, coefficients = _solve_alone(rows, noise)
-        share = (likely.logsumexp(0) - alone).sigmoid()
-        return share * (likely.softmax(0) @ candidates) + (1 - share) * coefficients
+        numbers = isinstance(rows, Products)
+        factors = torch.logspace(*NOISES if numbers else (0, 0, 1), dtype=torch.float64).to(received.noise)
+        before = (-(factors.log() / DIFFER).square() / 2).log_softmax(0)
+        candidates, likely = [], []
+        for factor, chance in zip(factors, before, strict=True):
+            noise = factor * received.noise
+            for coefficients, density in (_place_among(rows, received, noise), _solve_alone(rows, noise)):
+                candidates.append(coefficients)
+                likely.append(density + chance)
+        return torch.cat(likely).softmax(0) @ torch.cat(candidates)
 
     def aggregate(self, roster: Roster, server: Tree, cohort: Tensor, uploads: Tree) -> Tree:
         count, f = server.centres.shape
@@ -226,6 +223,21 @@ def _place_rows(rows: Rows, root: Tensor, centre: Tensor) -> tuple[Tensor, Tenso
     return root * u, root[:, None] * torch.linalg.inv(precision) * root, log_marginal(rows, offset, design, u)
 
 
+def _place_among(rows: Products | Rows, received: Sent, noise: Tensor) -> tuple[Tensor, Tensor]:
+    """[C, f] coefficients by what all share, with a noise: [], and [C] the logarithms of their densities.
+
+    Several centres have half of the weight beside one for all, about which coefficients vary as centres do, too.
+    """
+    centres, shares, spread = received.centres, received.shares, received.spread
+    near, _, density = place_client(rows, centres, spread, noise)
+    candidates, density = centres + near, density + shares.log()
+    if len(shares) == 1:
+        return candidates, density
+    mean = shares @ centres
+    far = place_client(rows, mean[None], spread + shares @ (centres - mean).square(), noise)
+    return torch.cat([candidates, mean + far.away]), torch.cat([density, far.density]) - math.log(2)
+
+
 def measure_squares(rows: Products | Rows, coefficients: Tensor, covariance: Tensor) -> Tensor:
     """[K] a client's mean squared error by coefficients: [K, f] with errors of covariance: [K, f, f].
 
@@ -254,32 +266,30 @@ def _vary(roster: Roster, cohort: Tensor) -> float:
 
 
 def _solve_alone(rows: Products | Rows, noise: Tensor) -> tuple[Tensor, Tensor]:
-    """[] the logarithm of the density of a client's targets under a ridge of its own, and its coefficients: [f].
+    """[P, f] coefficients of ridges of a client's own, with a noise: [], and [P] the logarithms of their densities.
 
-    Both are means over penalties, as a client has a few rows alone. That of numbers is about the client's own mean, in
-    deviations of its own columns. Before, the mean is of a Cauchy distribution, so that it may be far away. It pays for
-    its noise, which is fitted, as in BIC. Counts vary by the noise that all share.
+    P penalties are as likely, and share what `_place_among` has. A ridge of numbers is about the client's own mean, in
+    deviations of its own columns. The mean is of a Cauchy distribution, so that it may be far away.
     """
     if isinstance(rows, Rows):
         slopes, constants = torch.tensor(SLOPES).to(rows.x), torch.tensor(CONSTANTS).to(rows.x)
         others = slopes.repeat(len(constants))[:, None].expand(-1, rows.x.shape[1] - 1)
         root = torch.cat([others, constants.repeat_interleave(len(slopes))[:, None]], 1)  # [P, f]
-        far, _, density = vmap(partial(_place_rows, rows._replace(real=rows.real / noise)))(
-            root, torch.zeros_like(root)
-        )
-        return density.logsumexp(0) - math.log(len(root)), density.softmax(0) @ far
+        place = partial(_place_rows, rows._replace(real=rows.real / noise))
+        coefficients, _, density = vmap(place)(root, torch.zeros_like(root))
+        return coefficients, density - math.log(len(root))
     count, products = rows.rows.clamp(min=1), rows.products
     mean = products[-2] / count  # [f + 1] of the inputs, the 1 and the target
     around = products - count * mean[:, None] * mean
     inputs, slope = around[:-2, :-2], around[:-2, -1]
     varies = inputs.diagonal() > CONSTANT * products.diagonal()[:-2]
     root = varies / torch.where(varies, inputs.diagonal() / count, 1).sqrt()
-    penalties = torch.logspace(-2, 3, 16).to(inputs)
+    penalties = torch.logspace(-2, 3, 16, dtype=torch.float64).to(inputs)
     inside = root[:, None] * inputs * root / penalties[:, None, None] + torch.eye(len(root)).to(root)
     right = (root * slope).expand(len(penalties), -1)[..., None]
     slopes = root * torch.linalg.solve(inside, right)[..., 0] / penalties[:, None]  # [P, f - 1]
-    left = (around[-1, -1] - slopes @ slope).clamp(min=LEAST * count)
-    density = -((count - 1) * (1 + (left / (count - 1).clamp(min=1)).log()) + torch.logdet(inside)) / 2
+    left = (around[-1, -1] - slopes @ slope).clamp(min=0)
+    density = -((count - 1) * noise.log() + torch.logdet(inside) + left / noise) / 2
+    centred = math.log(2 / math.pi) / 2 - count.log() / 2 - (1 + mean[-1].square()).log()
     coefficients = torch.cat([slopes, (mean[-1] - slopes @ mean[:-2])[:, None]], 1)
-    fitted = count.log() + (1 + mean[-1].square()).log() + math.log(math.pi / 2) / 2
-    return density.logsumexp(0) - math.log(len(penalties)) - fitted, density.softmax(0) @ coefficients
+    return coefficients, density + centred - math.log(len(penalties))

@@ -148,7 +148,7 @@ class Fused:
             descent = descent if descent.slope is None else descent._replace(slope=descent.slope[order])
         result = blank(len(order), theta.expand(len(order), -1))
         with torch.no_grad():
-            for at, span in self._blocks(batches, moving, lowest, theta, descent.clip):
+            for at, span in self._blocks(batches, moving, lowest, theta, descent):
                 slope = None if descent.slope is None else descent.slope[at]
                 begin = theta if theta.ndim == 1 else theta[at]
                 block = _Block(self, begin, batches.select(at), descent._replace(slope=slope))
@@ -209,7 +209,7 @@ class Fused:
         return any(isinstance(part, LastState | Forecaster) for part in self.parts)
 
     def _blocks(
-        self, batches: Batches, moving: frozenset[str], lowest: int, theta: Tensor, clip: float
+        self, batches: Batches, moving: frozenset[str], lowest: int, theta: Tensor, descent: Descent
     ) -> Iterator[tuple[slice, bool]]:
         """Clients that are trained at once, and whether the lowest layer moves in the span of its inputs."""
         shapes, part = {e.name: e.shape for e in self.layout.whole.entries}, self.parts[lowest]
@@ -218,7 +218,9 @@ class Fused:
 
         def spans(i: int) -> bool:
             """Whether that saves enough multiplications to be faster."""
-            if not isinstance(part, Linear) or not moving.issuperset(part.names) or clip < math.inf:
+            if not isinstance(part, Linear) or not moving.issuperset(part.names):
+                return False
+            if descent.clip < math.inf or descent.aligned:  # a step waits for all of the gradient, or of the model
                 return False
             (out, width), n = shapes[part.weight], examples[i]
             return bool(n * width * (2 * out + n) + seen[i] * n * out < SAVED * 2 * seen[i] * width * out)
@@ -285,6 +287,7 @@ class _Block:
             m = most[t]
             here = at[t, first:, :m].flatten()
             truth = y.index_select(0, pooled[t, first:, :m].flatten()).unflatten(0, (-1, m))
+            step.begin()
             value = spanned.forward(first, here, m) if spanned else inputs.index_select(0, here).unflatten(0, (-1, m))
             for i, part in enumerate(climbed):
                 value, saved[i] = part.forward(now, value, saved[i])

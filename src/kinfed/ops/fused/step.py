@@ -16,11 +16,15 @@ class Unfused(Exception):
 
 
 class Descent(NamedTuple):
-    r"""SGD on the loss $+ \frac{pull}{2}\|\theta\|^2 + slope \cdot \theta$; weight decay is a part of `pull`."""
+    r"""SGD on the loss $+ \frac{pull}{2}\|\theta\|^2 + slope \cdot \theta$; weight decay is a part of `pull`.
+
+    If `aligned`, $slope \cdot \theta / \|\theta\|$ takes the place of the last term.
+    """
 
     lr: float
     pull: float = 0.0
     slope: Tensor | None = None  # [K, d]
+    aligned: bool = False
     clip: float = math.inf  # the greatest norm of a client's gradient of the loss alone
 
 
@@ -49,8 +53,24 @@ class Step:
 
     def __init__(self, tensors: Named, moving: frozenset[str], descent: Descent, slopes: Named) -> None:
         self.moving, self._tensors, self._slopes = moving, tensors, slopes
-        self._lr, self._keep, self._clip = descent.lr, 1 - descent.lr * descent.pull, descent.clip
+        self._descent, self._lr, self._clip = descent, descent.lr, descent.clip
+        self._keep: float | Tensor = 1 - descent.lr * descent.pull  # [k] where it differs between clients
+        self._lengths: Tensor | None = None  # [k] of the tensors, by which slopes are divided
         self._waiting: list[tuple[str, Tensor, Tensor | None, slice]] = []  # for the norm of a gradient that is cut
+
+    def begin(self) -> None:
+        r"""Weigh the penalty by where the tensors are now.
+
+        The gradient of $slope \cdot \theta / \|\theta\|$ is $(slope - (slope \cdot u) u) / \|\theta\|$ with
+        $u = \theta / \|\theta\|$.
+        """
+        if not self._descent.aligned:
+            return
+        moving = [(self._tensors[name].flatten(1), self._slopes[name].flatten(1)) for name in self.moving]
+        squares = torch.stack([tensor.square().sum(1) for tensor, _ in moving]).sum(0)
+        product = torch.stack([(tensor * slope).sum(1) for tensor, slope in moving]).sum(0)
+        self._lengths = squares.sqrt()
+        self._keep = 1 - self._lr * (self._descent.pull - product / (squares * self._lengths))
 
     def descend_product(self, name: str, g: Tensor, x: Tensor, rows: slice = slice(None)) -> None:
         """Move the tensor [k, out, in], or these of its rows, by its gradient g^T x; g: [k, m, out], x: [k, m, in]."""
@@ -90,7 +110,8 @@ class Step:
         tensor = self._tensors[name][:, rows]
         if 8 * x.shape[2] < x.shape[1]:  # a long and narrow x is served badly on this side of a product
             self._shrink(tensor).sub_(torch.bmm(x.mT, g).mT, alpha=self._lr)
-        elif x.shape[1] > LONG:  # parts of so long a sum would be rounded one by one to what the weight can hold
+        elif x.shape[1] > LONG or isinstance(self._keep, Tensor):
+            # Parts of a long sum would be rounded one by one to what the weight can hold.
             self._shrink(tensor).sub_(torch.bmm(g.mT, x), alpha=self._lr)
         else:
             tensor.baddbmm_(g.mT, x, beta=self._keep, alpha=-self._lr)
@@ -101,11 +122,23 @@ class Step:
         self._drift(name, rows)
 
     def _shrink(self, tensor: Tensor) -> Tensor:
+        if isinstance(self._keep, Tensor):
+            return tensor.mul_(_widen(self._keep, tensor))
         return tensor if self._keep == 1 else tensor.mul_(self._keep)
 
     def _drift(self, name: str, rows: slice) -> None:
-        if self._slopes:
-            self._tensors[name][:, rows].sub_(self._slopes[name][:, rows], alpha=self._lr)
+        if not self._slopes:
+            return
+        tensor, slope = self._tensors[name][:, rows], self._slopes[name][:, rows]
+        if self._lengths is None:
+            tensor.sub_(slope, alpha=self._lr)
+        else:
+            tensor.addcdiv_(slope, _widen(self._lengths, tensor), value=-self._lr)
+
+
+def _widen(numbers: Tensor, like: Tensor) -> Tensor:
+    """Numbers [k] with the axes of a tensor [k, ...]."""
+    return numbers.view(-1, *[1] * (like.ndim - 1))
 
 
 class Part(Protocol):

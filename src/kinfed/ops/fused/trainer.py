@@ -5,7 +5,7 @@ import math
 from torch import Tensor
 
 from ...core.batches import Batch, Examples
-from ...core.client import Client, Quadratic, Request
+from ...core.client import Alignment, Client, Quadratic, Request
 from ...core.metrics import positive
 from ...core.optimiser import SGD
 from .descent import Fused
@@ -22,8 +22,10 @@ class FusedTrainer:
         """Why a request has no fused form; empty if it has one."""
         if request.objective is not None:
             return "an objective of the method's own"
-        if not isinstance(request.penalty, Quadratic | None):
-            return "a penalty that is not quadratic"
+        if not isinstance(request.penalty, Quadratic | Alignment | None):
+            return "a penalty of the method's own"
+        if isinstance(request.penalty, Alignment) and set(request.moving) != self._form.layout.trainable_names:
+            return "an alignment where only a part of the model is trained"
         if not isinstance(request.optimiser, SGD) or request.optimiser.momentum:
             return "an optimiser other than plain SGD"
         bound = request.clip < math.inf and (request.penalty is not None or self._form.repeats)
@@ -33,12 +35,15 @@ class FusedTrainer:
         """The trained theta: [d]; under `torch.func.vmap` all clients are trained at once."""
         shuffler, penalty, optimiser = client.shuffler, request.penalty, request.optimiser
         assert isinstance(optimiser, SGD)
-        assert isinstance(penalty, Quadratic | None)
+        assert isinstance(penalty, Quadratic | Alignment | None)
         (x, y, weights), plan = shuffler.pool, shuffler.plan(request.draw)
         importance = None if weights is None else shuffler.importance(shuffler.rows.at[plan.place])
         batches = Batches(shuffler.rows.at, *plan, client.class_weights, importance)
-        pull, slope = (penalty.pull, penalty.slope) if penalty else (0.0, None)
-        descent = Descent(optimiser.lr, optimiser.weight_decay + pull, slope, request.clip)
+        descent = Descent(optimiser.lr, optimiser.weight_decay, clip=request.clip)
+        if isinstance(penalty, Quadratic):
+            descent = descent._replace(pull=descent.pull + penalty.pull, slope=penalty.slope)
+        elif isinstance(penalty, Alignment):
+            descent = descent._replace(slope=-penalty.pull * penalty.goal, aligned=True)
         moving = frozenset(request.moving)
         return self._form.descend_alone(request.theta, x, y, batches, descent, moving)
 
