@@ -153,6 +153,40 @@ def test_units_of_clients_are_those_of_their_own_rows_and_nobody_elses():
         solved(data, nn.Linear(3, 1, bias=False).double(), **own)
 
 
+def test_a_client_unlike_all_others_leans_on_ridges_of_its_own():
+    """The one whose targets are a hundred times as large; with clients that are alike next to nothing changes."""
+
+    def errors(factor, **settings):
+        data, _, _ = federation(0.3, n=20)
+        client, y = torch.empty(len(data.y), dtype=torch.int64), data.y.clone()
+        for position, rows in enumerate(zip(*data.rows.values(), strict=True)):
+            client[torch.cat(rows)] = position
+        y[client == 0] *= factor
+        run = solved(Federation.from_arrays(data.x, y, client), rounds=30, **settings)
+        return torch.tensor(run.summary.clients.scores["mixed"])
+
+    drawn, leaning = (errors(100.0, alone=alone) for alone in (0, 1))
+    assert leaning[0] < 0.3 * drawn[0]
+    torch.testing.assert_close(leaning[1:], drawn[1:], rtol=0.1, atol=0.02)
+    drawn, leaning = (errors(1.0, alone=alone) for alone in (0, 1))
+    torch.testing.assert_close(leaning, drawn, rtol=0.1, atol=0.02)
+
+
+@pytest.mark.parametrize(
+    ("settings", "module", "why"),
+    [
+        ({"alone": 1}, nn.Linear(3, 1, bias=False), "alone needs a last layer with a bias"),
+        ({"alone": 1, "units": "client"}, nn.Linear(3, 1), "alone is of numbers, with units=all; use alone=0"),
+    ],
+)
+def test_ridges_of_ones_own_are_refused_in_one_line_where_there_are_none(settings, module, why):
+    with pytest.raises(UsageError, match=why):
+        solved(federation(0.3)[0], module.double(), **settings)
+    labels = Federation.from_arrays(torch.randn(60, 3), torch.arange(60) % 2, torch.arange(60) % 3)
+    with pytest.raises(UsageError, match="alone is of numbers"):
+        solved(labels, nn.Linear(3, 2), alone=1)
+
+
 @pytest.mark.parametrize("executor", ["loop", "vmap"])
 def test_every_executor_and_participation_give_the_same(executor):
     data, _, _ = federation(0.7)

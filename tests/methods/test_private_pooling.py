@@ -12,8 +12,9 @@ from kinfed import Federation, Privacy, Split, Training, UsageError, fit
 from kinfed.core.tasks import Counts
 from kinfed.methods.solved.laplace import Rows
 from kinfed.methods.solved.mixed_model import MixedModel, Products
+from kinfed.methods.solved.own_ridge import solve_ridges
 from kinfed.methods.solved.personal_boosting import PersonalBoosting
-from kinfed.methods.solved.private_pooling import PrivatePooling, Sent, _solve_alone, place_client
+from kinfed.methods.solved.private_pooling import PrivatePooling, Sent, _regress_alone, place_client
 from kinfed.models.linear import linear
 from kinfed.models.trees import trees
 
@@ -217,7 +218,7 @@ def test_regressions_of_a_clients_own_are_modes_under_penalties_with_their_likel
             densities.append(-lose(mode) + np.linalg.slogdet(precision)[1] / 2 - np.linalg.slogdet(curvature)[1] / 2)
             modes.append(mode)
     rows = Rows(torch.from_numpy(x), torch.from_numpy(y), torch.ones(7).double(), mean)
-    coefficients, density = _solve_alone(rows, torch.tensor(noise).double())
+    coefficients, density = _regress_alone(rows, torch.tensor(noise).double())
     np.testing.assert_allclose(density, np.array(densities) - np.log(8), rtol=1e-4)
     np.testing.assert_allclose(coefficients, modes, atol=2e-4)
 
@@ -237,9 +238,9 @@ def test_a_ridge_of_a_clients_own_is_about_its_own_mean_in_deviations_of_its_col
         densities.append(density + np.log(2 * np.pi * 0.8 / 9) / 2 + cauchy.logpdf(y.mean()) - np.log(16))
         slopes.append(fitted.coef_ / np.where(x.std(0), x.std(0), 1))
     rows = torch.from_numpy(np.concatenate([x, np.ones((9, 1)), y[:, None]], 1))
-    products = Products(rows.T @ rows, torch.tensor(9.0).double())
-    coefficients, density = _solve_alone(products, torch.tensor(0.8, dtype=torch.float64))
-    np.testing.assert_allclose(density, densities, rtol=1e-9)
+    noises = torch.tensor([2.0, 0.8], dtype=torch.float64)
+    coefficients, density = solve_ridges(rows.T @ rows, torch.tensor(9.0).double(), noises)
+    np.testing.assert_allclose(density[1], densities, rtol=1e-9)
     constants = y.mean() - np.array(slopes) @ x.mean(0)
     np.testing.assert_allclose(coefficients, np.column_stack([slopes, constants]), rtol=1e-7, atol=1e-9)
 
@@ -247,8 +248,7 @@ def test_a_ridge_of_a_clients_own_is_about_its_own_mean_in_deviations_of_its_col
 @pytest.mark.parametrize("rows", [1, 2])
 def test_a_client_of_very_few_rows_has_a_finite_ridge_of_its_own(rows):
     cells = torch.tensor([[0.5, 1.0, 3.0], [0.5, 1.0, 3.0]]).double()[:rows]
-    products = Products(cells.T @ cells, torch.tensor(float(rows)).double())
-    coefficients, density = _solve_alone(products, cells[0, 0])
+    coefficients, density = solve_ridges(cells.T @ cells, torch.tensor(float(rows)).double(), cells[0, :1])
     assert torch.isfinite(density).all()
     np.testing.assert_allclose(coefficients, [[0, 3]] * 16)
 
@@ -268,3 +268,10 @@ def test_a_client_with_little_noise_of_its_own_trusts_its_rows_more(noise):
     solved = torch.from_numpy(np.linalg.lstsq(x, y, rcond=None)[0])
     ratio = float((chosen - solved).norm() / (by_shared - solved).norm())
     assert ratio < 0.3 if noise < 0.1 else 0.5 < ratio < 1.5
+
+
+def test_a_client_without_rows_has_what_all_share():
+    none = Products(torch.zeros(4, 4).double(), torch.zeros(()).double())
+    centre, noise = torch.tensor([[0.5, -1.0, 2.0]]).double(), torch.tensor(0.7).double()
+    sent = Sent(None, centre, torch.ones(1).double(), 0 * centre[0] + 0.1, noise, noise)
+    np.testing.assert_allclose(PrivatePooling().choose_coefficients(none, sent), centre[0])

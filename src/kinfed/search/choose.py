@@ -56,6 +56,7 @@ SOLVING = 20  # rounds in which a model is solved, at the latest
 CLOSE = 0.02  # of a score, a difference from which a model is worse than another
 LEFT_OUT = "the budget left it out: a larger one admits it"
 FORMS: tuple[dict[str, Any], ...] = ({}, {"units": "client"}, {"kin": 1})  # in which it is tried
+ALONE = "linear", {"alone": 1}  # a model, and a further form in which it is tried where numbers are predicted
 
 
 @dataclass(frozen=True)
@@ -300,7 +301,10 @@ def _list_solved(arena: Arena) -> list[Candidate]:
     """Partial pooling of each of the models that are candidates too."""
     name, made = "partial-pooling", []
     most = SOLVING if arena.participation in (1.0, Participation()) else max(SOLVING, arena.rounds.count)
-    for model, form in itertools.product([model for model in arena.models if model != GROWN], FORMS):
+    tried = list(itertools.product([model for model in arena.models if model != GROWN], FORMS))
+    if ALONE[0] in arena.models and isinstance(arena.federation.task, Regression):
+        tried.append(ALONE)
+    for model, form in tried:
         settings = tuple(f"{key}={value}" for key, value in form.items())
         full, method = ",".join([name, model, *settings]), KNOWN[name](**form)
         made.append(Candidate(full, name, method, arena.training, settings, model, Rounds(most, most)))

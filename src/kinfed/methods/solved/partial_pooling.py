@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.func import vmap
 
 from ...core.client import Client
 from ...core.field_checks import Count, NonNegative
@@ -21,6 +22,7 @@ from ...core.trees import Pairwise, PerClient, Shared, Tree
 from ...errors import UsageError
 from ...models.changes import Since
 from ...models.log_linear import Exponential
+from .own_ridge import lean
 
 LEAST, MOST = 1e-8, 1e8  # bounds of variances and of penalties, in squared standard deviations
 GROWS = 2  # rounds after the first, each of four times the steps of the one before, if data bring nothing new
@@ -33,6 +35,7 @@ STEEP = 20.0  # the largest logarithm of a count over the mean
 USUAL = 0.5  # clients of the usual variance, the geometric mean of all columns, that are added where one is estimated
 PAST = 0.5  # of the slope with which a step of Newton's method began, the largest with which it may climb at its end
 SHORTEST = 0.1  # of a step that went too far, the least that is taken
+TOGETHER = 256  # clients whose own ridges are solved at once
 NUMBERS = 1 << 27  # of all clients' sums, the most that a server keeps: 1 GiB
 
 
@@ -84,6 +87,9 @@ class PartialPooling(Method, Explains, Advises, Solves):
     numbers, less their mean, over their deviation, which is drawn to the geometric mean of all as by `common` rows. The
     mean takes one of the rows, so that the others estimate the noise.
 
+    With `alone` above 0 a client has the mean of these coefficients and of ridges of its own, as far as its rows are
+    likely by either, see `own_ridge`. It helps where a client is unlike all others, such as one that is far larger.
+
     With `kin` (gamma) above 0 clients are also drawn to those whose coefficients deviate from the mean as theirs do.
     The model's last layer is solved; the layers before it stay as they begin, the same for all.
     """
@@ -91,6 +97,7 @@ class PartialPooling(Method, Explains, Advises, Solves):
     steps: Count = 3  # of the fixed point, in a round
     common: NonNegative = 5.0  # rows of all clients that are added to a client's where its noise is estimated
     units: Literal["all", "client"] = "all"  # whose means and deviations coefficients are in when they are compared
+    alone: NonNegative = 0.0  # how many times as likely as the centre a client's own ridges are before its rows count
     kin: NonNegative = 0.0  # how far clients are drawn to their kin; 0: to the mean of all alone
     sharpness: NonNegative = 8.0  # of the softmax over cosines that weighs a client's kin
     origin: ClassVar[Origin] = "learned"
@@ -111,8 +118,11 @@ class PartialPooling(Method, Explains, Advises, Solves):
                 f"partial pooling keeps {f} x {f} sums for each of {n:,} clients, which is too much; use a model with "
                 "fewer inputs to its last layer, or another method, such as 'fedavg'"
             )
-        if self.units == "client" and head_of(layout)[1] is None:
-            raise UsageError("units=client needs a last layer with a bias, and this model's has none; use units=all")
+        if (self.units == "client" or self.alone) and head_of(layout)[1] is None:
+            setting, other = ("alone", "alone=0") if self.alone else ("units=client", "units=all")
+            raise UsageError(f"{setting} needs a last layer with a bias, and this model's has none; use {other}")
+        if self.alone and (self.units == "client" or isinstance(roster.task, Classification | Counts)):
+            raise UsageError("partial pooling: alone is of numbers, with units=all; use alone=0")
         like: dict[str, Any] = {"dtype": torch.float64, "device": roster.theta.device}
         none = torch.zeros(n, f, k, **like)
         centre = torch.zeros(f, k, **like)
@@ -126,10 +136,20 @@ class PartialPooling(Method, Explains, Advises, Solves):
         return Server(roster.theta, centre, spread, noise, ones, none, weights, none, sums, none, centre, moved)
 
     def send(self, roster: Roster, server: Tree, cohort: Tensor) -> Tree:
-        coefficients = server.coefficients
+        coefficients = self._lean_on_own(server) if self.alone else server.coefficients
         if self.units == "client":
             coefficients = Units.from_sums(server.sums, roster.task, self.common).from_units(coefficients)
         return Params(model_of(roster.layout, server.body, coefficients[cohort]))
+
+    def _lean_on_own(self, server: Server) -> Tensor:
+        """[N, f, k] the means of clients' coefficients and of ridges of their own."""
+        products, rows, outputs = _products(server.sums), server.sums.rows, list[Tensor]()
+        for k in range(rows.shape[1]):
+            spreads, centres = server.spread[None, :, k], server.centre[:, k] + server.kin[:, :, k]
+            how = {"shares": torch.ones_like(spreads[:, 0]), "spreads": spreads, "usual": server.noise[:, k].median()}
+            solve = vmap(partial(lean, odds=self.alone, **how), chunk_size=TOGETHER)
+            outputs.append(solve(products[:, k], rows[:, k], centres[:, None]))
+        return torch.stack(outputs, -1)
 
     def train(self, client: Client, state: Tree, received: Tree) -> tuple[Tree, Tree]:
         _, y, real = client.data

@@ -19,16 +19,14 @@ from ...core.trees import Averaged, ModelOf, Shared, Tree
 from ...errors import UsageError
 from .laplace import Rows, check_task, find_mode, log_marginal, precision_of, takes, to_outputs
 from .mixed_model import Products, moments_of
+from .own_ridge import lean, place_about
 from .partial_pooling import coefficients_of, head_of, model_of
 
 REACH = 1.5  # the unit of a step's length, over the root of the number of inputs: a usual step is 0.8 of it
 LEAST, MOST = 1e-3, 1e4  # bounds of variances, of targets whose variance is 1
 CONSTANTS, SLOPES = (1.0, 3.0), (0.03, 0.1, 0.3, 1.0)  # deviations that the same may have, of labels and counts
-NOISES = (-3, 2, 11)  # of numbers: powers of 10 by which a client's noise may differ from the shared one, and how many
-DIFFER = 2.0  # the deviation of their logarithms, before rows count
 LARGEST = 4.0  # of a client's squared errors over the noise
 SHRINKS, GROWS = (0.05, 0.2), (8.0, 4.0)  # how far variances of coefficients, and the noise, change in a round
-CONSTANT = 1e-9  # of a column's mean square, the variance below which it is the same in all rows of a client
 SETTLED = 1e-4  # a step that is none
 FEWEST = 0.2  # of the share that each of several centres would have of all clients, what it has at least
 
@@ -135,20 +133,24 @@ class PrivatePooling(Method, Averages, Explains, Solves):
     def choose_coefficients(self, rows: Products | Rows, received: Sent) -> Tensor:
         """[f] a client's coefficients: the mean of those by what all share, and of a ridge of its own, as rows say.
 
-        Each has the weight of its density of the client's targets, coefficients integrated out (Hoeting et al. 1999,
-        doi:10.1214/ss/1009212519, Equations 1 to 3), so no row is held back for it and nothing leaves. A ridge
-        of its own is a mean over penalties in the same way, and numbers may have another noise at each client.
+        Each has the weight of its density of the client's targets, see `own_ridge`. Several centres have half of the
+        weight beside one for all, about which coefficients vary as centres do, too. Labels and counts have regressions
+        of their own in place of ridges.
         """
-        numbers = isinstance(rows, Products)
-        factors = torch.logspace(*NOISES if numbers else (0, 0, 1), dtype=torch.float64).to(received.noise)
-        before = (-(factors.log() / DIFFER).square() / 2).log_softmax(0)
-        candidates, likely = [], []
-        for factor, chance in zip(factors, before, strict=True):
-            noise = factor * received.noise
-            for coefficients, density in (_place_among(rows, received, noise), _solve_alone(rows, noise)):
-                candidates.append(coefficients)
-                likely.append(density + chance)
-        return torch.cat(likely).softmax(0) @ torch.cat(candidates)
+        centres, shares, spread, noise = received.centres, received.shares, received.spread, received.noise
+        spreads = spread.expand(len(shares), -1)
+        if len(shares) > 1:
+            mean = shares @ centres
+            wide = spread + shares @ (centres - mean).square()
+            centres, spreads = torch.cat([centres, mean[None]]), torch.cat([spreads, wide[None]])
+            shares = torch.cat([shares, torch.ones_like(shares[:1])]) / 2
+        if isinstance(rows, Products):
+            return lean(*rows, centres, shares, spreads, noise)
+        placed = [place_client(rows, *about, noise) for about in zip(centres[:, None], spreads, strict=True)]
+        candidates = centres + torch.cat([place.away for place in placed])
+        likely = torch.cat([place.density for place in placed]) + shares.log()
+        alone, density = _regress_alone(rows, noise)
+        return torch.cat([likely, density]).softmax(0) @ torch.cat([candidates, alone])
 
     def aggregate(self, roster: Roster, server: Tree, cohort: Tensor, uploads: Tree) -> Tree:
         count, f = server.centres.shape
@@ -201,17 +203,9 @@ def _count_inputs(roster: Roster) -> int:
 
 def place_client(rows: Products | Rows, centres: Tensor, spread: Tensor, noise: Tensor) -> Placed:
     """A client beside centres: [K, f], about which coefficients have the variances spread: [f]."""
-    root = spread.sqrt()
     if isinstance(rows, Rows):
-        return Placed(*vmap(partial(_place_rows, rows._replace(real=rows.real / noise), root))(centres))
-    inputs, slope = rows.products[:-1, :-1], rows.products[:-1, -1]
-    inside = root[:, None] * inputs * root / noise + torch.eye(len(root)).to(root)
-    covariance = root[:, None] * torch.linalg.inv(inside) * root
-    rest = slope - centres @ inputs  # [K, f]
-    away = rest @ covariance / noise
-    squares = rows.products[-1, -1] - 2 * centres @ slope + torch.einsum("kf,fg,kg->k", centres, inputs, centres)
-    left = (squares - (away * rest).sum(1)) / noise
-    density = -(rows.rows * noise.log() + torch.logdet(inside) + left) / 2
+        return Placed(*vmap(partial(_place_rows, rows._replace(real=rows.real / noise), spread.sqrt()))(centres))
+    away, covariance, density = place_about(*rows, centres, spread, noise)
     return Placed(away, covariance.expand(len(centres), -1, -1), density)
 
 
@@ -221,21 +215,6 @@ def _place_rows(rows: Rows, root: Tensor, centre: Tensor) -> tuple[Tensor, Tenso
     u = find_mode(rows, offset, design)
     precision = precision_of(rows, design, rows.expect(offset + design @ u)[1])
     return root * u, root[:, None] * torch.linalg.inv(precision) * root, log_marginal(rows, offset, design, u)
-
-
-def _place_among(rows: Products | Rows, received: Sent, noise: Tensor) -> tuple[Tensor, Tensor]:
-    """[C, f] coefficients by what all share, with a noise: [], and [C] the logarithms of their densities.
-
-    Several centres have half of the weight beside one for all, about which coefficients vary as centres do, too.
-    """
-    centres, shares, spread = received.centres, received.shares, received.spread
-    near, _, density = place_client(rows, centres, spread, noise)
-    candidates, density = centres + near, density + shares.log()
-    if len(shares) == 1:
-        return candidates, density
-    mean = shares @ centres
-    far = place_client(rows, mean[None], spread + shares @ (centres - mean).square(), noise)
-    return torch.cat([candidates, mean + far.away]), torch.cat([density, far.density]) - math.log(2)
 
 
 def measure_squares(rows: Products | Rows, coefficients: Tensor, covariance: Tensor) -> Tensor:
@@ -265,31 +244,15 @@ def _vary(roster: Roster, cohort: Tensor) -> float:
     return (REACH * privacy.clip * find_noise(privacy, roster.rounds) / len(cohort)) ** 2
 
 
-def _solve_alone(rows: Products | Rows, noise: Tensor) -> tuple[Tensor, Tensor]:
-    """[P, f] coefficients of ridges of a client's own, with a noise: [], and [P] the logarithms of their densities.
+def _regress_alone(rows: Rows, noise: Tensor) -> tuple[Tensor, Tensor]:
+    """[P, f] coefficients of regressions of a client's own labels or counts, and [P] the logarithms of their densities.
 
-    P penalties are as likely, and share what `_place_among` has. A ridge of numbers is about the client's own mean, in
-    deviations of its own columns. The mean is of a Cauchy distribution, so that it may be far away.
+    P penalties are as likely. Counts vary by the noise that all share.
     """
-    if isinstance(rows, Rows):
-        slopes, constants = torch.tensor(SLOPES).to(rows.x), torch.tensor(CONSTANTS).to(rows.x)
-        others = slopes.repeat(len(constants))[:, None].expand(-1, rows.x.shape[1] - 1)
-        root = torch.cat([others, constants.repeat_interleave(len(slopes))[:, None]], 1)  # [P, f]
-        place = partial(_place_rows, rows._replace(real=rows.real / noise))
-        coefficients, _, density = vmap(place)(root, torch.zeros_like(root))
-        return coefficients, density - math.log(len(root))
-    count, products = rows.rows.clamp(min=1), rows.products
-    mean = products[-2] / count  # [f + 1] of the inputs, the 1 and the target
-    around = products - count * mean[:, None] * mean
-    inputs, slope = around[:-2, :-2], around[:-2, -1]
-    varies = inputs.diagonal() > CONSTANT * products.diagonal()[:-2]
-    root = varies / torch.where(varies, inputs.diagonal() / count, 1).sqrt()
-    penalties = torch.logspace(-2, 3, 16, dtype=torch.float64).to(inputs)
-    inside = root[:, None] * inputs * root / penalties[:, None, None] + torch.eye(len(root)).to(root)
-    right = (root * slope).expand(len(penalties), -1)[..., None]
-    slopes = root * torch.linalg.solve(inside, right)[..., 0] / penalties[:, None]  # [P, f - 1]
-    left = (around[-1, -1] - slopes @ slope).clamp(min=0)
-    density = -((count - 1) * noise.log() + torch.logdet(inside) + left / noise) / 2
-    centred = math.log(2 / math.pi) / 2 - count.log() / 2 - (1 + mean[-1].square()).log()
-    coefficients = torch.cat([slopes, (mean[-1] - slopes @ mean[:-2])[:, None]], 1)
-    return coefficients, density + centred - math.log(len(penalties))
+    slopes, constants = torch.tensor(SLOPES).to(rows.x), torch.tensor(CONSTANTS).to(rows.x)
+    others = slopes.repeat(len(constants))[:, None].expand(-1, rows.x.shape[1] - 1)
+    root = torch.cat([others, constants.repeat_interleave(len(slopes))[:, None]], 1)  # [P, f]
+    place = partial(_place_rows, rows._replace(real=rows.real / noise))
+    coefficients, _, density = vmap(place)(root, torch.zeros_like(root))
+    density = torch.where(rows.real.sum() > 0, density - math.log(len(root)), -torch.inf)
+    return coefficients, density
