@@ -26,6 +26,7 @@ from ..errors import UsageError
 from ..files import replacing
 from ..methods.fedavg_ft import FedAvgFT
 from ..methods.local import Local
+from ..runs.config import experiment as config
 from ..runs.config.plugins import short_name
 from ..runs.run import FinalServer, OpenedRun, Run
 from ..runs.run_folder import ALL, RunFolder
@@ -65,8 +66,11 @@ class FrozenServer(FinalServer):
 
     @cached_property
     def bare(self) -> Model:
-        """The module without layers that the method adds, as Local and FedAvg train it."""
-        return Model(self.experiment.architecture(self.saved.summary), dtype=self.model.theta.dtype)
+        """The module as Local and FedAvg train it: without layers that the method adds; beside a choice their own."""
+        beside, experiment, summary = self.saved.folder.reference("fedavg"), self.experiment, self.saved.summary
+        if beside.is_finished and not self.saved.at_sites:
+            experiment, summary = config.of_run(beside.config), beside.read_summary()
+        return Model(experiment.architecture(summary), dtype=self.model.theta.dtype)
 
     def fleet(self, federation: Federation, method: Method, model: Model) -> Simulation:
         """A newcomer, alone, as clients of a method."""
