@@ -195,7 +195,8 @@ def test_compare_and_list(tmp_path, capsys):
         (named,) = (block for block in re.split(r"\n(?! )", out) if block.startswith(f"{family}: "))
         assert set(methods) <= set(re.findall(r"[\w-]+", named))
     own = (
-        "kin, hedge, attention, mixture, partial-pooling, mixed-model, private-pooling, private-kin, personal-boosting"
+        "kin, hedge, attention, mixture, partial-pooling, mixed-model, private-pooling, private-kin, "
+        "personal-boosting, standard"
     )
     assert " ".join(out.split()).startswith(f"kinfed's own: {own} Alone")
     code, out, _ = kinfed_run(capsys, "list", "methods", "--json")

@@ -184,6 +184,7 @@ def whole_numbers(name, rows):
         ("fruit", "partial-pooling", False, "additive"),
         ("sold", "personal-boosting", False, "trees"),
         ("fruit", "personal-boosting", False, "trees"),
+        ("fruit", "standard", False, "linear"),
     ],
 )
 @pytest.mark.usefixtures("exact", "unmasked")

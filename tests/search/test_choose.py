@@ -15,7 +15,7 @@ from kinfed.methods.solved.partial_pooling import PartialPooling
 from kinfed.runs.config.experiment import default_model
 from kinfed.search import choose as choose_module
 from kinfed.search.arena import Arena
-from kinfed.search.choose import candidate_models
+from kinfed.search.choose import candidate_models, standard_forms
 
 METHODS = ("fedrep", "cfl")
 
@@ -295,3 +295,55 @@ def test_solved_models_are_compared_on_more_draws_where_one_of_them_is_ahead():
     choice = choose(Federation.from_arrays(x, y, client), rounds=8, methods=["kin"], budget=300)
     assert choice.winner.candidate.is_solved
     assert choice.trained > sum(row["rounds"] for row in choice.ranking())
+
+
+def test_a_ridge_of_each_clients_own_is_kept_where_nothing_is_shown_to_be_better(tmp_path):
+    """Lines of 200 rows that have nothing in common: pooling them is as good, and not needed."""
+    draw = torch.Generator().manual_seed(0)
+    x, client = torch.randn(1600, 3, generator=draw), torch.arange(1600) % 8
+    slopes = 3 * torch.randn(8, 3, generator=draw)
+    y = (x * slopes[client]).sum(1, keepdim=True) + 0.5 * torch.randn(1600, 1, generator=draw)
+    how = {"rounds": 4, "methods": ["kin"], "budget": 100, "refit": True}
+    choice = choose(Federation.from_arrays(x, y, client), folder=tmp_path, **how)
+    assert choice.winner.candidate.title == "a ridge for each client"
+    assert choice.verdict.baselines["alone"] == choice.winner.candidate.title
+    assert abs(choice.verdict.over["alone"].mean) < 1e-5
+    assert choice.verdict.sentence.startswith("Learning from others is not worth it here: no way was clearly better ")
+    bar = next(row for row in choice.standings if row.candidate.is_solved and not row.candidate.is_standard)
+    assert not choice.winner.is_clearly_above(bar)
+    assert choice.winner.is_close_to(bar, choose_module.CLOSE)
+    assert torch.equal(choice.load_model("3")(x), choice.refits["kin"].model("3")(x))
+    again = choose(Federation.from_arrays(x, y, client), folder=tmp_path, **how)
+    assert again.to_dict() == choice.to_dict()
+
+
+def test_pooling_is_kept_where_clients_are_alike_and_a_standard_model_that_fails_is_said(monkeypatch):
+    draw = torch.Generator().manual_seed(0)
+    x, client = torch.randn(480, 3, generator=draw), torch.arange(480) % 8
+    y = x.sum(1, keepdim=True) + torch.randn(480, 1, generator=draw)
+    how = {"rounds": 4, "methods": ["kin"], "budget": 100}
+    assert not choose(Federation.from_arrays(x, y, client), **how).winner.candidate.is_standard
+
+    def train(arena, candidate, fold, until, whole=Arena.train):
+        if candidate.is_standard:
+            raise ValueError("the matrix\nis singular")
+        return whole(arena, candidate, fold, until)
+
+    monkeypatch.setattr(Arena, "train", train)
+    monkeypatch.setattr(choose_module, "CLOSE", 1.0)  # so that any of them is preferred
+    choice = choose(Federation.from_arrays(x, y, client), **how)
+    assert not choice.winner.candidate.is_standard
+    (row,) = [row for row in choice.ranking() if row["candidate"].startswith("standard,")]
+    assert row["problem"].startswith("unexpected ValueError: the matrix")
+    json.dumps(choice.to_dict())
+
+
+def test_forms_of_standard_models_suit_the_task_and_are_not_too_large(monkeypatch):
+    x, client = torch.randn(60, 3), torch.arange(60) % 3
+    number, labels = x[:, :1], torch.arange(60) % 3
+    assert standard_forms(Federation.from_arrays(x, number, client)) == ("linear", "trees,trees=50,depth=8")
+    assert standard_forms(Federation.from_arrays(x, labels, client)) == ("linear", "trees,trees=150,depth=8")
+    assert standard_forms(Federation.from_arrays(x, labels % 2, client)) == ("linear", "trees,trees=50,depth=8")
+    assert standard_forms(Federation.from_arrays(x[:, None], number, client)) == ()
+    monkeypatch.setattr(choose_module, "LEAVES", 1000)
+    assert standard_forms(Federation.from_arrays(x, number, client)) == ("linear",)

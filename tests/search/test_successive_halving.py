@@ -215,3 +215,15 @@ def test_a_race_with_solvers_takes_no_more_than_its_budget():
     plan = rungs(20, 1, 10, 1, 120, [0, 0, 20, 20, 20, 0, 0, 0, 0, 0])
     assert plan[0].enter == 4
     assert 5 * 2 + 2 * 20 + 5 * 4 + 10 * 4 <= 120
+
+
+def test_what_is_shown_to_lose_little_is_close():
+    """Gains of -1 and -3 at scores near -100, in 100 clients each: a mean of -2 with a standard error of 0.071."""
+    base = standing("fedavg", [-100.0] * 200)
+    other = standing("local", [-101.0, -103.0] * 100)
+    gain, error, half = other.gain_over(base)
+    assert (gain, error) == (-2.0, pytest.approx(1.0025 / math.sqrt(200), rel=1e-3))
+    assert half == pytest.approx(1.972 * error, rel=1e-3)
+    assert other.is_close_to(base, 0.0215)  # 2.15 is more than 2 and 1.97 x 0.0709
+    assert not other.is_close_to(base, 0.021)
+    assert not standing("local", [-1.0]).is_close_to(standing("fedavg", [-1.0]), 0.02)  # one client has no interval

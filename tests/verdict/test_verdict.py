@@ -198,6 +198,27 @@ def test_of_fedavg_and_local_themselves():
     assert of_accuracy("local", other, other, other).sentence.startswith("Only learning alone was trained, so nobody")
 
 
+def test_of_a_standard_model_that_needs_nobody_else():
+    """Each of four clients is right in 18 of 20, one model for all in 10; then Local is right in 19."""
+    name, mine, pooled = "boosting for each client", right(18, 18, 18, 18), right(9, 10, 10, 11)
+    names = [f"c{i}" for i in range(4)]
+    more = {"names": names, "metric": ACCURACY, "candidates": 9, "saved": "standard"}
+    same = judge(name, mine, ScoredBaseline(name, mine), ScoredBaseline("FedAvg", pooled), **more)
+    begin = (
+        f"Learning from others is not worth it here: no way was clearly better on validation rows than {name}, which "
+    )
+    assert same.sentence == (
+        f"{begin}needs nobody else. It beats the best pooled baseline, FedAvg: +40.0 points (33.5 to 46.5); the "
+        "standard models are saved."
+    )
+    assert same.notes == []
+    other = judge(name, mine, ScoredBaseline("Local", right(19, 18, 19, 20)), ScoredBaseline("FedAvg", pooled), **more)
+    assert other.sentence.startswith(
+        f"{begin}needs nobody else. On test rows it has accuracy -5.0 points against the best baseline without others, "
+        "Local (95 % interval -11.5 to 1.5). It beats the best pooled baseline, FedAvg: "
+    )
+
+
 def test_bad_input_says_what_cannot_be_said():
     """One client, two, clients that all differ by the same, or not at all, clients without test rows."""
     single = of_accuracy("cfl", right(18), right(10))

@@ -38,7 +38,7 @@ CITATIONS = "citations"  # how to cite kinfed and what it has its methods from
 TITLE = "kinfed: graph-guided personalised federated learning"
 OWN = "kinfed's own"  # the first family
 # and what else no paper has
-OWN_TOO = ("partial-pooling", "mixed-model", "private-pooling", "private-kin", "personal-boosting")
+OWN_TOO = ("partial-pooling", "mixed-model", "private-pooling", "private-kin", "personal-boosting", "standard")
 WIDTH = 80
 
 

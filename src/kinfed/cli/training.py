@@ -134,7 +134,7 @@ def describe(summary: Summary, console: Console, hint: bool = False, verbose: bo
     if summary.verdict is not None:
         for line in (summary.verdict["sentence"], *summary.verdict.get("notes", [])):
             console.print(line)
-    elif hint and summary.method != "local":
+    elif hint and summary.method not in ("local", "standard"):
         console.print("not compared with learning alone, as training that too is not cheap here; to do so:")
         console.print(f"kinfed resume {summary.out} --beside local,fedavg", soft_wrap=True)
 

@@ -100,6 +100,7 @@ class Solves(Mixin):
 
     solves: ClassVar[bool] = False  # whether the method's rounds are such steps
     takes_gradients: ClassVar[bool] = True  # through the model; what is made of sums over rows takes none
+    batched: ClassVar[bool] = True  # whether clients may run together; where another library fits, they do one by one
 
     def is_solved(self, server: Tree) -> bool:
         """Whether another round would not change the models, so that the server's state is the answer."""

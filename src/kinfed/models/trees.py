@@ -117,9 +117,14 @@ def trees(
         raise UsageError(f"trees: an example needs an axis or more, none of them empty; got shape {list(shape)}")
     if trees < 1 or not 1 <= depth <= DEEPEST:
         raise UsageError(f"trees: needs a tree or more of 1 to {DEEPEST} levels; got trees={trees}, depth={depth}")
+    return Trees(math.prod(shape), classes, trees, depth, find_holes(columns))
+
+
+def find_holes(columns: Description | None) -> list[tuple[int, int]]:
+    """The places of numbers that may be missing, and of the inputs that are 1 where they are."""
     holes, at = [], 0
     for column in () if columns is None else columns.inputs:
         if isinstance(column, Number) and column.missing:
             holes.append((at, at + 1))
         at += len(column.parts)
-    return Trees(math.prod(shape), classes, trees, depth, holes)
+    return holes

@@ -25,7 +25,7 @@ from ..errors import several
 from ..verdict.dependence import INDEPENDENT
 from ..verdict.verdict import FEDAVG, LOCAL, ScoredBaseline, Scores, Verdict, interval_over_clients, judge
 from .run_folder import RunFolder
-from .standard_models import StandardModel, standard_models
+from .standard_models import Form, StandardModel, standard_models
 from .test_scores import Tested, align, blocks_of, of_examples
 
 NAMES = {"local": LOCAL, "fedavg": FEDAVG}  # of the methods that are baselines
@@ -43,6 +43,7 @@ class Baseline:
     needs_rows: bool  # whether it needs all rows in one place
     validation: dict[str, float]  # by client the score that selects; empty without validation rows
     tested: Tested
+    form: Form | None = None  # what a standard model of one client is as a run
 
     @classmethod
     def from_folder(cls, folder: RunFolder) -> Self:
@@ -284,7 +285,7 @@ def _baseline(federation: Federation, model: StandardModel, by: str) -> Baseline
     means = {}
     for name, scores in examples.items():
         means[name] = float(np.nanmean(scores)) if np.isfinite(scores).any() else math.nan
-    return Baseline(model.name, model.pools, model.pools, validation, Tested(means, examples))
+    return Baseline(model.name, model.pools, model.pools, validation, Tested(means, examples), model.form)
 
 
 def _by_client(federation: Federation, model: StandardModel, split: str) -> tuple[list[Tensor], list[Tensor]]:

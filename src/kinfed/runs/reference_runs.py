@@ -47,11 +47,11 @@ def plan(
 
 
 def companions(experiment: Experiment, names: Sequence[str] = BASES) -> dict[str, Experiment]:
-    """The experiments to train beside one, by name: the same with another method. None beside Local.
+    """The experiments to train beside one, by name: the same with another method. None beside learning alone.
 
     What is frozen stays frozen, as it says which model is trained.
     """
-    if type(experiment.method) is Local:
+    if isinstance(experiment.method, Local):
         return {}
     wanted = [name for name in names if name == "local" or type(experiment.method) is not FedAvg]
     table = {key: value for key, value in experiment.table.items() if key != "code"}

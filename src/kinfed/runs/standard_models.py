@@ -4,9 +4,11 @@ Those for each client alone need nobody else; those that pool need all rows in o
 validation rows as the federation's methods.
 """
 
+import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,7 +18,18 @@ from numpy.typing import NDArray
 from ..core.tasks import Classification, Counts, Forecasting, Quantiles, Regression
 from ..data.federation import Federation
 from ..errors import note_failure
+from ..methods.solved.standard import (
+    FEWEST,
+    fit_boosted_counts,
+    fit_boosted_labels,
+    fit_boosting,
+    fit_logistic,
+    fit_ridge,
+    shares_of,
+)
 from ..models.repeat import places_of_season
+from ..models.trees import DEEPEST, find_holes
+from ..verdict.verdict import EACH, OF_CLIENT
 
 Array = NDArray[np.float64]
 Answers = dict[str, Array]  # by split: [n, k] a model's outputs for the rows of all clients, one after the other
@@ -28,9 +41,16 @@ ROWS, COLUMNS, CLIENTS = 200_000, 500, 2_000  # with more there are none, or not
 STEPS = 24  # ahead up to which boosting forecasts each by a model of its own
 LONGEST = 366  # steps of a season
 OFTEN = 3  # windows of a client at each time of day, from which a mean is worth something
-BOOSTED, TREES, LEAVES = 100, 50, 40  # clients with boosting of their own, its trees, and the rows from which it splits
-MAJORITY = "the client's commonest label"
-EACH, POOLED = "for each client", "of all rows"
+BOOSTED, TREES = 100, 50  # clients with boosting of their own, and its trees for an output
+MEAN, MAJORITY = f"{OF_CLIENT}own mean", f"{OF_CLIENT}commonest label"
+POOLED = "of all rows"
+
+
+class Form(NamedTuple):
+    """What a client's standard model is as a run of the method `standard`."""
+
+    model: str  # "linear" or "trees"
+    penalty: float
 
 
 @dataclass(frozen=True)
@@ -40,6 +60,7 @@ class StandardModel:
     name: str
     pools: bool  # whether it needs all rows in one place
     answers: Answers
+    form: Form | None = None  # None of one that pools, or is no run of a method
 
 
 @dataclass(frozen=True)
@@ -51,6 +72,7 @@ class _Data:
     who: Mapping[str, NDArray[np.int64]]  # [n] whose they are
     weight: Mapping[str, Array | None]  # [n] as how many rows each counts; None: all as one
     clients: int
+    holes: Sequence[tuple[int, int]] = ()  # places of numbers that may be missing, and of the inputs that say so
     features: int = 1  # numbers at each step of a window, of which the first is the reading
     dated: bool = False  # whether the others are all of the calendar
 
@@ -76,11 +98,19 @@ class _Data:
                 truth = truth.double().reshape(len(at), -1)
             y[split] = truth.numpy()
         features = federation.x.shape[-1] if federation.x.ndim == 3 else 1
-        return cls(x, y, who, weight, len(federation), features, features > 1 and "covariates" not in federation.scale)
+        dated = features > 1 and "covariates" not in federation.scale
+        return cls(x, y, who, weight, len(federation), find_holes(federation.columns), features, dated)
 
     @property
     def has_inputs(self) -> bool:
         return bool(self.x["train"].shape[1])
+
+    def mark_missing(self, split: str) -> Array:
+        """[n, d] the inputs of a split with NaN in place of numbers that are missing, as trees read them."""
+        x = self.x[split].copy() if self.holes else self.x[split]
+        for place, flag in self.holes:
+            x[x[:, flag] > 0.5, place] = np.nan
+        return x
 
     @property
     def rows_each(self) -> float:
@@ -121,8 +151,17 @@ def standard_models(federation: Federation, pool: bool = True) -> tuple[list[Sta
                 problems.append(f"baseline left out: {recipe.name}, {recipe.too_large}")
                 continue
             with note_failure(problems, f"baseline left out: {recipe.name}"):
-                models.append(StandardModel(recipe.name, recipe.pools, recipe.fit()))
+                answers, strength = made if isinstance(made := recipe.fit(), Tuned) else (made, 1.0)
+                form = Form(recipe.form, strength) if recipe.form else None
+                models.append(StandardModel(recipe.name, recipe.pools, answers, form))
     return models, problems
+
+
+class Tuned(NamedTuple):
+    """The answers of a model whose strength validation rows chose, or that has the only one there is."""
+
+    answers: Answers
+    strength: Any
 
 
 class _Recipe(NamedTuple):
@@ -130,8 +169,9 @@ class _Recipe(NamedTuple):
 
     name: str
     pools: bool
-    fit: Callable[[], Answers]
+    fit: Callable[[], Answers | Tuned]
     too_large: str = ""  # why it is not fitted
+    form: str = ""  # the model that can hold it, one for each client; "": none
 
 
 def _of_numbers(data: _Data, forecasts: bool) -> Iterator[_Recipe]:
@@ -140,8 +180,8 @@ def _of_numbers(data: _Data, forecasts: bool) -> Iterator[_Recipe]:
     w = _rows_of(data.weight["train"], has_target)
     if not len(x):
         return
-    mean, steps = _client_means(y, who, data.clients, w=w), range(y.shape[1])
-    yield _Recipe("the client's own mean", False, lambda: _answers(data, lambda x, who: mean[who]))
+    mean, steps, middle = _client_means(y, who, data.clients, w=w), range(y.shape[1]), np.average(y, 0, w)
+    yield _Recipe(MEAN, False, lambda: _constant(data, mean), form="linear")
     if forecasts:
         yield from _of_series(data, y.shape[1])
     if not data.has_inputs:
@@ -150,14 +190,21 @@ def _of_numbers(data: _Data, forecasts: bool) -> Iterator[_Recipe]:
     yield _Recipe(
         f"a ridge {EACH}",
         False,
-        lambda: _tune(data, PENALTIES, lambda c: _ridges(x, y, who, data.clients, c, w)),
+        lambda: _tune(data, PENALTIES, lambda c: _fit_each(x, y, who, w, partial(fit_ridge, penalty=c), middle)),
         large,
+        "linear",
     )
-    if not data.too_large(BOOSTED, y.shape[1]) and data.rows_each >= LEAVES:
+    if not data.too_large(BOOSTED, y.shape[1]) and data.rows_each >= FEWEST:
+        inputs = data.mark_missing("train")[has_target]
         yield _Recipe(
             f"boosting {EACH}",
             False,
-            lambda: _together([_boost_each(data, x, y[:, h], who, mean[:, h], w=w) for h in steps]),
+            lambda: _answers(
+                data,
+                _fit_each(inputs, y, who, w, partial(fit_boosting, trees=TREES, depth=DEEPEST), middle),
+                missing=True,
+            ),
+            form="trees",
         )
     yield _Recipe(
         f"a ridge {POOLED}",
@@ -189,7 +236,7 @@ def _of_series(data: _Data, steps: int) -> Iterator[_Recipe]:
     if past > 1:
         yield _Recipe("the last season", False, lambda: _tune(data, range(2, min(past, LONGEST) + 1), repeat))
     if data.dated and (means := _means_by_time(data)) is not None:
-        yield _Recipe("the client's mean by the calendar", False, lambda: means)
+        yield _Recipe(f"{OF_CLIENT}mean by the calendar", False, lambda: means)
 
 
 def _means_by_time(data: _Data) -> Answers | None:
@@ -230,12 +277,16 @@ def _of_counts(data: _Data, middle: float) -> Iterator[_Recipe]:
     def logarithms(counts: Answers) -> Answers:
         return {split: np.log(np.maximum(item, 1e-3 * middle) / middle) for split, item in counts.items()}
 
-    yield _Recipe("the client's own mean", False, lambda: logarithms(_answers(data, lambda x, who: mean[who])))
+    yield _Recipe(MEAN, False, lambda: logarithms(_answers(data, lambda x, who: mean[who])))
     if not data.has_inputs:
         return
-    if not data.too_large(BOOSTED) and data.rows_each >= LEAVES:
+    if not data.too_large(BOOSTED) and data.rows_each >= FEWEST:
+        fit, rest = partial(fit_boosted_counts, middle=middle, trees=TREES, depth=DEEPEST), np.zeros(1)
         yield _Recipe(
-            f"boosting {EACH}", False, lambda: logarithms(_boost_each(data, x, y[:, 0], who, mean[:, 0], "poisson", w))
+            f"boosting {EACH}",
+            False,
+            lambda: _answers(data, _fit_each(data.mark_missing("train"), y[:, 0], who, w, fit, rest), missing=True),
+            form="trees",
         )
     yield _Recipe(
         f"boosting {POOLED}",
@@ -250,17 +301,29 @@ def _of_labels(data: _Data, classes: int) -> Iterator[_Recipe]:
     x, y, who = data.x["train"], data.y["train"].astype(np.int64), data.who["train"]
     w = data.weight["train"]
     shares = _client_means(np.eye(classes)[y], who, data.clients, 0.1, w)  # [N, C]
-    yield _Recipe(MAJORITY, False, lambda: _answers(data, lambda x, who: np.log(shares[who])))
+    rest = shares_of(y, classes, w)
+    yield _Recipe(MAJORITY, False, lambda: _constant(data, np.log(shares)), form="linear")
     if not data.has_inputs:
         return
     yield _Recipe(
         f"a logistic regression {EACH}",
         False,
-        lambda: _tune(data, STRENGTHS, lambda c: _logistic_each(x, y, who, shares, c, w)),
+        lambda: _tune(
+            data,
+            [1 / c for c in STRENGTHS],
+            lambda c: _fit_each(x, y, who, w, partial(fit_logistic, classes=classes, penalty=c), rest),
+        ),
         data.too_large(CLIENTS // 2),
+        "linear",
     )
-    if not data.too_large(BOOSTED, classes) and data.rows_each >= LEAVES:
-        yield _Recipe(f"boosting {EACH}", False, lambda: _boosted_labels_each(data, x, y, who, shares, w))
+    if not data.too_large(BOOSTED, classes) and data.rows_each >= FEWEST:
+        fit = partial(fit_boosted_labels, classes=classes, trees=TREES, depth=DEEPEST)
+        yield _Recipe(
+            f"boosting {EACH}",
+            False,
+            lambda: _answers(data, _fit_each(data.mark_missing("train"), y, who, w, fit, rest), missing=True),
+            form="trees",
+        )
     large = data.too_large()
     yield _Recipe(
         f"a logistic regression {POOLED}", True, lambda: _logistic_with_clients(data, x, y, who, classes, w), large
@@ -271,13 +334,18 @@ def _of_labels(data: _Data, classes: int) -> Iterator[_Recipe]:
 Model = Callable[[Array, NDArray[np.int64]], Array]  # of x: [n, d] and whose they are: [n], to [n, k]
 
 
-def _answers(data: _Data, model: Model) -> Answers:
-    """Those of the splits that have rows."""
+def _answers(data: _Data, model: Model, missing: bool = False) -> Answers:
+    """Those of the splits that have rows; `missing` numbers are NaN in the inputs."""
     splits = [split for split in ("validation", "test") if len(data.who[split])]
-    return {split: model(data.x[split], data.who[split]) for split in splits}
+    return {split: model(data.mark_missing(split) if missing else data.x[split], data.who[split]) for split in splits}
 
 
-def _tune(data: _Data, strengths: Sequence[Any], make: Callable[[Any], Model]) -> Answers:
+def _constant(data: _Data, values: Array) -> Tuned:
+    """Each client's own answer to all questions, values: [N, k]: what an infinite penalty leaves of a linear model."""
+    return Tuned(_answers(data, lambda x, who: values[who]), math.inf)
+
+
+def _tune(data: _Data, strengths: Sequence[Any], make: Callable[[Any], Model]) -> Tuned:
     """The answers of the strength whose validation loss is lowest: the squared error, or the log loss of labels."""
     models = [_answers(data, make(item)) for item in strengths]
     truth, w = data.y["validation"], data.weight["validation"]
@@ -290,7 +358,8 @@ def _tune(data: _Data, strengths: Sequence[Any], make: Callable[[Any], Model]) -
         squares = (given - truth) ** 2
         return float(np.nanmean(squares) if w is None else np.average(squares.mean(1), weights=w))
 
-    return min(models, key=error) if len(truth) else models[len(models) // 2]
+    best = min(range(len(models)), key=lambda i: error(models[i])) if len(truth) else len(models) // 2
+    return Tuned(models[best], strengths[best])
 
 
 def _rows_of(weights: Array | None, at: Any) -> Array | None:
@@ -312,26 +381,18 @@ def _client_means(y: Array, who: NDArray[np.int64], clients: int, pseudo: float 
     return means
 
 
-def _ridges(x: Array, y: Array, who: NDArray[np.int64], clients: int, penalty: float, w: Array | None = None) -> Model:
-    """A ridge for each client, of its own rows alone."""
-    weights, means, middles = (
-        np.zeros((clients, *shape)) for shape in ((x.shape[1], y.shape[1]), x.shape[1:], y.shape[1:])
-    )
-    middles[:] = np.average(y, 0, w)
-    for i, mine in _by_client(who):
-        counts = _rows_of(w, mine)
-        root = None if counts is None else np.sqrt(counts)
-        means[i], middles[i] = np.average(x[mine], 0, counts), np.average(y[mine], 0, counts)
-        weights[i] = _ridge(_times(x[mine] - means[i], root), _times(y[mine] - middles[i], root), penalty)
-    return lambda x, who: middles[who] + np.einsum("nd,ndk->nk", x - means[who], weights[who])
+def _fit_each(x: Array, y: Any, who: NDArray[np.int64], w: Array | None, fit: Callable[..., Any], rest: Array) -> Model:
+    """A model that is fitted for each client to its own rows; of one without rows its answers are rest: [k]."""
+    models = {i: fit(x[mine], y[mine], w=_rows_of(w, mine)) for i, mine in _by_client(who)}
 
+    def answer(x: Array, who: NDArray[np.int64]) -> Array:
+        outputs = np.tile(rest, (len(x), 1))
+        for i, mine in _by_client(who):
+            if i in models:
+                outputs[mine] = models[i].answer(x[mine])
+        return outputs
 
-def _ridge(x: Array, y: Array, penalty: float) -> Array:
-    """[d, k] of centred x: [n, d], y: [n, k]; solved in the smaller of both sizes."""
-    n, d = x.shape
-    if n < d:
-        return np.asarray(x.T @ np.linalg.solve(x @ x.T + penalty * np.eye(n), y), np.float64)
-    return np.asarray(np.linalg.solve(x.T @ x + penalty * np.eye(d), x.T @ y), np.float64)
+    return answer
 
 
 def _ridge_with_clients(
@@ -376,52 +437,6 @@ def _boost(
     return _answers(data, lambda x, who: model.predict(np.hstack([x, encoded[who]]))[:, None])
 
 
-def _boost_each(
-    data: _Data,
-    x: Array,
-    y: Array,
-    who: NDArray[np.int64],
-    mean: Array,
-    loss: str = "squared_error",
-    w: Array | None = None,
-) -> Answers:
-    """Gradient boosting of each client's own rows; of one with too few to split, its mean."""
-    from sklearn.ensemble import HistGradientBoostingRegressor
-
-    models = {
-        i: HistGradientBoostingRegressor(loss=loss, random_state=0, max_iter=TREES).fit(
-            x[mine], y[mine], _rows_of(w, mine)
-        )
-        for i, mine in _by_client(who)
-        if len(mine) >= LEAVES and (loss != "poisson" or y[mine].sum() > 0)
-    }
-
-    def answer(x: Array, who: NDArray[np.int64]) -> Array:
-        outputs = mean[who].copy()
-        for i, mine in _by_client(who):
-            if i in models:
-                outputs[mine] = models[i].predict(x[mine])
-        return outputs[:, None]
-
-    return _answers(data, answer)
-
-
-def _boosted_labels_each(
-    data: _Data, x: Array, y: NDArray[np.int64], who: NDArray[np.int64], shares: Array, w: Array | None
-) -> Answers:
-    from sklearn.ensemble import HistGradientBoostingClassifier
-
-    def model() -> Any:
-        return HistGradientBoostingClassifier(random_state=0, max_iter=TREES, early_stopping=False)
-
-    models = {
-        i: model().fit(x[mine], y[mine], _rows_of(w, mine))
-        for i, mine in _by_client(who)
-        if len(mine) >= LEAVES and len(np.unique(y[mine])) > 1
-    }
-    return _answers(data, lambda x, who: _by_own(models, x, who, shares))
-
-
 def _together(steps: Sequence[Answers]) -> Answers:
     """The answers for several steps side by side."""
     return {split: np.hstack([item[split] for item in steps]) for split in steps[0]}
@@ -438,32 +453,9 @@ def _boosted_labels(
     return _answers(data, lambda x, who: _logs(model, np.hstack([x, encoded[who]]), classes))
 
 
-def _logistic_each(
-    x: Array, y: NDArray[np.int64], who: NDArray[np.int64], shares: Array, strength: float, w: Array | None = None
-) -> Model:
-    """A logistic regression for each client with rows of two classes or more; of others, their shares."""
-    from sklearn.linear_model import LogisticRegression
-
-    models = {
-        i: LogisticRegression(C=strength, max_iter=50).fit(x[mine], y[mine], _rows_of(w, mine))
-        for i, mine in _by_client(who)
-        if len(np.unique(y[mine])) > 1
-    }
-    return lambda x, who: _by_own(models, x, who, shares)
-
-
-def _by_own(models: Mapping[int, Any], x: Array, who: NDArray[np.int64], shares: Array) -> Array:
-    """[n, C] logarithms of probabilities by each client's own model; of a client without one, of its labels' shares."""
-    outputs = np.log(shares[who])
-    for i, mine in _by_client(who):
-        if i in models:
-            outputs[mine] = _logs(models[i], x[mine], shares.shape[1])
-    return outputs
-
-
 def _logistic_with_clients(
     data: _Data, x: Array, y: NDArray[np.int64], who: NDArray[np.int64], classes: int, w: Array | None = None
-) -> Answers:
+) -> Tuned:
     """A logistic regression of all rows, in which the client is a category."""
     from scipy import sparse
     from sklearn.linear_model import LogisticRegression

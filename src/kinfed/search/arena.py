@@ -37,6 +37,9 @@ class Arena:
     models: Mapping[str, Callable[[int], nn.Module | Model]] = field(
         default_factory=dict
     )  # more, which are candidates too
+    standard: Mapping[str, Callable[[int], nn.Module | Model]] = field(
+        default_factory=dict
+    )  # those that hold a standard model of each client, by name
     rounds: Rounds = Rounds()
     training: Training = Training()
     participation: float | Participation = 1.0
@@ -55,6 +58,10 @@ class Arena:
         module = self.module(self.seed)
         return module if isinstance(module, Model) else Model(module)
 
+    def find_model(self, candidate: Candidate) -> Callable[[int], nn.Module | Model]:
+        """What makes a candidate's model, by seed."""
+        return (self.standard if candidate.is_standard else self.models).get(candidate.model, self.module)
+
     def train(self, candidate: Candidate, fold: int, until: int) -> TrainedRun:
         """Train a candidate, from where it stands, and keep its checkpoint.
 
@@ -67,7 +74,7 @@ class Arena:
             return fit(
                 candidate.method,
                 self.federation.take_fold(fold),
-                self.models.get(candidate.model, self.module)(self.seed + fold),
+                self.find_model(candidate)(self.seed + fold),
                 rounds=plan_rounds(self.rounds, candidate.own_rounds, candidate.reach(until, self.rounds)),
                 training=candidate.training,
                 participation=self.participation,
@@ -90,7 +97,7 @@ class Arena:
             return fit(
                 candidate.method,
                 replace(self.federation, rows={**rows, "train": every}),
-                self.models.get(candidate.model, self.module)(self.seed),
+                self.find_model(candidate)(self.seed),
                 rounds=Rounds(count, count, keep=run.history.chosen),
                 training=candidate.training,
                 participation=self.participation,

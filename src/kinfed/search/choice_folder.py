@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 
 from ..core.engine import Rounds
 from ..core.summary import Summary
@@ -30,7 +31,7 @@ from ..simulation import distributed
 from ..simulation.execution import Execution
 from .arena import Arena
 from .budget import FILE, begun_with, seconds_of, whole_request
-from .choose import Choice, Entrant, candidate_models, candidates, carry_out, split_settings, usual
+from .choose import Choice, Entrant, candidate_models, candidates, carry_out, split_settings, standard_forms, usual
 from .successive_halving import Candidate, Entry, plan_rounds
 
 SMALL = 1e8  # rows times parameters of a federation of which one core computes a round about as fast as several
@@ -99,18 +100,24 @@ class Request:
         if made.attack is not None:
             raise UsageError("choosing takes no attack; leave it out, and run the method that is chosen under attack")
         federation = federation or made.federation(self.data_dir, made.seed)
-        solved = candidate_models(federation) if self.models and not self.methods else ()
+        models = self.models and not self.methods
+        solved, standard = (candidate_models(federation), standard_forms(federation)) if models else ((), ())
         return Arena(
             federation,
             partial(made.module, federation),
             self.out / CANDIDATES,
-            {name: partial(self.experiment("local", model=name).module, federation) for name in solved},
+            self._modules(federation, solved),
+            self._modules(federation, standard),
             made.rounds,
             made.training,
             made.participation,
             made.seed,
             execution,
         )
+
+    def _modules(self, federation: Federation, names: Sequence[str]) -> dict[str, Callable[[int], nn.Module]]:
+        """What makes the models of these names, as name,key=value, by seed."""
+        return {name: partial(self.experiment("local", model=name).module, federation) for name in names}
 
     def candidates(self, arena: Arena) -> list[Candidate]:
         """Every method, with the settings that the config has for it and those of the grid, at every rate."""

@@ -25,19 +25,21 @@ from ..data.federation import Federation
 from ..data.tables.table_reader import from_frame
 from ..errors import RunError, UsageError, log_failure, nearest, note_failure
 from ..methods.solved import KNOWN
+from ..methods.solved.standard import lanes_of
 from ..models.repeat import places_of_season
+from ..models.trees import DEEPEST
 from ..runs.baselines import Baseline, floor, rows, verdict
 from ..runs.config.experiment import CLIP, default_model
 from ..runs.reference_runs import BASES
 from ..runs.run import client_index
-from ..runs.standard_models import LONGEST
+from ..runs.standard_models import LONGEST, TREES
 from ..runs.test_scores import NO_STANDARD, NO_VERDICT, Tested
 from ..runs.trained_run import TrainedRun
 from ..verdict.verdict import Verdict, decide
 from . import successive_halving
 from .arena import Arena
 from .budget import BEST, DRAWS, allowance, plan_rungs
-from .successive_halving import Advance, Candidate, Entry, Standing
+from .successive_halving import STANDARD, Advance, Candidate, Entry, Standing
 
 TRIED = (*BASES, "fedrep", "kin", "hedge", "cfl", "fedavg-ft")
 WITH_GRAPH = ("sfl",)  # tried too where the clients' graph is known
@@ -165,7 +167,7 @@ def choose(
         UsageError: the request cannot work.
         RunError: no candidate could be trained.
     """
-    settings = [field.name for field in fields(Arena)[4:]]
+    settings = [field.name for field in fields(Arena)[5:]]
     if unknown := sorted(set(how) - set(settings)):
         raise UsageError(f"choose takes no '{unknown[0]}'; {nearest(unknown[0], settings)}")
     if isinstance(methods, str) or (methods is not None and not methods):
@@ -179,9 +181,13 @@ def choose(
         how.setdefault("training", Training(clip=CLIP))
     with tempfile.TemporaryDirectory() if folder is None else nullcontext(folder) as place:
         models = () if module is not None else candidate_models(federation)
-        more = {spec: partial(default_model, federation, *split_settings(spec)) for spec in models}
+        standard = standard_forms(federation) if models else ()
+        more, forms = (
+            {spec: partial(default_model, federation, *split_settings(spec)) for spec in specs}
+            for specs in (models, standard)
+        )
         usual_model = default_model(federation) if module is None else module
-        arena = Arena(federation, lambda seed: usual_model, Path(place), more, **how)
+        arena = Arena(federation, lambda seed: usual_model, Path(place), more, forms, **how)
         entrants = [find_entrant(method) for method in methods or usual(federation)]
         tried = candidates(entrants, arena)
         return carry_out(arena, tried, {"budget": budget, "seeds": seeds}, arena.advance, refit=refit)
@@ -204,6 +210,17 @@ def candidate_models(federation: Federation) -> tuple[str, ...]:
     heads: dict[str, Any] = {name: [*default_model(federation, *split_settings(name)).children()][-1] for name in names}
     solved = [name for name in names if len(federation) * matrices * (heads[name].in_features + 1) ** 2 <= MANY]
     return (*solved, GROWN) if _can_grow(federation) else tuple(solved)
+
+
+def standard_forms(federation: Federation) -> tuple[str, ...]:
+    """The models that hold a standard model of each client of a table, as name,key=value."""
+    task = federation.task
+    if federation.x.ndim != 2 or isinstance(task, Forecasting):
+        return ()
+    forms = () if isinstance(task, Counts) else ("linear",)
+    trees = f"trees,trees={TREES * lanes_of(task, federation.outputs)},depth={DEEPEST}"
+    leaves = sum(leaf.numel() for leaf in default_model(federation, *split_settings(trees)).parameters())
+    return (*forms, trees) if len(federation) * leaves <= LEAVES else forms
 
 
 def _can_grow(federation: Federation) -> bool:
@@ -355,11 +372,12 @@ def carry_out(
     won = _train_to_end(arena, partial(successive_halving.winner, standings), on_begin)
     if won is None:
         raise RunError(f"no candidate could be trained: {'; '.join(problems)}")
-    answers, worth = dict.fromkeys(arena.federation.names, "kin"), None
     standard = list[Baseline]()
     with note_failure(problems, NO_STANDARD):
         standard, left_out = won[1].standard_baselines
         problems += left_out
+    won = _prefer_standard(arena, won, standard, standings, on_begin)
+    answers, worth = dict.fromkeys(arena.federation.names, "kin"), None
     with note_failure(problems, NO_VERDICT):
         answers = safest(won[1], runs)
         entered = sum(standing.rounds > 0 or bool(standing.problem) for standing in standings)
@@ -377,6 +395,56 @@ def carry_out(
                 on_begin(Entry(standing.candidate, 0))
                 again[kind] = arena.refit(run, standing.candidate)
     return Choice(standings, *won, runs, bases, answers, worth, problems, folds, allowed, trained, standard, again)
+
+
+def _prefer_standard(
+    arena: Arena,
+    won: tuple[Standing, TrainedRun],
+    standard: Sequence[Baseline],
+    standings: list[Standing],
+    on_begin: Callable[[Entry], None],
+) -> tuple[Standing, TrainedRun]:
+    """The winner so far, or the best standard model of each client's own if validation rows prefer that.
+
+    It takes the winner's place if it is clearly better. It does so too if it is shown to be worse by no more than
+    `CLOSE`, because it needs nobody else.
+    """
+    stood = _list_standard(arena, standard, 1.0 if won[1].history.selects_highest else -1.0)
+    best = max(stood, key=lambda standing: standing.mean, default=None)
+    if best is None or not (best.is_clearly_above(won[0]) or best.is_close_to(won[0], CLOSE)):
+        return won
+    entry = Entry(best.candidate, 0)
+    best.problem = arena.advance([entry], best.rounds, on_begin).get(entry, "")
+    trained = _train_to_end(arena, partial(successive_halving.winner, [best]), on_begin)
+    standings.append(best)
+    standings.sort(key=successive_halving.rank)
+    return trained or won
+
+
+def _list_standard(arena: Arena, standard: Sequence[Baseline], sign: float) -> list[Standing]:
+    """The standings of the standard models that a client can have by itself, as validation rows scored them.
+
+    sign is 1 where a higher score is better, and -1 where a lower one is.
+    """
+    specs, stood = {split_settings(spec)[0]: spec for spec in arena.standard}, []
+    for baseline in standard:
+        if baseline.form is None or baseline.form.model not in specs:
+            continue
+        model, penalty = baseline.form
+        settings = (f"penalty={penalty}",) if model == "linear" else ()
+        candidate = Candidate(
+            ",".join([STANDARD, model, *settings]),
+            STANDARD,
+            KNOWN[STANDARD](penalty=penalty),
+            arena.training,
+            settings,
+            specs[model],
+            Rounds(1, 1),
+            baseline.name,
+        )
+        scores = [sign * baseline.validation.get(name, math.nan) for name in arena.federation.names]
+        stood.append(Standing(candidate, arena.rounds.count, np.array([scores])))
+    return stood
 
 
 def _train_bases(
@@ -480,7 +548,7 @@ def _judge(
     ]
     highest, method = run.federation.task.higher_is_better, winner.candidate.method_name
     return verdict(
-        method,
+        winner.candidate.title or method,
         Metric.from_task(run.federation.task),
         [merge_tested({"kin": run, **bases}, answers)],
         floor([[*baselines, *standard]], highest, run.history.selects_highest),

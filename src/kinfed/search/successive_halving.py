@@ -19,6 +19,7 @@ from ..verdict.statistics import student
 Array = NDArray[np.float64]
 Advance = Callable[[Sequence["Entry"], int], Mapping["Entry", str]]  # trains until a round; who ended before, and why
 
+STANDARD = "standard"  # the method of models that each client fits to its own rows
 ROUNDING = 1e-6  # of a score, a gain that is none: as of methods that do the same in another order
 FINALISTS = 4  # candidates that are trained to the end, Local and FedAvg among them
 
@@ -34,6 +35,7 @@ class Candidate:
     settings: tuple[str, ...] = ()  # of the method, as overrides, key=value, where a config has none of them
     model: str = ""  # by its name among the models that are candidates; "": the usual one
     own_rounds: Rounds | None = None  # in place of those of the choice
+    title: str = ""  # what a verdict calls it; "": as its method
 
     @property
     def most(self) -> int:
@@ -44,6 +46,11 @@ class Candidate:
     def is_solved(self) -> bool:
         """Whether its rounds are steps of a solver, which learns by itself how far to pool."""
         return Solves.from_method(self.method).solves
+
+    @property
+    def is_standard(self) -> bool:
+        """Whether it is a standard model of each client's own, which needs nobody else."""
+        return self.method_name == STANDARD
 
     @property
     def base(self) -> str:
@@ -117,6 +124,11 @@ class Standing:
         gains = self.values - other.values
         trimmed, error = trim_mean(np.nanmean(gains[:, np.isfinite(gains).any(0)], axis=0))
         return gain > least and trimmed > max(error, least)
+
+    def is_close_to(self, other: "Standing", share: float) -> bool:
+        """Whether the interval of the gain over another candidate shows a loss of no more than a share of its score."""
+        gain, _, half = self.gain_over(other)
+        return gain - half >= -share * abs(other.mean)
 
 
 def trim_mean(values: Array, share: float = 0.1) -> tuple[float, float]:

@@ -9,6 +9,7 @@ import math
 import torch
 from torch import nn
 
+from ..core.mixins import Solves
 from ..core.model import Model
 from ..core.optimiser import SGD
 from ..core.training import Training
@@ -33,13 +34,19 @@ def choose(
     cohort: int,
     workers: int,
     chunk: int | None,
-    gradients: bool = True,
+    solver: Solves | None = None,
 ) -> tuple[Executor, str]:
     """The requested executor, or for "auto" the one that suits rounds of `cohort` clients; and why.
 
-    Without `gradients` the method takes none through the model. Raises UsageError if the requested executor cannot
-    run the model.
+    A method that is a `solver` says what it takes. Raises UsageError if the requested executor cannot run the model,
+    or the method.
     """
+    solver = solver or Solves()
+    gradients = solver.takes_gradients
+    if not solver.batched and requested in ("auto", "loop"):
+        return Loop(workers), "the method fits one client after the other"
+    if not solver.batched:
+        raise UsageError(f"the method fits one client after the other, so not by '{requested}'; use executor 'loop'")
     form = _fused_form(clients, model, training)
     shares = False
     if isinstance(form, Unfused):

@@ -22,8 +22,13 @@ FARTHEST = 100.0  # ratio of errors from which the smaller one is nearly zero
 LOCAL, FEDAVG = "Local", "FedAvg"  # the names of these two as baselines
 ALONE, ONE = "learning alone", "one model for all"
 BEST_ALONE, BEST_POOLED = "the best baseline without others", "the best pooled baseline"
+EACH, OF_CLIENT = (
+    "for each client",
+    "the client's ",
+)  # how the names of standard models end, or begin, that need no others
 IN_ONE_PLACE = " in one place"
 HELPS, HELPS_NOT = "Learning from others helps", "Learning from others does not help here"
+NOT_WORTH_IT = "Learning from others is not worth it here"
 
 
 @dataclass(frozen=True)
@@ -450,7 +455,12 @@ class _Case(NamedTuple):
     @property
     def is_alone(self) -> bool:
         """Whether the method is the best baseline without others itself."""
-        return self.method == "local" and self.alone.name == LOCAL
+        return self.alone.name == (LOCAL if self.method == "local" else self.method)
+
+    @property
+    def is_standard(self) -> bool:
+        """Whether the method is a standard model that each client has by itself."""
+        return self.method.endswith(EACH) or self.method.startswith(OF_CLIENT)
 
     def sentence(self) -> str:
         """The verdict in one or two sentences."""
@@ -459,7 +469,8 @@ class _Case(NamedTuple):
         first = self._head()
         if not self.is_alone:
             over = f"{BEST_ALONE}, {self.alone.name}"
-            first = f"{first}: {_write_difference(self.over_alone, self.metric, self.clients, over)}"
+            number = _write_difference(self.over_alone, self.metric, self.clients, over)
+            first = f"{first}. On test rows it has {number}" if self.is_standard else f"{first}: {number}"
         return " ".join(f"{sentence}." for sentence in (first, self._second()) if sentence)
 
     def _head(self) -> str:
@@ -469,6 +480,9 @@ class _Case(NamedTuple):
             if self.candidates > 1:
                 return "No way of learning from others was clearly better than learning alone on validation rows"
             return "Only learning alone was trained, so nobody can say here whether learning from others helps"
+        if self.is_standard:
+            better = "no way was clearly better on validation rows than"
+            return f"{NOT_WORTH_IT}: {better} {self.method}, which needs nobody else"
         if self.clients <= FEW:
             return "Two clients are too few to say whether learning from others helps"
         if shown.low > 0:
@@ -486,7 +500,9 @@ class _Case(NamedTuple):
         name = f"{BEST_POOLED}, {pooled.name}{IN_ONE_PLACE if pooled.needs_rows else ''}"
         number = _write_difference(shown, self.metric, self.clients)
         if shown.low > 0:
-            text = f"It {'also beats' if self.over_alone.low > 0 else 'beats'} {name}: {number}"
+            text = (
+                f"It {'also beats' if self.over_alone.low > 0 and not self.is_standard else 'beats'} {name}: {number}"
+            )
         else:
             does = "does better" if shown.high < 0 else "may do as well"
             text = f"{name[0].upper()}{name[1:]}, {does}: against it {self.method} has {number}"

@@ -11,6 +11,7 @@ SOLVED = Registry(
         "private-pooling": "private_pooling:PrivatePooling",
         "private-kin": "private_kin:PrivateKin",
         "personal-boosting": "personal_boosting:PersonalBoosting",
+        "standard": "standard:Standard",
     },
     base="kinfed.core.method:Method",
     by_file=True,

@@ -11,6 +11,7 @@ from ...core.sharing import unwrap
 from ...data.tables.schema import Description
 from ...errors import UsageError
 from ...methods.solved.personal_boosting import PersonalBoosting
+from ...methods.solved.standard import Standard
 from ...models.trees import split_variances
 from ...runs.run import OpenedRun, client_index
 from ..tables.text_table import Grid, number
@@ -27,16 +28,17 @@ MEANING = (
 class SplitColumns(NamedTuple):
     """The shares of columns in what splits do to answers, which add up to 1."""
 
-    run: str
+    run: str  # its folder and method
     clients: list[str]  # [N]
     columns: list[str]  # [C], those that move answers most first
-    shared: Array  # [C] of the clients' mean
+    shared: Array  # [C] of the clients' mean model, or the mean of the clients'
     weights: Array  # [N, C] of each client's; NaN of who keeps a model that is no trees
 
     @classmethod
     def from_run(cls, saved: OpenedRun) -> "SplitColumns | None":
         """Those of a finished run; None if it grew no trees."""
-        if saved.method is None or not isinstance(unwrap(saved.method), PersonalBoosting):
+        method = None if saved.method is None else unwrap(saved.method)
+        if not isinstance(method, PersonalBoosting | Standard) or "leaf" not in saved.layout.names:
             return None
         layout, names = saved.layout, list(saved.names)
         grown = [i for i, name in enumerate(names) if saved.find_kept_run(name) is saved]
@@ -52,11 +54,13 @@ class SplitColumns(NamedTuple):
             total.index_add_(0, places[tensors["column"].long().flatten()], variances)
             return (total / positive(total.sum())).numpy()
 
-        shared = share(theta.mean(0))
         weights = np.full((len(names), len(columns)), np.nan)
         weights[grown] = [share(row) for row in theta]
+        # Trees of all have a mean model; trees of each client's own do not, so their shares have one.
+        shared = share(theta.mean(0)) if isinstance(method, PersonalBoosting) else weights[grown].mean(0)
         order = np.argsort(-shared, kind="stable")
-        return cls(str(saved.folder), names, [columns[i] for i in order], shared[order], weights[:, order])
+        run = f"{saved.folder} ({saved.summary.method})"
+        return cls(run, names, [columns[i] for i in order], shared[order], weights[:, order])
 
     def grid(self, client: str) -> Grid:
         """One client's shares as a table, beside those of all and of the others."""
@@ -71,7 +75,7 @@ class SplitColumns(NamedTuple):
         if len(self.columns) > SHOWN:
             rest = (number(float(shares[SHOWN:].sum())) for shares in (self.shared, self.weights[i]))
             rows.append([f"{len(self.columns) - SHOWN} more", *rest, ""])
-        title = f"which columns move answers in {self.run} (personal-boosting)"
+        title = f"which columns move answers in {self.run}"
         headings = ("", "mean of all", f"'{self.clients[i]}'", f"the {len(others)} others")
         return Grid("columns", title, headings, [rows], MEANING)
 

@@ -1,0 +1,276 @@
+"""Standard: each client fits a model of scikit-learn to its own rows, and needs nobody else."""
+
+import math
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from ...core.client import Client
+from ...core.field_checks import In
+from ...core.method import Params, Roster
+from ...core.mixins import Advises, Solves
+from ...core.tasks import Classification, Counts, Forecasting, Quantiles, Regression
+from ...core.trees import Tree
+from ...errors import UsageError
+from ...models.trees import NOWHERE, Trees
+from ..local import Local
+from .partial_pooling import model_of
+
+Array = NDArray[np.float64]
+
+FEWEST = 40  # rows of a client from which its trees split
+PSEUDO = 0.1  # rows of all classes alike that are added to a client's where the shares of labels are its model
+UNSEEN = math.log(1e-6)  # the output of a class that a client has no row of, where the others' are about 0
+RARE = 1e-3  # of the mean of all counts, the least that a client's mean is taken for
+
+
+class Line(NamedTuple):
+    """A linear model of one client."""
+
+    weight: Array  # [d, k]
+    bias: Array  # [k]
+
+    def answer(self, x: Array) -> Array:
+        """[n, k] outputs for x: [n, d]."""
+        outputs: Array = x @ self.weight + self.bias
+        return outputs
+
+
+class Forest(NamedTuple):
+    """Boosted trees of one client: each of the models has trees for some of the outputs."""
+
+    models: Sequence[Any]  # of scikit-learn
+    places: Sequence[Any]  # of each, the outputs to which its trees add
+    bias: Array  # [k] what the models' own outputs are added to
+
+    def answer(self, x: Array) -> Array:
+        """[n, k] outputs for x: [n, d], in which NaN is what is missing."""
+        outputs = np.tile(self.bias, (len(x), 1))
+        for model, places in zip(self.models, self.places, strict=True):
+            outputs[:, places] += model._raw_predict(x)
+        return outputs
+
+    def fill(self, tensors: Mapping[str, Array], lanes: int) -> Array:
+        """[k] what is added to all rows; the nodes [T, J] and leaves [T, L, k] of `Trees` are written in place.
+
+        Trees of several outputs take turns, in so many `lanes`.
+        """
+        bias = self.bias.copy()
+        for model, places in zip(self.models, self.places, strict=True):
+            bias[places] += model._baseline_prediction.ravel()
+            for step, grown in enumerate(model._predictors):
+                for tree, place in zip(grown, places, strict=True):
+                    t = step * lanes + place % lanes
+                    nodes = (tensors[name][t] for name in ("column", "threshold", "lost"))
+                    _write_tree(tree.nodes, 0, 0, (*nodes, tensors["leaf"][t, :, place]))
+        return bias
+
+
+def _write_tree(nodes: Any, at: int, j: int, places: tuple[Array, ...]) -> None:
+    """Write scikit-learn's tree, from its node `at` on, into a heap from node j on: column, threshold, lost and leaf.
+
+    A leaf that is not at the bottom of the heap stands in all leaves below its place, because nothing splits there.
+    """
+    (column, threshold, lost, leaf), node = places, nodes[at]
+    if node["is_leaf"]:
+        level = (j + 1).bit_length() - 1
+        below = len(leaf) >> level  # leaves of the heap below node j
+        first = (j + 1 - (1 << level)) * below
+        leaf[first : first + below] = node["value"]
+        return
+    column[j], lost[j] = node["feature_idx"], not node["missing_go_to_left"]
+    threshold[j] = min(node["num_threshold"], NOWHERE)
+    _write_tree(nodes, int(node["left"]), 2 * j + 1, places)
+    _write_tree(nodes, int(node["right"]), 2 * j + 2, places)
+
+
+def lanes_of(task: Any, outputs: int) -> int:
+    """How many trees a step of boosting grows: one for each output; two classes need one."""
+    return 1 if isinstance(task, Classification) and outputs == 2 else outputs
+
+
+def fit_ridge(x: Array, y: Array, penalty: float, w: Array | None = None) -> Line:
+    """A ridge of rows x: [n, d], y: [n, k] with weights w: [n]; an infinite penalty leaves the mean."""
+    middle, mean = np.average(x, 0, w), np.average(y, 0, w)
+    if math.isinf(penalty):
+        return Line(np.zeros((x.shape[1], y.shape[1])), mean)
+    root = 1.0 if w is None else np.sqrt(w)[:, None]
+    away, rest = (x - middle) * root, (y - mean) * root
+    n, d = x.shape
+    if n < d:  # solved in the smaller of both sizes
+        weight = away.T @ np.linalg.solve(away @ away.T + penalty * np.eye(n), rest)
+    else:
+        weight = np.linalg.solve(away.T @ away + penalty * np.eye(d), away.T @ rest)
+    return Line(weight, mean - middle @ weight)
+
+
+def fit_logistic(x: Array, y: NDArray[np.int64], classes: int, penalty: float, w: Array | None = None) -> Line:
+    """A logistic regression of labels y: [n]; of one class, or with an infinite penalty, their shares."""
+    from sklearn.linear_model import LogisticRegression
+
+    if math.isinf(penalty) or len(np.unique(y)) < 2:
+        return Line(np.zeros((x.shape[1], classes)), shares_of(y, classes, w))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of fits that have not converged: validation rows say what they are worth
+        model = LogisticRegression(C=1 / penalty, max_iter=50).fit(x, y, w)
+    weight, bias = np.zeros((x.shape[1], classes)), np.full(classes, UNSEEN)
+    seen = model.classes_
+    bias[seen] = 0.0
+    places = seen if len(seen) > 2 else seen[1:]
+    weight[:, places], bias[places] = model.coef_.T, model.intercept_
+    return Line(weight, bias)
+
+
+def shares_of(y: NDArray[np.int64], classes: int, w: Array | None = None) -> Array:
+    """[C] the logarithms of the shares of labels y: [n], among which there are a few of every class."""
+    count = np.bincount(y, w, classes) + PSEUDO / classes
+    logarithms: Array = np.log(count / count.sum())
+    return logarithms
+
+
+def fit_boosting(x: Array, y: Array, trees: int, depth: int, w: Array | None = None) -> Forest:
+    """Boosting of squared errors of rows x: [n, d], y: [n, k]; of fewer than `FEWEST` rows, their mean."""
+    from sklearn.ensemble import HistGradientBoostingRegressor
+
+    if len(x) < FEWEST:
+        return Forest((), (), np.average(y, 0, w))
+    how = _bound_boosting(trees, depth)
+    models = [HistGradientBoostingRegressor(**how).fit(x, target, w) for target in y.T]
+    return Forest(models, [[i] for i in range(len(models))], np.zeros(len(models)))
+
+
+def fit_boosted_counts(x: Array, y: Array, middle: float, trees: int, depth: int, w: Array | None = None) -> Forest:
+    """Boosting of Poisson's loss of counts y: [n]; its outputs are logarithms of counts over the mean of all."""
+    from sklearn.ensemble import HistGradientBoostingRegressor
+
+    if len(x) < FEWEST or not y.sum() > 0:
+        return Forest((), (), np.array([math.log(max(float(np.average(y, 0, w)) / middle, RARE))]))
+    model = HistGradientBoostingRegressor(loss="poisson", **_bound_boosting(trees, depth)).fit(x, y, w)
+    return Forest([model], [[0]], np.array([-math.log(middle)]))
+
+
+def fit_boosted_labels(
+    x: Array, y: NDArray[np.int64], classes: int, trees: int, depth: int, w: Array | None = None
+) -> Forest:
+    """Boosting of labels y: [n]; of one class, or fewer than `FEWEST` rows, their shares."""
+    from sklearn.ensemble import HistGradientBoostingClassifier
+
+    seen = np.unique(y)
+    if len(x) < FEWEST or len(seen) < 2:
+        return Forest((), (), shares_of(y, classes, w))
+    model = HistGradientBoostingClassifier(**_bound_boosting(trees, depth)).fit(x, y, w)
+    bias = np.full(classes, UNSEEN)
+    bias[seen] = 0.0
+    return Forest([model], [seen if len(seen) > 2 else seen[1:]], bias)
+
+
+def _bound_boosting(trees: int, depth: int) -> dict[str, Any]:
+    return {"max_iter": trees, "max_depth": depth, "early_stopping": False, "random_state": 0}
+
+
+@dataclass(frozen=True)
+class Standard(Local, Advises, Solves):
+    r"""$\theta_i$ is a ridge, a logistic regression or boosting, which scikit-learn fits to client $i$'s rows alone.
+
+    The model says which. The trees of the model `trees` are those of histogram gradient boosting. Of any other model
+    the last layer is fitted to what the layers before it make of the rows, as a ridge to numbers and forecasts, and as
+    a logistic regression to labels.
+    """
+
+    penalty: Annotated[float, In("(0, inf]")] = 1.0  # of a last layer, in squared deviations; of labels 1 / C
+    refuses: ClassVar[str] = ""  # a newcomer fits its model by itself, as the others did
+    solves: ClassVar[bool] = True
+    takes_gradients: ClassVar[bool] = False
+    batched: ClassVar[bool] = False
+
+    @property
+    def rates(self) -> tuple[str, ...]:
+        return ("penalty",)
+
+    def start(self, roster: Roster) -> Tree:
+        task, names = roster.task, roster.layout.names
+        if isinstance(task, Quantiles) or not isinstance(task, Classification | Counts | Forecasting | Regression):
+            raise UsageError(f"standard knows numbers, counts, labels and forecasts, not {type(task).__name__}")
+        if "leaf" not in names and isinstance(task, Counts):
+            raise UsageError("standard has no linear model of counts; set model.name=trees")
+        return ()
+
+    def is_solved(self, server: Tree) -> bool:
+        return True
+
+    def init_client(self, client: Client) -> Tree:
+        return ()
+
+    def train(self, client: Client, state: Tree, received: Tree) -> tuple[Tree, Tree]:
+        return (), ()
+
+    def personalise(self, client: Client, state: Tree, received: Tree) -> dict[str, Tree]:
+        module: Any = client.model.module
+        fit = self._fit_trees if isinstance(module, Trees) else self._fit_head
+        return {"own": Params(fit(client))}
+
+    def _fit_head(self, client: Client) -> Tensor:
+        """[d] the model whose last layer is fitted to the client's rows."""
+        model = client.model
+        head = [e for e in model.layout.entries if e.name in model.layout.head]
+        if type(model.module.get_submodule(model.head_name or "")) is not nn.Linear or len(head) != 2:
+            raise UsageError(
+                "standard fits a last layer that is linear, has a bias and travels; set model.name=linear, or trees"
+            )
+        x, y, w = rows_of(client, model.features(model.theta, client.data.x).flatten(1))
+        classes = getattr(client.task, "classes", 0)
+        line = fit_logistic(x, y, classes, self.penalty, w) if classes else fit_ridge(x, y, self.penalty, w)
+        coefficients = torch.from_numpy(np.vstack([line.weight, line.bias]))
+        return model_of(model.layout, model.theta, coefficients[None].to(model.theta.device))[0]
+
+    def _fit_trees(self, client: Client) -> Tensor:
+        """[d] the model whose trees are grown from the client's rows."""
+        layout, theta, task = client.model.layout, client.model.theta, client.task
+        module: Any = client.model.module
+        x, y, w = rows_of(client, module.with_holes(client.data.x.flatten(1)))
+        made = {name: np.zeros(t.shape) for name, t in layout.tensors(theta).items()}
+        made["threshold"][:] = NOWHERE
+        lanes = lanes_of(task, made["leaf"].shape[2])
+        how = len(made["leaf"]) // lanes, module.depth, w
+        if isinstance(task, Classification):
+            forest = fit_boosted_labels(x, y, task.classes, *how)
+        elif isinstance(task, Counts):
+            forest = fit_boosted_counts(x, y[:, 0], float(task.mean), *how)
+        else:
+            forest = fit_boosting(x, y, *how)
+        made["head.bias"][:] = forest.fill(made, lanes)
+        made["threshold"] = round_down(made["threshold"], theta.dtype)
+        return torch.cat([torch.from_numpy(made[e.name]).flatten() for e in layout.entries]).to(theta)
+
+
+def rows_of(client: Client, x: Tensor) -> tuple[Array, Any, Array | None]:
+    """[n, d] inputs, [n, k] targets in the units of outputs or [n] labels, and [n] weights of a client's own rows.
+
+    None for weights where all count alike; x: [m, d] are the inputs of all of the client's rows.
+    """
+    task: Any = client.task
+    y, weight = client.data.y, client.data.weight.double()
+    if isinstance(task, Classification):
+        target = y
+        weight = weight if client.class_weights is None else weight * client.class_weights[y]
+    elif isinstance(task, Forecasting):
+        target = (y.double() - task.mean) / task.deviation
+    else:
+        target = (y if isinstance(task, Counts) else task.standardise(y.double())).double().reshape(len(y), -1)
+    real = weight > 0 if isinstance(task, Classification) else (weight > 0) & ~target.isnan().any(1)
+    rows, targets, weights = (t[real].cpu().numpy() for t in (x.double(), target, weight))
+    return rows, targets, None if (weights == 1).all() else weights
+
+
+def round_down(values: Array, dtype: torch.dtype) -> Array:
+    """The largest numbers of a tensor's kind that are not above values, so that the same rows are above them."""
+    if dtype != torch.float32:
+        return values
+    rounded = values.astype(np.float32)
+    return np.where(rounded > values, np.nextafter(rounded, np.float32(-np.inf)), rounded).astype(np.float64)
