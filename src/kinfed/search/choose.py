@@ -149,7 +149,8 @@ def choose(
     Args:
         federation: the clients' examples, or a frame of polars or pandas, of which `client` and `target` name columns.
         module: as in `fit`. Without it models are candidates too: a small MLP with each method and, where the task
-            allows it, linear models that `partial-pooling` solves.
+            allows it, linear models that `partial-pooling` solves. A standard model of each client's own then wins if
+            validation examples prefer it.
         budget: the most training rounds of all candidates together, draws of more validation examples included, or a
             time such as "5m" or "90s", which is converted to rounds at the beginning; by default nine runs of all
             rounds, and what solving takes. With `refit` what is kept is trained once more, for as many rounds again.

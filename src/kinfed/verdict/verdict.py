@@ -460,7 +460,7 @@ class _Case(NamedTuple):
     @property
     def is_standard(self) -> bool:
         """Whether the method is a standard model that each client has by itself."""
-        return self.method.endswith(EACH) or self.method.startswith(OF_CLIENT)
+        return self.method == "standard" or self.method.endswith(EACH) or self.method.startswith(OF_CLIENT)
 
     def sentence(self) -> str:
         """The verdict in one or two sentences."""
