@@ -287,7 +287,6 @@ class _Block:
             m = most[t]
             here = at[t, first:, :m].flatten()
             truth = y.index_select(0, pooled[t, first:, :m].flatten()).unflatten(0, (-1, m))
-            step.begin()
             value = spanned.forward(first, here, m) if spanned else inputs.index_select(0, here).unflatten(0, (-1, m))
             for i, part in enumerate(climbed):
                 value, saved[i] = part.forward(now, value, saved[i])

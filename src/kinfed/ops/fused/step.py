@@ -56,10 +56,11 @@ class Step:
         self._descent, self._lr, self._clip = descent, descent.lr, descent.clip
         self._keep: float | Tensor = 1 - descent.lr * descent.pull  # [k] where it differs between clients
         self._lengths: Tensor | None = None  # [k] of the tensors, by which slopes are divided
+        self._weigh_penalty()
         self._waiting: list[tuple[str, Tensor, Tensor | None, slice]] = []  # for the norm of a gradient that is cut
 
-    def begin(self) -> None:
-        r"""Weigh the penalty by where the tensors are now.
+    def _weigh_penalty(self) -> None:
+        r"""Weigh the penalty of the next step by where the tensors are now.
 
         The gradient of $slope \cdot \theta / \|\theta\|$ is $(slope - (slope \cdot u) u) / \|\theta\|$ with
         $u = \theta / \|\theta\|$.
@@ -87,12 +88,16 @@ class Step:
             self._take_sum(name, g, rows)
 
     def finish(self) -> None:
-        """Take the steps that waited for the norm of the whole gradient, which is at most `clip` then.
+        """End a step of all tensors: those that waited for the norm of the whole gradient move, too."""
+        if self._waiting:
+            self._take_waiting()
+        self._weigh_penalty()
+
+    def _take_waiting(self) -> None:
+        """Take the steps that waited, by a gradient whose norm is at most `clip`.
 
         That of g^T x is the root of the sum of g g^T times x x^T, which are small where a batch is.
         """
-        if not self._waiting:
-            return
         squares = [
             (torch.bmm(g, g.mT) * torch.bmm(x, x.mT)).sum((1, 2)) if x is not None else g.sum(1).square().sum(1)
             for _, g, x, _ in self._waiting
