@@ -26,7 +26,7 @@ from torch import nn
 
 from kinfed import SGD, Federation, Training, UsageError
 from kinfed.core import engine
-from kinfed.core.history import History
+from kinfed.core.history import History, Recorder
 from kinfed.core.model import Model
 from kinfed.core.tasks import Classification
 from kinfed.methods import FedAvg
@@ -151,7 +151,7 @@ def prepare_rounds(load, data, fleet):
     def run():
         nonlocal done, server
         how = {"rounds": done + 1, "begin": done, "participation": load.share}
-        server = engine.run(fleet.method, roster, fleet, history, server=server, **how)
+        server = engine.run(fleet.method, roster, fleet, Recorder(history), server=server, **how)
         done += 1
 
     return run

@@ -56,11 +56,11 @@ def look(runs, around, by, entry, until):
     """What a rule sees of an entry: validation scores, averaged over so many rounds on either side of the best."""
     complete = runs[entry.candidate.name, entry.fold][0]
     seen = sum(round < until for round in complete.rounds)
-    selection = complete.selection._replace(by=by)
-    history = replace(complete, rounds=complete.rounds[:seen], scores=complete.scores[:seen], selection=selection)
-    curve = history.curve(history.preference, "validation", history.selects).double()
-    at = history.rounds.index(history.select(history.preference))
-    return curve[max(0, at - around) : at + around + 1].mean(0).numpy() * (1 if history.selects_highest else -1)
+    history = replace(complete, rounds=complete.rounds[:seen], scores=complete.scores[:seen])
+    history.selector.selection = complete.selector.selection._replace(by=by)
+    curve = history.curve(history.preference, "validation", history.selector.score).double()
+    at, sign = history.place(history.preference), 1 if history.selector.higher_is_better else -1
+    return sign * curve[max(0, at - around) : at + around + 1].mean(0).numpy()
 
 
 def rules(count):

@@ -181,7 +181,7 @@ def measure(settings, case, training, seed, alone, rounds=ROUNDS, participation=
             how = {"rounds": rounds, "training": training, "participation": participation}
             run = kinfed.fit(method, federation, net, seed=seed, **how)
             clients = run.summary.clients.scores[run.history.chosen]
-            at, metric = run.history.rounds.index(run.history.select(run.history.chosen)), run.history.selects
+            at, metric = run.history.place(), run.history.selector.score
             validated = run.history.curve(run.history.chosen, "validation", metric)[at]
             more = {"validation": round(100 * float(validated.double().nanmean()), 3)}
     except (kinfed.RunError, kinfed.UsageError) as problem:

@@ -32,7 +32,7 @@ from safetensors.torch import load_file
 from kinfed import Federation as Clients
 from kinfed.core import trees
 from kinfed.core.engine import run
-from kinfed.core.history import History
+from kinfed.core.history import History, Recorder
 from kinfed.interrupts import catch_signals
 from kinfed.simulation.execution import Execution
 from kinfed.simulation.simulation import Simulation
@@ -257,7 +257,7 @@ def simulate(federation, absent, rounds):
     model = planned.model((1, 8, 8), 10)
     fleet = Partial(clients, model, learning.method, learning.training, execution=Execution("loop", onednn=False))
     history = History(tuple(clients.names), clients.task)
-    run(learning.method, fleet.roster(), fleet, history, rounds=rounds)
+    run(learning.method, fleet.roster(), fleet, Recorder(history), rounds=rounds)
     return dict(zip(clients.names, fleet.state.theta, strict=True))
 
 

@@ -112,7 +112,7 @@ def solve(frame, slopes, estimate):
         "deviance": deviance,
         "own": dict(zip(run.names, coefficients, strict=True)),
         "own errors": [np.sqrt(np.diagonal(units @ covariance @ units.T)) for covariance in covariances],
-        "rounds": run.history.done,
+        "rounds": run.history.cost.done,
     }
 
 
@@ -134,7 +134,7 @@ def solve_labels(frame, family, slopes):
         "covariance": estimates.covariance.numpy()[::-1, ::-1],
         "deviance": float(server.deviance),
         "own": {name: np.array(coefficients) + origin for name, coefficients in solved.items()},
-        "rounds": run.history.done,
+        "rounds": run.history.cost.done,
     }
 
 

@@ -152,7 +152,7 @@ def test_a_fit_runs_in_any_thread(tmp_path):
     thread = threading.Thread(target=lambda: found.append(run(tmp_path, checkpoint_seconds=0)))
     thread.start()
     thread.join()
-    assert found[0].history.done == 5
+    assert found[0].history.cost.done == 5
 
 
 @pytest.mark.parametrize("seconds", [-1, float("nan")])

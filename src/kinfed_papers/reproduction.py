@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 
 from kinfed.core.engine import latecomers
-from kinfed.core.history import spread
 from kinfed.core.seeding import tags
-from kinfed.core.summary import Summary
+from kinfed.core.summary import Summary, spread
 from kinfed.data.datasets.sources.originals import ORIGINALS
 from kinfed.data.partitions.deal import hidden_groups
 from kinfed.errors import UsageError, nearest, note_failure

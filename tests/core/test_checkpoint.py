@@ -12,7 +12,7 @@ from torch import nn
 from kinfed import SGD, Federation, Rounds, RunError, Training, UsageError, fit
 from kinfed.core import checkpoint
 from kinfed.core.checkpoint import Progress
-from kinfed.core.history import History
+from kinfed.core.history import History, KeptModels
 from kinfed.core.method import Params, SharedParams
 from kinfed.core.model import Model
 from kinfed.core.tasks import Classification
@@ -59,7 +59,7 @@ def test_the_formats_own_library_reads_what_is_written(tmp_path_factory, shapes,
 def test_what_all_clients_share_is_written_once_and_shared_again(tmp_path):
     theta = torch.arange(1000.0)
     history = History(("a", "b"), Classification(2), rounds=[0], scores=[{}], diagnostics=[{}])
-    history.kept_models, history.shared = {"theta": theta}, ["theta"]
+    history.kept = KeptModels({"theta": theta}, ["theta"])
     history.kept_relations = [torch.tensor([0.25, 0.75])]
     checkpoint.save(tmp_path / "c", Progress(1, SharedParams(theta), (), 0.0), history)
     assert (tmp_path / "c").stat().st_size < 4 * (1000 + 1000) + 2000
@@ -84,7 +84,12 @@ def test_what_all_clients_share_is_written_once_and_shared_again(tmp_path):
 def test_a_checkpoint_that_no_run_wrote_is_told_in_one_line(tmp_path, words, change):
     path = tmp_path / "a"
     history = History(
-        ("a",), Classification(2), rounds=[0], scores=[{}], diagnostics=[{}], kept_models={"theta": torch.ones(1000)}
+        ("a",),
+        Classification(2),
+        rounds=[0],
+        scores=[{}],
+        diagnostics=[{}],
+        kept=KeptModels({"theta": torch.ones(1000)}, []),
     )
     checkpoint.save(path, Progress(1, Params(torch.ones(1000)), (), 0.0, {}), history)
     with safe_open(path, "pt") as file:
@@ -209,7 +214,7 @@ def test_a_run_goes_on_with_the_data_and_the_model_that_it_began_with(tmp_path, 
     for changes in ({"x": x}, {"y": data.y.flip(0)}, {"rows": fewer, "names": data.names[:-1]}, {"rows": swapped}):
         with pytest.raises(RunError, match=r"the data differ from those that the run in .* began with"):
             run(replace(data, **changes))
-    assert run(data).history.done == 3
+    assert run(data).history.cost.done == 3
 
 
 @pytest.mark.parametrize(
@@ -234,4 +239,4 @@ def test_a_run_continues_with_the_seed_and_the_score_of_selection_that_it_began_
     monkeypatch.setattr(Simulation, "train", real)
     with pytest.raises(UsageError, match=said):
         run(**changed)
-    assert run().history.done == 3
+    assert run().history.cost.done == 3

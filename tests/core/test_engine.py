@@ -6,7 +6,7 @@ from hypothesis import given, strategies as st
 
 from kinfed import SGD, Training, UsageError, fit
 from kinfed.core.engine import Participation, latecomers, run, sample
-from kinfed.core.history import History
+from kinfed.core.history import History, Recorder
 from kinfed.core.method import Roster
 from kinfed.core.model import Model
 from kinfed.core.seeding import tags
@@ -160,7 +160,7 @@ def late_run(participation, rounds=6, groups=None):
         data, Model(made.module(data, 0)), method, Training(1, 64, SGD(0.1)), execution=Execution("loop")
     )
     roster, history = fleet.roster(), History(tuple(data.names), data.task)
-    run(method, roster, fleet, history, rounds=rounds, participation=participation, groups=groups)
+    run(method, roster, fleet, Recorder(history), rounds=rounds, participation=participation, groups=groups)
     return method.diary, history, roster.tags.tolist()
 
 

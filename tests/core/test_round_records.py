@@ -134,7 +134,7 @@ class Halving(Mean):
 def test_a_state_is_made_of_tensors_and_a_roster_knows_how_many_rounds_there_are(tmp_path):
     with pytest.raises(kinfed.UsageError, match="round 1: the server's state of Counting holds a int"):
         train(Counting(), tmp_path)
-    assert train(Halving(), tmp_path).history.done == 3
+    assert train(Halving(), tmp_path).history.cost.done == 3
 
 
 def test_models_have_the_same_names_for_all_clients_and_in_all_rounds(tmp_path):

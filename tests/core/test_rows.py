@@ -7,7 +7,7 @@ from torch import nn
 
 from kinfed.core import rows
 from kinfed.core.engine import ServerError, run
-from kinfed.core.history import History
+from kinfed.core.history import History, Recorder
 from kinfed.core.method import Params
 from kinfed.core.mixins import model_for
 from kinfed.core.rows import Written, put
@@ -74,7 +74,7 @@ def test_a_round_that_fails_leaves_the_state_of_the_round_before(small):
 
     history = History(tuple(data.names), data.task)
     with pytest.raises(ServerError, match="halfway"):
-        run(fleet.method, fleet.roster(), fleet, history, rounds=3, participation=0.4, after=keep)
+        run(fleet.method, fleet.roster(), fleet, Recorder(history), rounds=3, participation=0.4, after=keep)
     (server, before), *more = states
     assert not more
     assert all(map(torch.equal, server, before))

@@ -17,7 +17,7 @@ from kinfed.core import checkpoint, trees
 from kinfed.core.checkpoint import Progress
 from kinfed.core.client import towards
 from kinfed.core.engine import Participation, run
-from kinfed.core.history import History
+from kinfed.core.history import History, Recorder
 from kinfed.core.layout import Layout
 from kinfed.core.method import AveragedParams, Params
 from kinfed.core.mixins import Predicts, model_for
@@ -100,7 +100,7 @@ def start(method, executor="loop", model=None, training=TRAINING):
 
 def outcome(method, executor="loop", participation=1.0, **how):
     fleet, roster, history = start(method, executor, **how)
-    server = run(fleet.method, roster, fleet, history, rounds=ROUNDS, participation=participation)
+    server = run(fleet.method, roster, fleet, Recorder(history), rounds=ROUNDS, participation=participation)
     return server, fleet, history
 
 
@@ -125,7 +125,7 @@ def test_every_method_shares_what_it_should_and_nothing_else(name, settings):
     sharing = Sharing.from_method(method, fleet.model.layout)
     numbers = sharing.shared_layout.size
     assert numbers == sharing.count("shared")[1] < sharing.layout.whole.size
-    assert history.bytes_up == (UPLOADS.get(name, 1) * numbers + BESIDES.get(name, 0)) * 8 * len(SIZES) * ROUNDS
+    assert history.cost.bytes_up == (UPLOADS.get(name, 1) * numbers + BESIDES.get(name, 0)) * 8 * len(SIZES) * ROUNDS
     theta, initial = history.models["theta"], fleet.model.theta  # [N, d] and [d]
     theta = theta.expand(len(SIZES), -1)
     uploaded = torch.cat([t.flatten() for t in fleet.uploads] or [torch.zeros(0)])
@@ -157,12 +157,14 @@ def test_executors_agree_and_a_resumed_run_with_late_clients_ends_with_the_same_
     for one, other in ((server, batched[0]), (fleet.state, batched[1].state), (history.models, batched[2].models)):
         same(one, other, exact=False)
     again, roster, found = start(method)
-    half = run(again.method, roster, again, found, rounds=2, participation=late)
+    half = run(again.method, roster, again, Recorder(found), rounds=2, participation=late)
     checkpoint.save(tmp_path / "c", Progress(2, half, again.state, 1.0), found)
     again, roster, found = start(method)
     at = checkpoint.load(tmp_path / "c", again.method.start(roster), again.state, found)
     again.state = at.state
-    end = run(again.method, roster, again, found, rounds=ROUNDS, participation=late, server=at.server, begin=2)
+    end = run(
+        again.method, roster, again, Recorder(found), rounds=ROUNDS, participation=late, server=at.server, begin=2
+    )
     for one, other in ((server, end), (fleet.state, again.state), (history.models, found.models)):
         same(one, other)
 

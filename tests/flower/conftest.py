@@ -23,7 +23,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from kinfed.core import trees
 from kinfed.core.engine import run
 from kinfed.core.graph import Graph
-from kinfed.core.history import History
+from kinfed.core.history import History, Recorder
 from kinfed.core.layout import Layout
 from kinfed.core.tasks import Classification
 from kinfed.data.federation import Federation
@@ -238,7 +238,7 @@ class Trial:
         fleet = Partial(
             federation, model, learning.method, learning.training, seed=table["seed"], execution=Execution("loop")
         )
-        history = History(tuple(names), federation.task, table["evaluate_every"])
+        history = History(tuple(names), federation.task)
         weights = torch.zeros(6, 6)
         for i, j in LINKS:
             weights[i, j] = weights[j, i] = 1
@@ -248,7 +248,7 @@ class Trial:
             fleet.method,
             roster,
             fleet,
-            history,
+            Recorder(history, table["evaluate_every"]),
             rounds=table["rounds"],
             participation=learning.participation,
         )

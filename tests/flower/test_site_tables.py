@@ -511,8 +511,10 @@ def compare(made, summary, federation):
         execution=kinfed.Execution(executor="loop"),
     )
     at = run.history.scores[run.history.rounds.index(run.history.select(summary.selection.chosen))]
-    means = {name: float(at[name, "validation", run.history.selects].mean()) for name in run.history.named_models}
-    best = (max if run.history.selects_highest else min)(means.values())
+    means = {
+        name: float(at[name, "validation", run.history.selector.score].mean()) for name in run.history.named_models
+    }
+    best = (max if run.history.selector.higher_is_better else min)(means.values())
     least = min(len(part) for part in federation.rows["validation"])
     chosen = means[summary.selection.chosen]
     assert chosen == pytest.approx(best, rel=0.5 / least + 1e-4)  # of scores that leave rounded, one of the best

@@ -9,12 +9,13 @@ from torch.utils._pytree import tree_map
 
 from kinfed.core.fleet import Evaluation
 from kinfed.core.graph import Graph
-from kinfed.core.history import History
+from kinfed.core.history import History, Recorder
 from kinfed.core.method import AveragedParams, Params, Roster
 from kinfed.core.mixins import reduce_uploads
 from kinfed.core.model import Model
 from kinfed.core.rows import put
 from kinfed.core.seeding import tags
+from kinfed.core.summary import score_models
 from kinfed.core.tasks import Regression
 from kinfed.core.training import Training
 from kinfed.methods import METHODS, FedAGHN, FedAMP, FedAvg
@@ -140,16 +141,16 @@ def test_without_stale_clients_nothing_is_different():
 def test_a_history_makes_room_for_newcomers():
     history = History(("a", "b"), Regression())
     scores = {("own", "validation", "mae"): torch.tensor([1.0, 3.0]), ("own", "test", "mae"): torch.tensor([2.0, 4.0])}
-    history.add(
+    Recorder(history).add(
         0, 0, 0, Evaluation(scores, {}), torch.eye(2), {"note": torch.tensor([1.0, 2.0]), "all": torch.tensor(5.0)}
     )
     history.add_clients(["a", "b", "c"])
     assert history.names == ("a", "b", "c")
     worse = {key: torch.tensor([9.0, 9.0, 0.0]) for key in scores}
-    history.add(1, 0, 0, Evaluation(worse, {}), torch.eye(3), {})
+    Recorder(history).add(1, 0, 0, Evaluation(worse, {}), torch.eye(3), {})
     assert history.select("own") == 0  # a mean over those who have a score: 2, against 6
     assert history.test("own")[:2].tolist() == [2.0, 4.0]
-    summary = history.summary()["own"]
+    summary = score_models(history)["own"]
     assert (summary["mean"], summary["validation"]) == (3.0, 2.0)
     assert torch.stack(history.relations).shape == (2, 3, 3)
     assert history.relations[0][2].tolist() == [0, 0, 0]

@@ -17,7 +17,7 @@ from torch.nn.functional import cross_entropy, softplus
 from kinfed import SGD, Execution, Federation, Training
 from kinfed.core.engine import run
 from kinfed.core.graph import Graph
-from kinfed.core.history import History
+from kinfed.core.history import History, Recorder
 from kinfed.core.mixins import model_for
 from kinfed.core.seeding import fold, key, normal, uniform
 from kinfed.core.tasks import Classification
@@ -70,7 +70,7 @@ class Ours:
         )
         self.method, self.roster = self.fleet.method, self.fleet.roster(data.graph)
         self.begin, self.history = self.method.start(self.roster), History(data.names, data.task)
-        self.server = run(self.method, self.roster, self.fleet, self.history, rounds=ROUNDS)
+        self.server = run(self.method, self.roster, self.fleet, Recorder(self.history), rounds=ROUNDS)
         last, everyone = replace(self.roster, round=ROUNDS - 1), self.roster.everyone
         found = self.fleet.evaluate(ROUNDS - 1, everyone, self.method.send(last, self.server, everyone))
         self.models = {model: one.theta.expand(N, -1) for model, one in found.models.items()}

@@ -172,5 +172,5 @@ def test_bad_input_is_one_line(bowls):
 def test_models_of_all_clusters_go_down(bowls):
     trial = bowls(IFCA(clusters=2), FOUR)
     trial.run(1)
-    assert trial.history.bytes_down == 4 * 2 * 2 * 8
-    assert trial.history.bytes_up == 4 * (2 * 8 + 8)
+    assert trial.history.cost.bytes_down == 4 * 2 * 2 * 8
+    assert trial.history.cost.bytes_up == 4 * (2 * 8 + 8)

@@ -13,10 +13,11 @@ from kinfed.core import checkpoint, trees
 from kinfed.core.checkpoint import Progress
 from kinfed.core.engine import Participation, latecomers, run
 from kinfed.core.graph import Graph
-from kinfed.core.history import History
+from kinfed.core.history import History, Recorder
 from kinfed.core.mixins import Advises, Extends, Predicts, model_for, reduce_uploads
 from kinfed.core.optimiser import SGD
 from kinfed.core.seeding import tags
+from kinfed.core.summary import score_models
 from kinfed.core.tasks import Classification
 from kinfed.core.training import Training
 from kinfed.core.trees import Axis
@@ -114,7 +115,7 @@ def start(name, executor="loop", order=ORDER, kind="plain", fleet=Simulation, wo
 
 def outcome(name, participation=0.5, **how):
     method, fleet, roster, history = start(name, **how)
-    server = run(method, roster, fleet, history, rounds=LONGER.get(name, ROUNDS), participation=participation)
+    server = run(method, roster, fleet, Recorder(history), rounds=LONGER.get(name, ROUNDS), participation=participation)
     return server, fleet, history
 
 
@@ -186,7 +187,7 @@ def test_messages_are_named_arrays(name):
 
 def test_send_only_reads(name):
     method, fleet, roster, history = start(name)
-    server = run(method, roster, fleet, history, rounds=2, participation=0.5)
+    server = run(method, roster, fleet, Recorder(history), rounds=2, participation=0.5)
     before = copy.deepcopy(trees.pack(server))
     roster = replace(roster, round=2)
     cohort = torch.tensor([0, 3, 4])
@@ -228,7 +229,7 @@ def test_a_resumed_run_ends_with_the_same_bits(name, tmp_path):
     """Broken off before late clients join; test_sharing breaks it off after."""
     whole = unbroken(name, LATE)
     method, fleet, roster, history = start(name)
-    server = run(method, roster, fleet, history, rounds=2, participation=LATE)
+    server = run(method, roster, fleet, Recorder(history), rounds=2, participation=LATE)
     checkpoint.save(tmp_path / "c", Progress(2, server, fleet.state, 1.5), history)
     method, fleet, roster, history = start(name)
     at = checkpoint.load(tmp_path / "c", method.start(roster), fleet.state, history)
@@ -237,7 +238,7 @@ def test_a_resumed_run_ends_with_the_same_bits(name, tmp_path):
         method,
         roster,
         fleet,
-        history,
+        Recorder(history),
         rounds=LONGER.get(name, ROUNDS),
         participation=LATE,
         server=at.server,
@@ -246,11 +247,11 @@ def test_a_resumed_run_ends_with_the_same_bits(name, tmp_path):
     same(whole[0], server, exact=True)
     same(whole[1].state, fleet.state, exact=True)
     same(whole[2].models, history.models, exact=True)
-    assert whole[2].summary() == history.summary()
+    assert score_models(whole[2]) == score_models(history)
     for one, other in zip(whole[2].diagnostics, history.diagnostics, strict=True):
         assert one.keys() == other.keys()
         torch.testing.assert_close(list(one.values()), list(other.values()), rtol=0, atol=0, equal_nan=True)
-    assert (whole[2].bytes_up, whole[2].rounds) == (history.bytes_up, history.rounds)
+    assert (whole[2].cost, whole[2].rounds) == (history.cost, history.rounds)
 
 
 def test_reordering_clients_only_reorders_results(name):
@@ -268,9 +269,13 @@ def test_before_they_join_nothing_knows_of_late_clients(name):
     early = [i for i in ORDER if i not in late.tolist()]
     assert len(late) == 2
     method, fleet, roster, history = start(name)
-    server = run(method, roster, fleet, history, rounds=LATE.joins, participation=LATE)
+    server = run(method, roster, fleet, Recorder(history), rounds=LATE.joins, participation=LATE)
     method, alone, roster, alone_history = start(name, order=early)
-    same(server, run(method, roster, alone, alone_history, rounds=LATE.joins, participation=LATE.share), exact=True)
+    same(
+        server,
+        run(method, roster, alone, Recorder(alone_history), rounds=LATE.joins, participation=LATE.share),
+        exact=True,
+    )
     for key, table in trees.pack(fleet.state).items():
         assert torch.equal(table[early], trees.pack(alone.state)[key]), key
     for a, b in zip(history.scores, alone_history.scores, strict=True):
@@ -319,7 +324,7 @@ def test_methods_with_rates_of_their_own_are_those_that_leave_the_optimiser_asid
 
 def test_nobody_joins(name):
     method, fleet, roster, history = start(name)
-    server = run(method, roster, fleet, history, rounds=2, participation=0.5)
+    server = run(method, roster, fleet, Recorder(history), rounds=2, participation=0.5)
     same(server, method.add_clients(roster, server, torch.zeros(0, dtype=torch.int64)), exact=True)
 
 
@@ -340,7 +345,7 @@ def test_one_client_alone_and_one_that_never_took_part(name):
     training = Training(epochs=1, batch=2, optimiser=SGD(lr=0.1))
     fleet = Simulation(alone, model_for(method, module("plain", name)), method, training, execution=Execution("loop"))
     history = History(("0",), alone.task)
-    run(fleet.method, fleet.roster(alone.graph), fleet, history, rounds=3)
+    run(fleet.method, fleet.roster(alone.graph), fleet, Recorder(history), rounds=3)
     assert torch.isfinite(history.models["theta"]).all()
     _, _, history = outcome(name, participation=1 / 6)  # four cohorts of one: at least two clients never train
     for scores in history.scores:  # scores by class are not defined for a client that is tested on one class

@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from kinfed.core.engine import run
-from kinfed.core.history import History
+from kinfed.core.history import History, Recorder
 from kinfed.core.model import Model
 from kinfed.core.optimiser import SGD
 from kinfed.core.tasks import Regression
@@ -189,7 +189,7 @@ def test_running_statistics_stay_with_the_client(examples, noisy, perceptron, ex
     assert torch.equal(program.models["own"].theta, own)
     assert server.theta.shape == (3, trial.roster.layout.parameters)  # the server never sees a statistic
     both = 2 * trial.roster.layout.parameters  # a model and a gradient
-    assert trial.history.bytes_up == 2 * trial.history.bytes_down == 2 * 3 * both * 8
+    assert trial.history.cost.bytes_up == 2 * trial.history.cost.bytes_down == 2 * 3 * both * 8
     for i in range(3):
         assert (own[i, statistics] != own[(i + 1) % 3, statistics]).all()
     # A mixture of statistics would score the mixed model differently.
@@ -227,7 +227,7 @@ def test_what_does_not_move_asks_for_no_gradient(bowls, executor, frozen):
     first, last = still.method.start(still.roster), still.run(3)
     assert torch.equal(first.home, last.home)
     assert torch.equal(first.sharpness, last.sharpness)
-    assert still.history.bytes_up == 3 * 3 * 2 * 8
+    assert still.history.cost.bytes_up == 3 * 3 * 2 * 8
 
 
 @given(st.sampled_from([*ABLATIONS.values()]), st.integers(1, 6), st.integers(0, 10_000))
@@ -349,7 +349,7 @@ def test_without_validation_examples_the_scalars_stay_as_they_are(validation, ex
     fleet = Simulation(
         data, Model(nn.Linear(3, 1).double()), FedAGHN(feedback="validation"), Training(2, 3, SGD(0.1)), **how
     )
-    server = run(fleet.method, fleet.roster(), fleet, History(data.names, data.task), rounds=3)
+    server = run(fleet.method, fleet.roster(), fleet, Recorder(History(data.names, data.task)), rounds=3)
     still = (server.home == 0.03).all() and (server.sharpness == 0.5).all()
     assert still == (validation == 0)
     assert torch.isfinite(server.theta).all()

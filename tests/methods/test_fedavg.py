@@ -78,7 +78,7 @@ def test_running_statistics_stay_at_their_client_if_asked(examples, noisy, perce
     assert torch.equal(own, trial.fleet.state.personal)
     assert (own[0] != own[1]).all()
     assert torch.equal(common.headline[0], common.headline[1])
-    assert trial.history.bytes_up == 2 * 3 * int(learned.sum()) * 8
+    assert trial.history.cost.bytes_up == 2 * 3 * int(learned.sum()) * 8
     plain = examples(perceptron(), x, y, replace(method, bn="local"), training=training, executor=executor)
     plain.run(1)
     assert torch.equal(plain.headline[0], plain.headline[1])

@@ -106,7 +106,7 @@ def test_the_estimates_have_the_largest_likelihood(counts, random):
     ]
     inverse = np.linalg.inv(np.array(curvature) / 2)
     assert mine.uncertainty.numpy() == pytest.approx(inverse[:2, :2], rel=1e-2, abs=1e-5)
-    assert run.history.done < 20
+    assert run.history.cost.done < 20
 
 
 @pytest.mark.parametrize("counts", [False, True])
@@ -143,7 +143,7 @@ def test_a_variance_that_is_none_is_zero():
     if float(mine.covariance) < 1e-6:
         assert mine.fixed.numpy() + np.array([0, math.log(MEAN)]) == pytest.approx(fixed, abs=1e-4)
     assert float(mine.covariance) < 0.05
-    assert run.history.done < 60
+    assert run.history.cost.done < 60
 
 
 def test_the_server_has_nothing_of_single_clients():

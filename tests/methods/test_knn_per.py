@@ -122,9 +122,9 @@ def test_the_shared_model_is_fedavgs_and_one_number_more_goes_down():
     ours, fedavg = run(KNNPer(neighbours=3), execution=LOOP), run(FedAvg(), execution=LOOP)
     for a, b in zip(ours.history.scores, fedavg.history.scores, strict=True):
         torch.testing.assert_close(a["shared", "test", "loss"], b["shared", "test", "loss"], rtol=1e-12, atol=0)
-    assert (ours.history.bytes_up, ours.history.bytes_down) == (
-        fedavg.history.bytes_up,
-        fedavg.history.bytes_down + 3 * 3 * 8,
+    assert (ours.history.cost.bytes_up, ours.history.cost.bytes_down) == (
+        fedavg.history.cost.bytes_up,
+        fedavg.history.cost.bytes_down + 3 * 3 * 8,
     )
 
 

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 from kinfed.core import engine, round_records
 from kinfed.core.engine import Participation, run
 from kinfed.core.graph import NeighbourLists
-from kinfed.core.history import History
+from kinfed.core.history import History, Recorder
 from kinfed.core.method import Params
 from kinfed.core.mixins import model_for
 from kinfed.core.optimiser import SGD
@@ -125,8 +125,8 @@ def outcome(method, participation=0.4):
         torch.manual_seed(3)
         model = model_for(method, nn.Linear(3, 3).double())
     fleet = Simulation(data, model, method, Training(1, 4, SGD(0.2)), seed=5)
-    history = History(tuple(data.names), data.task, every=2)
-    run(fleet.method, fleet.roster(), fleet, history, rounds=6, participation=participation)
+    history = History(tuple(data.names), data.task)
+    run(fleet.method, fleet.roster(), fleet, Recorder(history, every=2), rounds=6, participation=participation)
     return history
 
 
@@ -146,21 +146,21 @@ def test_what_everyone_would_be_sent_is_the_same_in_pieces(method, listed, monke
 @pytest.mark.filterwarnings("ignore:kernel")
 def test_clients_that_join_late_have_lists_too(listed):
     history = outcome(Kin(neighbours=2), Participation(0.4, late=0.3, joins=3))
-    assert [lists.near.shape for lists in history.lists] == [(9, 3)] * 3
-    rows = torch.stack([history.lists[0].row(i) for i in range(9)], -2)
+    assert [lists.near.shape for lists in history.relations] == [(9, 3)] * 3
+    rows = torch.stack([history.relations[0].row(i) for i in range(9)], -2)
     torch.testing.assert_close(rows.sum(-1), torch.ones_like(rows[..., 0]))
 
 
 def test_lists_are_written_and_read(listed, tmp_path):
     history = outcome(Kin(neighbours=2))
-    again = History(history.names, history.task, every=2)
+    again = History(history.names, history.task)
     arrays, text = history.pack()
     again.restore(arrays, text)
     write_relations(history, tmp_path / "r.npz", "learned", ["a"])
     relations = read_relations(tmp_path / "r.npz", 2)
     assert (relations.rounds.tolist(), relations.layers, relations.origin) == ([2, 4, 6], ["a"], "learned")
     assert (relations.selected, relations.clients) == (0, list(history.names))
-    for lists, restored, read in zip(history.lists, again.lists, relations.kept, strict=True):
+    for lists, restored, read in zip(history.relations, again.relations, relations.kept, strict=True):
         for name, tensor in lists.tensors.items():
             assert torch.equal(tensor, restored.tensors[name])
             assert torch.equal(tensor, read.tensors[name])

@@ -80,7 +80,7 @@ def test_the_estimates_have_the_largest_likelihood(random, covariance, estimate)
     assert float(server.deviance) == pytest.approx(least, abs=1e-5)
     assert server.covariance.numpy() == pytest.approx(theirs, abs=5e-3)
     assert float(server.noise) == pytest.approx(noise, rel=1e-3)
-    assert run.history.done < 60
+    assert run.history.cost.done < 60
 
 
 def test_predictions_and_their_errors_are_those_of_hendersons_equations():

@@ -16,7 +16,7 @@ from torch import nn
 from kinfed import Training
 from kinfed.core.engine import run, sample
 from kinfed.core.graph import Graph
-from kinfed.core.history import History
+from kinfed.core.history import History, Recorder
 from kinfed.core.mixins import model_for
 from kinfed.core.optimiser import SGD
 from kinfed.core.tasks import Regression
@@ -63,7 +63,7 @@ class Ours:
         method, self.roster = fleet.method, fleet.roster(data.graph)
         self.begin = method.start(self.roster)
         self.server = run(
-            method, self.roster, fleet, History(data.names, data.task), rounds=rounds, participation=share
+            method, self.roster, fleet, Recorder(History(data.names, data.task)), rounds=rounds, participation=share
         )
         everyone = self.roster.everyone
         roster = replace(self.roster, round=rounds - 1)

@@ -336,14 +336,14 @@ def test_columns_that_are_sums_of_others_or_the_same_in_all_of_a_clients_rows_ar
 def test_a_solver_ends_when_it_has_solved_and_no_round_is_selected_on_validation():
     data, _, _ = federation(0.7, 0.5)
     run = solved(data, rounds=20)
-    assert 1 < run.history.done < 20
-    assert run.history.select("mixed") == run.history.rounds[-1] == run.history.done - 1
-    assert [row["round"] for row in run.summary.scores.values()] == [run.history.done]
+    assert 1 < run.history.cost.done < 20
+    assert run.history.select("mixed") == run.history.rounds[-1] == run.history.cost.done - 1
+    assert [row["round"] for row in run.summary.scores.values()] == [run.history.cost.done]
     torch.testing.assert_close(coefficients(run), coefficients(solved(data, rounds=60)))
     labels = Federation.from_arrays(data.x, (data.y > 0).long(), torch.arange(len(data.x)) % 12)
     chances = solved(labels, linear(outputs=2), rounds=20)
     best = chances.history.curve("mixed", "validation", "accuracy").mean(1).argmax()
-    assert chances.history.select("mixed") == chances.history.done - 1 >= int(best)
+    assert chances.history.select("mixed") == chances.history.cost.done - 1 >= int(best)
 
 
 @pytest.mark.parametrize("taken_back", [True, False])
@@ -426,7 +426,7 @@ def test_units_of_labels_are_of_all_rows_alike_in_each_round():
     x[first] = 50 * x[first] + 7
     runs = [solved(replace(labels, x=one), linear(outputs=2), 20, units="client", common=0.0) for one in (data.x, x)]
     one, other = map(coefficients, runs)
-    assert runs[0].history.done < 20
+    assert runs[0].history.cost.done < 20
     torch.testing.assert_close(one[1:], other[1:], rtol=1e-3, atol=1e-3)
     torch.testing.assert_close(one[0, :6], 50 * other[0, :6], rtol=1e-3, atol=1e-3)
 

@@ -12,7 +12,7 @@ import kinfed
 from kinfed import Classification, Counts, Execution, Federation, Forecasting, Quantiles, Regression, UsageError, fit
 from kinfed.cli import main
 from kinfed.core.engine import run
-from kinfed.core.history import History
+from kinfed.core.history import History, Recorder
 from kinfed.core.mixins import model_for, reduce_uploads
 from kinfed.core.training import Training
 from kinfed.methods.solved.personal_boosting import (
@@ -45,8 +45,8 @@ def boosted(data, made, rounds, executor="loop", **settings):
     """[N, d] the clients' models after all rounds, and what was recorded."""
     method = PersonalBoosting(**settings)
     fleet = Simulation(data, model_for(method, made), method, Training(), execution=Execution(executor))
-    history = History(data.names, data.task, rounds)
-    run(fleet.method, fleet.roster(), fleet, history, rounds=rounds)
+    history = History(data.names, data.task)
+    run(fleet.method, fleet.roster(), fleet, Recorder(history, rounds), rounds=rounds)
     return history.models["theta"], history
 
 

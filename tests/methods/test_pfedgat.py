@@ -269,8 +269,8 @@ def test_bytes_of_a_channel(bowls, method, up, down, executor):
     # Three clients and rounds, models of two doubles.
     trial = bowls(method, [[1.0, 0.0], [0.0, 1.0], [2.0, 2.0]], executor=executor)
     trial.run(3)
-    assert trial.history.bytes_up == 3 * 3 * (16 + up)
-    assert trial.history.bytes_down == 3 * 3 * (16 + down)
+    assert trial.history.cost.bytes_up == 3 * 3 * (16 + up)
+    assert trial.history.cost.bytes_down == 3 * 3 * (16 + down)
 
 
 VARIANTS = [  # of papers; of PFedGAT itself they are in test_variants

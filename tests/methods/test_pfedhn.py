@@ -172,7 +172,7 @@ def test_running_statistics_stay_with_the_client(examples, noisy, perceptron, ex
     statistics = trial.headline[:, ~layout.trainable]
     assert torch.equal(statistics, trial.own[:, ~layout.trainable])
     assert not torch.equal(statistics[0], statistics[1])
-    assert trial.history.bytes_up == trial.history.bytes_down == 2 * 2 * layout.parameters * 8
+    assert trial.history.cost.bytes_up == trial.history.cost.bytes_down == 2 * 2 * layout.parameters * 8
 
 
 def test_a_newcomer_has_the_mean_embedding_and_an_optimiser_that_knows_nothing_of_it(roster):

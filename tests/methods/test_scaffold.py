@@ -102,7 +102,7 @@ def test_running_statistics_have_no_variate(examples, noisy, perceptron):
 def test_sends_two_vectors_both_ways(bowls):
     trial = bowls(Scaffold(), [[1.0, 2.0], [5.0, 6.0]])
     trial.run(3)
-    assert trial.history.bytes_up == trial.history.bytes_down == 3 * 2 * (2 * 2) * 8
+    assert trial.history.cost.bytes_up == trial.history.cost.bytes_down == 3 * 2 * (2 * 2) * 8
 
 
 @pytest.mark.parametrize("optimiser", [SGD(0.1, momentum=0.9), SGD(0.1, weight_decay=0.1), Adam()])

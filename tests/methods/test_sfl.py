@@ -461,7 +461,7 @@ def test_scores_u_v_and_w(bowls, executor):
     close(trial.loss("own"), (server.theta[:, 0] - torch.tensor([0.0, 4.0, 9.0])).square() / 2, atol=1e-12)
     close(trial.loss("shared"), (w - torch.tensor([0.0, 4.0, 9.0], dtype=float64)).square() / 2, atol=1e-12)
     close(trial.history.relations[0], server.mixing.float())
-    assert (trial.history.bytes_up, trial.history.bytes_down) == (3 * 8, 2 * 3 * 8)
+    assert (trial.history.cost.bytes_up, trial.history.cost.bytes_down) == (3 * 8, 2 * 3 * 8)
 
 
 def test_origin(roster):

@@ -47,7 +47,7 @@ def test_a_reference_learns_what_only_neighbours_know(name):
     assert error[1:].mean() < 0.8 * alone
     noise = federation.y[federation.rows["test"][0]].abs().mean()  # the error of always forecasting 0, on these rows
     assert error[0] > 0.9 * noise  # nobody knows what the first one says next
-    assert found.history.done == settings["epochs"]
+    assert found.history.cost.done == settings["epochs"]
 
 
 def test_training_and_tests_use_the_very_windows_of_the_clients():

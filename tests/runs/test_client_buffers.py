@@ -157,7 +157,7 @@ def longer_with_each_pass(self, x):
 
 def test_constants_leave_the_model_one_for_all_and_evaluation_leaves_no_trace():
     plain = fit(kinfed.FedAvg(), module=net(Masked))
-    assert plain.history.shared == ["theta"]
+    assert plain.history.kept.shared == ["theta"]
     assert plain.architecture.layout.size == 10
     found = fit(kinfed.FedAvg(), module=net(lambda: Masked(counted_in_evaluation)))
     assert int(found.model(0).flag) == 0

@@ -66,6 +66,6 @@ def test_a_run_that_is_stopped_and_resumed_has_taken_as_much(tmp_path):
     _, whole = trained(steps=5)
     trained(tmp_path, until=2, steps=5)
     _, resumed = trained(tmp_path, steps=5)
-    assert [one[:-1] for one in resumed.history.spent] == [one[:-1] for one in whole.history.spent]
-    seconds = [one.seconds for one in resumed.history.spent]
+    assert [one[:-1] for one in resumed.history.cost.spent] == [one[:-1] for one in whole.history.cost.spent]
+    seconds = [one.seconds for one in resumed.history.cost.spent]
     assert seconds == sorted(seconds)

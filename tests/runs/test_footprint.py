@@ -16,7 +16,7 @@ from kinfed.core import checkpoint as module_of_checkpoints, engine
 from kinfed.core.engine import Rounds
 from kinfed.core.fleet import Evaluation
 from kinfed.core.graph import Graph
-from kinfed.core.history import History
+from kinfed.core.history import History, Recorder
 from kinfed.core.layout import Layout
 from kinfed.core.mixins import model_for
 from kinfed.core.sharing import Sharing
@@ -105,7 +105,7 @@ def counted(method, clients, width, share):
     roster, live = fleet.roster(Graph(weights + torch.eye(clients), "given")), Live()
     history = Unscored(tuple(data.names), data.task)
     with live:
-        engine.run(fleet.method, roster, Fleet(fleet, live), history, rounds=2, participation=share)
+        engine.run(fleet.method, roster, Fleet(fleet, live), Recorder(history), rounds=2, participation=share)
     shared = Sharing.from_method(method, model.layout).shared_layout
     parts = footprint(method, shared, clients, share, Rounds(1))
     return live.peak, sum(part.bytes for part in parts[:3])

@@ -97,7 +97,7 @@ def test_two_rounds_and_two_more_are_four(name, tmp_path):
     same(on.history.models, once.history.models)
     for a, b in zip(on.history.scores, once.history.scores, strict=True):
         same({"/".join(k): v for k, v in a.items()}, {"/".join(k): v for k, v in b.items()})
-    assert (on.history.chosen, on.history.bytes_up) == (once.history.chosen, once.history.bytes_up)
+    assert (on.history.chosen, on.history.cost.bytes_up) == (once.history.chosen, once.history.cost.bytes_up)
     assert hashes(tmp_path / "begun") == before
 
 

@@ -16,8 +16,9 @@ from kinfed import SGD, Federation, Split, Training, UsageError, fit, from_csv
 from kinfed.cli import main
 from kinfed.core.engine import Rounds
 from kinfed.core.fleet import Evaluation
-from kinfed.core.history import History
+from kinfed.core.history import History, Recorder
 from kinfed.core.round_selection import Selection
+from kinfed.core.summary import score_models
 from kinfed.core.tasks import Classification, Regression
 from kinfed.methods import FedAGHN, FedAvg, Local, PerFedAvg
 from kinfed.runs.config import experiment
@@ -218,18 +219,19 @@ def test_only_your_own_labels_are_split_by_class_unless_that_is_asked_for(tmp_pa
 
 def told(values, metric="auc"):
     """A history of two rounds with these validation scores of two clients, [2, 2], and accuracies that fall."""
-    history = History(("a", "b"), Classification(2, by_class=True), selection=Selection(metric))
+    history = History(("a", "b"), Classification(2, by_class=True))
+    history.selector.selection = Selection(metric)
     for round, (score, accuracy) in enumerate(zip(values, ([0.9, 0.9], [0.8, 0.8]), strict=True)):
         scores = {("own", split, "accuracy"): torch.tensor(accuracy) for split in ("validation", "test")}
         scores[("own", "validation", metric)] = torch.tensor(score)
-        history.add(round, 0, 0, Evaluation(scores, {}))
+        Recorder(history).add(round, 0, 0, Evaluation(scores, {}))
     return history
 
 
 def test_the_score_that_is_asked_for_selects_among_the_clients_that_have_it():
     nan = float("nan")
     assert told([[0.6, nan], [0.7, nan]]).select("own") == 1
-    assert told([[0.6, nan], [0.7, nan]]).summary()["own"]["validation"] == pytest.approx(0.7)
+    assert score_models(told([[0.6, nan], [0.7, nan]]))["own"]["validation"] == pytest.approx(0.7)
     assert told([[0.7, nan], [0.6, nan]]).select("own") == 0
     assert told([[0.7, 0.9], [0.6, 0.6]], "loss").select("own") == 1  # the less the better
     assert told([[0.7, 0.9], [0.6, 0.6]], "").select("own") == 0  # accuracy
@@ -308,8 +310,8 @@ def summary_of(always, names=("no", "yes")):
         ("own", "test", "recall@1"): torch.tensor([0.0, 0.5, nan]),
     }
     history = History(("a", "b", "c"), Classification(2, by_class=True))
-    history.add(0, 0, 0, Evaluation(scores, {}))
-    return recall_by_class(history, names, torch.tensor([[9, 1], [8, 2], [5, 0]])), history.summary()["own"]
+    Recorder(history).add(0, 0, 0, Evaluation(scores, {}))
+    return recall_by_class(history, names, torch.tensor([[9, 1], [8, 2], [5, 0]])), score_models(history)["own"]
 
 
 def test_what_is_told_by_class():
@@ -370,13 +372,14 @@ def test_the_pages_example_warns_of_majority_models(tmp_path, monkeypatch, capsy
 
 
 def test_root_mean_squared_errors_select_by_the_clients_mean_squared_error():
-    history = History(("a", "b"), Regression(), selection=Selection("rmse"))
+    history = History(("a", "b"), Regression())
+    history.selector.selection = Selection("rmse")
     for round, errors in enumerate(([1.0, 5.0], [3.2, 3.2])):  # means 3 and 3.2; roots of mean squares 3.6 and 3.2
         scores = {("own", split, "rmse"): torch.tensor(errors) for split in ("validation", "test")}
         scores |= {("own", split, "mae"): torch.tensor(errors) for split in ("validation", "test")}
-        history.add(round, 0, 0, Evaluation(scores, {}))
+        Recorder(history).add(round, 0, 0, Evaluation(scores, {}))
     assert history.select("own") == 1
-    assert history.summary()["own"]["validation"] == pytest.approx(3.2)
+    assert score_models(history)["own"]["validation"] == pytest.approx(3.2)
 
 
 def test_probabilities_of_all_clients_are_judged_together():

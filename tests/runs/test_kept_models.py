@@ -86,8 +86,8 @@ def test_models_that_are_not_read_as_they_were_written_are_removed(monkeypatch, 
     write = RunFolder.write_models
 
     def damaged(folder, history, *rest):
-        changed = {name: t + 1 for name, t in history.kept_models.items()}
-        write(folder, replace(history, kept_models=changed), *rest)
+        changed = {name: t + 1 for name, t in history.kept.arrays.items()}
+        write(folder, replace(history, kept=history.kept._replace(arrays=changed)), *rest)
 
     monkeypatch.setattr(RunFolder, "write_models", damaged)
     with pytest.raises(RunError, match="is not read from its file as it was written"):

@@ -10,7 +10,7 @@ import kinfed
 from kinfed.cli import main
 from kinfed.core.engine import Rounds
 from kinfed.core.fleet import Evaluation
-from kinfed.core.history import History
+from kinfed.core.history import History, Recorder
 from kinfed.core.tasks import Classification
 from kinfed.errors import UsageError
 from kinfed.runs.config import experiment as config
@@ -40,11 +40,11 @@ def read(*overrides):
 def test_where_training_ends_by_hand(best, size, share, every, ended):
     training = kinfed.Training(epochs=1, batch=10)
     roster = SimpleNamespace(training=training, sizes=torch.tensor([size, 5000]))
-    history, done = History(("a", "b"), Classification(2), every), 0
-    for round in Rounds(200, every, patience=0.25).go_on(0, history, roster, share):
+    recorder, done = Recorder(History(("a", "b"), Classification(2)), every), 0
+    for round in Rounds(200, every, patience=0.25).go_on(0, recorder, roster, share):
         score = torch.full((2,), min(round, best) / 200)
         scored = Evaluation({("own", split, "accuracy"): score for split in ("validation", "test")}, {"own": ()})
-        history.add(round, 0, 0, scored if history.is_due(round, 200) else None)
+        recorder.add(round, 0, 0, scored if recorder.is_due(round, 200) else None)
         done = round + 1
     assert done == ended
 
@@ -55,13 +55,13 @@ def fit(rounds="auto", **how):
 
 def test_an_interrupted_run_ends_in_the_same_round_with_the_same_bits(tmp_path):
     whole = fit()
-    done = whole.history.done
+    done = whole.history.cost.done
     assert 25 <= done < 200  # two batches, twice: four steps in a round
     assert done - 1 - whole.history.select(whole.history.chosen) > done / 4
     for round in (done // 2, done - 1, done):
 
         def stop(history, most, round=round):
-            if history.done == round:
+            if history.cost.done == round:
                 raise KeyboardInterrupt
 
         with contextlib.suppress(KeyboardInterrupt):
@@ -97,7 +97,7 @@ def test_a_race_counts_the_rounds_that_were_trained():
     assert not choice.winner.candidate.is_solved  # so none is compared on more draws for validation
     assert sum(row["rounds"] for row in rows) == choice.trained
     assert max(row["rounds"] for row in rows) < 60
-    assert [row["rounds"] for row in rows if row.get("chosen")] == [choice.run.history.done]
+    assert [row["rounds"] for row in rows if row.get("chosen")] == [choice.run.history.cost.done]
 
 
 def test_what_refuses_it():

@@ -125,11 +125,11 @@ def test_a_run_that_is_resumed_has_neither_doubles_nor_gaps(tmp_path, mine, seco
     launch(experiment(), whole, Execution(track=(mine,)))
 
     def stop(history, rounds):
-        if history.done == 4:
+        if history.cost.done == 4:
             raise KeyboardInterrupt
 
     def die(history, rounds):
-        if history.done == 4:
+        if history.cost.done == 4:
             raise SystemExit  # no checkpoint is written: as if the process were killed
 
     with pytest.raises(KeyboardInterrupt if seconds == 0 else SystemExit):
@@ -151,9 +151,9 @@ def test_a_tracker_that_fails_is_left_out_and_the_run_ends_as_without(tmp_path, 
     out = tmp_path / "a"
 
     def leave(history, rounds):
-        if history.done == 3:
+        if history.cost.done == 3:
             (out / "away").touch()
-        if history.done == 5:
+        if history.cost.done == 5:
             (out / "away").unlink()
 
     summary = launch(experiment(), out, Execution(track=(mine,), progress=leave))
@@ -165,7 +165,7 @@ def test_a_tracker_that_fails_is_left_out_and_the_run_ends_as_without(tmp_path, 
 
 def test_an_interrupted_run_is_sent_whole_to_another_tracker_and_a_finished_one_is_not(tmp_path, mine, capsys):
     def stop(history, rounds):
-        if history.done == 4:
+        if history.cost.done == 4:
             raise KeyboardInterrupt
 
     out = tmp_path / "a"
@@ -238,7 +238,7 @@ def curves(folder):
 
 def test_tensorboard_reads_the_whole_run(tmp_path):
     def stop(history, rounds):
-        if history.done == 4:
+        if history.cost.done == 4:
             raise KeyboardInterrupt
 
     out = tmp_path / "a"
@@ -266,7 +266,7 @@ def test_a_real_mlflow_server_has_every_round_once(tmp_path, mlflow_server, monk
     start()
 
     def interrupt(history, rounds):
-        if history.done == 4:
+        if history.cost.done == 4:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

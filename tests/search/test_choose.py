@@ -73,7 +73,7 @@ def test_an_interrupted_choice_goes_on_to_the_same_end(tmp_path):
     rounds = []
 
     def stop(history, count):
-        rounds.append(history.done)
+        rounds.append(history.cost.done)
         if len(rounds) == 30:
             raise KeyboardInterrupt
 
@@ -151,7 +151,7 @@ def test_a_solved_model_is_the_same_whatever_the_rounds_and_the_budget_of_a_race
         arena_run = fit(PartialPooling(), data, default_model(data, "linear"), rounds=20)
         rounds.add(standing.trained)
         thetas.append(arena_run.theta(position=0))
-        assert arena_run.history.done == standing.trained < 20  # it has converged
+        assert arena_run.history.cost.done == standing.trained < 20  # it has converged
     assert torch.equal(*thetas)
     assert len(rounds) == 1
 
@@ -169,7 +169,7 @@ def test_trees_are_chosen_where_targets_jump_and_leave_early_where_they_do_not(m
     assert jumps.winner.candidate.name == name
     trees = jumps.winner.trained
     assert trees > 60  # it went on after it had been compared
-    assert jumps.refits["kin"].history.done == jumps.run.history.select("mixed") + 1  # as many as validation chose
+    assert jumps.refits["kin"].history.cost.done == jumps.run.history.select("mixed") + 1  # as many as validation chose
     line = choose(Federation.from_arrays(x, x.sum(1) + client / 6 + noise, client), **how)
     assert line.winner.candidate.method_name == "partial-pooling"
     assert next(row for row in line.standings if row.candidate.name == name).trained < trees

@@ -166,8 +166,8 @@ def test_gains_are_paired_by_client_and_averaged_over_folds():
     assert standing("x", [1.0]).gain_over(standing("local", [0.5]))[1] == np.inf
 
 
-def history(curves, task, every=1):
-    made = History(("a", "b"), task, every)
+def history(curves, task):
+    made = History(("a", "b"), task)
     for t, values in enumerate(zip(*curves.values(), strict=True)):
         made.rounds.append(t)
         made.scores.append(
@@ -187,9 +187,8 @@ def test_a_validation_score_is_that_of_the_preferred_model_in_its_best_round():
     assert read_validation(scores, until=2).tolist() == pytest.approx([0.6, 0.6])
     errors = history({"own": own}, Regression())
     assert read_validation(errors, until=8).tolist() == pytest.approx([0.0, 0.0])
-    assert np.isnan(
-        read_validation(replace(scores, selection=Selection("loss")), until=8)
-    ).all()  # there are no such scores
+    scores.selector.selection = Selection("loss")
+    assert np.isnan(read_validation(scores, until=8)).all()  # there are no such scores
 
 
 def test_of_rounds_with_equal_accuracy_the_one_with_the_lowest_loss_is_selected():

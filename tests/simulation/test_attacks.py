@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_map
 from kinfed import SGD, Federation, Graph, Training, UsageError, fit
 from kinfed.cli import main
 from kinfed.core.model import Model
+from kinfed.core.summary import score_models
 from kinfed.core.tasks import Classification, Regression
 from kinfed.methods import METHODS, SFL, FedAMP, FedAvg, FedRep, Local
 from kinfed.simulation.attacks import ATTACKS, Backdoor, LabelFlip, Noise, Poison
@@ -209,7 +210,7 @@ def runs(method, attack=None, **settings):
 def test_nobody_attacking_is_the_clean_run_bit_for_bit(attack):
     clean, other = runs(FedAvg()), runs(FedAvg(), attack(share=0.0))
     assert torch.equal(clean.history.models["theta"], other.history.models["theta"])
-    assert clean.history.summary() == other.history.summary()
+    assert score_models(clean.history) == score_models(other.history)
     assert other.summary.attackers == []
 
 
@@ -218,7 +219,7 @@ def test_an_attack_changes_the_others_models_unless_nothing_is_shared(attack):
     clean, other = runs(FedAvg()), runs(FedAvg(), attack(share=0.3))
     assert not torch.equal(clean.history.models["theta"], other.history.models["theta"])
     clean, other = runs(Local()), runs(Local(), attack(share=0.3))
-    honest = other.history.honest
+    honest = other.history.selector.honest
     assert int(honest.sum()) == 4
     for one, another in zip(clean.history.scores, other.history.scores, strict=True):
         for key, values in one.items():
@@ -243,14 +244,14 @@ def test_methods_are_attacked_by_examples_and_by_uploads_or_says_why_not(name):
 
 def test_attackers_have_no_say_in_what_is_selected_and_no_part_in_honest_scores():
     run = runs(Local(), LabelFlip(share=0.5))
-    history, honest = run.history, run.history.honest
+    history, honest = run.history, run.history.selector.honest
     accuracy = history.curve("own", "validation", "accuracy")
     accuracy[:, ~honest] = torch.tensor([1.0, 0.0, 0.0, 0.0]).double()[:, None]  # the first round would win by far
     accuracy[:, honest] = torch.tensor([0.0, 0.1, 0.3, 0.2]).double()[:, None]
     for t, values in enumerate(accuracy):
         history.scores[t]["own", "validation", "accuracy"] = values
     assert history.select("own") == 2
-    assert history.summary()["own"]["validation"] == pytest.approx(0.3)
+    assert score_models(history)["own"]["validation"] == pytest.approx(0.3)
     found = run.summary
     test = torch.tensor(found.clients.scores["own"])
     assert found.scores["own"]["mean"] == pytest.approx(float(test.mean()))
@@ -263,7 +264,7 @@ def test_a_resumed_run_is_attacked_by_the_same_clients(tmp_path):
     whole = runs(FedAvg(), Noise(share=0.4))
 
     def stop(history, rounds):
-        if history.done == 2:
+        if history.cost.done == 2:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

@@ -132,7 +132,7 @@ def test_the_price_is_that_of_the_gaussian_mechanism_once_a_round(epsilon, round
 def test_who_takes_part_less_spends_less_and_a_draw_makes_no_round_cheaper():
     run = train(rounds=6, participation=0.5)
     assert run.privacy["noise"][0] == train(rounds=6).privacy["noise"][0]
-    spent = dict(zip(run.history.taken, run.privacy["spent"], strict=True))
+    spent = dict(zip(run.history.cost.taken, run.privacy["spent"], strict=True))
     assert sorted(spent.values()) == [spent[count] for count in sorted(spent)]
     assert max(spent.values()) <= 8.0
 

@@ -154,7 +154,7 @@ def test_a_run_that_was_paused_goes_on_with_its_noise_and_its_ledger(tmp_path):
     resumed = train(rounds=4, folder=tmp_path)
     assert torch.equal(straight.history.models["theta"], resumed.history.models["theta"])
     assert straight.privacy == resumed.privacy
-    assert resumed.history.taken == [4] * len(SIZES)
+    assert resumed.history.cost.taken == [4] * len(SIZES)
 
 
 def test_another_budget_is_another_run(tmp_path):
@@ -167,7 +167,7 @@ def test_another_budget_is_another_run(tmp_path):
 
 def test_who_takes_part_less_spends_less():
     run = train(kinfed.FedAvg(), rounds=6, participation=0.5)
-    taken, spent = run.history.taken, run.privacy["spent"]
+    taken, spent = run.history.cost.taken, run.privacy["spent"]
     assert sum(taken) == 12
     assert len({*taken}) > 1
     for i, count in enumerate(taken):

@@ -177,7 +177,7 @@ def test_a_run_that_fails_keeps_its_last_good_round_and_goes_on_from_there(tmp_p
         module,
         rounds=5,
         folder=tmp_path,
-        execution=Execution(progress=lambda history, _: seen.append(history.done)),
+        execution=Execution(progress=lambda history, _: seen.append(history.cost.done)),
     )
     assert seen == [4, 5]
     assert torch.equal(again.history.models["theta"], whole.history.models["theta"])

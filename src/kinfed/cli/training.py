@@ -90,11 +90,11 @@ class Bar:
 
     def update(self, history: History, rounds: int) -> None:
         """Show a run's progress."""
-        status = f"{self._name}round {history.done} of {rounds}"
+        status = f"{self._name}round {history.cost.done} of {rounds}"
         if history.rounds:
             split, metric, mean = history.tell_last()
             status += f", {split} {metric} {mean:.3f}"
-        self._bar.update(self._task, completed=history.done, total=rounds, description=status)
+        self._bar.update(self._task, completed=history.cost.done, total=rounds, description=status)
         self._log(status)
 
     def _log(self, status: str) -> None:

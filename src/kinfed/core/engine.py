@@ -15,7 +15,7 @@ from ..interrupts import defer_signals
 from .field_checks import CountOrZero, In, Settings, check
 from .fleet import Fleet, Reduced, is_finite
 from .graph import NeighbourLists, Relation
-from .history import History
+from .history import Recorder
 from .method import Method, Roster, measure_updates
 from .mixins import Lists, Solves, reduce_uploads
 from .private.private_sums import check_masks, protects_clients, sum_privately
@@ -105,17 +105,18 @@ class Rounds:
         """How many rounds are trained before the run ends or pauses."""
         return self.until or self.count
 
-    def go_on(self, begin: int, history: History, roster: Roster, share: float) -> Iterator[int]:
+    def go_on(self, begin: int, recorder: Recorder, roster: Roster, share: float) -> Iterator[int]:
         """The rounds from `begin` on, as long as training goes on; a `share` of the clients takes part in each."""
         steps = share * int(roster.training.count_steps(roster.sizes).min()) if self.patience else 0.0
         for round in range(begin, self.last):
-            if round * steps >= STEPS and self._is_over(round, history):
+            if round * steps >= STEPS and self._is_over(round, recorder):
                 return
             yield round
 
-    def _is_over(self, done: int, history: History) -> bool:
+    def _is_over(self, done: int, recorder: Recorder) -> bool:
         """Whether after so many rounds validation has stopped improving; a run's last round is evaluated."""
-        history.settle()
+        recorder.settle()
+        history = recorder.history
         scored = history.rounds[-1:] == [done - 1]
         return scored and done - 1 - history.select(history.preference) > max(LEAST, self.patience * done)
 
@@ -153,7 +154,7 @@ def run(
     method: Method,
     roster: Roster,
     fleet: Fleet,
-    history: History,
+    recorder: Recorder,
     *,
     rounds: int | Rounds,
     participation: float | Participation = 1.0,
@@ -173,12 +174,13 @@ def run(
     full, late = roster, latecomers(roster.seed, roster.tags, drawn.late)
     here = full.others(late) if begin <= drawn.joins else full.everyone  # [n] who has joined, in the server's order
     roster = full.part(here) if len(here) < len(full) else full
-    history.selection = _select_by(history.selection, solver := Solves.from_method(method), roster.training)
+    selector, solver = recorder.history.selector, Solves.from_method(method)
+    selector.selection = _select_by(selector.selection, solver, roster.training)
     if begin == 0:
         server = _start(method, roster)
     elif begin >= drawn.joins and solver.is_solved(server):
         return server
-    for round in rounds.go_on(begin, history, full, drawn.share):
+    for round in rounds.go_on(begin, recorder, full, drawn.share):
         full, roster = replace(full, round=round), replace(roster, round=round)
         with _server(method, round):
             if round == drawn.joins and len(late):
@@ -190,7 +192,7 @@ def run(
         replied, uploads = fleet.train(round, here[requested], sent)
         if not len(replied):  # no client replied: the round is skipped
             with defer_signals():
-                history.add(round, down, size(uploads))
+                recorder.add(round, down, size(uploads))
                 after(round, server)
             continue
         cohort = torch.searchsorted(here, replied)
@@ -200,7 +202,7 @@ def run(
             server, given = _aggregate(method, records, roster, server, cohort, sent, uploads, written)
             evaluation = relation = diagnostics = None
             solved = solver.is_solved(server) and round + 1 >= drawn.joins
-            if solved or history.is_due(round, rounds.last):
+            if solved or recorder.is_due(round, rounds.last):
                 with _server(method, round):
                     prospect, relation = _outlook(method, full, roster, here, server, cohort)
                 evaluation = fleet.evaluate(round, full.everyone, prospect)
@@ -208,14 +210,13 @@ def run(
                 diagnostics = {name: full.note(here, value) if value.ndim else value for name, value in notes.items()}
                 relation = records.check_relation(round, relation)
             with defer_signals():  # an interruption comes before the round or after it
-                history.count_rounds(replied)
-                history.add(round, down, _count_bytes(uploads), evaluation, relation, diagnostics, examples)
+                recorder.add(round, down, _count_bytes(uploads), evaluation, relation, diagnostics, examples, replied)
                 written.settle()
                 after(round, server)
         if solved:
             break
     full.memo.clear()
-    history.settle()
+    recorder.settle()
     return server
 
 

@@ -31,7 +31,7 @@ class Reduced(NamedTuple):
 class Fleet(Protocol):
     """All clients, wherever they run. Results come in the order of the cohort's ids.
 
-    An evaluation may be a function to call for it when the next round is over, see `History`.
+    An evaluation may be a function to call for it when the next round is over, see `Recorder`.
     """
 
     names: Sequence[str]

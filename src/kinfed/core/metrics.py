@@ -21,6 +21,16 @@ def weighted_mean(values: Tensor, weight: Tensor) -> Tensor:
     return (values * weight).sum() / positive(weight.sum())
 
 
+def mean_over_clients(values: Tensor, metric: str) -> float:
+    """The mean of clients' scores: [N] without NaN.
+
+    Of root mean squared errors it is the root of the clients' mean squared error, so the square of `rmse` is `mse`.
+    """
+    values = values.double()
+    rooted = metric.partition("@")[0] == "rmse"
+    return float(values.square().nanmean().sqrt() if rooted else values.nanmean())
+
+
 def positive(total: Tensor) -> Tensor:
     """The sums of weights, total: [...], as divisors: 1 in place of 0, which sums of nothing are divided by."""
     return torch.where(total > 0, total, 1)

@@ -4,6 +4,12 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+import torch
+from torch import Tensor
+
+from .metrics import mean_over_clients
+from .tasks import Task, is_higher_better
+
 
 class Selection(NamedTuple):
     """By which validation score a round and a kind of model are selected, unless these are given."""
@@ -12,6 +18,37 @@ class Selection(NamedTuple):
     keep: str = ""  # the kind of model that is kept; "": the one that validation prefers
     last: bool = False  # whether the last round is the answer, as of a solver
     unseen: bool = False  # whether scores select nothing, as under privacy, where they have no price
+
+
+class Selector:
+    """By which score, and over which clients, the rounds of a run are selected."""
+
+    def __init__(self, task: Task) -> None:
+        self.task, self.selection = task, Selection()
+        self.honest: Tensor | slice = slice(None)  # [N] bool: False on attackers, who are ignored; a slice of all
+        self._means: dict[tuple[int, str], tuple[Tensor, float]] = {}  # by a tensor's id: with it, the id stays its
+
+    @property
+    def score(self) -> str:
+        """The name of the validation score that selects rounds and models."""
+        return self.selection.by or getattr(self.task, "selects", "") or self.task.metric
+
+    @property
+    def higher_is_better(self) -> bool:
+        """Whether that score is better if it is higher."""
+        return is_higher_better(self.task, self.score)
+
+    def mask(self, values: Tensor) -> Tensor:
+        """[..., N] values, with NaN for attackers."""
+        return values if isinstance(self.honest, slice) else values.masked_fill(~self.honest, torch.nan)
+
+    def mean(self, values: Tensor | None, score: str) -> float:
+        """The mean over clients of a score: [N], NaN without it; it is worked out once, as every round asks."""
+        if values is None:
+            return math.nan
+        if (id(values), score) not in self._means:
+            self._means[id(values), score] = values, mean_over_clients(self.mask(values), score)
+        return self._means[id(values), score][1]
 
 
 def select_round(

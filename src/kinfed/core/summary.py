@@ -10,12 +10,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from torch import Tensor
+
 from ..errors import UsageError
 from ..files import to_json
 from .history import History
+from .metrics import ALWAYS, BY_CLASS, RECALL, mean_over_clients
 from .tasks import Task, unit_of
 
-Scores = dict[str, dict[str, float]]  # of each named model: `mean`, `std` and more, see History.summary
+Scores = dict[str, dict[str, float]]  # of each named model: `mean`, `std` and more, see `score_models`
 TIMES, FEW = 10, 20  # an extreme error is so many times the median; one client in so many, or one, may have such
 
 
@@ -70,6 +73,16 @@ class ClientScores:
     names: list[str]
     scores: dict[str, list[float]]  # in the metric
     selecting: dict[str, list[float | None]] | None = None  # the score that selected, if it is not the metric
+
+    @classmethod
+    def from_history(cls, history: History) -> "ClientScores":
+        """Those at the round that validation selects for each model; None for a client without the selecting one."""
+        names, by = history.named_models, history.selector.score
+        scores = {name: history.test(name).tolist() for name in names}
+        if by == history.task.metric:
+            return cls(names=list(history.names), scores=scores)
+        selecting = {n: [None if math.isnan(v) else v for v in history.test(n, by).tolist()] for n in names}
+        return cls(names=list(history.names), scores=scores, selecting=selecting)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,16 +172,16 @@ class Summary:
         **others: Any,
     ) -> "Summary":
         """The summary of a history; `recall` is as of `recall_by_class`, `others` are further fields."""
-        task, facts = history.task, dict(recall or {})
+        task, by, facts = history.task, history.selector, dict(recall or {})
         warned = [*facts.pop("warnings", ()), *warnings]
         values: dict[str, Any] = {
-            "rounds": history.done,
+            "rounds": history.cost.done,
             "metric": Metric.from_task(task),
             "selection": Selection(
-                chosen=history.chosen, by=history.selects, higher_is_better=history.selects_highest, caution=caution
+                chosen=history.chosen, by=by.score, higher_is_better=by.higher_is_better, caution=caution
             ),
-            "scores": history.summary(),
-            "by_client": ClientScores(names=list(history.names), **history.clients_scores()),
+            "scores": score_models(history),
+            "by_client": ClientScores.from_history(history),
             "recall": Recall(**facts) if facts else None,
             "data": dataclasses.replace(data, task=_describe_task(task)),
         }
@@ -277,6 +290,74 @@ class Summary:
                     raise UsageError(
                         f"{where} is not a run's summary: its '{key}' have no '{lacking[0]}' of model '{name}'"
                     )
+
+
+def score_models(history: History, attacked: bool = False) -> Scores:
+    """Per named model: its test metric over clients (see `spread`), and the means of the task's other test metrics.
+
+    Also the selected round (from 1) and its validation, or if the run was `attacked` the success of a backdoor; then
+    all are over honest clients only.
+    """
+    result, selector = {}, history.selector
+    for name in history.named_models:
+        scores, values = history.scores[history.place(name)], history.test(name)
+        if attacked:
+            others: dict[str, float] = {}
+            if (triggered := scores.get((name, "triggered", history.task.metric))) is not None:
+                others["success"] = float(selector.mask(triggered).double().nanmean())
+            values = selector.mask(values)
+        else:
+            validation = history.validation(name)
+            others = {"round": history.select(name) + 1}
+            if validation is not None:
+                others["validation"] = selector.mean(validation, selector.score)
+        result[name] = spread(values, history.task.higher_is_better) | _mean_others(history, name) | others
+    return result
+
+
+def _mean_others(history: History, model: str) -> dict[str, float]:
+    """Means over honest clients of the test metrics other than the task's own and the loss, at the selected round.
+
+    For a metric that not every client has, such as `auc` or `r2`, `auc_clients` is the number of clients with it.
+    """
+    means: dict[str, float] = {}
+    for (name, split, metric), values in history.scores[history.place(model)].items():
+        honest = values[history.selector.honest]
+        defined = honest[~honest.isnan()]
+        excluded = metric in (history.task.metric, "loss", ALWAYS) or metric.startswith(RECALL)
+        if (name, split) != (model, "test") or excluded or not len(defined) or not defined.isfinite().all():
+            continue
+        means[metric] = mean_over_clients(defined, metric)
+        if metric in BY_CLASS or (metric.partition("@")[0] == "r2" and len(defined) < len(honest)):
+            means[f"{metric}_clients"] = len(defined)
+    return means
+
+
+def over_seeds(summaries: Sequence[dict[str, dict[str, float]]]) -> dict[str, dict[str, float]]:
+    """Means over seeds of several summaries; `std_seeds` is the deviation over seeds of the mean over clients."""
+    scores = {}
+    for name, first in summaries[0].items():
+        of_model = [summary[name] for summary in summaries]
+        shared = set[str].intersection(*map(set, of_model)) - {"round"}
+        by_seed = {key: [scores_of_seed[key] for scores_of_seed in of_model] for key in first if key in shared}
+        scores[name] = {key: statistics.fmean(values) for key, values in by_seed.items()}
+        scores[name]["std_seeds"] = statistics.stdev(by_seed["mean"]) if len(summaries) > 1 else 0.0
+    return scores
+
+
+def spread(values: Tensor, higher_is_better: bool) -> dict[str, float]:
+    """Mean and standard deviation over clients: [N], and those of the worst and best 5 and 10 % (at least one).
+
+    Clients without a score (NaN) are left out.
+    """
+    scored = values[~values.isnan()] if not values.isnan().all() else values[:1]  # NaN, where all scores stay at sites
+    ordered = scored.double().sort(descending=not higher_is_better).values
+    result = {"mean": float(ordered.mean()), "std": float(ordered.std(correction=0))}
+    for percent in (5, 10):
+        few = max(1, math.ceil(len(ordered) * percent / 100))
+        for name, part in ((f"worst{percent}", ordered[:few]), (f"best{percent}", ordered[-few:])):
+            result |= {name: float(part.mean()), f"{name}_std": float(part.std(correction=0))}
+    return result
 
 
 def _describe_task(task: Task) -> dict[str, Any]:

@@ -22,10 +22,9 @@ def check_agreement(run: TrainedRun, fleet: Simulation | Distributed) -> Trained
 
     With more than CLIENTS clients every so many of them are asked.
     """
-    models, names = run.history.kept_models, run.federation.names
+    (models, shared), names = run.history.kept, run.federation.names
     if not models:  # they are elsewhere
         return run
-    shared = run.history.shared
     ids = fleet.own_ids[:: -(-len(fleet.own_ids) // CLIENTS)]
     personal = {name: values[ids.to(values.device)] for name, values in models.items() if name not in shared}
     x, answers = fleet.answers(ids, personal, {name: models[name] for name in shared}, EXAMPLES)

@@ -138,7 +138,7 @@ class Checkpointer:
             return server
         place = {name: i for i, name in enumerate(fleet.names)}
         fleet.states.restore((torch.tensor([place[former.every_name[i]] for i in ids.tolist()]), states))
-        history.done = former.done
+        history.cost.done = former.done
         earlier = torch.tensor(sorted(place[name] for name in former.names), device=fleet.device)
         order = [former.names.index(fleet.names[i]) for i in earlier.tolist()]
         server, new = reorder(server, torch.tensor(order)), roster.others(earlier)
@@ -160,7 +160,7 @@ class Checkpointer:
         self._fleet.states.settle()  # first: an interruption between the two resumes from the former checkpoint
         how = {**self._fleet.how, **self._fixed}
         self.at = Progress(round + 1, server, (), self._before + now - self._began, how)
-        self._history.clock(round, self.at.seconds)
+        self._history.cost.clock(round, self.at.seconds)
         pause = max(self._seconds, PAUSE * self._took)
         if self._path and round + 1 < rounds and distributed.agree(now - self._saved >= pause):
             self.keep()
@@ -192,7 +192,7 @@ class Checkpointer:
 
     def _on_failure(self, problem: BaseException) -> None:
         lost_process = isinstance(problem, KeyboardInterrupt) and distributed.is_on()
-        if self._path and self._kept < self.at.done == self._history.done and not lost_process:
+        if self._path and self._kept < self.at.done == self._history.cost.done and not lost_process:
             with defer_signals():
                 self._fleet.states.undo()  # what the broken round has changed
                 self.keep()

@@ -51,7 +51,7 @@ class FinalState(NamedTuple):
         metadata = {
             "twins": json.dumps(twins),
             "history": text,
-            "parts": json.dumps(list(history.kept_models)),
+            "parts": json.dumps(list(history.kept.arrays)),
             "names": json.dumps(self.names),
             "all": json.dumps(history.names),
             "origin": "" if roster.graph is None else roster.graph.origin,
@@ -195,7 +195,7 @@ class StateFile:
         """Fill a history with the run's, models included."""
         try:
             history.restore(self._read("score.", "note.", "relation."), self._text)
-            history.kept_models = self._models(layout, history.shared)
+            history.kept = history.kept._replace(arrays=self._models(layout, history.kept.shared))
         except FOREIGN as problem:
             raise self._foreign(problem) from None
 

@@ -16,7 +16,7 @@ from torch.func import vmap
 from ..core import engine
 from ..core.engine import Participation, Rounds, check_seed
 from ..core.fleet import Fleet
-from ..core.history import History
+from ..core.history import History, Recorder
 from ..core.layout import Layout
 from ..core.method import Method
 from ..core.mixins import Explains, model_for
@@ -115,7 +115,8 @@ def fit(
     need = footprint(method, sharing.shared_layout, len(federation), participation.share, rounds, size)
     check(need, len(federation), fleet.device)
     roster = fleet.roster(federation.graph)
-    history = History(tuple(federation.names), federation.task, rounds.evaluate_every, selection=rounds.selection)
+    history = History(tuple(federation.names), federation.task)
+    history.selector.selection = rounds.selection
     all_clients = _attack_fleet(fleet, history, attack, attackers, sharing.shared_layout, seed)
     at, origin = checkpointer.resume(divided, roster, fleet, history), Explains.from_method(divided).origin_of(roster)
     execution.planned(sharing)
@@ -133,7 +134,7 @@ def fit(
             divided,
             roster,
             pace,
-            history,
+            Recorder(history, rounds.evaluate_every),
             rounds=rounds,
             participation=participation,
             groups=None if federation.groups is None else federation.groups.to(fleet.device),
@@ -146,7 +147,7 @@ def fit(
     final = checkpointer.final_state(roster, participation, rounds) if execution.keep_state else None
     took = checkpointer.at.seconds
     made = TrainedRun(method, federation, model, history, origin, seed, fleet.how, fleet.reason, took, attack, final)
-    made.privacy = fleet.describe_privacy(history.taken)
+    made.privacy = fleet.describe_privacy(history.cost.taken)
     return made if rounds.until else check_agreement(made, fleet)  # a paused run is one to go on with
 
 
@@ -220,7 +221,7 @@ def _attack_fleet(
     """The fleet with its attackers, [N] bool, at work; the history marks all others as honest."""
     if attack is None or not attackers.any():
         return fleet
-    history.honest = ~attackers
+    history.selector.honest = ~attackers
     return AttackedFleet(fleet, attack, attackers.to(fleet.device), shared, seed)
 
 
@@ -315,7 +316,6 @@ def seconds_by_round(*what: Any, execution: Execution, **how: Any) -> list[float
     times = [time.perf_counter()]
 
     def tick(history: History, rounds: int) -> None:
-        history.settle()
         times.append(time.perf_counter())
 
     fit(*what, execution=replace(execution, progress=tick), **how)

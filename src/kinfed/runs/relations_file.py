@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from ..core.graph import NeighbourLists
 from ..core.history import History
@@ -75,11 +76,12 @@ def write_relations(history: History, path: Path, origin: str, layers: list[str]
     rounded to float16, and `selected: [N, N]` or [L, N, N] is the exact relation of that round. If they take more than
     `WRITTEN` bytes, only the selected round's relation is written.
     """
-    rounds, relations = history.rounds, history.relations
-    at, labels = history.place(), {"origin": np.array(origin), "clients": np.array(history.names)}
-    if lists := history.lists:
+    rounds, at = history.rounds, history.place()
+    labels = {"origin": np.array(origin), "clients": np.array(history.names)}
+    if lists := [relation for relation in history.relations if isinstance(relation, NeighbourLists)]:
         _write_lists(path, lists, rounds, at, labels, layers)
         return
+    relations = [relation for relation in history.relations if isinstance(relation, Tensor)]
     size = sum(4 * relation.numel() for relation in relations)
     if size > WRITTEN:
         rounds, relations = [rounds[at]], [relations[at]]

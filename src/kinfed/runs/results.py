@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..core.graph import Origin
-from ..core.history import KINDS, History, over_seeds
+from ..core.history import KINDS, History
 from ..core.mixins import exporter
 from ..core.round_selection import select_model
-from ..core.summary import Provenance, Summary
+from ..core.summary import Provenance, Summary, over_seeds
 from ..core.tasks import Classification
 from ..data.datasets.your_files import display_name
 from ..errors import UsageError, log_failure, note_failure
@@ -96,7 +96,7 @@ def write_run(
             with _picture(folder.path / "targets.png") as picture:
                 if targets := federation.targets():
                     charts.targets_by_client([values.numpy() for values in targets], names, picture)
-        draw_history(run.history, run.origin, layers, folder, federation.groups, caution)
+        draw_history(run.history, run.origin, layers, folder, federation.groups, caution, summary.attackers)
         draw_recall(summary, folder)
     identity = identify(table, summary.seed, folder)
     kept = run if refit is None else refit
@@ -138,7 +138,7 @@ def _write_examples(run: TrainedRun, folder: RunFolder, standard: Sequence[Basel
         folder.write_errors(errors)
     if standard:
         write_baselines(folder, standard)
-    if run.history.kept_models and isinstance(run.federation.task, Classification):
+    if run.history.kept.arrays and isinstance(run.federation.task, Classification):
         folder.write_confusion(run.confusion(), list(run.federation.names), run.federation.class_names)
 
 
@@ -222,19 +222,16 @@ def draw_history(
     folder: RunFolder,
     groups: Tensor | None = None,
     caution: str = "",
+    attackers: Sequence[str] = (),
 ) -> None:
     """Draw a run's scores and its relation; `caution` says why its scores are not a fair estimate."""
-    names, metric, out = list(history.names), history.task.metric, folder.path
+    names, metric, out = _mark_attackers(history.names, attackers), history.task.metric, folder.path
     split = "validation" if (history.headline, "validation", metric) in history.scores[0] else "test"
-    curves = {name: history.curve(name, split, metric).numpy() for name in history.named_models}
+    curves = {name: history.selector.mask(history.curve(name, split, metric)).numpy() for name in history.named_models}
     rounds = np.array(history.rounds) + 1
     selected = {name: history.select(name) + 1 for name in history.named_models}
-    prefix, honest = "LEAKING " if caution else "", ""
-    if history.honest is not None:
-        attacking = ~history.honest.numpy()
-        curves = {name: np.where(attacking, np.nan, curve) for name, curve in curves.items()}
-        names = _mark_attackers(names, [name for name, attacks in zip(names, attacking, strict=True) if attacks])
-        prefix, honest = prefix + "attacked ", "honest clients' "
+    prefix = ("LEAKING " if caution else "") + ("attacked " if attackers else "")
+    honest = "honest clients' " if attackers else ""
     with _picture(out / f"{metric}-by-round.png") as picture:
         what = f"{prefix}{honest}{split} {metric}"
         charts.accuracy_by_round(rounds, curves, what, picture, selected, kinds=KINDS)
@@ -242,7 +239,8 @@ def draw_history(
         scores = {name: history.test(name).numpy() for name in history.named_models}
         others = _read_local_scores(folder, history.names, metric)
         charts.accuracy_by_client(scores, names, f"{prefix}test {metric}", picture, others, KINDS)
-    if isinstance(relation := history.relation, Tensor):  # lists are of too many clients for a picture
+    relation = history.relations[history.place()] if history.kept_relations else None
+    if isinstance(relation, Tensor):  # lists are of too many clients for a picture
         hidden = None if groups is None else groups.numpy()
         with _picture(out / "relation.png") as picture:
             heatmaps.relation_heatmap(relation.numpy(), names, prefix + origin, picture, groups=hidden, layers=layers)

@@ -71,8 +71,8 @@ def write_scores(history: History, path: Path, caution: str = "") -> None:
 
 def write_cost(history: History, path: Path) -> None:
     """Write one line for each evaluated round (from 1): what the run had taken by then, see `Spent`."""
-    seconds = ["" if spent.seconds is None else f"{spent.seconds:.3f}" for spent in history.spent]
-    lines = ([s.round + 1, *s[1:-1], took] for s, took in zip(history.spent, seconds, strict=True))
+    seconds = ["" if spent.seconds is None else f"{spent.seconds:.3f}" for spent in history.cost.spent]
+    lines = ([s.round + 1, *s[1:-1], took] for s, took in zip(history.cost.spent, seconds, strict=True))
     _write(path, Spent._fields, lines)
 
 

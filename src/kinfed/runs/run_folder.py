@@ -239,10 +239,10 @@ class RunFolder:
         of a method that exports models in its own way; `identity` is that of the run's summary.
         """
         layout, owned = model.layout, defaultdict[str, dict[str, Tensor]](dict)
-        if history.kept_models:
+        if history.kept.arrays:
             owned[ALL] |= model.frozen
-        for part, values in history.kept_models.items():
-            shared = part in history.shared
+        for part, values in history.kept.arrays.items():
+            shared = part in history.kept.shared
             for name, values_of in zip([ALL] if shared else history.names, [values] if shared else values, strict=True):
                 owned[name] |= (
                     layout.tensors(values_of)
@@ -366,7 +366,7 @@ class RunFolder:
     def write_history(self, history: History, origin: str, layers: list[str], caution: str = "") -> None:
         """Write scores, diagnostics and relations; `caution` says why the scores are not a fair estimate."""
         round_tables.write_scores(history, self.history, caution)
-        if history.examples:
+        if history.cost.examples:
             round_tables.write_cost(history, self.cost)
         if any(history.diagnostics):
             round_tables.write_diagnostics(history, self.diagnostics)

@@ -92,8 +92,7 @@ def of_examples(task: Task, outputs: Tensor, y: Tensor, importance: Sequence[Ten
 
 def intervals(history: History) -> dict[str, dict[str, Any]]:
     """The interval of each named model's mean over the clients that are no attackers, as a summary has it."""
-    honest = slice(None) if history.honest is None else history.honest
-    scores = {name: history.test(name)[honest].numpy() for name in history.named_models}
+    scores = {name: history.test(name)[history.selector.honest].numpy() for name in history.named_models}
     return {name: interval(values).to_dict() for name, values in scores.items() if not np.isnan(values).all()}
 
 

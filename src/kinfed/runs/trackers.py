@@ -174,16 +174,15 @@ def numbers_of(history: History, t: int) -> dict[str, float]:
     """
     numbers: dict[str, float] = {}
     for (model, split, metric), values in history.scores[t].items():
-        values = values if history.honest is None else values.masked_fill(~history.honest, math.nan)
         named = history.names if metric == history.task.metric else ()
-        numbers |= _over_clients(f"{split}/{metric}/{model}", values, named)
+        numbers |= _over_clients(f"{split}/{metric}/{model}", history.selector.mask(values), named)
     for note, values in history.diagnostics[t].items():
         name = f"note/{note}"
         numbers |= _over_clients(name, values, history.names) if values.ndim else {name: float(values)}
     relation = _relation(history, t)
     if relation is not None and not (relation < 0).any():
         numbers["relation/entropy"] = float(row_entropy(relation).nanmean())
-    for spent in (cost for cost in history.spent if cost.round == history.rounds[t]):
+    for spent in (cost for cost in history.cost.spent if cost.round == history.rounds[t]):
         amounts = {key: value for key, value in spent._asdict().items() if value is not None and key != "round"}
         numbers |= {f"spent/{key}": value for key, value in amounts.items()}
     return {name: value for name, value in numbers.items() if math.isfinite(value)}
@@ -205,7 +204,8 @@ def _over_clients(name: str, values: Tensor, names: Sequence[str]) -> dict[str, 
 
 def _relation(history: History, t: int) -> Tensor | None:
     """[N, N] or [L, N, N] who learned from whom in an evaluated round."""
-    return history.relations[t] if t < len(history.relations) else None
+    relation = history.relations[t] if t < len(history.kept_relations) else None
+    return relation if isinstance(relation, Tensor) else None
 
 
 @contextmanager

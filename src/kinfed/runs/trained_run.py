@@ -18,7 +18,7 @@ from ..core.metrics import calibration_errors
 from ..core.mixins import Predicts, export, leak
 from ..core.model import Model
 from ..core.sharing import Sharing
-from ..core.summary import DataFacts, RunCost, Summary
+from ..core.summary import DataFacts, RunCost, Summary, score_models
 from ..core.tasks import TASKS, Classification, Counts, Forecasting, Regression
 from ..core.trees import Tree
 from ..data.federation import Federation
@@ -61,9 +61,8 @@ class TrainedRun(Run):
     privacy: dict[str, Any] | None = None  # what uploads may reveal, and cost by client; None without a limit
 
     def __repr__(self) -> str:
-        return (
-            f"TrainedRun({self.method}, {len(self.federation)} clients, {self.history.done} rounds, seed {self.seed})"
-        )
+        rounds = self.history.cost.done
+        return f"TrainedRun({self.method}, {len(self.federation)} clients, {rounds} rounds, seed {self.seed})"
 
     @property
     def executor(self) -> str:
@@ -77,7 +76,8 @@ class TrainedRun(Run):
 
     @property
     def relation(self) -> Relation | None:
-        return self.history.relation
+        history = self.history
+        return history.relations[history.place()] if history.kept_relations else None
 
     @property
     def names(self) -> list[str]:
@@ -135,7 +135,7 @@ class TrainedRun(Run):
         """What `score_examples`, of classes `confusion`, and of numbers `errors` return."""
         task, federation, model = self.federation.task, self.federation, self.architecture
         rows = federation.rows[split]
-        if not self.history.kept_models or not any(map(len, rows)):
+        if not self.history.kept.arrays or not any(map(len, rows)):
             return [], None, []
         device, plain = model.theta.device, not isinstance(self.method, Predicts)
         x, y, names = federation.x, federation.y, self.names
@@ -146,7 +146,7 @@ class TrainedRun(Run):
             return torch.cat([apply(x[part].to(place)).cpu() for part in at.split(BLOCK)])
 
         with torch.no_grad():
-            if plain and "theta" in self.history.shared:  # one model for all clients
+            if plain and "theta" in self.history.kept.shared:  # one model for all clients
                 outputs_of = [outputs(torch.cat(list(rows)), 0)]
             else:
                 outputs_of = [outputs(at, i) for i, at in enumerate(rows)]
@@ -201,7 +201,7 @@ class TrainedRun(Run):
     @cached_property
     def standard_baselines(self) -> tuple[list[Baseline], list[str]]:
         """The standard models on this run's federation, with the score that selects, and what was left out."""
-        return standard_baselines(self.federation, self.history.selects)
+        return standard_baselines(self.federation, self.history.selector.score)
 
     @property
     def examples(self) -> TestedExamples | None:
@@ -218,9 +218,9 @@ class TrainedRun(Run):
     def by_client(self) -> Tested:
         history, names = self.history, self.names
         means = dict(zip(names, history.test(history.chosen).tolist(), strict=True))
-        honest = [True] * len(names) if history.honest is None else history.honest.tolist()
-        attackers = {name for name, is_honest in zip(names, honest, strict=True) if not is_honest}
-        return Tested.from_means(means, self.examples, attackers, bool(leak(self.method) or self.federation.caution))
+        return Tested.from_means(
+            means, self.examples, self._attackers, bool(leak(self.method) or self.federation.caution)
+        )
 
     def reweighted_accuracy(self) -> Tensor:
         """[N] accuracy of each client's model on all clients' test examples, weighted by its shares of labels.
@@ -274,7 +274,7 @@ class TrainedRun(Run):
     def summary(self) -> Summary:
         history, task, federation = self.history, self.federation.task, self.federation
         cautions = [why for why in (leak(self.method), federation.caution) if why]
-        scores = {name: score | self._score_pooled(name) for name, score in history.summary().items()}
+        scores = {name: score | self._score_pooled(name) for name, score in score_models(history).items()}
         recall = {}
         if isinstance(task, Classification) and task.by_class:
             counts = federation.class_counts(["test"], weighted=True).cpu()
@@ -294,7 +294,7 @@ class TrainedRun(Run):
             recall=recall,
             attack=self._describe_attack(),
             privacy=self.privacy,
-            sharing=self.sharing.summary(history.bytes_down, history.bytes_up, history.done),
+            sharing=self.sharing.summary(history.cost.bytes_down, history.cost.bytes_up, history.cost.done),
             caution="; ".join(cautions),
             warnings=[SCALED] if self.privacy and federation.scale else [],
             data=DataFacts(
@@ -308,22 +308,28 @@ class TrainedRun(Run):
             cost=RunCost(
                 parameters=self.architecture.layout.parameters,
                 seconds=round(self.seconds, 3),
-                bytes_up=history.bytes_up,
-                bytes_down=history.bytes_down,
+                bytes_up=history.cost.bytes_up,
+                bytes_down=history.cost.bytes_down,
                 reason=self.reason,
                 **self.how,
             ),
         )
 
+    @property
+    def _attackers(self) -> list[str]:
+        """The names of the clients that attack."""
+        names = self.federation.names
+        lie = [] if self.attack is None else self.attack.attackers(names, self.seed).nonzero().flatten().tolist()
+        return [names[i] for i in lie]
+
     def _describe_attack(self) -> dict[str, Any] | None:
         if self.attack is None:
             return None
-        attackers = self.attack.attackers(self.federation.names, self.seed).tolist()
         return {
             "name": type(self.attack).__name__,
             **asdict(self.attack),
-            "attackers": [name for name, lies in zip(self.federation.names, attackers, strict=True) if lies],
-            "scores": self.history.under_attack(),
+            "attackers": self._attackers,
+            "scores": score_models(self.history, attacked=True),
         }
 
     def _quality(self) -> dict[str, Any] | None:

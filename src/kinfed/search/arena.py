@@ -111,9 +111,9 @@ class Arena:
 
     def history(self, entry: Entry) -> History:
         """The scores of a run so far; no rounds if it has not begun."""
-        every = plan_rounds(self.rounds, entry.candidate.own_rounds).evaluate_every
         selection = self.rounds.selection._replace(last=entry.candidate.is_solved)
-        history = History(tuple(self.federation.names), self.federation.task, every, selection=selection)
+        history = History(tuple(self.federation.names), self.federation.task)
+        history.selector.selection = selection
         path = RunFolder(self.place(*entry)).checkpoint
         if path.exists():
             checkpoint.read_scores(path, history)
@@ -127,7 +127,7 @@ class Arena:
         """Whether a run has come so far already."""
         candidate, fold = entry
         last = plan_rounds(self.rounds, candidate.own_rounds, candidate.reach(until, self.rounds)).last
-        return self.history(Entry(candidate, fold)).done >= last
+        return self.history(Entry(candidate, fold)).cost.done >= last
 
     def advance(
         self, entries: Sequence[Entry], until: int, on_begin: Callable[[Entry], None] = lambda entry: None

@@ -117,7 +117,7 @@ class Choice:
             "candidate": self.winner.candidate.name,
             "budget": self.budget,
             "training_rounds": self.trained,
-            "refit_rounds": sum(run.history.done for run in self.refits.values()),
+            "refit_rounds": sum(run.history.cost.done for run in self.refits.values()),
             "folds": self.folds,
             "ranking": self.ranking(),
             "keep_own_model": kept["local"],
@@ -476,7 +476,7 @@ def _take_best(standings: Sequence[Standing], rounds: int, left: int) -> list[St
 
 def _count_rounds(standing: Standing, arena: Arena, folds: int) -> list[int]:
     """How many rounds a candidate has trained on each fold, or draw."""
-    return [arena.history(Entry(standing.candidate, fold)).done for fold in range(max(folds, DRAWS))]
+    return [arena.history(Entry(standing.candidate, fold)).cost.done for fold in range(max(folds, DRAWS))]
 
 
 def _compare_again(solved: Sequence[Standing], arena: Arena, advance: Advance) -> None:
@@ -552,7 +552,7 @@ def _judge(
         winner.candidate.title or method,
         Metric.from_task(run.federation.task),
         [merge_tested({"kin": run, **bases}, answers)],
-        floor([[*baselines, *standard]], highest, run.history.selects_highest),
+        floor([[*baselines, *standard]], highest, run.history.selector.higher_is_better),
         candidates=candidates,
         saved=" and ".join(method if kind == "kin" else kind for kind in sorted({*answers.values()})),
     )

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..core.history import over_seeds
 from ..core.round_selection import select_model
+from ..core.summary import over_seeds
 from ..data.federation import Federation
 from ..errors import UsageError, log_failure
 from ..plots.drawing import Array, scale_metric, with_unit

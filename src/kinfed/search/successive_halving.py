@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -270,8 +271,9 @@ def read_validation(history: History, until: int) -> Array:
     Of the kind of model and the round that validation prefers by then, as in a run of so many rounds.
     """
     seen = sum(round < until for round in history.rounds)
-    history = replace(history, rounds=history.rounds[:seen], scores=history.scores[:seen])
+    history = copy(history)
+    history.rounds, history.scores = history.rounds[:seen], history.scores[:seen]
     values = history.validation(history.preference)
     if values is None:
         return np.full(len(history.names), np.nan)
-    return (1.0 if history.selects_highest else -1.0) * values.double().numpy()
+    return (1.0 if history.selector.higher_is_better else -1.0) * values.double().numpy()

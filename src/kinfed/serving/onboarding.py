@@ -11,13 +11,12 @@ from torch import Tensor, nn
 
 from ..core import trees
 from ..core.graph import Graph
-from ..core.history import spread
 from ..core.method import Method, Roster
 from ..core.mixins import Admits, Extends, Predicts, exporter, join, reduce_uploads
 from ..core.model import Model
 from ..core.seeding import tags
 from ..core.sharing import Divided, unwrap
-from ..core.summary import ClientScores
+from ..core.summary import ClientScores, spread
 from ..core.tasks import Task
 from ..core.trees import Tree
 from ..data.federation import Federation

@@ -53,23 +53,24 @@ def recall_by_class(history: History, classes: Sequence[str], counts: Tensor | N
         return {}
     names = dict(enumerate(classes))
     every = torch.stack([scores[model, "test", f"{RECALL}{c}"] for c in names], 1).double()  # [N, C]
-    recall = every if history.honest is None else every[history.honest]
+    honest = history.selector.honest
+    recall = every[honest]
     has_examples = ~recall.isnan()
     rows: list[dict[str, Any]] = []
     for c, name in names.items():
         recalls = recall[has_examples[:, c], c]
         row = {"class": name, "clients": len(recalls), "recall": float(recalls.mean()) if len(recalls) else None}
         if counts is not None:
-            weights = (counts if history.honest is None else counts[history.honest])[has_examples[:, c], c].double()
+            weights = counts[honest][has_examples[:, c], c].double()
             row["examples"] = int(weights.sum())
             row["pooled"] = float(recalls @ weights / weights.sum()) if len(recalls) else None
         rows.append(row)
-    answers = history.mask_attackers(scores[model, "test", ALWAYS])
+    answers = history.selector.mask(scores[model, "test", ALWAYS])
     always: dict[str, list[str]] = {}
     for client, answer in zip(history.names, answers.tolist(), strict=True):
         if not math.isnan(answer):
             always.setdefault(names.get(int(answer), str(int(answer))), []).append(client)
-    several = int((~history.mask_attackers(scores[model, "test", BY_CLASS[0]]).isnan()).sum())
+    several = int((~history.selector.mask(scores[model, "test", BY_CLASS[0]]).isnan()).sum())
     return {
         "by_class": rows,
         "by_client": [[None if math.isnan(v) else v for v in row] for row in every.tolist()],

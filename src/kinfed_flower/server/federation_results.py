@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from kinfed.core.graph import Origin
-from kinfed.core.history import History, Spent
+from kinfed.core.history import History
 from kinfed.core.mixins import leak
 from kinfed.core.model import Model
 from kinfed.core.sharing import Sharing
@@ -48,7 +48,7 @@ def summarise(
     _write_bytes(traffic, fleet.used, out.path / "bytes.csv")
     by_site = _bytes_by_site(traffic)
     down, up = (sum(both[way] for both in by_site.values()) for way in ("down", "up"))
-    count, rounds = len(by_site), history.done
+    count, rounds = len(by_site), history.cost.done
     bounded = {name: {"claimed": claimed, "counted": size} for name, (claimed, size) in fleet.bounded.items()}
     task, agreed = history.task, facts.get("agreed", {})
     classes = agreed.get("classes") or [str(c) for c in range(getattr(task, "classes", 0))]
@@ -104,8 +104,9 @@ def _describe_privacy(planned: Plan, fleet: FlowerFleet, names: Sequence[str]) -
     return promise | {key: [ledger.get(key, 0.0) for ledger in ledgers] for key in ("noise", "steps", "spent")}
 
 
-def with_bytes(spent: list[Spent], traffic: dict[str, dict[int, list[int]]]) -> list[Spent]:
-    """The same with all bytes that sites were sent and have sent until then, in messages of any kind."""
+def count_bytes(history: History, traffic: dict[str, dict[int, list[int]]]) -> None:
+    """Note at each evaluated round all bytes that sites were sent and have sent until then, in messages of any kind."""
+    spent = history.cost.spent
     down, up = defaultdict[int, int](int), defaultdict[int, int](int)
     for rounds in traffic.values():
         for round, (to_site, from_site) in rounds.items():
@@ -113,7 +114,7 @@ def with_bytes(spent: list[Spent], traffic: dict[str, dict[int, list[int]]]) -> 
             up[round] += from_site
     until = range(max((record.round for record in spent), default=0) + 2)  # a round's last messages come with the next
     all_down, all_up = (list(accumulate(way[round] for round in until)) for way in (down, up))
-    return [
+    history.cost.spent = [
         record._replace(bytes_down=all_down[record.round + 1], bytes_up=all_up[record.round + 1]) for record in spent
     ]
 

@@ -37,7 +37,7 @@ class Watch:
         progress: dict[str, Any] = {
             "state": state,
             "why": why or (f"waiting for {self._broker.waiting_for}" if self._broker.waiting_for else ""),
-            "round": 0 if history is None else history.done,
+            "round": 0 if history is None else history.cost.done,
             "rounds": self._rounds,
             "seconds": round(self._before + time.perf_counter() - self._began, 1),
             "scores": {} if history is None else _scores(history),

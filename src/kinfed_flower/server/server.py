@@ -16,7 +16,7 @@ import torch
 from kinfed import __version__
 from kinfed.core import checkpoint, engine
 from kinfed.core.checkpoint import Progress
-from kinfed.core.history import History
+from kinfed.core.history import History, Recorder
 from kinfed.core.layout import Layout
 from kinfed.core.method import Method, Roster
 from kinfed.core.mixins import Explains
@@ -43,7 +43,7 @@ from ..wire.messages import Fields, Message, Transport
 from . import schema_negotiation, site_references as beside
 from .agreed_plan import agree, fitting
 from .broker import Broker
-from .federation_results import summarise, with_bytes
+from .federation_results import count_bytes, summarise
 from .flower_fleet import FleetState, FlowerFleet
 from .masked_round import MaskedRound
 from .monitoring import Watch
@@ -148,7 +148,9 @@ class _Run:
             private=planned.learning.training.noise is not None,
             masks=_masks(planned),
         )
-        self.history = History((), task, self.rounds.evaluate_every, selection=self.rounds.selection)
+        self.history = History((), task)
+        self.history.selector.selection = self.rounds.selection
+        self.recorder = Recorder(self.history, self.rounds.evaluate_every)
         self.method = self._wrap(inner)
         self.at = Progress(0, None, None, 0.0)  # after the last complete round
 
@@ -203,7 +205,7 @@ class _Run:
                     self.method,
                     self.roster,
                     self.fleet,
-                    self.history,
+                    self.recorder,
                     rounds=self.rounds,
                     participation=self.planned.learning.participation,
                     server=self.at.server,
@@ -212,7 +214,7 @@ class _Run:
                 )
                 return
             except _NewClients:
-                self.history.settle()  # the scores of the clients so far
+                self.recorder.settle()  # the scores of the clients so far
                 self._add_clients()
 
     def _leave(self) -> None:
@@ -281,20 +283,20 @@ class _Run:
     def _evaluate_again(self) -> None:
         """Request the evaluation that was under way when the server stopped."""
         last = self.at.done - 1
-        if not self.history.is_due(last, self.rounds.count) or last in self.history.rounds:
+        if not self.recorder.is_due(last, self.rounds.count) or last in self.history.rounds:
             return
         roster = replace(self.roster, round=last)
         cohort = self.fleet.state.replied.nonzero().squeeze(1)
         sent = self.method.send(roster, self.at.server, roster.everyone)
         evaluation = self.fleet.evaluate(last, roster.everyone, sent)
-        self.history.expect(last, evaluation, self.method.relation(roster, self.at.server, cohort))
+        self.recorder.keep(last, evaluation, self.method.relation(roster, self.at.server, cohort))
 
     def _end_round(self, round: int, state: Tree) -> None:
         """Save and log a complete round; raises _NewClients if some are waiting."""
         seconds, rounds = self.seconds_before + time.perf_counter() - self.began, self.rounds.count
         spent = seconds - self.at.seconds
         self.at = Progress(round + 1, state, self.fleet.save(), seconds)
-        self.history.clock(round, seconds)
+        self.history.cost.clock(round, seconds)
         checkpoint.save(self.folder.checkpoint, self.at, self.history)
         self._count()
         self.follow(self.history)
@@ -304,7 +306,7 @@ class _Run:
 
     def _count(self) -> None:
         """Note the bytes of all messages beside each evaluated round; so far it has those of models alone."""
-        self.history.spent = with_bytes(self.history.spent, self.fleet.traffic)
+        count_bytes(self.history, self.fleet.traffic)
 
     def _waiting_clients(self) -> list[str]:
         new = set(fitting(self.broker, self.facts)) - set(self.fleet.names)
@@ -393,7 +395,7 @@ def _selection(history: History) -> Fields:
 
 
 def _progress(history: History, rounds: int, replied: int, seconds: float) -> str:
-    line = f"round {history.done} of {rounds}: {several(replied, 'client')}, {seconds:.1f} s"
+    line = f"round {history.cost.done} of {rounds}: {several(replied, 'client')}, {seconds:.1f} s"
     if history.rounds:
         split, metric, mean = history.tell_last()
         if math.isfinite(mean):  # under privacy it stays at the sites

@@ -120,6 +120,6 @@ def judge(planned: Plan, history: History, baselines: dict[str, dict[str, Score]
         plugins.short_name(planned.learning.method_name),
         Metric.from_task(task),
         [Tested({site: mine[site] for site in both}, None, bool(leak(planned.learning.method)))],
-        floor([fitted], task.higher_is_better, history.selects_highest),
+        floor([fitted], task.higher_is_better, history.selector.higher_is_better),
         saved=plugins.short_name(planned.learning.method_name),
     )

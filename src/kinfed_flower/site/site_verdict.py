@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from kinfed.core import checkpoint, engine, trees
-from kinfed.core.history import History
+from kinfed.core.history import History, Recorder
 from kinfed.core.mixins import export
 from kinfed.core.model import Model
 from kinfed.core.tasks import unit_of
@@ -56,8 +56,10 @@ def compare(
     method = plan.with_method(planned, "local").learning.method
     execution = Execution("loop", onednn=False, device=device)
     fleet = Simulation(federation, model, method, learning.training, seed=learning.seed, execution=execution)
-    history = History(tuple(federation.names), task, rounds.evaluate_every, selection=rounds.selection)
-    engine.run(fleet.method, fleet.roster(), fleet, history, rounds=rounds)
+    history = History(tuple(federation.names), task)
+    history.selector.selection = rounds.selection
+    recorder = Recorder(history, rounds.evaluate_every)
+    engine.run(fleet.method, fleet.roster(), fleet, recorder, rounds=rounds)
     personal = {name: values[0].cpu() for name, values in history.models.items()}
     rows, groups = federation.rows["test"][0], federation.blocks
     modules = {**kept, "local": export(method, fleet.model, trees.nest(personal))}
@@ -69,9 +71,9 @@ def compare(
     baselines, problems = [Baseline(NAMES["local"], False, False, selected, tested["local"])], list[str]()
     if len(scores["own"]) == len(rows):  # test examples have scores of their own
         with note_failure(problems, NO_STANDARD):
-            standard, left_out = standard_baselines(federation, history.selects, pool=False)
+            standard, left_out = standard_baselines(federation, history.selector.score, pool=False)
             baselines, problems = [*baselines, *standard], problems + left_out
-    best = floor([baselines], task.higher_is_better, history.selects_highest).alone
+    best = floor([baselines], task.higher_is_better, history.selector.higher_is_better).alone
     assert best is not None
     assert best.tested[0].examples is not None
     verdict = judge_one(

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.func import vmap
 
 from kinfed.core.fleet import Evaluation
-from kinfed.core.history import History
+from kinfed.core.history import History, Recorder
 from kinfed.core.seeding import generator
 from kinfed.core.summary import DataFacts, RunCost, Summary
 from kinfed.core.tasks import Forecasting
@@ -64,8 +64,8 @@ class Centralised:
             cost=RunCost(
                 parameters=sum(p.numel() for p in self.network.parameters()),
                 seconds=round(self.seconds, 3),
-                bytes_up=self.history.bytes_up,
-                bytes_down=self.history.bytes_down,
+                bytes_up=0,
+                bytes_down=0,
                 executor="centralised",
             ),
         )
@@ -94,6 +94,7 @@ def train(
         optimiser, schedule = reference.optimiser(network)
         task = replace(series.task, error=reference.error)
         history = History(tuple(federation.names), federation.task)
+        recorder = Recorder(history)
         best: dict[str, Tensor] = {}
         steps = series.steps("train")
         for epoch in range(reference.epochs):
@@ -118,7 +119,7 @@ def train(
                 if len(federation.rows[split][0])
                 for metric, values in series.score(split, network).items()
             }
-            history.add(epoch, 0, 0, Evaluation(scores, {JOINT: {}}))
+            recorder.add(epoch, 0, 0, Evaluation(scores, {JOINT: {}}))
             if history.select(JOINT) == epoch:
                 best = {name: value.detach().clone() for name, value in network.state_dict().items()}
             progress(history, reference.epochs)

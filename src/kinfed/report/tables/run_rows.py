@@ -10,9 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ...core.history import over_seeds
 from ...core.round_selection import select_model
-from ...core.summary import Metric, Summary
+from ...core.summary import Metric, Summary, over_seeds
 from ...data.split import Split
 from ...errors import UsageError, several
 from ...runs.run_folder import RunFolder
