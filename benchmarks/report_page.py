@@ -21,7 +21,8 @@ from kinfed.core.history import History
 from kinfed.core.summary import DataFacts, RunCost, Summary
 from kinfed.core.tasks import Classification
 from kinfed.report.page.html_page import write
-from kinfed.runs.run_folder import RunFolder, TestedExamples
+from kinfed.runs.run_folder import RunFolder
+from kinfed.runs.tested_examples import TestedExamples
 
 ROUNDS, GROUPS, CLASSES = 20, 5, 10
 DOCS = Path(__file__).parents[1] / "docs"
@@ -113,7 +114,7 @@ def made_up(path, count):
         summary = Summary.from_history(history, method=base, seeds=[0], data=data, cost=cost, relation=relation)
         folder.write_history(history, "learned", [])
         right = [(np.arange(50) < round(50 * score)).astype(np.float32) for score in scores.tolist()]
-        folder.write_tested(TestedExamples(right, [np.arange(50)] * len(right)))
+        TestedExamples(right, [np.arange(50)] * len(right)).write(folder.tested)
         folder.write_summary(summary)
     return path
 

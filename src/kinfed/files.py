@@ -10,6 +10,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
+from zipfile import BadZipFile
+
+from safetensors import SafetensorError
 
 from .errors import RunError, UsageError
 
@@ -55,6 +58,17 @@ def _without_nan(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_without_nan(inner) for inner in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+@contextmanager
+def readable(path: Path, fix: str = "run again") -> Iterator[None]:
+    """In this block a file is read: raises UsageError with this fix for what is wrong in it."""
+    try:
+        yield
+    except PermissionError:  # nothing is wrong in it
+        raise
+    except (OSError, LookupError, ValueError, TypeError, BadZipFile, SafetensorError) as problem:
+        raise UsageError(f"{path} cannot be read ({problem!s:.200}); {fix}") from None
 
 
 def read_json(path: Path, fix: str = "") -> dict[str, Any]:

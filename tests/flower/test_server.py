@@ -13,6 +13,7 @@ from kinds import KINDS
 from safetensors.torch import load_file
 
 from kinfed.errors import RunError, UsageError
+from kinfed.runs.round_tables import read_cost
 from kinfed.runs.run_folder import RunFolder
 from kinfed.simulation.simulation import Simulation
 from kinfed_flower import plan
@@ -182,7 +183,7 @@ def test_a_round_whose_only_client_gives_nothing_good_passes_and_three_in_a_row_
         counted = {(row["client"], row["round"]): row["used"] for row in csv.DictReader(file)}
     assert counted[first, "1"] == "0"
     assert sorted(counted.values()).count("1") == 2  # one client a round
-    cost, summary = RunFolder(once.folder / "out").read_cost(), RunFolder(once.folder / "out").read_summary()
+    cost, summary = read_cost(once.folder / "out" / "cost.csv"), RunFolder(once.folder / "out").read_summary()
     assert list(cost) == [2, 3]  # the first is skipped, and its bytes count
     assert (cost[3].bytes_down, cost[3].bytes_up) == (summary.cost.bytes_down, summary.cost.bytes_up)
     assert 0 < cost[2].bytes_down < cost[3].bytes_down

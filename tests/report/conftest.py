@@ -8,7 +8,8 @@ import torch
 
 from kinfed.core.history import History
 from kinfed.core.tasks import Classification
-from kinfed.runs.run_folder import RunFolder, TestedExamples
+from kinfed.runs.run_folder import RunFolder
+from kinfed.runs.tested_examples import TestedExamples
 
 CONFIG = """
 rounds = 3
@@ -72,7 +73,7 @@ def run_of(finished):
         folder.write_history(history, "learned", list(layers))
         right = [np.arange(10) < round(10 * score) for score in last]
         scores = [hits.astype(np.float32) for hits in right]
-        folder.write_tested(TestedExamples(scores, [np.arange(10) + 10 * i for i in range(len(scores))]))
+        TestedExamples(scores, [np.arange(10) + 10 * i for i in range(len(scores))]).write(folder.tested)
         folder.config.write_text(CONFIG.format(method=method, clients=count, dataset=dataset))
         if facts:
             folder.clients.write_text(json.dumps({"names": names, **facts}))

@@ -14,6 +14,7 @@ from kinfed import UsageError
 from kinfed.cli import main
 from kinfed.core.tasks import Classification
 from kinfed.data.federation import Federation
+from kinfed.runs.round_tables import read_confusion, write_confusion
 from kinfed.runs.run_folder import RunFolder
 from kinfed.verdict.class_counts import confusion
 
@@ -83,7 +84,7 @@ def test_many_classes_are_listed_by_their_most_frequent_mistakes(run_of, tmp_pat
     path = run_of(tmp_path / "many", [[0.5, 0.5]], facts={"classes": [f"k{i}" for i in range(20)]})
     counts = torch.zeros(2, 20, 20, dtype=torch.int64)
     counts[0, 3, 4], counts[1, 3, 4], counts[1, 7, 0], counts[0, 5, 5] = 2, 5, 1, 9
-    RunFolder(path).write_confusion(counts.to_sparse(), ["c0", "c1"], [f"k{i}" for i in range(20)])
+    write_confusion(RunFolder(path).confusion, counts.to_sparse(), ["c0", "c1"], [f"k{i}" for i in range(20)])
     assert main(["compare", str(path), "--confusion"]) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert lines.index(["k3", "k4", "7"]) + 1 == lines.index(["k7", "k0", "1"])
@@ -111,7 +112,7 @@ def test_a_table_that_may_not_be_read_is_not_called_broken(run, tmp_path, monkey
 
     monkeypatch.setattr(Path, "open", closed)
     with pytest.raises(PermissionError):
-        folder.read_confusion()
+        read_confusion(folder.confusion)
 
 
 def test_a_split_without_examples_has_no_scores(run):

@@ -177,6 +177,6 @@ def test_what_cannot_be_explained_is_one_line(digits, run_of, tmp_path, capsys):
 
 def _last(saved, model):
     """[N] test scores of the last round, as history.csv has them."""
-    rounds, found = saved.folder.read_tests(model, [saved.summary.metric.name])
+    rounds, found = saved.folder.read_scores(model, saved.summary.metric.name)
     assert rounds[-1] == saved.summary.rounds
-    return found[saved.summary.metric.name][-1]
+    return found[-1]

@@ -14,6 +14,7 @@ from kinfed.report.tables.compare import compare
 from kinfed.runs import baselines, launch, reference_runs, test_scores
 from kinfed.runs.config import experiment as config
 from kinfed.runs.run_folder import RunFolder
+from kinfed.runs.tested_examples import TestedExamples
 from kinfed.simulation.execution import Execution
 
 SMALL = ["rounds=3", "federation.clients=4", "federation.partition.groups=2", "model=linear"]
@@ -313,21 +314,20 @@ def test_compare_takes_local_from_the_compared_runs_or_from_beside(tmp_path):
     assert not row.counts.paired
     (tmp_path / "fedaghn/tested.safetensors").write_bytes(b"broken")
     with pytest.raises(UsageError, match=r"tested\.safetensors cannot be read"):
-        RunFolder(tmp_path / "fedaghn").read_tested()
+        TestedExamples.read(tmp_path / "fedaghn/tested.safetensors")
 
 
 def test_runs_beside_a_run_have_no_pictures(tmp_path):
     folder = RunFolder(tmp_path / "a")
     references = [folder.reference("local"), folder.reference("fedavg"), folder.reference("local").of_seed(1)]
-    assert [one.is_reference for one in references] == [True, True, True]
-    assert [one.is_reference for one in (folder, folder.of_seed(1))] == [False, False]
     draw = torch.Generator().manual_seed(0)
     x, client = torch.randn(30, 4, generator=draw), torch.arange(30) % 3
     federation = kinfed.Federation.from_arrays(x, (x[:, 0] > 0).long(), client)
     run = kinfed.fit(kinfed.Local(), federation, torch.nn.Linear(4, 2), rounds=1)
-    for one in (folder, references[0]):
+    folders = [folder, folder.of_seed(1), *references]
+    for one in folders:
         kinfed.save(run, one.path)
-    assert [len(list(one.path.glob("*.png"))) for one in (folder, references[0])] == [5, 0]
+    assert [len(list(one.path.glob("*.png"))) for one in folders] == [5, 5, 0, 0, 0]
     assert references[0].history.read_bytes() == folder.history.read_bytes()
 
 

@@ -8,7 +8,7 @@ from kinfed import SGD, FedAvg, Federation, Training, fit
 from kinfed.core.engine import Rounds
 from kinfed.errors import UsageError
 from kinfed.runs.results import save
-from kinfed.runs.run_folder import RunFolder
+from kinfed.runs.round_tables import read_cost
 
 SIZES = (10, 23, 7)
 X = torch.randn(sum(SIZES), 3, generator=torch.Generator().manual_seed(0))
@@ -46,7 +46,7 @@ def test_what_a_run_took_by_round_and_in_all(tmp_path):
     """A linear model has 8 numbers of 4 bytes, sent to three clients and back; rounds 2, 4 and 5 are evaluated."""
     data, run = trained(epochs=3)
     save(run, tmp_path)
-    cost = RunFolder(tmp_path).read_cost()
+    cost = read_cost(tmp_path / "cost.csv")
     examples = 3 * int(sum(len(rows) for rows in data.rows["train"]))
     assert list(cost) == [2, 4, 5]
     for done, spent in cost.items():
@@ -57,9 +57,9 @@ def test_what_a_run_took_by_round_and_in_all(tmp_path):
     assert 0 < cost[2].seconds <= cost[4].seconds <= cost[5].seconds
     (tmp_path / "cost.csv").write_text("round\n2\n")
     with pytest.raises(UsageError, match=r"cost\.csv cannot be read"):
-        RunFolder(tmp_path).read_cost()
+        read_cost(tmp_path / "cost.csv")
     (tmp_path / "cost.csv").unlink()
-    assert RunFolder(tmp_path).read_cost() is None
+    assert read_cost(tmp_path / "cost.csv") == {}
 
 
 def test_a_run_that_is_stopped_and_resumed_has_taken_as_much(tmp_path):

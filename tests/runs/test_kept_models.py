@@ -1,7 +1,5 @@
 """The models that a run hands out and writes are those that were scored, or there are none."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 from torch import nn
@@ -11,7 +9,8 @@ from kinfed import Execution, FedAvg, Federation, Local, RunError, UsageError
 from kinfed.core.model import Model
 from kinfed.core.trial import Trial
 from kinfed.methods import FedRoD, KNNPer
-from kinfed.runs import agreement
+from kinfed.runs import agreement, results
+from kinfed.runs.models_file import write_models
 from kinfed.runs.run_folder import RunFolder
 
 
@@ -83,13 +82,11 @@ def test_rounding_of_a_model_that_is_sensitive_to_it_is_no_disagreement():
 
 def test_models_that_are_not_read_as_they_were_written_are_removed(monkeypatch, tmp_path):
     run = fit(FedAvg())
-    write = RunFolder.write_models
 
-    def damaged(folder, history, *rest):
-        changed = {name: t + 1 for name, t in history.kept.arrays.items()}
-        write(folder, replace(history, kept=history.kept._replace(arrays=changed)), *rest)
+    def damaged(path, owned, *rest):
+        write_models(path, {name: {key: t + 1 for key, t in tensors.items()} for name, tensors in owned.items()}, *rest)
 
-    monkeypatch.setattr(RunFolder, "write_models", damaged)
+    monkeypatch.setattr(results, "write_models", damaged)
     with pytest.raises(RunError, match="is not read from its file as it was written"):
         kinfed.save(run, tmp_path / "r")
     assert not RunFolder(tmp_path / "r").models.exists()

@@ -16,6 +16,7 @@ from kinfed.cli import main
 from kinfed.errors import UsageError
 from kinfed.runs.prediction_intervals import find_half_widths
 from kinfed.runs.run_folder import RunFolder
+from kinfed.runs.tested_examples import write_errors
 
 
 def columns(*errors):
@@ -169,7 +170,7 @@ def shops_run():
 def test_errors_of_another_run_and_broken_ones_are_told(sales, tmp_path, capsys):
     shutil.copytree(sales / "run", tmp_path / "run")
     folder = RunFolder(tmp_path / "run")
-    folder.write_errors([torch.zeros(3, 1)] * 4)
+    write_errors(folder.errors, [torch.zeros(3, 1)] * 4)
     asked = ["predict", str(folder), str(sales / "new.csv"), "--interval", "50"]
     assert main(asked) == 2
     assert "another run" in capsys.readouterr().err

@@ -19,6 +19,7 @@ from kinfed.runs import results
 from kinfed.runs.config import experiment as config
 from kinfed.runs.fit import fit
 from kinfed.runs.launch import launch, resume
+from kinfed.runs.models_file import CHECKSUMS
 from kinfed.runs.run_folder import RunFolder
 from kinfed.simulation.execution import Execution
 
@@ -143,7 +144,7 @@ def test_models_that_do_not_fit_are_told_in_one_line(folder, change, why):
     arrays = load_file(folder / "models.safetensors")
     with safe_open(folder / "models.safetensors", "pt") as file:
         about = file.metadata()
-    del about[checkpoint.CHECKSUMS]
+    del about[CHECKSUMS]
     save_file({name: change(t) for name, t in arrays.items()}, folder / "models.safetensors", about)
     with pytest.raises(UsageError, match=f"the models do not fit this module or cannot be read .*{why}") as found:
         load_model(folder, position=0)

@@ -11,14 +11,13 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from ..errors import RunError, UsageError
+from ..errors import RunError
 from ..files import replacing
 from . import trees
 from .history import History
 from .rows import Part, pieces
 from .trees import Tree
 
-CHECKSUMS = "crc32"  # in a file's metadata
 TYPES = {  # the format's names
     torch.bool: "BOOL",
     torch.uint8: "U8",
@@ -134,30 +133,6 @@ def write(arrays: Mapping[str, Tensor | Part], path: Path, metadata: dict[str, s
 def checksums(arrays: Mapping[str, Tensor]) -> str:
     """The CRC-32 of each array as eight digits, in the order of their names."""
     return "".join(f"{zlib.crc32(trees.raw(array)):08x}" for _, array in sorted(arrays.items()))
-
-
-class CheckedFile:
-    """The tensors of a safetensors file, each compared with what `checksums` gave when it was written, if it did."""
-
-    def __init__(self, path: Path) -> None:
-        self._path, self._file = path, safe_open(path, "pt")
-        names, digits = sorted(self._file.keys()), (self._file.metadata() or {}).get(CHECKSUMS, "")
-        self._sums = {name: digits[8 * i : 8 * i + 8] for i, name in enumerate(names)} if digits else {}
-
-    def dtype(self, name: str) -> str:
-        """The type of a tensor, in safetensors' words."""
-        return str(self._file.get_slice(name).get_dtype())
-
-    def read(self, name: str) -> Tensor:
-        """A tensor of one's own; raises UsageError if it is not what was written."""
-        # A copy: in the file a tensor may lie at an address for which products are rounded differently.
-        array: Tensor = self._file.get_tensor(name).clone()
-        if self._sums and checksums({name: array}) != self._sums[name]:
-            raise UsageError(
-                f"{self._path}: '{name}' is not what was written, as its checksum differs; copy the file again, or run "
-                "again"
-            )
-        return array
 
 
 def _pieces(array: Tensor | Part) -> Iterator[Tensor]:

@@ -10,6 +10,7 @@ from ..core.trial import differ
 from ..errors import RunError, UsageError
 from ..simulation.distributed import Distributed
 from ..simulation.simulation import Simulation
+from .models_file import ModelsFile
 from .run import OpenedRun
 from .run_folder import RunFolder
 from .trained_run import TrainedRun
@@ -44,7 +45,7 @@ def check_agreement(run: TrainedRun, fleet: Simulation | Distributed) -> Trained
 
 def check_written(run: TrainedRun, folder: RunFolder, summary: Summary) -> None:
     """Raise RunError, and remove the file, unless the models that were written are the run's."""
-    saved = OpenedRun(folder, summary, run.architecture, run.method, None, folder.model_keys()[0])
+    saved = OpenedRun(folder, summary, run.architecture, run.method, None, ModelsFile(folder.models))
     models, names = run.history.models, run.federation.names
     for i in range(0, len(names), -(-len(names) // CLIENTS)):
         try:

@@ -21,7 +21,8 @@ from ..core.seeding import tags
 from ..core.training import Training
 from ..core.trees import Axis, Tree
 from ..errors import UsageError, some
-from .run_folder import ALL, RunFolder
+from .models_file import ALL, ModelsFile
+from .run_folder import RunFolder
 
 MODEL = "model."  # arrays of a history that models.safetensors holds
 
@@ -200,12 +201,11 @@ class StateFile:
             raise self._foreign(problem) from None
 
     def _models(self, layout: Layout, shared: Sequence[str]) -> dict[str, Tensor]:
-        """What `RunFolder.write_models` has written: of each part of a model [N, ...], or [...] where all share it."""
-        keys, _ = self.folder.model_keys()
-        file = checkpoint.CheckedFile(self.folder.models)
+        """What `write_models` has written: of each part of a model [N, ...], or [...] where all share it."""
+        file = ModelsFile(self.folder.models)
 
         def read(owner: str, part: str) -> Tensor:
-            tensor_keys = keys[owner]
+            tensor_keys = file.keys[owner]
             if part == "theta" and part not in tensor_keys:
                 return layout.flatten({e.name: file.read(tensor_keys[e.name]) for e in layout.entries})
             return file.read(tensor_keys[part])

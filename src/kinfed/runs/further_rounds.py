@@ -6,9 +6,11 @@ from pathlib import Path
 from ..core.engine import check_count
 from ..core.summary import Summary
 from ..errors import UsageError
+from ..files import write_json
 from .config import experiment as config
 from .config.experiment import Experiment
 from .final_state import StateFile
+from .models_file import ModelsFile
 from .run import UNREADABLE
 from .run_folder import RunFolder
 
@@ -30,14 +32,16 @@ def further(path: Path, overrides: Sequence[str] = ()) -> tuple[Experiment, RunF
             f"{folder} is of real sites, whose rows and private states stayed there, so it cannot go on here; a "
             "newcomer can join it: kinfed onboard"
         )
-    for run in folder.repeats_of(summary):
+    for run in folder.repeats(summary):
         StateFile(run)
         if run.models.exists():
             try:
-                run.check_models()
+                identity = ModelsFile(run.models).identity
             except UNREADABLE as problem:
                 why = f"{run.models} cannot be read ({problem!s:.200}); copy the whole folder again, or run again"
                 raise UsageError(why) from None
+            if identity != run.read_summary().provenance.identity:
+                raise run.of_another(run.models)
     method = config.of_run(folder.config).method_name
     before = (summary.provenance.former or {"rounds": 0})["rounds"]
     table = config.read(str(folder.config), list(overrides))
@@ -57,7 +61,7 @@ def link(former: RunFolder, folder: RunFolder) -> None:
     """Note in a new run's folder from which run it goes on."""
     summary = former.read_summary()
     clients = [] if summary.several else summary.clients.names
-    folder.write_origin({"run": str(former.path.resolve()), "rounds": summary.rounds, "clients": clients})
+    write_json(folder.origin, {"run": str(former.path.resolve()), "rounds": summary.rounds, "clients": clients})
 
 
 def former_of(out: RunFolder, seed: int) -> RunFolder | None:

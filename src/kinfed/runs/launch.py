@@ -369,7 +369,7 @@ class _Run:
             judgement = reference_runs.judge_run(
                 self.experiment, reference_runs.tested_by_seed(out, summary), standard, out
             )
-        if judgement is not None and (chosen := chose_otherwise(out.repeats_of(summary), summary.chosen_model)):
+        if judgement is not None and (chosen := chose_otherwise(out.repeats(summary), summary.chosen_model)):
             warnings.append(
                 f"the verdict is on the model that each seed chose ({chosen}), the starred row on one for all"
             )
@@ -384,7 +384,7 @@ class _Run:
     def _standard_baselines(self, summary: Summary, warnings: list[str]) -> dict[int, list[Baseline]]:
         """The standard models of each seed, fitted and written where that has not been done."""
         by_seed = dict[int, list[Baseline]]()
-        for seed, folder in zip(summary.seeds, self.out.repeats_of(summary), strict=True):
+        for seed, folder in zip(summary.seeds, self.out.repeats(summary), strict=True):
             with note_failure(warnings, NO_STANDARD):
                 if not folder.baselines.exists():
                     federation = self.experiment.federation(

@@ -90,7 +90,7 @@ def judge_run(
         return None
     runs = []
     for folder in others.values():
-        repeats = folder.repeats_of(folder.read_summary())
+        repeats = folder.repeats()
         runs.append({repeat.read_summary().seed: Baseline.from_folder(repeat) for repeat in repeats})
     common = set(mine).intersection(*runs)
     seeds = [seed for seed in mine if seed in common]
@@ -108,4 +108,4 @@ def judge_run(
 
 def tested_by_seed(folder: RunFolder, summary: Summary) -> dict[int, Tested]:
     """The test scores of a finished run by seed; the summary may not have been written yet."""
-    return {seed: Tested.read(repeat) for seed, repeat in zip(summary.seeds, folder.repeats_of(summary), strict=True)}
+    return {seed: Tested.read(repeat) for seed, repeat in zip(summary.seeds, folder.repeats(summary), strict=True)}

@@ -27,7 +27,10 @@ from ..verdict.verdict import Verdict
 from .agreement import check_written
 from .baselines import Baseline, rows, write as write_baselines
 from .config import experiment, plugins
-from .run_folder import RunFolder
+from .models_file import list_tensors, write_models
+from .round_tables import write_confusion
+from .run_folder import BESIDE, RunFolder
+from .tested_examples import write_errors
 from .trained_run import TrainedRun
 
 # What a summary says of one run, others with every seed.
@@ -88,7 +91,7 @@ def write_run(
     summary, layers = run.summary, run.sharing.layers
     caution = summary.selection.caution
     folder.write_history(run.history, run.origin, layers, caution)
-    if not folder.is_reference:
+    if BESIDE not in folder.path.parts[-3:-1]:  # of a run or one seed of it, with which others are compared
         if isinstance(federation.task, Classification):
             with _picture(folder.path / "classes.png") as picture:
                 charts.classes_by_client(federation.class_counts().numpy(), federation.class_names, names, picture)
@@ -100,7 +103,8 @@ def write_run(
         draw_recall(summary, folder)
     identity = identify(table, summary.seed, folder)
     kept = run if refit is None else refit
-    folder.write_models(kept.history, kept.architecture, exporter(run.method), identity)
+    tensors = list_tensors(kept.history, kept.architecture)
+    write_models(folder.models, tensors, kept.architecture, exporter(run.method), identity)
     check_written(kept, folder, summary)
     folder.write_clients(federation)
     if run.final is not None:
@@ -133,13 +137,14 @@ def write_run(
 def _write_examples(run: TrainedRun, folder: RunFolder, standard: Sequence[Baseline]) -> None:
     """Write the scores of test examples, by the run's models and by standard ones, and its confusions."""
     if (tested := run.examples) is not None:
-        folder.write_tested(tested)
+        tested.write(folder.tested)
     if errors := run.errors:
-        folder.write_errors(errors)
+        write_errors(folder.errors, errors)
     if standard:
         write_baselines(folder, standard)
     if run.history.kept.arrays and isinstance(run.federation.task, Classification):
-        folder.write_confusion(run.confusion(), list(run.federation.names), run.federation.class_names)
+        federation = run.federation
+        write_confusion(folder.confusion, run.confusion(), federation.names, federation.class_names)
 
 
 def intervals_over(summaries: Sequence[Summary]) -> dict[str, dict[str, Any]]:

@@ -2,12 +2,14 @@
 
 import csv
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from torch import Tensor
+
 from ..core.history import History, Spent
-from ..files import replacing
+from ..files import readable, replacing
 
 if TYPE_CHECKING:
     from polars import DataFrame
@@ -77,9 +79,11 @@ def write_cost(history: History, path: Path) -> None:
 
 
 def read_cost(path: Path) -> dict[int, Spent]:
-    """What `write_cost` has written, by round (from 1)."""
-    spent = {}
-    with path.open(encoding="utf-8") as file:
+    """What `write_cost` has written, by round (from 1); nothing if that was not written."""
+    spent: dict[int, Spent] = {}
+    if not path.exists():
+        return spent
+    with readable(path, f"delete the folder {path.parent} and run again"), path.open(encoding="utf-8") as file:
         for row in csv.DictReader(file):
             took = float(row["seconds"]) if row["seconds"] else None
             spent[int(row["round"])] = Spent._make([*(int(row[key]) for key in Spent._fields[:-1]), took])
@@ -109,6 +113,20 @@ def read_notes(path: Path, note: str) -> list[dict[str, float]]:
             if line["note"] == note:
                 rounds.setdefault(line["round"], {})[line["client"]] = float(line["value"])
     return list(rounds.values())
+
+
+def write_confusion(path: Path, counts: Tensor, clients: Sequence[str], classes: Sequence[str]) -> None:
+    """Write how many test examples of each class are taken for each, [N, C, C] as of `Run.confusion`."""
+    cells = zip(counts.indices().T.tolist(), counts.values().tolist(), strict=True)
+    lines = ([clients[i], classes[truth], classes[taken], examples] for (i, truth, taken), examples in cells)
+    _write(path, ["client", "truth", "predicted", "examples"], lines)
+
+
+def read_confusion(path: Path) -> list[tuple[str, str, str, int]]:
+    """Client, class, predicted class and number of test examples."""
+    with readable(path), path.open(newline="", encoding="utf-8") as file:
+        lines = list(csv.reader(file))[1:]
+        return [(client, truth, predicted, int(examples)) for client, truth, predicted, examples in lines]
 
 
 def _write(path: Path, head: Iterable[str], lines: Iterable[list[Any]]) -> None:

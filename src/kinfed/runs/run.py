@@ -27,16 +27,19 @@ from ..core.trees import Tree
 from ..data.tables.schema import Description
 from ..data.tables.words import known_name
 from ..errors import UsageError, nearest, several
+from ..files import read_json
 from ..verdict.verdict import Verdict
 from . import baselines
 from .config import experiment as config
 from .config.experiment import Experiment
 from .final_state import StateFile
+from .models_file import ALL, ModelsFile
 from .prediction_intervals import find_half_widths
 from .predictor import Answers, Predictor, Source, Unknown
 from .round_tables import add_seed
-from .run_folder import ALL, RunFolder
+from .run_folder import RunFolder
 from .test_scores import Tested
+from .tested_examples import read_errors
 
 if TYPE_CHECKING:
     from polars import DataFrame
@@ -98,24 +101,25 @@ class Run(ABC):
         if not isinstance(module, nn.Module):
             raise UsageError(f"module must be an nn.Module, such as torch.nn.Linear(8, 2); got {module!r:.80}")
         try:
-            place.check_models()
-            parts, maker = place.model_keys()
-            if maker and method is None:
+            file = ModelsFile(place.models)
+            if file.identity != summary.provenance.identity:
+                raise place.of_another(place.models)
+            if file.method and method is None:
                 raise UsageError(
-                    f"{folder}: only its method, {maker}, knows how its models predict; pass it as it was given to "
-                    "fit: Run.open(folder, module, method)"
+                    f"{folder}: only its method, {file.method}, knows how its models predict; pass it as it was given "
+                    "to fit: Run.open(folder, module, method)"
                 )
-            keys = parts.get(ALL, {}) | next((parts[name] for name in names if name in parts), {})
-            model = _model(module, method, head, checkpoint.CheckedFile(place.models), keys)
-            place.check_module(model)
+            keys = file.keys.get(ALL, {}) | next((file.keys[name] for name in names if name in file.keys), {})
+            model = _model(module, method, head, file, keys)
+            file.check_module(model)
         except UNREADABLE as problem:
             raise _unfit(place, problem) from None
-        if parts.keys() - {ALL} and (lacking := [name for name in names if name not in parts]):
+        if file.keys.keys() - {ALL} and (lacking := [name for name in names if name not in file.keys]):
             raise UsageError(
                 f"{folder}: its files do not belong together: {place.models.name} has no model of client "
                 f"'{lacking[0]}', whom {place.summary.name} names; copy the whole folder again, or run again"
             )
-        return OpenedRun(place, summary, model, method, experiment, parts)
+        return OpenedRun(place, summary, model, method, experiment, file)
 
     @property
     @abstractmethod
@@ -303,8 +307,8 @@ class OpenedRun(Run):
     architecture: Model  # `layout` says where its tensors are in theta
     method: Method | None  # None: models that predict as plain modules do, of a run that `kinfed.save` wrote
     experiment: Experiment | None  # of its config; None without one
-    parts: dict[str, dict[str, str]]  # by client, or "*" for all: names of tensors, and where each is in the file
-    _beside: dict[Path, "OpenedRun"] = field(default_factory=dict, compare=False)
+    models_file: ModelsFile | None  # None: they stayed at the sites
+    _beside: dict[str, "OpenedRun"] = field(default_factory=dict, compare=False)
 
     def __repr__(self) -> str:
         return f"Run.open({str(self.folder)!r})"
@@ -321,7 +325,7 @@ class OpenedRun(Run):
             return Run.open(folder)
         experiment = _experiment(place)
         model = model_for(experiment.method, _module(place, summary, experiment), None, torch.float32)
-        return cls(place, summary, model, experiment.method, experiment, {})
+        return cls(place, summary, model, experiment.method, experiment, None)
 
     @property
     def at_sites(self) -> bool:
@@ -363,7 +367,7 @@ class OpenedRun(Run):
     @cached_property
     def _errors(self) -> list[NDArray[Any]] | None:
         """[n, C] of each client, by this run's models."""
-        errors = self.folder.read_errors()
+        errors = read_errors(self.folder.errors)
         if errors is not None and len(errors) != len(self.names):
             raise self.folder.of_another(self.folder.errors)
         return errors
@@ -397,12 +401,13 @@ class OpenedRun(Run):
 
     def find_kept_run(self, client: str) -> "OpenedRun":
         """The run whose model a client keeps: this one, or after a choice that of Local or FedAvg beside it."""
-        kept = self.folder.kept_beside(client)
-        if kept is None:
-            return self
-        if kept.path not in self._beside:
-            self._beside[kept.path] = Run.open(kept.path)
-        return self._beside[kept.path]
+        choice = read_json(self.folder.choice, "choose again")
+        for name, key in (("local", "keep_own_model"), ("fedavg", "keep_fedavg_model")):
+            if client in choice.get(key, ()):
+                if name not in self._beside:
+                    self._beside[name] = Run.open(self.folder.reference(name).path)
+                return self._beside[name]
+        return self
 
     def personal(self, client: str) -> Tree:
         return self.find_kept_run(client)._personal(client)
@@ -420,17 +425,14 @@ class OpenedRun(Run):
         kept = self.find_kept_run(client).summary
         return Source(kept.method, kept.selection.chosen)
 
-    @cached_property
-    def _file(self) -> checkpoint.CheckedFile:
-        return checkpoint.CheckedFile(self.folder.models)
-
     def _personal(self, name: str) -> Tree:
         """The same of this run itself."""
         kind, tensors = self.architecture.theta.dtype, {}
         try:
-            keys = {**self.parts.get(ALL, {}), **self.parts.get(name, {})}
+            file = self.models_file or ModelsFile(self.folder.models)
+            keys = {**file.keys.get(ALL, {}), **file.keys.get(name, {})}
             frozen = self.architecture.layout.frozen
-            arrays = {part: self._file.read(key) for part, key in keys.items() if part not in frozen}
+            arrays = {part: file.read(key) for part, key in keys.items() if part not in frozen}
             for e in self.architecture.layout.entries:
                 tensors[e.name] = got = arrays.pop(e.name)
                 if got.shape != e.shape or got.dtype != (e.dtype or kind):
@@ -497,7 +499,7 @@ def _model(
     module: nn.Module,
     method: Method | None,
     head: str | None,
-    file: checkpoint.CheckedFile,
+    file: ModelsFile,
     keys: Mapping[str, str],
 ) -> Model:
     """The model of a saved run, by one client's tensors, whose keys are given; those that are frozen are read."""

@@ -14,7 +14,8 @@ from ..core.tasks import Task
 from ..verdict.dependence import INDEPENDENT, Blocks
 from ..verdict.statistics import interval
 from ..verdict.verdict import Evidence, evidence
-from .run_folder import RunFolder, TestedExamples
+from .run_folder import RunFolder
+from .tested_examples import TestedExamples
 
 Array = NDArray[Any]
 
@@ -47,7 +48,7 @@ class Tested(NamedTuple):
     @classmethod
     def read(cls, folder: RunFolder) -> "Tested":
         """Those in the folder of a finished run with one seed."""
-        summary, examples = folder.read_summary(), folder.read_tested()
+        summary, examples = folder.read_summary(), TestedExamples.read(folder.tested)
         if examples is not None and len(examples.scores) != len(summary.clients.names):
             raise folder.of_another(folder.tested)
         return cls.from_means(summary.scores_by_client(), examples, {*summary.attackers}, summary.leaking)

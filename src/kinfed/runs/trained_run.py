@@ -32,8 +32,8 @@ from .final_state import FinalState
 from .predictor import Answers, Source
 from .round_tables import add_seed, make_rows
 from .run import Run, not_comparable
-from .run_folder import TestedExamples
 from .test_scores import Tested, intervals, of_examples
+from .tested_examples import TestedExamples
 
 if TYPE_CHECKING:
     from polars import DataFrame

@@ -27,8 +27,9 @@ from ..methods.fedavg_ft import FedAvgFT
 from ..methods.local import Local
 from ..runs.config import experiment as config
 from ..runs.config.plugins import short_name
+from ..runs.models_file import ALL, write_models
 from ..runs.run import FinalServer, OpenedRun, Run
-from ..runs.run_folder import ALL, RunFolder
+from ..runs.run_folder import RunFolder
 from ..simulation.execution import Execution
 from ..simulation.simulation import Simulation
 from .joining_clients import Newcomer, share_for_validation
@@ -245,7 +246,7 @@ def write(frozen: FrozenServer, outcomes: Sequence[Outcome], folder: RunFolder) 
         scale = {**(data.scale or {}), **columns.scale()}
         data = replace(data, columns=columns.to_dict(), scale=scale)
     identity = summary.provenance.identity or ""
-    folder.write_tensors(owned, exporter(unwrap(frozen.method)), identity, frozen.model.plain_tensors())
+    write_models(folder.models, owned, frozen.model, exporter(unwrap(frozen.method)), identity)
     folder.config.write_bytes(frozen.saved.folder.config.read_bytes())
     scores = [outcome.scores[frozen.name] for outcome in best.values()]
     former = {"run": str(frozen.saved.folder), "rounds": summary.rounds, "joined": list(best), "scores": False}

@@ -218,10 +218,17 @@ def _compare(
     return result
 
 
+def _read_tests(folder: RunFolder, model: str, metrics: Sequence[str]) -> tuple[Array, dict[str, Array]]:
+    """The evaluated rounds, and the test scores of a model: [T, N] each, or [0] of one that the run does not have."""
+    rows = folder.read_rows()
+    read = {metric: folder.read_scores(model, metric, missing=True, rows=rows) for metric in metrics}
+    return read[metrics[0]][0], {metric: scores for metric, (_, scores) in read.items()}
+
+
 def _curves(row: Row, parts: Parts, most: int, notes: list[str]) -> dict[str, Any]:
     """Test score and loss by round: the mean over clients with the range over seeds, and every client's."""
     wanted = list(dict.fromkeys([row.metric.name, "loss"]))
-    read = [folder.read_tests(row.model, wanted) for folder in row.folders]
+    read = [_read_tests(folder, row.model, wanted) for folder in row.folders]
     rounds = read[0][0]
     read = [tests for tests in read if np.array_equal(tests[0], rounds)]
     selected = [int(folder.read_summary().scores[row.model].get("round", rounds[-1])) for folder in row.folders]
@@ -230,7 +237,7 @@ def _curves(row: Row, parts: Parts, most: int, notes: list[str]) -> dict[str, An
         notes.append(f"curves of single clients have {len(at)} of {len(rounds)} rounds, to keep this page small")
     curves = {}
     for metric in wanted:
-        curves_of_clients = [tests[1][metric] for tests in read if metric in tests[1]]
+        curves_of_clients = [tests[1][metric] for tests in read if len(tests[1][metric])]
         if len(curves_of_clients) < len(read) or len({scores.shape for scores in curves_of_clients}) > 1:
             continue
         stack = np.stack(curves_of_clients)  # [S, T, N]

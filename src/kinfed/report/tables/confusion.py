@@ -6,6 +6,7 @@ from typing import Any
 
 from ...data.tables.words import known_name
 from ...errors import UsageError, nearest, several
+from ...runs.round_tables import read_confusion
 from .compare import Comparison
 from .run_rows import Row
 from .run_statistics import names_of
@@ -34,7 +35,12 @@ def _grid(name: str, row: Row, client: str | None, number: int | None) -> Grid:
         if client is not None and client not in honest:
             raise UsageError(f"{folder} has no test scores of a client '{client}'; {nearest(client, honest)}")
         whose = {client} if client is not None else {*honest}
-        for tested_client, truth, predicted, examples in folder.read_confusion():
+        if not folder.confusion.exists():
+            why = "it was deleted; run again"
+            if "classes" not in folder.read_clients():
+                why = "the target has no classes, or test examples stayed at their sites"
+            raise UsageError(f"{folder} has no {folder.confusion.name}: {why}")
+        for tested_client, truth, predicted, examples in read_confusion(folder.confusion):
             counts[truth, predicted] += examples * (tested_client in whose)
     classes = folders[0].read_clients().get("classes") or sorted({label for pair in counts for label in pair})
     total, right = sum(counts.values()), sum(number for (truth, taken), number in counts.items() if truth == taken)

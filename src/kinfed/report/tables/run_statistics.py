@@ -9,6 +9,7 @@ import numpy as np
 
 from ...errors import UsageError, note_failure
 from ...runs.run_folder import RunFolder
+from ...runs.tested_examples import TestedExamples
 from ...verdict import statistics as by
 from ...verdict.statistics import Array, Interval, Paired, Ranks
 from .compare import Comparison
@@ -121,7 +122,7 @@ def pair(mine: Row, other: Row) -> tuple[tuple[int, ...], Paired]:
     for seed in seeds:
         if unshared := sorted(set(mine.by_seed[seed].names) ^ set(other.by_seed[seed].names)):
             raise UsageError(f"only one of them has client '{unshared[0]}' with seed {seed}")
-        tested = [row.by_seed[seed].folder.read_tested() for row in (mine, other)]
+        tested = [TestedExamples.read(row.by_seed[seed].folder.tested) for row in (mine, other)]
         sizes = [None if scores is None else [*map(len, scores.scores)] for scores in tested]
         if None not in sizes and sizes[0] != sizes[1]:
             raise UsageError(f"with seed {seed} they were not tested on the same examples")

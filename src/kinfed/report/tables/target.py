@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import UsageError
+from ...runs.round_tables import read_cost
 from ...verdict.statistics import first_reaching
 from .compare import Comparison
 from .run_rows import Row
@@ -56,7 +57,7 @@ def _first(row: Row, seed: int, target: float) -> Sequence[float | None] | None:
     at = first_reaching(np.nanmean(scores, 1), target, row.metric.higher_is_better)
     if at is None:
         return None
-    spent = (folder.read_cost() or {}).get(int(rounds[at]))
+    spent = read_cost(folder.cost).get(int(rounds[at]))
     return spent or [int(rounds[at]), None, None, None, None]  # of a run that has not written it
 
 

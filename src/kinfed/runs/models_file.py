@@ -1,0 +1,97 @@
+"""The file of a run's models: tensors by client, with a checksum each."""
+
+import json
+from collections import defaultdict
+from collections.abc import Mapping
+from pathlib import Path
+from urllib.parse import unquote
+
+from safetensors import safe_open
+from torch import Tensor
+
+from ..core import checkpoint
+from ..core.history import History
+from ..core.model import Model
+from ..errors import UsageError
+
+STAR = "*"  # the owner, in a key, of a tensor that all share
+ALL = ""  # the same among owners, of whom one may be called *
+CHECKSUMS = "crc32"  # in the file's metadata
+Owned = Mapping[str, Mapping[str, Tensor]]  # tensors by owner, a client or `ALL`, and name
+
+
+class ModelsFile:
+    """The models in a run's folder, of which each tensor is read when it is asked for.
+
+    `keys` are the names of tensors by owner, and where each is; `method` alone exports the models, if it is not "";
+    `identity` is that of the run's summary. The constructor raises what safetensors does for what cannot be read.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._file = path, safe_open(path, "pt")
+        about, names = self._file.metadata() or {}, sorted(self._file.keys())
+        digits = about.get(CHECKSUMS, "")
+        self._sums = {name: digits[8 * i : 8 * i + 8] for i, name in enumerate(names)} if digits else {}
+        self._plain: dict[str, str] = json.loads(about.get("plain", "{}"))
+        self.method, self.identity = about.get("method", ""), about.get("identity")
+        self.keys: dict[str, dict[str, str]] = defaultdict(dict)
+        for key in names:
+            owner, _, tensor = key.partition("/")
+            self.keys[ALL if owner == STAR else unquote(owner)][tensor] = key
+
+    def dtype(self, key: str) -> str:
+        """The type of a tensor, in safetensors' words."""
+        return str(self._file.get_slice(key).get_dtype())
+
+    def read(self, key: str) -> Tensor:
+        """A tensor of one's own; raises UsageError if it is not what was written."""
+        # A copy: in the file a tensor may lie at an address for which products are rounded differently.
+        array: Tensor = self._file.get_tensor(key).clone()
+        if self._sums and checkpoint.checksums({key: array}) != self._sums[key]:
+            raise UsageError(
+                f"{self._path}: '{key}' is not what was written, as its checksum differs; copy the file again, or run "
+                "again"
+            )
+        return array
+
+    def check_module(self, model: Model) -> None:
+        """Raise UsageError if the module holds other plain tensors than the one that was trained."""
+        now = model.plain_tensors()
+        if changed := [name for name, digest in self._plain.items() if now.get(name) != digest]:
+            raise UsageError(
+                f"{self._path.parent}: the module's tensor '{changed[0]}' differs from that of training, and no run "
+                "holds a plain attribute; train again with it registered as a buffer (self.register_buffer)"
+            )
+
+
+def list_tensors(history: History, model: Model) -> Owned:
+    """The tensors of the clients' models: those that all share once, of `ALL`, and what is frozen."""
+    layout, owned = model.layout, defaultdict[str, dict[str, Tensor]](dict)
+    if history.kept.arrays:
+        owned[ALL] |= model.frozen
+    for part, values in history.kept.arrays.items():
+        shared = part in history.kept.shared
+        for name, values_of in zip([ALL] if shared else history.names, [values] if shared else values, strict=True):
+            is_model = part == "theta" and values_of.numel() == layout.size
+            owned[name] |= layout.tensors(values_of) if is_model else {part: values_of}
+    return owned
+
+
+def write_models(path: Path, owned: Owned, model: Model, method: str = "", identity: str = "") -> None:
+    """Write models as CLIENT/TENSOR, and what all share as */TENSOR.
+
+    A name has %2F for a slash and %25 for a percent sign, and *, if that is all of it, is %2A. With them are digests of
+    the tensors that the model's module holds beside these, by which a reader knows the module.
+    """
+    arrays = {f"{_quote(name)}/{key}": tensor for name, tensors in owned.items() for key, tensor in tensors.items()}
+    plain = model.plain_tensors()
+    about = {"method": method, "identity": identity, "plain": json.dumps(plain) if plain else ""}
+    about[CHECKSUMS] = checkpoint.checksums(arrays)
+    checkpoint.write(arrays, path, {key: text for key, text in about.items() if text})
+
+
+def _quote(name: str) -> str:
+    """An owner as in a key."""
+    if name == ALL:
+        return STAR
+    return "%2A" if name == STAR else name.replace("%", "%25").replace("/", "%2F")
