@@ -112,7 +112,8 @@ def made_up(path, count):
         cost = RunCost(parameters=1000, executor="loop", seconds=1.0, bytes_up=0, bytes_down=0)
         relation = {"origin": "learned"} if history.kept_relations else None
         summary = Summary.from_history(history, method=base, seeds=[0], data=data, cost=cost, relation=relation)
-        folder.write_history(history, "learned", [])
+        history.origin = "learned"
+        folder.write_history(history, [])
         right = [(np.arange(50) < round(50 * score)).astype(np.float32) for score in scores.tolist()]
         TestedExamples(right, [np.arange(50)] * len(right)).write(folder.tested)
         folder.write_summary(summary)

@@ -19,6 +19,7 @@ from kinfed.core.model import Model
 from kinfed.core.tasks import Classification
 from kinfed.methods import METHODS
 from kinfed.models import MODELS
+from kinfed.runs.pooled_scores import reweighted_accuracy
 from kinfed.simulation.attacks import ATTACKS
 from kinfed.simulation.execution import Execution
 from kinfed.simulation.simulation import Simulation
@@ -131,7 +132,9 @@ def test_a_module_and_examples_that_are_there_already_are_taken():
     agree(train(CPU), train(CPU, data=there, module=network().to(DEVICE)))
     assert found.theta(position=0).device == CPU
     assert {t.device for t in found.model(position=0).parameters()} == {CPU}
-    torch.testing.assert_close(found.reweighted_accuracy(), train(CPU).reweighted_accuracy())
+    on_cpu = train(CPU)
+    accuracies = [reweighted_accuracy(run.federation, map(run.model, run.names)) for run in (found, on_cpu)]
+    torch.testing.assert_close(*accuracies)
 
 
 def test_arrays_that_are_there_already_are_taken():
@@ -180,7 +183,7 @@ def test_a_run_goes_on_where_it_stopped(method, large, tmp_path, monkeypatch):
 
 
 def test_one_worker_drives_the_device():
-    assert train(DEVICE, executor="loop", workers=5, rounds=1).how["workers"] == 1
+    assert train(DEVICE, executor="loop", workers=5, rounds=1).cost.workers == 1
 
 
 @pytest.mark.parametrize("method", ["scaffold", pytest.param("fedaghn", marks=pytest.mark.slow)])
@@ -192,7 +195,7 @@ def test_processes_that_share_the_clients(method, tmp_path):
         shared = train(DEVICE, method)
     finally:
         dist.destroy_process_group()
-    assert "clients are divided among 1 processes" in shared.reason
+    assert "clients are divided among 1 processes" in shared.cost.reason
     agree(alone, shared)
 
 
@@ -294,6 +297,6 @@ def test_the_second_of_two(executor):
 @cuda_only
 def test_auto_takes_the_fused_form_and_a_chunk_that_fits():
     found = train(DEVICE)
-    assert found.executor == "fused"
-    assert found.how["chunk"] >= len(SIZES)
+    assert found.cost.executor == "fused"
+    assert found.cost.chunk >= len(SIZES)
     agree(train(CPU), found)

@@ -76,8 +76,8 @@ def trained(net, executor="auto", workers=1):
 )
 def test_what_cannot_be_batched_runs_client_by_client_and_ends_as_it_does_there(between, reason):
     auto, alone = trained(module(between)), trained(module(between), "loop", workers=2)
-    assert auto.executor == "loop"
-    assert reason in auto.reason
+    assert auto.cost.executor == "loop"
+    assert reason in auto.cost.reason
     for i in range(len(SIZES)):
         assert torch.equal(auto.theta(i), alone.theta(i))
     with pytest.raises(UsageError, match=rf"cannot run under executor 'vmap' \(its training pass .*{reason[:12]}"):
@@ -87,12 +87,12 @@ def test_what_cannot_be_batched_runs_client_by_client_and_ends_as_it_does_there(
 def test_gradients_alone_may_mix_examples():
     net = module(lambda m, h: h.tanh())
     net.two.register_full_backward_hook(lambda layer, given, got: (given[0] - given[0].mean(0),))
-    assert "mixes the examples of a batch" in trained(net).reason
+    assert "mixes the examples of a batch" in trained(net).cost.reason
 
 
 def test_what_no_other_example_changes_is_batched():
     auto, alone = trained(module(lambda m, h: F.layer_norm(h, (5,)).tanh())), None
-    assert auto.executor == "vmap"
+    assert auto.cost.executor == "vmap"
     alone = trained(module(lambda m, h: F.layer_norm(h, (5,)).tanh()), "loop")
     torch.testing.assert_close(auto.theta(0), alone.theta(0))
 
@@ -130,7 +130,7 @@ def test_what_is_remembered_between_passes_is_refused():
         m.calls += 1
         return h
 
-    assert trained(module(harmless)).executor == "vmap"
+    assert trained(module(harmless)).cost.executor == "vmap"
 
 
 @pytest.mark.parametrize(
@@ -215,13 +215,13 @@ def test_modules_that_share_memory_outside_of_them_work_one_after_the_other():
     net = Shared(4, 2)
     net.last = nn.Linear(4, 2)
     runs = [trained(net, "loop", workers) for workers in (1, 3)]
-    assert all("one after the other" in run.reason for run in runs)
+    assert all("one after the other" in run.cost.reason for run in runs)
     assert torch.equal(runs[0].theta(1), runs[1].theta(1))
     hooked = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 2))
     seen = {}  # in a copy of the module's hooks it is another one
     hooked[1].register_forward_hook(lambda layer, given, out: seen.update(h=out))
     hooked.register_forward_hook(lambda layer, given, out: out + seen["h"].mean(1, keepdim=True))
-    assert "one after the other" not in trained(hooked, "loop", 3).reason
+    assert "one after the other" not in trained(hooked, "loop", 3).cost.reason
     assert not seen
 
 
@@ -353,7 +353,7 @@ def test_packed_sequences_train_client_by_client(tmp_path):
     x[::2, 6:] = 0
     federation = Federation.from_arrays(x, (x[:, 0, 0] > 0).long(), torch.arange(48) % 3)
     run = fit(FedAvg(), federation, Packed(), rounds=2)
-    assert run.executor == "loop"
+    assert run.cost.executor == "loop"
     assert not torch.equal(run.theta("0"), run.architecture.theta)
     save(run, tmp_path / "run")
     outputs = load_model(tmp_path / "run", "0", Packed())(x[:5])

@@ -70,7 +70,8 @@ def run_of(finished):
             **given | facts_given,
         )
         folder = RunFolder(path)
-        folder.write_history(history, "learned", list(layers))
+        history.origin = "learned"
+        folder.write_history(history, list(layers))
         right = [np.arange(10) < round(10 * score) for score in last]
         scores = [hits.astype(np.float32) for hits in right]
         TestedExamples(scores, [np.arange(10) + 10 * i for i in range(len(scores))]).write(folder.tested)

@@ -128,7 +128,7 @@ def test_a_run_in_memory_has_the_intervals_of_its_folder(sales, tmp_path):
     here = run.predict(None, frame, interval=0.8)
     truth, row = federation.y[federation.rows["test"][3]], federation.rows["test"][3]
     answers = run.predictor("s3").answers.in_units(run.model("s3")(federation.x[row]).detach().double())
-    assert run.errors_of("s3") == pytest.approx((answers - truth.reshape(-1, 1)).numpy(), rel=1e-4)
+    assert run.errors[3] == pytest.approx((answers - truth.reshape(-1, 1)).numpy(), rel=1e-4)
     kinfed.save(run, tmp_path / "run")
     opened = kinfed.Run.open(tmp_path / "run", torch.nn.Linear(1, 1))
     assert opened.predict(None, frame, interval=0.8).equals(here)
@@ -170,7 +170,7 @@ def shops_run():
 def test_errors_of_another_run_and_broken_ones_are_told(sales, tmp_path, capsys):
     shutil.copytree(sales / "run", tmp_path / "run")
     folder = RunFolder(tmp_path / "run")
-    write_errors(folder.errors, [torch.zeros(3, 1)] * 4)
+    write_errors(folder.errors, [np.zeros((3, 1), np.float32)] * 4)
     asked = ["predict", str(folder), str(sales / "new.csv"), "--interval", "50"]
     assert main(asked) == 2
     assert "another run" in capsys.readouterr().err

@@ -85,14 +85,15 @@ def test_a_model_without_a_score_is_never_preferred(higher):
 def test_large_relations_are_rounded_but_for_the_selected_round(tmp_path, monkeypatch):
     draw = torch.Generator().manual_seed(0)
     history = History(("a", "b", "c"), Classification(2), rounds=[0, 1, 2], chosen="own")
+    history.origin = "learned"
     history.kept_relations = [torch.rand(3, 3, generator=draw) / 3 for _ in range(3)]
     monkeypatch.setattr(History, "select", lambda history, model: 1)
     path = tmp_path / "relations.npz"
     exact = torch.stack(history.relations).numpy()
-    write_relations(history, path, "learned", [])
+    write_relations(history, path, [])
     assert (read_relations(path, 2).kept == exact).all()
     monkeypatch.setattr("kinfed.runs.relations_file.EXACT", 100)
-    write_relations(history, path, "learned", [])
+    write_relations(history, path, [])
     relations = read_relations(path, 2)
     assert (relations.rounds.tolist(), relations.layers, relations.origin) == ([1, 2, 3], [], "learned")
     weights = relations.kept
@@ -101,7 +102,7 @@ def test_large_relations_are_rounded_but_for_the_selected_round(tmp_path, monkey
     assert (weights[0] != exact[0]).any()
     assert np.load(path)["relation"].dtype == np.float16
     history.kept_relations[0][0, 0] = 1e6  # more than float16 holds
-    write_relations(history, path, "learned", [])
+    write_relations(history, path, [])
     assert read_relations(path, 2).kept[0, 0, 0] == 1e6
 
 
@@ -116,9 +117,9 @@ def test_relations_take_no_more_room_than_they_need(tmp_path, monkeypatch):
     history = run().history
     assert [list(relation.shape) for relation in history.kept_relations] == [[6]] * 3  # one row, seen by everybody
     assert [list(relation.shape) for relation in history.relations] == [[6, 6]] * 3
-    write_relations(history, tmp_path / "all.npz", "given", [])
+    write_relations(history, tmp_path / "all.npz", [])
     monkeypatch.setattr("kinfed.runs.relations_file.WRITTEN", 3 * 4 * 36 - 1)
-    write_relations(history, tmp_path / "one.npz", "given", [])
+    write_relations(history, tmp_path / "one.npz", [])
     whole, part = (np.load(tmp_path / f"{name}.npz") for name in ("all", "one"))
     assert whole["relation"].shape == (3, 6, 6)
     assert part["round"].tolist() == [history.select(history.chosen) + 1]

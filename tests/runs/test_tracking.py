@@ -223,7 +223,7 @@ def test_what_is_missing_says_what_to_install(monkeypatch):
 
 
 def test_a_run_without_a_folder_cannot_be_followed(mine):
-    with pytest.raises(UsageError, match="needs the run's folder"), trackers.track_run([mine], None, 1, "learned"):
+    with pytest.raises(UsageError, match="needs the run's folder"), trackers.track_run([mine], None, 1):
         pass
 
 

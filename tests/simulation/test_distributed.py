@@ -92,7 +92,7 @@ if __name__ == "__main__":
     with distributed.group():
         for method, (models, scores) in alone.items():
             data, run = trained(method)
-            assert "divided among 2 processes" in run.reason
+            assert "divided among 2 processes" in run.cost.reason
             for key, value in scores.items():
                 torch.testing.assert_close(run.history.scores[-1][key], value, rtol=1e-6, atol=1e-6, equal_nan=True)
             assert run.history.models.keys() == (models.keys() if distributed.leads() else set())

@@ -11,7 +11,7 @@ from torch import Tensor
 from ..errors import UsageError
 from . import trees
 from .fleet import Evaluation, Key
-from .graph import NeighbourLists, Relation, whole_relation
+from .graph import NeighbourLists, Origin, Relation, whole_relation
 from .metrics import BY_CLASS
 from .round_selection import Selector, select_model, select_round
 from .tasks import Task
@@ -82,6 +82,7 @@ class History:
     scores: list[dict[Key, Tensor]] = field(default_factory=list)  # [N] each, one dict per evaluated round
     kept_relations: list[Relation] = field(default_factory=list)  # one per evaluated round, or none; see `relations`
     diagnostics: list[dict[str, Tensor]] = field(default_factory=list)  # [] or [N] each, one dict per evaluated round
+    origin: Origin = "fixed"  # of the relation
     cost: Cost = field(default_factory=Cost)
     chosen: str = ""  # the named model that validation prefers; the headline without validation data
     kept: KeptModels = KeptModels({}, ())  # see `models`

@@ -22,6 +22,7 @@ from ..core.method import Method
 from ..core.mixins import Explains, model_for
 from ..core.model import Model
 from ..core.sharing import Sharing, divide
+from ..core.summary import RunCost
 from ..core.tasks import TASKS, Classification, Counts, Forecasting, Quantiles, Regression, selected_task
 from ..core.training import Training
 from ..core.trees import Tree
@@ -118,9 +119,10 @@ def fit(
     history = History(tuple(federation.names), federation.task)
     history.selector.selection = rounds.selection
     all_clients = _attack_fleet(fleet, history, attack, attackers, sharing.shared_layout, seed)
-    at, origin = checkpointer.resume(divided, roster, fleet, history), Explains.from_method(divided).origin_of(roster)
+    at = checkpointer.resume(divided, roster, fleet, history)
+    history.origin = Explains.from_method(divided).origin_of(roster)
     execution.planned(sharing)
-    tracked = track_run(execution.track, checkpointer.folder, rounds.count, origin, sharing.layers)
+    tracked = track_run(execution.track, checkpointer.folder, rounds.count, sharing.layers)
     pace = Pace(all_clients, method, rounds, at.done)
     with checkpointer.lock(), tracked as follow, checkpointer.guard():
 
@@ -145,8 +147,15 @@ def fit(
     if rounds.until:
         checkpointer.keep()
     final = checkpointer.final_state(roster, participation, rounds) if execution.keep_state else None
-    took = checkpointer.at.seconds
-    made = TrainedRun(method, federation, model, history, origin, seed, fleet.how, fleet.reason, took, attack, final)
+    cost = RunCost(
+        parameters=model.layout.parameters,
+        seconds=round(checkpointer.at.seconds, 3),
+        bytes_up=history.cost.bytes_up,
+        bytes_down=history.cost.bytes_down,
+        reason=fleet.reason,
+        **fleet.how,
+    )
+    made = TrainedRun(method, federation, model, history, seed, cost, attack, final)
     made.privacy = fleet.describe_privacy(history.cost.taken)
     return made if rounds.until else check_agreement(made, fleet)  # a paused run is one to go on with
 

@@ -68,7 +68,7 @@ class Relations:
         return self.kept[..., client, :]
 
 
-def write_relations(history: History, path: Path, origin: str, layers: list[str]) -> None:
+def write_relations(history: History, path: Path, layers: list[str]) -> None:
     """Write `round: [T]` (from 1), `relation: [T, N, N]` or [T, L, N, N], `origin`, `clients: [N]`, `layers: [L]`.
 
     Of lists `relation` is [T, N, M] or [T, L, N, M], of the clients `near: [T, N, M]`; see `NeighbourLists` for
@@ -77,7 +77,7 @@ def write_relations(history: History, path: Path, origin: str, layers: list[str]
     `WRITTEN` bytes, only the selected round's relation is written.
     """
     rounds, at = history.rounds, history.place()
-    labels = {"origin": np.array(origin), "clients": np.array(history.names)}
+    labels = {"origin": np.array(history.origin), "clients": np.array(history.names)}
     if lists := [relation for relation in history.relations if isinstance(relation, NeighbourLists)]:
         _write_lists(path, lists, rounds, at, labels, layers)
         return

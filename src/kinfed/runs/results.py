@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..core.graph import Origin
 from ..core.history import KINDS, History
 from ..core.mixins import exporter
 from ..core.round_selection import select_model
+from ..core.sharing import Sharing
 from ..core.summary import Provenance, Summary, over_seeds
 from ..core.tasks import Classification
 from ..data.datasets.your_files import display_name
@@ -88,9 +88,9 @@ def write_run(
     `refit`, the same training on all rows, if there is one; all else is of the run.
     """
     names, federation = list(run.federation.names), run.federation
-    summary, layers = run.summary, run.sharing.layers
+    summary, layers = run.summary, Sharing.from_method(run.method, run.architecture.layout).layers
     caution = summary.selection.caution
-    folder.write_history(run.history, run.origin, layers, caution)
+    folder.write_history(run.history, layers, caution)
     if BESIDE not in folder.path.parts[-3:-1]:  # of a run or one seed of it, with which others are compared
         if isinstance(federation.task, Classification):
             with _picture(folder.path / "classes.png") as picture:
@@ -99,7 +99,7 @@ def write_run(
             with _picture(folder.path / "targets.png") as picture:
                 if targets := federation.targets():
                     charts.targets_by_client([values.numpy() for values in targets], names, picture)
-        draw_history(run.history, run.origin, layers, folder, federation.groups, caution, summary.attackers)
+        draw_history(run.history, layers, folder, federation.groups, caution, summary.attackers)
         draw_recall(summary, folder)
     identity = identify(table, summary.seed, folder)
     kept = run if refit is None else refit
@@ -222,7 +222,6 @@ def identify(table: experiment.Table, seed: int, folder: RunFolder) -> str:
 
 def draw_history(
     history: History,
-    origin: Origin,
     layers: list[str],
     folder: RunFolder,
     groups: Tensor | None = None,
@@ -248,7 +247,9 @@ def draw_history(
     if isinstance(relation, Tensor):  # lists are of too many clients for a picture
         hidden = None if groups is None else groups.numpy()
         with _picture(out / "relation.png") as picture:
-            heatmaps.relation_heatmap(relation.numpy(), names, prefix + origin, picture, groups=hidden, layers=layers)
+            heatmaps.relation_heatmap(
+                relation.numpy(), names, prefix + history.origin, picture, groups=hidden, layers=layers
+            )
 
 
 @contextmanager

@@ -157,13 +157,14 @@ class Run(ABC):
     def view_model(self, client: str) -> nn.Module:
         """A client's model to be used as it is: it shares what is frozen with the modules of all clients."""
 
-    @abstractmethod
     def source(self, client: str) -> Source:
         """The method and the kind of model that answer for a client."""
+        return Source(self.summary.method.lower(), self.summary.selection.chosen)
 
+    @property
     @abstractmethod
-    def errors_of(self, client: str) -> NDArray[Any] | None:
-        """[n, C] a client's answers to its test rows less the truth, in its unit; None if they were not kept."""
+    def errors(self) -> list[NDArray[Any]]:
+        """[n, C] each client's answers to its test rows less the truth, in its unit; none if they were not kept."""
 
     @property
     def layout(self) -> Layout:
@@ -218,16 +219,14 @@ class Run(ABC):
         """See `prediction_intervals.find_half_widths`; raises UsageError if the run has no errors of test rows."""
         if not isinstance(level, int | float) or not 0 < level < 1:
             raise UsageError(f"interval is the share of truths between its bounds, such as 0.9; got {level!r:.80}")
-        errors = [self.errors_of(name) for name in self.names]
-        kept = [table for table in errors if table is not None]
-        if len(kept) < len(errors) or not kept:
+        if not self.errors:
             task = (self.summary.data.task or {}).get("name")
             why = {
                 "classification": "its answers are classes, each with a probability",
                 "quantiles": "its answers are quantiles, which are bounds already",
             }.get(str(task), "it keeps no errors of test rows, as a run of a table or series does; run it again")
             raise UsageError(f"{self.summary.out or 'the run'} has no intervals: {why}")
-        return torch.from_numpy(find_half_widths(kept, level))
+        return torch.from_numpy(find_half_widths(self.errors, level))
 
     @property
     @abstractmethod
@@ -360,17 +359,14 @@ class OpenedRun(Run):
     def by_client(self) -> Tested:
         return Tested.read(self.folder)
 
-    def errors_of(self, client: str) -> NDArray[Any] | None:
-        errors = self.find_kept_run(client)._errors
-        return None if errors is None else errors[self.names.index(client)]
-
     @cached_property
-    def _errors(self) -> list[NDArray[Any]] | None:
-        """[n, C] of each client, by this run's models."""
-        errors = read_errors(self.folder.errors)
-        if errors is not None and len(errors) != len(self.names):
+    def errors(self) -> list[NDArray[Any]]:
+        mine = read_errors(self.folder.errors) or []
+        if mine and len(mine) != len(self.names):
             raise self.folder.of_another(self.folder.errors)
-        return errors
+        runs = [self.find_kept_run(name) for name in self.names]
+        tables = [mine if run is self else run.errors for run in runs]
+        return [table[i] for i, table in enumerate(tables)] if all(tables) else []
 
     @property
     def description(self) -> Description | None:

@@ -193,7 +193,7 @@ class RunFolder:
         """What `write_clients` has written; empty for a run that has not, such as one of real sites."""
         return read_json(self.clients, "delete it to do without")
 
-    def write_history(self, history: History, origin: str, layers: list[str], caution: str = "") -> None:
+    def write_history(self, history: History, layers: list[str], caution: str = "") -> None:
         """Write scores, diagnostics and relations; `caution` says why the scores are not a fair estimate."""
         round_tables.write_scores(history, self.history, caution)
         if history.cost.examples:
@@ -201,7 +201,7 @@ class RunFolder:
         if any(history.diagnostics):
             round_tables.write_diagnostics(history, self.diagnostics)
         if history.kept_relations:
-            write_relations(history, self.relations, origin, layers)
+            write_relations(history, self.relations, layers)
 
     def read_scores(
         self, model: str, metric: str, split: str = "test", missing: bool = False, rows: "DataFrame | None" = None

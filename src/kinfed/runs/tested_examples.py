@@ -8,7 +8,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from safetensors import safe_open
-from torch import Tensor
 
 from ..core import checkpoint
 from ..files import readable
@@ -48,10 +47,10 @@ class TestedExamples(NamedTuple):
             return cls(np.split(scores, cuts), np.split(blocks, cuts), declared, totals)
 
 
-def write_errors(path: Path, errors: Sequence[Tensor]) -> None:
+def write_errors(path: Path, errors: Sequence[Array]) -> None:
     """Write how far each test example's answers were off, [n, C] of each client."""
     sizes = torch.tensor([len(table) for table in errors])
-    checkpoint.write({"errors": torch.cat(list(errors)), "sizes": sizes}, path)
+    checkpoint.write({"errors": torch.from_numpy(np.concatenate(errors)), "sizes": sizes}, path)
 
 
 def read_errors(path: Path) -> list[Array] | None:

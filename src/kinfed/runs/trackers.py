@@ -210,7 +210,7 @@ def _relation(history: History, t: int) -> Tensor | None:
 
 @contextmanager
 def track_run(
-    names: Sequence[str], folder: RunFolder | None, rounds: int, origin: str, layers: Sequence[str] = ()
+    names: Sequence[str], folder: RunFolder | None, rounds: int, layers: Sequence[str] = ()
 ) -> Iterator[Callable[[History], None]]:
     """Have trackers follow a run; what is given is called with its history after every round.
 
@@ -221,7 +221,7 @@ def track_run(
     if folder is None or not distributed.leads():
         yield lambda history: None
         return
-    feed, outcome = _Feed(names, folder, rounds, origin, layers), "failed"
+    feed, outcome = _Feed(names, folder, rounds, layers), "failed"
     try:
         yield feed.send
         outcome = "finished"
@@ -235,10 +235,8 @@ def track_run(
 class _Feed:
     """The trackers of a run, and the last round that each has got."""
 
-    def __init__(
-        self, names: Sequence[str], folder: RunFolder, rounds: int, origin: str, layers: Sequence[str]
-    ) -> None:
-        self._path, self._rounds, self._origin, self._layers = folder.path / "track.json", rounds, origin, layers
+    def __init__(self, names: Sequence[str], folder: RunFolder, rounds: int, layers: Sequence[str]) -> None:
+        self._path, self._rounds, self._layers = folder.path / "track.json", rounds, layers
         record = self._read()
         names = names or [*record["trackers"]]
         check(names)
@@ -265,7 +263,7 @@ class _Feed:
                 picture = Path(folder) / f"round-{step:05d}.png"
                 if names and relation is not None and tenth > self._drawn:
                     draw = partial(relation_heatmap, layers=self._layers)
-                    self._attempt("a picture", draw, relation.numpy(), history.names, self._origin, picture)
+                    self._attempt("a picture", draw, relation.numpy(), history.names, history.origin, picture)
                 for name in names:
                     self._attempt(name, self._trackers[name].log, step, numbers, picture if picture.exists() else None)
                     self._sent[name] = step if name in self._trackers else self._sent[name]

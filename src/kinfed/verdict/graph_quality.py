@@ -5,6 +5,7 @@ over its layers first. Groups are integer labels [N]; their values mean nothing,
 belong together without falling into groups, `edge_auroc` and `group_weights` take [N, N] bool instead: which do.
 """
 
+import math
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..core.graph import NeighbourLists
+from ..core.graph import NeighbourLists, Relation
 from ..errors import UsageError
 from .statistics import midranks
 
@@ -62,6 +63,17 @@ def group_weights_of_lists(relation: NeighbourLists, groups: Tensor) -> GroupWei
     inside, pairs = float(sums.diagonal().sum()), float(sizes.square().sum())
     outside = float(sums.sum()) - inside
     return GroupWeights(itself / count, _divide(inside - itself, pairs - count), _divide(outside, count**2 - pairs))
+
+
+def measure(relation: Relation, groups: Tensor | None) -> dict[str, float]:
+    """How well a relation finds groups, without values that are undefined with a single group, or groups of one."""
+    if groups is None:
+        return {}
+    if isinstance(relation, NeighbourLists):
+        quality = group_weights_of_lists(relation, groups)._asdict()
+    else:
+        quality = {"auroc": edge_auroc(relation, groups), **group_weights(relation, groups)._asdict()}
+    return {name: value for name, value in quality.items() if math.isfinite(value)}
 
 
 def _divide(total: float, count: float) -> float:

@@ -7,7 +7,6 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from kinfed.core.graph import Origin
 from kinfed.core.history import History
 from kinfed.core.mixins import leak
 from kinfed.core.model import Model
@@ -32,7 +31,6 @@ def summarise(
     planned: Plan,
     facts: Fields,
     model: Model,
-    origin: Origin,
     history: History,
     fleet: FlowerFleet,
     seconds: float,
@@ -42,9 +40,9 @@ def summarise(
     """Write the results of a finished run to its folder, and return its summary."""
     sharing, caution = Sharing.from_method(planned.learning.method, model.layout), leak(planned.learning.method)
     traffic = fleet.traffic
-    out.write_history(history, origin, sharing.layers, caution)
+    out.write_history(history, sharing.layers, caution)
     if _has_scores(history):
-        results.draw_history(history, origin, sharing.layers, out, caution=caution)
+        results.draw_history(history, sharing.layers, out, caution=caution)
     _write_bytes(traffic, fleet.used, out.path / "bytes.csv")
     by_site = _bytes_by_site(traffic)
     down, up = (sum(both[way] for both in by_site.values()) for way in ("down", "up"))
@@ -57,7 +55,7 @@ def summarise(
         method=plugins.short_name(planned.learning.method_name),
         seeds=[planned.learning.seed],
         intervals=intervals(history),
-        relation={"origin": origin} if history.kept_relations else None,
+        relation={"origin": history.origin} if history.kept_relations else None,
         recall=recall_by_class(history, classes) if isinstance(task, Classification) and _has_scores(history) else None,
         sharing=sharing.summary(down, up, rounds),
         caution=caution,

@@ -171,8 +171,8 @@ class _Run:
         self.roster, self.seconds_before = self._roster(), self.at.seconds
         if self.at.done:
             self._evaluate_again()
-        origin, layers = Explains.from_method(self.method).origin_of(self.roster), self._layers()
-        with track_run(track, self.folder, self.rounds.count, origin, layers) as self.follow:
+        self.history.origin = Explains.from_method(self.method).origin_of(self.roster)
+        with track_run(track, self.folder, self.rounds.count, sharing.layers) as self.follow:
             self._train()
             if not self.history.rounds:
                 raise RunError(
@@ -187,7 +187,6 @@ class _Run:
             self.planned,
             self.facts,
             self.model,
-            origin,
             self.history,
             self.fleet,
             self.at.seconds,
@@ -232,10 +231,6 @@ class _Run:
             FinalState(end, roster, tuple(self.fleet.names)).write(self.history, self.folder.state)
         if not self.folder.is_begun:
             experiment.write(plugins.absolute(self.planned.table), self.folder.config)
-
-    def _layers(self) -> list[str]:
-        """Names of the layers that a relation may have graphs for."""
-        return Sharing.from_method(self.planned.learning.method, self.model.layout).layers
 
     def _compare(self, serve: beside.Serve) -> Verdict | None:
         """What learning from others was worth: each site compares on its own examples, the server by mean scores."""

@@ -62,8 +62,9 @@ def _reference(args: argparse.Namespace, console: Console) -> None:
                 folder.path.rmdir()
         raise
     config.write({**experiment.table, "reference": settings}, folder.config)
-    folder.write_history(run.history, "given", [])
-    draw_history(run.history, "given", [], folder)
+    run.history.origin = "given"
+    folder.write_history(run.history, [])
+    draw_history(run.history, [], folder)
     outcome = run.summary()
     summary = replace(
         outcome,

@@ -31,6 +31,10 @@ class Attack(Settings):
         lots = fold(key(seed, "attackers"), tags(names))
         return lots.argsort().argsort() < count
 
+    def list_attackers(self, names: Sequence[str], seed: int) -> list[str]:
+        """The attackers' names."""
+        return [names[i] for i in self.attackers(names, seed).nonzero().flatten().tolist()]
+
     def corrupt(self, federation: Federation, attackers: Tensor, seed: int) -> Federation:
         """The federation with the attackers' examples changed; attackers: [N] bool."""
         return federation
