@@ -156,6 +156,7 @@ def test_lists_are_written_and_read(listed, tmp_path):
     again = History(history.names, history.task)
     arrays, text = history.pack()
     again.restore(arrays, text)
+    history.origin = "learned"
     write_relations(history, tmp_path / "r.npz", ["a"])
     relations = read_relations(tmp_path / "r.npz", 2)
     assert (relations.rounds.tolist(), relations.layers, relations.origin) == ([2, 4, 6], ["a"], "learned")
