@@ -40,7 +40,8 @@ from ..methods.solved import KNOWN
 from .config.experiment import default_model
 from .config.parts import take
 from .fit import fit
-from .predictor import KEPT, Unknown, check_unknown
+from .predictor import KEPT
+from .row_owners import Unknown, check_unknown
 
 # Columns beside those of X, with underscores where these have the names.
 GROUP, TARGET, WEIGHT = "group", "target", "sample_weight"

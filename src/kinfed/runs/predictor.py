@@ -4,8 +4,8 @@ import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+from functools import cached_property, lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,17 +20,16 @@ from ..data.tables.new_readings import Series
 from ..data.tables.open_table import frame_of
 from ..data.tables.owners import Owners
 from ..data.tables.schema import Description, incomplete
-from ..data.tables.words import Codes, Words, known_name, name_of
-from ..errors import UsageError, list_names, nearest
+from ..data.tables.words import Codes
+from ..errors import UsageError
+from .row_owners import RowOwners, Unknown, check_unknown
 
 if TYPE_CHECKING:
     import polars
 
 BLOCK = 1 << 15  # rows in one pass through a model
 KEPT = 256  # models that stay in memory
-NAMED = 8  # clients that a warning names
 ABOUT = ("client", "method", "model")  # columns that say which model answered
-Unknown = Literal["error", "skip", "mean"]  # what becomes of rows of clients that a run does not know
 MEAN = "mean of all clients"  # the model that answers these under "mean"
 
 
@@ -227,48 +226,22 @@ class Predictor:
 
     def answer_rows(self, frame: Frame) -> tuple["polars.DataFrame", NDArray[np.bool_]]:
         """The answers to a table's rows, and which of [n] rows have one: all that are not skipped."""
-        answered = self._select_rows(frame)
-        return self._answer(self._batch(frame if answered.all() else frame.keep(answered))), answered
-
-    def _select_rows(self, frame: Frame) -> NDArray[np.bool_]:
-        """[n] which rows are answered: all, unless `unknown` skips those of other clients, which a warning counts."""
         layout = self.description or self.series
-        if layout is None or not layout.client or layout.client not in frame.columns:
-            return np.ones(len(frame), bool)
-        named, places = frame[layout.client].words(), self._places
-        if self.client is not None:
-            self._warn_of_others(frame, named, places)
-            return np.ones(len(frame), bool)
-        unknown = np.array([name not in places for name in named.names])[named.codes]
-        if self.unknown not in (None, "skip") or not unknown.any() or unknown.all():
-            return np.ones(len(frame), bool)
-        warnings.warn(
-            f"{frame.name}: skipped {_tell_rows(unknown)}, of no client of the run: {_tell(named, unknown)}; "
-            f"the first: {frame.row(int(unknown.argmax()))}",
-            stacklevel=4,
-        )
-        return ~unknown
-
-    def _warn_of_others(self, frame: Frame, named: Words, places: Mapping[str, int]) -> None:
-        """Warn of rows that name another client than the one whose model was asked for."""
-        place = self._place(str(self.client))
-        others = np.array([name != "" and places.get(name) != place for name in named.names])[named.codes]
-        if others.any():
-            fate = "left out" if self.series is not None else f"answered by the model of '{self.client}', as asked"
-            count = f"{_tell_rows(others)} are of other clients: {_tell(named, others)}"
-            warnings.warn(f"{frame.name}: {count}; they are {fate}", stacklevel=4)
+        others = "left out" if self.series is not None else f"answered by the model of '{self.client}', as asked"
+        answered = self._owners.select_rows(frame, layout.client if layout else "", others)
+        return self._answer(self._batch(frame if answered.all() else frame.keep(answered))), answered
 
     def _batch(self, frame: Frame) -> Batch:
         """The inputs that a table's rows are; raises UsageError for one of an unknown client, unless all answer it."""
         if self.series is not None:
-            owners = self._owners(frame, self.series.client, alone=True)
+            owners = self._owners.find(frame, self.series.client, alone=True)
             frame.need(self.series.columns)
             ahead = self.series.windows(frame, owners)
             time = frame[self.series.time].values.gather(ahead.rows)
             return Batch(ahead.x, ahead.at, owners._replace(who=ahead.who), {_free(self.series.time): time})
         if self.description is None:
             raise UsageError("the run was trained on arrays, not on a table; give x: [n, ...], or a file .npz with x")
-        owners = self._owners(frame, self.description.client)
+        owners = self._owners.find(frame, self.description.client)
         x = self.description.encode(frame, self.client)  # [n, d]
         return Batch(x, torch.arange(len(x)), owners)
 
@@ -296,7 +269,7 @@ class Predictor:
         given = [self.client] if self.client is not None else [str(owner) for owner in clients or ()]
         if len(given) not in (1, len(x)):
             raise UsageError(f"{len(x)} examples need as many names of clients; got {len(given)}")
-        owners, kept = self._owners_of([given[i] for i in np.broadcast_to(np.arange(len(given)), len(x))])
+        owners, kept = self._owners.find_named([given[i] for i in np.broadcast_to(np.arange(len(given)), len(x))])
         x = x[torch.from_numpy(kept)]
         x = x.float().div(127.5).sub(1) if x.dtype == torch.uint8 else x.float()
         if self.scales(owners.names[0]):
@@ -312,70 +285,16 @@ class Predictor:
         """[C] mean and deviation by which the first inputs of a step of a client's windows are scaled, if they are."""
         return self.readings if self.series is None else self.series.scales(client)
 
-    def _place(self, name: str) -> int:
-        try:
-            return self._places[known_name(name, self._places)]
-        except KeyError:
-            raise UsageError(f"there is no client '{name}'; {nearest(name, self.names)}") from None
-
-    @property
-    def _places(self) -> dict[str, int]:
-        names = {name: i for i, name in enumerate(self.names)}
-        return {name_of(name): i for name, i in names.items()} | names
-
-    def _owners(self, frame: Frame, column: str, alone: bool = False) -> Owners:
-        """Whose model answers each row; -1: none, as rows of others where `client` answers for its own `alone`."""
-        if column not in frame.columns or (self.client is not None and not alone):
-            if self.client is None:
-                frame.need([column])  # raises
-            return Owners([*self.names], np.full(len(frame), self._place(str(self.client))), None)
-        if self.client is not None:
-            named, place, places = frame[column].text(), self._place(self.client), self._places
-            where = [place if places.get(name) == place else -1 for name in named.names]
-            if max(where) < 0:
-                raise UsageError(f"{frame.name} has no row of client '{self.client}' in column '{column}'")
-            return Owners([*self.names], np.array(where)[named.codes], None)
-        named = frame[column].words()
-        owners = self._list_owners(named)
-        if self.unknown != "mean" and len(owners.names) > len(self.names):
-            at = int((owners.who >= len(self.names)).argmax())
-            raise UsageError(f"{frame[column].place(at)}: {self._tell_unknown(named.names[named.codes[at]])}")
-        return owners
-
-    def _owners_of(self, names: Sequence[str]) -> tuple[Owners, Codes]:
-        """Whose model answers each of the examples that are kept, and which of [n] these are."""
-        index = {name: i for i, name in enumerate(dict.fromkeys(names))}
-        named = Words([*index], np.array([index[name] for name in names]))
-        owners = self._list_owners(named)
-        unknown = owners.who >= len(self.names)
-        if not unknown.any() or self.unknown == "mean":
-            return owners, np.arange(len(names))
-        if self.unknown != "skip" or unknown.all():
-            raise UsageError(self._tell_unknown(names[int(unknown.argmax())]))
-        count = f"{_tell_rows(unknown)}, of no client of the run: {_tell(named, unknown)}"
-        warnings.warn(f"skipped {count}", stacklevel=3)
-        kept = np.flatnonzero(~unknown)
-        return Owners([*self.names], owners.who[kept], None), kept
-
-    def _list_owners(self, named: Words) -> Owners:
-        """Whose model answers each row, where names of no client have places behind the clients' own."""
-        places = self._places
-        strange = [name for name in named.names if name not in places]
-        behind = dict(zip(strange, range(len(self.names), len(self.names) + len(strange)), strict=True))
-        where = np.array([places[name] if name in places else behind[name] for name in named.names], np.int64)
-        return Owners([*self.names, *strange], where[named.codes], None)
-
-    def _tell_unknown(self, name: str) -> str:
-        """What to say of a row that names a client that the run does not know, or none."""
-        what = f"there is no client '{name}'; {nearest(name, self.names)}" if name else "there is no value; fill it in"
-        other = "mean" if self.unknown == "skip" else "skip or mean"
-        return f"{what} (or set unknown to {other})"
+    @cached_property
+    def _owners(self) -> RowOwners:
+        return RowOwners(self.names, self.client, self.unknown)
 
     def _answer(self, batch: Batch) -> "polars.DataFrame":
         import polars
 
         places, where = np.unique(batch.owners.who, return_inverse=True)
-        about = [(batch.owners.names[i], *self._source(i)) for i in places]
+        sources = (self.source(self.names[i]) if i < len(self.names) else Source("", MEAN) for i in places)
+        about = [(batch.owners.names[i], *source) for i, source in zip(places, sources, strict=True)]
         columns = zip(ABOUT, zip(*about, strict=True), strict=True)
         which = {name: polars.Series(values, dtype=polars.String).gather(where) for name, values in columns}
         values = self._values(batch)
@@ -384,9 +303,6 @@ class Predictor:
             half = self.half[torch.from_numpy(np.minimum(batch.owners.who, len(self.names)))]
             answers |= self.answers.bounds_of(values, half)
         return polars.DataFrame(which | dict(batch.beside) | answers)
-
-    def _source(self, place: int) -> Source:
-        return self.source(self.names[place]) if place < len(self.names) else Source("", MEAN)
 
     def _values(self, batch: Batch) -> Tensor:
         """[n, C] probabilities, or numbers in the targets' own units; of unknown clients the mean over all models."""
@@ -420,27 +336,6 @@ class Predictor:
                     result[part] = outputs
         assert result is not None
         return result
-
-
-def check_unknown(policy: str | None) -> None:
-    """Raise UsageError unless it says what becomes of rows of unknown clients."""
-    if policy is not None and policy not in get_args(Unknown):
-        raise UsageError(f"unknown must be {', '.join(get_args(Unknown))}; got {policy!r:.80}")
-
-
-def _tell_rows(rows: NDArray[np.bool_]) -> str:
-    """How many of all rows these are."""
-    return f"{int(rows.sum()):,} of {len(rows):,} rows"
-
-
-def _tell(named: Words, rows: NDArray[np.bool_]) -> str:
-    """The clients that these rows name, and how often."""
-    counts = Words(named.names, named.codes[rows]).counts
-    without = int((named.empty & rows).sum())
-    parts = [f"{name} ({count})" for name, count in counts.items()]
-    if without:
-        parts.insert(0, f"{without:,} without one")
-    return list_names(parts, NAMED)
 
 
 def _free(name: str) -> str:

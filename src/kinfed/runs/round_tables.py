@@ -119,7 +119,7 @@ def write_confusion(path: Path, counts: Tensor, clients: Sequence[str], classes:
     """Write how many test examples of each class are taken for each, [N, C, C] as of `Run.confusion`."""
     cells = zip(counts.indices().T.tolist(), counts.values().tolist(), strict=True)
     lines = ([clients[i], classes[truth], classes[taken], examples] for (i, truth, taken), examples in cells)
-    _write(path, ["client", "truth", "predicted", "examples"], lines)
+    _write(path, ["client", "truth", "predicted", "examples"], lines, "\n")
 
 
 def read_confusion(path: Path) -> list[tuple[str, str, str, int]]:
@@ -129,8 +129,8 @@ def read_confusion(path: Path) -> list[tuple[str, str, str, int]]:
         return [(client, truth, predicted, int(examples)) for client, truth, predicted, examples in lines]
 
 
-def _write(path: Path, head: Iterable[str], lines: Iterable[list[Any]]) -> None:
+def _write(path: Path, head: Iterable[str], lines: Iterable[list[Any]], end: str = "\r\n") -> None:
     with replacing(path) as part, part.open("w", newline="", encoding="utf-8") as file:
-        table = csv.writer(file)
+        table = csv.writer(file, lineterminator=end)
         table.writerow(head)
         table.writerows(lines)

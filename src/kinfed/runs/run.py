@@ -35,8 +35,9 @@ from .config.experiment import Experiment
 from .final_state import StateFile
 from .models_file import ALL, ModelsFile
 from .prediction_intervals import find_half_widths
-from .predictor import Answers, Predictor, Source, Unknown
+from .predictor import Answers, Predictor, Source
 from .round_tables import add_seed
+from .row_owners import Unknown
 from .run_folder import RunFolder
 from .test_scores import Tested
 from .tested_examples import read_errors
