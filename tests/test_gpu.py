@@ -19,7 +19,7 @@ from kinfed.core.model import Model
 from kinfed.core.tasks import Classification
 from kinfed.methods import METHODS
 from kinfed.models import MODELS
-from kinfed.runs.pooled_scores import reweighted_accuracy
+from kinfed.runs.test_scores import reweighted_accuracy
 from kinfed.simulation.attacks import ATTACKS
 from kinfed.simulation.execution import Execution
 from kinfed.simulation.simulation import Simulation

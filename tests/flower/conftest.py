@@ -21,7 +21,7 @@ from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
 from kinfed.core import trees
-from kinfed.core.engine import run
+from kinfed.core.engine import Rounds, run
 from kinfed.core.graph import Graph
 from kinfed.core.history import History, Recorder
 from kinfed.core.layout import Layout
@@ -248,8 +248,8 @@ class Trial:
             fleet.method,
             roster,
             fleet,
-            Recorder(history, table["evaluate_every"]),
-            rounds=table["rounds"],
+            Recorder(history),
+            rounds=Rounds(table["rounds"], table["evaluate_every"]),
             participation=learning.participation,
         )
         return Outcome(history, trees.pack(fleet.state), fleet.model.layout, fleet.model.frozen)

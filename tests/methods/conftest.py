@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from kinfed.core.engine import run
+from kinfed.core.engine import Rounds, run
 from kinfed.core.history import History, Recorder
 from kinfed.core.method import Roster
 from kinfed.core.mixins import model_for
@@ -33,12 +33,18 @@ class Trial:
         self.method, self.module = self.fleet.method, module
         self.roster = self.fleet.roster()
         self.history = History(federation.names, federation.task)
-        self.recorder = Recorder(self.history, every)
+        self.recorder, self.every = Recorder(self.history), every
 
     def run(self, rounds, participation=1.0, **resume):
         """The server's state after so many rounds."""
         return run(
-            self.method, self.roster, self.fleet, self.recorder, rounds=rounds, participation=participation, **resume
+            self.method,
+            self.roster,
+            self.fleet,
+            self.recorder,
+            rounds=Rounds(rounds, self.every),
+            participation=participation,
+            **resume,
         )
 
     @property

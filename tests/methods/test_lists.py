@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from kinfed.core import engine, round_records
-from kinfed.core.engine import Participation, run
+from kinfed.core.engine import Participation, Rounds, run
 from kinfed.core.graph import NeighbourLists
 from kinfed.core.history import History, Recorder
 from kinfed.core.method import Params
@@ -126,7 +126,7 @@ def outcome(method, participation=0.4):
         model = model_for(method, nn.Linear(3, 3).double())
     fleet = Simulation(data, model, method, Training(1, 4, SGD(0.2)), seed=5)
     history = History(tuple(data.names), data.task)
-    run(fleet.method, fleet.roster(), fleet, Recorder(history, every=2), rounds=6, participation=participation)
+    run(fleet.method, fleet.roster(), fleet, Recorder(history), rounds=Rounds(6, 2), participation=participation)
     return history
 
 
@@ -136,7 +136,7 @@ def test_what_everyone_would_be_sent_is_the_same_in_pieces(method, listed, monke
     at_once = outcome(method)
     monkeypatch.setattr(engine, "SENT", 0)
     pieces = outcome(method)
-    assert len(at_once.lists) == len(at_once.rounds) == 3
+    assert len(at_once.relations) == len(at_once.rounds) == 3
     assert not at_once.relations
     for there, here in zip(at_once.scores, pieces.scores, strict=True):
         assert all(torch.allclose(values, here[key], atol=1e-12) for key, values in there.items())

@@ -11,7 +11,7 @@ from torch import nn
 import kinfed
 from kinfed import Classification, Counts, Execution, Federation, Forecasting, Quantiles, Regression, UsageError, fit
 from kinfed.cli import main
-from kinfed.core.engine import run
+from kinfed.core.engine import Rounds, run
 from kinfed.core.history import History, Recorder
 from kinfed.core.mixins import model_for, reduce_uploads
 from kinfed.core.training import Training
@@ -46,7 +46,7 @@ def boosted(data, made, rounds, executor="loop", **settings):
     method = PersonalBoosting(**settings)
     fleet = Simulation(data, model_for(method, made), method, Training(), execution=Execution(executor))
     history = History(data.names, data.task)
-    run(fleet.method, fleet.roster(), fleet, Recorder(history, rounds), rounds=rounds)
+    run(fleet.method, fleet.roster(), fleet, Recorder(history), rounds=Rounds(rounds, rounds))
     return history.models["theta"], history
 
 

@@ -16,7 +16,7 @@ from torch import nn
 
 from kinfed.core import checkpoint, rows as core_tables, trees
 from kinfed.core.checkpoint import Progress
-from kinfed.core.engine import run, sample
+from kinfed.core.engine import Rounds, run, sample
 from kinfed.core.history import History, Recorder
 from kinfed.core.method import Method
 from kinfed.core.mixins import model_for
@@ -211,7 +211,7 @@ def start(name, variant, executor="loop"):
 
 def outcome(name, variant, executor="loop"):
     method, fleet, roster, history = start(name, variant, executor)
-    server = run(method, roster, fleet, Recorder(history, every=2), rounds=ROUNDS, participation=SHARE)
+    server = run(method, roster, fleet, Recorder(history), rounds=Rounds(ROUNDS, 2), participation=SHARE)
     return server, fleet.states.take(torch.arange(len(fleet.clients))), history
 
 
@@ -263,13 +263,20 @@ def test_executors_and_sizes_agree_and_a_resumed_run_ends_with_the_same_bits(nam
         same(whole, tables(*outcome(name, variant, "vmap")), exact=False)
     method, fleet, roster, history = start(name, variant)
     fresh = trees.pack(fleet.state)
-    server = run(method, roster, fleet, Recorder(history, every=2), rounds=2, participation=SHARE)
+    server = run(method, roster, fleet, Recorder(history), rounds=Rounds(2, 2), participation=SHARE)
     checkpoint.save(tmp_path / "c", Progress(2, server, fleet.state, 1.5), history)
     method, fleet, roster, history = start(name, variant)
     at = checkpoint.load(tmp_path / "c", method.start(roster), fleet.state, history)
     fleet.state = at.state
     server = run(
-        method, roster, fleet, Recorder(history, every=2), rounds=ROUNDS, participation=SHARE, server=at.server, begin=2
+        method,
+        roster,
+        fleet,
+        Recorder(history),
+        rounds=Rounds(ROUNDS, 2),
+        participation=SHARE,
+        server=at.server,
+        begin=2,
     )
     same(whole, tables(server, fleet.state, history), exact=True)
     (never,) = left_out(roster)  # it has learned nothing, and yet it has a model that can be scored

@@ -40,11 +40,12 @@ def read(*overrides):
 def test_where_training_ends_by_hand(best, size, share, every, ended):
     training = kinfed.Training(epochs=1, batch=10)
     roster = SimpleNamespace(training=training, sizes=torch.tensor([size, 5000]))
-    recorder, done = Recorder(History(("a", "b"), Classification(2)), every), 0
-    for round in Rounds(200, every, patience=0.25).go_on(0, recorder, roster, share):
+    recorder, done = Recorder(History(("a", "b"), Classification(2))), 0
+    rounds = Rounds(200, every, patience=0.25)
+    for round in rounds.go_on(0, recorder, roster, share):
         score = torch.full((2,), min(round, best) / 200)
         scored = Evaluation({("own", split, "accuracy"): score for split in ("validation", "test")}, {"own": ()})
-        recorder.add(round, 0, 0, scored if recorder.is_due(round, 200) else None)
+        recorder.add(round, 0, 0, scored if rounds.is_due(round) else None)
         done = round + 1
     assert done == ended
 

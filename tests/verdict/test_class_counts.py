@@ -7,7 +7,7 @@ from torch import nn
 from kinfed import Federation, Split, UsageError, fit
 from kinfed.core.tasks import Classification
 from kinfed.methods import Local
-from kinfed.runs import pooled_scores
+from kinfed.runs import test_scores
 from kinfed.verdict.class_counts import count_correct, reweighted_accuracy
 
 
@@ -39,7 +39,7 @@ def test_of_a_run_and_its_pooled_accuracy():
         parts = [(hits[y[rows] == c].double().sum(), (y[rows] == c).sum()) for c in (0, 1)]
         up, down = (sum(s * p[k] for s, p in zip(shares, parts, strict=True)) for k in (0, 1))
         expected.append(up / down)
-    accuracies = pooled_scores.reweighted_accuracy(run.federation, map(run.model, run.names))
+    accuracies = test_scores.reweighted_accuracy(run.federation, map(run.model, run.names))
     torch.testing.assert_close(accuracies, torch.stack(expected))
     score = run.summary.scores["own"]
     assert "reweighted" not in score  # as it takes time
@@ -49,4 +49,4 @@ def test_of_a_run_and_its_pooled_accuracy():
     each = run.history.test("own")
     assert score["pooled"] == pytest.approx((12 * float(each[0]) + 4 * float(each[1])) / 16)
     with pytest.raises(UsageError, match="needs class labels"):
-        pooled_scores.reweighted_accuracy(Federation.from_arrays(x, x[:, 0], client), [])
+        test_scores.reweighted_accuracy(Federation.from_arrays(x, x[:, 0], client), [])

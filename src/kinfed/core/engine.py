@@ -105,6 +105,10 @@ class Rounds:
         """How many rounds are trained before the run ends or pauses."""
         return self.until or self.count
 
+    def is_due(self, round: int) -> bool:
+        """Whether models are scored after a round."""
+        return (round + 1) % self.evaluate_every == 0 or round + 1 == self.last
+
     def go_on(self, begin: int, recorder: Recorder, roster: Roster, share: float) -> Iterator[int]:
         """The rounds from `begin` on, as long as training goes on; a `share` of the clients takes part in each."""
         steps = share * int(roster.training.count_steps(roster.sizes).min()) if self.patience else 0.0
@@ -174,8 +178,8 @@ def run(
     full, late = roster, latecomers(roster.seed, roster.tags, drawn.late)
     here = full.others(late) if begin <= drawn.joins else full.everyone  # [n] who has joined, in the server's order
     roster = full.part(here) if len(here) < len(full) else full
-    selector, solver = recorder.history.selector, Solves.from_method(method)
-    selector.selection = _select_by(selector.selection, solver, roster.training)
+    solver = Solves.from_method(method)
+    recorder.history.selector.selection = _select_by(rounds.selection, solver, roster.training)
     if begin == 0:
         server = _start(method, roster)
     elif begin >= drawn.joins and solver.is_solved(server):
@@ -202,7 +206,7 @@ def run(
             server, given = _aggregate(method, records, roster, server, cohort, sent, uploads, written)
             evaluation = relation = diagnostics = None
             solved = solver.is_solved(server) and round + 1 >= drawn.joins
-            if solved or recorder.is_due(round, rounds.last):
+            if solved or rounds.is_due(round):
                 with _server(method, round):
                     prospect, relation = _outlook(method, full, roster, here, server, cohort)
                 evaluation = fleet.evaluate(round, full.everyone, prospect)

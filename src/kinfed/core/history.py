@@ -223,15 +223,11 @@ class History:
 
 
 class Recorder:
-    """Writes the rounds of a run into its history as they end; every `every`-th is evaluated, and the last."""
+    """Writes the rounds of a run into its history as they end."""
 
-    def __init__(self, history: History, every: int = 1) -> None:
-        self.history, self._every = history, every
+    def __init__(self, history: History) -> None:
+        self.history = history
         self._pending: Callable[[], None] | None = None  # waits for an evaluation in progress and keeps it
-
-    def is_due(self, round: int, rounds: int) -> bool:
-        """Whether a round is evaluated."""
-        return (round + 1) % self._every == 0 or round + 1 == rounds
 
     def add(
         self,

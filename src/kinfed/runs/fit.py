@@ -16,7 +16,7 @@ from torch.func import vmap
 from ..core import engine
 from ..core.engine import Participation, Rounds, check_seed
 from ..core.fleet import Fleet
-from ..core.history import History, Recorder
+from ..core.history import Cost, History, Recorder
 from ..core.layout import Layout
 from ..core.method import Method
 from ..core.mixins import Explains, model_for
@@ -117,7 +117,6 @@ def fit(
     check(need, len(federation), fleet.device)
     roster = fleet.roster(federation.graph)
     history = History(tuple(federation.names), federation.task)
-    history.selector.selection = rounds.selection
     all_clients = _attack_fleet(fleet, history, attack, attackers, sharing.shared_layout, seed)
     at = checkpointer.resume(divided, roster, fleet, history)
     history.origin = Explains.from_method(divided).origin_of(roster)
@@ -136,7 +135,7 @@ def fit(
             divided,
             roster,
             pace,
-            Recorder(history, rounds.evaluate_every),
+            Recorder(history),
             rounds=rounds,
             participation=participation,
             groups=None if federation.groups is None else federation.groups.to(fleet.device),
@@ -147,17 +146,21 @@ def fit(
     if rounds.until:
         checkpointer.keep()
     final = checkpointer.final_state(roster, participation, rounds) if execution.keep_state else None
-    cost = RunCost(
+    cost, privacy = _sum_cost(checkpointer, fleet, model, history.cost), fleet.describe_privacy(history.cost.taken)
+    made = TrainedRun(method, federation, model, history, seed, cost, attack, final, privacy)
+    return made if rounds.until else check_agreement(made, fleet)  # a paused run is one to go on with
+
+
+def _sum_cost(checkpointer: Checkpointer, fleet: Simulation | Distributed, model: Model, cost: Cost) -> RunCost:
+    """What a run took in all."""
+    return RunCost(
         parameters=model.layout.parameters,
         seconds=round(checkpointer.at.seconds, 3),
-        bytes_up=history.cost.bytes_up,
-        bytes_down=history.cost.bytes_down,
+        bytes_up=cost.bytes_up,
+        bytes_down=cost.bytes_down,
         reason=fleet.reason,
         **fleet.how,
     )
-    made = TrainedRun(method, federation, model, history, seed, cost, attack, final)
-    made.privacy = fleet.describe_privacy(history.cost.taken)
-    return made if rounds.until else check_agreement(made, fleet)  # a paused run is one to go on with
 
 
 def _check_kinds(method: Any, federation: Any, module: Any, **others: Any) -> None:

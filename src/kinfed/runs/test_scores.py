@@ -1,4 +1,4 @@
-"""Test scores of finished runs, client by client and example by example."""
+"""Test scores of finished runs: by client, by example, and over the examples of all clients."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -6,11 +6,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import vmap
 
 from ..core.history import History
-from ..core.tasks import Task
+from ..core.metrics import calibration_errors
+from ..core.tasks import Classification, Task
+from ..data.federation import Federation
+from ..errors import UsageError
+from ..verdict import class_counts
 from ..verdict.dependence import INDEPENDENT, Blocks
 from ..verdict.statistics import interval
 from ..verdict.verdict import Evidence, evidence
@@ -23,6 +27,7 @@ NO_VERDICT = "there is no verdict"  # begins the warning that says why
 NO_STANDARD = "there is no comparison with standard models"  # and so does this
 NOTHING: Array = np.empty(0, np.int64)
 MANY = 1 << 16  # test examples that are scored in one pass
+FEW = 512  # those that a module takes in one pass
 
 
 class Tested(NamedTuple):
@@ -130,3 +135,48 @@ def align(runs: Sequence[Sequence[Tested]], by_example: bool) -> tuple[list[str]
         return [tests.scores(name, by_example) if name in shared_names else np.empty(0) for name in names]
 
     return names, [[scores_of(*pair) for pair in zip(seeds, shared, strict=True)] for seeds in runs]
+
+
+def pooled_mean(federation: Federation, values: Tensor) -> float:
+    """The mean over all clients' test examples of a metric that is one over a client's, values: [N]."""
+    values, sizes = values.double(), federation.totals("test").cpu()
+    scored = ~values.isnan()
+    return float((values * sizes)[scored].sum() / sizes[scored].sum())
+
+
+def reweighted_accuracy(federation: Federation, modules: Iterable[nn.Module]) -> Tensor:
+    """[N] accuracy of each client's model on all clients' test examples, weighted by its shares of labels.
+
+    The shares are those of its training examples. This is pFedGraph's protocol, which passes all clients' test
+    examples through every model. Raises UsageError if the task has no classes.
+    """
+    task, federation = federation.task, federation.to(torch.device("cpu"))
+    if not isinstance(task, Classification):
+        raise UsageError("reweighted accuracy needs class labels; this task has none")
+    rows = torch.cat(list(federation.rows["test"])).unique()
+    x, y = federation.x[rows], federation.y[rows]
+    weights = None if federation.weights is None else federation.weights[rows].double()
+    counts = federation.class_counts(["train"], weighted=True).double()
+    with torch.no_grad():
+        correct = [class_counts.count_correct(_answer(module, x), y, task.classes, weights) for module in modules]
+    total = torch.bincount(y, weights, task.classes)
+    return class_counts.reweighted_accuracy(torch.stack(correct), total, counts / counts.sum(1, keepdim=True))
+
+
+def pooled_calibration(federation: Federation, modules: Iterable[nn.Module]) -> float:
+    """The expected calibration error over all clients' test examples, each by its client's model.
+
+    One client's examples are too few for its bins, so that the mean of clients' errors is mostly chance.
+    """
+    federation = federation.to(torch.device("cpu"))
+    rows = list(federation.rows["test"])
+    with torch.no_grad():
+        outputs = [_answer(module, federation.x[at]) for module, at in zip(modules, rows, strict=True)]
+    at = torch.cat(rows)
+    weight = torch.ones(len(at)) if federation.weights is None else federation.weights[at]
+    return float(calibration_errors(torch.cat(outputs).double(), federation.y[at], weight.double())["ece"])
+
+
+def _answer(module: nn.Module, x: Tensor) -> Tensor:
+    """[n, C] outputs for x: [n, ...], of which a layer may write into a copy."""
+    return torch.cat([module(part.clone()) for part in x.split(FEW)])

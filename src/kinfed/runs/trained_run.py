@@ -25,13 +25,12 @@ from ..simulation.attacks.attack import Attack
 from ..verdict.class_counts import confusion, recall_by_class
 from ..verdict.graph_quality import measure
 from ..verdict.verdict import Verdict
-from . import pooled_scores
 from .baselines import Baseline, standard_baselines
 from .final_state import FinalState
 from .predictor import Answers
 from .round_tables import add_seed, make_rows
 from .run import Run, not_comparable
-from .test_scores import Tested, intervals, of_examples
+from .test_scores import Tested, intervals, of_examples, pooled_calibration, pooled_mean, reweighted_accuracy
 from .tested_examples import TestedExamples
 
 if TYPE_CHECKING:
@@ -84,7 +83,7 @@ class TrainedRun(Run):
         list if the models stayed at their sites, if the metric is not defined for single examples, or if the split has
         none.
         """
-        return list((self._tested if split == "test" else self._score_split(split)).scores)
+        return list((self._test_split if split == "test" else self._score_split(split)).scores)
 
     def confusion(self) -> Tensor:
         """[N, C, C] int64 how many test examples of each class, the rows, a client's model takes for each, the columns.
@@ -92,7 +91,7 @@ class TrainedRun(Run):
         It is sparse: `.to_dense()` fills in the zeros. The models are the clients' chosen ones. Raises UsageError
         without classes, or if the models stayed at their sites.
         """
-        if (table := self._tested.confusion) is None:
+        if (table := self._test_split.confusion) is None:
             raise UsageError(
                 "a confusion table needs class labels, and models that are here; this run lacks one of them"
             )
@@ -104,10 +103,10 @@ class TrainedRun(Run):
 
         None of classes, of a task of one's own, or if the models stayed at their sites.
         """
-        return [table.numpy() for table in self._tested.errors]
+        return [table.numpy() for table in self._test_split.errors]
 
     @cached_property
-    def _tested(self) -> "SplitScores":
+    def _test_split(self) -> "SplitScores":
         return self._score_split("test")
 
     def _score_split(self, split: str) -> "SplitScores":
@@ -189,11 +188,8 @@ class TrainedRun(Run):
         cautions = [why for why in (leak(self.method), federation.caution) if why]
         scores = score_models(history)
         if type(task) in (Classification, Regression, Counts):  # whose scores are means over examples
-            sizes = federation.totals("test").cpu()
             for name, score in scores.items():
-                values = history.test(name).double()
-                scored = ~values.isnan()
-                score["pooled"] = float((values * sizes)[scored].sum() / sizes[scored].sum())
+                score["pooled"] = pooled_mean(federation, history.test(name))
         recall = {}
         if isinstance(task, Classification) and task.by_class:
             counts = federation.class_counts(["test"], weighted=True).cpu()
@@ -201,11 +197,10 @@ class TrainedRun(Run):
         judged = history.models and len(federation) <= CALIBRATED and not isinstance(self.method, Predicts)
         if isinstance(task, Classification) and task.by_class and judged:
             modules = map(self.view_model, self.names)
-            scores[history.chosen]["ece_pooled"] = pooled_scores.pooled_calibration(federation, modules)
+            scores[history.chosen]["ece_pooled"] = pooled_calibration(federation, modules)
         if isinstance(task, Classification) and task.reweighted and history.models:  # none where they stay at sites
             modules = map(self.view_model, self.names)
-            accuracies = pooled_scores.reweighted_accuracy(federation, modules)
-            scores[history.chosen]["reweighted"] = float(accuracies.nanmean())
+            scores[history.chosen]["reweighted"] = float(reweighted_accuracy(federation, modules).nanmean())
         relation, attack, sharing = self.relation, None, Sharing.from_method(self.method, self.architecture.layout)
         if self.attack is not None:
             attack = {

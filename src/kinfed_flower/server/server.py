@@ -149,8 +149,7 @@ class _Run:
             masks=_masks(planned),
         )
         self.history = History((), task)
-        self.history.selector.selection = self.rounds.selection
-        self.recorder = Recorder(self.history, self.rounds.evaluate_every)
+        self.recorder = Recorder(self.history)
         self.method = self._wrap(inner)
         self.at = Progress(0, None, None, 0.0)  # after the last complete round
 
@@ -278,7 +277,7 @@ class _Run:
     def _evaluate_again(self) -> None:
         """Request the evaluation that was under way when the server stopped."""
         last = self.at.done - 1
-        if not self.recorder.is_due(last, self.rounds.count) or last in self.history.rounds:
+        if not self.rounds.is_due(last) or last in self.history.rounds:
             return
         roster = replace(self.roster, round=last)
         cohort = self.fleet.state.replied.nonzero().squeeze(1)

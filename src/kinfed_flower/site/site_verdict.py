@@ -57,9 +57,7 @@ def compare(
     execution = Execution("loop", onednn=False, device=device)
     fleet = Simulation(federation, model, method, learning.training, seed=learning.seed, execution=execution)
     history = History(tuple(federation.names), task)
-    history.selector.selection = rounds.selection
-    recorder = Recorder(history, rounds.evaluate_every)
-    engine.run(fleet.method, fleet.roster(), fleet, recorder, rounds=rounds)
+    engine.run(fleet.method, fleet.roster(), fleet, Recorder(history), rounds=rounds)
     personal = {name: values[0].cpu() for name, values in history.models.items()}
     rows, groups = federation.rows["test"][0], federation.blocks
     modules = {**kept, "local": export(method, fleet.model, trees.nest(personal))}
