@@ -34,7 +34,7 @@ def comparison(made: Reproduction) -> Comparison:
             with note_failure(lost, f"{name} on {column.name} has no statistics"):
                 rows += _row(made, name, column, measure)
         if rows:
-            sets.append(tuple(sorted(_add_counts(rows), key=lambda row: -row.sign * row.mean)))
+            sets.append(tuple(sorted(_add_counts(rows), key=lambda row: -row.rank())))
     return Comparison(tuple(sets), tuple(lost), named=tuple(made.protocol.compares.items()))
 
 

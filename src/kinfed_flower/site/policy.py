@@ -69,7 +69,7 @@ class Policy(Settings):
         for kind, name, allowed in (("method", method, self.methods), ("model", model, self.models)):
             if allowed and name not in allowed:
                 raise Withheld(f"its policy allows the {kind}s {', '.join(allowed)}, not {name}")
-        self._allow("rounds", learning.rounds.count, self.rounds)
+        self.check_limit("rounds", learning.rounds.count)
         self._check_privacy(learning.training.privacy)
         if not (folder / experiment).exists() and len([*folder.glob(f"*/{SITE}")]) >= self.experiments:
             raise Withheld(f"its policy keeps {self.experiments:,} experiments; its operator may delete old ones")
@@ -97,16 +97,9 @@ class Policy(Settings):
         """What all private runs may cost a row."""
         return privacy.limit if self.epsilon is None else self.epsilon
 
-    def check_parameters(self, planned: Plan, shape: Sequence[int], outputs: int, described: Table | None) -> None:
-        """Raise Withheld for a model of too many parameters, before it is built."""
-        self._allow("parameters", planned.parameters(tuple(shape), outputs, described), self.parameters)
-
-    def check_epochs(self, learning: Learning, rows: int) -> None:
-        """Raise Withheld for a plan that passes over so many training rows too often in a round."""
-        self._allow("epochs", passes(learning, rows), self.epochs)
-
-    def _allow(self, name: str, planned: int, most: int) -> None:
-        if planned > most:
+    def check_limit(self, name: str, planned: int) -> None:
+        """Raise Withheld for a plan of more rounds, epochs or parameters than the rules allow."""
+        if planned > (most := getattr(self, name)):
             raise Withheld(f"a site's policy allows {most:,} {name}, and the plan has {planned:,}")
 
     def check_disk(self, folder: Path) -> None:

@@ -50,7 +50,7 @@ from .drawn_rows import Disclosure, Withheld
 from .ledger import Ledger
 from .masked_rounds import MaskedRounds
 from .model_store import ModelStore
-from .policy import LONGEST, Policy
+from .policy import LONGEST, Policy, passes
 from .site_cohort import Outcome, Part, compute
 from .site_examples import OwnFileError, at_home
 from .site_files import ExperimentFolder, SiteState
@@ -497,7 +497,7 @@ class Site:
             if federation.weights is None
             else {split: federation.weights[places[0].cpu()] for split, places in pool.rows.items()}
         )
-        self._policy.check_epochs(learning, rows["train"])
+        self._policy.check_limit("epochs", passes(learning, rows["train"]))
         self._limits.check_steps(learning.method, learning.training, rows, labels, weights)
         return simulation
 
@@ -510,7 +510,8 @@ class Site:
             raise Withheld("series are scaled by their readings, which have no price under privacy")
         task = plan.read_task(fields["task"])
         with understanding():
-            self._policy.check_parameters(planned, fields["shape"], fields["outputs"], fields.get("description"))
+            shape, outputs, described = tuple(fields["shape"]), fields["outputs"], fields.get("description")
+            self._policy.check_limit("parameters", planned.parameters(shape, outputs, described))
         cut = math.inf if private else float(planned.table["model"].get("cut", math.inf))  # by the site's own rows
         with understanding(), at_home(data):
             federation = data.federate(fields, task, planned.split, planned.learning.seed, cut)

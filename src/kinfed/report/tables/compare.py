@@ -222,7 +222,7 @@ def _rank_runs(rows: list[Row]) -> list[Row]:
     if len(shared) > 1 or any(row.selected is None for row in rows):
         shared = {rows[0].metric.name}
     (by,) = shared
-    return sorted((replace(row, ranked_by=by) for row in rows), key=lambda row: -row.sign * row.ranking)
+    return sorted((replace(row, ranked_by=by) for row in rows), key=lambda row: -row.rank())
 
 
 def is_unfinished(folder: Path) -> bool:
@@ -257,6 +257,6 @@ def _leaves(table: dict[str, Any], prefix: str) -> dict[str, Any]:
 
 def _against(row: Row, local: Row) -> Row:
     """The row with the numbers of clients that do better, and worse, than under Local: means over seeds."""
-    gain = row.sign * np.stack([row.ranking_of(seed) - local.ranking_of(seed) for seed in row.seeds])  # [seeds, N]
+    gain = np.stack([row.rank(seed) - local.rank(seed) for seed in row.seeds])  # [seeds, N]
     helped, hurt = (float(some.sum(1).mean()) for some in (gain > 0, gain < 0))
     return replace(row, counts=Counts(helped, hurt, paired=False))

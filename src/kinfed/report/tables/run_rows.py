@@ -122,21 +122,16 @@ class Row:
         attack = f" [{self.attack}]" if self.attack else ""
         return f"{self.method}{graph}{attack}"
 
-    @property
-    def sign(self) -> int:
-        """The sign that makes a larger ranking score better."""
-        ranks = self.metric if self.ranked_by == self.metric.name else self.summary.selection
-        return 1 if ranks.higher_is_better else -1
+    def rank(self, seed: int | None = None) -> Any:
+        """The score that ranks it among comparable runs, signed so that a larger one is better.
 
-    @property
-    def ranking(self) -> float:
-        """The score that ranks it among comparable runs."""
-        return self.mean if self.ranked_by == self.metric.name or self.selected is None else self.selected
-
-    def ranking_of(self, seed: int) -> Array:
-        """[N] that score of each client; NaN for attackers."""
-        clients = self.by_seed[seed]
-        return clients.by_model[self.model] if self.ranked_by == self.metric.name else clients.selecting
+        With a seed it is that of each client, [N], NaN for attackers.
+        """
+        by_metric = self.ranked_by == self.metric.name
+        values: Any = self.mean if by_metric or self.selected is None else self.selected
+        if seed is not None:
+            values = self.by_seed[seed].by_model[self.model] if by_metric else self.by_seed[seed].selecting
+        return values if (self.metric if by_metric else self.summary.selection).higher_is_better else -values
 
     def describe(self) -> str:
         """What it shares with all comparable runs: data, clients and the score."""

@@ -89,7 +89,7 @@ def _cells(row: Row, decimals: int) -> dict[str, str]:
         "model": row.model,
         **{heading: "" if value is None else f"{percent * value:.{decimals}f}" for heading, value in score.items()},
         "AUC": f"{scores['auc']:.3f}" if "auc" in scores else "",
-        "ranked\nby": "" if row.ranked_by in (row.metric.name, *BY_CLASS) else f"{row.ranking:.4g}",
+        "ranked\nby": "" if row.ranked_by in (row.metric.name, *BY_CLASS) else f"{row.selected:.4g}",
         "gain\n/lose": "" if row.counts is None else f"{row.counts.helped:.0f}/{row.counts.hurt:.0f}",
         "edge\nAUROC": "" if row.auroc is None else f"{row.auroc:.3f}",
         "time\n(s)": f"{row.seconds:.0f}",
