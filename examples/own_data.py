@@ -23,7 +23,7 @@ def main(rounds: int = 20) -> None:
     training = kinfed.Training(epochs=2, batch=8, optimiser=kinfed.SGD(lr=0.2))
     for name, method in (("alone", kinfed.Local()), ("with kin", kinfed.Kin())):
         run = kinfed.fit(method, federation, network, rounds=rounds, training=training)
-        print(f"{name}: {run.history.test(run.history.headline).mean():.3f}")
+        print(f"{name}: {run.score():.3f}")
     at = federation.names.index("shop 3")
     others = run.relation.mean(0)[at].index_fill(0, torch.tensor(at), 0)  # the mean over layers: whom shop 3 listens to
     print("shop 3 listens to", [federation.names[i] for i in others.topk(3).indices.tolist()])
