@@ -170,7 +170,8 @@ def run(
     """Train from round `begin` until the last of `rounds`, and return the server's last state.
 
     `roster` and `groups: [N]`, which `participation` may draw from, list all clients, late ones too. `server` is the
-    state to resume from if `begin` is not 0; `after(round, server)` is called after each round.
+    state to resume from if `begin` is not 0; `after(round, server)` is called after each round, once the `recorder` has
+    it.
     """
     rounds, drawn = Rounds.parse(rounds), _make_participation(participation, groups)
     roster = replace(roster, rounds=rounds.count)

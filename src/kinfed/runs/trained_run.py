@@ -110,6 +110,7 @@ class TrainedRun(Run):
         return self._score_split("test")
 
     def _score_split(self, split: str) -> "SplitScores":
+        """How the clients' chosen models do on the examples of a split."""
         task, federation, model = self.federation.task, self.federation, self.architecture
         rows = federation.rows[split]
         if not self.history.kept.arrays or not any(map(len, rows)):
