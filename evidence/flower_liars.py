@@ -580,7 +580,7 @@ def set_all_scales(note, folder):
             place = folder / f"{name}-{seed}"
             lies = {"describe": lie} if lie else {}
             summary, _, lines = run(hospitals(place, {}), folder / f"{place.name}-run", lies, **raw, seed=seed)
-            of_seed = summary.to_dict()["by_client"]["scores"][summary.chosen_model]
+            of_seed = summary.to_dict()["by_client"]["scores"][summary.selection.chosen]
             by_name = dict(zip(summary.clients.names, of_seed, strict=True))
             scores += [by_name[hospital] for hospital in NAMES[:3]]
             screen = next((line for line in lines if "does not count for the scale" in line), screen)

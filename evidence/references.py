@@ -64,7 +64,7 @@ def figures(run):
     summary = run.read_summary()
     chosen = summary.chosen_scores
     for name in METRICS:
-        rounds, tests = run.read_scores(summary.chosen_model, MEASURES[name].score)
+        rounds, tests = run.read_scores(summary.selection.chosen, MEASURES[name].score)
         yield statistics.fmean(tests[rounds == int(chosen["round"])][0].tolist())
 
 

@@ -423,7 +423,7 @@ def _flags(cell: Cell, summary: Summary) -> list[str]:
     graph = cell.experiment.table["federation"]["graph"]["name"]
     knows_labels = graph in ORACLES and cell.experiment.method_name in ON_GRAPHS
     marks = {
-        "leaking": summary.leaking,
+        "leaking": bool(summary.selection.caution),
         str(summary.cost.precision): summary.cost.precision in FLAGS,
         "oracle graph": knows_labels,
     }
@@ -439,7 +439,7 @@ def _scores(folder: RunFolder, cell: Cell, score: str) -> dict[str, float]:
     """A finished run's statistics of a score, by their names, which a measure's `of` refers to."""
     assert cell.experiment is not None
     summary = folder.read_summary()
-    model = cell.row.score or summary.chosen_model
+    model = cell.row.score or summary.selection.chosen
     if model not in summary.scores:
         raise UsageError(f"{folder} has no model '{model}'; it has {', '.join(summary.scores)}")
     at = int(summary.scores[model]["round"])

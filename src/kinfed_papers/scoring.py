@@ -61,7 +61,7 @@ class Scoring:
         validation score by which its own round could be chosen.
         """
         summary = folder.read_summary()
-        models = self.models or ((summary.chosen_model,) if self.is_simple else tuple(summary.scores))
+        models = self.models or ((summary.selection.chosen,) if self.is_simple else tuple(summary.scores))
         for model in models:
             if model not in summary.scores:
                 raise UsageError(f"{folder} has no model '{model}'; it has {', '.join(summary.scores)}")

@@ -49,7 +49,7 @@ def _is_own(summary: Summary, clients: Clients, model: str) -> bool:
     """Whether a run's own score, and the model that validation prefers, are these."""
     scored = np.array([*summary.scores_by_client().values()])
     ours = clients.by_model[model]
-    return summary.chosen_model == model and len(scored) == len(ours) and np.allclose(scored, ours, equal_nan=True)
+    return summary.selection.chosen == model and len(scored) == len(ours) and np.allclose(scored, ours, equal_nan=True)
 
 
 def _first(made: Reproduction, column: Column) -> Measure | None:

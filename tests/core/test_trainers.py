@@ -294,7 +294,7 @@ def test_no_half_of_a_method_reads_test_examples(where):
     with pytest.raises(UsageError, match="Test examples are for evaluation only"):
         fit(Curious(where), federation(), module(), rounds=1, execution=Execution("loop"))
     found = fit(Curious("nowhere", feedback="test"), federation(), module(), rounds=1, execution=Execution("loop"))
-    assert found.summary.leaking
+    assert found.summary.selection.caution
 
 
 class Scaled(nn.Module):

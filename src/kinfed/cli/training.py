@@ -164,7 +164,7 @@ def _scores(summary: Summary) -> Table:
     last = "over seeds" if summary.several else last
     last = last.replace(" ", "\n") if extra or compared else last
     headings = ["model", test, *extra.values(), *(h.replace(" ", "\n", 1) if extra else h for h in spread), last]
-    marks = {summary.chosen_model: " *"} if len(summary.scores) > 1 else {}
+    marks = {summary.selection.chosen: " *"} if len(summary.scores) > 1 else {}
     rows = [[name + marks.get(name, ""), *_cells(summary, scores, extra)] for name, scores in summary.scores.items()]
     rows += [[name, *_cells(reference, reference.chosen_scores, extra)] for name, reference in compared.items()]
     return draw(headings, rows, vertical="bottom")
@@ -210,7 +210,7 @@ def _notes(summary: Summary) -> Iterator[str]:
         yield f"r2 is a mean of {clients}: the others' test targets are all the same, so theirs is not defined"
     if others := {k: v for k, v in score.items() if k not in OWN_COLUMNS}:
         values = (f"{key} {plain(value)}{' %' if key.startswith('mape') else ''}" for key, value in others.items())
-        yield f"{summary.chosen_model}: {', '.join(values)}"
+        yield f"{summary.selection.chosen}: {', '.join(values)}"
     if summary.privacy is not None:
         yield f"privacy: {describe_privacy(summary)}"
     if summary.provenance.refit:
@@ -222,7 +222,7 @@ def _notes(summary: Summary) -> Iterator[str]:
     balanced = summary.privacy is None  # else class weights may not follow from rows
     if balanced and summary.recall and summary.recall.always and summary.selection.by in (summary.metric.name, "loss"):
         yield "  training.class_weights=balanced and select_by=balanced_accuracy may help"
-    if summary.leaking:
+    if summary.selection.caution:
         yield f"LEAKING: {summary.selection.caution}; these scores are not a fair estimate"
     if summary.attack is not None:
         yield from _describe_attack(summary, summary.attack)

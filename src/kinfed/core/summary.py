@@ -199,11 +199,6 @@ class Summary:
         return self.seeds if self.by_client is None else []
 
     @property
-    def leaking(self) -> bool:
-        """Whether test examples influenced training."""
-        return bool(self.selection.caution)
-
-    @property
     def clients(self) -> ClientScores:
         """The scores of single clients; raises UsageError for a run with several seeds, whose clients may differ."""
         if self.by_client is None:
@@ -211,26 +206,21 @@ class Summary:
         return self.by_client
 
     @property
-    def chosen_model(self) -> str:
-        """The named model that validation prefers."""
-        return self.selection.chosen
-
-    @property
     def chosen_scores(self) -> dict[str, float]:
         """Those over all clients, by its name, of the chosen model; `round`, from 1, is the one that was selected."""
-        return self.scores[self.chosen_model]
+        return self.scores[self.selection.chosen]
 
     @property
     def mean(self) -> float:
         """The test score of the chosen model, as the mean over honest clients."""
-        return float(self.honest_scores[self.chosen_model]["mean"])
+        return float(self.honest_scores[self.selection.chosen]["mean"])
 
     def scores_by_client(self, model: str = "") -> dict[str, float]:
         """The test score of each client, by its name: of a model, by default the chosen one; NaN without a score.
 
         Raises UsageError for a run with several seeds.
         """
-        return dict(zip(self.clients.names, self.clients.scores[model or self.chosen_model], strict=True))
+        return dict(zip(self.clients.names, self.clients.scores[model or self.selection.chosen], strict=True))
 
     @property
     def honest_scores(self) -> Scores:

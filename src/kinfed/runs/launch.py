@@ -369,7 +369,7 @@ class _Run:
             judgement = reference_runs.judge_run(
                 self.experiment, reference_runs.tested_by_seed(out, summary), standard, out
             )
-        if judgement is not None and (chosen := chose_otherwise(out.repeats(summary), summary.chosen_model)):
+        if judgement is not None and (chosen := chose_otherwise(out.repeats(summary), summary.selection.chosen)):
             warnings.append(
                 f"the verdict is on the model that each seed chose ({chosen}), the starred row on one for all"
             )

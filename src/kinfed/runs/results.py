@@ -277,7 +277,7 @@ def draw_recall(summary: Summary, folder: RunFolder) -> None:
     if summary.recall is None or summary.recall.by_client is None:
         return
     rows = summary.recall.by_class
-    prefix = "LEAKING " if summary.leaking else ""
+    prefix = "LEAKING " if summary.selection.caution else ""
     if summary.attack is not None:
         prefix += "attacked "
     with _picture(folder.path / "recall.png") as picture:

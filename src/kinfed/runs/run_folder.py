@@ -231,7 +231,7 @@ class RunFolder:
         summary = self.read_summary()
         if "validation" not in summary.chosen_scores or not self.history.exists():
             return {}
-        rounds, values = self.read_scores(summary.chosen_model, summary.selection.by, "validation", missing=True)
+        rounds, values = self.read_scores(summary.selection.chosen, summary.selection.by, "validation", missing=True)
         at = rounds.tolist().index(int(summary.chosen_scores["round"])) if len(values) else 0
         return dict(zip(summary.clients.names, values[at].tolist(), strict=True)) if len(values) else {}
 

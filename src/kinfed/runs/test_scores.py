@@ -56,7 +56,9 @@ class Tested(NamedTuple):
         summary, examples = folder.read_summary(), TestedExamples.read(folder.tested)
         if examples is not None and len(examples.scores) != len(summary.clients.names):
             raise folder.of_another(folder.tested)
-        return cls.from_means(summary.scores_by_client(), examples, {*summary.attackers}, summary.leaking)
+        return cls.from_means(
+            summary.scores_by_client(), examples, {*summary.attackers}, bool(summary.selection.caution)
+        )
 
     @classmethod
     def from_means(

@@ -410,7 +410,7 @@ def _prefer_standard(
     It takes the winner's place if it is clearly better. It does so too if it is shown to be worse by no more than
     `CLOSE`, because it needs nobody else.
     """
-    stood = _list_standard(arena, standard, 1.0 if won[1].history.selects_highest else -1.0)
+    stood = _list_standard(arena, standard, 1.0 if won[1].history.selector.higher_is_better else -1.0)
     best = max(stood, key=lambda standing: standing.mean, default=None)
     if best is None or not (best.is_clearly_above(won[0]) or best.is_close_to(won[0], CLOSE)):
         return won

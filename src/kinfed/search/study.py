@@ -147,7 +147,7 @@ def score(*folders: RunFolder) -> Score:
         validation=scores[model].get("validation"),
         selected_by=first.selection.by,
         selects_highest=first.selection.higher_is_better,
-        cautions=tuple(dict.fromkeys(summary.selection.caution for summary in summaries if summary.leaking)),
+        cautions=tuple(dict.fromkeys(filter(None, (summary.selection.caution for summary in summaries)))),
         interval=over_them.get(model, {}),
     )
 

@@ -96,7 +96,7 @@ def _listens(kept: OpenedRun, client: str) -> list[str]:
 
 
 def _cautions(saved: OpenedRun, kept: OpenedRun) -> list[str]:
-    warnings = [kept.summary.selection.caution] if kept.summary.leaking else []
+    warnings = [kept.summary.selection.caution] if kept.summary.selection.caution else []
     warnings += kept.summary.warnings
     attackers = saved.summary.attackers
     if attackers:

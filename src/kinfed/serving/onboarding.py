@@ -197,7 +197,7 @@ def onboard(frozen: FrozenServer, newcomer: Newcomer, count: int, rounds: int | 
     """What a newcomer has with `count` examples: by the method's rule and tuned, alone, from FedAvg, from a member."""
     rounds = rounds or frozen.saved.summary.rounds
     scores, models = frozen.join(newcomer, count, rounds)
-    chosen, personal, best = frozen.saved.summary.chosen_model, None, ""
+    chosen, personal, best = frozen.saved.summary.selection.chosen, None, ""
     if chosen not in scores:  # which members use: else the first that is not its own
         chosen = next((name for name in scores if name != "own"), next(iter(scores), ""))
     result = {frozen.name: scores[chosen]} if scores else {}
@@ -240,7 +240,7 @@ def write(frozen: FrozenServer, outcomes: Sequence[Outcome], folder: RunFolder) 
         owned[name] = dict(outcome.personal._asdict())
         owned[name] |= frozen.model.layout.tensors(owned[name].pop("theta"))
     summary, columns = frozen.saved.summary, frozen.saved.description
-    data, chosen = replace(summary.data, clients=len(best)), summary.chosen_model
+    data, chosen = replace(summary.data, clients=len(best)), summary.selection.chosen
     if columns is not None and columns.clients:
         columns = replace(columns, clients={name: outcome.scales for name, outcome in best.items()})
         scale = {**(data.scale or {}), **columns.scale()}

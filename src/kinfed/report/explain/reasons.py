@@ -160,8 +160,8 @@ def explain(
     what, comparison = _compare_models(saved, server, i, places, notes)
     labels = _labels(folder, names, [i, *places])
     scores = _score_mixtures(server, i, places, data_dir, notes)
-    if not math.isnan(scores.mixed) and summary.chosen_model != MIXED:
-        chosen = summary.chosen_model
+    if not math.isnan(scores.mixed) and summary.selection.chosen != MIXED:
+        chosen = summary.selection.chosen
         notes.append(f"validation chose the model '{chosen}'; the scores are of '{MIXED}', as the client is sent it")
 
     def source(j: int) -> Source:

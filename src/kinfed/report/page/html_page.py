@@ -249,7 +249,7 @@ def _cautions(gathered: Gathered) -> list[tuple[str, str]]:
     cautions: dict[tuple[str, str], None] = {}
     for row, label in zip(gathered.rows, gathered.labels, strict=True):
         summary = row.summary
-        if summary.leaking:
+        if summary.selection.caution:
             cautions["Leaking", f"{label}: {summary.selection.caution}. Its scores are not a fair estimate."] = None
         if row.origin == "oracle":
             cautions["Oracle", f"{label} uses a graph that a real server would not know."] = None

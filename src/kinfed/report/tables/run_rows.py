@@ -210,7 +210,7 @@ def make_row(folder: Path, summaries: Mapping[Path, Summary], model: str = "") -
         ranked_by=first.metric.name,
         auroc=_mean([(summary.relation or {}).get("auroc") for summary in every]),
         seconds=float(np.mean([summary.cost.seconds for summary in every])),
-        leaking=any(summary.leaking for summary in every),
+        leaking=any(summary.selection.caution for summary in every),
         warnings=tuple(
             f"seed {summary.seed}: {line}" if len(every) > 1 else line for summary in every for line in summary.warnings
         ),
