@@ -14,7 +14,7 @@ import torch
 from kinfed import SGD, Execution, Federation, Training, UsageError, fit
 from kinfed.cli import main
 from kinfed.core import checkpoint
-from kinfed.core.history import History
+from kinfed.core.history import Recorder
 from kinfed.interrupts import Terminated, catch_signals, defer_signals
 from kinfed.methods import FedAGHN, Local
 from kinfed.runs import run_folder
@@ -100,7 +100,7 @@ def run(folder, method=Local, **how):
     )
 
 
-PLACES = (Simulation, "train"), (States, "put"), (States, "settle"), (History, "add")
+PLACES = (Simulation, "train"), (States, "put"), (States, "settle"), (Recorder, "add")
 MOMENTS = [(place, when) for place in PLACES for when in ("before", "after")]
 
 

@@ -5,6 +5,7 @@ from torch.nn.functional import cross_entropy
 
 import kinfed
 from kinfed import SGD, Training, fit
+from kinfed.core.sharing import Sharing
 from kinfed.core.tasks import Classification
 from kinfed.data.federation import Federation
 from kinfed.methods import FedRoD
@@ -53,7 +54,8 @@ def test_one_step_moves_base_and_generic_head_on_one_loss_and_the_personal_head_
 
 def test_the_personal_head_never_travels_whatever_else_is_kept():
     for settings in ({}, {"personal": ("0.*",)}):
-        sharing = trained([0, 1, 2, 0], FedRoD(**settings)).sharing
+        run = trained([0, 1, 2, 0], FedRoD(**settings))
+        sharing = Sharing.from_method(run.method, run.architecture.layout)
         assert sharing.count("personal") == (2 + 2 * bool(settings), 9 + 4 * bool(settings))
         assert sharing.count("shared")[1] == 13 - 4 * bool(settings)
 

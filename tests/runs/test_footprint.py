@@ -85,8 +85,8 @@ class Fleet:
         return Evaluation({}, {})
 
 
-class Unscored(History):
-    def _keep(self, *what):
+class Unscored(Recorder):
+    def keep(self, *what):
         pass
 
 
@@ -103,9 +103,9 @@ def counted(method, clients, width, share):
     fleet = Simulation(data, model, method, kinfed.Training(epochs=1), execution=how, share=share)
     weights = torch.rand(clients, clients, generator=draw)
     roster, live = fleet.roster(Graph(weights + torch.eye(clients), "given")), Live()
-    history = Unscored(tuple(data.names), data.task)
+    recorder = Unscored(History(tuple(data.names), data.task))
     with live:
-        engine.run(fleet.method, roster, Fleet(fleet, live), Recorder(history), rounds=2, participation=share)
+        engine.run(fleet.method, roster, Fleet(fleet, live), recorder, rounds=2, participation=share)
     shared = Sharing.from_method(method, model.layout).shared_layout
     parts = footprint(method, shared, clients, share, Rounds(1))
     return live.peak, sum(part.bytes for part in parts[:3])

@@ -5,7 +5,7 @@ import os
 import sys
 from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -13,7 +13,8 @@ import torch
 from matplotlib.image import imsave
 
 from kinfed.cli import main
-from kinfed.core.history import Spent
+from kinfed.core.history import Cost, History, Spent
+from kinfed.core.tasks import Classification
 from kinfed.errors import UsageError
 from kinfed.runs import trackers
 from kinfed.runs.config import experiment as config
@@ -76,17 +77,8 @@ def test_what_is_logged_of_a_round():
     scores = {("own", "test", "accuracy"): torch.tensor([0.5, 1.0]), ("own", "test", "loss"): torch.tensor([1.0, 3.0])}
     notes = {"step": torch.tensor(7.0), "cluster": torch.tensor([1.0, torch.nan])}
     relation = torch.tensor([[1.0, 0.0], [0.5, 0.5]])
-    history = SimpleNamespace(
-        rounds=[2],
-        scores=[scores],
-        diagnostics=[notes],
-        relations=[relation],
-        kept_relations=[relation],
-        spent=[Spent(2, 10, 20, 30, 1.5)],
-        honest=None,
-        names=["a", "b"],
-        task=SimpleNamespace(metric="accuracy"),
-    )
+    cost = Cost(spent=[Spent(2, 10, 20, 30, 1.5)])
+    history = History(("a", "b"), Classification(2), [2], [scores], [relation], [notes], cost=cost)
     values = trackers.numbers_of(history, 0)
     accuracy = {"": 0.75, "/lowest": 0.5, "/highest": 1.0, "/client a": 0.5, "/client b": 1.0}
     loss = {"": 2.0, "/lowest": 1.0, "/highest": 3.0}

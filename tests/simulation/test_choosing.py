@@ -135,8 +135,8 @@ def test_a_resumed_run_keeps_the_executor_and_ends_with_the_same_bits(asked, tmp
     stopped(failing, tmp_path, **asked)
     monkeypatch.setattr(auto, "_rule", None)  # nothing is chosen again
     resumed = fit(FedAvg(), federation(), dense(), rounds=6, training=TRAINING, folder=tmp_path)
-    assert resumed.executor == asked["executor"]
-    assert resumed.reason == "kept since the run began"
+    assert resumed.cost.executor == asked["executor"]
+    assert resumed.cost.reason == "kept since the run began"
     assert torch.equal(resumed.history.models["theta"], unbroken.history.models["theta"])
 
 
@@ -154,7 +154,7 @@ def test_other_bits_are_told_and_another_precision_is_refused(tmp_path, failing,
     with pytest.warns(
         UserWarning, match="began with executor loop; with another setting the results are equal only to rounding"
     ):
-        assert resumed(executor="fused").executor == "fused"
+        assert resumed(executor="fused").cost.executor == "fused"
 
 
 @pytest.mark.parametrize(("whole", "expected"), [(6700, 30), (5700, 25), (100, 20), (10**6, 40)])

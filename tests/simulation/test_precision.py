@@ -72,7 +72,7 @@ def test_a_resumed_run_keeps_its_precision(tmp_path, failing):
     with failing(3):
         run(folder=tmp_path, precision="bf16")
     resumed = run(folder=tmp_path)
-    assert resumed.how["precision"] == "bf16"
+    assert resumed.cost.precision == "bf16"
     assert torch.equal(resumed.history.models["theta"], unbroken.history.models["theta"])
 
 
