@@ -136,16 +136,19 @@ class PartialPooling(Method, Explains, Advises, Solves):
         return Server(roster.theta, centre, spread, noise, ones, none, weights, none, sums, none, centre, moved)
 
     def send(self, roster: Roster, server: Tree, cohort: Tensor) -> Tree:
-        coefficients = self._lean_on_own(server) if self.alone else server.coefficients
+        if self.alone:
+            return Params(model_of(roster.layout, server.body, self._lean_on_own(server, cohort)))
+        coefficients = server.coefficients
         if self.units == "client":
             coefficients = Units.from_sums(server.sums, roster.task, self.common).from_units(coefficients)
         return Params(model_of(roster.layout, server.body, coefficients[cohort]))
 
-    def _lean_on_own(self, server: Server) -> Tensor:
-        """[N, f, k] the means of clients' coefficients and of ridges of their own."""
-        products, rows, outputs = _products(server.sums), server.sums.rows, list[Tensor]()
+    def _lean_on_own(self, server: Server, cohort: Tensor) -> Tensor:
+        """[K, f, k] the means of clients' coefficients and of ridges of their own."""
+        sums, outputs = Sums(*(table[cohort] for table in server.sums)), list[Tensor]()
+        products, rows = _products(sums), sums.rows
         for k in range(rows.shape[1]):
-            spreads, centres = server.spread[None, :, k], server.centre[:, k] + server.kin[:, :, k]
+            spreads, centres = server.spread[None, :, k], server.centre[:, k] + server.kin[cohort, :, k]
             how = {"shares": torch.ones_like(spreads[:, 0]), "spreads": spreads, "usual": server.noise[:, k].median()}
             solve = vmap(partial(lean, odds=self.alone, **how), chunk_size=TOGETHER)
             outputs.append(solve(products[:, k], rows[:, k], centres[:, None]))
