@@ -43,7 +43,7 @@ lint: .venv/installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/mypy --config-file evidence/mypy.ini evidence/*.py benchmarks/*.py
+	$(BIN)/mypy --config-file evidence/mypy.ini evidence/*.py benchmarks/*.py examples/*.py
 
 # docs: the site in build/docs, from the pages in docs/; it runs the notebooks and checks every link.
 docs: .venv/installed

@@ -135,7 +135,7 @@ def test_rows_on_a_threshold_go_where_scikit_learn_sends_them():
 
 def test_it_runs_client_by_client_alone_and_says_what_it_cannot():
     data = federation("a number")
-    assert fit_each(data, linear((4,), 1)).executor == "loop"
+    assert fit_each(data, linear((4,), 1)).cost.executor == "loop"
     for executor in ("vmap", "fused"):
         with pytest.raises(UsageError, match=f"not by '{executor}'; use executor 'loop'"):
             fit(Standard(), data, linear((4,), 1), execution=Execution(executor))
