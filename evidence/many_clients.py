@@ -248,16 +248,18 @@ def measure_fresh(seeds):
     of_fresh = kept.setdefault("fresh", {})
     for (count, centre), seed in itertools.product(FRESH.items(), range(seeds)):
         drawn = planes(np.random.default_rng(9000 + seed), count, 8 + UNSEEN, [centre], 0.1)
+        by_method = of_fresh.setdefault(f"planes alike, {count} x 8", {})
         federation, net = prepare(("", *join_clients([(x[:8], y[:8]) for x, y in drawn]), 2, None), seed)
         for name in FRESH_METHODS:
+            if str(seed) in by_method.setdefault(name, {}):
+                continue
             run = kinfed.fit(METHODS_BY_NAME[name](), federation, net, rounds=20, training=TRAINING["plain"], seed=seed)
             scores = []
             for position, (x, y) in enumerate(drawn):
                 with torch.no_grad():
                     answers = run.model(position=position)(torch.tensor(x[8:], dtype=torch.float32)).argmax(1)
                 scores.append(float((answers.numpy() == y[8:]).mean()))
-            by_method = of_fresh.setdefault(f"planes alike, {count} x 8", {})
-            by_method.setdefault(name, {})[str(seed)] = round(100 * float(np.mean(scores)), 3)
+            by_method[name][str(seed)] = round(100 * float(np.mean(scores)), 3)
             page.keep(KEPT, kept)
 
 

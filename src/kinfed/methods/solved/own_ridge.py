@@ -6,6 +6,8 @@ targets, whose variance is about 1. The mean of answers by their densities is Ba
 """
 
 import math
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,28 +18,28 @@ PENALTIES = (-2, 3, 16)  # powers of 10, and how many, of ridges
 CONSTANT = 1e-9  # of a column's mean square, the variance below which it is the same in all rows of a client
 
 
-def lean(
-    products: Tensor,
-    rows: Tensor,
-    centres: Tensor,
-    shares: Tensor,
-    spreads: Tensor,
-    usual: Tensor,
-    odds: float = 1.0,
-) -> Tensor:
-    """[f] the mean of a client's coefficients about centres: [K, f], and of ridges of its own, as its rows say.
+class About(NamedTuple):
+    """Centres about which a client's coefficients may be, before its rows count."""
 
-    shares: [K] and spreads: [K, f] are of coefficients about each centre before rows count, and usual: [] is the noise.
-    The ridges are `odds` times as likely as the centres before. A client without rows has the mean of the centres.
+    centres: Tensor  # [K, f]
+    shares: Tensor  # [K] how likely they are about each
+    spread: Tensor  # [f] their variances about it
+
+
+def lean(products: Tensor, rows: Tensor, shared: Sequence[About], usual: Tensor, odds: float = 1.0) -> Tensor:
+    """[f] the mean of a client's coefficients about centres that all share, and of ridges of its own, as its rows say.
+
+    usual: [] is the noise that all share. The ridges are `odds` times as likely as the centres before. A client without
+    rows has the mean of the centres.
     """
     factors = torch.logspace(*NOISES, dtype=usual.dtype, device=usual.device)
     before = (-(factors.log() / DIFFER).square() / 2).log_softmax(0)  # [M]
     candidates, likely = list[Tensor](), list[Tensor]()
     for noise, chance in zip(factors * usual, before, strict=True):
-        for centre, share, spread in zip(centres, shares, spreads, strict=True):
-            away, _, density = place_about(products, rows, centre[None], spread, noise)
-            candidates.append(centre + away)
-            likely.append(density + share.log() + chance)
+        for centres, shares, spread in shared:
+            away, _, density = place_about(products, rows, centres, spread, noise)
+            candidates.append(centres + away)
+            likely.append(density + shares.log() + chance)
     alone, density = solve_ridges(products, rows, factors * usual)
     density = torch.where(rows > 0, density + before[:, None] + math.log(odds), -torch.inf)
     candidates.append(alone.repeat(len(factors), 1))

@@ -22,7 +22,7 @@ from ...core.trees import Pairwise, PerClient, Shared, Tree
 from ...errors import UsageError
 from ...models.changes import Since
 from ...models.log_linear import Exponential
-from .own_ridge import lean
+from .own_ridge import About, lean
 
 LEAST, MOST = 1e-8, 1e8  # bounds of variances and of penalties, in squared standard deviations
 GROWS = 2  # rounds after the first, each of four times the steps of the one before, if data bring nothing new
@@ -148,10 +148,10 @@ class PartialPooling(Method, Explains, Advises, Solves):
         sums, outputs = Sums(*(table[cohort] for table in server.sums)), list[Tensor]()
         products, rows = _products(sums), sums.rows
         for k in range(rows.shape[1]):
-            spreads, centres = server.spread[None, :, k], server.centre[:, k] + server.kin[cohort, :, k]
-            how = {"shares": torch.ones_like(spreads[:, 0]), "spreads": spreads, "usual": server.noise[:, k].median()}
-            solve = vmap(partial(lean, odds=self.alone, **how), chunk_size=TOGETHER)
-            outputs.append(solve(products[:, k], rows[:, k], centres[:, None]))
+            centres = server.centre[:, k] + server.kin[cohort, :, k]
+            about = About(centres[:, None], torch.ones_like(centres[:, :1]), server.spread[:, k].expand_as(centres))
+            solve = vmap(partial(lean, usual=server.noise[:, k].median(), odds=self.alone), chunk_size=TOGETHER)
+            outputs.append(solve(products[:, k], rows[:, k], [about]))
         return torch.stack(outputs, -1)
 
     def train(self, client: Client, state: Tree, received: Tree) -> tuple[Tree, Tree]:

@@ -19,7 +19,7 @@ from ...core.trees import Averaged, ModelOf, Shared, Tree
 from ...errors import UsageError
 from .laplace import Rows, check_task, find_mode, log_marginal, precision_of, takes, to_outputs
 from .mixed_model import Products, moments_of
-from .own_ridge import lean, place_about
+from .own_ridge import About, lean, place_about
 from .partial_pooling import coefficients_of, head_of, model_of
 
 REACH = 1.5  # the unit of a step's length, over the root of the number of inputs: a usual step is 0.8 of it
@@ -138,19 +138,21 @@ class PrivatePooling(Method, Averages, Explains, Solves):
         of their own in place of ridges.
         """
         centres, shares, spread, noise = received.centres, received.shares, received.spread, received.noise
-        spreads = spread.expand(len(shares), -1)
+        shared = [About(centres, shares, spread)]
         if len(shares) > 1:
             mean = shares @ centres
             wide = spread + shares @ (centres - mean).square()
-            centres, spreads = torch.cat([centres, mean[None]]), torch.cat([spreads, wide[None]])
-            shares = torch.cat([shares, torch.ones_like(shares[:1])]) / 2
+            half = torch.full_like(shares[:1], 0.5)
+            shared = [About(centres, shares / 2, spread), About(mean[None], half, wide)]
         if isinstance(rows, Products):
-            return lean(*rows, centres, shares, spreads, noise)
-        placed = [place_client(rows, *about, noise) for about in zip(centres[:, None], spreads, strict=True)]
-        candidates = centres + torch.cat([place.away for place in placed])
-        likely = torch.cat([place.density for place in placed]) + shares.log()
+            return lean(*rows, shared, noise)
         alone, density = _regress_alone(rows, noise)
-        return torch.cat([likely, density]).softmax(0) @ torch.cat([candidates, alone])
+        candidates, likely = [alone], [density]
+        for about in shared:
+            placed = place_client(rows, about.centres, about.spread, noise)
+            candidates.append(about.centres + placed.away)
+            likely.append(placed.density + about.shares.log())
+        return torch.cat(likely).softmax(0) @ torch.cat(candidates)
 
     def aggregate(self, roster: Roster, server: Tree, cohort: Tensor, uploads: Tree) -> Tree:
         count, f = server.centres.shape
