@@ -103,7 +103,7 @@ def last_model(network):
     return {name.partition("/")[2]: t for name, t in sent[-1].items()} if sent else {}
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fedrep", "scaffold", "ditto", "fedem", "local"])
+@pytest.mark.parametrize("method", ["fedavg", "fedrep", "scaffold", "ditto", "fedem", "ifca", "local"])
 def test_ten_masked_sites_learn_what_plain_ones_learn(tmp_path, method):
     ends = {}
     for masked in (False, True):
@@ -308,7 +308,7 @@ def test_a_server_that_sends_one_site_another_model_gets_nothing_of_it(tmp_path)
     assert any("skipped round 2" in line for line in lines)
 
 
-@pytest.mark.parametrize("name", ["kin", "fedaghn", "pfedgat", "ifca", "cfl"])
+@pytest.mark.parametrize("name", ["kin", "fedaghn", "pfedgat", "fedsem", "cfl"])
 def test_a_method_that_needs_single_uploads_is_refused_before_it_has_any(tmp_path, name):
     network = Network(make_sites(tmp_path))
     with pytest.raises(UsageError, match=r"of each client's upload, and privacy\.masked=true .*'fedavg'") as problem:

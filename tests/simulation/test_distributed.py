@@ -14,7 +14,7 @@ def run(tmp_path, processes, name, method, *more):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["fedaghn", "scaffold"])
+@pytest.mark.parametrize("method", ["fedaghn", "scaffold", "ifca"])
 def test_two_processes_end_with_the_models_of_one(tmp_path, method):
     run(tmp_path, 1, "alone", method)
     (out, said, _), (silent, nothing, _) = run(tmp_path, 2, "shared", method)
@@ -22,10 +22,12 @@ def test_two_processes_end_with_the_models_of_one(tmp_path, method):
     summary, alone = json.loads(out), json.loads((tmp_path / "alone" / "summary.json").read_text())
     assert "everything is in shared" in said
     assert "clients are divided among 2 processes" in summary["cost"]["reason"]
-    same = ("chosen", "names", "clients", "bytes_up", "bytes_down", "parameters")
-    assert {key: summary[key] for key in same} == {key: alone[key] for key in same}
+    assert summary["selection"] == alone["selection"]
+    for key in ("bytes_up", "bytes_down", "parameters"):
+        assert summary["cost"][key] == alone["cost"][key]
     for name, scores in alone["by_client"]["scores"].items():
         assert summary["by_client"]["scores"][name] == pytest.approx(scores, abs=1e-6)
+    assert (summary["relation"] or {}) == pytest.approx(alone["relation"] or {}, abs=1e-6)
     models, wanted = (load_file(tmp_path / name / "models.safetensors") for name in ("shared", "alone"))
     assert models.keys() == wanted.keys()
     for name, value in wanted.items():

@@ -13,8 +13,8 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflat
 from ..errors import RunError, UsageError, is_out_of_memory
 from ..interrupts import defer_signals
 from .field_checks import CountOrZero, In, Settings, check
-from .fleet import Fleet, Reduced, is_finite
-from .graph import NeighbourLists, Relation
+from .fleet import Evaluation, Fleet, Reduced, is_finite
+from .graph import NeighbourLists, Relation, relate_members
 from .history import Recorder
 from .method import Method, Roster, measure_updates
 from .mixins import Lists, Solves, reduce_uploads
@@ -213,7 +213,7 @@ def run(
                 evaluation = fleet.evaluate(round, full.everyone, prospect)
                 notes = _take_notes(method, records, roster, server, cohort, sent, uploads, given)
                 diagnostics = {name: full.note(here, value) if value.ndim else value for name, value in notes.items()}
-                relation = records.check_relation(round, relation)
+                relation = records.check_relation(round, _relate(relation, evaluation))
             with defer_signals():  # an interruption comes before the round or after it
                 recorder.add(round, down, _count_bytes(uploads), evaluation, relation, diagnostics, examples, replied)
                 written.settle()
@@ -223,6 +223,14 @@ def run(
     full.memo.clear()
     recorder.settle()
     return server
+
+
+def _relate(relation: Relation | None, evaluation: Evaluation | Callable[[], Evaluation]) -> Relation | None:
+    """The server's relation; without one that of the shares which clients keep, where these can be seen."""
+    shares = evaluation.shares if isinstance(evaluation, Evaluation) else None
+    if relation is not None or shares is None or len(shares) > RELATED:
+        return relation
+    return relate_members(shares)
 
 
 def _select_by(selection: Selection, solver: Solves, training: Training) -> Selection:

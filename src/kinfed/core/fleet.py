@@ -19,6 +19,7 @@ class Evaluation(NamedTuple):
 
     scores: dict[Key, Tensor]  # [K] each
     models: Mapping[str, Tree]  # [K, ...]
+    shares: Tensor | None = None  # [K, C] by how much each client belongs to each of C models, where it can be seen
 
 
 class Reduced(NamedTuple):

@@ -117,3 +117,20 @@ def check_graph(weights: Tensor, count: int) -> None:
 def whole_relation(relation: Tensor) -> Tensor:
     """[N, N] or [L, N, N] a relation, also if it is given as one row for all clients: [N]; nothing is copied."""
     return relation.expand(len(relation), -1) if relation.ndim == 1 else relation
+
+
+def relate_members(shares: Tensor) -> Tensor:
+    """[N, N] row i has the weight of each client in client i's model, by shares: [N, C] of C models that all share.
+
+    A model is of its clients by their shares of it. Who has not taken part, with shares of 0, is as all who have.
+
+    >>> import torch
+    >>> relate_members(torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0], [0.0, 0.0]]))[::3]
+    tensor([[0.5000, 0.5000, 0.0000, 0.0000],
+            [0.3333, 0.3333, 0.3333, 0.0000]])
+    """
+    part = shares.sum(1, keepdim=True) > 0
+    if not part.any():
+        return shares.new_full((len(shares), len(shares)), 1 / len(shares))
+    rows = torch.where(part, shares, shares.sum(0) / part.sum())
+    return rows @ (shares / shares.sum(0).clamp(min=torch.finfo(shares.dtype).tiny)).T

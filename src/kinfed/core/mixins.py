@@ -36,6 +36,7 @@ class Explains(Mixin):
     origin: ClassVar[Origin] = "fixed"  # of the relation it reports: given, fixed, learned or oracle
     mixes: ClassVar[str] = ""  # the table [N, d] of the server's state that `send` mixes by the relation, if it does
     weighs: ClassVar[str] = ""  # how weights come about, in a clause, where `similarity` has nothing
+    belongs: ClassVar[str] = ""  # the field [C] of a private state by how much a client belongs to each of C models
 
     def origin_of(self, roster: Roster) -> Origin:
         """Where the relation comes from; a method that uses roster.graph takes that graph's origin into account."""

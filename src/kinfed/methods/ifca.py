@@ -13,9 +13,7 @@ import torch
 from ..core.field_checks import Count
 from ..core.method import Method, Params
 from ..core.mixins import Explains
-from ..core.rows import put
-from ..core.trees import ModelOf, PerClient, Shared
-from ..ops.clustering import cluster_means, cluster_weights
+from ..core.trees import ModelOf, PerClient, Shared, Summed
 from .parts.random_starts import shuffle_models
 
 PATIENCE = 5  # rounds after which it is said that all clients chose the same model
@@ -25,7 +23,7 @@ class Server(NamedTuple):
     """The server's state."""
 
     theta: Shared  # [C, d] one model a cluster
-    label: PerClient  # [N] int64 the model that each client chose when it last took part; -1: it never has
+    members: Shared  # [C] how many clients trained each, in the last round in which it had any
 
 
 class Sent(NamedTuple):
@@ -35,10 +33,17 @@ class Sent(NamedTuple):
 
 
 class Upload(NamedTuple):
-    """What a client returns."""
+    """What a client returns; the server gets the sum over clients."""
+
+    change: Summed  # [C, d] how local training changed the model that it began from; zeros of the others
+    member: Summed  # [C] 1 of that model, 0 of the others
+
+
+class State(NamedTuple):
+    """What a client keeps."""
 
     theta: ModelOf[PerClient]  # [d] after local training
-    cluster: PerClient  # [] int64 which model it was trained from
+    share: PerClient  # [C] 1 of the model that it was trained from, 0 of the others; zeros until then
 
 
 @dataclass(frozen=True)
@@ -51,6 +56,7 @@ class IFCA(Method, Explains):
 
     clusters: Count = 4  # K, the number of models, drawn at random
     origin = "learned"
+    belongs = "share"
     weighs = "each client takes the cluster whose model fits its own examples best, by losses that it keeps to itself"
 
     def start(self, roster):
@@ -60,36 +66,30 @@ class IFCA(Method, Explains):
                 "member; set fewer",
                 stacklevel=2,
             )
-        label = torch.full((len(roster),), -1, dtype=torch.int64, device=roster.theta.device)
-        return Server(shuffle_models(roster, self.clusters), label)
+        return Server(shuffle_models(roster, self.clusters), roster.theta.new_zeros(self.clusters))
 
     def send(self, roster, server, cohort):
         return Sent(server.theta)
 
     def aggregate(self, roster, server, cohort, uploads):
-        label = put(server.label, cohort, uploads.cluster)
-        chosen = label[label >= 0]
-        if roster.round == PATIENCE - 1 and len(chosen) > 1 < self.clusters and (chosen == chosen[0]).all():
+        count = uploads.member
+        members = torch.where(count > 0, count, server.members)
+        if roster.round == PATIENCE - 1 and len(cohort) > 1 < self.clusters and (members > 0).sum() == 1:
             warnings.warn(
                 f"ifca: round {roster.round + 1}: all clients chose one of the {self.clusters} models, which is FedAvg "
                 "so far; start from other models (another seed), or use kin, which needs none",
                 stacklevel=2,
             )
-        return Server(cluster_means(uploads.cluster, uploads.theta, server.theta, roster.layout), label)
+        return Server(server.theta + uploads.change / count.clamp(min=1)[:, None], members)
 
     def relation(self, roster, server, cohort):
-        seen = server.label >= 0
-        label = torch.where(seen, server.label, server.label[seen].mode().values if seen.any() else 0)
-        return cluster_weights(label, seen | ~seen.any(), server.theta.dtype)
+        return None  # who is in which cluster is not the server's to know
 
     def diagnostics(self, roster, server, cohort, sent, uploads):
-        at = roster.layout.trainable_on(cohort.device)
-        moved = (uploads.theta - sent.theta[uploads.cluster])[:, at].norm(dim=1)
-        label = server.label.to(moved.dtype)
-        return {"update": roster.note(cohort, moved), "cluster": torch.where(label < 0, torch.nan, label)}
+        return {f"members.{c}": count for c, count in enumerate(uploads.member)}
 
     def init_client(self, client):
-        return Params(client.model.theta)
+        return State(client.model.theta, client.model.theta.new_zeros(self.clusters))
 
     def _best(self, client, theta):
         """[] int64 the model, of theta: [C, d], with the least loss on the training examples; of equal ones the first.
@@ -101,9 +101,10 @@ class IFCA(Method, Explains):
         return best, theta.index_select(0, best[None])[0]
 
     def train(self, client, state, received):
-        cluster, theta = self._best(client, received.theta)
-        theta = client.descend(theta)
-        return Params(theta), Upload(theta, cluster)
+        cluster, begin = self._best(client, received.theta)
+        theta = client.descend(begin)
+        share = (torch.arange(len(received.theta), device=theta.device) == cluster).to(theta.dtype)
+        return State(theta, share), Upload(share[:, None] * (theta - begin), share)
 
     def personalise(self, client, state, received):
-        return {"cluster": Params(self._best(client, received.theta)[1]), "own": state}
+        return {"cluster": Params(self._best(client, received.theta)[1]), "own": Params(state.theta)}

@@ -78,11 +78,15 @@ def _drop_repeats(arrays: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str
 
 
 def holds_members(server: Tree) -> bool:
-    """Whether a server's state tells single clients' models: numbers of each client, or a cluster of one alone."""
+    """Whether a server's state tells single clients' models: numbers of each client, or a cluster of one alone.
+
+    A cluster is of all who have its label, or of as many as `members` counts.
+    """
     arrays = trees.pack(server)
     tables = [t for name in trees.names(server, Axis.PER_CLIENT) if (t := arrays[name]).numel()]
     labels = [t for t in tables if t.ndim == 1 and t.dtype == torch.int64]
     alone = any((t[t >= 0].unique(return_counts=True)[1] == 1).any() for t in labels)
+    alone = alone or any((t == 1).any() for name, t in arrays.items() if name == "members")
     return alone or any(t.ndim > 1 and t.is_floating_point() for t in tables)
 
 
@@ -187,8 +191,8 @@ class StateFile:
             first = sorted(keys ^ wanted)[0]
             lacks = "has no" if first in keys else "needs"
             raise UsageError(
-                f"{self} was trained by another method, or with other settings: the one that is to go on {lacks} "
-                f"'{first.removeprefix(prefix)}'; go on with the same"
+                f"{self} was trained by another method, with other settings or by an earlier kinfed: the one that is "
+                f"to go on {lacks} '{first.removeprefix(prefix)}'; go on with the same"
             )
         return trees.unpack(arrays, like, prefix)
 

@@ -48,7 +48,7 @@ HOLDS = {  # of kinfed's methods and of their parts: measured, as tests/runs/tes
     "FedPAC": Holds(models=3, uploads=2, pairs=2, cohort_pairs=11, layer_graphs=1),
     "FedCedar": Holds(uploads=5.2, cohort_pairs=8, graphs=1),
     "CFL": Holds(models=3, uploads=5, cohort_pairs=10, graphs=1),
-    "IFCA": Holds(uploads=3.3, graphs=1),
+    "IFCA": Holds(uploads=8.6, graphs=1),
     "FedEM": Holds(uploads=6),
     "FedSem": Holds(uploads=6, cohort_pairs=8, graphs=1),
     "SFL": Holds(models=3.2, uploads=1.9, graphs=1),

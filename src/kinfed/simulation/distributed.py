@@ -153,7 +153,9 @@ class Distributed:
             lambda: result and dict(result.models)
         )  # computed again if they were too large to keep
         models = self._gather(cohort, own_models, everywhere=False, axes=trees.axes)
-        return Evaluation(scores, models or {})
+        local = result and (() if result.shares is None else (result.shares,))
+        shares = self._gather(cohort, local, everywhere=True)
+        return Evaluation(scores, models or {}, *shares)
 
     @property
     def own_ids(self) -> Tensor:

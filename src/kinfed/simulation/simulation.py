@@ -15,7 +15,7 @@ from ..core.batches import Pool
 from ..core.client import Client, Trainers
 from ..core.fleet import Evaluation as Evaluation, Key as Key, raise_if_diverged
 from ..core.method import Method, Roster
-from ..core.mixins import Advises, Predicts, Solves, predict
+from ..core.mixins import Advises, Explains, Predicts, Solves, predict
 from ..core.model import Model
 from ..core.private.privacy import NoisedSteps
 from ..core.private.private_client import StepCounter
@@ -23,7 +23,7 @@ from ..core.private.private_sums import protects_clients
 from ..core.seeding import generator, tags
 from ..core.sharing import divide, unwrap
 from ..core.training import Training
-from ..core.trees import Tree, model_of, nest, pick
+from ..core.trees import Tree, model_of, nest, pack, pick
 from ..data.federation import Federation
 from ..errors import UsageError
 from ..ops.gemm import fast_gemm
@@ -254,7 +254,14 @@ class Simulation:
         losses = {key: values for key, values in scores.scores.items() if key[2] == "loss"}
         # A model that is tuned to a client was not looked at before.
         raise_if_diverged(self.names, round, cohort, losses, Advises.from_method(self.method).remedy)
-        return scores
+        return scores._replace(shares=self._read_shares(cohort))
+
+    def _read_shares(self, cohort: Tensor) -> Tensor | None:
+        """[K, C] by how much each of the cohort belongs to models that all share, as only private states know."""
+        name = Explains.from_method(unwrap(self.method)).belongs
+        tables = pack(self.state) if name else {}
+        shares = tables.get(name, tables.get(f"inner.{name}"))
+        return None if shares is None else shares[cohort.to(shares.device)]
 
     @property
     def own_ids(self) -> Tensor:

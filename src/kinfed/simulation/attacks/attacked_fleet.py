@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from ...core.fleet import Evaluation, Fleet, raise_if_diverged
 from ...core.layout import Layout
@@ -30,15 +31,15 @@ class AttackedFleet:
         replied, uploads = self._fleet.train(round, cohort, sent)
         attacking = self._attackers[replied].nonzero().squeeze(1)
         field = model_field(uploads)
-        if not len(attacking) or not field or type(self._attack).tamper is Attack.tamper:
+        if not len(attacking) or not tree_leaves(uploads) or type(self._attack).tamper is Attack.tamper:
             return replied, uploads
-        honest = getattr(uploads, field)
-        before = model_of(pick(sent, torch.isin(cohort, replied)))
+        before = model_of(pick(sent, torch.isin(cohort, replied))) if field else None
         if before is None:
             raise UsageError(
                 "attack: it changes an upload by the one model that a client was sent, and this method sends none or "
                 "several; choose an attack on examples (label_flip, backdoor) or another method"
             )
+        honest = getattr(uploads, field)
         before = before.expand_as(honest)
         keys = fold(key(self._seed, "attack", round, device=self._tags.device), self._tags[replied[attacking]])
         theta = self._attack.tamper(before[attacking], honest[attacking], keys)
