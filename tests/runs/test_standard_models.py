@@ -83,6 +83,23 @@ def test_labels_and_counts_have_theirs(labels):
     assert deviance["boosting of all rows"] < deviance["the client's own mean"]
 
 
+@pytest.mark.parametrize("targets", ["a class of one row", "one class", "no count"])
+def test_rare_targets_leave_no_model_out_and_no_answer_without_a_number(targets):
+    x, y, client = rows()
+    labels = (y > 0).long()
+    if targets == "a class of one row":
+        labels[5] = 2
+    else:
+        labels[:] = 0
+    counts = targets == "no count"
+    data = Federation.from_arrays(x, labels.double() if counts else labels, client, task=Counts() if counts else None)
+    found, problems = standard_models(data)
+    assert not problems
+    assert len(found) > 1 or targets == "no count"
+    for item in found:
+        assert all(np.isfinite(answers).all() for answers in item.answers.values())
+
+
 def test_a_choice_races_models_says_what_a_ridge_does_and_gets_all_rows():
     x, y, client = rows(0.3, 1.0, n=12)
     frame = polars.DataFrame({f"x{i}": x[:, i].numpy() for i in range(3)} | {"y": y.numpy()})

@@ -221,7 +221,7 @@ def _notes(summary: Summary) -> Iterator[str]:
         yield _went_on(summary.provenance.former)
     balanced = summary.privacy is None  # else class weights may not follow from rows
     if balanced and summary.recall and summary.recall.always and summary.selection.by in (summary.metric.name, "loss"):
-        yield "  training.class_weights=balanced and select_by=balanced_accuracy may help"
+        yield "  for rare classes, training.class_weights=balanced and select_by=balanced_accuracy may help"
     if summary.selection.caution:
         yield f"LEAKING: {summary.selection.caution}; these scores are not a fair estimate"
     if summary.attack is not None:

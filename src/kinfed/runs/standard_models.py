@@ -36,6 +36,7 @@ Answers = dict[str, Array]  # by split: [n, k] a model's outputs for the rows of
 
 PENALTIES = tuple(10.0**power for power in range(-3, 5))  # of ridges, in squared deviations of an input
 STRENGTHS = (0.03, 0.3, 3.0)  # C of logistic regressions
+RAREST = 1e-6  # the least probability of a class
 PSEUDO = 5.0  # rows of all clients that are added to a client's, where its mean is an input
 ROWS, COLUMNS, CLIENTS = 200_000, 500, 2_000  # with more there are none, or not those that take longest
 STEPS = 24  # ahead up to which boosting forecasts each by a model of its own
@@ -288,6 +289,8 @@ def _of_counts(data: _Data, middle: float) -> Iterator[_Recipe]:
             lambda: _answers(data, _fit_each(data.mark_missing("train"), y[:, 0], who, w, fit, rest), missing=True),
             form="trees",
         )
+    if not (_times(y, w) > 0).any():  # the logarithm of a mean of 0 has no gradient
+        return
     yield _Recipe(
         f"boosting {POOLED}",
         True,
@@ -302,7 +305,7 @@ def _of_labels(data: _Data, classes: int) -> Iterator[_Recipe]:
     w = data.weight["train"]
     shares = _client_means(np.eye(classes)[y], who, data.clients, 0.1, w)  # [N, C]
     rest = shares_of(y, classes, w)
-    yield _Recipe(MAJORITY, False, lambda: _constant(data, np.log(shares)), form="linear")
+    yield _Recipe(MAJORITY, False, lambda: _constant(data, np.log(np.maximum(shares, RAREST))), form="linear")
     if not data.has_inputs:
         return
     yield _Recipe(
@@ -324,6 +327,8 @@ def _of_labels(data: _Data, classes: int) -> Iterator[_Recipe]:
             lambda: _answers(data, _fit_each(data.mark_missing("train"), y, who, w, fit, rest), missing=True),
             form="trees",
         )
+    if (y == y[0]).all():  # scikit-learn tells classes from each other, and here is nothing to tell
+        return
     large = data.too_large()
     yield _Recipe(
         f"a logistic regression {POOLED}", True, lambda: _logistic_with_clients(data, x, y, who, classes, w), large
@@ -448,7 +453,9 @@ def _boosted_labels(
     from sklearn.ensemble import HistGradientBoostingClassifier
 
     encoded = _client_means(np.eye(classes)[y], who, data.clients, PSEUDO, w)  # [N, C]
-    model = HistGradientBoostingClassifier(random_state=0, early_stopping=len(np.unique(y)) * 10 <= len(y))
+    counts = np.unique(y, return_counts=True)[1]
+    stops = counts.min() > 1 and len(counts) * 10 <= len(y)  # else no tenth of the rows has a row of each class
+    model = HistGradientBoostingClassifier(random_state=0, early_stopping=bool(stops))
     model.fit(np.hstack([x, encoded[who]]), y, w)
     return _answers(data, lambda x, who: _logs(model, np.hstack([x, encoded[who]]), classes))
 
@@ -473,8 +480,8 @@ def _logistic_with_clients(
 
 def _logs(model: Any, x: Any, classes: int) -> Array:
     """[n, C] logarithms of a model's probabilities, of which that of a class it has not seen is tiny."""
-    models = np.full((x.shape[0], classes), 1e-6)
-    models[:, model.classes_] = np.maximum(model.predict_proba(x), 1e-6)
+    models = np.full((x.shape[0], classes), RAREST)
+    models[:, model.classes_] = np.maximum(model.predict_proba(x), RAREST)
     logarithms: Array = np.log(models)
     return logarithms
 
