@@ -4,7 +4,7 @@ import numpy as np
 import polars
 import pytest
 import torch
-from sklearn.linear_model import Ridge
+from sklearn.linear_model import PoissonRegressor, Ridge
 
 import kinfed
 from kinfed import Counts, Federation, choose
@@ -79,8 +79,28 @@ def test_labels_and_counts_have_theirs(labels):
     draw = torch.Generator().manual_seed(0)
     drawn = torch.poisson((y / 2).clamp(max=4).exp(), generator=draw)
     counts = Federation.from_arrays(x, drawn, client, task=Counts(1.5))
-    deviance = {one.name: score(counts, one) for one in standard_models(counts)[0]}
+    deviance = {item.name: score(counts, item) for item in standard_models(counts)[0]}
     assert deviance["boosting of all rows"] < deviance["the client's own mean"]
+    assert min(deviance, key=deviance.get) == "a Poisson regression of all rows"  # of which counts were made
+
+
+def test_poisson_regressions_are_those_of_scikit_learn(monkeypatch):
+    x, y, client = rows(0.5, 1.0)
+    drawn = torch.poisson((y / 2).clamp(max=3).exp(), generator=torch.Generator().manual_seed(0))
+    data = Federation.from_arrays(x, drawn, client, task=Counts(1.5))
+    monkeypatch.setattr(made, "STRENGTHS", (0.5,))
+    answers = {item.name: item.answers["test"][:, 0] for item in standard_models(data)[0]}
+    train, test = (torch.cat(list(data.rows[split])) for split in ("train", "test"))
+    wide = [np.hstack([x[at].numpy(), np.eye(8)[client[at]]]) for at in (train, test)]
+    model = PoissonRegressor(alpha=2 / len(train), solver="newton-cholesky", tol=1e-9).fit(wide[0], drawn[train])
+    np.testing.assert_allclose(
+        np.exp(answers["a Poisson regression of all rows"]) * 1.5, model.predict(wide[1]), rtol=1e-5
+    )
+    own, at = data.rows["train"][3], client[test] == 3
+    model = PoissonRegressor(alpha=2 / len(own), tol=1e-9, max_iter=1000).fit(x[own].numpy(), drawn[own])
+    np.testing.assert_allclose(
+        np.exp(answers["a Poisson regression for each client"][at]) * 1.5, model.predict(x[test][at].numpy()), rtol=1e-5
+    )
 
 
 @pytest.mark.parametrize("targets", ["a class of one row", "one class", "no count"])

@@ -20,11 +20,14 @@ from ..data.federation import Federation
 from ..errors import note_failure
 from ..methods.solved.standard import (
     FEWEST,
+    RARE,
     fit_boosted_counts,
     fit_boosted_labels,
     fit_boosting,
     fit_logistic,
+    fit_poisson,
     fit_ridge,
+    log_mean,
     shares_of,
 )
 from ..models.repeat import places_of_season
@@ -35,7 +38,7 @@ Array = NDArray[np.float64]
 Answers = dict[str, Array]  # by split: [n, k] a model's outputs for the rows of all clients, one after the other
 
 PENALTIES = tuple(10.0**power for power in range(-3, 5))  # of ridges, in squared deviations of an input
-STRENGTHS = (0.03, 0.3, 3.0)  # C of logistic regressions
+STRENGTHS = (0.03, 0.3, 3.0)  # C of logistic and Poisson regressions
 RAREST = 1e-6  # the least probability of a class
 PSEUDO = 5.0  # rows of all clients that are added to a client's, where its mean is an input
 ROWS, COLUMNS, CLIENTS = 200_000, 500, 2_000  # with more there are none, or not those that take longest
@@ -273,16 +276,25 @@ def _means_by_time(data: _Data) -> Answers | None:
 def _of_counts(data: _Data, middle: float) -> Iterator[_Recipe]:
     """Their outputs are logarithms of counts over the mean of all."""
     x, y, who, w = data.x["train"], data.y["train"], data.who["train"], data.weight["train"]
-    mean = _client_means(y, who, data.clients, PSEUDO / 10, w)
-
-    def logarithms(counts: Answers) -> Answers:
-        return {split: np.log(np.maximum(item, 1e-3 * middle) / middle) for split, item in counts.items()}
-
-    yield _Recipe(MEAN, False, lambda: logarithms(_answers(data, lambda x, who: mean[who])))
+    mean = np.log(np.maximum(_client_means(y, who, data.clients, PSEUDO / 10, w) / middle, RARE))
+    yield _Recipe(MEAN, False, lambda: _constant(data, mean), form="linear")
     if not data.has_inputs:
         return
+    rest, penalties = log_mean(y[:, 0], middle, w), [1 / c for c in STRENGTHS]
+    yield _Recipe(
+        f"a Poisson regression {EACH}",
+        False,
+        lambda: _tune(
+            data,
+            penalties,
+            lambda c: _fit_each(x, y[:, 0], who, w, partial(fit_poisson, middle=middle, penalty=c), rest),
+            middle,
+        ),
+        data.too_large(CLIENTS),
+        "linear",
+    )
     if not data.too_large(BOOSTED) and data.rows_each >= FEWEST:
-        fit, rest = partial(fit_boosted_counts, middle=middle, trees=TREES, depth=DEEPEST), np.zeros(1)
+        fit = partial(fit_boosted_counts, middle=middle, trees=TREES, depth=DEEPEST)
         yield _Recipe(
             f"boosting {EACH}",
             False,
@@ -291,12 +303,16 @@ def _of_counts(data: _Data, middle: float) -> Iterator[_Recipe]:
         )
     if not (_times(y, w) > 0).any():  # the logarithm of a mean of 0 has no gradient
         return
+    large = data.too_large()
     yield _Recipe(
-        f"boosting {POOLED}",
-        True,
-        lambda: logarithms(_boost(data, x, y[:, 0], who, mean[:, :1], "poisson", w)),
-        data.too_large(),
+        f"a Poisson regression {POOLED}", True, lambda: _poisson_with_clients(data, x, y, who, middle, w), large
     )
+
+    def boost() -> Answers:
+        counts = _boost(data, x, y[:, 0], who, np.exp(mean) * middle, "poisson", w)
+        return {split: np.log(np.maximum(item / middle, RARE)) for split, item in counts.items()}
+
+    yield _Recipe(f"boosting {POOLED}", True, boost, large)
 
 
 def _of_labels(data: _Data, classes: int) -> Iterator[_Recipe]:
@@ -350,8 +366,11 @@ def _constant(data: _Data, values: Array) -> Tuned:
     return Tuned(_answers(data, lambda x, who: values[who]), math.inf)
 
 
-def _tune(data: _Data, strengths: Sequence[Any], make: Callable[[Any], Model]) -> Tuned:
-    """The answers of the strength whose validation loss is lowest: the squared error, or the log loss of labels."""
+def _tune(data: _Data, strengths: Sequence[Any], make: Callable[[Any], Model], middle: float = 0.0) -> Tuned:
+    """The answers of the strength whose validation loss is lowest: the squared error, or the log loss of labels.
+
+    With `middle`, the mean of all counts, it is the part of their deviance that answers change.
+    """
     models = [_answers(data, make(item)) for item in strengths]
     truth, w = data.y["validation"], data.weight["validation"]
 
@@ -360,6 +379,8 @@ def _tune(data: _Data, strengths: Sequence[Any], make: Callable[[Any], Model]) -
         if truth.ndim == 1:
             chances = given - np.log(np.exp(given).sum(1, keepdims=True))
             return -float(np.average(chances[np.arange(len(truth)), truth], weights=w))
+        if middle:
+            return float(np.average((middle * np.exp(given) - truth * given)[:, 0], weights=w))
         squares = (given - truth) ** 2
         return float(np.nanmean(squares) if w is None else np.average(squares.mean(1), weights=w))
 
@@ -464,18 +485,37 @@ def _logistic_with_clients(
     data: _Data, x: Array, y: NDArray[np.int64], who: NDArray[np.int64], classes: int, w: Array | None = None
 ) -> Tuned:
     """A logistic regression of all rows, in which the client is a category."""
-    from scipy import sparse
     from sklearn.linear_model import LogisticRegression
 
-    def wide(x: Array, who: NDArray[np.int64]) -> Any:
-        clients = sparse.csr_matrix((np.ones(len(who)), (np.arange(len(who)), who)), (len(who), data.clients))
-        return sparse.hstack([sparse.csr_matrix(x), clients]).tocsr()
-
     def make(strength: float) -> Model:
-        model = LogisticRegression(C=strength, max_iter=100).fit(wide(x, who), y, w)
-        return lambda x, who: _logs(model, wide(x, who), classes)
+        model = LogisticRegression(C=strength, max_iter=100).fit(_widen(x, who, data.clients), y, w)
+        return lambda x, who: _logs(model, _widen(x, who, data.clients), classes)
 
     return _tune(data, STRENGTHS, make)
+
+
+def _poisson_with_clients(
+    data: _Data, x: Array, y: Array, who: NDArray[np.int64], middle: float, w: Array | None = None
+) -> Tuned:
+    """A Poisson regression of all rows, in which the client is a category."""
+    from sklearn.linear_model import PoissonRegressor
+
+    total = len(x) if w is None else w.sum()
+
+    def make(strength: float) -> Model:
+        model = PoissonRegressor(alpha=1 / (strength * total), max_iter=300, tol=1e-7)
+        model.fit(_widen(x, who, data.clients), y[:, 0], w)
+        return lambda x, who: np.log(np.maximum(model.predict(_widen(x, who, data.clients)) / middle, RARE))[:, None]
+
+    return _tune(data, STRENGTHS, make, middle)
+
+
+def _widen(x: Array, who: NDArray[np.int64], clients: int) -> Any:
+    """Sparse [n, d + N]: rows x: [n, d], and for each client whether a row is its own."""
+    from scipy import sparse
+
+    category = sparse.csr_matrix((np.ones(len(who)), (np.arange(len(who)), who)), (len(who), clients))
+    return sparse.hstack([sparse.csr_matrix(x), category]).tocsr()
 
 
 def _logs(model: Any, x: Any, classes: int) -> Array:

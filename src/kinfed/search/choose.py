@@ -218,10 +218,9 @@ def standard_forms(federation: Federation) -> tuple[str, ...]:
     task = federation.task
     if federation.x.ndim != 2 or isinstance(task, Forecasting):
         return ()
-    forms = () if isinstance(task, Counts) else ("linear",)
     trees = f"trees,trees={TREES * lanes_of(task, federation.outputs)},depth={DEEPEST}"
     leaves = sum(leaf.numel() for leaf in default_model(federation, *split_settings(trees)).parameters())
-    return (*forms, trees) if len(federation) * leaves <= LEAVES else forms
+    return ("linear", trees) if len(federation) * leaves <= LEAVES else ("linear",)
 
 
 def _can_grow(federation: Federation) -> bool:

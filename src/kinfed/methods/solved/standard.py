@@ -127,6 +127,27 @@ def fit_logistic(x: Array, y: NDArray[np.int64], classes: int, penalty: float, w
     return Line(weight, bias)
 
 
+def fit_poisson(x: Array, y: Array, middle: float, penalty: float, w: Array | None = None) -> Line:
+    """A Poisson regression of counts y: [n]; of zeros alone, or with an infinite penalty, their mean.
+
+    Its outputs are logarithms of counts over `middle`, the mean of all.
+    """
+    from sklearn.linear_model import PoissonRegressor
+
+    if math.isinf(penalty) or not np.average(y, 0, w) > 0:
+        return Line(np.zeros((x.shape[1], 1)), log_mean(y, middle, w))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # as above
+        total = len(x) if w is None else w.sum()
+        model = PoissonRegressor(alpha=penalty / total, solver="newton-cholesky", tol=1e-9).fit(x, y, w)
+    return Line(model.coef_[:, None], np.array([model.intercept_ - math.log(middle)]))
+
+
+def log_mean(y: Array, middle: float, w: Array | None = None) -> Array:
+    """[1] the logarithm of the mean of counts y: [n] over `middle`, the mean of all."""
+    return np.array([math.log(max(float(np.average(y, 0, w)) / middle, RARE))])
+
+
 def shares_of(y: NDArray[np.int64], classes: int, w: Array | None = None) -> Array:
     """[C] the logarithms of the shares of labels y: [n], among which there are a few of every class."""
     count = np.bincount(y, w, classes) + PSEUDO / classes
@@ -150,7 +171,7 @@ def fit_boosted_counts(x: Array, y: Array, middle: float, trees: int, depth: int
     from sklearn.ensemble import HistGradientBoostingRegressor
 
     if len(x) < FEWEST or not y.sum() > 0:
-        return Forest((), (), np.array([math.log(max(float(np.average(y, 0, w)) / middle, RARE))]))
+        return Forest((), (), log_mean(y, middle, w))
     model = HistGradientBoostingRegressor(loss="poisson", **_bound_boosting(trees, depth)).fit(x, y, w)
     return Forest([model], [[0]], np.array([-math.log(middle)]))
 
@@ -176,11 +197,11 @@ def _bound_boosting(trees: int, depth: int) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Standard(Local, Advises, Solves):
-    r"""$\theta_i$ is a ridge, a logistic regression or boosting, which scikit-learn fits to client $i$'s rows alone.
+    r"""$\theta_i$ is a ridge, a regression of labels or counts, or boosting, fitted to client $i$'s rows alone.
 
-    The model says which. The trees of the model `trees` are those of histogram gradient boosting. Of any other model
-    the last layer is fitted to what the layers before it make of the rows, as a ridge to numbers and forecasts, and as
-    a logistic regression to labels.
+    scikit-learn fits it, and the model says which. The trees of the model `trees` are those of histogram gradient
+    boosting. Of any other model the last layer is fitted to what the layers before it make of the rows, as a ridge to
+    numbers and forecasts, as a logistic regression to labels, and as a Poisson regression to counts.
     """
 
     penalty: Annotated[float, In("(0, inf]")] = 1.0  # of a last layer, in squared deviations; of labels 1 / C
@@ -194,11 +215,9 @@ class Standard(Local, Advises, Solves):
         return ("penalty",)
 
     def start(self, roster: Roster) -> Tree:
-        task, names = roster.task, roster.layout.names
+        task = roster.task
         if isinstance(task, Quantiles) or not isinstance(task, Classification | Counts | Forecasting | Regression):
             raise UsageError(f"standard knows numbers, counts, labels and forecasts, not {type(task).__name__}")
-        if "leaf" not in names and isinstance(task, Counts):
-            raise UsageError("standard has no linear model of counts; set model.name=trees")
         return ()
 
     def is_solved(self, server: Tree) -> bool:
@@ -224,8 +243,13 @@ class Standard(Local, Advises, Solves):
                 "standard fits a last layer that is linear, has a bias and travels; set model.name=linear, or trees"
             )
         x, y, w = rows_of(client, model.features(model.theta, client.data.x).flatten(1))
-        classes = getattr(client.task, "classes", 0)
-        line = fit_logistic(x, y, classes, self.penalty, w) if classes else fit_ridge(x, y, self.penalty, w)
+        task = client.task
+        if isinstance(task, Classification):
+            line = fit_logistic(x, y, task.classes, self.penalty, w)
+        elif isinstance(task, Counts):
+            line = fit_poisson(x, y[:, 0], task.mean, self.penalty, w)
+        else:
+            line = fit_ridge(x, y, self.penalty, w)
         coefficients = torch.from_numpy(np.vstack([line.weight, line.bias]))
         return model_of(model.layout, model.theta, coefficients[None].to(model.theta.device))[0]
 
