@@ -289,8 +289,8 @@ def test_curves_bend_lines_and_what_cannot_be_solved_is_one_line():
     with pytest.raises(UsageError, match="none of them empty"):
         additive((3, 0), 1, columns=None)
     series = Federation.from_arrays(x, torch.rand(900, 1), client, task=Quantiles(quantiles=(0.5,)))
-    with pytest.raises(UsageError, match="partial pooling solves regression, counts, labels and forecasts"):
-        solved(series, linear(2).float())
+    with pytest.raises(UsageError, match="forecasts quantiles by a last layer with a bias; this model's has none"):
+        solved(series, nn.Linear(2, 1, bias=False))
 
 
 def test_hardly_any_rows_give_numbers():
@@ -489,3 +489,46 @@ def test_a_forecast_of_changes_rises_with_its_window():
     assert torch.equal(module(x), x[:, -1, :1].expand(-1, 2))
     with pytest.raises(UsageError, match=r"must be a window of readings \[past, features\]; got shape \[4\]"):
         changes((4,), 1)
+
+
+@pytest.mark.parametrize("settings", [{}, {"units": "client"}, {"alone": 1.0}], ids=str)
+@pytest.mark.parametrize("model", ["linear", "changes"])
+def test_quantiles_are_a_forecast_and_those_of_the_clients_own_errors(model, settings):
+    draw = torch.Generator().manual_seed(0)
+    x, client = torch.randn(240, 4, 2, generator=draw), torch.arange(240) % 4
+    y = x[:, -1:, 0] + torch.tensor([0.0, 1.0]) + 0.3 * torch.randn(240, 2, generator=draw) * (1 + client[:, None])
+    y[::7, 1] = torch.nan
+    levels = (0.12, 0.5, 0.88)
+    parts = [
+        Federation.from_arrays(x, y, client, task=task)
+        for task in (Forecasting(1.0, 2.0), Quantiles(1.0, 2.0, quantiles=levels))
+    ]
+    forecasts, quantiles = (fit(PartialPooling(**settings), part, default_model(part, model)) for part in parts)
+    for i, name in enumerate(quantiles.federation.names):
+        train = quantiles.federation.rows["train"][i]
+        with torch.no_grad():
+            forecast, answers = forecasts.model(name)(x).double(), quantiles.model(name)(x).double().view(-1, 2, 3)
+        errors = ((y - 1.0) / 2.0 - forecast)[train].numpy()
+        for ahead in range(2):
+            present = errors[~np.isnan(errors[:, ahead]), ahead]
+            expected = forecast[:, ahead, None].numpy() + np.quantile(
+                present, ranks(levels, len(present)), method="inverted_cdf"
+            )
+            np.testing.assert_allclose(answers[:, ahead].numpy(), expected, atol=1e-5)
+
+
+def ranks(levels, count):
+    """Those by which a new value lies between two of so many as often as the levels say."""
+    return np.clip([0.5 + (level - 0.5) * (count + 1) / count for level in levels], 0, 1)
+
+
+def test_weighted_quantiles_are_those_of_repeated_rows():
+    draw = np.random.default_rng(0)
+    values, weights = draw.normal(size=(30, 2)), draw.integers(0, 4, (30, 2)).astype(float)
+    levels = torch.tensor([0.05, 0.5, 0.75, 1.0], dtype=torch.float64)
+    every = levels[:, None].expand(-1, 2)
+    quantiles = partial_pooling.weighted_quantiles(torch.from_numpy(values), torch.from_numpy(weights), every)
+    for ahead in range(2):
+        rows = values[:, ahead].repeat(weights[:, ahead].astype(int))
+        np.testing.assert_array_equal(quantiles[:, ahead], np.quantile(rows, levels.numpy(), method="inverted_cdf"))
+    assert (partial_pooling.weighted_quantiles(torch.ones(3, 2), torch.zeros(3, 2), every) == 0).all()

@@ -223,3 +223,31 @@ def test_series_have_the_mean_at_their_time_of_day():
         for name, answer in found.items()
     }
     assert errors["the client's mean by the calendar"] < min(errors["the last season"], errors["the last value"])
+
+
+def test_quantiles_are_forecasts_with_the_quantiles_of_each_clients_errors():
+    draw = torch.Generator().manual_seed(0)
+    x, client = torch.randn(300, 5, 1, generator=draw, dtype=torch.float64), torch.arange(300) % 3
+    y = x[:, -1] + torch.randn(300, 2, generator=draw) * (1 + client[:, None])
+    levels = (0.2, 0.5, 0.8)
+    data = {
+        task: Federation.from_arrays(x, y, client, task=task)
+        for task in (kinfed.Forecasting(), kinfed.Quantiles(quantiles=levels))
+    }
+    forecasts, quantiles = ({item.name: item for item in standard_models(part)[0]} for part in data.values())
+    assert forecasts.keys() == quantiles.keys()
+    federation = data[kinfed.Forecasting()]
+    truth = torch.cat([federation.y[rows] for rows in federation.rows["test"]])
+    inside = 0.0
+    for name, item in quantiles.items():
+        answers = item.answers["test"].reshape(len(truth), 2, 3)
+        assert (np.diff(answers, axis=2) >= 0).all() or name == "boosting of all rows"
+        inside = ((answers[..., 0] <= truth.numpy()) & (truth.numpy() <= answers[..., 2])).mean()
+        assert 0.3 < inside < 0.75, name
+    last = quantiles["the last value"].answers["test"].reshape(len(truth), 2, 3)
+    train = federation.rows["train"][1]
+    errors = (y - x[:, -1])[train].numpy()
+    at = slice(len(federation.rows["test"][0]), len(federation.rows["test"][0]) + len(federation.rows["test"][1]))
+    ranks = [0.5 + (level - 0.5) * (1 + 1 / len(train)) for level in levels]
+    expected = x[federation.rows["test"][1], -1].numpy()[..., None] + np.quantile(errors, ranks, axis=0).T
+    np.testing.assert_allclose(last[at], expected, rtol=1e-6)

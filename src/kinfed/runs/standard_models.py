@@ -79,6 +79,7 @@ class _Data:
     holes: Sequence[tuple[int, int]] = ()  # places of numbers that may be missing, and of the inputs that say so
     features: int = 1  # numbers at each step of a window, of which the first is the reading
     dated: bool = False  # whether the others are all of the calendar
+    levels: tuple[float, ...] = ()  # of quantiles of the readings
 
     @classmethod
     def from_federation(cls, federation: Federation) -> "_Data":
@@ -103,7 +104,13 @@ class _Data:
             y[split] = truth.numpy()
         features = federation.x.shape[-1] if federation.x.ndim == 3 else 1
         dated = features > 1 and "covariates" not in federation.scale
-        return cls(x, y, who, weight, len(federation), find_holes(federation.columns), features, dated)
+        levels = task.quantiles if isinstance(task, Quantiles) else ()
+        return cls(x, y, who, weight, len(federation), find_holes(federation.columns), features, dated, levels)
+
+    @property
+    def splits(self) -> list[str]:
+        """Those whose answers are asked: with quantiles also those of training rows, as their errors are."""
+        return [split for split in ("train", "validation", "test") if len(self.who[split])][not self.levels :]
 
     @property
     def has_inputs(self) -> bool:
@@ -135,7 +142,7 @@ def standard_models(federation: Federation, pool: bool = True) -> tuple[list[Sta
     Without `pool` there are those alone that each client can have by itself.
     """
     task = federation.task
-    suits = isinstance(task, Regression | Counts | Classification | Forecasting) and not isinstance(task, Quantiles)
+    suits = isinstance(task, Regression | Counts | Classification | Forecasting)
     if not suits or not len(torch.cat(list(federation.rows["test"]))):
         return [], []
     data = _Data.from_federation(federation)
@@ -156,6 +163,8 @@ def standard_models(federation: Federation, pool: bool = True) -> tuple[list[Sta
                 continue
             with note_failure(problems, f"baseline left out: {recipe.name}"):
                 answers, strength = made if isinstance(made := recipe.fit(), Tuned) else (made, 1.0)
+                if data.levels and not recipe.quantiles:
+                    answers = _add_errors(data, answers)
                 form = Form(recipe.form, strength) if recipe.form else None
                 models.append(StandardModel(recipe.name, recipe.pools, answers, form))
     return models, problems
@@ -176,6 +185,7 @@ class _Recipe(NamedTuple):
     fit: Callable[[], Answers | Tuned]
     too_large: str = ""  # why it is not fitted
     form: str = ""  # the model that can hold it, one for each client; "": none
+    quantiles: bool = False  # whether it answers with the quantiles that are asked, where others answer with a mean
 
 
 def _of_numbers(data: _Data, forecasts: bool) -> Iterator[_Recipe]:
@@ -216,12 +226,16 @@ def _of_numbers(data: _Data, forecasts: bool) -> Iterator[_Recipe]:
         lambda: _tune(data, PENALTIES, _ridge_with_clients(x, y, who, data.clients, w)),
         large,
     )
-    large = f"it has {len(steps)} steps" if len(steps) > STEPS or y.size > ROWS else data.too_large()
+    losses: list[dict[str, Any]] = [{"loss": "quantile", "quantile": level} for level in data.levels]
+    losses = losses or [{"loss": "squared_error"}]
+    many = len(steps) * len(losses)
+    large = f"it has {many} outputs" if many > STEPS or y.size * len(losses) > ROWS else data.too_large()
     yield _Recipe(
         f"boosting {POOLED}",
         True,
-        lambda: _together([_boost(data, x, y[:, h], who, mean[:, h, None], w=w) for h in steps]),
+        lambda: _together([_boost(data, x, y[:, h], who, mean[:, h, None], loss, w) for h in steps for loss in losses]),
         large,
+        quantiles=bool(data.levels),
     )
 
 
@@ -267,7 +281,7 @@ def _means_by_time(data: _Data) -> Answers | None:
     mean = _client_means(y, cell, data.clients * len(every))
     seen = np.bincount(cell, minlength=len(mean)) > 0
     answers = {}
-    for split in ("validation", "test"):
+    for split in data.splits:
         places = data.who[split] * len(every) + times[split]
         answers[split] = np.where(seen[places, None], mean[places], client_mean[data.who[split]])
     return answers
@@ -309,7 +323,7 @@ def _of_counts(data: _Data, middle: float) -> Iterator[_Recipe]:
     )
 
     def boost() -> Answers:
-        counts = _boost(data, x, y[:, 0], who, np.exp(mean) * middle, "poisson", w)
+        counts = _boost(data, x, y[:, 0], who, np.exp(mean) * middle, {"loss": "poisson"}, w)
         return {split: np.log(np.maximum(item / middle, RARE)) for split, item in counts.items()}
 
     yield _Recipe(f"boosting {POOLED}", True, boost, large)
@@ -357,8 +371,23 @@ Model = Callable[[Array, NDArray[np.int64]], Array]  # of x: [n, d] and whose th
 
 def _answers(data: _Data, model: Model, missing: bool = False) -> Answers:
     """Those of the splits that have rows; `missing` numbers are NaN in the inputs."""
-    splits = [split for split in ("validation", "test") if len(data.who[split])]
-    return {split: model(data.mark_missing(split) if missing else data.x[split], data.who[split]) for split in splits}
+    return {
+        split: model(data.mark_missing(split) if missing else data.x[split], data.who[split]) for split in data.splits
+    }
+
+
+def _add_errors(data: _Data, answers: Answers) -> Answers:
+    """[n, H * Q] forecasts: [n, H] with the quantiles of each client's errors on its training rows."""
+    errors, who = data.y["train"] - answers["train"], data.who["train"]
+    shift = np.zeros((data.clients, errors.shape[1], len(data.levels)))
+    for i, mine in _by_client(who):
+        ranks = np.clip(0.5 + (np.array(data.levels) - 0.5) * (1 + 1 / len(mine)), 0, 1)  # as partial pooling's
+        shift[i] = np.nan_to_num(np.nanquantile(errors[mine], ranks, axis=0).T)
+    return {
+        split: (item[:, :, None] + shift[data.who[split]]).reshape(len(item), -1)
+        for split, item in answers.items()
+        if split != "train"
+    }
 
 
 def _constant(data: _Data, values: Array) -> Tuned:
@@ -450,7 +479,7 @@ def _boost(
     y: Array,
     who: NDArray[np.int64],
     mean: Array,
-    loss: str = "squared_error",
+    loss: Mapping[str, Any],
     w: Array | None = None,
 ) -> Answers:
     """Gradient boosting of all rows, in which the client's mean is one more input."""
@@ -458,7 +487,7 @@ def _boost(
 
     count = np.bincount(who, w, data.clients)[:, None]
     encoded = (mean * count + PSEUDO * np.average(y, weights=w)) / (count + PSEUDO)  # [N, 1]
-    model = HistGradientBoostingRegressor(loss=loss, random_state=0, early_stopping=True)
+    model = HistGradientBoostingRegressor(**loss, random_state=0, early_stopping=True)
     model.fit(np.hstack([x, encoded[who]]), y, w)
     return _answers(data, lambda x, who: model.predict(np.hstack([x, encoded[who]]))[:, None])
 

@@ -200,13 +200,14 @@ def candidate_models(federation: Federation) -> tuple[str, ...]:
     Partial pooling solves the last layer of each, and boosting grows the trees.
     """
     task = federation.task
-    if isinstance(task, Quantiles) or not isinstance(task, Classification | Counts | Forecasting | Regression):
+    if not isinstance(task, Classification | Counts | Forecasting | Regression):
         return ()
     matrices = 1 if isinstance(task, Regression) else federation.outputs
     forecasts = isinstance(task, Forecasting)
-    suits = {"log-linear": _spans_orders(federation), "changes": forecasts, "repeat": forecasts}
+    repeats = forecasts and not isinstance(task, Quantiles)  # an output for each step
+    suits = {"log-linear": _spans_orders(federation), "changes": forecasts, "repeat": repeats}
     names = [name for name in SOLVED if suits.get(name, True)]
-    if forecasts and (season := usual_season(federation)) > 1:
+    if repeats and (season := usual_season(federation)) > 1:
         names.insert(1, f"repeat,season={season}")
     heads: dict[str, Any] = {name: [*default_model(federation, *split_settings(name)).children()][-1] for name in names}
     solved = [name for name in names if len(federation) * matrices * (heads[name].in_features + 1) ** 2 <= MANY]

@@ -90,6 +90,8 @@ class PartialPooling(Method, Explains, Advises, Solves):
     With `alone` above 0 a client has the mean of these coefficients and of ridges of its own, as far as its rows are
     likely by either, see `own_ridge`. It helps where a client is unlike all others, such as one that is far larger.
 
+    Quantiles of forecasts are a forecast and those of the client's errors in training, which stay at the client.
+
     With `kin` (gamma) above 0 clients are also drawn to those whose coefficients deviate from the mean as theirs do.
     The model's last layer is solved; the layers before it stay as they begin, the same for all.
     """
@@ -113,6 +115,7 @@ class PartialPooling(Method, Explains, Advises, Solves):
     def start(self, roster: Roster) -> Tree:
         layout, n = roster.layout, len(roster)
         f, k = coefficients_of(layout, roster.theta).shape
+        k //= count_levels(roster.task)
         if n * f * f > NUMBERS:
             raise UsageError(
                 f"partial pooling keeps {f} x {f} sums for each of {n:,} clients, which is too much; use a model with "
@@ -121,6 +124,8 @@ class PartialPooling(Method, Explains, Advises, Solves):
         if (self.units == "client" or self.alone) and head_of(layout)[1] is None:
             setting, other = ("alone", "alone=0") if self.alone else ("units=client", "units=all")
             raise UsageError(f"{setting} needs a last layer with a bias, and this model's has none; use {other}")
+        if isinstance(roster.task, Quantiles) and head_of(layout)[1] is None:
+            raise UsageError("partial pooling forecasts quantiles by a last layer with a bias; this model's has none")
         if self.alone and (self.units == "client" or isinstance(roster.task, Classification | Counts)):
             raise UsageError("partial pooling: alone is of numbers, with units=all; use alone=0")
         like: dict[str, Any] = {"dtype": torch.float64, "device": roster.theta.device}
@@ -137,11 +142,14 @@ class PartialPooling(Method, Explains, Advises, Solves):
 
     def send(self, roster: Roster, server: Tree, cohort: Tensor) -> Tree:
         if self.alone:
-            return Params(model_of(roster.layout, server.body, self._lean_on_own(server, cohort)))
-        coefficients = server.coefficients
-        if self.units == "client":
-            coefficients = Units.from_sums(server.sums, roster.task, self.common).from_units(coefficients)
-        return Params(model_of(roster.layout, server.body, coefficients[cohort]))
+            coefficients = self._lean_on_own(server, cohort)
+        elif self.units == "client":
+            units = Units.from_sums(server.sums, roster.task, self.common)
+            coefficients = units.from_units(server.coefficients)[cohort]
+        else:
+            coefficients = server.coefficients[cohort]
+        coefficients = coefficients.repeat_interleave(count_levels(roster.task), -1)
+        return Params(model_of(roster.layout, server.body, coefficients))
 
     def _lean_on_own(self, server: Server, cohort: Tensor) -> Tensor:
         """[K, f, k] the means of clients' coefficients and of ridges of their own."""
@@ -220,7 +228,8 @@ class PartialPooling(Method, Explains, Advises, Solves):
         return weights
 
     def personalise(self, client: Client, state: Tree, received: Tree) -> dict[str, Tree]:
-        return {"mixed": received}
+        task = client.task
+        return {"mixed": add_errors(client, task, received) if isinstance(task, Quantiles) else received}
 
     def add_clients(self, roster: Roster, server: Tree, newcomers: Tensor) -> Tree:
         """The server's state with newcomers, of whom the mean of all is known to be the best guess."""
@@ -252,10 +261,8 @@ def sums(
         curvature = torch.einsum("nk,nf,ng->kfg", weight, x, x)
         slope = x.T @ (weight * outputs - error)
         return Sums(curvature, slope, square, real.sum().expand(weight.shape[1]), inputs)
-    if isinstance(task, Forecasting) and not isinstance(task, Quantiles):
-        present = (~y.isnan()).double() * real[:, None]  # [n, H]
-        target = (torch.where(y.isnan(), task.mean, y.double()) - task.mean) / task.deviation
-        target = target if link is None else link(target)
+    if isinstance(task, Forecasting):
+        target, present = _readings(task, y, real, link)
         curvature = torch.einsum("nk,nf,ng->kfg", present, x, x)
         return Sums(curvature, x.T @ (present * target), (present * target.square()).sum(0), present.sum(0), inputs)
     if isinstance(task, Regression):
@@ -264,6 +271,49 @@ def sums(
         counted, rows = x * real[:, None], real.sum().expand(target.shape[1])
         return Sums((counted.T @ x)[None], counted.T @ target, real @ target.square(), rows, inputs)
     raise UsageError(f"partial pooling solves regression, counts, labels and forecasts, not {type(task).__name__}")
+
+
+def _readings(
+    task: Forecasting, y: Tensor, real: Tensor, link: Callable[[Tensor], Tensor] | None
+) -> tuple[Tensor, Tensor]:
+    """[n, H] readings y: [n, H] in the units of a head's linear part, and as how many each counts, 0 of one missing."""
+    target = (torch.where(y.isnan(), task.mean, y.double()) - task.mean) / task.deviation
+    return target if link is None else link(target), (~y.isnan()).double() * real[:, None]
+
+
+def count_levels(task: Any) -> int:
+    """How many outputs a model has for each target."""
+    return len(task.quantiles) if isinstance(task, Quantiles) else 1
+
+
+def add_errors(client: Client, task: Quantiles, received: Tree) -> Params:
+    """The model with quantiles of the client's own training errors added to its forecasts, all of a step alike.
+
+    Ranks are those of split-conformal prediction (Lei et al. 2018, doi:10.1080/01621459.2017.1307116, Section 2.2).
+    """
+    _, y, real = client.data
+    inputs, coefficients, link = inputs_of(client, received)
+    levels, layout = count_levels(task), client.model.layout
+    target, present = _readings(task, y, real.double(), link)
+    errors = target - (inputs @ coefficients)[:, ::levels]  # [n, H]
+    quantiles = errors.new_tensor(task.quantiles)[:, None]
+    wider = 1 + 1 / present.sum(0).clamp(min=1)  # so that a new reading, which is one of n + 1, lies within as often
+    ranks = (0.5 + (quantiles - 0.5) * wider).clamp(0, 1)  # [Q, H]
+    shift = weighted_quantiles(errors, present, ranks).T.flatten()  # [H * Q]
+    coefficients = torch.cat([coefficients[:-1], coefficients[-1:] + shift])
+    return Params(model_of(layout, received.theta, coefficients[None])[0])
+
+
+def weighted_quantiles(values: Tensor, weights: Tensor, levels: Tensor) -> Tensor:
+    """[Q, H] the least of values: [n, H] up to which at least shares levels: [Q, H] of weights: [n, H] lie.
+
+    It is 0 where nothing has a weight.
+    """
+    ordered, order = values.masked_fill(weights == 0, torch.inf).sort(0)
+    share = weights.gather(0, order).cumsum(0)
+    below = share < levels[:, None] * share[-1] * (1 - ROUNDING)  # [Q, n, H]
+    quantiles = ordered.gather(0, below.sum(1).clamp(max=len(values) - 1))
+    return torch.where(share[-1] > 0, quantiles, 0.0)
 
 
 def _derivatives(
