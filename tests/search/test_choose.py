@@ -7,7 +7,20 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_map
 
-from kinfed import SGD, Execution, FedAvg, Federation, Regression, Split, Training, UsageError, choose, fit
+from kinfed import (
+    SGD,
+    Execution,
+    FedAvg,
+    Federation,
+    Forecasting,
+    Quantiles,
+    Regression,
+    Split,
+    Training,
+    UsageError,
+    choose,
+    fit,
+)
 from kinfed.core.engine import Rounds
 from kinfed.errors import explain
 from kinfed.methods import FedAGHN, FedRep
@@ -338,6 +351,19 @@ def test_pooling_is_kept_where_clients_are_alike_and_a_standard_model_that_fails
     json.dumps(choice.to_dict())
 
 
+def test_a_ridge_of_each_series_is_what_is_kept_where_nobody_can_learn_from_others():
+    draw = torch.Generator().manual_seed(0)
+    slopes, client = torch.randn(6, 4, generator=draw), torch.arange(1200) % 6
+    x = torch.randn(1200, 4, 1, generator=draw)
+    y = (x[..., 0] * slopes[client]).sum(1, keepdim=True) + 0.3 * torch.randn(1200, 1, generator=draw)
+    data = Federation.from_arrays(x, y, client, task=Forecasting())
+    choice = choose(data, rounds=2, methods=["kin"], budget=60)
+    ridge = next(item for item in choice.standard if item.name == "a ridge for each client")
+    assert choice.winner.candidate.is_standard
+    assert choice.run.by_client.means == pytest.approx(ridge.tested.means, rel=1e-4)
+    assert choice.verdict.sentence.startswith("Learning from others is not worth it here")
+
+
 def test_forms_of_standard_models_suit_the_task_and_are_not_too_large(monkeypatch):
     x, client = torch.randn(60, 3), torch.arange(60) % 3
     number, labels = x[:, :1], torch.arange(60) % 3
@@ -345,5 +371,8 @@ def test_forms_of_standard_models_suit_the_task_and_are_not_too_large(monkeypatc
     assert standard_forms(Federation.from_arrays(x, labels, client)) == ("linear", "trees,trees=150,depth=8")
     assert standard_forms(Federation.from_arrays(x, labels % 2, client)) == ("linear", "trees,trees=50,depth=8")
     assert standard_forms(Federation.from_arrays(x[:, None], number, client)) == ()
+    windows, steps = x[..., None], x[:, :2]
+    assert standard_forms(Federation.from_arrays(windows, steps, client, task=Forecasting())) == ("linear",)
+    assert standard_forms(Federation.from_arrays(windows, steps, client, task=Quantiles())) == ()
     monkeypatch.setattr(choose_module, "LEAVES", 1000)
     assert standard_forms(Federation.from_arrays(x, number, client)) == ("linear",)

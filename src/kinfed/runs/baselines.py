@@ -26,6 +26,7 @@ from ..errors import several
 from ..files import readable
 from ..verdict.dependence import INDEPENDENT
 from ..verdict.verdict import FEDAVG, LOCAL, ScoredBaseline, Scores, Verdict, interval_over_clients, judge
+from .config.named_baselines import NamedBaseline
 from .run_folder import RunFolder
 from .standard_models import Form, StandardModel, standard_models
 from .test_scores import Tested, align, blocks_of, of_examples
@@ -83,17 +84,18 @@ class Floor(NamedTuple):
 
 
 def standard_baselines(
-    federation: Federation, select_by: str = "", pool: bool = True
+    federation: Federation, select_by: str = "", pool: bool = True, named: Sequence[NamedBaseline] = ()
 ) -> tuple[list[Baseline], list[str]]:
     """The standard models of a federation as baselines, and what was left out and why.
 
     `select_by` is the score that selects rounds, by default the task's metric. Without `pool` there are those alone
-    that each client can have by itself. There are none for a task or a metric of one's own.
+    that each client can have by itself. `named` are estimators of the user. There are none
+    for a task or a metric of one's own.
     """
     task = federation.task
     if type(task) not in TASKS.values():
         return [], []
-    models, problems = standard_models(federation, pool)
+    models, problems = standard_models(federation, pool, named)
     by = select_by or task.metric
     return [_baseline(federation, baseline, by) for baseline in models], problems
 

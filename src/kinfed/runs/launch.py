@@ -290,7 +290,8 @@ class _Run:
             standard = list[Baseline]()
             if reference_runs.folders(out):
                 with note_failure(problems, NO_STANDARD):
-                    standard, left_out = run.standard_baselines
+                    by = run.history.selector.score
+                    standard, left_out = baselines.standard_baselines(run.federation, by, named=experiment.baselines)
                     problems += left_out
             with defer_signals():
                 verdict = None
@@ -390,7 +391,9 @@ class _Run:
                     federation = self.experiment.federation(
                         self.data_dir, seed, former=further_rounds.read_former(folder, seed)
                     )
-                    made, left_out = baselines.standard_baselines(federation, summary.selection.by)
+                    made, left_out = baselines.standard_baselines(
+                        federation, summary.selection.by, named=self.experiment.baselines
+                    )
                     warnings += left_out
                     baselines.write(folder, made)
                 by_seed[seed] = baselines.read(folder)

@@ -5,10 +5,13 @@ validation rows as the federation's methods.
 """
 
 import math
+import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,10 +20,11 @@ from numpy.typing import NDArray
 
 from ..core.tasks import Classification, Counts, Forecasting, Quantiles, Regression
 from ..data.federation import Federation
-from ..errors import note_failure
+from ..errors import UsageError, note_failure
 from ..methods.solved.standard import (
     FEWEST,
     RARE,
+    Line,
     fit_boosted_counts,
     fit_boosted_labels,
     fit_boosting,
@@ -33,6 +37,7 @@ from ..methods.solved.standard import (
 from ..models.repeat import places_of_season
 from ..models.trees import DEEPEST, find_holes
 from ..verdict.verdict import EACH, OF_CLIENT
+from .config.named_baselines import NamedBaseline
 
 Array = NDArray[np.float64]
 Answers = dict[str, Array]  # by split: [n, k] a model's outputs for the rows of all clients, one after the other
@@ -46,6 +51,7 @@ STEPS = 24  # ahead up to which boosting forecasts each by a model of its own
 LONGEST = 366  # steps of a season
 OFTEN = 3  # windows of a client at each time of day, from which a mean is worth something
 BOOSTED, TREES = 100, 50  # clients with boosting of their own, and its trees for an output
+LIMIT = 60  # seconds after which no other model of an estimator that the user names is fitted
 MEAN, MAJORITY = f"{OF_CLIENT}own mean", f"{OF_CLIENT}commonest label"
 POOLED = "of all rows"
 
@@ -135,11 +141,14 @@ class _Data:
         return f"which takes too long with {self.clients:,} clients" if 0 < clients < self.clients * times else ""
 
 
-def standard_models(federation: Federation, pool: bool = True) -> tuple[list[StandardModel], list[str]]:
+def standard_models(
+    federation: Federation, pool: bool = True, named: Sequence[NamedBaseline] = ()
+) -> tuple[list[StandardModel], list[str]]:
     """Those that suit a federation's task and size, and in a line each which failed or are too large to fit.
 
     Where examples are no rows of numbers, or too wide, there is what needs no input, such as the commonest label.
-    Without `pool` there are those alone that each client can have by itself.
+    Without `pool` there are those alone that each client can have by itself. Those that the user has `named` are fitted
+    for each client, and to all rows with the client's mean as one more input.
     """
     task = federation.task
     suits = isinstance(task, Regression | Counts | Classification | Forecasting)
@@ -155,7 +164,8 @@ def standard_models(federation: Federation, pool: bool = True) -> tuple[list[Sta
     models, problems = list[StandardModel](), list[str]()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of fits that have not converged: validation rows say what they are worth
-        for recipe in recipes:
+        of_user = chain.from_iterable(_of_user(data, task, baseline) for baseline in named)
+        for recipe in chain(recipes, of_user if data.has_inputs else ()):
             if recipe.pools and not pool:
                 continue
             if recipe.too_large:
@@ -364,6 +374,65 @@ def _of_labels(data: _Data, classes: int) -> Iterator[_Recipe]:
         f"a logistic regression {POOLED}", True, lambda: _logistic_with_clients(data, x, y, who, classes, w), large
     )
     yield _Recipe(f"boosting {POOLED}", True, lambda: _boosted_labels(data, x, y, who, classes, w), large)
+
+
+class _Fitted(NamedTuple):
+    """Estimators of the user, one for each output, or one for all classes."""
+
+    models: Sequence[Any]
+    outputs: Callable[[Any, Array], Array]  # of a model and x: [n, d]
+
+    def answer(self, x: Array) -> Array:
+        """[n, k] outputs for x: [n, d]; raises UsageError if an estimator fails."""
+        with _blame_user():
+            return np.hstack([self.outputs(model, x) for model in self.models])
+
+
+@contextmanager
+def _blame_user() -> Iterator[None]:
+    """What an estimator of the user raises is a line about it, and no fault of kinfed's."""
+    try:
+        yield
+    except Exception as problem:
+        raise UsageError(f"{type(problem).__name__}: {problem}") from problem
+
+
+def _of_user(data: _Data, task: Any, baseline: NamedBaseline) -> Iterator[_Recipe]:
+    """An estimator of the user for each client, and of all rows with the client's mean as one more input."""
+    classes, middle = getattr(task, "classes", 0), getattr(task, "mean", 1.0)
+    targets: Any = data.y["train"].astype(np.int64) if classes else data.y["train"]
+    there = np.ones(len(targets), bool) if classes else ~np.isnan(targets).any(1)
+    x, y, who, w = data.x["train"][there], targets[there], data.who["train"][there], data.weight["train"]
+    w, end = _rows_of(w, there), time.monotonic() + LIMIT
+
+    def outputs(model: Any, x: Array) -> Array:
+        if classes:
+            return _logs(model, x, classes)
+        answers = np.asarray(model.predict(x), float).reshape(len(x), 1)
+        return np.log(np.maximum(answers / middle, RARE)) if isinstance(task, Counts) else answers
+
+    def fit(x: Array, y: Any, w: Array | None = None) -> Line | _Fitted:
+        if time.monotonic() > end:
+            raise UsageError(f"it takes more than {LIMIT} seconds")
+        if classes and len(np.unique(y)) < 2:
+            return Line(np.zeros((x.shape[1], classes)), shares_of(y, classes, w))
+        weights = {} if w is None else {"sample_weight": w}
+        with _blame_user():
+            models = [baseline.make().fit(x, target, **weights) for target in ([y] if classes else y.T)]
+        return _Fitted(models, outputs)
+
+    if classes:
+        rest = shares_of(y, classes, w)
+    else:
+        rest = log_mean(y[:, 0], middle, w) if isinstance(task, Counts) else np.average(y, 0, w)
+    means = _client_means(np.eye(classes)[y] if classes else y, who, data.clients, PSEUDO, w)  # [N, k]
+
+    def pool() -> Answers:
+        model = fit(np.hstack([x, means[who]]), y, w)
+        return _answers(data, lambda x, who: model.answer(np.hstack([x, means[who]])))
+
+    yield _Recipe(f"{baseline.name} {EACH}", False, lambda: _answers(data, _fit_each(x, y, who, w, fit, rest)))
+    yield _Recipe(f"{baseline.name} {POOLED}", True, pool, data.too_large())
 
 
 Model = Callable[[Array, NDArray[np.int64]], Array]  # of x: [n, d] and whose they are: [n], to [n, k]

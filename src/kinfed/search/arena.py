@@ -17,6 +17,7 @@ from ..core.training import Training
 from ..data.federation import Federation
 from ..errors import UsageError, log_failure
 from ..methods import METHODS
+from ..runs.config.named_baselines import NamedBaseline
 from ..runs.fit import fit, seconds_by_round
 from ..runs.run_folder import RunFolder
 from ..runs.trained_run import TrainedRun
@@ -45,6 +46,7 @@ class Arena:
     participation: float | Participation = 1.0
     seed: int = 0
     execution: Execution = Execution()
+    baselines: Sequence[NamedBaseline] = ()  # of the user, that the verdict is against too
 
     def __post_init__(self) -> None:
         if self.training.noise is not None:

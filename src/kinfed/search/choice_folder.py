@@ -113,6 +113,7 @@ class Request:
             made.participation,
             made.seed,
             execution,
+            made.baselines,
         )
 
     def _modules(self, federation: Federation, names: Sequence[str]) -> dict[str, Callable[[int], nn.Module]]:

@@ -28,8 +28,9 @@ from ..methods.solved import KNOWN
 from ..methods.solved.standard import lanes_of
 from ..models.repeat import places_of_season
 from ..models.trees import DEEPEST
-from ..runs.baselines import Baseline, floor, rows, verdict
+from ..runs.baselines import Baseline, floor, rows, standard_baselines, verdict
 from ..runs.config.experiment import CLIP, default_model
+from ..runs.config.named_baselines import read_baselines
 from ..runs.reference_runs import BASES
 from ..runs.run import client_index
 from ..runs.standard_models import LONGEST, TREES
@@ -159,7 +160,9 @@ def choose(
         folder: where candidates are kept; the same call continues after an interruption.
         refit: train the models that clients keep once more, on all rows; scores stay those of the split.
         client, target: columns of a frame.
-        how: what `fit` takes too: rounds, training, participation, seed and execution.
+        how: what `fit` takes too: rounds, training, participation, seed and execution. Besides, `baselines` are
+            estimators of your own that the verdict is against, each fitted for each client and to all rows: names
+            such as "lightgbm:LGBMRegressor", or estimators as scikit-learn has them.
 
     Returns:
         The `Choice`: ranking, winner, verdict, and the model that each client should keep.
@@ -177,6 +180,7 @@ def choose(
         if not (client and target):
             raise UsageError("choose takes a federation, or a frame with client= and target=, the names of its columns")
         federation = from_frame(federation, client=client, target=target, seed=how.get("seed", 0))
+    how["baselines"] = read_baselines(how.get("baselines", ()))[0]
     how["rounds"] = successive_halving.plan_rounds(Rounds.parse(how.get("rounds", 20)))
     if module is None and federation.columns is not None:
         how.setdefault("training", Training(clip=CLIP))
@@ -215,9 +219,11 @@ def candidate_models(federation: Federation) -> tuple[str, ...]:
 
 
 def standard_forms(federation: Federation) -> tuple[str, ...]:
-    """The models that hold a standard model of each client of a table, as name,key=value."""
+    """The models that hold a standard model of each client of a table or of series, as name,key=value."""
     task = federation.task
-    if federation.x.ndim != 2 or isinstance(task, Forecasting):
+    if isinstance(task, Forecasting):
+        return () if isinstance(task, Quantiles) or federation.x.ndim != 3 else ("linear",)
+    if federation.x.ndim != 2:
         return ()
     trees = f"trees,trees={TREES * lanes_of(task, federation.outputs)},depth={DEEPEST}"
     leaves = sum(leaf.numel() for leaf in default_model(federation, *split_settings(trees)).parameters())
@@ -375,7 +381,8 @@ def carry_out(
         raise RunError(f"no candidate could be trained: {'; '.join(problems)}")
     standard = list[Baseline]()
     with note_failure(problems, NO_STANDARD):
-        standard, left_out = won[1].standard_baselines
+        score = won[1].history.selector.score
+        standard, left_out = standard_baselines(arena.federation, score, named=arena.baselines)
         problems += left_out
     won = _prefer_standard(arena, won, standard, standings, on_begin)
     answers, worth = dict.fromkeys(arena.federation.names, "kin"), None

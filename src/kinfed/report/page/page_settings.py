@@ -26,6 +26,7 @@ TOP = {
     "seeds": "how many times the run is repeated, with seed, seed + 1, ...",
     "evaluate_every": "rounds between two evaluations",
     "select_by": "the validation score that selects the round and the kind of model",
+    "baselines": "estimators of yours that the verdict is against too",
     "federation.clients": "number of clients; 0: as many as the data set has owners",
     "federation.by_class": "whether scores by class are kept",
     "federation.reweighted": "whether accuracy is also weighted by each client's shares of labels",

@@ -41,6 +41,7 @@ from ...models import MODELS
 from ...simulation.attacks import ATTACKS
 from ...simulation.attacks.attack import Attack
 from . import plugins
+from .named_baselines import WHERE, NamedBaseline, read_baselines
 from .parts import call, check_keys, make, require_name, table_of, take, value_of
 from .plugins import Table as Table
 
@@ -79,6 +80,7 @@ class Experiment(Learning):
     attack: Attack | None = None
     task: "AskedTask | None" = None  # in place of the data set's own
     newcomers: int | Sequence[str] = 0  # clients that are left out, to be onboarded later: how many, or their names
+    baselines: Sequence[NamedBaseline] = ()  # of the user, that the verdict is against too
 
     @property
     def every_seed(self) -> range:
@@ -453,11 +455,7 @@ def resolve(raw: Table) -> Experiment:
     """
     federation = table_of(raw, "federation", "")
     dataset, dataset_table = make(DATASETS, federation.get("dataset"), "federation.dataset", given=1)
-    if _is_yours(dataset_table["name"]):
-        model = raw.get("model", {})
-        usual = YOURS.get(dataset_table["name"], "mlp")
-        raw = raw | {"model": {"name": usual, **model} if isinstance(model, dict) else model}
-    parts = learning(raw, frozenset({"federation", "attack"}))
+    parts = learning(_name_model(raw, dataset_table["name"]), frozenset({"federation", "attack", WHERE}))
     check_keys(
         federation, {"dataset", "clients", "partition", "split", "graph", "task", "newcomers", *BY_CLASS}, "federation."
     )
@@ -477,14 +475,15 @@ def resolve(raw: Table) -> Experiment:
         },
     }
     by_class = {name: value_of(federation, name, bool, False, "federation.") for name in BY_CLASS if name in federation}
-    table["federation"] |= by_class
     newcomers = _newcomers(federation.get("newcomers", 0))
-    table["federation"] |= {"newcomers": newcomers} if newcomers else {}
+    table["federation"] |= by_class | ({"newcomers": newcomers} if newcomers else {})
     task = attack = None
     if "task" in federation:
         task, table["federation"]["task"] = _read_task(federation["task"])
     if "attack" in raw:
         attack, table["attack"] = make(ATTACKS, raw["attack"], "attack")
+    baselines, listed = read_baselines(raw.get(WHERE, ()))
+    table |= {WHERE: listed} if listed else {}
     table |= plugins.code(table, raw.get("code", {}))
     return Experiment(
         **vars(parts) | {"table": table},
@@ -498,7 +497,16 @@ def resolve(raw: Table) -> Experiment:
         attack=attack,
         task=task,
         newcomers=newcomers,
+        baselines=baselines,
     )
+
+
+def _name_model(raw: Table, dataset: str) -> Table:
+    """The raw config, with the usual model where the data are the user's own and it names none."""
+    model = raw.get("model", {})
+    if not _is_yours(dataset) or not isinstance(model, dict):
+        return raw
+    return raw | {"model": {"name": YOURS.get(dataset, "mlp"), **model}}
 
 
 class AskedTask(NamedTuple):
