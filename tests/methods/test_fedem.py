@@ -9,7 +9,7 @@ from kinfed.core.tasks import Classification
 from kinfed.core.training import Training
 from kinfed.errors import UsageError
 from kinfed.methods import FedEM
-from kinfed.methods.fedem import Mixed, mix_outputs
+from kinfed.methods.parts.mixed_outputs import Mixed, mix_outputs
 
 
 def halves(clients=6, each=24):

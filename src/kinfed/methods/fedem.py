@@ -9,14 +9,13 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
 
 from ..core.field_checks import Count
-from ..core.mixins import Predicts
 from ..core.tasks import Classification
 from ..core.trees import Averaged, ModelOf, PerClient, Shared
 from ..errors import UsageError
 from .bases import Averaging
+from .parts.mixed_outputs import MixesOutputs, Mixture, split, stack
 from .parts.random_starts import shuffle_models
 
 
@@ -40,16 +39,8 @@ class Own(NamedTuple):
     share: PerClient  # [M] pi_i: the weights of its mixture
 
 
-class Mixture(NamedTuple):
-    """A client's model."""
-
-    theta: ModelOf[PerClient]  # [d] the first model
-    others: PerClient  # [M - 1, d]
-    share: PerClient  # [M]
-
-
 @dataclass(frozen=True)
-class FedEM(Averaging, Predicts):
+class FedEM(Averaging, MixesOutputs):
     r"""$q_{im}(s) \propto \pi_{im} e^{-\ell(\theta_m; s)}$ for example $s$; $\pi_{im} \leftarrow$ its mean over $s$.
 
     Client $i$ trains each $\theta_m$ on losses with weights $q_{im}$, and the server averages each by numbers of
@@ -94,33 +85,6 @@ class FedEM(Averaging, Predicts):
         fixed = torch.stack([client.whole(theta) for theta in stack(received)])
         return {"mixture": Mixture(*split(fixed), mean_share(client.for_whole_model, fixed, state.share))}
 
-    def predict(self, client, personal, x):
-        return mix_outputs(torch.stack([client.model(theta, x) for theta in stack(personal)]), personal.share)
-
-    def export(self, model, personal):
-        return Mixed([model.export(theta) for theta in stack(personal)], personal.share).eval()
-
-
-class Mixed(nn.Module):
-    """A mixture as a plain module, as FedEM saves it."""
-
-    share: Tensor  # [M]
-
-    def __init__(self, parts: list[nn.Module], share: Tensor) -> None:
-        super().__init__()
-        self.parts = nn.ModuleList(parts)
-        self.register_buffer("share", share.clone())
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[B, C] logarithms of probabilities."""
-        return mix_outputs(torch.stack([part(x) for part in self.parts]), self.share)
-
-
-def mix_outputs(outputs: Tensor, share: Tensor) -> Tensor:
-    """[B, C] logarithms of the probabilities that share: [M] gives to models with outputs: [M, B, C]."""
-    probabilities = torch.einsum("m,mbc->bc", share, outputs.softmax(-1))
-    return probabilities.clamp(min=torch.finfo(outputs.dtype).tiny).log()
-
 
 def responsible(client, models, share, examples):
     """[M, B] q: for each example the weights of the models, [d] each, whose weights in the mixture are share: [M]."""
@@ -132,13 +96,3 @@ def mean_share(client, models, share):
     """[M] the mean of q over the client's training examples."""
     q = responsible(client, models, share, client.data)
     return torch.stack([client.data.mean(row) for row in q])
-
-
-def split(models):
-    """The first of models: [M, d], and the others."""
-    return models[0], models[1:]
-
-
-def stack(models):
-    """[M, d] of a message or a client's model."""
-    return torch.cat([models.theta[None], models.others])
