@@ -47,9 +47,24 @@ SETTINGS = {
     "all": {"personal": ("head",), "frozen": ("0.weight",), "bn": "local"},
 }
 PARTS = [(name, each) for name in ("fedavg", "fedpac", "sfl") for each in ("personal", "frozen")]  # alone
-BESIDES = {"fedpac": 2 * 3 * 4 + 3 + 1, "fedfomo": 5, "dpfl": 10, "ifca": 4}  # further numbers of an upload
+BESIDES = {
+    "fedpac": 2 * 3 * 4 + 3 + 1,
+    "fedfomo": 5,
+    "dpfl": 10,
+    "ifca": 4,
+    "private-clusters": 4,
+}  # further numbers of an upload
 # Vectors as long as the shared part that a client uploads in a round; of the others one.
-UPLOADS = {"local": 0, "scaffold": 2, "pfedgat": 2, "attention": 2, "hedge": 2, "fedem": 3, "ifca": 4}
+UPLOADS = {
+    "local": 0,
+    "scaffold": 2,
+    "pfedgat": 2,
+    "attention": 2,
+    "hedge": 2,
+    "fedem": 3,
+    "ifca": 4,
+    "private-clusters": 4,
+}
 
 
 def module(method=None):

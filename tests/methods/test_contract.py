@@ -43,6 +43,7 @@ LATE = Participation(0.6, late=0.3, joins=2)  # two of the six
 SETTINGS = {
     "cfl": {"begin": 2, "eps1": 10.0, "eps2": 0.0, "min_size": 2},
     "ifca": {"clusters": 2},
+    "private-clusters": {"clusters": 2, "length": 1},
     "fedsem": {"clusters": 2},
     "fedcedar": {"clusters": 2},
     "fedamp": {"alpha": 0.1, "sigma": 1.0, "pull": 0.1},

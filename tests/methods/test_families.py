@@ -10,7 +10,7 @@ from kinfed.methods import FAMILIES, METHODS
 FOLDER = Path(methods.__file__).parent
 ALL = {name: listed for family in FAMILIES.values() for name, listed in family.items()}
 # What papers compare with and none of them proposed.
-OF_NO_PAPER = {"local", "fedavg-ft", "fedprox-ft", "kin", "hedge", "attention", "mixture"}
+OF_NO_PAPER = {"local", "fedavg-ft", "fedprox-ft", "kin", "hedge", "attention", "mixture", "private-clusters"}
 
 
 def test_every_method_is_in_one_family():

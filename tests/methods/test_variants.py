@@ -40,6 +40,7 @@ ROUNDS, SHARE, SEED = 3, 0.4, 5  # two clients a round
 BASE = {
     "cfl": {"begin": 1, "eps1": 10.0, "eps2": 0.0, "linkage": "complete", "min_size": 2},
     "ifca": {"clusters": 2},
+    "private-clusters": {"clusters": 2, "length": 1},
     "fedsem": {"clusters": 2},
     "fedcedar": {"clusters": 2},
     "pfedgat": {"heads": 2, "width": 3, "lr": 1.0},
@@ -129,6 +130,7 @@ VARIANTS = {
     ],
     "cfl": [{"begin": 3, "min_size": 4}, {"eps1": 0.1, "eps2": 9.0}, {"linkage": "single", "gamma": 0.1}],
     "ifca": [{"clusters": 3, "bn": "local"}],
+    "private-clusters": [{"clusters": 3, "length": 2, "bn": "local"}],
     "fedem": [{"components": 1}, {"components": 2}, {"components": 2, "bn": "local"}],
     "fedsem": [{"layers": ("head.*",), "bn": "local"}],
     "sfl": [

@@ -24,7 +24,7 @@ from kinfed.simulation.execution import Execution
 from kinfed.simulation.simulation import Simulation
 
 COUNT, SIZE, FOUR = 6, 30, Classification(4)
-SEVERAL_MODELS = ("ifca", "fedfomo", "dpfl")  # methods that send a client more than one
+SEVERAL_MODELS = ("ifca", "private-clusters", "fedfomo", "dpfl")  # methods that send a client more than one
 
 
 def federation(task=FOUR, order=range(COUNT), seed=0):

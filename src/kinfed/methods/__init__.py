@@ -103,6 +103,7 @@ FAMILIES: dict[str, dict[str, Listed]] = {
         "fedem": Listed(
             "fedem:FedEM", "Marfoq et al.", 2021, "Federated Multi-Task Learning under a Mixture of Distributions"
         ),
+        "private-clusters": Listed("private_clusters:PrivateClusters"),
         "fedsem": Listed("fedsem:FedSem", "Xie et al.", 2021, "Multi-Center Federated Learning"),
     },
     "Graphs of the clients": {

@@ -17,6 +17,7 @@ from ..core.trees import ModelOf, PerClient, Shared, Summed
 from .parts.random_starts import shuffle_models
 
 PATIENCE = 5  # rounds after which it is said that all clients chose the same model
+FEWEST = 0.2  # of the members that a cluster would have on average, by how many it is divided at least under noise
 
 
 class Server(NamedTuple):
@@ -72,7 +73,8 @@ class IFCA(Method, Explains):
         return Sent(server.theta)
 
     def aggregate(self, roster, server, cohort, uploads):
-        count = uploads.member
+        count, noised = uploads.member, roster.training.noise is not None
+        least = (FEWEST * count.mean()).clamp(min=FEWEST) if noised else count.new_ones(())
         members = torch.where(count > 0, count, server.members)
         if roster.round == PATIENCE - 1 and len(cohort) > 1 < self.clusters and (members > 0).sum() == 1:
             warnings.warn(
@@ -80,7 +82,7 @@ class IFCA(Method, Explains):
                 "so far; start from other models (another seed), or use kin, which needs none",
                 stacklevel=2,
             )
-        return Server(server.theta + uploads.change / count.clamp(min=1)[:, None], members)
+        return Server(server.theta + uploads.change / count.clamp(min=least)[:, None], members)
 
     def relation(self, roster, server, cohort):
         return None  # who is in which cluster is not the server's to know
