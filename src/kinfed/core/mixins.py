@@ -14,7 +14,7 @@ from .client import Client
 from .copies import check_tensors, duplicate
 from .graph import Origin
 from .layout import head_of
-from .method import Compared, Method, Roster
+from .method import Around, Compared, Method, Roster
 from .model import Model
 from .rows import weighted_mean
 from .seeding import generator
@@ -26,8 +26,10 @@ class Mixin:
 
     @classmethod
     def from_method(cls, method: object) -> Self:
-        """The method itself if it derives from this class, else an object with the defaults."""
-        return method if isinstance(method, cls) else cls()
+        """The method itself if it derives from this class, else that of the method that it is around, or defaults."""
+        if isinstance(method, cls):
+            return method
+        return cls.from_method(method.method) if isinstance(method, Around) else cls()
 
 
 class Explains(Mixin):

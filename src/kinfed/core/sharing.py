@@ -27,13 +27,11 @@ from .layout import BASE, Layout
 from .method import Around, Compared, Method, Params, Roster
 from .mixins import (
     Admits,
-    Advises,
     Averages,
     Explains,
     Extends,
     Lists,
     Predicts,
-    Solves,
     export,
     join,
     predict,
@@ -205,24 +203,13 @@ class State(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Divided(Around, Explains, Lists, Averages, Advises, Solves, Admits, Extends, Predicts):
+class Divided(Around, Explains, Lists, Averages, Admits, Predicts):
     """A method around another, which sees only the shared part of the model."""
 
     method: Method
     sharing: Sharing
     feedback: str = "none"
     _cut: dict[str, Tensor] = field(default_factory=dict, init=False, repr=False, compare=False)
-
-    @property
-    def remedy(self) -> str:
-        return Advises.from_method(self.method).remedy
-
-    @property
-    def solves(self) -> bool:  # type: ignore[override]
-        return Solves.from_method(self.method).solves
-
-    def is_solved(self, server: Tree) -> bool:
-        return Solves.from_method(self.method).is_solved(server)
 
     def origin_of(self, roster: Roster) -> Origin:
         return Explains.from_method(self.method).origin_of(self._inner(roster))
@@ -264,14 +251,14 @@ class Divided(Around, Explains, Lists, Averages, Advises, Solves, Admits, Extend
         return self.method.diagnostics(self._inner(roster), server, cohort, sent, uploads)
 
     def client_statistics(self, client: Client) -> Tree:
-        return self.method.client_statistics(self._view(client).as_client)
+        return self.method.client_statistics(_SharedView(client, self.sharing).as_client)
 
     def init_client(self, client: Client) -> Tree:
-        view = self._view(client)
+        view = _SharedView(client, self.sharing)
         return State(self.method.init_client(view.as_client), view.kept)
 
     def train(self, client: Client, state: State, received: Tree) -> tuple[Tree, Tree]:
-        view = self._view(client, state)
+        view = _SharedView(client, self.sharing, state)
         inner, upload = self.method.train(view.as_client, state.inner, received)
         if self.sharing.trains_personal and not view.moved:
             raise UsageError(
@@ -281,15 +268,12 @@ class Divided(Around, Explains, Lists, Averages, Advises, Solves, Admits, Extend
         return State(inner, view.kept), upload
 
     def personalise(self, client: Client, state: State, received: Tree) -> dict[str, Tree]:
-        view = self._view(client, state)
+        view = _SharedView(client, self.sharing, state)
         result = self.method.personalise(view.as_client, state.inner, received)
         return {name: self._complete(view, name, personal) for name, personal in result.items()}
 
     def predict(self, client: Client, personal: Tree, x: Tensor) -> Tensor:
         return predict(self.method, client, personal, x)
-
-    def extend(self, module: nn.Module, head: str | None) -> nn.Module:
-        return Extends.from_method(self.method).extend(module, head)
 
     def export(self, model: Model, personal: Tree) -> nn.Module:
         return export(self.method, model, personal)
@@ -316,11 +300,6 @@ class Divided(Around, Explains, Lists, Averages, Advises, Solves, Admits, Extend
             "differs; declare it ModelOf[PerClient]"
         )
 
-    def _view(self, client: Client, state: State | None = None) -> "_SharedView":
-        """The client as the method sees it: its model is the shared part alone."""
-        kept = self.sharing.cut(client.model.theta, "personal") if state is None else state.personal
-        return _SharedView(client, self.sharing, kept)
-
     def _inner(self, roster: Roster) -> Roster:
         if self._cut.get("whole") is not roster.theta:  # it is the same in all rounds
             self._cut.update(whole=roster.theta, shared=self.sharing.cut(roster.theta))
@@ -330,8 +309,9 @@ class Divided(Around, Explains, Lists, Averages, Advises, Solves, Admits, Extend
 class _SharedView:
     """A client as a divided method sees it: every theta: [d_s] is the shared part of its model."""
 
-    def __init__(self, client: Client, sharing: Sharing, kept: Tensor) -> None:
-        self.for_whole_model, self.kept, self.moved = client, kept, False
+    def __init__(self, client: Client, sharing: Sharing, state: State | None = None) -> None:
+        self.for_whole_model, self.moved = client, False
+        self.kept = sharing.cut(client.model.theta, "personal") if state is None else state.personal
         self.personal, self._sharing = sharing.personal, sharing
 
     def __getattr__(self, name: str) -> Any:

@@ -106,7 +106,7 @@ class Simulation:
                 cohort,
                 workers,
                 chunk,
-                Solves.from_method(unwrap(method)),
+                Solves.from_method(method),
             )
         self.how |= {"executor": self._run.name, "chunk": getattr(self._run, "chunk", chunk)}
         self.how["device"] = str(self.device)

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from kinfed.core.graph import Origin, Relation, whole_relation
+from kinfed.core.graph import Relation, whole_relation
 from kinfed.core.method import Around, Method, Roster
-from kinfed.core.mixins import Averages, Explains, Solves, weigh
+from kinfed.core.mixins import Lists, Solves
 from kinfed.core.rows import put
 from kinfed.core.seeding import fold, key, uniform
 from kinfed.core.trees import Axis, PerClient, Tree, axes
@@ -22,21 +22,19 @@ class StalenessState(NamedTuple):
     missed: PerClient  # [N] int64 rounds in a row in which a client did not reply
 
 
-class StalenessWrapper(Around, Explains, Averages, Solves):
+class StalenessWrapper(Around, Lists, Solves):
     """A method whose server ignores stale clients: those that missed rounds, until they reply again.
 
     The method is run on the tables of the others, as if there were nobody else; the rows of stale clients are kept and
     used again when they are back. With `decay=0` a client is stale as soon as it has missed a round; otherwise a client
-    that missed k rounds is stale in a round with probability 1 - decay^k, drawn anew each round.
+    that missed k rounds is stale in a round with probability 1 - decay^k, drawn anew each round. Rows are whole: none
+    are held as lists.
     """
 
     def __init__(self, method: Method, decay: float, missed: Callable[[], Tensor]) -> None:
         """`missed()` gives, [N] at the end of the round, how many rounds in a row clients did not reply."""
         self.method, self.decay, self.missed = method, decay, missed
         self.last_stale: Tensor | None = None  # [N] bool, who was stale when something was last sent
-
-    def origin_of(self, roster: Roster) -> Origin:
-        return Explains.from_method(self.method).origin_of(roster)
 
     @property
     def solves(self) -> bool:  # type: ignore[override]
@@ -73,9 +71,6 @@ class StalenessWrapper(Around, Explains, Averages, Solves):
             return t if axis is Axis.SHARED else t.new_zeros(len(cohort), *t.shape[1:]).index_copy(0, at, t)
 
         return tree_map(widen, axes(rows), rows)
-
-    def weights(self, roster: Roster, cohort: Tensor) -> Tensor:
-        return weigh(self.method, roster, cohort)
 
     def aggregate(self, roster: Roster, server: Tree, cohort: Tensor, uploads: Tree) -> Tree:
         stale = self.stale(roster, server)
