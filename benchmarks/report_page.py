@@ -18,7 +18,7 @@ import torch
 from playwright.sync_api import sync_playwright
 
 from kinfed.core.history import History
-from kinfed.core.summary import DataFacts, RunCost, Summary
+from kinfed.core.summary import DataFacts, RunCost, summarise_history
 from kinfed.core.tasks import Classification
 from kinfed.report.page.html_page import write
 from kinfed.runs.run_folder import RunFolder
@@ -111,7 +111,7 @@ def made_up(path, count):
         data = DataFacts(dataset="made up", federation={"dataset": {"name": "made up"}}, clients=count)
         cost = RunCost(parameters=1000, executor="loop", seconds=1.0, bytes_up=0, bytes_down=0)
         relation = {"origin": "learned"} if history.kept_relations else None
-        summary = Summary.from_history(history, method=base, seeds=[0], data=data, cost=cost, relation=relation)
+        summary = summarise_history(history, method=base, seeds=[0], data=data, cost=cost, relation=relation)
         history.origin = "learned"
         folder.write_history(history, [])
         right = [(np.arange(50) < round(50 * score)).astype(np.float32) for score in scores.tolist()]

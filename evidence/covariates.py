@@ -48,8 +48,7 @@ def errors(seed):
             "partial pooling": (PartialPooling(), line),
         }
         for name, (method, module) in methods.items():
-            summary = kinfed.fit(method, federation, module, seed=seed).summary
-            errors_found[inputs, name] = summary.mean
+            errors_found[inputs, name] = kinfed.fit(method, federation, module, seed=seed).score()
     return errors_found
 
 

@@ -97,7 +97,7 @@ def rows(name, summaries):
 
 def score_chosen(summaries):
     """The mean over seeds of the model that validation prefers, and its standard error."""
-    means = [100 * f.mean for f in summaries]
+    means = [100 * f.chosen_scores["mean"] for f in summaries]
     return statistics.mean(means), statistics.stdev(means) / len(means) ** 0.5
 
 

@@ -93,11 +93,10 @@ def measure(path, scale, method, seed):
         torch.nn.Linear(federation.x.shape[1], 64), torch.nn.ReLU(), torch.nn.Linear(64, federation.outputs)
     )
     try:
-        summary = kinfed.fit(kinfed.methods.METHODS[method](), federation, net, rounds=ROUNDS, seed=seed).summary
+        run = kinfed.fit(kinfed.methods.METHODS[method](), federation, net, rounds=ROUNDS, seed=seed)
     except kinfed.RunError:
         return np.nan
-    score = summary.mean
-    return score if summary.metric.name == "mae" else 100 * score
+    return run.score() if run.summary.metric.name == "mae" else 100 * run.score()
 
 
 def table(seeds):

@@ -465,7 +465,7 @@ def _mask_uncounted(folder: RunFolder, cell: Cell, scores: Array) -> Array:
     assert cell.experiment is not None
     if cell.column.novel:
         summary = folder.read_summary()
-        late = latecomers(summary.seed, tags(summary.clients.names), cell.experiment.participation.late)
+        late = latecomers(summary.seeds[0], tags(summary.clients.names), cell.experiment.participation.late)
         others = np.setdiff1d(np.arange(len(scores)), late)
         scores[others] = np.nan
     return scores

@@ -47,7 +47,7 @@ def _add_counts(rows: Sequence[tuple[Row, bool]]) -> Iterator[Row]:
 
 def _is_own(summary: Summary, clients: Clients, model: str) -> bool:
     """Whether a run's own score, and the model that validation prefers, are these."""
-    scored = np.array([*summary.scores_by_client().values()])
+    scored = np.array(summary.clients.scores[summary.selection.chosen])
     ours = clients.by_model[model]
     return summary.selection.chosen == model and len(scored) == len(ours) and np.allclose(scored, ours, equal_nan=True)
 

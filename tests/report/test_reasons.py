@@ -74,7 +74,7 @@ def test_scores_without_an_edge_by_another_way(digits):
         rest = weights.clone()
         rest[3] = 0
         theta[layer.at] = (rest / rest.sum()) @ run.server.theta[:, layer.at]
-    federation = saved.experiment.federation(None, saved.summary.seed)
+    federation = saved.experiment.federation(None, saved.summary.seeds[0])
     at = federation.rows["test"][1]
     answers = run.model(theta, federation.x[at]).argmax(1)
     assert found.sources[0].without == pytest.approx(float((answers == federation.y[at]).float().mean()))

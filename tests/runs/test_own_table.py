@@ -7,7 +7,8 @@ import pytest
 
 from kinfed import Execution, UsageError, fit
 from kinfed.cli import main
-from kinfed.core.summary import Summary
+from kinfed.core.summary import parse_summary
+from kinfed.files import to_json
 from kinfed.runs.config import experiment as config, from_table
 
 SETTINGS = ["method=local", "rounds=1"]
@@ -297,7 +298,7 @@ def test_every_kind_of_number_trains_alike_with_every_executor(tmp_path, target,
         for model, scores in summary.scores.items():
             assert scores == pytest.approx(summaries[0].scores[model], rel=1e-3, abs=1e-4)
     kind = {"deviance": "counts", "pinball": "quantiles"}.get(metric, "regression")
-    assert Summary.from_json(summaries[0].to_json(), "here").data.task["name"] == kind
+    assert parse_summary(to_json(summaries[0].to_dict()), "here").data.task["name"] == kind
 
 
 def test_what_may_be_a_count_is_told_so(tmp_path):

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_map
 from kinfed import SGD, Federation, Graph, Training, UsageError, fit
 from kinfed.cli import main
 from kinfed.core.model import Model
-from kinfed.core.summary import score_models
+from kinfed.core.summary import list_attackers, score_models
 from kinfed.core.tasks import Classification, Regression
 from kinfed.methods import METHODS, SFL, FedAMP, FedAvg, FedRep, Local
 from kinfed.simulation.attacks import ATTACKS, Backdoor, LabelFlip, Noise, Poison
@@ -211,7 +211,7 @@ def test_nobody_attacking_is_the_clean_run_bit_for_bit(attack):
     clean, other = runs(FedAvg()), runs(FedAvg(), attack(share=0.0))
     assert torch.equal(clean.history.models["theta"], other.history.models["theta"])
     assert score_models(clean.history) == score_models(other.history)
-    assert other.summary.attackers == []
+    assert list_attackers(other.summary) == []
 
 
 @pytest.mark.parametrize("attack", ATTACKS.values())

@@ -265,10 +265,10 @@ def test_secret_numbers_are_normal_and_never_the_same():
 
 
 def test_a_summary_says_what_was_spent(tmp_path):
-    from kinfed.core.summary import Summary, describe_privacy
+    from kinfed.core.summary import describe_privacy, parse_summary
 
     kinfed.save(train(rounds=2), tmp_path / "run")
-    summary = Summary.from_json((tmp_path / "run" / "summary.json").read_text(), "it")
+    summary = parse_summary((tmp_path / "run" / "summary.json").read_text(), "it")
     assert summary.privacy["epsilon"] == 8
     assert len(summary.privacy["spent"]) == len(SIZES)
     assert describe_privacy(summary).startswith(f"{max(summary.privacy['spent']):.2f} spent of epsilon 8 at delta")

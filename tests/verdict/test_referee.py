@@ -56,7 +56,7 @@ def test_of_rotated_digits(tmp_path):
 def check_run(folder):
     run = kinfed.Run.open(folder)
     beside = [kinfed.Run.open(folder / "beside" / name) for name in ("local", "fedavg")]
-    federation = run.experiment.federation(None, run.summary.seed)
+    federation = run.experiment.federation(None, run.summary.seeds[0])
     check(run.summary.verdict["sentence"], state(run, federation, *beside))
 
 

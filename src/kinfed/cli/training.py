@@ -12,7 +12,7 @@ from rich.table import Column, Table
 
 from ..core.history import KINDS, History
 from ..core.sharing import Sharing
-from ..core.summary import Summary, describe_privacy
+from ..core.summary import Summary, describe_privacy, find_extremes
 from ..errors import list_names, several
 from ..files import to_json
 from ..report.tables import runs_table
@@ -161,7 +161,7 @@ def _scores(summary: Summary) -> Table:
     few = summary.data.clients < TWENTY
     spread = ["over clients", *(f"{which} {'client' if few else '5 %'}" for which in ("worst", "best"))]
     last = "best round" if _is_selected(summary) else "last round"
-    last = "over seeds" if summary.several else last
+    last = "over seeds" if summary.by_client is None else last
     last = last.replace(" ", "\n") if extra or compared else last
     headings = ["model", test, *extra.values(), *(h.replace(" ", "\n", 1) if extra else h for h in spread), last]
     marks = {summary.selection.chosen: " *"} if len(summary.scores) > 1 else {}
@@ -175,7 +175,8 @@ def _cells(summary: Summary, scores: dict[str, float], extra: Iterable[str]) -> 
     keys = ("mean", "std", "worst5", "best5", "std_seeds")
     mean, std, worst, best, over_seeds = (score_text(scores.get(key, 0), summary.metric.is_share) for key in keys)
     more = [score_text(scores[metric], is_share(metric)) if metric in scores else "" for metric in extra]
-    return [mean, *more, f"± {std}", worst, best, f"± {over_seeds}" if summary.several else f"{scores['round']:g}"]
+    last = f"± {over_seeds}" if summary.by_client is None else f"{scores['round']:g}"
+    return [mean, *more, f"± {std}", worst, best, last]
 
 
 def _read_references(summary: Summary) -> dict[str, Summary]:
@@ -216,7 +217,8 @@ def _notes(summary: Summary) -> Iterator[str]:
     if summary.provenance.refit:
         yield "the saved models were then trained on all rows; the scores are those before that"
     yield from (f"! {warning}" for warning in summary.warnings)
-    yield from (f"! {name}: {other.extremes}" for name, other in _read_references(summary).items() if other.extremes)
+    extremes = {name: find_extremes(reference) for name, reference in _read_references(summary).items()}
+    yield from (f"! {name}: {sentence}" for name, sentence in extremes.items() if sentence)
     if summary.provenance.former is not None:
         yield _went_on(summary.provenance.former)
     balanced = summary.privacy is None  # else class weights may not follow from rows

@@ -13,7 +13,6 @@ from typing import Any
 from torch import Tensor
 
 from ..errors import UsageError
-from ..files import to_json
 from .history import History
 from .metrics import ALWAYS, BY_CLASS, RECALL, mean_over_clients
 from .tasks import Task, unit_of
@@ -83,6 +82,10 @@ class ClientScores:
             return cls(names=list(history.names), scores=scores)
         selecting = {n: [None if math.isnan(v) else v for v in history.test(n, by).tolist()] for n in names}
         return cls(names=list(history.names), scores=scores, selecting=selecting)
+
+    def by_name(self, model: str) -> dict[str, float]:
+        """The test score of each client by its name, of a named model; NaN without a score."""
+        return dict(zip(self.names, self.scores[model], strict=True))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,49 +163,11 @@ class Summary:
     provenance: Provenance = Provenance()
     out: str = ""  # the folder
 
-    @classmethod
-    def from_history(
-        cls,
-        history: History,
-        *,
-        data: DataFacts,
-        recall: dict[str, Any] | None = None,
-        caution: str = "",
-        warnings: Sequence[str] = (),
-        **others: Any,
-    ) -> "Summary":
-        """The summary of a history; `recall` is as of `recall_by_class`, `others` are further fields."""
-        task, by, facts = history.task, history.selector, dict(recall or {})
-        warned = [*facts.pop("warnings", ()), *warnings]
-        values: dict[str, Any] = {
-            "rounds": history.cost.done,
-            "metric": Metric.from_task(task),
-            "selection": Selection(
-                chosen=history.chosen, by=by.score, higher_is_better=by.higher_is_better, caution=caution
-            ),
-            "scores": score_models(history),
-            "by_client": ClientScores.from_history(history),
-            "recall": Recall(**facts) if facts else None,
-            "data": dataclasses.replace(data, task=_describe_task(task)),
-        }
-        summary = cls(**values | others)
-        return dataclasses.replace(summary, warnings=[*warned, *filter(None, [summary.extremes])])
-
-    @property
-    def seed(self) -> int:
-        """The first of its seeds."""
-        return self.seeds[0]
-
-    @property
-    def several(self) -> list[int]:
-        """The seeds of its runs, each of which has a summary of its own; none if it is itself one run."""
-        return self.seeds if self.by_client is None else []
-
     @property
     def clients(self) -> ClientScores:
         """The scores of single clients; raises UsageError for a run with several seeds, whose clients may differ."""
         if self.by_client is None:
-            raise UsageError(f"{self.out} holds a run for each seed; name one, such as {self.out}/seed-{self.seed}")
+            raise UsageError(f"{self.out} holds a run for each seed; name one, such as {self.out}/seed-{self.seeds[0]}")
         return self.by_client
 
     @property
@@ -211,75 +176,86 @@ class Summary:
         return self.scores[self.selection.chosen]
 
     @property
-    def mean(self) -> float:
-        """The test score of the chosen model, as the mean over honest clients."""
-        return float(self.honest_scores[self.selection.chosen]["mean"])
-
-    def scores_by_client(self, model: str = "") -> dict[str, float]:
-        """The test score of each client, by its name: of a model, by default the chosen one; NaN without a score.
-
-        Raises UsageError for a run with several seeds.
-        """
-        return dict(zip(self.clients.names, self.clients.scores[model or self.selection.chosen], strict=True))
-
-    @property
     def honest_scores(self) -> Scores:
         """The scores over honest clients: all clients if there is no attack."""
         return self.scores if self.attack is None else typing.cast(Scores, _with_nan(self.attack["scores"], Scores))
-
-    @property
-    def attackers(self) -> list[str]:
-        """The names of the clients that attacked."""
-        return [] if self.attack is None else list(self.attack.get("attackers", []))
-
-    @property
-    def extremes(self) -> str:
-        """A sentence on clients whose errors alone decide the mean of the chosen model; empty if there are none.
-
-        Of a run with one seed, whose metric is an error.
-        """
-        by_client = self.by_client
-        if self.metric.higher_is_better or by_client is None:
-            return ""
-        scores = self.scores_by_client().items()
-        errors = [math.nan if name in self.attackers else error for name, error in scores]
-        return name_extremes(errors, by_client.names, self.metric.name)
 
     def to_dict(self) -> dict[str, Any]:
         """The keys of summary.json."""
         return _without_none(self)
 
-    def to_json(self) -> str:
-        """The text of summary.json, of which `from_json` makes the same summary."""
-        return to_json(self.to_dict(), indent=1) + "\n"
 
-    @classmethod
-    def from_json(cls, text: str, where: object) -> "Summary":
-        """Read a summary; keys of another version of kinfed are ignored.
+def summarise_history(
+    history: History,
+    *,
+    data: DataFacts,
+    recall: dict[str, Any] | None = None,
+    caution: str = "",
+    warnings: Sequence[str] = (),
+    **others: Any,
+) -> Summary:
+    """The summary of a history; `recall` is as of `recall_by_class`, `others` are further fields."""
+    task, by, facts = history.task, history.selector, dict(recall or {})
+    warned = [*facts.pop("warnings", ()), *warnings]
+    values: dict[str, Any] = {
+        "rounds": history.cost.done,
+        "metric": Metric.from_task(task),
+        "selection": Selection(
+            chosen=history.chosen, by=by.score, higher_is_better=by.higher_is_better, caution=caution
+        ),
+        "scores": score_models(history),
+        "by_client": ClientScores.from_history(history),
+        "recall": Recall(**facts) if facts else None,
+        "data": dataclasses.replace(data, task=_describe_task(task)),
+    }
+    summary = Summary(**values | others)
+    return dataclasses.replace(summary, warnings=[*warned, *filter(None, [find_extremes(summary)])])
 
-        Raises UsageError if the text is not a summary; `where` names its file in the error.
-        """
-        try:
-            table = json.loads(text)
-        except (ValueError, RecursionError) as problem:
-            raise UsageError(f"{where} cannot be read: {problem}") from None
-        if not isinstance(table, dict):
-            raise UsageError(f"{where} is not a run's summary: it is not a table but {table!r:.80}")
-        if "executor" in table:  # it stands under `cost` now
-            raise UsageError(f"{where} was written by an older version of kinfed, which alone reads it; run again")
-        summary: Summary = _read_record(cls, table, f"{where} is not a run's summary: it", "")
-        summary._check(where)
-        return summary
 
-    def _check(self, where: object) -> None:
-        """Raise UsageError unless every model has the scores that all runs have."""
-        for key, scores in (("scores", self.scores), ("attack", self.honest_scores)):
-            for name in {self.selection.chosen, *self.scores}:
-                lacking = [key for key in ("mean", "std", "worst5", "best5") if key not in scores.get(name, {})]
-                if lacking:
-                    raise UsageError(
-                        f"{where} is not a run's summary: its '{key}' have no '{lacking[0]}' of model '{name}'"
-                    )
+def parse_summary(text: str, where: object) -> Summary:
+    """The summary whose `to_dict` is this text in JSON; keys of another version of kinfed are ignored.
+
+    Raises UsageError if the text is not a summary; `where` names its file in the error.
+    """
+    try:
+        table = json.loads(text)
+    except (ValueError, RecursionError) as problem:
+        raise UsageError(f"{where} cannot be read: {problem}") from None
+    lacks = f"{where} is not a run's summary: it"
+    if not isinstance(table, dict):
+        raise UsageError(f"{lacks} is not a table but {table!r:.80}")
+    if "executor" in table:  # it stands under `cost` now
+        raise UsageError(f"{where} was written by an older version of kinfed, which alone reads it; run again")
+    summary: Summary = _read_record(Summary, table, lacks, "")
+    for key, scores in (("scores", summary.scores), ("attack", summary.honest_scores)):
+        for name in {summary.selection.chosen, *summary.scores}:
+            for score in ("mean", "std", "worst5", "best5"):
+                if score not in scores.get(name, {}):
+                    raise UsageError(f"{lacks}s '{key}' have no '{score}' of model '{name}'")
+    return summary
+
+
+def list_attackers(summary: Summary) -> list[str]:
+    """The names of the clients that attacked."""
+    return [] if summary.attack is None else list(summary.attack.get("attackers", []))
+
+
+def list_warnings(summaries: Sequence[Summary]) -> list[str]:
+    """The warnings of several seeds' summaries, each with its seed."""
+    return [f"seed {summary.seeds[0]}: {warning}" for summary in summaries for warning in summary.warnings]
+
+
+def find_extremes(summary: Summary) -> str:
+    """A sentence on clients whose errors alone decide the mean of the chosen model; empty if there are none.
+
+    Of a run with one seed, whose metric is an error.
+    """
+    if summary.metric.higher_is_better or summary.by_client is None:
+        return ""
+    attackers = list_attackers(summary)
+    scores = summary.by_client.by_name(summary.selection.chosen)
+    errors = [math.nan if name in attackers else error for name, error in scores.items()]
+    return name_extremes(errors, summary.by_client.names, summary.metric.name)
 
 
 def score_models(history: History, attacked: bool = False) -> Scores:

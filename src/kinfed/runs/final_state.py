@@ -104,8 +104,9 @@ class StateFile:
                 f"models, as with {self.summary.method}; name {other}a federation of FedAvg, or take part in the next"
             )
         if not folder.state.exists():
-            several = f"; it has a run for each seed: name one, such as {folder.of_seed(self.summary.seed)}"
-            why = several if self.summary.several else "; run it again: kinfed run keeps it, sweeps and analyses do not"
+            why = "; run it again: kinfed run keeps it, sweeps and analyses do not"
+            if self.summary.by_client is None:
+                why = f"; it has a run for each seed: name one, such as {folder.of_seed(self.summary.seeds[0])}"
             raise UsageError(f"{folder} has no {folder.state.name}, with which a finished run goes on{why}")
         try:
             with safe_open(folder.state, "pt") as file:

@@ -60,7 +60,7 @@ def further(path: Path, overrides: Sequence[str] = ()) -> tuple[Experiment, RunF
 def link(former: RunFolder, folder: RunFolder) -> None:
     """Note in a new run's folder from which run it goes on."""
     summary = former.read_summary()
-    clients = [] if summary.several else summary.clients.names
+    clients = [] if summary.by_client is None else summary.by_client.names
     write_json(folder.origin, {"run": str(former.path.resolve()), "rounds": summary.rounds, "clients": clients})
 
 

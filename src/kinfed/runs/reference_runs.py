@@ -91,7 +91,7 @@ def judge_run(
     runs = []
     for folder in others.values():
         repeats = folder.repeats()
-        runs.append({repeat.read_summary().seed: Baseline.from_folder(repeat) for repeat in repeats})
+        runs.append({repeat.read_summary().seeds[0]: Baseline.from_folder(repeat) for repeat in repeats})
     common = set(mine).intersection(*runs)
     seeds = [seed for seed in mine if seed in common]
     if not seeds:

@@ -17,7 +17,7 @@ from ..core.history import KINDS, History
 from ..core.mixins import exporter
 from ..core.round_selection import select_model
 from ..core.sharing import Sharing
-from ..core.summary import Provenance, Summary, over_seeds
+from ..core.summary import Provenance, Summary, list_attackers, list_warnings, over_seeds
 from ..core.tasks import Classification
 from ..data.datasets.your_files import display_name
 from ..errors import UsageError, log_failure, note_failure
@@ -99,9 +99,9 @@ def write_run(
             with _picture(folder.path / "targets.png") as picture:
                 if targets := federation.targets():
                     charts.targets_by_client([values.numpy() for values in targets], names, picture)
-        draw_history(run.history, layers, folder, federation.groups, caution, summary.attackers)
+        draw_history(run.history, layers, folder, federation.groups, caution, list_attackers(summary))
         draw_recall(summary, folder)
-    identity = identify(table, summary.seed, folder)
+    identity = identify(table, summary.seeds[0], folder)
     kept = run if refit is None else refit
     tensors = list_tensors(kept.history, kept.architecture)
     write_models(folder.models, tensors, kept.architecture, exporter(run.method), identity)
@@ -190,8 +190,8 @@ def run_seeds(summaries: Sequence[Summary], out: str) -> Summary:
         ),
         intervals=intervals_over(summaries),
         attack=attack,
-        warnings=[f"seed {summary.seed}: {warning}" for summary in summaries for warning in summary.warnings],
-        seeds=[summary.seed for summary in summaries],
+        warnings=list_warnings(summaries),
+        seeds=[summary.seeds[0] for summary in summaries],
         scores=scores,
         selection=replace(first.selection, chosen=chosen),
         privacy=privacy,
@@ -268,7 +268,7 @@ def _read_local_scores(folder: RunFolder, names: Sequence[str], metric: str) -> 
     summary = local.read_summary()
     if summary.metric.name != metric:
         return {}
-    scores = summary.scores_by_client()
+    scores = summary.clients.by_name(summary.selection.chosen)
     return {"Local, learning alone": np.array([scores.get(name, np.nan) for name in names])}
 
 
@@ -285,7 +285,7 @@ def draw_recall(summary: Summary, folder: RunFolder) -> None:
             np.array(summary.recall.by_client, np.float64),
             [row.get("pooled", row["recall"]) for row in rows],
             [row["class"] for row in rows],
-            _mark_attackers(summary.clients.names, summary.attackers),
+            _mark_attackers(summary.clients.names, list_attackers(summary)),
             f"{prefix}test recall by class",
             picture,
         )

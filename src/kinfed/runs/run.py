@@ -240,7 +240,10 @@ class Run(ABC):
     def score(self, client: int | str | None = None) -> float:
         """The test score of the chosen model, in the task's metric: of one client, or the mean over those that are
         no attackers."""
-        return self.summary.mean if client is None else self.summary.scores_by_client()[self.name(client)]
+        model = self.summary.selection.chosen
+        if client is None:
+            return self.summary.honest_scores[model]["mean"]
+        return self.summary.clients.by_name(model)[self.name(client)]
 
     def verdict(self, local: "Run", fedavg: "Run | None" = None) -> Verdict:
         """What this run is worth over the best baseline without others, and over the best pooled one.
@@ -350,7 +353,7 @@ class OpenedRun(Run):
 
     @property
     def scores(self) -> "DataFrame":
-        return add_seed(self.folder.read_rows(), self.summary.seed)
+        return add_seed(self.folder.read_rows(), self.summary.seeds[0])
 
     @property
     def standard_baselines(self) -> tuple[list[baselines.Baseline], list[str]]:
@@ -456,7 +459,7 @@ class FinalServer:
         if self.state.every_name != saved.names:
             raise saved.folder.of_another(saved.folder.state)
         model = saved.architecture
-        roster = self.state.roster(model.layout, experiment.training, saved.summary.seed)
+        roster = self.state.roster(model.layout, experiment.training, saved.summary.seeds[0])
         model.theta = roster.theta.to(model.theta.dtype)
         self.method, self.model = divide(method, model)
         self.roster = replace(roster, layout=self.model.layout, task=task)

@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..core.history import History
-from ..core.summary import Summary
+from ..core.summary import Summary, list_attackers, parse_summary
 from ..core.tasks import Classification
 from ..data.federation import Federation
 from ..data.split import SPLITS
 from ..errors import RunError, UsageError
-from ..files import lock_folder, make_folder, read_json, readable, replacing, sweep_up, write_json
+from ..files import lock_folder, make_folder, read_json, readable, replacing, sweep_up, to_json, write_json
 from ..simulation import distributed
 from ..verdict import graph_quality
 from . import round_tables
@@ -125,7 +125,8 @@ class RunFolder:
 
     def repeats(self, summary: Summary | None = None) -> list["RunFolder"]:
         """The folders of a finished run's seeds; this one if it has one seed. Its summary may not be written yet."""
-        return [self.of_seed(seed) for seed in (summary or self.read_summary()).several] or [self]
+        summary = summary or self.read_summary()
+        return [self.of_seed(seed) for seed in summary.seeds] if summary.by_client is None else [self]
 
     def tidy(self) -> None:
         """Remove from a finished run's folder the files for resuming it, and files left half-written by a kill."""
@@ -157,7 +158,7 @@ class RunFolder:
     def write_summary(self, summary: Summary) -> None:
         """Write the summary, which marks the run as finished."""
         with replacing(self.summary) as part:
-            part.write_text(summary.to_json(), encoding="utf-8")
+            part.write_text(to_json(summary.to_dict(), indent=1) + "\n", encoding="utf-8")
 
     def read_summary(self) -> Summary:
         """The summary of a finished run; raises UsageError if there is none."""
@@ -171,7 +172,7 @@ class RunFolder:
             raise UsageError(lacks + hint) from None
         except (OSError, ValueError) as problem:
             raise UsageError(f"{self.summary} cannot be read: {problem}") from None
-        return Summary.from_json(text, self.summary)
+        return parse_summary(text, self.summary)
 
     def write_clients(self, federation: Federation) -> None:
         """Write what each client has: its examples in each split, and its group, classes and place where there are any.
@@ -222,8 +223,8 @@ class RunFolder:
         if not len(values) or len(values) != len(rounds) * len(clients):
             raise self.not_whole()
         values = values.reshape(len(rounds), len(clients))
-        if summary.attackers:
-            values[:, np.isin(summary.clients.names, summary.attackers)] = np.nan
+        if attackers := list_attackers(summary):
+            values[:, np.isin(summary.clients.names, attackers)] = np.nan
         return rounds.to_numpy(), values
 
     def read_validation(self) -> dict[str, float]:

@@ -11,6 +11,7 @@ from torch.func import vmap
 
 from ..core.history import History
 from ..core.metrics import calibration_errors
+from ..core.summary import list_attackers
 from ..core.tasks import Classification, Task
 from ..data.federation import Federation
 from ..errors import UsageError
@@ -56,9 +57,8 @@ class Tested(NamedTuple):
         summary, examples = folder.read_summary(), TestedExamples.read(folder.tested)
         if examples is not None and len(examples.scores) != len(summary.clients.names):
             raise folder.of_another(folder.tested)
-        return cls.from_means(
-            summary.scores_by_client(), examples, {*summary.attackers}, bool(summary.selection.caution)
-        )
+        means = summary.clients.by_name(summary.selection.chosen)
+        return cls.from_means(means, examples, list_attackers(summary), bool(summary.selection.caution))
 
     @classmethod
     def from_means(

@@ -16,7 +16,7 @@ from ..core.method import Method
 from ..core.mixins import Predicts, export, leak
 from ..core.model import Model
 from ..core.sharing import Sharing
-from ..core.summary import DataFacts, RunCost, Summary, score_models
+from ..core.summary import DataFacts, RunCost, Summary, score_models, summarise_history
 from ..core.tasks import TASKS, Classification, Counts, Forecasting, Regression, Task
 from ..core.trees import Tree
 from ..data.federation import Federation
@@ -210,7 +210,7 @@ class TrainedRun(Run):
                 "attackers": self.attack.list_attackers(self.names, self.seed),
                 "scores": score_models(history, attacked=True),
             }
-        return Summary.from_history(
+        return summarise_history(
             history,
             method=type(self.method).__name__,
             seeds=[self.seed],

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from .. import __version__
+from ..core.summary import list_attackers
 from ..data.tables.columns import Calendar, Category, Number
 from ..errors import UsageError, several
 from ..runs.run import OpenedRun
@@ -29,7 +30,7 @@ def card(saved: OpenedRun, client: str, path: Path, digest: str, licence: str = 
         "round": f"{summary.chosen_scores.get('round', '?')} of {summary.rounds}",
         "data": _data(saved),
         "parameters": f"{summary.cost.parameters:,}",
-        "made with": f"kinfed {__version__}, seed {summary.seed}",
+        "made with": f"kinfed {__version__}, seed {summary.seeds[0]}",
     }
     lines = [f"# {path.name}: the model of client {_cell(client)}", "", "| | |", "| --- | --- |"]
     lines += [f"| {name} | {_cell(value)} |" for name, value in facts.items()]
@@ -62,7 +63,7 @@ def _score_of(folder: RunFolder, client: str) -> float | None:
     if not folder.is_finished:
         return None
     summary = folder.read_summary()
-    return None if summary.several else summary.scores_by_client().get(client)
+    return None if summary.by_client is None else summary.clients.by_name(summary.selection.chosen).get(client)
 
 
 def _scores(saved: OpenedRun, client: str) -> list[str]:
@@ -98,7 +99,7 @@ def _listens(kept: OpenedRun, client: str) -> list[str]:
 def _cautions(saved: OpenedRun, kept: OpenedRun) -> list[str]:
     warnings = [kept.summary.selection.caution] if kept.summary.selection.caution else []
     warnings += kept.summary.warnings
-    attackers = saved.summary.attackers
+    attackers = list_attackers(saved.summary)
     if attackers:
         warnings.append(f"trained under attack by {', '.join(attackers[:MOST])}")
     general = (

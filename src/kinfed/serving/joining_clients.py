@@ -84,7 +84,7 @@ def of_table(saved: OpenedRun, path: Path, edges: Path | None) -> list[Newcomer]
         raise UsageError(f"client '{participants[0]}' took part in {saved.folder}; a newcomer needs a name of its own")
     owned = [(who == i).nonzero().flatten() for i in range(len(owners))]
     labels = y if description.targets[0].classes else None
-    draws = [generator(saved.summary.seed, "split", int(tag)) for tag in tags(owners)]
+    draws = [generator(saved.summary.seeds[0], "split", int(tag)) for tag in tags(owners)]
     parts = experiment.split(owned, draws, labels)
     if short := [f"{name} ({len(rows)})" for name, rows, part in zip(owners, owned, parts, strict=True) if not part]:
         raise UsageError(f"{path}: too few rows to learn from and to be tested on: {', '.join(short[:8])}")
@@ -152,7 +152,7 @@ def of_run(saved: OpenedRun, data_dir: Path | None, wanted: Sequence[str] = ()) 
             f"no client of its data was left out of {saved.folder}: name newcomers' rows with --data FILE, or train "
             "with federation.newcomers=4"
         )
-    seed, dataset = saved.summary.seed, experiment.dataset(data_dir)
+    seed, dataset = saved.summary.seeds[0], experiment.dataset(data_dir)
     federation, new = experiment.everyone(data_dir, seed, dataset)
     scales: dict[str, dict[str, Own]] = {}
     if (columns := federation.columns) is not None and columns.clients:
@@ -184,7 +184,7 @@ def of_run(saved: OpenedRun, data_dir: Path | None, wanted: Sequence[str] = ()) 
 
 def _shuffle(rows: Tensor, saved: OpenedRun, name: str) -> Tensor:
     """Rows in an order that is the same for every number of shots."""
-    draw = generator(saved.summary.seed, "newcomer", int(tags([name])[0]))
+    draw = generator(saved.summary.seeds[0], "newcomer", int(tags([name])[0]))
     return rows[torch.randperm(len(rows), generator=draw)]
 
 

@@ -11,7 +11,7 @@ from kinfed.core.history import History
 from kinfed.core.mixins import leak
 from kinfed.core.model import Model
 from kinfed.core.sharing import Sharing
-from kinfed.core.summary import DataFacts, RunCost, SiteFacts, Summary
+from kinfed.core.summary import DataFacts, RunCost, SiteFacts, Summary, summarise_history
 from kinfed.core.tasks import Classification
 from kinfed.files import replacing
 from kinfed.runs import results
@@ -50,7 +50,7 @@ def summarise(
     bounded = {name: {"claimed": claimed, "counted": size} for name, (claimed, size) in fleet.bounded.items()}
     task, agreed = history.task, facts.get("agreed", {})
     classes = agreed.get("classes") or [str(c) for c in range(getattr(task, "classes", 0))]
-    summary = Summary.from_history(
+    summary = summarise_history(
         history,
         method=plugins.short_name(planned.learning.method_name),
         seeds=[planned.learning.seed],

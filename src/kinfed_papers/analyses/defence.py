@@ -80,7 +80,7 @@ def defence(study: Study, methods: Sequence[str] = ("local", "fedavg", "fedaghn"
 
 def _score_tuned(study: Study, experiment: Experiment, folder: RunFolder, epochs: int) -> list[list[float]]:
     """Accuracy and success, means over honest clients, of the models of a run with one seed: kept, and tuned."""
-    seed, attack = folder.read_summary().seed, experiment.attack
+    seed, attack = folder.read_summary().seeds[0], experiment.attack
     assert attack is not None
     federation = experiment.federation(study.data_dir, seed)
     attackers = attack.attackers(federation.names, seed)

@@ -79,7 +79,7 @@ def held_back(folder: RunFolder, share: float) -> Array:
     masks = []
     for summary in (run.read_summary() for run in folder.repeats()):
         absent = np.zeros(summary.data.clients, dtype=bool)
-        absent[latecomers(summary.seed, tags(summary.clients.names), share).numpy()] = True
+        absent[latecomers(summary.seeds[0], tags(summary.clients.names), share).numpy()] = True
         masks.append(absent)
     return np.stack(masks)
 

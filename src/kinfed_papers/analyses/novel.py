@@ -77,7 +77,7 @@ def _read_sent_model(folder: RunFolder) -> tuple[str, Array]:
     summaries = [run.read_summary() for run in folder.repeats()]
     names = list(summaries[0].scores)
     model = next((name for name in names if name != "own"), names[0])
-    return model, np.array([[*summary.scores_by_client(model).values()] for summary in summaries])
+    return model, np.array([summary.clients.scores[model] for summary in summaries])
 
 
 def _neighbours(folder: RunFolder, federations: Sequence[Federation], absent: Array) -> tuple[str, Array]:

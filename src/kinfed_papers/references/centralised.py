@@ -12,7 +12,7 @@ from torch.func import vmap
 from kinfed.core.fleet import Evaluation
 from kinfed.core.history import History, Recorder
 from kinfed.core.seeding import generator
-from kinfed.core.summary import DataFacts, RunCost, Summary
+from kinfed.core.summary import DataFacts, RunCost, Summary, summarise_history
 from kinfed.core.tasks import Forecasting
 from kinfed.data.federation import Federation
 from kinfed.data.split import SPLITS
@@ -55,7 +55,7 @@ class Centralised:
 
     def summary(self) -> Summary:
         """The results, as the summary of a federated run."""
-        return Summary.from_history(
+        return summarise_history(
             self.history,
             method="centralised",
             seeds=[self.seed],

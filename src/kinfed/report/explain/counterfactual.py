@@ -76,7 +76,7 @@ class Counterfactual:
     def _fleet(self) -> Simulation:
         """All clients of the run with their examples."""
         run, experiment = self.run, self.run.experiment
-        folder, seed = run.saved.folder, run.saved.summary.seed
+        folder, seed = run.saved.folder, run.saved.summary.seeds[0]
         if experiment.attack is not None:
             raise UsageError(f"the clients of {folder} were trained under an attack")
         with warnings.catch_warnings():

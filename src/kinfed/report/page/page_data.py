@@ -15,7 +15,7 @@ from ...core.graph import NeighbourLists
 from ...core.method import Compared
 from ...core.mixins import Explains
 from ...core.sharing import unwrap
-from ...core.summary import Summary
+from ...core.summary import Summary, list_attackers
 from ...data.split import SPLITS
 from ...errors import UsageError, log_failure
 from ...methods.solved import KNOWN
@@ -109,7 +109,7 @@ def contents(gathered: Gathered, parts_of_page: int = 1) -> tuple[dict[str, Any]
         "word": word(main.metric.name),
         "percent": main.metric.is_share,
         "higher": main.metric.higher_is_better,
-        "clients": {"names": parts.names, "attackers": summary.attackers, **_list_facts(facts, parts)},
+        "clients": {"names": parts.names, "attackers": list_attackers(summary), **_list_facts(facts, parts)},
         "order": _order(len(parts.names), facts if parts.labels is None else {}, selected),
         "methods": methods,
         "main": gathered.main,
@@ -285,7 +285,7 @@ def _show_relation(row: Row, parts: Parts, most: int, notes: list[str]) -> dict[
     result |= _why(folder, row, parts)
     result["layers"] = ["mean of all layers", *layers] if several else ["whole model"]
     result["at"] = {"rounds": relations.rounds[shown].tolist(), "selected": shown.index(relations.selected)}
-    result["seed"] = summary.seed
+    result["seed"] = summary.seeds[0]
     if relations.lists and parts.labels is None:  # in an order that needs no table of all pairs
         return result
     return result | {"selected": parts.relation(relations.mean(relations.selected))}

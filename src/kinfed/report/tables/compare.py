@@ -120,9 +120,10 @@ def _note_lost_seeds(run: RunFolder) -> list[str]:
     """A line that names the seeds of a finished run whose scores are not there."""
     if not run.is_finished:
         return []
-    present = {folder.read_summary().seed for folder in run.seeds()}
-    lost = [str(seed) for seed in run.read_summary().several if seed not in present]
-    if not lost:
+    present = {folder.read_summary().seeds[0] for folder in run.seeds()}
+    summary = run.read_summary()
+    lost = [str(seed) for seed in summary.seeds if seed not in present]
+    if summary.by_client is not None or not lost:
         return []
     return [f"{run}: seed{'s' if len(lost) > 1 else ''} {', '.join(lost)} without scores: left out; run again"]
 
@@ -206,7 +207,7 @@ def _reference(row: Row, rows: Sequence[Row], method: str) -> dict[int, RunFolde
     reference = RunFolder(row.folder).reference(method)
     if not reference.is_finished:
         return None
-    seeds = {run.read_summary().seed: run for run in reference.seeds() or [reference]}
+    seeds = {run.read_summary().seeds[0]: run for run in reference.seeds() or [reference]}
     if not set(row.seeds) <= seeds.keys():  # one of them failed
         return None
     return {seed: seeds[seed] for seed in row.seeds}

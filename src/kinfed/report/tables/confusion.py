@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from ...core.summary import list_attackers
 from ...data.tables.words import known_name
 from ...errors import UsageError, nearest, several
 from ...runs.round_tables import read_confusion
@@ -30,7 +31,8 @@ def _grid(name: str, row: Row, client: str | None, number: int | None) -> Grid:
     folders = row.folders
     for folder in folders:
         summary = folder.read_summary()
-        honest = [honest_client for honest_client in summary.clients.names if honest_client not in summary.attackers]
+        attackers = list_attackers(summary)
+        honest = [name for name in summary.clients.names if name not in attackers]
         client = None if client is None else known_name(client, honest)
         if client is not None and client not in honest:
             raise UsageError(f"{folder} has no test scores of a client '{client}'; {nearest(client, honest)}")

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...core.round_selection import select_model
-from ...core.summary import Metric, Summary, over_seeds
+from ...core.summary import Metric, Summary, list_attackers, list_warnings, over_seeds
 from ...data.split import Split
 from ...errors import UsageError, several
 from ...runs.run_folder import RunFolder
@@ -189,16 +189,17 @@ def read(folder: Path, federation: Mapping[str, Any] | None = None) -> Row:
 
 def make_row(folder: Path, summaries: Mapping[Path, Summary], model: str = "") -> Row:
     """The row of a run by the summaries of its seeds; `model` is scored, or else the one that validation prefers."""
-    every = sorted(summaries.values(), key=lambda summary: summary.seed)
+    every = sorted(summaries.values(), key=lambda summary: summary.seeds[0])
     first = every[0]
     kinds = {(summary.method, setting_of(summary), _attack(summary), tuple(summary.scores)) for summary in every}
-    if len(kinds) > 1 or len({summary.seed for summary in every}) < len(every):
+    if len(kinds) > 1 or len({summary.seeds[0] for summary in every}) < len(every):
         raise UsageError(f"the seed-* folders of {folder} are not one run repeated with different seeds")
     model = model or select_model(over_seeds([summary.scores for summary in every]), first.selection.higher_is_better)
-    by_seed = {summary.seed: _clients(path, summary, model) for path, summary in summaries.items()}
+    by_seed = {summary.seeds[0]: _clients(path, summary, model) for path, summary in summaries.items()}
     scores = [summary.honest_scores[model] for summary in every]
     means = {key: _mean([by_metric.get(key) for by_metric in scores]) for key in SCORES}
     selecting = [clients.selecting[np.isfinite(clients.selecting)] for clients in by_seed.values()]
+    warnings = list_warnings(every) if len(every) > 1 else first.warnings
     return Row(
         str(folder),
         model,
@@ -211,9 +212,7 @@ def make_row(folder: Path, summaries: Mapping[Path, Summary], model: str = "") -
         auroc=_mean([(summary.relation or {}).get("auroc") for summary in every]),
         seconds=float(np.mean([summary.cost.seconds for summary in every])),
         leaking=any(summary.selection.caution for summary in every),
-        warnings=tuple(
-            f"seed {summary.seed}: {line}" if len(every) > 1 else line for summary in every for line in summary.warnings
-        ),
+        warnings=tuple(warnings),
     )
 
 
@@ -256,7 +255,7 @@ def _clients(folder: Path, summary: Summary, model: str) -> Clients:
     if selecting.shape != scores.shape:
         raise UsageError(f"{folder}/summary.json must hold a number or NaN under by_client.selecting for each client")
     names = tuple(clients.names)
-    attacks = np.isin(names, summary.attackers)  # they are neither helped nor hurt
+    attacks = np.isin(names, list_attackers(summary))  # they are neither helped nor hurt
 
     def honest(values: Any) -> Array:
         return np.where(attacks, np.nan, np.array(values, np.float64))

@@ -145,7 +145,7 @@ class Experiment(Learning):
     def architecture(self, former: Summary) -> nn.Module:
         """The model of a finished run, whose summary this is, without weights from a file."""
         columns = Description.from_summary(former.data.columns, former.out)
-        return build_model(self.model, former.seed, former.data.shape or (), former.data.outputs or 0, columns)
+        return build_model(self.model, former.seeds[0], former.data.shape or (), former.data.outputs or 0, columns)
 
 
 def read_split(federation: Table, training: Training) -> tuple[Split, Table]:
