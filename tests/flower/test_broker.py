@@ -7,6 +7,8 @@ import pytest
 from kinfed import RunError, __version__
 from kinfed_flower.server import broker as module
 from kinfed_flower.server.broker import Broker
+from kinfed_flower.server.nodes import Nodes
+from kinfed_flower.server.traffic import Traffic
 from kinfed_flower.wire.messages import Failure, Message, Node
 
 EXAMPLES = {"shape": [6], "outputs": 3, "task": {"name": "Classification", "classes": 3}, "columns": []}
@@ -75,7 +77,9 @@ def world(monkeypatch):
         clock, lines = Clock(), []
         transport = Transport(clock, clients)
         monkeypatch.setattr(module, "time", clock)
-        return clock, transport, Broker(transport, deadline, patience, lines.append), lines
+        nodes = Nodes(lines.append, None)
+        broker = Broker(nodes, Traffic(transport, nodes, patience), deadline, lines.append)
+        return clock, transport, broker, lines
 
     return make
 
@@ -94,8 +98,8 @@ def test_everyone_gets_one_request_and_replies_are_told_apart(world):
     replies = broker.request("round", requests("abc"))
     assert {client: answer.fields["did"] for client, answer in replies.items()} == {c: f"{c}'s" for c in "abc"}
     assert [kind for _, kind, _ in transport.sent] == ["hello"] * 3 + ["round"] * 3
-    assert set(broker.traffic) == set("abc")
-    for rounds in broker.traffic.values():
+    assert set(broker.traffic.bytes) == set("abc")
+    for rounds in broker.traffic.bytes.values():
         ((down, up),) = rounds.values()
         assert down == len('{"do": "a\'s"}')
         assert up == len('{"client": "a", "did": "a\'s"}')

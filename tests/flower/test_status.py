@@ -11,7 +11,10 @@ from kinfed.cli import main
 from kinfed.errors import RunError
 from kinfed_flower.programs import authentication, ending, status, superlink
 from kinfed_flower.programs.site_check import Here
-from kinfed_flower.server import broker, monitoring, server, status_file
+from kinfed_flower.server import monitoring, server, status_file
+from kinfed_flower.server.broker import Broker
+from kinfed_flower.server.nodes import Nodes
+from kinfed_flower.server.traffic import Traffic
 from kinfed_flower.wire import keys
 from kinfed_flower.wire.link import Link
 
@@ -103,7 +106,8 @@ def test_a_run_writes_down_how_it_is_doing(trial):
 
 
 def test_a_run_that_waits_for_sites_writes_down_for_what(tmp_path):
-    waits = broker.Broker(Here([]), patience=-1.0, log=lambda line: None, problems={"eve": "no such column"})
+    nodes = Nodes(print, None)
+    waits = Broker(nodes, Traffic(Here([]), nodes, patience=-1.0), problems={"eve": "no such column"})
     monitoring.Watch(tmp_path, 20, waits)
     with pytest.raises(RunError, match="waited 0 s for 4 sites"):
         waits.discover(lambda: False, "4 sites")

@@ -65,7 +65,8 @@ def agree(planned: Plan, broker: Broker) -> Fields:
     kind = majority.find()[0]
     majority_greetings = {client: greeting for client, greeting in clients.items() if validation.kind(greeting) == kind}
     first = next(iter(majority_greetings.values()))
-    facts = {"experiment": broker.greeting["experiment"], **{key: first[key] for key in ("shape", "task", "columns")}}
+    facts = {key: first[key] for key in ("shape", "task", "columns")}
+    facts["experiment"] = broker.nodes.greeting["experiment"]
     privacy = planned.learning.training.noise
     if first["columns"] and privacy is not None:
         describing = Describing(planned, broker, facts | {"kind": kind})

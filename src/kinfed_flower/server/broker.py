@@ -5,30 +5,20 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
-from kinfed.errors import RunError, UsageError
+from kinfed.errors import RunError
 
 from ..wire import messages
-from ..wire.messages import Failure, Fields, Message, Transport
+from ..wire.messages import Failure, Message
 from .nodes import Nodes
+from .traffic import Traffic
 
 LOOK = 2.0  # seconds between two looks at which nodes are online
 RETRY = 10.0  # seconds before a client whose node failed is tried again
 REQUESTS = 2  # that may be under way to a client at once: the present one, and one that was given up
-PART = "/"  # between the number of a message to a gateway and a client
 TRIES = 3  # times that a request is sent to a client
 
 Check = Callable[[str, Message], str]  # what is wrong with a client's reply, empty if nothing is
-
-
-class Flight(NamedTuple):
-    """A message under way."""
-
-    client: str  # empty for a greeting
-    node: int
-    stamp: str  # when the node had come online
-    request: int  # the number of the request that it belongs to
 
 
 @dataclass
@@ -79,30 +69,20 @@ class _Request:
 
 @dataclass
 class Broker:
-    """Sends requests to clients by their names, and counts the bytes of what travels."""
+    """Sends requests to clients by their names, and waits for the replies."""
 
-    transport: Transport
+    nodes: Nodes
+    traffic: Traffic
     deadline: float = 600.0  # seconds after which only clients that are needed are waited for
-    patience: float = 3600.0  # seconds after which those that are needed are given up
     log: Callable[[str], None] = print
     poll: float = 0.2  # seconds
-    members: Callable[[], Mapping[bytes, str]] | None = None  # public keys and their clients; None: whoever is online
-    sites: Collection[str] = ()  # that are asked; none: all
-    greeting: Fields = field(default_factory=dict)  # what every node is told: the run, and what it plans
-    round: int = 0  # the one in progress, from 1; 0 before the first
-    traffic: dict[str, dict[int, list[int]]] = field(default_factory=dict)  # bytes down and up, by client and round
     looked: Callable[[], None] = lambda: None  # called after each look at which nodes are online
-    nodes: Nodes = field(init=False)
     waiting_for: str = ""  # before round 1
     problems: dict[str, str] = field(default_factory=dict)  # why a client was left out, until its next good reply
     _request: "_Request | None" = None  # the one under way
     _looked: float = -math.inf
-    _flights: dict[str, Flight] = field(default_factory=dict)
     _number: int = 0  # of the present request
     _extended: set[str] = field(default_factory=set)  # clients that were given more time and have not replied since
-
-    def __post_init__(self) -> None:
-        self.nodes = Nodes(self.log, self.members, self.sites, self.greeting)
 
     def discover(self, enough: Callable[[], bool], waiting_for: str) -> None:
         """Greet all nodes until enough clients are known and every node that is online has replied."""
@@ -115,7 +95,7 @@ class Broker:
                 self.waiting_for = ""
                 return
             online = ", ".join(sorted(filter(self.nodes.is_online, self.nodes.clients))) or "none"
-            if waited > self.patience:
+            if waited > self.traffic.patience:
                 raise RunError(f"waited {waited:.0f} s for {waiting_for}; connected: {online}")
             if waited >= logged:
                 self.log(f"waiting for {waiting_for}; connected: {online}")
@@ -163,7 +143,7 @@ class Broker:
         RunError if too many are silent.
         """
         self._number += 1
-        begin, busy = time.monotonic(), {flight.client for flight in self._flights.values()}
+        begin, busy = time.monotonic(), {flight.client for flight in self.traffic.flights.values()}
         decisive = set(messages) if counted is None else set(counted)
         request = _Request(messages, needed, decisive, problem, begin, messages.keys() & busy, warned=self.deadline)
         self._request = request
@@ -194,8 +174,9 @@ class Broker:
         """Send what can be sent and take what has arrived; returns whether the request is over."""
         self._look()
         now = time.monotonic()
-        sent = {f.client for f in self._flights.values() if f.request == self._number}
-        earlier = Counter(f.client for f in self._flights.values() if f.request != self._number)
+        flights = self.traffic.flights.values()
+        sent = {flight.client for flight in flights if flight.request == self._number}
+        earlier = Counter(flight.client for flight in flights if flight.request != self._number)
         request.since |= dict.fromkeys(request.behind - earlier.keys() - self._extended, now)
         request.behind &= earlier.keys()
         ready = [c for c in request.waiting if c not in sent and self.nodes.is_online(c) and request.tries[c] < TRIES]
@@ -203,7 +184,7 @@ class Broker:
         due = [client for client in ready if now >= request.pause[client]]
         for client in due:
             request.tries[client] += 1
-        self._send(kind, {client: request.waiting[client] for client in due})
+        self.traffic.send(kind, {client: request.waiting[client] for client in due}, self._number)
         for client, reply in self._collect():
             why = request.take(client, reply, now)
             self.problems[client] = messages.plain(why)
@@ -214,7 +195,7 @@ class Broker:
         late = now - max((request.since[client] for client in waiting), default=request.begin) > self.deadline
         if request.missing <= 0 and (not (ready or waiting.keys() & (sent | request.behind)) or late):
             return True
-        if request.missing > len(request.pending) or waited > self.patience:
+        if request.missing > len(request.pending) or waited > self.traffic.patience:
             return True
         if waited > request.warned:
             self.log(f"waiting for {request.missing} more of clients {_list(request.pending)}")
@@ -226,36 +207,15 @@ class Broker:
 
         Messages given up are remembered: they must not pile up. The one that this request waited for is lost.
         """
+        flights = self.traffic.flights
         for client in request.messages:
-            ids = [id for id, flight in self._flights.items() if flight.client == client]
-            sent = any(self._flights[id].request == self._number for id in ids)
-            for id in ids if client not in request.waiting else ids[: not sent]:
-                del self._flights[id]
+            ids = [id for id, flight in flights.items() if flight.client == client]
+            if client in request.waiting:
+                ids = [] if any(flights[id].request == self._number for id in ids) else ids[:1]
+            for id in ids:
+                del flights[id]
         extended = {client for client in request.waiting if request.since[client] > request.begin}
         self._extended = self._extended - request.replies.keys() | extended
-
-    def _send(self, kind: str, parts: dict[str, Message]) -> None:
-        """Send messages to clients; those at one gateway go together."""
-        at: dict[int, dict[str, Message]] = {}
-        for client, message in parts.items():
-            node = self.nodes.at[client]
-            if node in self.nodes.gateways:
-                at.setdefault(node, {})[client] = message
-            else:
-                self._push(kind, node, message, {"": client})
-            self._count(client)[0] += messages.size(message)
-        for node, together in at.items():
-            self._push(kind, node, messages.bundle(together), {f"{PART}{client}": client for client in together})
-
-    def _push(self, kind: str, node: int, message: Message, clients: Mapping[str, str]) -> None:
-        """Send a message for these clients, each by what comes after the message's number in that of its flight."""
-        stamp = self.nodes.online[node].stamp
-        if id := self.transport.push(node, kind, message, self.patience):
-            flights = {f"{id}{end}": Flight(client, node, stamp, self._number) for end, client in clients.items()}
-            self._flights |= flights
-
-    def _count(self, client: str) -> list[int]:
-        return self.traffic.setdefault(client, {}).setdefault(self.round, [0, 0])
 
     def _look(self, again: bool = False) -> None:
         """See which nodes are online; greet those whose client is not known, forget messages to those that left.
@@ -266,48 +226,24 @@ class Broker:
         if now - self._looked < LOOK:
             return
         self._looked = now
-        self.nodes.update_members(self.transport.nodes())
-        stamps = {node: online.stamp for node, online in self.nodes.online.items()}
-        self._flights = {id: f for id, f in self._flights.items() if stamps.get(f.node) == f.stamp}
-        for node, greeting in self.nodes.greetings(now, {f.node for f in self._flights.values()}, again):
-            self._push("hello", node, greeting, {"": ""})
+        self.nodes.update_members(self.traffic.transport.nodes())
+        self.traffic.forget_lost()
+        busy = {flight.node for flight in self.traffic.flights.values()}
+        for node, greeting in self.nodes.greetings(now, busy, again):
+            self.traffic.push("hello", node, greeting, {"": ""}, self._number)
         self.looked()
 
     def _collect(self) -> list[tuple[str, Message | Failure]]:
         """Replies to the present request that have arrived, by client; those to greetings are dealt with here."""
         replies = []
-        ids = {id.partition(PART)[0] for id in self._flights}
-        arrived = self.transport.pull(list(ids))
-        for id, reply in [part for joint_id, answer in arrived.items() for part in self._parts(joint_id, answer)]:
-            flight = self._flights.pop(id, None)
-            if flight is None:
-                continue
-            # A node does one thing after another: if it has not replied to earlier messages, it never will.
-            self._flights = {
-                i: f for i, f in self._flights.items() if f.node != flight.node or f.request >= flight.request
-            }
-            if not flight.client:
+        for flight, reply in self.traffic.collect():
+            if flight.client and flight.request == self._number:
+                replies.append((flight.client, reply))
+            elif not flight.client:
                 why, member = self.nodes.admit(flight.node, reply, time.monotonic()), self.nodes.online.get(flight.node)
                 if why and member and member.name:
                     self.problems[member.name] = why
-                continue
-            if isinstance(reply, Message):
-                self._count(flight.client)[1] += messages.size(reply)
-            if flight.request == self._number:
-                replies.append((flight.client, reply))
         return replies
-
-    def _parts(self, id: str, reply: Message | Failure) -> list[tuple[str, Message | Failure]]:
-        """The replies of the clients of a gateway, by the numbers of their flights; that of another node as it is."""
-        part_ids = [flight_id for flight_id in self._flights if flight_id.startswith(f"{id}{PART}")]
-        if not part_ids or isinstance(reply, Failure):
-            return [(flight_id, reply) for flight_id in part_ids or [id]]
-        try:
-            parts = messages.unbundle(reply)
-        except UsageError as problem:
-            return [(flight_id, Failure(str(problem), False)) for flight_id in part_ids]
-        none = Failure("its gateway has no reply of it", False)
-        return [(flight_id, parts.get(self._flights[flight_id].client, none)) for flight_id in part_ids]
 
 
 def too_few(requested: Collection[str], replied: Collection[str], needed: int, problems: Mapping[str, str]) -> str:

@@ -83,7 +83,7 @@ class FlowerFleet:
         and no upload is returned, if none of the clients drawn is online while others are, or if fewer than the quorum
         give a good upload. Raises RunError if that happens SKIPS times in a row, or if too many clients are silent.
         """
-        self.broker.round = round + 1
+        self.broker.traffic.round = round + 1
         rows = {i: trees.pick(sent, place) for place, i in self._active(cohort)}
         drawn = [self.names[i] for i in rows]
         if not self.broker.wait(drawn) and any(map(self.broker.nodes.is_online, self.names)):
@@ -283,7 +283,7 @@ class FlowerFleet:
     @property
     def traffic(self) -> dict[str, dict[int, list[int]]]:
         """Bytes down and up, by client and round."""
-        return {name: self.broker.traffic[name] for name in self.names}
+        return {name: self.broker.traffic.bytes[name] for name in self.names}
 
     def save(self) -> FleetState:
         """The state, with names, scores and counts as JSON."""
@@ -291,8 +291,8 @@ class FlowerFleet:
             "names": self.names,
             "scores": {name: [[*key, value] for key, value in scores.items()] for name, scores in self._scores.items()},
             "keys": self._keys,
-            "round": self.broker.round,
-            "traffic": self.broker.traffic,
+            "round": self.broker.traffic.round,
+            "traffic": self.broker.traffic.bytes,
             "used": self.used,
             "norms": self._norms,
             "moves": self._moves,
@@ -306,8 +306,8 @@ class FlowerFleet:
     def restore(self, state: FleetState) -> None:
         """Become the fleet that was saved."""
         notes = json.loads(bytes(state.notes.tolist()))
-        self.state, self.names, self.broker.round = state, notes["names"], notes["round"]
-        self.broker.traffic = {
+        self.state, self.names, self.broker.traffic.round = state, notes["names"], notes["round"]
+        self.broker.traffic.bytes = {
             name: {int(round): both for round, both in rounds.items()} for name, rounds in notes["traffic"].items()
         }
         self._scores = {name: {(m, s, k): v for m, s, k, v in rows} for name, rows in notes["scores"].items()}

@@ -52,7 +52,7 @@ class Watch:
 
     def _site(self, name: str, missed: int) -> dict[str, Any]:
         broker = self._broker
-        traffic = broker.traffic.get(name, {}).values()
+        traffic = broker.traffic.bytes.get(name, {}).values()
         used = [] if self._fleet is None else self._fleet.used.get(name, [])
         return {
             "node": self._node(name),

@@ -156,7 +156,7 @@ class Describing:
             "agreed": self.facts["agreed"],
             "split": self.planned.table["federation"]["split"],
             "seed": self.planned.learning.seed,
-            "plan": digest(self.broker.greeting["plans"][0]),
+            "plan": digest(self.broker.nodes.greeting["plans"][0]),
             "experiment": self.facts["experiment"],
         }
         requests = {client: Message(request, {}) for client in clients}

@@ -47,8 +47,10 @@ from .federation_results import count_bytes, summarise
 from .flower_fleet import FleetState, FlowerFleet
 from .masked_round import MaskedRound
 from .monitoring import Watch
+from .nodes import Nodes
 from .shape_inference import DryRun
 from .staleness import StalenessWrapper
+from .traffic import Traffic
 
 FACTS = "federation.json"  # what the sites agreed on before round 1
 BEGUN = "experiment.json"  # the name by which sites know the run, from the first greeting on
@@ -85,9 +87,9 @@ def serve(
         audited = AuditedTransport(transport, AuditLog(out / audit_file.FILE))
         plans = [planned, *([beside.fedavg_of(planned, 1)] if "fedavg" in beside.list_baselines(planned) else [])]
         greeting = {"experiment": _experiment(out), "plans": [_for_sites(served) for served in plans]}
-        broker = Broker(
-            audited, deployment.deadline, deployment.patience, log, poll, members, deployment.sites, greeting
-        )
+        nodes = Nodes(log, members, deployment.sites, greeting)
+        traffic = Traffic(audited, nodes, deployment.patience)
+        broker = Broker(nodes, traffic, deployment.deadline, log, poll)
         unknown = [] if members is None else [*{*deployment.sites} - {*members().values()}]
         if unknown:
             log(f"flower.sites names {', '.join(sorted(unknown))}, whose key is not in sites/ of the server's keys")
