@@ -7,6 +7,7 @@ import statistics
 import types
 import typing
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -178,7 +179,7 @@ class Summary:
     @property
     def honest_scores(self) -> Scores:
         """The scores over honest clients: all clients if there is no attack."""
-        return self.scores if self.attack is None else typing.cast(Scores, _with_nan(self.attack["scores"], Scores))
+        return self.scores if self.attack is None else typing.cast(Scores, self.attack["scores"])
 
     def to_dict(self) -> dict[str, Any]:
         """The keys of summary.json."""
@@ -226,7 +227,12 @@ def parse_summary(text: str, where: object) -> Summary:
         raise UsageError(f"{lacks} is not a table but {table!r:.80}")
     if "executor" in table:  # it stands under `cost` now
         raise UsageError(f"{where} was written by an older version of kinfed, which alone reads it; run again")
-    summary: Summary = _read_record(Summary, table, lacks, "")
+    if isinstance(attack := table.get("attack"), dict):
+        try:
+            attack["scores"] = _read_value(attack.get("scores"), Scores, lacks, "attack.")
+        except TypeError:
+            raise UsageError(f"{lacks}s 'attack' has no scores of honest clients") from None
+    summary: Summary = _read_record(Summary, table, lacks)
     for key, scores in (("scores", summary.scores), ("attack", summary.honest_scores)):
         for name in {summary.selection.chosen, *summary.scores}:
             for score in ("mean", "std", "worst5", "best5"):
@@ -344,50 +350,43 @@ def _without_none(record: Any) -> dict[str, Any]:
     }
 
 
-def _read_record(kind: Any, table: dict[str, Any], what: str, inside: str) -> Any:
+def _read_record(kind: Any, table: dict[str, Any], what: str, inside: str = "") -> Any:
     """A record of that kind from a table of JSON; `inside` names the table in the error that begins with `what`."""
     hints, values = typing.get_type_hints(kind), {}
     for f in dataclasses.fields(kind):
-        required = f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
-        if required and f.name not in table:
-            raise UsageError(f"{what} has no '{inside}{f.name}'")
-        if f.name not in table:
-            continue
-        value, hint = table[f.name], hints[f.name]
-        record = next((option for option in (hint, *typing.get_args(hint)) if dataclasses.is_dataclass(option)), None)
-        if not (isinstance(value, dict) if record else _is_a(value, hint)):
-            raise UsageError(f"{what}s '{inside}{f.name}' is {value!r:.80}")
-        values[f.name] = _read_record(record, value, what, f"{inside}{f.name}.") if record else _with_nan(value, hint)
+        name = f"{inside}{f.name}"
+        if f.name in table:
+            try:
+                values[f.name] = _read_value(table[f.name], hints[f.name], what, f"{name}.")
+            except TypeError:
+                raise UsageError(f"{what}s '{name}' is {table[f.name]!r:.80}") from None
+        elif f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING:
+            raise UsageError(f"{what} has no '{name}'")
     return kind(**values)
 
 
-def _with_nan(value: Any, kind: Any) -> Any:
-    """A value from JSON of the annotated kind, with NaN where a number is null."""
-    if kind is float:
-        return math.nan if value is None else value
-    if typing.get_origin(kind) is list:
-        return [_with_nan(inner, typing.get_args(kind)[0]) for inner in value]
-    if typing.get_origin(kind) is dict:
-        return {key: _with_nan(inner, typing.get_args(kind)[1]) for key, inner in value.items()}
-    return value
-
-
-def _is_a(value: Any, kind: Any) -> bool:
-    """Whether a value from JSON is of the annotated kind."""
-    origin, inner = typing.get_origin(kind), typing.get_args(kind)
-    if kind is Any:
-        return True
-    if origin in (types.UnionType, typing.Union):
-        return any(_is_a(value, option) for option in inner)
-    if origin is list:
-        return isinstance(value, list) and all(_is_a(entry, inner[0]) for entry in value)
-    if origin is dict:
-        return isinstance(value, dict) and all(_is_a(entry, inner[1]) for entry in value.values())
-    if kind is float:  # null where it is not defined
-        return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
-    if kind is int:
-        return isinstance(value, int) and not isinstance(value, bool)
-    return isinstance(value, kind)
+def _read_value(value: Any, kind: Any, what: str, inside: str) -> Any:
+    """A value from JSON of the annotated kind, where null is None or else NaN; raises TypeError for one of another."""
+    inner = typing.get_args(kind)
+    if isinstance(kind, types.UnionType):
+        if value is None and types.NoneType in inner:
+            return None
+        for option in inner:
+            with suppress(TypeError):
+                return _read_value(value, option, what, inside)
+    elif dataclasses.is_dataclass(kind) and isinstance(value, dict):
+        return _read_record(kind, value, what, inside)
+    elif typing.get_origin(kind) is list and isinstance(value, list):
+        return [_read_value(entry, inner[0], what, inside) for entry in value]
+    elif typing.get_origin(kind) is dict and isinstance(value, dict):
+        return {key: _read_value(entry, inner[1], what, inside) for key, entry in value.items()}
+    elif kind is Any or (kind in (str, bool) and isinstance(value, kind)):
+        return value
+    elif kind is float and value is None:
+        return math.nan
+    elif kind in (int, float) and isinstance(value, int | kind) and not isinstance(value, bool):
+        return value
+    raise TypeError
 
 
 def describe_privacy(summary: Summary) -> str:
