@@ -11,7 +11,7 @@ from torch import nn
 import kinfed
 from kinfed import methods
 from kinfed.core.engine import Rounds
-from kinfed.core.model import Model
+from kinfed.core.model import Model, find_counters
 from kinfed.runs.run import Run
 from kinfed.serving.export import export
 
@@ -187,7 +187,7 @@ def test_bytes_are_held_exactly_by_every_kind_of_float():
     module.steps.fill_(-(2**62) - 12345)
     for kind in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
         model = Model(copy.deepcopy(module), dtype=kind)
-        model = model.carry(model.counters - {"order"})
+        model = model.carry(find_counters(model.module) - {"order"})
         tensors = model.layout.tensors(model.theta)
         assert model.theta.dtype == kind
         assert (int(tensors["steps"]), tensors["seen"].tolist()) == (-(2**62) - 12345, [-7, 300])

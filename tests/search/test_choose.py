@@ -22,6 +22,7 @@ from kinfed import (
     fit,
 )
 from kinfed.core.engine import Rounds
+from kinfed.data.federation import take_fold
 from kinfed.errors import explain
 from kinfed.methods import FedAGHN, FedRep
 from kinfed.methods.solved.partial_pooling import PartialPooling
@@ -130,7 +131,7 @@ def test_several_seeds_validate_on_other_examples_and_test_on_the_same(tmp_path)
     assert (tmp_path / "fedrep,lr=0.1" / "fold-1" / "checkpoint.safetensors").exists()
     data = federation()
     for fold in range(4):
-        folded = data.take_fold(fold)
+        folded = take_fold(data, fold)
         for split in ("train", "validation", "test"):
             assert all(len(a) == len(b) for a, b in zip(folded.rows[split], data.rows[split], strict=True))
         assert all(torch.equal(a, b) for a, b in zip(folded.rows["test"], data.rows["test"], strict=True))

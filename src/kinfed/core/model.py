@@ -135,26 +135,8 @@ class Model:
         plain = re.sub(r" at 0x[0-9a-f]+", "", repr((self.module, self.layout.entries, self.head_name)))
         digest = hashlib.sha1(plain.encode(), usedforsecurity=False)
         digest.update(raw(self.theta))
-        digest.update(repr(self.plain_tensors()).encode())
+        digest.update(repr(digest_plain_tensors(self.original)).encode())
         return digest.hexdigest()
-
-    def plain_tensors(self) -> dict[str, str]:
-        """By name a SHA-1 of every tensor that the module holds as a plain attribute, neither parameter nor buffer.
-
-        A run doesn't hold these, so a module that draws one when it is made predicts otherwise after another start.
-        """
-        held = {id(t) for t in (*self.original.parameters(), *self.original.buffers())}
-        digests = {}
-        for path, part in self.original.named_modules():
-            for key, value in vars(part).items():
-                # What PyTorch's modules hold, and what a layer computes from its parameters before each pass.
-                if key in INTERNAL or any(name.startswith(f"{key}_") for name in part._parameters):
-                    continue
-                for i, leaf in enumerate(tree_leaves(value)):
-                    if isinstance(leaf, Tensor) and leaf.grad_fn is None and id(leaf) not in held:
-                        name = ".".join((*path.split("."), key)).strip(".") + (f"[{i}]" if i else "")
-                        digests[name] = hashlib.sha1(raw(leaf), usedforsecurity=False).hexdigest()
-        return digests
 
     def twin(self) -> "Model":
         """The same model around a copy of the module. Every thread needs its own: tensors are bound into the module."""
@@ -186,7 +168,7 @@ class Model:
 
     def carry(self, names: Collection[str]) -> "Model":
         """The same model, around the same module, whose theta holds the named buffers of integers or truth values."""
-        counters = self.counters.intersection(names)
+        counters = find_counters(self.module).intersection(names)
         if not counters:
             return self
         other = copy.copy(self)
@@ -197,18 +179,14 @@ class Model:
         other.theta = other.layout.flatten(now | self.layout.tensors(self.theta))
         return other
 
-    @property
-    def counters(self) -> frozenset[str]:
-        """The buffers of integers and truth values."""
-        return frozenset(name for name, t in self.module.named_buffers() if not t.is_floating_point())
-
     def watch(self, x: Tensor) -> "Model":
-        """The same model, whose theta holds those of its `counters` that training moves; x: [B, ...] are examples.
+        """The same model, whose theta holds those of its counters that training moves; x: [B, ...] are examples.
 
         These are the ones that a training pass on x changes, such as a count of steps; then all others that are small
         belong to each client, too, as a count may decide when these change. Constants, such as a mask, do not.
         """
-        every = self.carry(self.counters)
+        counters = find_counters(self.module)
+        every = self.carry(counters)
         if every is self:
             return self
         before = every.layout.tensors(every.theta)
@@ -224,8 +202,8 @@ class Model:
                 f"{_form(before[odd[0]])} to {_form(after[odd[0]])}; register it as what it becomes"
             )
         moved = {name for name, t in after.items() if not torch.equal(t, before[name])}
-        small = {name for name in self.counters if before[name].nbytes <= SMALL}
-        return self.carry(self.counters & (moved | small) if moved else ())
+        small = {name for name in counters if before[name].nbytes <= SMALL}
+        return self.carry(counters & (moved | small) if moved else ())
 
     def twins(self, count: int) -> list["Model"]:
         """`count` twins, always the same ones: copying a module takes as long as training a small one."""
@@ -241,7 +219,8 @@ class Model:
         self._slots = _slots(self.module, layout.names | self._still.keys())
         self._moved = [slot for slot in self._slots if slot[0] in buffers]
         self._loose = [name for name, _, _ in self._moved if name not in layout.norms]
-        self._fixed: list[tuple[str, dict[str, Any], str]] = _slots(self.module, self.counters - layout.whole.names)
+        constant = find_counters(self.module) - layout.whole.names
+        self._fixed: list[tuple[str, dict[str, Any], str]] = _slots(self.module, constant)
         self._known = {name: (slots[key], slots[key]._version) for name, slots, key in self._fixed}
 
     def to(self, device: torch.device) -> "Model":
@@ -304,7 +283,8 @@ class Model:
         self.fed = Features(self.head_name, self.theta.dtype)
         hooks = []
         if self.head_name is not None:
-            hooks = [self._layer(self.head_name).register_forward_hook(lambda _, given, out: self.fed.note(given, out))]
+            head = self.module.get_submodule(self.head_name)
+            hooks = [head.register_forward_hook(lambda _, given, outputs: self.fed.note(given, outputs))]
         try:
             yield
         finally:
@@ -321,9 +301,6 @@ class Model:
         outputs = self.module(x)
         fed.end(outputs)
         return outputs  # type: ignore[no-any-return]
-
-    def _layer(self, name: str) -> nn.Module:
-        return self.module.get_submodule(name)
 
     def forward(self, x: Tensor, weight: Tensor | None, key: Tensor) -> Tensor:
         """Outputs of a training pass with the bound tensors; it updates buffers, in place or as new tensors."""
@@ -374,7 +351,7 @@ class Model:
 
     def layer(self, name: str, theta: Tensor, z: Tensor) -> Tensor:
         """Outputs of the named layer for z with its part of theta: [d], in evaluation mode."""
-        return self._evaluate(self.tensors(theta), lambda: self._layer(name)(z))
+        return self._evaluate(self.tensors(theta), lambda: self.module.get_submodule(name)(z))
 
     def _evaluate(self, tensors: dict[str, Tensor], outputs: Callable[[], Tensor]) -> Tensor:
         if self._loose:  # buffers that a module's own code may change in evaluation, too
@@ -416,6 +393,30 @@ def failed_in_training(problem: Exception, count: int) -> UsageError:
     if isinstance(problem, UsageError):
         return problem
     return UsageError(f"the model fails on {count} examples in training mode: {type(problem).__name__}: {problem}")
+
+
+def digest_plain_tensors(module: nn.Module) -> dict[str, str]:
+    """By name a SHA-1 of every tensor that a module holds as a plain attribute, neither parameter nor buffer.
+
+    A run doesn't hold these, so a module that draws one when it is made predicts otherwise after another start.
+    """
+    held = {id(t) for t in (*module.parameters(), *module.buffers())}
+    digests = {}
+    for path, part in module.named_modules():
+        for key, value in vars(part).items():
+            # What PyTorch's modules hold, and what a layer computes from its parameters before each pass.
+            if key in INTERNAL or any(name.startswith(f"{key}_") for name in part._parameters):
+                continue
+            for i, leaf in enumerate(tree_leaves(value)):
+                if isinstance(leaf, Tensor) and leaf.grad_fn is None and id(leaf) not in held:
+                    name = ".".join((*path.split("."), key)).strip(".") + (f"[{i}]" if i else "")
+                    digests[name] = hashlib.sha1(raw(leaf), usedforsecurity=False).hexdigest()
+    return digests
+
+
+def find_counters(module: nn.Module) -> frozenset[str]:
+    """The buffers of integers and truth values."""
+    return frozenset(name for name, t in module.named_buffers() if not t.is_floating_point())
 
 
 def _slots(module: nn.Module, names: Collection[str]) -> list[tuple[str, dict[str, Any], str]]:

@@ -67,7 +67,8 @@ class Federation:
             raise UsageError(f"x has {len(self.x)} examples but y has {len(self.y)}")
         if self.weights is not None:
             check_weights(self.weights, len(self.x))
-        for what, values in (("x", self.x),) if isinstance(self.task, Forecasting) else (("x", self.x), ("y", self.y)):
+        checked = {"x": self.x} if isinstance(self.task, Forecasting) else {"x": self.x, "y": self.y}
+        for what, values in checked.items():
             if values.is_floating_point() and not torch.isfinite(_strip_repeats(values)).all():
                 bad = (~torch.isfinite(values)).flatten(1).any(1) if values.ndim > 1 else ~torch.isfinite(values)
                 where = int(bad.nonzero()[0])
@@ -77,16 +78,17 @@ class Federation:
                     f"{where}{f' (client {owner})' if owner is not None else ''}; fill or drop these values first"
                 )
         self.task.check(self.y)
-        object.__setattr__(self, "rows", {split: Ragged.join(parts) for split, parts in self.rows.items()})
-        for split in ("train", "test") + (("validation",) if self._rows["validation"].sizes.any() else ()):
-            empty = [self.names[i] for i in (self._rows[split].sizes == 0).nonzero().flatten().tolist()]
+        rows = join_rows(self.rows)
+        object.__setattr__(self, "rows", rows)
+        for split in ("train", "test") + (("validation",) if rows["validation"].sizes.any() else ()):
+            empty = [self.names[i] for i in (rows[split].sizes == 0).nonzero().flatten().tolist()]
             if empty:
                 raise UsageError(
                     f"{some(len(empty), count, 'client')} no {split} example: {list_names(empty)}; give them more "
                     "examples or leave these clients out"
                 )
         if isinstance(self.task, Classification) and count > 1:  # a single client cannot know the others' classes
-            seen, tested = (self.y[self._rows[split].flat].unique().tolist() for split in ("train", "test"))
+            seen, tested = (self.y[rows[split].flat].unique().tolist() for split in ("train", "test"))
             if missing := sorted(set(tested) - set(seen)):
                 called = [self.classes[c] if self.classes else str(c) for c in missing]
                 problem = f"no client has a training example of class {', '.join(called)}, though some are tested on it"
@@ -96,26 +98,21 @@ class Federation:
         if self.graph is not None:
             check_graph(self.graph.weights, count)
         if isinstance(self.task, Classification) and self.task.by_class is None:
-            uneven = self.task.is_uneven(self.y[self._rows["train"].flat])
+            uneven = self.task.is_uneven(self.y[rows["train"].flat])
             object.__setattr__(self, "task", replace(self.task, by_class=uneven))
 
     def __len__(self) -> int:
         return len(self.names)
 
     @property
-    def _rows(self) -> Mapping[str, Ragged]:
-        """The rows as they are held: no object a client."""
-        return {split: Ragged.join(rows) for split, rows in self.rows.items()}
-
-    @property
     def sizes(self) -> Tensor:
         """[N] int64: training examples of each client."""
-        return self._rows["train"].sizes.clone()
+        return Ragged.join(self.rows["train"]).sizes.clone()
 
     def totals(self, split: str = "train") -> Tensor:
         """[N] float64: as how many rows a split of each client counts, the sums of its examples' weights."""
         if self.weights is None:
-            return self._rows[split].sizes.double()
+            return Ragged.join(self.rows[split]).sizes.double()
         return torch.stack([self.weights[rows].double().sum() for rows in self.rows[split]])
 
     def importance(self, split: str) -> list[Tensor] | None:
@@ -150,24 +147,14 @@ class Federation:
             places=None if self.places is None else self.places[ids],
         )
 
-    def take_fold(self, fold: int) -> "Federation":
-        """The same test examples, and the fold-th part of each client's others for validation; see `Split.fold`.
-
-        Raises UsageError if the splits follow one another in time.
-        """
-        if self.in_order and fold:
-            raise UsageError("examples that are split in time order have one fold")
-        parts = zip(self.rows["train"], self.rows["validation"], strict=True)
-        parts_of = [fold_rows(train, validation, fold) for train, validation in parts]
-        return replace(self, rows={**self.rows, **{name: [rows[name] for rows in parts_of] for name in parts_of[0]}})
-
     def __repr__(self) -> str:
         return f"Federation({len(self)} clients, {len(self.x):,} examples {list(self.x.shape[1:])}, {self.task})"
 
     def digest(self) -> str:
         """SHA-1 of examples, client names, task, splits and graph, to detect data that changed between runs."""
         digest = hashlib.sha1(repr((tuple(self.names), self.task)).encode(), usedforsecurity=False)
-        rows, sizes = [parts.flat for parts in self._rows.values()], torch.stack([p.sizes for p in self._rows.values()])
+        held = join_rows(self.rows).values()
+        rows, sizes = [parts.flat for parts in held], torch.stack([parts.sizes for parts in held])
         links = [] if self.graph is None else [self.graph.weights]
         weights = [] if self.weights is None else [self.weights]
         for values in (_strip_repeats(self.x), _strip_repeats(self.y), sizes, *rows, *links, *weights):
@@ -181,24 +168,15 @@ class Federation:
         """
         if not isinstance(self.task, Classification):
             raise UsageError("class counts exist for classification only")
-        rows_of = [self.rows[split] for split in splits]
-        owned = [torch.cat(parts) for parts in zip(*rows_of, strict=True)]
-        weights, classes = self.weights.double() if weighted and self.weights is not None else None, self.task.classes
-        return torch.stack(
-            [torch.bincount(self.y[rows], None if weights is None else weights[rows], classes) for rows in owned]
-        )
-
-    def targets(self) -> list[Tensor]:
-        """Every client's numbers to be predicted, [n_i] of all splits; of windows the first; [] of several targets."""
-        if isinstance(self.task, Classification) or (self.y[:1].numel() > 1 and not isinstance(self.task, Forecasting)):
-            return []
-        rows_of = [self.rows[split] for split in SPLITS]
-        owned = (torch.cat(parts) for parts in zip(*rows_of, strict=True))
-        return [self.y[rows].reshape(len(rows), -1)[:, 0] for rows in owned]
+        owned, classes = list_owned(self, splits), self.task.classes
+        if not weighted or self.weights is None:
+            return torch.stack([torch.bincount(self.y[rows], minlength=classes) for rows in owned])
+        weights = self.weights.double()
+        return torch.stack([torch.bincount(self.y[rows], weights[rows], classes) for rows in owned])
 
     def to(self, device: torch.device) -> "Federation":
         """The same federation with its pool on a device."""
-        moved = {split: rows.to(device) for split, rows in self._rows.items()}
+        moved = {split: rows.to(device) for split, rows in join_rows(self.rows).items()}
         weights = None if self.weights is None else self.weights.to(device)
         return replace(self, x=_to(self.x, device), y=_to(self.y, device), rows=moved, weights=weights)
 
@@ -259,6 +237,29 @@ class Federation:
         if weights is not None:
             dataset = with_weights(dataset, weights)
         return divide(dataset, rows_by_owner(dataset), Split() if split is None else split, seed)
+
+
+def join_rows(rows: Mapping[str, Sequence[Tensor]]) -> dict[str, Ragged]:
+    """The rows of every split as a federation holds them: no object a client."""
+    return {split: Ragged.join(parts) for split, parts in rows.items()}
+
+
+def list_owned(federation: Federation, splits: Iterable[str] = SPLITS) -> list[Tensor]:
+    """[n_i] each client's rows of these splits together."""
+    rows_of = [federation.rows[split] for split in splits]
+    return [torch.cat(parts) for parts in zip(*rows_of, strict=True)]
+
+
+def take_fold(federation: Federation, fold: int) -> Federation:
+    """The same test examples, and the fold-th part of each client's others for validation; see `Split.fold`.
+
+    Raises UsageError if the splits follow one another in time.
+    """
+    if federation.in_order and fold:
+        raise UsageError("examples that are split in time order have one fold")
+    rows = federation.rows
+    folded = [fold_rows(*parts, fold) for parts in zip(rows["train"], rows["validation"], strict=True)]
+    return replace(federation, rows={**rows, **{name: [parts[name] for parts in folded] for name in folded[0]}})
 
 
 def _leave_out(rows: Ragged, clients: Sequence[int]) -> Tensor:
@@ -358,8 +359,9 @@ def divide(
         rows = {name: Ragged.join([part[name] for part in parts]) for name in SPLITS}
     if dataset.prepare:
         dataset = dataset.prepare(dataset, _leave_out(rows["train"], newcomers))
-    caution = "windows were split at random, so those tested on share readings with those trained on"
-    caution *= split.shuffle and dataset.past + dataset.span > 1
+    caution = ""
+    if split.shuffle and dataset.past + dataset.span > 1:
+        caution = "windows were split at random, so those tested on share readings with those trained on"
     return Federation(
         dataset.x,
         dataset.y,

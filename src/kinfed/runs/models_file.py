@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..core import checkpoint
 from ..core.history import History
-from ..core.model import Model
+from ..core.model import Model, digest_plain_tensors
 from ..errors import UsageError
 
 STAR = "*"  # the owner, in a key, of a tensor that all share
@@ -56,7 +56,7 @@ class ModelsFile:
 
     def check_module(self, model: Model) -> None:
         """Raise UsageError if the module holds other plain tensors than the one that was trained."""
-        now = model.plain_tensors()
+        now = digest_plain_tensors(model.original)
         if changed := [name for name, digest in self._plain.items() if now.get(name) != digest]:
             raise UsageError(
                 f"{self._path.parent}: the module's tensor '{changed[0]}' differs from that of training, and no run "
@@ -84,7 +84,7 @@ def write_models(path: Path, owned: Owned, model: Model, method: str = "", ident
     the tensors that the model's module holds beside these, by which a reader knows the module.
     """
     arrays = {f"{_quote(name)}/{key}": tensor for name, tensors in owned.items() for key, tensor in tensors.items()}
-    plain = model.plain_tensors()
+    plain = digest_plain_tensors(model.original)
     about = {"method": method, "identity": identity, "plain": json.dumps(plain) if plain else ""}
     about[CHECKSUMS] = checkpoint.checksums(arrays)
     checkpoint.write(arrays, path, {key: text for key, text in about.items() if text})

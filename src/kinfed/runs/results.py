@@ -18,8 +18,9 @@ from ..core.mixins import exporter
 from ..core.round_selection import select_model
 from ..core.sharing import Sharing
 from ..core.summary import Provenance, Summary, list_attackers, list_warnings, over_seeds
-from ..core.tasks import Classification
+from ..core.tasks import Classification, Forecasting
 from ..data.datasets.your_files import display_name
+from ..data.federation import Federation, list_owned
 from ..errors import UsageError, log_failure, note_failure
 from ..plots import charts, heatmaps
 from ..verdict.statistics import interval
@@ -54,8 +55,7 @@ def save(run: TrainedRun, folder: str | Path) -> Summary:
     Raises:
         UsageError: the folder holds a finished run already.
 
-    >>> import torch
-    >>> x, client = torch.randn(60, 4), torch.arange(60) % 3
+    >>>     >>> x, client = torch.randn(60, 4), torch.arange(60) % 3
     >>> federation = kinfed.Federation.from_arrays(x, (x[:, 0] > 0).long(), client)
     >>> run = kinfed.fit(kinfed.Local(), federation, torch.nn.Linear(4, 2), rounds=1)
     >>> _ = kinfed.save(run, "three-clients")
@@ -97,7 +97,7 @@ def write_run(
                 charts.classes_by_client(federation.class_counts().numpy(), federation.class_names, names, picture)
         else:
             with _picture(folder.path / "targets.png") as picture:
-                if targets := federation.targets():
+                if targets := _list_targets(federation):
                     charts.targets_by_client([values.numpy() for values in targets], names, picture)
         draw_history(run.history, layers, folder, federation.groups, caution, list_attackers(summary))
         draw_recall(summary, folder)
@@ -289,6 +289,14 @@ def draw_recall(summary: Summary, folder: RunFolder) -> None:
             f"{prefix}test recall by class",
             picture,
         )
+
+
+def _list_targets(federation: Federation) -> list[Tensor]:
+    """Every client's numbers to be predicted, [n_i] of all splits; of windows the first; [] of several targets."""
+    y = federation.y
+    if y[:1].numel() > 1 and not isinstance(federation.task, Forecasting):
+        return []
+    return [y[rows].reshape(len(rows), -1)[:, 0] for rows in list_owned(federation)]
 
 
 def _mark_attackers(names: Sequence[str], attackers: Sequence[str]) -> list[str]:

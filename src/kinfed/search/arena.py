@@ -6,7 +6,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
 from ..core import checkpoint
@@ -14,7 +13,7 @@ from ..core.engine import Participation, Rounds
 from ..core.history import History
 from ..core.model import Model
 from ..core.training import Training
-from ..data.federation import Federation
+from ..data.federation import Federation, list_owned, take_fold
 from ..errors import UsageError, log_failure
 from ..methods import METHODS
 from ..runs.config.named_baselines import NamedBaseline
@@ -75,7 +74,7 @@ class Arena:
                 warnings.simplefilter("ignore")
             return fit(
                 candidate.method,
-                self.federation.take_fold(fold),
+                take_fold(self.federation, fold),
                 self.find_model(candidate)(self.seed + fold),
                 rounds=plan_rounds(self.rounds, candidate.own_rounds, candidate.reach(until, self.rounds)),
                 training=candidate.training,
@@ -91,14 +90,12 @@ class Arena:
         A solver goes on until it has solved these. Its models are of the kind that was chosen for the run. Its own
         scores are of rows that it has learned from.
         """
-        rows = self.federation.rows
-        every = [torch.cat(parts) for parts in zip(rows["train"], rows["validation"], rows["test"], strict=True)]
         count = candidate.most if candidate.is_solved else run.history.select(run.history.chosen) + 1
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return fit(
                 candidate.method,
-                replace(self.federation, rows={**rows, "train": every}),
+                replace(self.federation, rows={**self.federation.rows, "train": list_owned(self.federation)}),
                 self.find_model(candidate)(self.seed),
                 rounds=Rounds(count, count, keep=run.history.chosen),
                 training=candidate.training,

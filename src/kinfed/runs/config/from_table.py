@@ -13,7 +13,7 @@ from ...core.metrics import effective_rows
 from ...core.tasks import Classification, Counts, Forecasting, Quantiles, Regression
 from ...data.datasets import DATASETS
 from ...data.datasets.your_files import is_table
-from ...data.federation import Federation
+from ...data.federation import Federation, list_owned
 from ...data.split import SPLITS
 from ...data.tables.cell_warnings import describe_odd_units
 from ...data.tables.columns import Category, Number, Unused
@@ -134,7 +134,7 @@ def choices(experiment: Experiment, federation: Federation) -> Choices:
 
 def _rows(federation: Federation) -> list[int]:
     """[N] rows, or windows, of each client."""
-    return [sum(len(federation.rows[split][i]) for split in SPLITS) for i in range(len(federation))]
+    return [len(rows) for rows in list_owned(federation)]
 
 
 def _clients(federation: Federation, reader: TableReader) -> str:
@@ -147,7 +147,7 @@ def _describe_weights(federation: Federation, reader: TableReader) -> dict[str, 
     """As how many rows the rows count; nothing if all count as one."""
     if federation.weights is None:
         return {}
-    used = federation.weights[torch.cat([part for split in SPLITS for part in federation.rows[split]])].double()
+    used = federation.weights[torch.cat(list_owned(federation))].double()
     span = f"{plain(float(used.min()), '')} to {plain(float(used.max()), '')}"
     text = f"`{reader.weight}`: a row counts as {span} rows, all as {plain(float(used.sum()), '')}"
     return {"weights": f"{text}; {effective_rows(used):,.0f} rows of one weight would say as much"}
@@ -338,15 +338,12 @@ def _warnings_of_columns(federation: Federation, reader: TableReader) -> list[st
                 f"{100 * share:.0f} % of rows are '{federation.class_names[largest]}', so accuracy says little; "
                 "select_by=balanced_accuracy training.class_weights=balanced may help"
             )
-    parts = [part for split in SPLITS for part in federation.rows[split]]
-    rows, sizes = torch.cat(parts), torch.tensor([len(part) for part in parts])  # [n] of the pool
-    who = torch.arange(len(federation)).repeat(len(SPLITS)).repeat_interleave(sizes)  # [n] whose they are
+    rows = torch.cat(list_owned(federation))  # [n] of the pool
+    who = torch.arange(len(federation)).repeat_interleave(torch.tensor(_rows(federation)))  # [n] whose they are
     numbers = _numbers_of(federation, reader, rows, who)
-    measured = (
-        {}
-        if reader.past or not isinstance(federation.task, Regression)
-        else dict(zip(reader.targets, federation.y[rows].double().T, strict=True))
-    )
+    measured = {}
+    if isinstance(federation.task, Regression) and not reader.past:
+        measured = dict(zip(reader.targets, federation.y[rows].double().T, strict=True))
     lines += _warnings_of_units(federation, numbers | measured, who)
     if reader.past:
         described = Series.of_scale(federation.scale).covariates
