@@ -10,7 +10,7 @@ from ...runs.reference_runs import BASES
 from ...runs.run_folder import CANDIDATES, RunFolder
 from ...search.study import score
 from ..tables.compare import compare, is_unfinished
-from ..tables.run_rows import Row
+from ..tables.run_rows import Row, setting_of
 
 UNDER = ("*", "*/*", "runs/*/*")  # where folders of many runs have them: a column of a table, a sweep, a whole table
 
@@ -48,14 +48,16 @@ def gather(
     named = compare(folders, same_data)
     if len(named.sets) > 1:
         first = [rows[0] for rows in named.sets[:4]]
-        sides = "; ".join(f"{row.folder} ({row.summary.data.dataset}, {row.clients} clients)" for row in first)
+        described = [(row.folder, row.summary.data) for row in first]
+        sides = "; ".join(f"{folder} ({data.dataset}, {data.clients} clients)" for folder, data in described)
         raise UsageError(
             f"runs of different data cannot stand side by side: they differ in {named.differing}: {sides}; name fewer"
         )
     mine = named.sets[0]
     beside = [reference for base in BASES if (reference := _find_reference_run(mine, base)) is not None]
     with_references = compare([*(Path(row.folder) for row in mine), *beside], same_data) if beside else named
-    rows = next(rows for rows in with_references.sets if rows[0].setting == mine[0].setting)
+    setting = setting_of(mine[0].summary)
+    rows = next(rows for rows in with_references.sets if setting_of(rows[0].summary) == setting)
     at = [i for i, row in enumerate(rows) if row.folder == judged]
     main, candidates = (at[0], 1) if at else _main(rows, {row.folder for row in mine})
     warnings = [warning for warning in with_references.warnings if not warning.startswith("Local is not")]

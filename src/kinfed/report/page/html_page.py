@@ -199,7 +199,7 @@ def _sentence(gathered: Gathered, judged: dict[str, Any] | None) -> tuple[str, s
         head = head[:1].upper() + head[1:].removesuffix(".")
         return head, " ".join(filter(None, [rest[:1].upper() + rest[1:], notes and f"{notes}."]))
     score = f"{row.method} has a mean test {word(row.metric.name)} of {_score(row, row.mean, True)} over "
-    score += several(row.clients, "client")
+    score += several(row.summary.data.clients, "client")
     if row.method == "local" or gathered.find_method("local") is not None:
         return "There is nothing to compare", f"{score[0].upper()}{score[1:]}; no other method is among these runs."
     return (

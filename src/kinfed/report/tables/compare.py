@@ -16,7 +16,7 @@ from ...runs.reference_runs import BASES
 from ...runs.run_folder import RunFolder
 from ...runs.test_scores import Tested, chose_otherwise
 from ...verdict.verdict import Verdict
-from .run_rows import Counts, Row, read
+from .run_rows import Counts, Row, read, setting_of
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def compare(folders: Sequence[Path], same_data: bool = False) -> Comparison:
     finished = [folder for folder in folders if folder not in unfinished]
     data = _federation(finished[0]) if same_data else None
     for row in (read(folder, data) for folder in finished):
-        sets.setdefault(row.setting, []).append(row)
+        sets.setdefault(setting_of(row.summary), []).append(row)
     ordered = sorted(sets.values(), key=len, reverse=True)
     warnings = [f"left out, as not finished (kinfed resume continues them): {names}"] if unfinished else []
     differing = _list_differences([rows[0] for rows in ordered]) if len(ordered) > 1 else ""
@@ -235,8 +235,9 @@ def is_unfinished(folder: Path) -> bool:
 
 def _list_differences(rows: Sequence[Row]) -> str:
     """The settings in which these runs differ, by their names in configs."""
-    configured = [_leaves(json.loads(row.setting[1]), "federation") for row in rows]
-    outcome = [{"data set": row.setting[0], "clients": row.clients, "metric": row.metric.name} for row in rows]
+    described = [setting_of(row.summary) for row in rows]
+    configured = [_leaves(json.loads(federation), "federation") for _, federation, _, _ in described]
+    outcome = [{"data set": data, "clients": clients, "metric": metric} for data, _, clients, metric in described]
     for settings in (configured, outcome):
         names = dict.fromkeys(name for settings_of_run in settings for name in settings_of_run)
         values_of = {name: [run.get(name) for run in settings] for name in names}

@@ -71,11 +71,6 @@ class Row:
         return self.summary.method
 
     @property
-    def clients(self) -> int:
-        """How many there are."""
-        return self.summary.data.clients
-
-    @property
     def metric(self) -> Metric:
         """What scores are in."""
         return self.summary.metric
@@ -96,11 +91,6 @@ class Row:
         return self.scores["mean"]
 
     @property
-    def graph(self) -> str:
-        """The known relation's name, in which compared runs may differ."""
-        return str(self.summary.data.federation.get("graph", {}).get("name", "given"))
-
-    @property
     def origin(self) -> str | None:
         """Of the relation that the method reports: given, fixed, learned or oracle; None without one."""
         return (self.summary.relation or {}).get("origin")
@@ -111,14 +101,10 @@ class Row:
         return _attack(self.summary)
 
     @property
-    def setting(self) -> tuple[str, str, int, str]:
-        """The settings that two comparable runs have in common."""
-        return setting_of(self.summary)
-
-    @property
     def name(self) -> str:
         """The method, with the known graph and the attack that runs may differ in."""
-        graph = "" if self.graph == "given" else f" ({self.graph})"
+        graph = _name_graph(self.summary)
+        graph = "" if graph == "given" else f" ({graph})"
         attack = f" [{self.attack}]" if self.attack else ""
         return f"{self.method}{graph}{attack}"
 
@@ -139,7 +125,7 @@ class Row:
         if self.ranked_by != self.metric.name:
             ranks = f"ranked by {'AUC' if self.ranked_by == 'auc' else self.ranked_by.replace('_', ' ')}"
         unit = f" in {self.metric.unit}" if self.metric.unit else ""
-        clients = several(self.clients, "client")
+        clients = several(self.summary.data.clients, "client")
         return f"{self.summary.data.dataset}, {clients}, {self.metric.name}{unit} ({ranks})"
 
     def to_dict(self) -> dict[str, Any]:
@@ -150,11 +136,11 @@ class Row:
             "method": self.method,
             "model": self.model,
             "dataset": summary.data.dataset,
-            "federation": self.setting[1],
-            "graph": self.graph,
+            "federation": setting_of(summary)[1],
+            "graph": _name_graph(summary),
             "origin": self.origin,
             "attack": self.attack,
-            "clients": self.clients,
+            "clients": summary.data.clients,
             "metric": self.metric.name,
             "higher_is_better": self.metric.higher_is_better,
             "unit": self.metric.unit,
@@ -225,6 +211,11 @@ def setting_of(summary: Summary) -> tuple[str, str, int, str]:
     dealt = {key: value for key, value in summary.data.federation.items() if key != "graph"}
     dealt["split"] = asdict(Split()) | dealt.get("split", {})
     return summary.data.dataset, json.dumps(dealt, sort_keys=True), summary.data.clients, summary.metric.name
+
+
+def _name_graph(summary: Summary) -> str:
+    """The known relation's name, in which compared runs may differ."""
+    return str(summary.data.federation.get("graph", {}).get("name", "given"))
 
 
 def _attack(summary: Summary) -> str:

@@ -13,7 +13,7 @@ from ...runs.tested_examples import TestedExamples
 from ...verdict import statistics as by
 from ...verdict.statistics import Array, Interval, Paired, Ranks
 from .compare import Comparison
-from .run_rows import Row, read
+from .run_rows import Row, read, setting_of
 
 ALONE, TUNED, RIVAL, NAMED = "local", "fedavg-ft", "best rival", "named"
 # Names that methods give to their models: before local training, and after it.
@@ -114,7 +114,7 @@ def pair(mine: Row, other: Row) -> tuple[tuple[int, ...], Paired]:
 
     Raises UsageError if the runs have other data, splits, clients, test examples, or no seed in common.
     """
-    if mine.setting != other.setting:
+    if setting_of(mine.summary) != setting_of(other.summary):
         raise UsageError("their data, splits, clients or metrics differ")
     seeds = tuple(seed for seed in mine.seeds if seed in other.seeds)
     if not seeds:

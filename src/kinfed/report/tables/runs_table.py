@@ -21,7 +21,7 @@ def terminal(comparison: Comparison) -> Iterator[Table | Text]:
     """
     several = len(comparison.sets) > 1
     # Runs are numbered only where their method does not tell them apart.
-    twins = any(len({(row.method, row.graph, row.attack) for row in rows}) < len(rows) for rows in comparison.sets)
+    twins = any(len({row.name for row in rows}) < len(rows) for rows in comparison.sets)
     lines: list[dict[str, str]] = []
     sentences: list[str] = []
     notes = [f"! {warning}" for warning in comparison.warnings]
@@ -40,8 +40,8 @@ def terminal(comparison: Comparison) -> Iterator[Table | Text]:
             if row.verdict is not None:
                 sentences.append(f"{label}: {row.verdict['sentence']}")
     every = [row for rows in comparison.sets for row in rows]
-    tested = [(row.scores.get("balanced_accuracy_clients", row.clients), row.clients) for row in every]
-    if few := [(count, clients) for count, clients in tested if count < clients]:
+    counts = [(row.summary.data.clients, row.scores.get("balanced_accuracy_clients")) for row in every]
+    if few := [(count, clients) for clients, count in counts if count is not None and count < clients]:
         count, clients = min(few)
         notes.append(f"balanced, AUC: {count:.0f} of {clients} clients, the others are tested on one class")
     if any(row.counts is not None and row.counts.paired for row in every):
